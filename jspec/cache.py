@@ -1,0 +1,115 @@
+"""The KV cache: a pool of pages per layer, a block table per row, and views that write to it and attend over it.
+
+Pages are head-major, ``[G, pages, P, H]``, so that gathering a row's pages gives ``[G, B, S, H]`` and no step transposes
+a cache. Page 0 is the null page: block tables are padded with it and nothing is ever written there.
+
+Rolling back is a change of length alone. A slot at or past a row's length may hold anything: it is rewritten before a
+query can see it, because a query at position p attends to slots j <= p and every valid position is written first.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+NULL_PAGE = 0
+
+
+class LayerKV(NamedTuple):
+    """Keys and values of one layer: ``[G, pages, P, H]`` in a pool, ``[G, B, T, H]`` under ``CausalView``."""
+
+    k: jax.Array
+    v: jax.Array
+
+
+def init_pool(shape: tuple[int, int, int], pages: int, page_size: int, dtype) -> tuple[LayerKV, ...]:
+    """An empty pool for a model whose ``cache_shape()`` is ``shape`` = (L, G, H); ``pages`` includes the null page."""
+    L, G, H = shape
+
+    def zeros():
+        return jnp.zeros((G, pages, page_size, H), dtype)
+
+    return tuple(LayerKV(zeros(), zeros()) for _ in range(L))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PagedView:
+    """Where T tokens of each row stand in the pool.
+
+    Attributes:
+      table: int32 ``[B, M]``, the pages of each row in order, padded with the null page.
+      positions: int32 ``[B, T]``, the slot of each token.
+      valid: bool ``[B, T]``; an invalid token is written nowhere and its output means nothing.
+    """
+
+    table: jax.Array
+    positions: jax.Array
+    valid: jax.Array
+
+    def write(self, kv: LayerKV, k, v) -> LayerKV:
+        """Scatter k and v, ``[B, T, G, H]``, into their pages; tokens that are invalid or off the table are dropped."""
+        pages, page_size = kv.k.shape[1:3]
+        index = self.positions // page_size
+        inside = (self.positions >= 0) & (index < self.table.shape[1])
+        page = jnp.take_along_axis(self.table, jnp.clip(index, 0, self.table.shape[1] - 1), axis=1)
+        page = jnp.where(self.valid & inside & (page != NULL_PAGE), page, pages)  # out of range: dropped
+        slot = self.positions % page_size
+
+        def put(pool, new):
+            new = jnp.moveaxis(new, 2, 0).astype(pool.dtype)  # [G, B, T, H], small
+            return pool.at[:, page, slot].set(new, mode="drop")
+
+        return LayerKV(put(kv.k, k), put(kv.v, v))
+
+    def gather(self, pool) -> jax.Array:
+        """All slots of each row: ``[G, pages, P, H] -> [G, B, M P, H]``."""
+        G, _, page_size, H = pool.shape
+        B, M = self.table.shape
+        return pool[:, self.table].reshape(G, B, M * page_size, H)
+
+    def attend(self, q, kv: LayerKV, window: int | None) -> jax.Array:
+        """Attention of q ``[B, T, N, H]`` over each row's slots up to its own position; returns ``[B, T, N, H]``."""
+        k, v = self.gather(kv.k), self.gather(kv.v)
+        slots = jnp.arange(k.shape[2], dtype=jnp.int32)
+        # Slots past the newest query may hold stale numbers of an earlier owner, NaN included, and 0 x NaN is NaN.
+        newest = jnp.max(jnp.where(self.valid, self.positions, -1), axis=1, keepdims=True)
+        known = slots <= newest  # [B, S]
+        v = jnp.where(known[None, :, :, None], v, jnp.zeros((), v.dtype))
+        return grouped_attention(q, k, v, causal_mask(self.positions, slots, window))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CausalView:
+    """Plain causal attention among the T tokens of the call, with nothing cached: for whole texts and for training."""
+
+    positions: jax.Array  # int32 [B, T]
+
+    def write(self, kv, k, v) -> LayerKV:
+        del kv
+        return LayerKV(jnp.moveaxis(k, 2, 0), jnp.moveaxis(v, 2, 0))  # [G, B, T, H]
+
+    def attend(self, q, kv: LayerKV, window: int | None) -> jax.Array:
+        slots = jnp.arange(q.shape[1], dtype=jnp.int32)
+        return grouped_attention(q, kv.k, kv.v, causal_mask(jnp.broadcast_to(slots[None], q.shape[:2]), slots, window))
+
+
+def causal_mask(positions, slots, window: int | None) -> jax.Array:
+    """bool ``[B, T, S]``: query at ``positions`` ``[B, T]`` sees slot ``slots`` ``[S]``; W keys including its own."""
+    query, key = positions[:, :, None], slots[None, None, :]
+    seen = key <= query
+    return seen if window is None else seen & (key > query - window)
+
+
+def grouped_attention(q, k, v, mask) -> jax.Array:
+    """Softmax attention in fp32: q ``[B, T, N, H]``, k and v ``[G, B, S, H]``, mask ``[B, T, S]`` -> ``[B, T, N, H]``."""
+    B, T, N, H = q.shape
+    G = k.shape[0]
+    precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+    q = q.reshape(B, T, G, N // G, H)
+    scores = jnp.einsum("btgrh,gbsh->gbrts", q, k, precision=precision, preferred_element_type=jnp.float32) * H**-0.5
+    scores = jnp.where(mask[None, :, None], scores, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("gbrts,gbsh->btgrh", weights, v, precision=precision).reshape(B, T, N, H)

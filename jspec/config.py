@@ -1,0 +1,252 @@
+"""What a model is, how to speculate with it, and what the engine may use: small frozen dataclasses, validated when built.
+
+Dimension letters, used in code, comments and einsums everywhere in jspec:
+
+    B rows (requests in the batch)   K drafts per round      T = K + 1 queries of a verify pass
+    S cache slots (max_len)          M pages per row         P page size
+    N query heads                    G key/value heads       R = N / G heads sharing one KV head
+    H head dimension                 D model width           F MLP width
+    L layers                         V vocabulary
+"""
+
+import dataclasses
+import math
+from typing import Literal
+
+from jspec._arguments import is_int, is_number, named_arguments, require
+
+VERIFY_RULES = ("match", "rejection", "block")
+DRAFT_SAMPLINGS = ("sample", "argmax", "coupled", "auto")
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+
+# A noise key packs (position, index in the block, stream) into one 32-bit word: see sampling/noise.py.
+MAX_POSITIONS = 2**22
+MAX_DRAFTS = 255
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding (Su et al., 2021) and its long-context scalings.
+
+    ``kind`` is one of ``default``, ``linear`` (f / factor), ``dynamic`` (default up to the trained length, beyond which
+    jspec does not go), ``llama3`` (Meta, 2024) and ``yarn`` (Peng et al., 2023).
+    """
+
+    theta: float = 10_000.0
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0  # multiplies cos and sin (yarn)
+    truncate: bool = True
+
+    def __post_init__(self):
+        require(self.kind in ROPE_KINDS, "rope.kind", self.kind, f"one of {', '.join(ROPE_KINDS)}")
+        require(is_number(self.theta) and self.theta > 0, "rope.theta", self.theta, "a positive number")
+        require(is_number(self.factor) and self.factor > 0, "rope.factor", self.factor, "a positive number")
+        require(
+            is_number(self.attention_factor) and self.attention_factor > 0,
+            "rope.attention_factor",
+            self.attention_factor,
+            "a positive number",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The architecture of a dense pre-norm decoder; nothing about devices, kernels or sampling.
+
+    ``windows`` has one entry per layer: None for full attention, W for a sliding window of W keys (the query included).
+    """
+
+    architecture: str
+    vocab_size: int  # V
+    hidden_size: int  # D
+    intermediate_size: int  # F
+    num_layers: int  # L
+    num_heads: int  # N
+    num_kv_heads: int  # G
+    head_dim: int  # H
+    max_position: int
+    rms_norm_eps: float = 1e-5
+    rope: Rope = Rope()
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    windows: tuple[int | None, ...] = ()
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        sizes = (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "max_position",
+        )
+        for name in sizes:
+            value = getattr(self, name)
+            require(is_int(value) and 1 <= value < 2**31, name, value, "an integer of at least 1 and below 2^31")
+        require(
+            self.num_heads % self.num_kv_heads == 0,
+            "num_kv_heads",
+            self.num_kv_heads,
+            f"a divisor of num_heads, {self.num_heads}",
+        )
+        require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number (rotary pairs)")
+        require(
+            is_number(self.rms_norm_eps) and self.rms_norm_eps > 0,
+            "rms_norm_eps",
+            self.rms_norm_eps,
+            "a positive number",
+        )
+        if not self.windows:
+            object.__setattr__(self, "windows", (None,) * self.num_layers)
+        require(
+            len(self.windows) == self.num_layers, "windows", self.windows, f"{self.num_layers} entries, one a layer"
+        )
+        for window in self.windows:
+            require(window is None or (is_int(window) and window >= 1), "windows", window, "None or at least 1")
+        for token in self.eos_token_ids:
+            require(
+                is_int(token) and 0 <= token < self.vocab_size, "eos_token_ids", token, f"in 0..{self.vocab_size - 1}"
+            )
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of weights, biases included; a tied head counts once."""
+        D, F, H, V = self.hidden_size, self.intermediate_size, self.head_dim, self.vocab_size
+        qkv, out = (self.num_heads + 2 * self.num_kv_heads) * H, self.num_heads * H
+        layer = (qkv + out) * D + 3 * D * F + 2 * D + 2 * H * self.qk_norm
+        layer += qkv * self.qkv_bias + D * self.output_bias + (2 * F + D) * self.mlp_bias
+        return self.num_layers * layer + V * D * (1 if self.tie_embeddings else 2) + D
+
+    def kv_bytes(self, slots: int, itemsize: int) -> int:
+        """Bytes of keys and values for ``slots`` cached tokens at ``itemsize`` bytes a number."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * slots * itemsize
+
+
+@named_arguments(
+    num_speculative_tokens="num_draft_tokens", rejection_sample_method="verify", draft_sample_method="draft_sampling"
+)
+@dataclasses.dataclass(frozen=True)
+class Speculation:
+    """How drafts are made and judged. Every valid combination leaves the target's distribution unchanged.
+
+    Args:
+      num_draft_tokens: K, drafts per round; alias ``num_speculative_tokens``.
+      verify: ``match`` (accept a draft that equals the target's own sample), ``rejection`` (Leviathan et al., 2023;
+        Chen et al., 2023) or ``block`` (Sun et al., 2024).
+      draft_sampling: how a draft model's tokens are drawn: ``sample`` from its law; ``argmax``; ``coupled``, with the
+        target's own noise (``match`` only); ``auto``, argmax for rows whose temperature is below ``argmax_below`` and
+        sampled above. N-gram drafts are not drawn, so it does not concern them.
+      argmax_below: the temperature at which ``auto`` changes over.
+      draft_temperature: temperature of the draft's law; None takes the request's. Any value is lossless.
+      ngram_min, ngram_max: shortest and longest suffix that the n-gram drafter looks up.
+    """
+
+    num_draft_tokens: int = 4
+    verify: Literal["match", "rejection", "block"] = "rejection"
+    draft_sampling: Literal["sample", "argmax", "coupled", "auto"] = "auto"
+    argmax_below: float = 0.75
+    draft_temperature: float | None = None
+    ngram_min: int = 1
+    ngram_max: int = 4
+
+    def __post_init__(self):
+        K = self.num_draft_tokens
+        require(is_int(K) and 1 <= K <= MAX_DRAFTS, "num_draft_tokens", K, f"an integer in 1..{MAX_DRAFTS}")
+        require(self.verify in VERIFY_RULES, "verify", self.verify, f"one of {', '.join(VERIFY_RULES)}")
+        require(
+            self.draft_sampling in DRAFT_SAMPLINGS,
+            "draft_sampling",
+            self.draft_sampling,
+            f"one of {', '.join(DRAFT_SAMPLINGS)}",
+        )
+        if self.draft_sampling == "coupled" and self.verify != "match":
+            raise ValueError(
+                f"draft_sampling='coupled' with verify={self.verify!r} is biased, because the accept test "
+                "would see noise that chose the draft; use verify='match' or draft_sampling='sample'"
+            )
+        if self.draft_sampling == "coupled" and self.draft_temperature is not None:
+            raise ValueError(
+                f"draft_temperature={self.draft_temperature!r} has no place under draft_sampling='coupled', "
+                "which follows the request's temperature; leave it out"
+            )
+        require(
+            is_number(self.argmax_below) and self.argmax_below >= 0, "argmax_below", self.argmax_below, "at least 0"
+        )
+        t = self.draft_temperature
+        require(t is None or (is_number(t) and t >= 0), "draft_temperature", t, "None or a number of at least 0")
+        lo, hi = self.ngram_min, self.ngram_max
+        require(is_int(lo) and lo >= 1, "ngram_min", lo, "an integer of at least 1")
+        require(is_int(hi) and hi >= lo, "ngram_max", hi, f"an integer of at least ngram_min, {lo}")
+
+
+@dataclasses.dataclass(frozen=True)
+class EngineConfig:
+    """What the engine may use.
+
+    Args:
+      max_batch: B, requests decoded together.
+      max_len: S, longest prompt plus completion, in tokens.
+      dtype: of weights, cache and stored logits: ``float32`` or ``bfloat16``.
+      page_size: tokens per page of the KV cache.
+      num_pages: pages in the pool, the null page left out; None gives every row room for max_len tokens.
+      prefill_chunk: prompt tokens that one prefill call reads.
+      rounds: decode rounds on the device between two host visits.
+      width: rows that the target reads per round, at least K + 1; None takes K + 1. Logits depend on it in the last
+        bits, so pin one width to compare seeds across K, drafters or none.
+    """
+
+    max_batch: int = 8
+    max_len: int = 2048
+    dtype: str = "float32"
+    page_size: int = 64
+    num_pages: int | None = None
+    prefill_chunk: int = 256
+    rounds: int = 8
+    width: int | None = None
+
+    def __post_init__(self):
+        for name in ("max_batch", "page_size", "prefill_chunk", "rounds"):
+            value = getattr(self, name)
+            require(is_int(value) and value >= 1, name, value, "an integer of at least 1")
+        require(
+            is_int(self.max_len) and 2 <= self.max_len <= MAX_POSITIONS,
+            "max_len",
+            self.max_len,
+            f"an integer in 2..{MAX_POSITIONS}",
+        )
+        require(self.dtype in ("float32", "bfloat16"), "dtype", self.dtype, "'float32' or 'bfloat16'")
+        require(
+            self.num_pages is None or (is_int(self.num_pages) and self.num_pages >= 1),
+            "num_pages",
+            self.num_pages,
+            "None or an integer of at least 1",
+        )
+        require(
+            self.width is None or (is_int(self.width) and self.width >= 1),
+            "width",
+            self.width,
+            "None or an integer of at least 1",
+        )
+
+    @property
+    def pages_per_row(self) -> int:
+        """M, pages that a row of max_len tokens needs."""
+        return math.ceil(self.max_len / self.page_size)
+
+    @property
+    def pool_pages(self) -> int:
+        """Pages in the pool, the null page included."""
+        return 1 + (self.max_batch * self.pages_per_row if self.num_pages is None else self.num_pages)

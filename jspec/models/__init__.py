@@ -1,0 +1,6 @@
+"""Flax (NNX) modules of the supported architectures."""
+
+from jspec.models.decoder import Decoder as Decoder
+from jspec.models.params import abstract_params as abstract_params
+from jspec.models.params import build as build
+from jspec.models.params import flat_params as flat_params

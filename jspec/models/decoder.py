@@ -1,0 +1,104 @@
+"""The dense pre-norm decoder: Llama 1 to 3.2, Vicuna, Mistral, Qwen2, Qwen2.5 and Qwen3 are settings of this one.
+
+A call reads T new tokens per row through a *view* (``jspec.cache``), which knows where keys and values are kept:
+
+    hidden, cache = model(tokens, positions, cache, view)
+    logits = model.logits(hidden)
+
+Any object with ``init_cache``, ``__call__``, ``logits`` and ``config`` of these shapes can be a target or a draft.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jspec.config import ModelConfig
+from jspec.models.layers import Linear, RMSNorm, project, rotate
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention; query, key and value weights are stacked in one ``[(N + 2G) H, D]``."""
+
+    def __init__(self, config: ModelConfig, layer: int, *, dtype, rngs: nnx.Rngs):
+        N, G, H, D = config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size
+        self.num_heads, self.num_kv_heads, self.head_dim = N, G, H
+        self.rope, self.window = config.rope, config.windows[layer]
+        self.qkv = Linear(D, (N + 2 * G) * H, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
+        self.out = Linear(N * H, D, bias=config.output_bias, dtype=dtype, rngs=rngs)
+        self.q_norm = RMSNorm(H, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
+        self.k_norm = RMSNorm(H, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
+
+    def __call__(self, x, positions, kv, view):
+        B, T, _ = x.shape
+        N, G, H = self.num_heads, self.num_kv_heads, self.head_dim
+        q, k, v = jnp.split(self.qkv(x).reshape(B, T, N + 2 * G, H), [N, N + G], axis=2)
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, positions, self.rope), rotate(k, positions, self.rope)
+        kv = view.write(kv, k, v)
+        return self.out(view.attend(q, kv, self.window).reshape(B, T, N * H)), kv
+
+
+class MLP(nnx.Module):
+    """SwiGLU (Shazeer, 2020); gate and up weights are stacked in one ``[2F, D]``."""
+
+    def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
+        D, F = config.hidden_size, config.intermediate_size
+        self.gate_up = Linear(D, 2 * F, bias=config.mlp_bias, dtype=dtype, rngs=rngs)
+        self.down = Linear(F, D, bias=config.mlp_bias, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x):
+        gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
+        return self.down(jax.nn.silu(gate) * up)
+
+
+class Layer(nnx.Module):
+    def __init__(self, config: ModelConfig, layer: int, *, dtype, rngs: nnx.Rngs):
+        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.attention = Attention(config, layer, dtype=dtype, rngs=rngs)
+        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+        self.mlp = MLP(config, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x, positions, kv, view):
+        attended, kv = self.attention(self.attention_norm(x), positions, kv, view)
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x)), kv
+
+
+class Decoder(nnx.Module):
+    """Embedding, L layers, final norm and head. Layers are unrolled: scanning would copy every weight each step."""
+
+    def __init__(self, config: ModelConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+        V, D = config.vocab_size, config.hidden_size
+        self.config, self.dtype = config, dtype
+        self.embedding = nnx.Param(0.02 * jax.random.normal(rngs.params(), (V, D), dtype))
+        self.layers = nnx.List([Layer(config, i, dtype=dtype, rngs=rngs) for i in range(config.num_layers)])
+        self.norm = RMSNorm(D, config.rms_norm_eps, dtype=dtype)
+        self.head = None if config.tie_embeddings else Linear(D, V, dtype=dtype, rngs=rngs)
+
+    def __call__(self, tokens, positions, cache, view):
+        """Read tokens.
+
+        Args:
+          tokens: int32 ``[B, T]``.
+          positions: int32 ``[B, T]``, the absolute position of each token.
+          cache: what ``view`` keeps, one entry per layer.
+          view: ``PagedView`` or ``CausalView``.
+
+        Returns:
+          hidden states after the final norm ``[B, T, D]``, and the cache with the new keys and values.
+        """
+        x = self.embedding[...][tokens]
+        written = []
+        for layer, kv in zip(self.layers, cache, strict=True):
+            x, kv = layer(x, positions, kv, view)
+            written.append(kv)
+        return self.norm(x), tuple(written)
+
+    def logits(self, hidden):
+        """``[..., D] -> [..., V]``, in the model's dtype: the stored logits that every law is defined by."""
+        return project(hidden, self.embedding[...]) if self.head is None else self.head(hidden)
+
+    def cache_shape(self) -> tuple[int, int, int]:
+        """(L, G, H) of the keys and values that a token leaves behind."""
+        return self.config.num_layers, self.config.num_kv_heads, self.config.head_dim

@@ -1,0 +1,91 @@
+"""What decoders share: linear maps, RMS norms, rotary positions.
+
+Weights are stored ``[out, in]``, as on disk: a product with one row then reads them as one fused reduction.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jspec.config import Rope
+
+
+class Linear(nnx.Module):
+    """``y = W x (+ b)``; W is ``[out, in]``."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False, dtype, rngs: nnx.Rngs):
+        scale = in_features**-0.5
+        self.weight = nnx.Param(scale * jax.random.normal(rngs.params(), (out_features, in_features), dtype))
+        self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
+
+    def __call__(self, x):
+        y = project(x, self.weight[...])
+        return y if self.bias is None else y + self.bias[...]
+
+
+def project(x, weight):
+    """``[..., in], [out, in] -> [..., out]`` in x's dtype; fp32 operands are multiplied in full fp32, never TF32."""
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    return jnp.einsum("...i,oi->...o", x, weight, precision=precision)
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square norm (Zhang and Sennrich, 2019), computed in fp32 and scaled in the input's dtype."""
+
+    def __init__(self, features: int, eps: float, *, dtype):
+        self.weight = nnx.Param(jnp.ones(features, dtype))
+        self.eps = eps
+
+    def __call__(self, x):
+        x32 = x.astype(jnp.float32)
+        normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
+        return normed.astype(x.dtype) * self.weight[...]
+
+
+def rotary_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
+    """Angular frequency of each rotary pair, float32 ``[H / 2]``."""
+    frequency = rope.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    if rope.kind == "linear":
+        frequency = frequency / rope.factor
+    elif rope.kind == "llama3":
+        frequency = _llama3(rope, frequency)
+    elif rope.kind == "yarn":
+        frequency = _yarn(rope, frequency, head_dim)
+    return frequency.astype(np.float32)
+
+
+def _llama3(rope: Rope, frequency):
+    wavelength = 2 * np.pi / frequency
+    low, high, original = rope.low_freq_factor, rope.high_freq_factor, rope.original_max_position
+    smooth = (original / wavelength - low) / (high - low)
+    blended = (1 - smooth) * frequency / rope.factor + smooth * frequency
+    scaled = np.where(wavelength > original / low, frequency / rope.factor, blended)
+    return np.where(wavelength < original / high, frequency, scaled)
+
+
+def _yarn(rope: Rope, frequency, head_dim: int):
+    def pair_with(rotations):  # index of the pair that makes this many turns over the original length
+        return head_dim * math.log(rope.original_max_position / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 1e-3), 0, 1)
+    return frequency / rope.factor * ramp + frequency * (1 - ramp)
+
+
+def rotate(x, positions, rope: Rope):
+    """Rotate the halves of each head by its position.
+
+    Args:
+      x: ``[B, T, heads, H]``.
+      positions: int32 ``[B, T]``.
+    """
+    angles = positions[..., None, None].astype(jnp.float32) * rotary_frequencies(rope, x.shape[-1])  # [B, T, 1, H/2]
+    cos, sin = jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
+    x1, x2 = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)

@@ -1,0 +1,58 @@
+"""Params as a flat dict of dotted names, ``layers.0.attention.qkv.weight``, and as the module they belong to."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jspec.config import ModelConfig
+from jspec.models.decoder import Decoder
+
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+
+
+def abstract_params(config: ModelConfig, dtype: str = "float32") -> dict[str, jax.ShapeDtypeStruct]:
+    """Name -> shape and dtype of every parameter of ``config``; allocates nothing."""
+    return {
+        name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in _flat(_abstract(config, dtype)).items()
+    }
+
+
+def build(config: ModelConfig, params: Mapping[str, jax.Array], dtype: str = "float32") -> Decoder:
+    """The module of ``config`` around ``params`` (dotted names, arrays of ``dtype``).
+
+    Raises:
+      ValueError: a parameter is missing, unknown, or of another shape.
+    """
+    model = _abstract(config, dtype)
+    expected = _flat(model)
+    for name in sorted(set(expected) | set(params)):
+        if name not in params:
+            raise ValueError(f"parameter {name!r} is missing")
+        if name not in expected:
+            raise ValueError(f"parameter {name!r} is unknown to {config.architecture}")
+        if params[name].shape != expected[name].shape:
+            raise ValueError(f"parameter {name!r} has shape {params[name].shape}, expected {expected[name].shape}")
+    graph, state = nnx.split(model)
+    paths, tree = jax.tree_util.tree_flatten_with_path(state)
+    leaves = [jnp.asarray(params[_dotted(path)], dtype=DTYPES[dtype]) for path, _ in paths]
+    return nnx.merge(graph, jax.tree_util.tree_unflatten(tree, leaves))
+
+
+def flat_params(model: nnx.Module) -> dict[str, jax.Array]:
+    """Dotted name -> array of every parameter of ``model``."""
+    return _flat(model)
+
+
+def _abstract(config: ModelConfig, dtype: str) -> Decoder:
+    return nnx.eval_shape(lambda: Decoder(config, dtype=DTYPES[dtype], rngs=nnx.Rngs(0)))
+
+
+def _flat(model) -> dict:
+    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(model, nnx.Param))
+    return {_dotted(path): leaf for path, leaf in leaves}
+
+
+def _dotted(path) -> str:
+    return ".".join(str(part.key) for part in path if hasattr(part, "key"))
