@@ -75,7 +75,7 @@ class PagedView:
         slots = jnp.arange(k.shape[2], dtype=jnp.int32)
         # Slots past the newest query may hold stale numbers of an earlier owner, NaN included, and 0 x NaN is NaN.
         newest = jnp.max(jnp.where(self.valid, self.positions, -1), axis=1, keepdims=True)
-        known = slots <= newest  # [B, S]
+        known = slots[None] <= newest  # [B, S]
         v = jnp.where(known[None, :, :, None], v, jnp.zeros((), v.dtype))
         return grouped_attention(q, k, v, causal_mask(self.positions, slots, window))
 

@@ -23,7 +23,7 @@ class Linear(nnx.Module):
 
     def __call__(self, x):
         y = project(x, self.weight[...])
-        return y if self.bias is None else y + self.bias[...]
+        return y if self.bias is None else y + _per_feature(self.bias[...], y)
 
 
 def project(x, weight):
@@ -42,7 +42,12 @@ class RMSNorm(nnx.Module):
     def __call__(self, x):
         x32 = x.astype(jnp.float32)
         normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
-        return normed.astype(x.dtype) * self.weight[...]
+        return normed.astype(x.dtype) * _per_feature(self.weight[...], x)
+
+
+def _per_feature(vector, like):
+    """``[features]`` with the leading axes that broadcast it against ``like``; ranks are never promoted silently."""
+    return vector.reshape((1,) * (like.ndim - 1) + vector.shape)
 
 
 def rotary_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
@@ -85,7 +90,8 @@ def rotate(x, positions, rope: Rope):
       x: ``[B, T, heads, H]``.
       positions: int32 ``[B, T]``.
     """
-    angles = positions[..., None, None].astype(jnp.float32) * rotary_frequencies(rope, x.shape[-1])  # [B, T, 1, H/2]
+    frequency = rotary_frequencies(rope, x.shape[-1]).reshape(1, 1, 1, -1)
+    angles = positions[:, :, None, None].astype(jnp.float32) * frequency  # [B, T, 1, H / 2]
     cos, sin = jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
     x1, x2 = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)

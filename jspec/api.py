@@ -1,0 +1,218 @@
+"""The front door: ``load`` a target with its drafter, ``generate`` from it."""
+
+import dataclasses
+import inspect
+import pathlib
+import secrets
+import sys
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+import convert
+from jspec._arguments import require, resolve_names
+from jspec.config import EngineConfig, ModelConfig, Speculation
+from jspec.drafting.draft_model import DraftModel
+from jspec.drafting.ngram import NGram, NoDrafts
+from jspec.llm import LLM, Prompt
+from jspec.memory import check_memory
+from jspec.models import build
+from jspec.results import Result
+from jspec.sampling.params import SamplingParams
+from jspec.text import Tokenizer, load_tokenizer
+
+NGRAM = "ngram"
+Path = str | pathlib.Path
+
+
+def load(
+    target: Path,
+    draft: Path | None = None,
+    *,
+    speculation: Speculation | None = None,
+    max_batch: int = 8,
+    max_len: int | None = None,
+    dtype: str | None = None,
+    page_size: int = 64,
+    num_pages: int | None = None,
+    prefill_chunk: int = 256,
+    rounds: int = 8,
+    width: int | None = None,
+) -> LLM:
+    """Load a target and the way to draft for it.
+
+    Args:
+      target: a checkpoint folder, converted by ``jspec-convert`` or as Hugging Face has it.
+      draft: a checkpoint folder of a smaller model with the same vocabulary, ``"ngram"``, or None for plain decoding.
+      speculation: how drafts are made and judged; the default is ``Speculation()``.
+      max_batch: requests decoded together; more prompts than that wait.
+      max_len: longest prompt plus completion, in tokens; None takes the target's own, at most 2048.
+      dtype: ``float32`` or ``bfloat16``; None takes bfloat16 on a GPU and float32 elsewhere.
+      page_size, num_pages, prefill_chunk, rounds, width: see ``EngineConfig``.
+
+    Raises:
+      ValueError: an argument or a checkpoint that cannot be used; the message says which and what would be right.
+      MemoryError: weights, cache and workspace do not fit, with the numbers, before anything is compiled.
+    """
+    speculation = speculation or Speculation()
+    target_path = _folder("target", target)
+    target_config = convert.read_config(target_path)
+    config = EngineConfig(
+        max_batch=max_batch,
+        max_len=_max_len(max_len, target_config),
+        dtype=dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32"),
+        page_size=page_size,
+        num_pages=num_pages,
+        prefill_chunk=prefill_chunk,
+        rounds=rounds,
+        width=width,
+    )
+    draft_path = None if draft is None or draft == NGRAM else _folder("draft", draft)
+    draft_config = None if draft_path is None else convert.read_config(draft_path)
+    check_memory(target_config, draft_config, config, width or (1 if draft is None else speculation.num_draft_tokens + 1))
+
+    tokenizer = load_tokenizer(target_path)
+    model, draft_model, method = _load(target_path, config.dtype), None, None
+    if draft_path is not None and draft_config is not None:
+        _check_pair(target_config, draft_config, tokenizer, load_tokenizer(draft_path))
+        draft_model, method = _load(draft_path, config.dtype), "draft_model"
+
+        def make_drafter(draft_model):
+            return DraftModel(draft_model, target_config.vocab_size, speculation)
+    elif draft is not None:
+        method = NGRAM
+
+        def make_drafter(draft_model):
+            del draft_model
+            return NGram(speculation.num_draft_tokens, speculation.ngram_min, speculation.ngram_max)
+    else:
+
+        def make_drafter(draft_model):
+            del draft_model
+            return NoDrafts()
+
+    return LLM(model, draft_model, make_drafter, method, tokenizer, speculation, config)
+
+
+def generate(
+    llm: LLM | Path,
+    prompts: Prompt | Sequence[Prompt],
+    params: SamplingParams | Sequence[SamplingParams] | None = None,
+    *,
+    key: jax.Array | None = None,
+    **options,
+) -> Result | list[Result]:
+    """Complete prompts. The text has exactly the target's distribution, whatever drafts for it.
+
+    Args:
+      llm: what ``load`` returned, or a target folder, which is then loaded for this call.
+      prompts: text or token ids, or a list of such; one prompt gives one result, a list a list in the same order.
+      params: one for all prompts or one per prompt.
+      key: a JAX key for all prompts (prompt i gets ``fold_in(key, i)``) or an array of one key per prompt; instead of
+        ``SamplingParams.seed``, which gives a prompt the same text at every place in the list. With neither, a fresh
+        key is drawn.
+      **options: fields of ``SamplingParams`` instead of ``params``; with a folder also ``draft``, the arguments of
+        ``load`` and the fields of ``Speculation``.
+
+    Raises:
+      ValueError: a prompt that is empty, too long or no text or ids; a value out of range. Nothing has run then.
+      TypeError: an unknown or doubled option, with the nearest known name.
+    """
+    sampling, loading = _split_options(options, loadable=not isinstance(llm, LLM))
+    if params is not None and sampling:
+        raise TypeError(f"{', '.join(sampling)}: give either params or its fields, not both")
+    params = SamplingParams(**sampling) if params is None else params
+    if not isinstance(llm, LLM):
+        llm = load(llm, **loading)
+
+    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, np.integer)))
+    every_prompt: list = [prompts] if single else list(prompts)
+    every_params = [params] * len(every_prompt) if isinstance(params, SamplingParams) else list(params)
+    if len(every_params) != len(every_prompt):
+        raise ValueError(f"params has {len(every_params)} entries: expected one, or one per prompt, {len(every_prompt)}")
+    keys = _keys(every_params, key)
+
+    results: list = [None] * len(every_prompt)
+    bar = tqdm(total=len(results), unit="prompt", disable=not sys.stderr.isatty(), leave=False)
+    with bar:
+        for index, result in llm.generate(every_prompt, every_params, keys):
+            results[index] = result
+            bar.update()
+    return results[0] if single else results
+
+
+def _split_options(options: dict, loadable: bool) -> tuple[dict, dict]:
+    """Options of ``generate`` as arguments of SamplingParams and, for a folder, of ``load``."""
+    sampling = [field.name for field in dataclasses.fields(SamplingParams)]
+    speculation = [field.name for field in dataclasses.fields(Speculation)]
+    loading = [name for name in inspect.signature(load).parameters if name != "target"]
+    aliases = {"max_new_tokens": "max_tokens"}
+    if loadable:
+        aliases |= {"num_speculative_tokens": "num_draft_tokens"}
+    known = sampling + (loading + speculation if loadable else [])
+    options = resolve_names("generate()", options, known, aliases)
+    fields = {name: options.pop(name) for name in speculation if name in options}
+    if fields and "speculation" in options:
+        raise TypeError(f"{', '.join(fields)}: give either speculation or its fields, not both")
+    if fields:
+        options["speculation"] = Speculation(**fields)
+    return {n: v for n, v in options.items() if n in sampling}, {n: v for n, v in options.items() if n in loading}
+
+
+def _keys(params: Sequence[SamplingParams], key: jax.Array | None) -> list[np.ndarray]:
+    """A Threefry key per prompt, uint32 ``[2]``."""
+    if key is None:
+        seeds = [secrets.randbits(63) if p.seed is None else p.seed for p in params]
+        return [np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32) for seed in seeds]
+    if any(p.seed is not None for p in params):
+        raise ValueError("key and SamplingParams.seed are both given: expected one of them")
+    if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(key)
+    if str(jax.random.key_impl(key)) != "threefry2x32":
+        raise ValueError(f"key has implementation {jax.random.key_impl(key)}: expected threefry2x32, jax.random's default")
+    if key.ndim == 0:
+        key = jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(len(params), dtype=np.uint32))
+    if key.shape != (len(params),):
+        raise ValueError(f"key has shape {key.shape}: expected one key, or one per prompt, ({len(params)},)")
+    return list(np.asarray(jax.random.key_data(key)))
+
+
+def _folder(what: str, path: Path) -> pathlib.Path:
+    folder = pathlib.Path(path)
+    if not folder.is_dir():
+        hint = "; jspec reads local folders, download the checkpoint first" if "/" in str(path) else ""
+        raise ValueError(f"{what}={str(path)!r}: expected a checkpoint folder{hint}")
+    return folder
+
+
+def _max_len(max_len: int | None, config: ModelConfig) -> int:
+    longest = config.max_position
+    if max_len is None:
+        return min(longest, 2048)
+    require(max_len <= longest, "max_len", max_len, f"at most {longest}, the positions the target has")
+    return max_len
+
+
+def _load(path: pathlib.Path, dtype: str):
+    config, params = convert.load_folder(path, dtype)
+    return build(config, params, dtype)
+
+
+def _check_pair(target: ModelConfig, draft: ModelConfig, tokenizer: Tokenizer | None, other: Tokenizer | None):
+    """Refuse a draft model that reads tokens differently. Vocabularies padded to different sizes are fine."""
+    if tokenizer is None or other is None:
+        if target.vocab_size != draft.vocab_size:
+            raise ValueError(
+                f"draft has a vocabulary of {draft.vocab_size} and the target of {target.vocab_size}, and without both "
+                "tokenizers nothing shows that they agree; expected equal sizes"
+            )
+        return
+    ours, theirs = tokenizer.get_vocab(), other.get_vocab()
+    for token, index in ours.items():
+        if theirs.get(token, index) != index or (token not in theirs and index < len(theirs)):
+            raise ValueError(
+                f"draft's tokenizer differs from the target's: token {token!r} is {index} for the target and "
+                f"{theirs.get(token)} for the draft; expected a draft model with the target's tokenizer"
+            )

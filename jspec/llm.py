@@ -1,0 +1,137 @@
+"""A loaded model: target, drafter and engine, ready to generate."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.cache import CausalView
+from jspec.config import EngineConfig, Speculation
+from jspec.engine import FINISH_REASONS, Engine, Job, Progress
+from jspec.models.split import split
+from jspec.results import Result, Stats
+from jspec.sampling.params import SamplingParams
+from jspec.text import StopStrings, Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+class LLM:
+    """Made by ``jspec.load``.
+
+    Attributes:
+      target: the Flax module of the target.
+      tokenizer: its Hugging Face tokenizer, or None.
+      method: how drafts are made: ``draft_model``, ``ngram`` or None.
+      speculation: how they are judged.
+      engine: decodes token ids.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        draft_model: Any,
+        make_drafter: Callable,
+        method: str | None,
+        tokenizer: Tokenizer | None,
+        speculation: Speculation,
+        config: EngineConfig,
+    ):
+        self.target, self.tokenizer, self.method, self.speculation = target, tokenizer, method, speculation
+        self.engine = Engine(target, draft_model, make_drafter, speculation.verify, config)
+        self._leaves, merge = split(target)
+
+        def forward(leaves, tokens):
+            model = merge(leaves)
+            positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+            hidden, _ = model(tokens, positions, (None,) * model.config.num_layers, CausalView(positions))
+            return model.logits(hidden)[0].astype(jnp.float32)
+
+        self._forward = jax.jit(forward)
+
+    def logits(self, token_ids: Sequence[int]) -> jax.Array:
+        """Logits of the target after each token, float32 ``[T, V]``: one plain causal forward, nothing cached."""
+        tokens = self._checked_ids(token_ids, "token_ids")
+        if not tokens:
+            raise ValueError("token_ids is empty: expected at least one token")
+        padded = np.zeros((1, 1 << (len(tokens) - 1).bit_length()), np.int32)  # few shapes, few compilations
+        padded[0, : len(tokens)] = tokens
+        return self._forward(self._leaves, padded)[: len(tokens)]
+
+    def warmup(self) -> "LLM":
+        """Compile everything now, so that no request waits for it."""
+        self.engine.warmup()
+        return self
+
+    def generate(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], keys: Sequence[np.ndarray]
+    ) -> Iterator[tuple[int, Result]]:
+        """Decode prompts and yield (index, result) as they finish. ``jspec.generate`` is the front door."""
+        jobs = [
+            self._job(i, prompt, p, key) for i, (prompt, p, key) in enumerate(zip(prompts, params, keys, strict=True))
+        ]
+        for progress in self.engine.run(jobs):
+            yield progress.job.index, self._result(progress)
+
+    def _job(self, index: int, prompt: Prompt, params: SamplingParams, key_data: np.ndarray) -> Job:
+        stop_tokens = params.stop_tokens(self.target.config.eos_token_ids)
+        self._checked_ids(params.stop_token_ids, "stop_token_ids")
+        find_stop = None
+        if params.stop:
+            strings = self._stop_strings(params)
+            find_stop = lambda tokens, seen: (stop := strings.find(tokens, seen)) and stop.tokens  # noqa: E731
+        return Job(index, self._tokens(index, prompt), params, key_data, stop_tokens, find_stop)
+
+    def _tokens(self, index: int, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return self._checked_ids(prompt, f"prompt {index}")
+        if self.tokenizer is None:
+            raise ValueError(f"prompt {index} is text, but the checkpoint has no tokenizer; pass token ids")
+        return self._checked_ids(self.tokenizer.encode(prompt), f"prompt {index}")
+
+    def _checked_ids(self, token_ids: Sequence[int], what: str) -> list[int]:
+        V = self.target.config.vocab_size
+        tokens = np.asarray(token_ids if len(token_ids) else np.zeros(0, np.int64))
+        if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
+            raise ValueError(f"{what}: expected a string or a flat list of integer token ids")
+        for token in tokens[(tokens < 0) | (tokens >= V)][:1]:
+            raise ValueError(f"{what} has token id {token}: expected 0..{V - 1}, the target's vocabulary")
+        return tokens.tolist()
+
+    def _stop_strings(self, params: SamplingParams) -> StopStrings:
+        if self.tokenizer is None:
+            raise ValueError(f"stop={params.stop!r} is text, but the checkpoint has no tokenizer; use stop_token_ids")
+        return StopStrings(self._decode, params.stop, params.min_tokens)
+
+    @functools.cached_property
+    def _decode(self) -> Callable[[Sequence[int]], str]:
+        assert self.tokenizer is not None
+        return functools.partial(self.tokenizer.decode, skip_special_tokens=True)
+
+    def _result(self, progress: Progress) -> Result:
+        job, tokens = progress.job, progress.tokens
+        finish_reason = FINISH_REASONS[progress.outcome]
+        ended_by_token = finish_reason == "stop" and tokens and tokens[-1] in job.stop_tokens
+        text = stop_reason = None
+        if self.tokenizer is not None:
+            text = self._decode(tokens[:-1] if ended_by_token else tokens)
+        if ended_by_token and tokens[-1] in job.params.stop_token_ids:
+            stop_reason = tokens[-1]
+        elif finish_reason == "stop" and not ended_by_token:
+            stop = self._stop_strings(job.params).find(tokens, len(tokens) - 1)
+            assert stop is not None
+            text, stop_reason = stop.text, stop.string
+        elif finish_reason == "error":
+            stop_reason = f"the target's logits at position {len(job.prompt) + len(tokens)} are not finite"
+        return Result(
+            text=text,
+            token_ids=tokens,
+            prompt_token_ids=list(job.prompt),
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            stats=Stats.of(self.engine.num_draft_tokens, progress.drafted, progress.accepted),
+            accepted=progress.from_draft,
+        )

@@ -1,0 +1,65 @@
+"""Whether it fits, computed from shapes before anything is loaded or compiled."""
+
+import dataclasses
+
+import jax
+import psutil
+
+from jspec.config import EngineConfig, ModelConfig
+
+GIB = 2**30
+ITEMSIZE = {"float32": 4, "bfloat16": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """Bytes that an engine needs on its device.
+
+    Attributes:
+      weights: of target and draft.
+      cache: keys and values of both, all pages.
+      work: the largest temporaries of a round: logits of target and drafts, and one layer's gathered cache.
+    """
+
+    weights: int
+    cache: int
+    work: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.work
+
+
+def budget(target: ModelConfig, draft: ModelConfig | None, config: EngineConfig, width: int) -> Budget:
+    """What an engine of ``width`` rows per request needs."""
+    size = ITEMSIZE[config.dtype]
+    models = [target] if draft is None else [target, draft]
+    slots = config.pool_pages * config.page_size
+    row_slots = config.max_batch * config.pages_per_row * config.page_size
+    logits = config.max_batch * width * sum(model.vocab_size for model in models)
+    gathered = max(model.kv_bytes(row_slots, size) // model.num_layers for model in models)
+    return Budget(
+        weights=sum(model.num_parameters for model in models) * size,
+        cache=sum(model.kv_bytes(slots, size) for model in models),
+        work=logits * (size + 4) + gathered,
+    )
+
+
+def check_memory(target: ModelConfig, draft: ModelConfig | None, config: EngineConfig, width: int):
+    """Raise a MemoryError, with numbers and a way out, if the engine cannot fit."""
+    need, free = budget(target, draft, config, width), free_bytes()
+    if need.total > free:
+        raise MemoryError(
+            f"needs {need.total / GIB:.1f} GiB ({need.weights / GIB:.1f} of weights, {need.cache / GIB:.1f} of KV cache for "
+            f"max_batch={config.max_batch} x max_len={config.max_len}, {need.work / GIB:.1f} of workspace), but "
+            f"{free / GIB:.1f} GiB are free; lower max_batch, max_len or num_pages"
+        )
+
+
+def free_bytes() -> int:
+    """Bytes that the default device can still give."""
+    device = jax.devices()[0]
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return psutil.virtual_memory().available

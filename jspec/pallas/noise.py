@@ -1,0 +1,50 @@
+"""Noise from counters: the bits are ``jax.random.bits`` of a Threefry key, the transforms are shared by kernel and twin.
+
+Gumbel noise is -log(E) of an exponential E = -log1p(-u) with a 32-bit u, so a winning (small) E keeps full relative
+resolution. -log(-log(u)) in fp32 knows only 2^24 values near u = 1: its tail ends at 16.6, and ties there would favour low
+token ids; here the tail reaches 22.9.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_ALMOST_ONE = 1 - 2.0**-24
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+def uniform_of_bits(bits):
+    """uint32 -> float32 strictly inside (0, 1): multiples of 2^-32 from 2^-33 up."""
+    return jnp.minimum(bits.astype(jnp.float32) * 2.0**-32 + 2.0**-33, _ALMOST_ONE)
+
+
+def gumbel_of_bits(bits):
+    """uint32 -> float32 Gumbel noise in (-2.9, 22.9)."""
+    return -jnp.log(-jnp.log1p(-uniform_of_bits(bits)))
+
+
+def random_bits(key_data, size: int):
+    """``jax.random.bits(key, (size,))`` for every key: uint32 ``[..., 2] -> [..., size]``."""
+    keys = jax.random.wrap_key_data(key_data, impl="threefry2x32")
+    draw = lambda key: jax.random.bits(key, (size,), jnp.uint32)  # noqa: E731
+    return jax.vmap(draw)(keys.reshape(-1)).reshape(*key_data.shape[:-1], size)
+
+
+def threefry_bits(key_0, key_1, index):
+    """Words ``index`` (uint32) of ``random_bits`` of one key, in integer operations that lower inside a kernel.
+
+    Threefry-2x32 with 20 rounds (Salmon et al., 2011) of the counter (0, index); the two words of its output are folded.
+    """
+    keys = (key_0, key_1, key_0 ^ key_1 ^ np.uint32(0x1BD11BDA))
+    x_0, x_1 = jnp.full_like(index, key_0), index + key_1
+    for group in range(5):
+        for distance in _ROTATIONS[group % 2]:
+            x_0 = x_0 + x_1
+            x_1 = x_0 ^ _rotate_left(x_1, distance)
+        x_0 = x_0 + keys[(group + 1) % 3]
+        x_1 = x_1 + (keys[(group + 2) % 3] + np.uint32(group + 1))
+    return x_0 ^ x_1
+
+
+def _rotate_left(x, distance: int):
+    return jnp.left_shift(x, np.uint32(distance)) | jax.lax.shift_right_logical(x, jnp.full_like(x, 32 - distance))

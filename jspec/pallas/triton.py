@@ -1,0 +1,43 @@
+"""The one door to Pallas' Triton lowering: how a kernel is called and how it reads a row in blocks.
+
+Lowering rules that shape the kernels: every array inside one has a power of two of elements, so rows are read in blocks and
+masked; arguments arrive whole and are indexed by hand.
+"""
+
+import functools
+import warnings
+
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+
+def kernel_call(kernel, *args, grid, out_shape, num_warps: int, interpret: bool, **static):
+    """Run ``kernel(*arg_refs, *out_refs, **static)`` once per grid cell; ``interpret`` runs it on any platform, slowly."""
+    # jax 0.11 announces the end of this lowering whenever it is used; the move away from it will happen in this file.
+    warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
+    call = pl.pallas_call(
+        functools.partial(kernel, **static),
+        grid=grid,
+        out_shape=out_shape,
+        compiler_params=pltriton.CompilerParams(num_warps=num_warps),
+        interpret=interpret,
+        name="jspec" + kernel.__name__,
+    )
+    return call(*args)
+
+
+def block_size(width: int, largest: int) -> int:
+    """How many of ``width`` elements a block covers: a power of two."""
+    return min(largest, pl.next_power_of_2(width))
+
+
+def block_ids(block, size: int):
+    """The ids that a block covers, int32 ``[size]``."""
+    return block * size + jnp.arange(size, dtype=jnp.int32)
+
+
+def load_block(ref, row, block, ids, width: int, *, when=True, other=-jnp.inf):
+    """``ref[*row, ids]``, and ``other`` where an id is past ``width`` or not ``when``."""
+    at = ref.at[(*row, pl.ds(block * ids.shape[0], ids.shape[0]))]
+    return pltriton.load(at, mask=(ids < width) & when, other=other)

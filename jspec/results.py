@@ -1,0 +1,86 @@
+"""What a request gives back."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """How speculation went for one request, in vLLM's terms.
+
+    Attributes:
+      num_steps: verify passes of the target that this request took part in.
+      num_draft_tokens: drafts that were verified.
+      num_accepted_draft_tokens: those that the target accepted.
+      acceptance_histogram: entry j counts the steps that accepted exactly j drafts, j = 0..K.
+      accepted_per_position: entry i counts the steps that accepted draft i, i = 0..K-1.
+
+    A completion of n tokens has n = num_steps + num_accepted_draft_tokens, less what its last step emitted past the end.
+    """
+
+    num_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    acceptance_histogram: tuple[int, ...]
+    accepted_per_position: tuple[int, ...]
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per verify pass, the bonus or correction token included: 1.0 for plain decoding."""
+        return 1.0 + self.num_accepted_draft_tokens / max(self.num_steps, 1)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted over drafted; 0.0 if nothing was drafted."""
+        return self.num_accepted_draft_tokens / max(self.num_draft_tokens, 1)
+
+    @property
+    def acceptance_rate_per_position(self) -> tuple[float, ...]:
+        """Share of all steps that accepted draft i: falls with i, because draft i needs those before it."""
+        return tuple(n / max(self.num_steps, 1) for n in self.accepted_per_position)
+
+    @staticmethod
+    def of(K: int, drafted: list[int], accepted: list[int]) -> "Stats":
+        """Count up the steps of one request: valid and accepted drafts of each."""
+        histogram = [0] * (K + 1)
+        for n in accepted:
+            histogram[n] += 1
+        return Stats(
+            num_steps=len(accepted),
+            num_draft_tokens=sum(drafted),
+            num_accepted_draft_tokens=sum(accepted),
+            acceptance_histogram=tuple(histogram),
+            accepted_per_position=tuple(sum(histogram[i + 1 :]) for i in range(K)),
+        )
+
+    def __add__(self, other: "Stats") -> "Stats":
+        """Both requests' steps together."""
+
+        def total(name):
+            a, b = getattr(self, name), getattr(other, name)
+            return tuple(x + y for x, y in zip(a, b, strict=True)) if isinstance(a, tuple) else a + b
+
+        return Stats(*(total(field.name) for field in dataclasses.fields(self)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One completion.
+
+    Attributes:
+      text: the new text, without a stop string or stop token; None if the checkpoint has no tokenizer.
+      token_ids: the new tokens, the one that ended the completion included.
+      prompt_token_ids: the prompt as it was read.
+      finish_reason: ``stop``, ``length``, or ``error`` if the target's logits were not finite.
+      stop_reason: the stop string or the id in ``stop_token_ids`` that ended it; None for an end-of-sequence token and
+        for ``length``; what went wrong for ``error``.
+      stats: how speculation went.
+      accepted: for each new token, whether it was drafted and accepted (else the target drew it).
+    """
+
+    text: str | None
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    finish_reason: str
+    stop_reason: int | str | None
+    stats: Stats
+    accepted: list[bool] = dataclasses.field(repr=False)

@@ -1,0 +1,82 @@
+"""The one meaning of a distribution: stored logits, a temperature, and ONE threshold that min-p, top-k and top-p agree on.
+
+Target rows, draft rows and the bonus row are all made here, so drawing and the accept ratio cannot disagree.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from jspec.pallas.draw import draw
+from jspec.pallas.residual import Rows
+from jspec.pallas.threshold import threshold
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Warp:
+    """Per-request settings that turn logits into a law, each ``[B]``.
+
+    Attributes:
+      temperature: float32, 0 is greedy.
+      top_k: int32, 0 is off.
+      top_p: float32, 1 is off.
+      min_p: float32, 0 is off.
+    """
+
+    temperature: jax.Array
+    top_k: jax.Array
+    top_p: jax.Array
+    min_p: jax.Array
+
+    @property
+    def greedy(self) -> jax.Array:
+        return self.temperature == 0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Law:
+    """J laws for each of B requests: p(v) = exp(scale * logit[v] - lse) where logit[v] >= threshold, else 0.
+
+    Attributes:
+      rows: logits ``[B, J, V]`` as stored, and scale, threshold, lse float32 ``[B, J]``.
+      greedy: bool ``[B]``; a greedy law is a point mass at its likeliest token.
+    """
+
+    rows: Rows
+    greedy: jax.Array
+
+    @property
+    def finite(self) -> jax.Array:
+        """bool ``[B, J]``: the row is a law, that is, no logit is NaN or +inf and one is finite."""
+        return jnp.isfinite(self.rows.lse)
+
+    def log_prob(self, tokens) -> jax.Array:
+        """float32 ``[B, J]``: log p of int32 tokens ``[B, J]``, as if no row were greedy."""
+        z = jnp.take_along_axis(self.rows.logits, tokens[..., None], axis=-1)[..., 0].astype(jnp.float32)
+        return jnp.where(z >= self.rows.threshold, z * self.rows.scale - self.rows.lse, -jnp.inf)
+
+
+def make_law(logits, warp: Warp, key_data=None) -> tuple[Law, jax.Array]:
+    """Laws of logits ``[B, J, V]``, and a token of each, int32 ``[B, J]``.
+
+    The token is drawn with ``key_data``, uint32 ``[B, J, 2]``; greedy rows, and all rows if it is None, take the likeliest.
+    """
+    B, J, V = logits.shape
+    scale, top_k, top_p, min_p, noisy = (
+        jnp.broadcast_to(setting[:, None], (B, J)).reshape(B * J)
+        for setting in (
+            1.0 / jnp.where(warp.greedy, 1.0, warp.temperature),
+            jnp.where(warp.greedy, 0, warp.top_k),
+            jnp.where(warp.greedy, 1.0, warp.top_p),
+            jnp.where(warp.greedy, 0.0, warp.min_p),
+            ~warp.greedy,
+        )
+    )
+    flat = logits.reshape(B * J, V)
+    cut = threshold(flat, scale, top_k, top_p, min_p)
+    token, lse = draw(flat, scale, cut, None if key_data is None else key_data.reshape(B * J, 2), noisy)
+    rows = Rows(logits, *(x.reshape(B, J) for x in (scale, cut, lse)))
+    return Law(rows, warp.greedy), token.reshape(B, J)

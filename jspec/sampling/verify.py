@@ -1,0 +1,160 @@
+"""The verification rules: how many drafts are accepted, and which token follows them.
+
+Every rule emits tokens with exactly the target's law, whatever was drafted. With drafts d_0 .. d_{K-1} drawn from q_0 ..
+q_{K-1}, p_0 .. p_K the target's laws after 0 .. K of them, and k <= K valid drafts:
+
+    match      accept while d_i equals the target's own draw from p_i; emit that draw at the first difference, or at k
+    rejection  accept while u_i < p_i(d_i) / q_i(d_i); else emit a draw from max(p_i - q_i, 0), or from p_k after k
+    block      accept the longest prefix that its own coin allows: joint over the block, so it looks past a rejection
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jspec.pallas.residual import residual_draw, residual_mass
+from jspec.sampling.law import Law, Warp, make_law
+from jspec.sampling.streams import RoundNoise
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Proposal:
+    """What a drafter proposes.
+
+    Attributes:
+      tokens: int32 ``[B, K]``.
+      count: int32 ``[B]``, k <= K valid drafts, known before any of them was drawn (or at a stop of the drafter that does
+        not look at the token drawn last).
+      law: the laws that the tokens were drawn from, K rows; None if every row is a point mass.
+      point_mass: bool ``[B]``; q_i is 1 at d_i and 0 elsewhere (argmax and n-gram drafts).
+    """
+
+    tokens: jax.Array
+    count: jax.Array
+    law: Law | None
+    point_mass: jax.Array
+
+
+class Verdict(NamedTuple):
+    """``accepted`` int32 [B] drafts stand; then comes ``token`` int32 [B], unless its law was no law: ``ok`` bool [B]."""
+
+    accepted: jax.Array
+    token: jax.Array
+    ok: jax.Array
+
+
+def match(logits, warp: Warp, proposal: Proposal, noise: RoundNoise) -> Verdict:
+    """Accept drafts that equal the target's own seeded samples.
+
+    With ``coupled`` drafts the acceptance is sum_i 1 / sum_j max(p_j / p_i, q_j / q_i) (Daliri, Musco and Suresh, 2024).
+
+    Args:
+      logits: ``[B, T, V]`` of the target, as stored.
+      warp: the requests' settings.
+      proposal: the drafts; their laws do not matter here.
+      noise: the round's noise.
+    """
+    B, T, _ = logits.shape
+    offset = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
+    law, sampled = make_law(logits, warp, noise.sample_keys(offset))
+    count = _count(law, proposal)
+    K = proposal.tokens.shape[1]
+    accepted = _leading((proposal.tokens == sampled[:, :K]) & (offset[:, :K] < count[:, None]))
+    return Verdict(accepted, _pick(sampled, accepted), _pick(law.finite, accepted))
+
+
+def rejection(logits, warp: Warp, proposal: Proposal, noise: RoundNoise) -> Verdict:
+    """Token-level speculative sampling (Leviathan et al., 2023; Chen et al., 2023). Arguments as for ``match``."""
+    law, best = make_law(logits, warp)
+    count = _count(law, proposal)
+    log_p, log_q = _log_probs(law, best, proposal)
+    K = proposal.tokens.shape[1]
+    u = noise.accept_uniforms(K)
+    accepted = _leading((jnp.log(u) + log_q < log_p) & (jnp.arange(K, dtype=jnp.int32)[None] < count[:, None]))
+    return _finish(law, best, proposal, count, accepted, jnp.zeros(accepted.shape, jnp.float32), noise)
+
+
+def block(logits, warp: Warp, proposal: Proposal, noise: RoundNoise) -> Verdict:
+    """Block verification (Sun et al., 2024): accepts at least as much as ``rejection``. Arguments as for ``match``.
+
+    With w_0 = 1, w_{i+1} = min(w_i p_i(d_i) / q_i(d_i), 1) and R_i the mass of max(w_i p_i - q_i, 0), the prefix of i
+    drafts passes with probability R_i / (R_i + 1 - w_i), that of all k with w_k; the longest that passes is accepted.
+    """
+    law, best = make_law(logits, warp)
+    count = _count(law, proposal)
+    log_p, log_q = _log_probs(law, best, proposal)
+    K = proposal.tokens.shape[1]
+    log_w = [jnp.zeros(count.shape, jnp.float32)]
+    for i in range(K):
+        log_w.append(jnp.minimum(log_w[-1] + log_p[:, i] - log_q[:, i], 0.0))
+    log_w = jnp.stack(log_w, axis=1)  # [B, K + 1]
+
+    w, mass = jnp.exp(log_w), jnp.exp(log_w[:, :K]) * (1 - jnp.exp(log_p))  # a point mass leaves w (1 - p(d))
+    if proposal.law is not None:
+        drawn = residual_mass(law.rows, proposal.law.rows, log_w[:, :K])
+        mass = jnp.where(proposal.point_mass[:, None], mass, drawn)
+    passes = jnp.where(w[:, :K] >= 1, 1.0, mass / (mass + 1 - w[:, :K]))  # h_0 .. h_{K-1}
+    prefix = jnp.broadcast_to(jnp.arange(1, K + 1, dtype=jnp.int32), (count.shape[0], K))
+    h = jnp.where(prefix < count[:, None], jnp.pad(passes, ((0, 0), (0, 1)))[:, 1:], w[:, 1:])
+    stands = (noise.accept_uniforms(K) <= h) & (prefix <= count[:, None])
+    accepted = jnp.max(jnp.where(stands, prefix, 0), axis=1)
+    return _finish(law, best, proposal, count, accepted, _pick(log_w, accepted), noise)
+
+
+RULES: dict[str, Callable[[jax.Array, Warp, Proposal, RoundNoise], Verdict]] = {
+    "match": match,
+    "rejection": rejection,
+    "block": block,
+}
+
+
+def _finish(law: Law, best, proposal: Proposal, count, accepted, log_weight, noise: RoundNoise) -> Verdict:
+    """The token after the accepted drafts: from the residual if one was refused, else the bonus token from p_k."""
+    B, K = proposal.tokens.shape
+    refused = accepted < count
+    draft = _pick(proposal.tokens, jnp.minimum(accepted, K - 1))
+    key_data = jnp.where(
+        refused[:, None], noise.residual_keys(accepted[:, None])[:, 0], noise.sample_keys(accepted[:, None])[:, 0]
+    )
+    token = residual_draw(
+        law.rows,
+        law.rows if proposal.law is None else proposal.law.rows,
+        row=accepted,
+        log_weight=jnp.where(refused, log_weight, 0.0),
+        use_q=refused & ~proposal.point_mass,
+        excluded=jnp.where(refused & proposal.point_mass, draft, -1),
+        key_data=key_data,
+        noisy=~law.greedy,
+    )
+    token = jnp.where(law.greedy, _pick(best, accepted), token)
+    return Verdict(accepted, token, _pick(law.finite, accepted))
+
+
+def _count(law: Law, proposal: Proposal):
+    """Valid drafts, none of them past a target row that is no law: such a row may only end the request."""
+    return jnp.minimum(proposal.count, _leading(law.finite))
+
+
+def _log_probs(law: Law, best, proposal: Proposal):
+    """log p_i(d_i) and log q_i(d_i), float32 ``[B, K]``; greedy targets and point-mass drafts are point masses."""
+    drafts, K = proposal.tokens, proposal.tokens.shape[1]
+    first = Law(type(law.rows)(*(x[:, :K] for x in law.rows)), law.greedy)
+    point = jnp.where(drafts == best[:, :K], 0.0, -jnp.inf)
+    log_p = jnp.where(law.greedy[:, None], point, first.log_prob(drafts))
+    if proposal.law is None:
+        return log_p, jnp.zeros_like(log_p)
+    return log_p, jnp.where(proposal.point_mass[:, None], 0.0, proposal.law.log_prob(drafts))
+
+
+def _leading(flags):
+    """How many flags of each row hold before the first that does not: bool ``[B, J]`` -> int32 ``[B]``."""
+    return jnp.sum(jnp.cumprod(flags.astype(jnp.int32), axis=1), axis=1)
+
+
+def _pick(values, index):
+    """``[B, J], [B] -> [B]``."""
+    return jnp.take_along_axis(values, index[:, None], axis=1)[:, 0]

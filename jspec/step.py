@@ -1,0 +1,163 @@
+"""ONE decode step: draft -> verify -> accept -> commit, the program that jit compiles; and the prefill beside it.
+
+Shapes are fixed: a row that is finished, short of room or not speculating is masked, never reshaped. Every array that
+outlives a call is in ``DecodeState``, which is donated.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jspec.cache import PagedView
+from jspec.drafting.base import Context, Drafter
+from jspec.sampling.stops import first_stop, forbid_early_stops
+from jspec.sampling.streams import RoundNoise
+from jspec.sampling.verify import Proposal, Verdict
+from jspec.state import BROKEN, FULL, LIVE, STOPPED, DecodeState
+
+Verify = Callable[[jax.Array, Any, Proposal, RoundNoise], Verdict]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RoundLog:
+    """What a round did, for the host; entries of rows that did not take part are -1, or 0 in ``count``.
+
+    Attributes:
+      tokens: int32 ``[B, K + 1]``, the tokens emitted, padded with -1.
+      count: int32 ``[B]``, how many.
+      drafted: int32 ``[B]``, valid drafts of the round.
+      accepted: int32 ``[B]``, those that the target accepted.
+      outcome: int32 ``[B]``, the row's outcome after the round.
+    """
+
+    tokens: jax.Array
+    count: jax.Array
+    drafted: jax.Array
+    accepted: jax.Array
+    outcome: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A decode round, built inside a trace around target, drafter and rule.
+
+    Attributes:
+      target: a ``Decoder`` or its like.
+      drafter: how tokens are proposed.
+      verify: one of ``sampling.verify.RULES``.
+      width: rows that the target reads per round and row of the batch, at least K + 1; the surplus is masked.
+      noise: where the round's noise comes from.
+    """
+
+    target: Any
+    drafter: Drafter
+    verify: Verify
+    width: int
+    noise: Callable[..., RoundNoise] = RoundNoise
+
+    def round(self, state: DecodeState) -> tuple[DecodeState, RoundLog]:
+        """One round of every live row."""
+        noise = self.noise(state.request.key_data, state.request.length)
+        draft, proposal = self._propose(state, noise)
+        logits, cache = self._target(state, proposal)
+        verdict = self.verify(logits, state.request.warp, proposal, noise)
+        return self._commit(dataclasses.replace(state, cache=cache, draft=draft), proposal, verdict)
+
+    def decode(self, state: DecodeState, rounds: int) -> tuple[DecodeState, RoundLog]:
+        """Up to ``rounds`` rounds without a host visit, fewer once no row is live; the log's fields get a leading axis."""
+        empty = jax.eval_shape(self.round, state)[1]
+        logs = jax.tree.map(lambda leaf: jnp.full((rounds, *leaf.shape), -1, leaf.dtype), empty)
+        logs = dataclasses.replace(logs, count=jnp.zeros_like(logs.count))
+
+        def unfinished(carry):
+            i, state, _ = carry
+            return (i < rounds) & jnp.any(state.live)
+
+        def body(carry):
+            i, state, logs = carry
+            state, log = self.round(state)
+            return i + 1, state, jax.tree.map(lambda all_rounds, one: all_rounds.at[i].set(one), logs, log)
+
+        _, state, logs = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state, logs))
+        return state, logs
+
+    def prefill(self, state: DecodeState, tokens, start, count, table) -> DecodeState:
+        """Read one chunk of one prompt into the caches of target and drafter.
+
+        Args:
+          state: the batch; only its caches change.
+          tokens: int32 ``[1, C]``.
+          start: int32 ``[]``, position of the first of them.
+          count: int32 ``[]``, how many are real.
+          table: int32 ``[1, M]``, the request's pages.
+        """
+        offset = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        view = PagedView(table, start + offset, offset < count)
+        _, cache = self.target(tokens, view.positions, state.cache, view)
+        return dataclasses.replace(state, cache=cache, draft=self.drafter.prefill(state.draft, tokens, view))
+
+    def _propose(self, state: DecodeState, noise: RoundNoise):
+        request, S = state.request, state.tokens.shape[1]
+        K = self.drafter.num_draft_tokens
+        room = jnp.where(state.live, jnp.clip(S - 1 - request.length, 0, K), 0)
+        context = Context(
+            tokens=state.tokens,
+            length=request.length,
+            room=room,
+            table=request.table,
+            warp=request.warp,
+            stop_tokens=request.stop_tokens,
+            min_length=request.min_length,
+            noise=noise,
+        )
+        return self.drafter.propose(state.draft, context)
+
+    def _target(self, state: DecodeState, proposal: Proposal):
+        """Logits after the newest token and after each draft, ``[B, width, V]``, and the cache that holds them."""
+        request = state.request
+        newest = jnp.take_along_axis(state.tokens, request.length[:, None] - 1, axis=1)
+        tokens = jnp.concatenate([newest, proposal.tokens], axis=1)
+        tokens = jnp.pad(tokens, ((0, 0), (0, self.width - tokens.shape[1])))
+        offset = jnp.arange(self.width, dtype=jnp.int32)[None]
+        positions = request.length[:, None] - 1 + offset
+        valid = state.live[:, None] & (offset <= proposal.count[:, None])
+        hidden, cache = self.target(tokens, positions, state.cache, PagedView(request.table, positions, valid))
+        logits = self.target.logits(hidden)
+        return forbid_early_stops(logits, positions + 1, request.stop_tokens, request.min_length), cache
+
+    def _commit(self, state: DecodeState, proposal: Proposal, verdict: Verdict) -> tuple[DecodeState, RoundLog]:
+        request, live = state.request, state.live
+        B, K = proposal.tokens.shape
+        offset = jnp.arange(K + 1, dtype=jnp.int32)[None]
+        accepted, room = verdict.accepted, request.limit - request.length
+        emitted = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
+        emitted = jnp.where(offset == accepted[:, None], verdict.token[:, None], emitted)
+
+        offered = accepted + verdict.ok  # a target row that is no law emits nothing
+        stop = first_stop(jnp.where(offset < offered[:, None], emitted, -2), request.stop_tokens)
+        count = jnp.where(live, jnp.minimum(jnp.minimum(offered, stop + 1), room), 0)
+        outcome = jnp.where(
+            stop < count, STOPPED, jnp.where(count == room, FULL, jnp.where(verdict.ok, LIVE, BROKEN))
+        )
+        outcome = jnp.where(live, outcome, state.outcome)
+
+        position = jnp.where(offset < count[:, None], request.length[:, None] + offset, state.tokens.shape[1])
+        tokens = state.tokens.at[jnp.arange(B)[:, None], position].set(emitted, mode="drop")
+        state = dataclasses.replace(
+            state,
+            tokens=tokens,
+            outcome=outcome,
+            request=dataclasses.replace(request, length=request.length + count),
+        )
+        log = RoundLog(
+            tokens=jnp.where(offset < count[:, None], emitted, -1),
+            count=count,
+            drafted=jnp.where(live, proposal.count, -1),
+            accepted=jnp.where(live, accepted, -1),
+            outcome=outcome,
+        )
+        return state, log

@@ -1,0 +1,64 @@
+"""Between text and tokens: a checkpoint's tokenizer, and stop strings."""
+
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that jspec uses."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
+
+    def get_vocab(self) -> dict[str, int]: ...
+
+
+def load_tokenizer(folder: pathlib.Path) -> Tokenizer | None:
+    """The tokenizer of a checkpoint folder, None if it has no tokenizer files. Runs no code from the folder."""
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    from transformers import AutoTokenizer  # seconds to import, and token ids need no tokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+class Stop(NamedTuple):
+    """The completion ends: keep ``tokens`` new tokens, whose text is cut to ``text`` before the stop string ``string``."""
+
+    tokens: int
+    text: str
+    string: str
+
+
+class StopStrings:
+    """Finds the first stop string in a growing completion.
+
+    Args:
+      decode: new tokens -> their text.
+      strings: what to stop at.
+      min_tokens: a stop string that is complete within the first min_tokens tokens does not count.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], strings: Sequence[str], min_tokens: int):
+        self._decode, self._strings, self._min_tokens = decode, strings, min_tokens
+
+    def find(self, tokens: Sequence[int], seen: int) -> Stop | None:
+        """The stop, if the tokens after the first ``seen`` complete a stop string."""
+        if len(tokens) <= self._min_tokens or self._first(self._decode(tokens), seen, tokens) is None:
+            return None
+        for n in range(max(seen, self._min_tokens) + 1, len(tokens) + 1):
+            text = self._decode(tokens[:n])
+            found = self._first(text, seen, tokens)
+            if found is not None:
+                return Stop(n, text[: found[0]], found[1])
+        return None
+
+    def _first(self, text: str, seen: int, tokens: Sequence[int]) -> tuple[int, str] | None:
+        """Where the earliest stop string begins that ends after the text of the tokens already looked at, and which."""
+        settled = len(self._decode(tokens[: max(seen, self._min_tokens)]))
+        starts = [(text.find(s, max(settled - len(s) + 1, 0)), s) for s in self._strings]
+        return min((found for found in starts if found[0] >= 0), default=None)
