@@ -8,12 +8,16 @@ import sys
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-import convert
-from jspec._arguments import require, resolve_names
+from convert import load_folder
+from convert.folder import Folder
+from convert.hf_config import read_config
+from jspec._arguments import is_int, require, resolve_names
 from jspec.config import EngineConfig, ModelConfig, Speculation
+from jspec.drafting.base import Drafter
 from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.ngram import NGram, NoDrafts
 from jspec.llm import LLM, Prompt
@@ -58,7 +62,7 @@ def load(
     """
     speculation = speculation or Speculation()
     target_path = _folder("target", target)
-    target_config = convert.read_config(target_path)
+    target_config = read_config(Folder(target_path))
     config = EngineConfig(
         max_batch=max_batch,
         max_len=_max_len(max_len, target_config),
@@ -70,29 +74,24 @@ def load(
         width=width,
     )
     draft_path = None if draft is None or draft == NGRAM else _folder("draft", draft)
-    draft_config = None if draft_path is None else convert.read_config(draft_path)
-    check_memory(target_config, draft_config, config, width or (1 if draft is None else speculation.num_draft_tokens + 1))
+    draft_config = None if draft_path is None else read_config(Folder(draft_path))
+    K = 0 if draft is None else speculation.num_draft_tokens
+    check_memory(target_config, draft_config, config, width or K + 1)
 
     tokenizer = load_tokenizer(target_path)
-    model, draft_model, method = _load(target_path, config.dtype), None, None
     if draft_path is not None and draft_config is not None:
         _check_pair(target_config, draft_config, tokenizer, load_tokenizer(draft_path))
-        draft_model, method = _load(draft_path, config.dtype), "draft_model"
+    model = _load(target_path, config.dtype)
+    draft_model = None if draft_path is None else _load(draft_path, config.dtype)
 
-        def make_drafter(draft_model):
+    def make_drafter(draft_model) -> Drafter:
+        if draft_model is not None:
             return DraftModel(draft_model, target_config.vocab_size, speculation)
-    elif draft is not None:
-        method = NGRAM
+        if draft == NGRAM:
+            return NGram(K, speculation.ngram_min, speculation.ngram_max)
+        return NoDrafts()
 
-        def make_drafter(draft_model):
-            del draft_model
-            return NGram(speculation.num_draft_tokens, speculation.ngram_min, speculation.ngram_max)
-    else:
-
-        def make_drafter(draft_model):
-            del draft_model
-            return NoDrafts()
-
+    method = None if draft is None else NGRAM if draft_path is None else "draft_model"
     return LLM(model, draft_model, make_drafter, method, tokenizer, speculation, config)
 
 
@@ -131,7 +130,9 @@ def generate(
     every_prompt: list = [prompts] if single else list(prompts)
     every_params = [params] * len(every_prompt) if isinstance(params, SamplingParams) else list(params)
     if len(every_params) != len(every_prompt):
-        raise ValueError(f"params has {len(every_params)} entries: expected one, or one per prompt, {len(every_prompt)}")
+        raise ValueError(
+            f"params has {len(every_params)} entries: expected one, or one per prompt, {len(every_prompt)}"
+        )
     keys = _keys(every_params, key)
 
     results: list = [None] * len(every_prompt)
@@ -168,15 +169,15 @@ def _keys(params: Sequence[SamplingParams], key: jax.Array | None) -> list[np.nd
         return [np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32) for seed in seeds]
     if any(p.seed is not None for p in params):
         raise ValueError("key and SamplingParams.seed are both given: expected one of them")
-    if not jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key):
-        key = jax.random.wrap_key_data(key)
-    if str(jax.random.key_impl(key)) != "threefry2x32":
-        raise ValueError(f"key has implementation {jax.random.key_impl(key)}: expected threefry2x32, jax.random's default")
-    if key.ndim == 0:
-        key = jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(len(params), dtype=np.uint32))
-    if key.shape != (len(params),):
-        raise ValueError(f"key has shape {key.shape}: expected one key, or one per prompt, ({len(params)},)")
-    return list(np.asarray(jax.random.key_data(key)))
+    keys = key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
+    implementation = str(jax.random.key_impl(keys))
+    if implementation != "threefry2x32":
+        raise ValueError(f"key has implementation {implementation}: expected jax.random's default, threefry2x32")
+    if keys.ndim == 0:
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(keys, np.arange(len(params), dtype=np.uint32))
+    if keys.shape != (len(params),):
+        raise ValueError(f"key has shape {keys.shape}: expected one key, or one per prompt, ({len(params)},)")
+    return list(np.asarray(jax.random.key_data(keys)))
 
 
 def _folder(what: str, path: Path) -> pathlib.Path:
@@ -191,12 +192,13 @@ def _max_len(max_len: int | None, config: ModelConfig) -> int:
     longest = config.max_position
     if max_len is None:
         return min(longest, 2048)
-    require(max_len <= longest, "max_len", max_len, f"at most {longest}, the positions the target has")
+    fits = not is_int(max_len) or max_len <= longest  # EngineConfig speaks of what is no integer
+    require(fits, "max_len", max_len, f"at most {longest}, the positions the target has")
     return max_len
 
 
 def _load(path: pathlib.Path, dtype: str):
-    config, params = convert.load_folder(path, dtype)
+    config, params = load_folder(path, dtype)
     return build(config, params, dtype)
 
 
@@ -211,7 +213,7 @@ def _check_pair(target: ModelConfig, draft: ModelConfig, tokenizer: Tokenizer | 
         return
     ours, theirs = tokenizer.get_vocab(), other.get_vocab()
     for token, index in ours.items():
-        if theirs.get(token, index) != index or (token not in theirs and index < len(theirs)):
+        if theirs.get(token, None if index < len(theirs) else index) != index:
             raise ValueError(
                 f"draft's tokenizer differs from the target's: token {token!r} is {index} for the target and "
                 f"{theirs.get(token)} for the draft; expected a draft model with the target's tokenizer"

@@ -24,6 +24,7 @@ from jspec.state import BROKEN, FULL, LIVE, STOPPED, DecodeState, Request, admit
 from jspec.step import RoundLog, Step
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+FINISH_REASONS = {STOPPED: "stop", FULL: "length", BROKEN: "error"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +99,7 @@ class Engine:
         self._leaves = (target_leaves, draft_leaves)
 
         def step(leaves) -> Step:
-            return Step(
-                merge_target(leaves[0]), make_drafter(merge_draft(leaves[1])), RULES[verify], self.width, noise
-            )
+            return Step(merge_target(leaves[0]), make_drafter(merge_draft(leaves[1])), RULES[verify], self.width, noise)
 
         self._decode = self._program(lambda leaves, state: step(leaves).decode(state, config.rounds), donate=1)
         self._prefill = self._program(lambda leaves, state, *chunk: step(leaves).prefill(state, *chunk), donate=1)
@@ -193,20 +192,19 @@ class Engine:
 
     def _request(self, job: Job, table: np.ndarray) -> Request:
         params, length = job.params, len(job.prompt)
-        stop_tokens = np.full(MAX_STOP_TOKENS, -1, np.int32)
-        stop_tokens[: len(job.stop_tokens)] = job.stop_tokens
+        stop_tokens = [*job.stop_tokens, *[-1] * (MAX_STOP_TOKENS - len(job.stop_tokens))]
         return Request(
-            length=np.int32(length),
-            limit=np.int32(min(length + params.max_tokens, self.config.max_len)),
-            min_length=np.int32(length + params.min_tokens),
-            stop_tokens=stop_tokens,
-            key_data=np.asarray(job.key_data, np.uint32),
-            table=table,
+            length=_array(length, np.int32),
+            limit=_array(min(length + params.max_tokens, self.config.max_len), np.int32),
+            min_length=_array(length + params.min_tokens, np.int32),
+            stop_tokens=_array(stop_tokens, np.int32),
+            key_data=_array(job.key_data, np.uint32),
+            table=_array(table, np.int32),
             warp=Warp(
-                temperature=np.float32(0.0 if params.greedy else params.temperature),
-                top_k=np.int32(max(params.top_k, 0)),
-                top_p=np.float32(params.top_p),
-                min_p=np.float32(params.min_p),
+                temperature=_array(0.0 if params.greedy else params.temperature, np.float32),
+                top_k=_array(max(params.top_k, 0), np.int32),
+                top_p=_array(params.top_p, np.float32),
+                min_p=_array(params.min_p, np.float32),
             ),
         )
 
@@ -251,4 +249,6 @@ class Engine:
         self._state = self._retire(self._state, mask)
 
 
-FINISH_REASONS = {STOPPED: "stop", FULL: "length", BROKEN: "error"}
+def _array(value, dtype) -> Any:
+    """A host array that enters a program as an argument, without a transfer of its own."""
+    return np.asarray(value, dtype)

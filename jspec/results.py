@@ -1,6 +1,7 @@
 """What a request gives back."""
 
 import dataclasses
+import operator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,12 +55,13 @@ class Stats:
 
     def __add__(self, other: "Stats") -> "Stats":
         """Both requests' steps together."""
-
-        def total(name):
-            a, b = getattr(self, name), getattr(other, name)
-            return tuple(x + y for x, y in zip(a, b, strict=True)) if isinstance(a, tuple) else a + b
-
-        return Stats(*(total(field.name) for field in dataclasses.fields(self)))
+        return Stats(
+            self.num_steps + other.num_steps,
+            self.num_draft_tokens + other.num_draft_tokens,
+            self.num_accepted_draft_tokens + other.num_accepted_draft_tokens,
+            tuple(map(operator.add, self.acceptance_histogram, other.acceptance_histogram)),
+            tuple(map(operator.add, self.accepted_per_position, other.accepted_per_position)),
+        )
 
 
 @dataclasses.dataclass(frozen=True)

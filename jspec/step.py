@@ -140,9 +140,7 @@ class Step:
         offered = accepted + verdict.ok  # a target row that is no law emits nothing
         stop = first_stop(jnp.where(offset < offered[:, None], emitted, -2), request.stop_tokens)
         count = jnp.where(live, jnp.minimum(jnp.minimum(offered, stop + 1), room), 0)
-        outcome = jnp.where(
-            stop < count, STOPPED, jnp.where(count == room, FULL, jnp.where(verdict.ok, LIVE, BROKEN))
-        )
+        outcome = jnp.where(stop < count, STOPPED, jnp.where(count == room, FULL, jnp.where(verdict.ok, LIVE, BROKEN)))
         outcome = jnp.where(live, outcome, state.outcome)
 
         position = jnp.where(offset < count[:, None], request.length[:, None] + offset, state.tokens.shape[1])

@@ -47,18 +47,19 @@ class StopStrings:
         self._decode, self._strings, self._min_tokens = decode, strings, min_tokens
 
     def find(self, tokens: Sequence[int], seen: int) -> Stop | None:
-        """The stop, if the tokens after the first ``seen`` complete a stop string."""
-        if len(tokens) <= self._min_tokens or self._first(self._decode(tokens), seen, tokens) is None:
+        """The stop in these new tokens, of which the first ``seen`` are known to hold none."""
+        if len(tokens) <= self._min_tokens or self._first(tokens) is None:
             return None
         for n in range(max(seen, self._min_tokens) + 1, len(tokens) + 1):
-            text = self._decode(tokens[:n])
-            found = self._first(text, seen, tokens)
+            found = self._first(tokens[:n])
             if found is not None:
-                return Stop(n, text[: found[0]], found[1])
+                start, string = found
+                return Stop(n, self._decode(tokens[:n])[:start], string)
         return None
 
-    def _first(self, text: str, seen: int, tokens: Sequence[int]) -> tuple[int, str] | None:
-        """Where the earliest stop string begins that ends after the text of the tokens already looked at, and which."""
-        settled = len(self._decode(tokens[: max(seen, self._min_tokens)]))
-        starts = [(text.find(s, max(settled - len(s) + 1, 0)), s) for s in self._strings]
+    def _first(self, tokens: Sequence[int]) -> tuple[int, str] | None:
+        """Where the earliest stop string begins that ends after the first min_tokens tokens, and which it is."""
+        text = self._decode(tokens)
+        settled = len(self._decode(tokens[: self._min_tokens])) if self._min_tokens else 0
+        starts = [(text.find(string, max(settled - len(string) + 1, 0)), string) for string in self._strings]
         return min((found for found in starts if found[0] >= 0), default=None)

@@ -43,7 +43,10 @@ class Context:
 class Drafter(Protocol):
     """A way of proposing tokens."""
 
-    num_draft_tokens: int
+    @property
+    def num_draft_tokens(self) -> int:
+        """K."""
+        ...
 
     def init(self, pages: int, page_size: int, dtype) -> Any:
         """An empty state, with pools of ``pages`` pages of ``page_size`` slots if it keeps keys and values."""

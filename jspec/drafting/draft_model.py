@@ -85,9 +85,7 @@ class DraftModel:
     def _draw(self, logits, i, warp: Warp, context: Context) -> tuple[Law, jax.Array]:
         """The law of draft i and a token from it, int32 ``[B, 1]``."""
         index = jnp.full((logits.shape[0], 1), i, jnp.int32)
-        logits = forbid_early_stops(
-            logits, context.length[:, None] + index, context.stop_tokens, context.min_length
-        )
+        logits = forbid_early_stops(logits, context.length[:, None] + index, context.stop_tokens, context.min_length)
         coupled = self.speculation.draft_sampling == "coupled"
         keys = context.noise.sample_keys(index) if coupled else context.noise.draft_keys(index)
         return make_law(logits, warp, keys)

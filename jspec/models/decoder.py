@@ -32,7 +32,7 @@ class Attention(nnx.Module):
         B, T, _ = x.shape
         N, G, H = self.num_heads, self.num_kv_heads, self.head_dim
         q, k, v = jnp.split(self.qkv(x).reshape(B, T, N + 2 * G, H), [N, N + G], axis=2)
-        if self.q_norm is not None:
+        if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, positions, self.rope), rotate(k, positions, self.rope)
         kv = view.write(kv, k, v)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jspec.config import ModelConfig
@@ -19,7 +20,7 @@ def abstract_params(config: ModelConfig, dtype: str = "float32") -> dict[str, ja
     }
 
 
-def build(config: ModelConfig, params: Mapping[str, jax.Array], dtype: str = "float32") -> Decoder:
+def build(config: ModelConfig, params: Mapping[str, jax.typing.ArrayLike], dtype: str = "float32") -> Decoder:
     """The module of ``config`` around ``params`` (dotted names, arrays of ``dtype``).
 
     Raises:
@@ -32,8 +33,8 @@ def build(config: ModelConfig, params: Mapping[str, jax.Array], dtype: str = "fl
             raise ValueError(f"parameter {name!r} is missing")
         if name not in expected:
             raise ValueError(f"parameter {name!r} is unknown to {config.architecture}")
-        if params[name].shape != expected[name].shape:
-            raise ValueError(f"parameter {name!r} has shape {params[name].shape}, expected {expected[name].shape}")
+        if np.shape(params[name]) != expected[name].shape:
+            raise ValueError(f"parameter {name!r} has shape {np.shape(params[name])}, expected {expected[name].shape}")
     graph, state = nnx.split(model)
     paths, tree = jax.tree_util.tree_flatten_with_path(state)
     leaves = [jnp.asarray(params[_dotted(path)], dtype=DTYPES[dtype]) for path, _ in paths]

@@ -82,15 +82,15 @@ def best_of(score, ids, width: int):
     return best, jnp.min(jnp.where(score == best, ids, width - 1))
 
 
-def add_noise(score, ids, key_ref, row, noisy):
-    """Add the row's Gumbel noise, where it is wanted and the block has a token that may win."""
+def gumbel_block(key_ref, row, ids, wanted):
+    """The noise of some tokens of a row, or zeros: it costs four times what reading the logits does."""
     column = jnp.int32(0)  # a literal index does not trace in interpret mode of jax 0.10
 
     def noise():
         bits = threefry_bits(key_ref[row, column], key_ref[row, column + 1], ids.astype(jnp.uint32))
-        return score + gumbel_of_bits(bits)
+        return gumbel_of_bits(bits)
 
-    return jax.lax.cond(noisy & (jnp.max(score) > -jnp.inf), noise, lambda: score)
+    return jax.lax.cond(wanted, noise, lambda: jnp.zeros(ids.shape, jnp.float32))
 
 
 def _draw_block(logits_ref, scale_ref, threshold_ref, *refs, width, size):
@@ -107,7 +107,7 @@ def _draw_block(logits_ref, scale_ref, threshold_ref, *refs, width, size):
     score = jnp.where(cut, -jnp.inf, scaled)
     if noise_refs:
         key_ref, noisy_ref = noise_refs
-        score = add_noise(score, ids, key_ref, row, noisy_ref[row])
+        score = score + gumbel_block(key_ref, row, ids, noisy_ref[row] & (jnp.max(score) > -jnp.inf))
     best_ref[row, block], token_ref[row, block] = best_of(score, ids, width)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.draw import add_noise, best_of
+from jspec.pallas.draw import best_of, gumbel_block
 from jspec.pallas.noise import gumbel_of_bits, random_bits
 from jspec.pallas.triton import block_ids, block_size, kernel_call, load_block
 
@@ -159,11 +159,11 @@ def _residual_block(*refs, size):
     log_p = _log_prob_block(p_refs, (b, row), block, ids) + log_weight_ref[b]
     log_q = _log_prob_block(q_refs, (b, jnp.minimum(row, K - 1)), block, ids, when=use_q_ref[b])
     kept = (log_q < log_p) & (ids != excluded_ref[b])
-    noisy_p = add_noise(log_p, ids, key_ref, b, noisy_ref[b])
     gap = jnp.where(kept, log_q - log_p, -jnp.inf)
-    score = jnp.where(kept, noisy_p + jnp.log(-jnp.expm1(gap)), -jnp.inf)
-    best_ref[b, block], token_ref[b, block] = best_of(score, ids, V)
-    fallback_best_ref[b, block], fallback_token_ref[b, block] = best_of(noisy_p, ids, V)
+    score = jnp.where(kept, log_p + jnp.log(-jnp.expm1(gap)), -jnp.inf)
+    noise = gumbel_block(key_ref, b, ids, noisy_ref[b] & (jnp.max(log_p) > -jnp.inf))
+    best_ref[b, block], token_ref[b, block] = best_of(score + noise, ids, V)
+    fallback_best_ref[b, block], fallback_token_ref[b, block] = best_of(log_p + noise, ids, V)
 
 
 def _merge_blocks(best_ref, token_ref, fallback_best_ref, fallback_token_ref, out_ref, *, width, blocks):

@@ -114,7 +114,7 @@ RULES: dict[str, Callable[[jax.Array, Warp, Proposal, RoundNoise], Verdict]] = {
 
 def _finish(law: Law, best, proposal: Proposal, count, accepted, log_weight, noise: RoundNoise) -> Verdict:
     """The token after the accepted drafts: from the residual if one was refused, else the bonus token from p_k."""
-    B, K = proposal.tokens.shape
+    K = proposal.tokens.shape[1]
     refused = accepted < count
     draft = _pick(proposal.tokens, jnp.minimum(accepted, K - 1))
     key_data = jnp.where(

@@ -1,0 +1,78 @@
+"""The ``jspec`` command: ``jspec demo`` and ``jspec generate``."""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import jspec
+from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; 0 is success, 2 a mistake in the arguments or a checkpoint, told in one sentence."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except (ValueError, TypeError, MemoryError, OSError) as error:
+        print(f"jspec {args.command}: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="jspec", description="Lossless speculative decoding for JAX.")
+    parser.add_argument("--version", action="version", version=f"jspec {jspec.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    demo = commands.add_parser("demo", help="complete a few prompts with and without speculation, and compare")
+    demo.add_argument("--checkpoints", type=pathlib.Path, help="folder that holds target/ and draft/")
+    demo.add_argument("--max-tokens", type=int, default=96)
+    demo.set_defaults(run=_demo, temperature=0.8)
+
+    generate = commands.add_parser("generate", help="complete one prompt")
+    generate.add_argument("target", help="checkpoint folder")
+    generate.add_argument("prompt", help="text to complete")
+    generate.add_argument("--max-tokens", type=int, default=128)
+    generate.set_defaults(run=_generate, temperature=1.0)
+
+    for command in (demo, generate):
+        command.add_argument("--draft", help="checkpoint folder, or ngram")
+        command.add_argument("--temperature", type=float, default=command.get_default("temperature"))
+        command.add_argument("--top-p", type=float, default=1.0)
+        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--num-draft-tokens", type=int, default=4)
+        command.add_argument("--verify", choices=VERIFY_RULES, default="rejection")
+        command.add_argument("--draft-sampling", choices=DRAFT_SAMPLINGS, default="auto")
+    return parser
+
+
+def _demo(args) -> int:
+    from jspec.demo import run
+
+    run(args.checkpoints, args.draft, _speculation(args), _params(args))
+    return 0
+
+
+def _generate(args) -> int:
+    llm = jspec.load(args.target, args.draft, speculation=_speculation(args), max_batch=1)
+    result = jspec.generate(llm, args.prompt, _params(args))
+    assert isinstance(result, jspec.Result)
+    print(result.token_ids if result.text is None else result.text)
+    print(f"acceptance length {result.stats.mean_acceptance_length:.2f}", file=sys.stderr)
+    return 0
+
+
+def _speculation(args) -> jspec.Speculation:
+    return jspec.Speculation(
+        num_draft_tokens=args.num_draft_tokens, verify=args.verify, draft_sampling=args.draft_sampling
+    )
+
+
+def _params(args) -> jspec.SamplingParams:
+    return jspec.SamplingParams(
+        temperature=args.temperature, top_p=args.top_p, seed=args.seed, max_tokens=args.max_tokens
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

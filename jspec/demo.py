@@ -1,0 +1,103 @@
+"""``jspec demo``: real text, written twice, with the drafted part in colour and both clocks beside it."""
+
+import dataclasses
+import functools
+import operator
+import pathlib
+import time
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import jspec
+from jspec.llm import LLM
+
+PROMPTS = (
+    "import os\nimport sys\n\n\ndef main(argv=None):\n",
+    "class Queue:\n    def __init__(self, maxsize=0):\n",
+    'def read_config(path):\n    """Return the configuration',
+    "    try:\n        value = int(text)\n    except ValueError:\n",
+)
+FAMILY = pathlib.Path(jspec.__file__).parents[1] / "family" / "checkpoints"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    results: list[jspec.Result]
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(result.token_ids) for result in self.results)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second, over all prompts."""
+        return self.tokens / self.seconds
+
+    @property
+    def stats(self) -> jspec.Stats:
+        return functools.reduce(operator.add, (result.stats for result in self.results))
+
+
+def run(
+    checkpoints: pathlib.Path | None, draft: str | None, speculation: jspec.Speculation, params: jspec.SamplingParams
+):
+    """Complete the demo prompts with and without speculation and print what happened.
+
+    Args:
+      checkpoints: a folder with target/ and draft/; None takes the family that comes with the repository.
+      draft: another drafter than its draft model: a folder or ``ngram``.
+      speculation, params: how to draft and sample.
+    """
+    console = Console(highlight=False)
+    folder = checkpoints or FAMILY
+    small = functools.partial(jspec.load, max_batch=len(PROMPTS), max_len=256, page_size=32, prefill_chunk=32)
+    console.print(
+        f"[dim]loading and compiling {folder.name}/target, drafted for by {draft or folder.name + '/draft'} …"
+    )
+    plain = small(folder / "target").warmup()
+    llm = small(folder / "target", draft or folder / "draft", speculation=speculation).warmup()
+
+    without, with_drafts = _timed(plain, params), _timed(llm, params)
+    for prompt, result in zip(PROMPTS, with_drafts.results, strict=True):
+        console.rule(f"[dim]{result.finish_reason}, acceptance length {result.stats.mean_acceptance_length:.2f}")
+        console.print(_coloured(llm, prompt, result))
+    console.rule()
+    console.print("[dim]prompt[/], [bold]drawn by the target[/], [green]drafted and accepted")
+    console.print(_table(without, with_drafts, speculation))
+
+
+def _timed(llm: LLM, params: jspec.SamplingParams) -> Run:
+    start = time.perf_counter()
+    results = jspec.generate(llm, list(PROMPTS), params)
+    assert isinstance(results, list)
+    return Run(results, time.perf_counter() - start)
+
+
+def _coloured(llm: LLM, prompt: str, result: jspec.Result) -> Text:
+    """The prompt dim, the target's own tokens bold, accepted drafts green."""
+    text = Text(prompt, style="dim")
+    assert llm.tokenizer is not None
+    written = ""
+    for i, accepted in enumerate(result.accepted):
+        so_far = llm.tokenizer.decode(result.token_ids[: i + 1], skip_special_tokens=True)
+        text.append(so_far[len(written) :], style="green" if accepted else "bold")
+        written = so_far
+    return text
+
+
+def _table(plain: Run, drafted: Run, speculation: jspec.Speculation) -> Table:
+    stats = drafted.stats
+    table = Table(box=None, show_header=False)
+    table.add_row("acceptance length", f"{stats.mean_acceptance_length:.2f} tokens per pass of the target")
+    rates = "  ".join(f"{rate:.2f}" for rate in stats.acceptance_rate_per_position)
+    table.add_row("acceptance by position", rates)
+    table.add_row("passes of the target", f"{plain.stats.num_steps} plain, {stats.num_steps} with drafts")
+    table.add_row("tokens per second", f"{plain.rate:.1f} plain, {drafted.rate:.1f} with drafts")
+    table.add_row("measured ratio", f"{drafted.rate / plain.rate:.2f}")
+    table.add_row(
+        "[dim]settings", f"[dim]K={speculation.num_draft_tokens}, {speculation.verify}, {speculation.draft_sampling}"
+    )
+    return table
