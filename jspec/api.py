@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from convert import load_folder
 from convert.folder import Folder
 from convert.hf_config import read_config
+from convert.loading import load_folder
 from jspec._arguments import is_int, require, resolve_names
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.drafting.base import Drafter

@@ -1,0 +1,54 @@
+# Each target does all of its own set-up: a virtual environment in $(VENV), made once, refreshed when pyproject.toml changes.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test long gpu lint types smoke docs clean
+
+demo: $(VENV)/run
+	$(BIN)/jspec demo
+
+test: $(VENV)/test  # everything but the long statistical tier and what needs a GPU
+	$(BIN)/python -m pytest
+
+long: $(VENV)/test  # the statistical tests at full power, minutes each
+	$(BIN)/python -m pytest -m long
+
+gpu: $(VENV)/test  # kernels against their twins on the card
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/dev
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+smoke: $(VENV)/smoke  # lowering of the kernels and one trip through every layer, for other versions of Python and jax
+	$(BIN)/python -m pytest tests/pallas tests/test_api.py tests/test_engine.py
+
+docs: $(VENV)/test  # the tables and plots under docs/ that come from measurements
+	$(BIN)/python -m benchmarks.acceptance
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/run: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/smoke: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[test]'
+	@touch $@
+
+$(VENV)/test: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[test,parity]'
+	@touch $@
+
+$(VENV)/dev: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[test,parity,dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,14 @@
+"""Hugging Face checkpoints as Flax params: a library and the ``jspec-convert`` command.
+
+report = convert("path/to/hf-folder", "path/to/converted", dtype="bfloat16")
+config, params = load_folder("path/to/either")
+problems = check("path/to/converted")
+"""
+
+import jspec  # noqa: F401  jspec's front door imports modules of this package; let it do so before this one goes on
+from convert.conversion import Report, convert
+from convert.loading import load_folder
+from convert.manifest import check
+from convert.refusal import Mismatch, Refusal
+
+__all__ = ["Mismatch", "Refusal", "Report", "check", "convert", "load_folder"]

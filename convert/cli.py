@@ -1,0 +1,89 @@
+"""The ``jspec-convert`` command.
+
+Exit codes: 0 done; 1 the checkpoint, or the verification, does not match; 2 refused, with one sentence on stderr.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from convert.conversion import VERIFICATIONS, convert
+from convert.listing import listing, matches
+from convert.manifest import check
+from convert.refusal import Mismatch, Refusal
+from convert.source import NUMPY_DTYPES, open_source
+
+OK, MISMATCH, REFUSED = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.check is not None and options.src is not None:
+        parser.error("--check takes a converted folder and nothing else")
+    if options.check is None and (options.src is None or (options.out is None and not options.dry_run)):
+        parser.error("SRC and OUT are needed; --dry-run needs SRC only")
+    try:
+        if options.check is not None:
+            return _check(options.check)
+        return _dry_run(options) if options.dry_run else _convert(options)
+    except Mismatch as mismatch:
+        print(f"jspec-convert: {mismatch}", file=sys.stderr)
+        return MISMATCH
+    except (Refusal, OSError) as refusal:
+        print(f"jspec-convert: {refusal}", file=sys.stderr)
+        return REFUSED
+    except KeyboardInterrupt:
+        print("jspec-convert: interrupted; nothing was written", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jspec-convert",
+        description="Convert a Hugging Face checkpoint (safetensors) to Flax params that jspec loads.",
+    )
+    parser.add_argument("src", metavar="SRC", nargs="?", help="folder with config.json and safetensors")
+    parser.add_argument("out", metavar="OUT", nargs="?", help="folder to create")
+    parser.add_argument(
+        "--dtype", choices=NUMPY_DTYPES, help="of the params; default: the narrower one that holds every tensor exactly"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="read headers only, print the mapping, write nothing")
+    parser.add_argument(
+        "--verify", choices=VERIFICATIONS, help="read the params back; 'logits' also compares with transformers"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing converted OUT, after success")
+    parser.add_argument("--check", metavar="OUT", help="hash a converted folder again and name what is damaged")
+    return parser
+
+
+def _check(out: str) -> int:
+    problems = check(out)
+    for problem in problems:
+        print(problem)
+    if not problems:
+        print(f"{out}: every file matches the manifest")
+    return MISMATCH if problems else OK
+
+
+def _dry_run(options: argparse.Namespace) -> int:
+    source = open_source(options.src)
+    for line in listing(source, options.dtype or source.exact_dtype):
+        print(line)
+    return OK if matches(source) else MISMATCH
+
+
+def _convert(options: argparse.Namespace) -> int:
+    report = convert(options.src, options.out, options.dtype, options.overwrite, options.verify, progress=True)
+    for note in report.notes:
+        print(f"note: {note}")
+    print(
+        f"{report.out}: {report.tensors} tensors, {report.parameters:,} parameters in {report.dtype}, "
+        f"{report.seconds:.1f} s, peak memory {report.peak_bytes / 2**20:,.0f} MiB"
+    )
+    return OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

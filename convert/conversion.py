@@ -1,0 +1,173 @@
+"""Hugging Face folder in, converted folder out."""
+
+import dataclasses
+import math
+import os
+import resource
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from convert.checkpoint import LazyArray, save_params
+from convert.manifest import PARAMS, is_converted, write_manifest
+from convert.refusal import Refusal
+from convert.source import NUMPY_DTYPES, Source, open_source
+from convert.staging import staged
+from convert.verify import require_transformers, verify_logits, verify_shapes
+from jspec._arguments import require
+
+COPIED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+VERIFICATIONS = ("shapes", "logits")
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a conversion did.
+
+    Attributes:
+      out: the folder written.
+      dtype: of its params.
+      tensors, parameters: tensors read, and the numbers in the params.
+      seconds: wall time.
+      peak_bytes: largest resident memory of the process so far.
+      notes: what the user ought to know, a sentence each.
+    """
+
+    out: Path
+    dtype: str
+    tensors: int
+    parameters: int
+    seconds: float
+    peak_bytes: int
+    notes: tuple[str, ...]
+
+
+def convert(
+    src: str | os.PathLike,
+    out: str | os.PathLike,
+    dtype: str | None = None,
+    overwrite: bool = False,
+    verify: str | None = None,
+    progress: bool = False,
+) -> Report:
+    """Write the Hugging Face checkpoint ``src`` as Flax params and tokenizer files to ``out``.
+
+    ``out`` appears whole or not at all: it is written beside its place and renamed.
+
+    Args:
+      src: a folder with config.json and safetensors.
+      out: the folder to create.
+      dtype: ``float32`` or ``bfloat16``; None takes the narrower of the two that holds every tensor exactly, so that
+        nothing is rounded unasked: float16 weights become float32.
+      overwrite: replace an existing converted folder, after success.
+      verify: ``shapes`` reads the written params back; ``logits`` also compares with transformers.
+      progress: show a bar if stderr is a terminal.
+
+    Raises:
+      Refusal: one sentence with the file and the reason.
+      Mismatch: verification failed; nothing was written.
+    """
+    require(dtype is None or dtype in NUMPY_DTYPES, "dtype", dtype, f"None or one of {', '.join(NUMPY_DTYPES)}")
+    require(verify is None or verify in VERIFICATIONS, "verify", verify, f"None or one of {', '.join(VERIFICATIONS)}")
+    start = time.monotonic()
+    if verify == "logits":
+        require_transformers()
+    if is_converted(src):
+        raise Refusal(f"{src}: is a converted folder already; give the Hugging Face folder it was made from")
+    source, place = open_source(src), _place(out)
+    if place.is_relative_to(source.folder.root) or source.folder.root.is_relative_to(place):
+        raise Refusal(f"{out}: lies inside the source folder or around it; choose another place")
+    source.require_match()
+    chosen = dtype or source.exact_dtype
+    notes = _dtype_notes(source, dtype, chosen)
+    with staged(place, overwrite, may_replace=is_converted) as partial:
+        notes += _write(source, partial, chosen, progress)
+        if verify is not None:
+            notes.append(verify_shapes(partial, chosen))
+        if verify == "logits":
+            notes.append(verify_logits(source, partial, chosen))
+    return Report(
+        out=place,
+        dtype=chosen,
+        tensors=len(source.table),
+        parameters=source.config.num_parameters,
+        seconds=time.monotonic() - start,
+        peak_bytes=_peak_bytes(),
+        notes=tuple(notes),
+    )
+
+
+def _place(out: str | os.PathLike) -> Path:
+    """``out`` as an absolute path whose parent has no symbolic links; its last part is left as it is."""
+    absolute = Path(os.path.abspath(out))
+    return absolute.parent.resolve() / absolute.name
+
+
+def _write(source: Source, folder: Path, dtype: str, progress: bool) -> list[str]:
+    """Params, copied files and manifest into ``folder``; returns a note if a parameter holds NaN or infinity."""
+    need = source.config.num_parameters * NUMPY_DTYPES[dtype].itemsize
+    free = shutil.disk_usage(folder).free
+    if need > free:
+        raise Refusal(f"{folder.parent}: the params need {need} bytes and {free} are free on that disk")
+    nonfinite: list[str] = []
+    with tqdm(total=len(source.shapes), unit="param", disable=None if progress else True) as bar:
+
+        def make(name: str) -> np.ndarray:
+            array = source.param(name, dtype)
+            if not np.isfinite(array).all():
+                nonfinite.append(name)
+            bar.update()
+            return array
+
+        params = {
+            name: LazyArray(shape, NUMPY_DTYPES[dtype], lambda name=name: make(name))
+            for name, shape in source.shapes.items()
+        }
+        save_params(folder / PARAMS, params)
+    for name in COPIED:
+        if source.folder.has(name):
+            shutil.copyfile(source.folder.path(name), folder / name)
+    write_manifest(folder, _description(source, dtype))
+    return [f"NaN or infinity in {', '.join(nonfinite)}, kept as found"] if nonfinite else []
+
+
+def _description(source: Source, dtype: str) -> dict:
+    return {
+        "source": {
+            "path": source.folder.given,
+            "name_or_path": source.folder.json("config.json").get("_name_or_path"),
+            "revision": source.folder.revision,
+        },
+        "architecture": source.config.architecture,
+        "dtype": dtype,
+        "tensor_count": len(source.table),
+        "parameter_count": sum(math.prod(shape) for shape in source.shapes.values()),
+    }
+
+
+def _dtype_notes(source: Source, asked: str | None, chosen: str) -> list[str]:
+    if asked is None and source.has_float16:
+        return ["float16 weights are kept exactly, as float32; --dtype bfloat16 halves their size and rounds them"]
+    if chosen == "bfloat16" != source.exact_dtype:
+        return ["weights are rounded to bfloat16"]
+    return []
+
+
+def _peak_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,33 @@
+"""What a conversion would do, as lines of text, from config and headers alone."""
+
+from collections.abc import Iterator
+
+from convert.source import Source
+
+
+def listing(source: Source, dtype: str) -> Iterator[str]:
+    """One line a tensor, ``name -> param[rows]  shape  dtype``, then what is ignored, missing, unused or misshapen."""
+    width = max(map(len, source.table))
+    stacked = source.shapes
+    for name, rows in source.table.items():
+        if name not in source.tensors:
+            continue
+        tensor = source.tensors[name]
+        whole = stacked[rows.param] == rows.shape
+        place = rows.param if whole else f"{rows.param}[{rows.start}:{rows.start + rows.shape[0]}]"
+        yield f"{name:{width}} -> {place}  {list(tensor.shape)}  {tensor.dtype} -> {dtype}"
+    for name in source.ignored:
+        yield f"ignored: {name}"
+    for name in source.missing:
+        yield f"missing: {name} {list(source.table[name].shape)}"
+    for name in source.unused:
+        yield f"unused: {name} {list(source.tensors[name].shape)} in {source.tensors[name].file}"
+    for name in source.misshapen:
+        yield f"wrong shape: {name} {list(source.tensors[name].shape)}, expected {list(source.table[name].shape)}"
+    total = source.config.num_parameters
+    yield f"{len(source.table)} tensors -> {len(stacked)} params, {total:,} parameters, {dtype}"
+
+
+def matches(source: Source) -> bool:
+    """Whether the tensors are exactly those that the architecture needs."""
+    return not (source.missing or source.unused or source.misshapen)

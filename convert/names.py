@@ -1,0 +1,84 @@
+"""Which rows of which parameter each Hugging Face tensor is.
+
+Query, key and value stack into one parameter in this order, gate and up into another; all else is one to one.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from jspec.config import ModelConfig
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+# Buffers that old versions of transformers saved; they follow from the config.
+_BUFFERS = re.compile(r"\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
+
+
+class Rows(NamedTuple):
+    """Rows ``start : start + shape[0]`` of ``param``, where a tensor of ``shape`` goes."""
+
+    param: str
+    start: int
+    shape: tuple[int, ...]
+
+
+def tensor_table(config: ModelConfig, present: Iterable[str] = ()) -> dict[str, Rows]:
+    """Tensor name -> its place, for every tensor that a checkpoint of ``config`` has to hold.
+
+    Args:
+      config: the architecture.
+      present: names in the checkpoint. A tied pair may be stored under the head's name alone.
+    """
+    D, V = config.hidden_size, config.vocab_size
+    table = {EMBEDDING: Rows("embedding", 0, (V, D))}
+    for layer in range(config.num_layers):
+        for suffix, rows in _layer_table(config).items():
+            table[f"model.layers.{layer}.{suffix}"] = rows._replace(param=f"layers.{layer}.{rows.param}")
+    table["model.norm.weight"] = Rows("norm.weight", 0, (D,))
+    if not config.tie_embeddings:
+        table[HEAD] = Rows("head.weight", 0, (V, D))
+    elif HEAD in (names := set(present)) and EMBEDDING not in names:
+        table[HEAD] = table.pop(EMBEDDING)
+    return table
+
+
+def param_shapes(table: dict[str, Rows]) -> dict[str, tuple[int, ...]]:
+    """Parameter name -> shape, from the tensors that stack into it."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for param, start, shape in table.values():
+        rows = max(start + shape[0], shapes.get(param, (0,))[0])
+        shapes[param] = (rows, *shape[1:])
+    return shapes
+
+
+def is_ignored(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor outside the table is harmless: a buffer, or the spare copy of a tied head."""
+    return bool(_BUFFERS.search(name)) or (config.tie_embeddings and name in (HEAD, EMBEDDING))
+
+
+def _layer_table(config: ModelConfig) -> dict[str, Rows]:
+    D, F, H = config.hidden_size, config.intermediate_size, config.head_dim
+    N, G = config.num_heads, config.num_kv_heads
+    table = {
+        "input_layernorm.weight": Rows("attention_norm.weight", 0, (D,)),
+        "post_attention_layernorm.weight": Rows("mlp_norm.weight", 0, (D,)),
+    }
+    linear = (
+        ("self_attn.q_proj", "attention.qkv", 0, N * H, D, config.qkv_bias),
+        ("self_attn.k_proj", "attention.qkv", N * H, G * H, D, config.qkv_bias),
+        ("self_attn.v_proj", "attention.qkv", (N + G) * H, G * H, D, config.qkv_bias),
+        ("self_attn.o_proj", "attention.out", 0, D, N * H, config.output_bias),
+        ("mlp.gate_proj", "mlp.gate_up", 0, F, D, config.mlp_bias),
+        ("mlp.up_proj", "mlp.gate_up", F, F, D, config.mlp_bias),
+        ("mlp.down_proj", "mlp.down", 0, D, F, config.mlp_bias),
+    )
+    for tensor, param, start, rows, columns, bias in linear:
+        table[f"{tensor}.weight"] = Rows(f"{param}.weight", start, (rows, columns))
+        if bias:
+            table[f"{tensor}.bias"] = Rows(f"{param}.bias", start, (rows,))
+    if config.qk_norm:
+        table["self_attn.q_norm.weight"] = Rows("attention.q_norm.weight", 0, (H,))
+        table["self_attn.k_norm.weight"] = Rows("attention.k_norm.weight", 0, (H,))
+    return table

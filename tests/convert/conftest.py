@@ -1,0 +1,47 @@
+"""Checkpoints to convert, and the assertion that one is refused."""
+
+import json
+
+import pytest
+from tiny import tiny_checkpoint
+
+from convert.cli import main
+
+
+@pytest.fixture
+def src(tmp_path):
+    """A sharded checkpoint, alone in its parent."""
+    return tiny_checkpoint(tmp_path / "src", shards=2)
+
+
+@pytest.fixture
+def single(tmp_path):
+    """A checkpoint in one file, alone in its parent."""
+    return tiny_checkpoint(tmp_path / "src")
+
+
+@pytest.fixture
+def refused(capsys):
+    """A function: convert ``src``, and assert exit code 2, one sentence that holds ``names``, and nothing written."""
+
+    def convert_and_assert(src, *names: str):
+        code = main([str(src), str(src.parent / "out")])
+        error = capsys.readouterr().err
+        assert code == 2
+        assert error.startswith("jspec-convert: ")
+        assert error.count("\n") == 1
+        for name in names:
+            assert name in error
+        assert sorted(path.name for path in src.parent.iterdir() if path.name != "elsewhere") == ["src"]
+
+    return convert_and_assert
+
+
+@pytest.fixture
+def edit():
+    """A function: set keys of a JSON file."""
+
+    def rewrite(path, **changes):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return rewrite

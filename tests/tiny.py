@@ -1,0 +1,93 @@
+"""Tiny random Hugging Face checkpoints, written without torch."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+from convert.folder import Folder
+from convert.hf_config import read_config
+from convert.names import tensor_table
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def tiny_config(architecture: str = "LlamaForCausalLM", **overrides) -> dict:
+    """config.json of a model with V=97, D=64, F=96, L=2, N=4, G=2, H=16; a value of None removes its key."""
+    config = {
+        "architectures": [architecture],
+        "model_type": architecture.removesuffix("ForCausalLM").lower(),
+        "vocab_size": 97,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **overrides,
+    }
+    keep_null = ("sliding_window", "rope_scaling")
+    return {key: value for key, value in config.items() if value is not None or key in keep_null}
+
+
+def tiny_checkpoint(
+    path: str | os.PathLike,
+    architecture: str = "LlamaForCausalLM",
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    shards: int = 1,
+    **overrides,
+) -> Path:
+    """Write a random checkpoint and return its folder.
+
+    Args:
+      path: the folder, created if need be.
+      architecture: one of ``ARCHITECTURES``.
+      seed: of the weights.
+      dtype: of the tensors on disk: ``float32``, ``float16`` or ``bfloat16``.
+      shards: files; above 1 an index is written.
+      overrides: keys of config.json; see ``tiny_config``.
+    """
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(tiny_config(architecture, **overrides)))
+    table = tensor_table(read_config(Folder(folder)))
+    rng = np.random.default_rng(seed)
+    tensors = {name: _random(rng, name, rows.shape).astype(DTYPES[dtype]) for name, rows in table.items()}
+    write_weights(folder, tensors, shards)
+    return folder
+
+
+def write_weights(folder: Path, tensors: dict[str, np.ndarray], shards: int = 1):
+    """``tensors`` as model.safetensors, or dealt out to ``shards`` files with an index."""
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    weight_map = {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05d}-of-{shards:05d}.safetensors"
+        held: Sequence[str] = list(tensors)[shard::shards]
+        save_file({name: tensors[name] for name in held}, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(held, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    noise = rng.standard_normal(shape)
+    if name.endswith("bias"):
+        return 0.1 * noise
+    return 1 + 0.1 * noise if len(shape) == 1 else noise * shape[1] ** -0.5
