@@ -1,0 +1,161 @@
+"""Train the target, distil the draft from it, and write both as Hugging Face checkpoints.
+
+    python -m family.train --data DIR --out DIR            # DIR of family.corpus; minutes on one H200
+    python -m family.train --data DIR --out DIR --bench    # 30 steps of each model, and how long a run would take
+
+writes ``target/``, ``draft/``, ``losses.csv`` and ``figures.json``.
+"""
+
+import argparse
+import csv
+import dataclasses
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from family.configs import DRAFT, TARGET
+from family.export import save_checkpoint
+from family.objectives import agreement, distillation, language_modelling
+from family.training import Plan, Progress, fit, initial_params, make_step, over_held_out
+from jspec.config import ModelConfig
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+BENCH_STEPS = 30
+
+
+class Corpus(NamedTuple):
+    """``train`` on the device, ``held_out`` on the host; uint16."""
+
+    train: jax.Array
+    held_out: np.ndarray
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder that family.corpus wrote")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoints, the log and the figures")
+    parser.add_argument("--target-steps", type=int, default=3000)
+    parser.add_argument("--draft-steps", type=int, default=12000, help="0 trains the target alone")
+    parser.add_argument("--target-rate", type=float, default=2e-3, help="peak learning rate")
+    parser.add_argument("--draft-rate", type=float, default=4e-3, help="peak learning rate")
+    parser.add_argument("--target-decay", type=float, default=0.5, help="decoupled weight decay; many epochs want much")
+    parser.add_argument("--draft-decay", type=float, default=0.1, help="decoupled weight decay")
+    parser.add_argument("--tokens-per-step", type=int, default=32 * 1024)
+    parser.add_argument("--length", type=int, default=TARGET.max_position, help="tokens a window")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--bench", action="store_true", help="time 30 steps of each model and write nothing")
+    return parser.parse_args()
+
+
+def plans(args: argparse.Namespace) -> tuple[Plan, Plan]:
+    """The target's and the draft's."""
+    shared = {"tokens_per_step": args.tokens_per_step, "length": args.length}
+    return (
+        Plan(steps=args.target_steps, peak_rate=args.target_rate, weight_decay=args.target_decay, **shared),
+        Plan(steps=args.draft_steps, peak_rate=args.draft_rate, weight_decay=args.draft_decay, **shared),
+    )
+
+
+def train(
+    name: str, config: ModelConfig, plan: Plan, loss, corpus: Corpus, key: jax.Array, log: Path, teacher=None
+) -> dict[str, jax.Array]:
+    """Weights of one model; its progress goes to the terminal and to ``log``."""
+
+    def report(progress: Progress):
+        row = dataclasses.asdict(progress)
+        print(name, " ".join(f"{field} {value:.4g}" for field, value in row.items()), flush=True)
+        with log.open("a", newline="") as file:
+            csv.writer(file).writerow([name, *row.values()])
+
+    held_out = over_held_out(loss, corpus.held_out, plan.shape)
+    key_of_weights, key_of_windows = jax.random.split(key)
+    params = initial_params(config, key_of_weights)
+    return fit(plan, loss, held_out, params, teacher, corpus.train, key_of_windows, report)
+
+
+def save(folder: Path, config: ModelConfig, params, data: Path) -> None:
+    """A checkpoint with the tokenizer of the corpus."""
+    save_checkpoint(folder, config, params)
+    for name in TOKENIZER_FILES:
+        shutil.copy(data / name, folder / name)
+
+
+def nats_per_token(config: ModelConfig, params, plan: Plan, corpus: Corpus) -> float:
+    """Mean cross-entropy over the held-out files."""
+    return over_held_out(language_modelling(config), corpus.held_out, plan.shape)(params, None)
+
+
+def time_steps(name: str, config: ModelConfig, plan: Plan, loss, corpus: Corpus, teacher=None) -> float:
+    """Print the time of a step; returns the projected seconds of ``plan``, compilation included."""
+    optimizer = plan.optimizer()
+    step = make_step(loss, optimizer)
+    params = initial_params(config, jax.random.key(0))
+    moments, key = optimizer.init(params), jax.random.key(1)
+    started = time.perf_counter()
+    params, moments, value = step(params, moments, teacher, corpus.train, key, shape=plan.shape)
+    value.block_until_ready()
+    first, started = time.perf_counter() - started, time.perf_counter()
+    for _ in range(BENCH_STEPS):
+        params, moments, value = step(params, moments, teacher, corpus.train, key, shape=plan.shape)
+    value.block_until_ready()
+    seconds = (time.perf_counter() - started) / BENCH_STEPS
+    total = first + plan.steps * seconds
+    print(
+        f"{name}: first step {first:.1f} s, then {seconds * 1e3:.2f} ms, "
+        f"{plan.tokens_per_step / seconds:,.0f} tokens/s; {plan.steps} steps: {total:.0f} s",
+        flush=True,
+    )
+    return total
+
+
+def main() -> None:
+    args = parse_arguments()
+    stored = np.load(args.data / "tokens.npz")
+    corpus = Corpus(jnp.asarray(stored["train"]), stored["held_out"])
+    target_plan, draft_plan = plans(args)
+    language, distil = language_modelling(TARGET), distillation(TARGET, DRAFT)
+    target_key, draft_key = jax.random.split(jax.random.key(args.seed))
+    if args.bench:
+        seconds = time_steps("target", TARGET, target_plan, language, corpus)
+        seconds += time_steps("draft", DRAFT, draft_plan, distil, corpus, initial_params(TARGET, target_key))
+        print(f"projected: {seconds:.0f} s and evaluations")
+        return
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    log = args.out / "losses.csv"
+    log.write_text("model,step,seconds,train_loss,held_out_loss\n")
+    started = time.perf_counter()
+    target = train("target", TARGET, target_plan, language, corpus, target_key, log)
+    save(args.out / "target", TARGET, target, args.data)
+    figures = {
+        "corpus": json.loads((args.data / "corpus.json").read_text()),
+        "run": {"seed": args.seed, "jax": jax.__version__, "device": jax.devices()[0].device_kind},
+        "target": {
+            "parameters": TARGET.num_parameters,
+            "plan": dataclasses.asdict(target_plan),
+            "held_out_nats_per_token": nats_per_token(TARGET, target, target_plan, corpus),
+        },
+    }
+    if args.draft_steps:
+        draft = train("draft", DRAFT, draft_plan, distil, corpus, draft_key, log, target)
+        save(args.out / "draft", DRAFT, draft, args.data)
+        measured = over_held_out(agreement(TARGET, DRAFT), corpus.held_out, draft_plan.shape)(draft, target)
+        figures["draft"] = {
+            "parameters": DRAFT.num_parameters,
+            "plan": dataclasses.asdict(draft_plan),
+            "held_out_nats_per_token": nats_per_token(DRAFT, draft, draft_plan, corpus),
+            "agreement": measured._asdict(),
+        }
+    figures["run"]["seconds"] = time.perf_counter() - started
+    (args.out / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+    print(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

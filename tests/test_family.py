@@ -1,0 +1,260 @@
+"""The scripts that made the shipped checkpoints: corpus, tokenizer, training and export, each on something tiny."""
+
+import dataclasses
+import json
+import sys
+import sysconfig
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from family import corpus, train, training
+from family.configs import DRAFT, TARGET
+from family.export import save_checkpoint
+from family.objectives import agreement, distillation, language_modelling
+from family.tokenizer import END_OF_TEXT, END_OF_TEXT_ID, save_tokenizer, train_tokenizer
+from jspec.cache import CausalView
+from jspec.config import ModelConfig
+from jspec.models import abstract_params, build
+
+TINY = ModelConfig(
+    architecture="llama",
+    vocab_size=320,
+    hidden_size=16,
+    intermediate_size=24,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=6,
+    max_position=64,
+    tie_embeddings=True,
+    bos_token_id=0,
+    eos_token_ids=(0,),
+)
+TINY_PLAN = training.Plan(steps=20, peak_rate=1e-2, weight_decay=0.1, tokens_per_step=64, length=16, evaluate_every=5)
+
+
+@pytest.fixture(scope="module")
+def library() -> list[corpus.Source]:
+    """A few files of the standard library."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    return [corpus.Source(name, (root / name).read_text("utf-8")) for name in ("abc.py", "bisect.py", "textwrap.py")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(library):
+    return train_tokenizer((source.text for source in library), vocab_size=TINY.vocab_size)
+
+
+@pytest.fixture(scope="module")
+def tokens(tokenizer, library) -> np.ndarray:
+    return corpus.tokenise(tokenizer, library)
+
+
+def test_sources_are_sorted_and_leave_out_what_is_no_library(tmp_path):
+    kept = ("b.py", "a/z.py", "a.py", "test/test_a.py")
+    dropped = ("site-packages/x.py", "a/__pycache__/x.py", "encodings/cp437.py", "_sysconfigdata_linux.py")
+    for name in (*kept, *dropped, "config-3.12-linux/python-config.py", "notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"# {name}\n")
+    (tmp_path / "latin.py").write_bytes(b"# caf\xe9\n")
+    (tmp_path / "empty.py").touch()
+    assert corpus.read_sources(tmp_path) == [corpus.Source(name, f"# {name}\n") for name in sorted(kept)]
+
+
+def test_split_is_a_function_of_the_path_alone():
+    held_out = [f"m{i}.py" for i in range(10_000) if corpus.is_held_out(f"m{i}.py")]
+    assert 150 < len(held_out) < 250  # one in fifty
+    assert held_out[:3] == ["m73.py", "m74.py", "m75.py"]
+
+
+def test_digest_sees_every_byte_and_the_border_between_path_and_text():
+    sources = [corpus.Source("a.py", "x = 1\n"), corpus.Source("b.py", "y = 2\n")]
+    changed = [sources[0], corpus.Source("b.py", "y = 3\n")]
+    moved = [corpus.Source("a.pyx", " = 1\n"), sources[1]]
+    assert len({corpus.digest(s) for s in (sources, changed, moved, sources[:1])}) == 4
+    assert corpus.digest(sources) == corpus.digest(list(sources))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "def f(x):\n\treturn x  \n\n\n",
+        "a\r\n  b\r\n",
+        "é 日本語 🙂\x00\x7f",
+        "0x1F + 1_000",
+        END_OF_TEXT + "\n",
+    ],
+)
+def test_any_text_round_trips(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text
+
+
+def test_tokens_follow_the_shape_of_python(tokenizer):
+    assert tokenizer.get_vocab_size() == TINY.vocab_size
+    assert tokenizer.token_to_id(END_OF_TEXT) == END_OF_TEXT_ID == TINY.bos_token_id
+    indent, *rest = tokenizer.encode("\n        return 123").ids
+    assert tokenizer.decode([indent]) == "\n        "
+    assert [tokenizer.decode([token]) for token in rest[-3:]] == ["1", "2", "3"]
+
+
+def test_training_a_tokenizer_twice_gives_the_same(tokenizer, library):
+    again = train_tokenizer((source.text for source in library), vocab_size=TINY.vocab_size)
+    assert again.to_str() == tokenizer.to_str()
+
+
+def test_transformers_reads_the_tokenizer(tokenizer, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    save_checkpoint(tmp_path, TINY, tiny_params())
+    save_tokenizer(tokenizer, tmp_path, TINY.max_position)
+    loaded = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    text = "class A:\n    def f(self):\n        return [1, 2]\n"
+    assert loaded(text)["input_ids"] == tokenizer.encode(text).ids  # nothing is put in front
+    assert loaded.decode(loaded(text)["input_ids"]) == text
+    assert (loaded.eos_token_id, len(loaded)) == (END_OF_TEXT_ID, TINY.vocab_size)
+
+
+def test_files_are_parted_by_end_of_text(tokenizer, tokens, library):
+    assert tokens.dtype == np.uint16
+    borders = np.flatnonzero(tokens == END_OF_TEXT_ID)
+    assert (borders[0], borders[-1], len(borders)) == (0, len(tokens) - 1, len(library) + 1)
+    for source, start, stop in zip(library, borders[:-1], borders[1:], strict=True):
+        assert tokenizer.decode(tokens[start + 1 : stop].tolist()) == source.text
+
+
+def test_windows_are_stretches_of_the_corpus_and_reach_its_ends():
+    row = jnp.arange(40, dtype=jnp.uint16)
+    windows = training.draw_windows(row, jax.random.key(0), (512, 8))
+    assert windows.shape == (512, 9)
+    np.testing.assert_array_equal(windows, windows[:, :1] + np.arange(9)[None])
+    assert (windows.min(), windows.max()) == (0, 39)
+    np.testing.assert_array_equal(windows, training.draw_windows(row, jax.random.key(0), (512, 8)))
+
+
+def test_a_plan_has_room_for_a_window():
+    with pytest.raises(ValueError, match="tokens_per_step=1024: expected a window, 2048, or more"):
+        training.Plan(steps=1, peak_rate=1e-3, weight_decay=0.1, tokens_per_step=1024, length=2048)
+
+
+def test_held_out_loss_of_uniform_logits_is_log_of_the_vocabulary(tokens):
+    params = jax.tree.map(jnp.zeros_like, tiny_params())
+    mean = training.over_held_out(language_modelling(TINY), tokens, (4, 16))
+    assert mean(params, None) == pytest.approx(np.log(TINY.vocab_size), rel=1e-6)
+    with pytest.raises(ValueError, match="10 held-out tokens do not fill a batch of 4 windows of 16 tokens"):
+        training.over_held_out(language_modelling(TINY), tokens[:10], (4, 16))
+
+
+def test_fit_learns_and_keeps_the_best(tokens):
+    loss, rows = language_modelling(TINY), []
+    held_out = training.over_held_out(loss, tokens, (4, 16))
+    start = training.initial_params(TINY, jax.random.key(0))
+    before = held_out(start, None)
+    best = training.fit(TINY_PLAN, loss, held_out, start, None, jnp.asarray(tokens), jax.random.key(1), rows.append)
+    assert [row.step for row in rows] == [5, 10, 15, 20]
+    assert held_out(best, None) == min(row.held_out_loss for row in rows) < before - 0.5
+
+
+def test_fit_stops_when_it_diverges(tokens):
+    plan = dataclasses.replace(TINY_PLAN, steps=1)
+    start = jax.tree.map(lambda w: w * jnp.nan, tiny_params())
+    with pytest.raises(FloatingPointError, match="held-out loss nan at step 1: lower the learning rate"):
+        training.fit(
+            plan,
+            language_modelling(TINY),
+            lambda *_: jnp.nan,
+            start,
+            None,
+            jnp.asarray(tokens),
+            jax.random.key(1),
+            print,
+        )
+
+
+def test_a_draft_that_is_its_target_agrees_everywhere():
+    params, other = tiny_params(0), tiny_params(1)
+    windows = jax.random.randint(jax.random.key(2), (2, 17), 0, TINY.vocab_size)
+    distil, measure = distillation(TINY, TINY), agreement(TINY, TINY)
+    assert distil(params, params, windows) == pytest.approx(0, abs=1e-6)
+    assert measure(params, params, windows) == pytest.approx((1, 1), abs=1e-5)
+    assert distil(params, other, windows) > 0.01
+    assert all(value < 0.99 for value in measure(params, other, windows))
+
+
+def test_distillation_is_kl_of_target_from_draft():
+    target, draft = tiny_params(0), tiny_params(1)
+    windows = jax.random.randint(jax.random.key(2), (2, 9), 0, TINY.vocab_size)
+    entropy_terms = distillation(TINY, TINY)(draft, target, windows), distillation(TINY, TINY)(target, draft, windows)
+    p, q = (np.asarray(reference_logits(w, windows[:, :-1]), np.float64) for w in (target, draft))
+    p, q = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (p, q))
+    assert entropy_terms == pytest.approx(((np.exp(p) * (p - q)).sum(-1).mean(), (np.exp(q) * (q - p)).sum(-1).mean()))
+
+
+def test_checkpoint_gives_the_logits_of_transformers(tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    params = {name: w.astype(jnp.bfloat16).astype(jnp.float32) for name, w in tiny_params().items()}
+    save_checkpoint(tmp_path, TINY, params)
+    assert {w.dtype.name for w in load_file(tmp_path / "model.safetensors").values()} == {"bfloat16"}
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    tokens = np.random.default_rng(0).integers(0, TINY.vocab_size, (2, 40))
+    with torch.no_grad():
+        expected = reference(torch.from_numpy(tokens)).logits.numpy()
+    model = build(TINY, params)
+    positions = jnp.broadcast_to(jnp.arange(40)[None], tokens.shape)
+    hidden, _ = model(jnp.asarray(tokens), positions, (None,) * TINY.num_layers, CausalView(positions))
+    np.testing.assert_allclose(model.logits(hidden), expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+def test_shipped_shapes_fit_the_promise():
+    assert DRAFT.vocab_size == TARGET.vocab_size <= 2048
+    assert 8e6 < TARGET.num_parameters < 12e6
+    assert 0.8e6 < DRAFT.num_parameters < 1.3e6
+    assert 2 * (TARGET.num_parameters + DRAFT.num_parameters) < 30e6
+
+
+def test_script_trains_and_writes_both_checkpoints(tmp_path, monkeypatch, tokenizer, tokens, capsys):
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    save_tokenizer(tokenizer, data, TINY.max_position)
+    np.savez_compressed(data / "tokens.npz", train=tokens, held_out=tokens)
+    (data / "corpus.json").write_text("{}")
+    target = dataclasses.replace(TINY, num_layers=1, windows=())
+    draft = dataclasses.replace(target, hidden_size=8, num_kv_heads=1)
+    monkeypatch.setattr(train, "TARGET", target)
+    monkeypatch.setattr(train, "DRAFT", draft)
+    options = "--target-steps 8 --draft-steps 8 --tokens-per-step 64 --length 16"
+    monkeypatch.setattr(sys, "argv", ["train", "--data", str(data), "--out", str(out), *options.split()])
+    train.main()
+    figures = json.loads((out / "figures.json").read_text())
+    assert figures == json.loads(capsys.readouterr().out.split("\n", 2)[2])
+    assert 0 < figures["draft"]["agreement"]["acceptance"] <= 1
+    assert (out / "losses.csv").read_text().count("\n") == 3
+    for folder, config in (("target", target), ("draft", draft)):
+        weights = load_file(out / folder / "model.safetensors")
+        assert sum(w.size for w in weights.values()) == config.num_parameters
+        assert json.loads((out / folder / "config.json").read_text())["hidden_size"] == config.hidden_size
+        assert (out / folder / "tokenizer.json").read_bytes() == (data / "tokenizer.json").read_bytes()
+
+
+def tiny_params(seed: int = 0) -> dict[str, jax.Array]:
+    """Weights large enough that attention and logits are far from uniform."""
+    keys = jax.random.split(jax.random.key(seed), 64)
+    shapes = abstract_params(TINY)
+    return {
+        name: 0.3 * jax.random.normal(key, leaf.shape) + name.endswith("norm.weight")
+        for key, (name, leaf) in zip(keys, shapes.items(), strict=False)
+    }
+
+
+def reference_logits(params, tokens) -> jax.Array:
+    """Logits as the objectives compute them: a bf16 pass, an fp32 head."""
+    model = build(TINY, params, "bfloat16")
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
+    hidden, _ = model(tokens, positions, (None,) * TINY.num_layers, CausalView(positions))
+    return jnp.einsum("btd,vd->btv", hidden, model.embedding[...], preferred_element_type=jnp.float32)
