@@ -61,6 +61,11 @@ def load(
       MemoryError: weights, cache and workspace do not fit, with the numbers, before anything is compiled.
     """
     speculation = speculation or Speculation()
+    if draft == NGRAM and speculation.draft_temperature is not None:
+        raise ValueError(
+            f"draft_temperature={speculation.draft_temperature!r} has no place with draft='ngram', which draws nothing; "
+            "leave it out"
+        )
     target_path = _folder("target", target)
     target_config = read_config(Folder(target_path))
     config = EngineConfig(

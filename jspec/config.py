@@ -149,7 +149,7 @@ class Speculation:
       draft_sampling: how a draft model's tokens are drawn: ``sample`` from its law; ``argmax``; ``coupled``, with the
         target's own noise (``match`` only); ``auto``, argmax for rows whose temperature is below ``argmax_below`` and
         sampled above. N-gram drafts are not drawn, so it does not concern them.
-      argmax_below: the temperature at which ``auto`` changes over.
+      argmax_below: the temperature at which ``auto`` changes over; the default is measured in docs/acceptance.md.
       draft_temperature: temperature of the draft's law; None takes the request's. Any value is lossless.
       ngram_min, ngram_max: shortest and longest suffix that the n-gram drafter looks up.
     """
@@ -157,7 +157,7 @@ class Speculation:
     num_draft_tokens: int = 4
     verify: Literal["match", "rejection", "block"] = "rejection"
     draft_sampling: Literal["sample", "argmax", "coupled", "auto"] = "auto"
-    argmax_below: float = 0.75
+    argmax_below: float = 0.3
     draft_temperature: float | None = None
     ngram_min: int = 1
     ngram_max: int = 4

@@ -14,10 +14,10 @@ import jspec
 from jspec.llm import LLM
 
 PROMPTS = (
-    "import os\nimport sys\n\n\ndef main(argv=None):\n",
-    "class Queue:\n    def __init__(self, maxsize=0):\n",
+    "import os\nimport sys\n\n\ndef main(argv=None):",
+    "class Queue:\n    def __init__(self, maxsize=0):",
     'def read_config(path):\n    """Return the configuration',
-    "    try:\n        value = int(text)\n    except ValueError:\n",
+    "class TestPath(unittest.TestCase):\n    def setUp(self):",
 )
 FAMILY = pathlib.Path(jspec.__file__).parents[1] / "family" / "checkpoints"
 
