@@ -11,9 +11,10 @@ from jax.experimental import pallas as pl
 
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.noise import gumbel_of_bits, random_bits, threefry_bits
-from jspec.pallas.triton import block_ids, block_size, kernel_call, load_block
+from jspec.pallas.triton import block_ids, block_size, exp, kernel_call, load_block
 
 _BLOCK = 4096
+_WARPS = 4
 
 
 def draw(logits, scale, threshold, key_data=None, noisy=None):
@@ -39,11 +40,18 @@ def draw_reference(logits, scale, threshold, key_data=None, noisy=None):
     cut = z < threshold[:, None]  # False for NaN, so that a NaN reaches the sum
     peak = jnp.max(scaled, axis=-1)
     lse = peak + jnp.log(jnp.sum(jnp.where(cut, 0.0, jnp.exp(scaled - peak[:, None])), axis=-1))
-    score = jnp.where(cut, -jnp.inf, scaled)
-    if key_data is not None:
-        noise = gumbel_of_bits(random_bits(key_data, logits.shape[1]))
-        score = score + jnp.where(noisy[:, None], noise, 0.0)
+    score = draw_scores(logits, scale, threshold, key_data, noisy)
     return jnp.argmax(score, axis=-1).astype(jnp.int32), lse
+
+
+def draw_scores(logits, scale, threshold, key_data=None, noisy=None):
+    """What ``draw_reference`` maximises, float32 ``[R, V]``; the lead of a token is how firmly it was decided."""
+    z = logits.astype(jnp.float32)
+    score = jnp.where(z < threshold[:, None], -jnp.inf, z * scale[:, None])
+    if key_data is None or noisy is None:
+        return score
+    noise = gumbel_of_bits(random_bits(key_data, logits.shape[1]))
+    return score + jnp.where(noisy[:, None], noise, 0.0)
 
 
 def draw_kernel(logits, scale, threshold, key_data=None, noisy=None, *, interpret=False):
@@ -58,13 +66,13 @@ def draw_kernel(logits, scale, threshold, key_data=None, noisy=None, *, interpre
         *(logits, scale, threshold, *(() if key_data is None else (key_data, noisy))),
         grid=(R, blocks),
         out_shape=[partial(jnp.float32), partial(jnp.float32), partial(jnp.float32), partial(jnp.int32)],
-        num_warps=8,
+        num_warps=_WARPS,
         interpret=interpret,
         width=V,
         size=size,
     )
     token, lse = kernel_call(
-        _merge_blocks,
+        _draw_merge,
         *of_blocks,
         grid=(R,),
         out_shape=[total(jnp.int32), total(jnp.float32)],
@@ -103,7 +111,7 @@ def _draw_block(logits_ref, scale_ref, threshold_ref, *refs, width, size):
     peak = jnp.max(scaled)
     shift = jnp.where(peak > -jnp.inf, peak, 0.0)  # -inf everywhere is normal in a block, not in a row
     peak_ref[row, block] = peak
-    total_ref[row, block] = jnp.sum(jnp.where(cut, 0.0, jnp.exp(scaled - shift)))
+    total_ref[row, block] = jnp.sum(jnp.where(cut, 0.0, exp(scaled - shift)))
     score = jnp.where(cut, -jnp.inf, scaled)
     if noise_refs:
         key_ref, noisy_ref = noise_refs
@@ -111,7 +119,7 @@ def _draw_block(logits_ref, scale_ref, threshold_ref, *refs, width, size):
     best_ref[row, block], token_ref[row, block] = best_of(score, ids, width)
 
 
-def _merge_blocks(peak_ref, total_ref, best_ref, token_ref, out_token_ref, out_lse_ref, *, width, blocks):
+def _draw_merge(peak_ref, total_ref, best_ref, token_ref, out_token_ref, out_lse_ref, *, width, blocks):
     row, ids = pl.program_id(0), block_ids(0, pl.next_power_of_2(blocks))
     load = functools.partial(load_block, row=(row,), block=0, ids=ids, width=blocks)
     peaks = load(peak_ref)

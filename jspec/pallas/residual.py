@@ -13,9 +13,10 @@ from jax.experimental import pallas as pl
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.draw import best_of, gumbel_block
 from jspec.pallas.noise import gumbel_of_bits, random_bits
-from jspec.pallas.triton import block_ids, block_size, kernel_call, load_block
+from jspec.pallas.triton import block_ids, block_size, exp, kernel_call, load_block
 
 _BLOCK = 4096
+_WARPS = 4
 
 
 class Rows(NamedTuple):
@@ -70,6 +71,12 @@ def residual_draw_reference(p: Rows, q: Rows, row, log_weight, use_q, excluded, 
     Returns:
       int32 ``[B]``. Where rounding left the residual no mass at all, the draw is from p.
     """
+    score = residual_scores(p, q, row, log_weight, use_q, excluded, key_data, noisy)
+    return jnp.argmax(score, axis=-1).astype(jnp.int32)
+
+
+def residual_scores(p: Rows, q: Rows, row, log_weight, use_q, excluded, key_data, noisy):
+    """What ``residual_draw_reference`` maximises, float32 ``[B, V]``; a token's lead is how firmly it was decided."""
     V = p.logits.shape[2]
     log_p = _log_prob(_at(p, row), V)[:, 0] + log_weight[:, None]
     log_q = _log_prob(_at(q, jnp.minimum(row, q.logits.shape[1] - 1)), V)[:, 0]
@@ -79,7 +86,7 @@ def residual_draw_reference(p: Rows, q: Rows, row, log_weight, use_q, excluded, 
     score = jnp.where(kept, log_p + jnp.log(-jnp.expm1(gap)), -jnp.inf)
     score = jnp.where(jnp.any(kept, axis=-1, keepdims=True), score, log_p)
     noise = jnp.where(noisy[:, None], gumbel_of_bits(random_bits(key_data, V)), 0.0)
-    return jnp.argmax(score + noise, axis=-1).astype(jnp.int32)
+    return score + noise
 
 
 def _at(rows: Rows, index) -> Rows:
@@ -103,7 +110,7 @@ def residual_mass_kernel(p: Rows, q: Rows, log_weight, *, interpret=False):
         *(*p, *q, log_weight),
         grid=(B * K, blocks),
         out_shape=jax.ShapeDtypeStruct((B, K, blocks), jnp.float32),
-        num_warps=8,
+        num_warps=_WARPS,
         interpret=interpret,
         size=size,
     )
@@ -121,12 +128,12 @@ def residual_draw_kernel(p: Rows, q: Rows, row, log_weight, use_q, excluded, key
         *(*p, *q, row, log_weight, use_q, excluded, key_data, noisy),
         grid=(B, blocks),
         out_shape=[partial(jnp.float32), partial(jnp.int32), partial(jnp.float32), partial(jnp.int32)],
-        num_warps=8,
+        num_warps=_WARPS,
         interpret=interpret,
         size=size,
     )
     return kernel_call(
-        _merge_blocks,
+        _residual_merge,
         *of_blocks,
         grid=(B,),
         out_shape=jax.ShapeDtypeStruct((B,), jnp.int32),
@@ -144,7 +151,7 @@ def _mass_block(*refs, size):
     b, i = row // K, row % K
     ids = block_ids(block, size)
     log_p = _log_prob_block(p_refs, (b, i), block, ids) + log_weight_ref[b, i]
-    excess = jnp.exp(log_p) - jnp.exp(_log_prob_block(q_refs, (b, i), block, ids))
+    excess = exp(log_p) - exp(_log_prob_block(q_refs, (b, i), block, ids))
     mass_ref[b, i, block] = jnp.sum(jnp.where(excess < 0, 0.0, excess))  # a NaN stays, as it does in jnp.maximum
 
 
@@ -166,7 +173,7 @@ def _residual_block(*refs, size):
     fallback_best_ref[b, block], fallback_token_ref[b, block] = best_of(log_p + noise, ids, V)
 
 
-def _merge_blocks(best_ref, token_ref, fallback_best_ref, fallback_token_ref, out_ref, *, width, blocks):
+def _residual_merge(best_ref, token_ref, fallback_best_ref, fallback_token_ref, out_ref, *, width, blocks):
     b, ids = pl.program_id(0), block_ids(0, pl.next_power_of_2(blocks))
 
     def merged(best_ref, token_ref):

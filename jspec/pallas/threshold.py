@@ -9,10 +9,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.triton import block_ids, block_size, kernel_call, load_block
+from jspec.pallas.triton import block_ids, block_size, exp, kernel_call, load_block
 
 _BLOCK = 4096
-_BITS = 2  # of the threshold decided in one pass over the row
+_WARPS = 16
+_UNROLL = 4  # blocks of a row that are loaded together
+_DEPTH = 4  # logits that a lane keeps
+_BITS = 2  # of the threshold that one pass decides
 
 
 def threshold(logits, scale, top_k, top_p, min_p):
@@ -89,70 +92,95 @@ def from_ordered(ordered, dtype):
 
 
 def threshold_kernel(logits, scale, top_k, top_p, min_p, *, interpret=False):
-    """``threshold_reference`` as a kernel over rows, which reads its row once per two bits and stage (from L2)."""
+    """``threshold_reference`` as a kernel over rows, which reads a row once or twice unless the row is flat.
+
+    The row is dealt to ``_BLOCK`` lanes, and each lane keeps its ``_DEPTH`` largest logits in registers. What a lane drops
+    is at most its smallest kept one, so a threshold above all of those is exact. One that is not (a flat row, a large
+    top-k) is searched again over the whole row, in passes that read it from L2.
+    """
     R, V = logits.shape
     return kernel_call(
         _threshold_row,
         *(logits, scale, top_k, top_p, min_p),
         grid=(R,),
         out_shape=jax.ShapeDtypeStruct((R,), jnp.float32),
-        num_warps=16,
+        num_warps=_WARPS,
         interpret=interpret,
         size=block_size(V, _BLOCK),
     )
 
 
 def _threshold_row(logits_ref, scale_ref, top_k_ref, top_p_ref, min_p_ref, out_ref, *, size):
-    row, V = pl.program_id(0), logits_ref.shape[1]
+    row, (_, V), dtype = pl.program_id(0), logits_ref.shape, logits_ref.dtype
     scale, top_k, top_p, min_p = scale_ref[row], top_k_ref[row], top_p_ref[row], min_p_ref[row]
     use_top_k = (top_k > 0) & (top_k < V)
 
-    def total(of_block, initial, combine=jnp.add):
-        """Combine ``of_block(z)``, a tuple of arrays [size], over all blocks of the row; the arrays stay apart."""
+    def fold(add, initial):
+        """``add(z, carry)`` over the blocks z of the row."""
 
-        def add_block(block, carry):
-            z = load_block(logits_ref, (row,), block, block_ids(block, size), V).astype(jnp.float32)
-            return tuple(combine(x, y) for x, y in zip(carry, of_block(z), strict=True))
+        def add_blocks(i, carry):
+            blocks = [i * _UNROLL + j for j in range(_UNROLL)]
+            loads = [load_block(logits_ref, (row,), block, block_ids(block, size), V) for block in blocks]
+            for z in loads:  # after all loads, which are then under way together
+                carry = add(z.astype(jnp.float32), carry)
+            return carry
 
-        return jax.lax.fori_loop(0, pl.cdiv(V, size), add_block, initial)
-
-    def search(count_from, wanted, dtype):
-        """The largest pattern whose tokens, weighed by ``count_from(z)``, still amount to ``wanted``."""
-        zeros = (jnp.zeros(size, dtype),) * (2**_BITS - 1)
-
-        def decide_bits(i, found):
-            shift = (32 - _BITS * (i + 1)).astype(jnp.uint32)
-            pivots = [found | jnp.left_shift(jnp.uint32(digit), shift) for digit in range(1, 2**_BITS)]
-
-            def masses(z):
-                ordered, weight = to_ordered(z), count_from(z)
-                return tuple(jnp.where(ordered >= pivot, weight, jnp.zeros((), dtype)) for pivot in pivots)
-
-            digit = sum((jnp.sum(mass) >= wanted).astype(jnp.uint32) for mass in total(masses, zeros))
-            return found | jnp.left_shift(digit, shift)
-
-        bits = 8 * logits_ref.dtype.itemsize  # the upper ones: a stored logit is ordered as its float32
-        found = jax.lax.fori_loop(0, bits // _BITS, decide_bits, jnp.uint32(0))
-        stored = jax.lax.shift_right_logical(found, jnp.uint32(32 - bits)).astype(f"uint{bits}")
-        return from_ordered(stored, logits_ref.dtype)
+        return jax.lax.fori_loop(0, pl.cdiv(V, size * _UNROLL), add_blocks, initial)
 
     def cut():
-        lowest = (jnp.full(size, -jnp.inf),)
-        (peak,) = total(lambda z: (z,), lowest, jnp.maximum)
-        peak = jnp.max(peak)
+        kept = fold(_keep_largest, (jnp.full(size, -jnp.inf),) * _DEPTH)
+        peak, dropped = jnp.max(kept[0]), jnp.max(kept[-1])
+
+        def sums_of_row(weigh, floors):
+            """The weight of the row's tokens at or above each of the floors."""
+            above = lambda z: (jnp.where(z >= floor, weigh(z), 0.0) for floor in floors)  # noqa: E731
+            add = lambda z, sums: tuple(x + y for x, y in zip(sums, above(z), strict=True))  # noqa: E731
+            return [jnp.sum(x) for x in fold(add, (jnp.zeros(size),) * len(floors))]
+
+        def sums_of_kept(weigh, floors):
+            return [jnp.sum(sum(jnp.where(z >= floor, weigh(z), 0.0) for z in kept)) for floor in floors]
+
+        def search(weigh, wanted):
+            found = _search(lambda floors: sums_of_kept(weigh, floors), wanted, dtype)
+            again = lambda: _search(lambda floors: sums_of_row(weigh, floors), wanted, dtype)  # noqa: E731
+            return jax.lax.cond(found > dropped, lambda: found, again)
+
+        def nucleus(floor):
+            weigh = lambda z: jnp.where(z >= floor, exp((z - peak) * scale), 0.0)  # noqa: E731
+            in_kept, in_row = lambda: sums_of_kept(weigh, [floor])[0], lambda: sums_of_row(weigh, [floor])[0]
+            mass = jax.lax.cond(floor > dropped, in_kept, in_row)
+            return jnp.maximum(floor, search(weigh, top_p * mass))
+
         floor = jnp.where(min_p > 0, peak + jnp.log(min_p) / scale, -jnp.inf)
-        kth = jax.lax.cond(
-            use_top_k, lambda: search(lambda z: jnp.ones(size, jnp.int32), top_k, jnp.int32), lambda: floor
-        )
-        floor = jnp.maximum(floor, kth)
-        weight = lambda z: jnp.where(z >= floor, jnp.exp((z - peak) * scale), 0.0)  # noqa: E731
-
-        def nucleus():
-            (mass,) = total(lambda z: (weight(z),), (jnp.zeros(size),))
-            return jnp.maximum(floor, search(weight, top_p * jnp.sum(mass), jnp.float32))
-
-        return jax.lax.cond(top_p < 1, nucleus, lambda: floor)
+        count = lambda: search(jnp.ones_like, top_k.astype(jnp.float32))  # noqa: E731
+        floor = jnp.maximum(floor, jax.lax.cond(use_top_k, count, lambda: floor))
+        return jax.lax.cond(top_p < 1, lambda: nucleus(floor), lambda: floor)
 
     cuts = use_top_k | (top_p < 1) | (min_p > 0)
     found = jax.lax.cond(cuts, cut, lambda: scale)  # anything: a branch that returns a literal does not lower
     out_ref[row] = jnp.where(cuts, found, -jnp.inf)
+
+
+def _keep_largest(z, kept):
+    """Insert z into lanes that are sorted from the largest on; the smallest drops out."""
+    after = []
+    for value in kept:
+        after.append(jnp.maximum(value, z))
+        z = jnp.minimum(value, z)
+    return tuple(after)
+
+
+def _search(sums, wanted, dtype):
+    """The largest stored value whose tokens, at or above it, still amount to ``wanted``; float32 scalar."""
+    bits, lowest = jnp.finfo(dtype).bits, jnp.uint32(2 ** jnp.finfo(dtype).nmant - 1)  # the pattern of -inf
+
+    def value(pattern):
+        return from_ordered(jnp.maximum(pattern, lowest).astype(f"uint{bits}"), dtype)
+
+    def decide_bits(i, found):
+        shift = (bits - _BITS * (i + 1)).astype(jnp.uint32)
+        pivots = [value(found | jnp.left_shift(jnp.uint32(digit), shift)) for digit in range(1, 2**_BITS)]
+        digit = sum((amount >= wanted).astype(jnp.uint32) for amount in sums(pivots))
+        return found | jnp.left_shift(digit, shift)
+
+    return value(jax.lax.fori_loop(0, bits // _BITS, decide_bits, jnp.uint32(0)))
