@@ -13,7 +13,7 @@ from jspec.pallas.dispatch import by_platform
 from jspec.pallas.noise import gumbel_of_bits, random_bits, threefry_bits
 from jspec.pallas.triton import block_ids, block_size, exp, kernel_call, load_block
 
-_BLOCK = 4096
+_BLOCK = 2048
 _WARPS = 4
 
 

@@ -15,7 +15,8 @@ from jspec.pallas.draw import best_of, gumbel_block
 from jspec.pallas.noise import gumbel_of_bits, random_bits
 from jspec.pallas.triton import block_ids, block_size, exp, kernel_call, load_block
 
-_BLOCK = 4096
+_MASS_BLOCK = 4096
+_BLOCK = 1024
 _WARPS = 4
 
 
@@ -103,7 +104,7 @@ def _log_prob(rows: Rows, width: int):
 def residual_mass_kernel(p: Rows, q: Rows, log_weight, *, interpret=False):
     """``residual_mass_reference`` as a kernel over (draft row, block of the vocabulary); XLA adds the blocks up."""
     (B, K), V = log_weight.shape, p.logits.shape[2]
-    size = block_size(V, _BLOCK)
+    size = block_size(V, _MASS_BLOCK)
     blocks = pl.cdiv(V, size)
     masses = kernel_call(
         _mass_block,

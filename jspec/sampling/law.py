@@ -65,6 +65,9 @@ def make_law(logits, warp: Warp, key_data=None) -> tuple[Law, jax.Array]:
     The token is drawn with ``key_data``, uint32 ``[B, J, 2]``; greedy rows, and all rows if it is None, take the likeliest.
     """
     B, J, V = logits.shape
+    # The law is that of the stored logits. Without the barrier XLA may keep bfloat16 logits in float32 for some readers,
+    # and the threshold, the draw and the ratio would then speak of different numbers.
+    logits = jax.lax.optimization_barrier(logits)
     scale, top_k, top_p, min_p, noisy = (
         jnp.broadcast_to(setting[:, None], (B, J)).reshape(B * J)
         for setting in (

@@ -30,6 +30,6 @@ def _compiled(reference, kernel):
 def implementation(request, monkeypatch):
     """(reference, kernel) -> the one that this run is about, jitted."""
     if request.param is not _compiled:
-        for module in ("draw", "residual", "threshold"):
-            monkeypatch.setattr(f"jspec.pallas.{module}._BLOCK", SMALL_BLOCK)
+        for block in ("draw._BLOCK", "residual._BLOCK", "residual._MASS_BLOCK", "threshold._BLOCK"):
+            monkeypatch.setattr(f"jspec.pallas.{block}", SMALL_BLOCK)
     return request.param
