@@ -18,7 +18,7 @@ def resolve_names(where: str, given: Mapping, known: Iterable[str], aliases: Map
     for name, value in given.items():
         canonical = aliases.get(name, name)
         if canonical not in known:
-            near = difflib.get_close_matches(name, [*known, *aliases], n=1, cutoff=0.5)
+            near = difflib.get_close_matches(name, [*known, *aliases], n=1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
             raise TypeError(f"{where} has no argument {name!r}{hint}")
         if canonical in resolved:

@@ -1,5 +1,6 @@
 """The front door: ``load`` a target with its drafter, ``generate`` from it."""
 
+import contextlib
 import dataclasses
 import inspect
 import pathlib
@@ -131,22 +132,32 @@ def generate(
     if not isinstance(llm, LLM):
         llm = load(llm, **loading)
 
-    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], (int, np.integer)))
+    single = _is_one(prompts)
     every_prompt: list = [prompts] if single else list(prompts)
     every_params = [params] * len(every_prompt) if isinstance(params, SamplingParams) else list(params)
     if len(every_params) != len(every_prompt):
         raise ValueError(
             f"params has {len(every_params)} entries: expected one, or one per prompt, {len(every_prompt)}"
         )
+    for one in every_params:
+        require(isinstance(one, SamplingParams), "params", one, "SamplingParams, one or one per prompt")
     keys = _keys(every_params, key)
 
     results: list = [None] * len(every_prompt)
     bar = tqdm(total=len(results), unit="prompt", disable=not sys.stderr.isatty(), leave=False)
-    with bar:
-        for index, result in llm.generate(every_prompt, every_params, keys):
+    # Closed also when this loop is interrupted: a traceback that outlives it would keep the engine's rows occupied.
+    with bar, contextlib.closing(llm.generate(every_prompt, every_params, keys)) as finished:
+        for index, result in finished:
             results[index] = result
             bar.update()
     return results[0] if single else results
+
+
+def _is_one(prompts) -> bool:
+    """Whether this is one prompt, text or a flat sequence of ids, and no sequence of prompts."""
+    if isinstance(prompts, str):
+        return True
+    return len(prompts) > 0 and not isinstance(prompts[0], str) and np.ndim(prompts[0]) == 0
 
 
 def _split_options(options: dict, loadable: bool) -> tuple[dict, dict]:
@@ -174,6 +185,7 @@ def _keys(params: Sequence[SamplingParams], key: jax.Array | None) -> list[np.nd
         return [np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32) for seed in seeds]
     if any(p.seed is not None for p in params):
         raise ValueError("key and SamplingParams.seed are both given: expected one of them")
+    require(hasattr(key, "dtype"), "key", key, "a JAX key; a number goes into SamplingParams.seed")
     keys = key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
     implementation = str(jax.random.key_impl(keys))
     if implementation != "threefry2x32":

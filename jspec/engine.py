@@ -111,7 +111,10 @@ class Engine:
 
         Raises:
           ValueError: a job that can never be served, before any is started.
+          RuntimeError: another run has not ended; exhaust or close its generator.
         """
+        if any(self._rows):
+            raise RuntimeError("the engine is busy: another run has not ended; exhaust or close its generator first")
         for job in jobs:
             self.check(job)
         waiting = collections.deque(jobs)

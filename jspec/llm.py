@@ -1,7 +1,7 @@
 """A loaded model: target, drafter and engine, ready to generate."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax
@@ -57,6 +57,9 @@ class LLM:
         tokens = self._checked_ids(token_ids, "token_ids")
         if not tokens:
             raise ValueError("token_ids is empty: expected at least one token")
+        longest = self.target.config.max_position
+        if len(tokens) > longest:
+            raise ValueError(f"token_ids has {len(tokens)} tokens: expected at most {longest}, the target's positions")
         padded = np.zeros((1, 1 << (len(tokens) - 1).bit_length()), np.int32)  # few shapes, few compilations
         padded[0, : len(tokens)] = tokens
         return self._forward(self._leaves, padded)[: len(tokens)]
@@ -68,7 +71,7 @@ class LLM:
 
     def generate(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], keys: Sequence[np.ndarray]
-    ) -> Iterator[tuple[int, Result]]:
+    ) -> Generator[tuple[int, Result], None, None]:
         """Decode prompts and yield (index, result) as they finish. ``jspec.generate`` is the front door."""
         jobs = [
             self._job(i, prompt, p, key) for i, (prompt, p, key) in enumerate(zip(prompts, params, keys, strict=True))
@@ -94,8 +97,8 @@ class LLM:
 
     def _checked_ids(self, token_ids: Sequence[int], what: str) -> list[int]:
         V = self.target.config.vocab_size
-        tokens = np.asarray(token_ids if len(token_ids) else np.zeros(0, np.int64))
-        if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
+        tokens = np.asarray(token_ids)
+        if tokens.ndim != 1 or (tokens.size and not np.issubdtype(tokens.dtype, np.integer)):
             raise ValueError(f"{what}: expected a string or a flat list of integer token ids")
         for token in tokens[(tokens < 0) | (tokens >= V)][:1]:
             raise ValueError(f"{what} has token id {token}: expected 0..{V - 1}, the target's vocabulary")

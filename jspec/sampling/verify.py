@@ -101,7 +101,7 @@ def block(logits, warp: Warp, proposal: Proposal, noise: RoundNoise) -> Verdict:
     prefix = jnp.broadcast_to(jnp.arange(1, K + 1, dtype=jnp.int32), (count.shape[0], K))
     h = jnp.where(prefix < count[:, None], jnp.pad(passes, ((0, 0), (0, 1)))[:, 1:], w[:, 1:])
     stands = (noise.accept_uniforms(K) <= h) & (prefix <= count[:, None])
-    accepted = jnp.max(jnp.where(stands, prefix, 0), axis=1)
+    accepted = jnp.max(jnp.where(stands, prefix, 0), axis=1, initial=0)
     return _finish(law, best, proposal, count, accepted, _pick(log_w, accepted), noise)
 
 
