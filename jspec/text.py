@@ -1,5 +1,6 @@
 """Between text and tokens: a checkpoint's tokenizer, and stop strings."""
 
+import os
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -21,6 +22,9 @@ def load_tokenizer(folder: pathlib.Path) -> Tokenizer | None:
     """The tokenizer of a checkpoint folder, None if it has no tokenizer files. Runs no code from the folder."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
+    os.environ.setdefault(
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
+    )  # it would miss PyTorch, which tokenizers do not need
     from transformers import AutoTokenizer  # seconds to import, and token ids need no tokenizer
 
     return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

@@ -1,4 +1,4 @@
-"""Tiny random Hugging Face checkpoints, written without torch."""
+"""Tiny random Hugging Face checkpoints, written without torch, and a tokenizer for them."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from convert.folder import Folder
 from convert.hf_config import read_config
@@ -84,6 +85,19 @@ def write_weights(folder: Path, tensors: dict[str, np.ndarray], shards: int = 1)
         save_file({name: tensors[name] for name in held}, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(held, file)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def tiny_tokenizer(folder: str | os.PathLike, first: str = "<s>"):
+    """Add a byte-level tokenizer of 258 tokens to a folder: ``first``, </s> and the 256 bytes, in that order."""
+    special = [first, "</s>"]
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(special + bytes_)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(special)
+    tokenizer.save(str(Path(folder) / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": first, "eos_token": "</s>"}
+    (Path(folder) / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:

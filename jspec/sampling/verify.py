@@ -74,7 +74,7 @@ def rejection(logits, warp: Warp, proposal: Proposal, noise: RoundNoise) -> Verd
     log_p, log_q = _log_probs(law, best, proposal)
     K = proposal.tokens.shape[1]
     u = noise.accept_uniforms(K)
-    accepted = _leading((jnp.log(u) + log_q < log_p) & (jnp.arange(K, dtype=jnp.int32)[None] < count[:, None]))
+    accepted = _leading((jnp.log(u) < log_p - log_q) & (jnp.arange(K, dtype=jnp.int32)[None] < count[:, None]))
     return _finish(law, best, proposal, count, accepted, jnp.zeros(accepted.shape, jnp.float32), noise)
 
 

@@ -1,0 +1,205 @@
+"""Tiny models, engines around them, and the plain loop that greedy output is compared with.
+
+``engine`` caches: tests share compiled engines, which are idle between runs.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from jspec.cache import CausalView
+from jspec.config import EngineConfig, ModelConfig, Speculation
+from jspec.drafting.draft_model import DraftModel
+from jspec.drafting.ngram import NGram, NoDrafts
+from jspec.engine import Engine, Job, Progress
+from jspec.llm import LLM
+from jspec.models import Decoder, build, flat_params
+from jspec.models.split import split
+from jspec.sampling.params import SamplingParams
+
+V, MAX_LEN = 29, 40
+GREEDY = SamplingParams(temperature=0, max_tokens=MAX_LEN)
+TARGET = ModelConfig(  # one layer with a window longer than any K, one without, one with a window shorter than most
+    architecture="LlamaForCausalLM",
+    vocab_size=V,
+    hidden_size=16,
+    intermediate_size=24,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=4,
+    max_position=64,
+    windows=(12, None, 3),
+)
+DRAFT = dataclasses.replace(TARGET, num_layers=1, windows=(12,))
+# Pages that do not divide max_len, prompts read in several chunks, and fewer rows than most tests have prompts.
+CONFIG = EngineConfig(max_batch=3, max_len=MAX_LEN, page_size=7, prefill_chunk=8, rounds=4)
+
+
+@functools.cache
+def target() -> Decoder:
+    """Its upper layers add little, so that its lowest layer alone, ``draft()``, often agrees with it."""
+    params = flat_params(Decoder(TARGET, rngs=nnx.Rngs(0)))
+    upper = [name for name in params if name.startswith(("layers.1.", "layers.2."))]
+    quiet = {name: 0.4 * params[name] for name in upper if name.endswith(("out.weight", "down.weight"))}
+    return build(TARGET, params | quiet)
+
+
+@functools.cache
+def draft() -> Decoder:
+    params = flat_params(target())
+    return build(DRAFT, {name: params[name] for name in flat_params(Decoder(DRAFT, rngs=nnx.Rngs(0)))})
+
+
+def poisoned(model: Decoder, token: int) -> Decoder:
+    """``model``, whose hidden states are NaN from ``token`` on."""
+    params = flat_params(model)
+    return build(model.config, params | {"embedding": params["embedding"].at[token].set(jnp.nan)})
+
+
+@functools.cache
+def rounded(model: Decoder) -> Decoder:
+    """Nearly ``model``: its weights to three significant bits."""
+    return build(model.config, {name: _rounded(leaf) for name, leaf in flat_params(model).items()})
+
+
+def _rounded(leaf):
+    mantissa, exponent = jnp.frexp(leaf)
+    return jnp.ldexp(jnp.round(8 * mantissa) / 8, exponent)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bigram:
+    """A language model that is a table, ``[V, V]``: logits after each token. It keeps no cache."""
+
+    table: jax.Array
+    config: ModelConfig = dataclasses.field(metadata={"static": True})
+
+    def cache_shape(self):
+        return 0, 1, 1
+
+    def __call__(self, tokens, positions, cache, view):
+        return self.table[tokens], cache
+
+    def logits(self, hidden):
+        return hidden
+
+
+def bigram(table, eos_token_ids: tuple[int, ...] = (), max_position: int = 64) -> Bigram:
+    table = jnp.asarray(table, jnp.float32)
+    config = dataclasses.replace(
+        TARGET, vocab_size=table.shape[1], eos_token_ids=eos_token_ids, max_position=max_position
+    )
+    return Bigram(table, config)
+
+
+def successor_table(wrong: Sequence[int] = ()) -> np.ndarray:
+    """Token t is followed by t + 1 mod V, and by t + 2 after the tokens in ``wrong``; nothing else is likely."""
+    step = np.where(np.isin(np.arange(V), wrong), 2, 1)
+    return 40.0 * np.eye(V, dtype=np.float32)[(np.arange(V) + step) % V]
+
+
+def drafting(method: str | None, speculation: Speculation, vocab_size: int = V) -> Callable[[Any], Any]:
+    """``make_drafter`` of an engine."""
+    K = speculation.num_draft_tokens
+    return {
+        "draft_model": lambda model: DraftModel(model, vocab_size, speculation),
+        "ngram": lambda _: NGram(K, speculation.ngram_min, speculation.ngram_max),
+        None: lambda _: NoDrafts(),
+    }[method]
+
+
+@functools.cache
+def engine(method: str | None, K: int = 4, verify: Any = "rejection", models=None, config=CONFIG, **speculation):
+    """An engine over ``models``, (target, draft), by default those above."""
+    settings = Speculation(num_draft_tokens=K, verify=verify, **speculation)
+    of, by = models or (target(), draft())
+    by = by if method == "draft_model" else None
+    return Engine(of, by, drafting(method, settings, of.config.vocab_size), verify, config)
+
+
+EOS, LETTERS = 26, "abcdefghijklmnopqrstuvwxyz"
+
+
+class Letters:
+    """A tokenizer: 26 letters, an end of text that is not printed, and two tokens without text."""
+
+    def encode(self, text):
+        return [LETTERS.index(letter) for letter in text]
+
+    def decode(self, token_ids, *, skip_special_tokens):
+        assert skip_special_tokens
+        return "".join(LETTERS[token : token + 1] for token in token_ids)
+
+    def get_vocab(self):
+        return {letter: i for i, letter in enumerate(LETTERS)}
+
+
+def table_llm(target: Bigram, draft: Bigram | None = None, tokenizer=None, K: int = 4, rounds: int = 8) -> LLM:
+    """A model of tables, which compiles in a moment."""
+    settings = Speculation(num_draft_tokens=K)
+    method = None if draft is None else "draft_model"
+    config = dataclasses.replace(CONFIG, rounds=rounds)
+    return LLM(target, draft, drafting(method, settings), method, tokenizer, settings, config)
+
+
+def ragged_prompts(lengths: Sequence[int] = (1, 2, 5, 8, 9, 17, 23, 38), seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(V, size=n).tolist() for n in lengths]
+
+
+def decode(engine: Engine, prompts, params=GREEDY, keys=None, **job) -> list[Progress]:
+    """Run the prompts, with one SamplingParams or one each, and keys or seeds 0.. ; in the order of the prompts."""
+    params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    keys = [key_of(seed) for seed in range(len(prompts))] if keys is None else keys
+    jobs = [Job(i, *request, **job) for i, request in enumerate(zip(prompts, params, keys, strict=True))]
+    return sorted(engine.run(jobs), key=lambda progress: progress.job.index)
+
+
+def key_of(seed: int) -> np.ndarray:
+    return np.asarray(jax.random.key_data(jax.random.key(seed)))
+
+
+def tokens_of(progresses: Sequence[Progress]) -> list[list[int]]:
+    return [progress.tokens for progress in progresses]
+
+
+@functools.cache
+def causal(model) -> Callable[[Any], jax.Array]:
+    """tokens int32 ``[B, S]`` -> logits ``[B, S, V]``: one pass, nothing cached."""
+    leaves, merge = split(model)
+
+    @jax.jit
+    def forward(leaves, tokens):
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
+        merged = merge(leaves)
+        hidden, _ = merged(tokens, positions, (None,) * model.config.num_layers, CausalView(positions))
+        return merged.logits(hidden)
+
+    return functools.partial(forward, leaves)
+
+
+@functools.cache
+def _plain_greedy(model, prompts: tuple[tuple[int, ...], ...]) -> np.ndarray:
+    forward = causal(model)
+    tokens = np.zeros((len(prompts), MAX_LEN), np.int32)
+    for row, prompt in zip(tokens, prompts, strict=True):
+        row[: len(prompt)] = prompt
+    length = np.array([len(prompt) for prompt in prompts])
+    for end in range(min(length), MAX_LEN):
+        following = np.argmax(np.asarray(forward(jnp.asarray(tokens)))[:, end - 1], axis=-1)
+        tokens[:, end] = np.where(length <= end, following, tokens[:, end])
+    return tokens
+
+
+def plain_greedy(model, prompts) -> list[list[int]]:
+    """What the model alone continues each prompt with, up to MAX_LEN, without a cache or an engine."""
+    tokens = _plain_greedy(model, tuple(map(tuple, prompts)))
+    return [row[len(prompt) :].tolist() for row, prompt in zip(tokens, prompts, strict=True)]

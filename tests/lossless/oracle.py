@@ -1,0 +1,78 @@
+"""What a step should do: the law of its texts, how many drafts a round has, and how many it accepts."""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from lossless.laws import Model, Warp, completion_law, law, round_law
+from lossless.steps import ARGMAX_BELOW, NGRAM, Ask, K, N, Program, S
+from lossless.table_model import V, context
+
+
+@dataclasses.dataclass(frozen=True)
+class Oracle:
+    """What an ask should lead to."""
+
+    program: Program
+    ask: Ask
+    tables: tuple[np.ndarray, np.ndarray]
+
+    @functools.cached_property
+    def target(self) -> Model:
+        return self._model(self.tables[0], self.ask.warp)
+
+    @functools.cached_property
+    def draft_model(self) -> Model:
+        how, warp = self.program, self.ask.warp
+        temperature = warp.temperature if how.draft_temperature is None else how.draft_temperature
+        if how.draft_sampling == "argmax" or (how.draft_sampling == "auto" and warp.temperature < ARGMAX_BELOW):
+            temperature = 0.0
+        return self._model(self.tables[1][:, : how.draft_vocab], dataclasses.replace(warp, temperature=temperature))
+
+    def _model(self, table, warp: Warp) -> Model:
+        first_end = len(self.ask.prompt) + self.ask.min_tokens
+
+        @functools.cache
+        def of(row: int, ended_too_early: bool):
+            logits = np.array(table[row], np.float64)
+            if ended_too_early:
+                logits[list(self.ask.stop_tokens)] = -np.inf
+            return np.pad(law(logits, warp), (0, V - len(logits)))
+
+        return lambda history: of(context(history), len(history) < first_end)
+
+    @functools.cached_property
+    def texts(self) -> np.ndarray:
+        """Joint law of N tokens, ``[V + 1] * N``."""
+        return completion_law(self.target, self.ask.prompt, N, self.ask.stop_tokens)
+
+    def drafts(self, history) -> tuple[int, Model]:
+        """How many drafts a round after this history has, and their law."""
+        room, length = min(K, S - 1 - len(history)), len(history)
+        if self.program.method == "draft_model":
+            return min(room, max(self.program.draft_positions - length + 1, 0)), self.draft_model
+        copied = prompt_lookup(history, K) if self.program.method == "ngram" else ()
+        return (room if copied else 0), lambda seen: np.eye(V)[copied[len(seen) - length]]
+
+    def accepted(self, history) -> np.ndarray:
+        """Law of the number of drafts accepted in a round after this history, ``[K + 1]``."""
+        count, draft = self.drafts(history)
+        coupled = self.program.draft_sampling == "coupled"
+        probabilities = np.zeros(K + 1)
+        for tokens, mass in round_law(self.program.verify, coupled, self.target, draft, history, count).items():
+            probabilities[len(tokens) - 1] += mass
+        return probabilities
+
+
+def prompt_lookup(history, many: int) -> tuple[int, ...]:
+    """What followed the last occurrence of the longest suffix that occurs earlier; nothing if none does."""
+    shortest, longest = NGRAM
+    for size in range(longest, shortest - 1, -1):
+        for end in range(len(history) - 1, size - 1, -1):
+            if history[end - size : end] == history[-size:]:
+                text = list(history)
+                for i in range(many):
+                    text.append(text[end + i])
+                return tuple(text[len(history) :])
+    return ()

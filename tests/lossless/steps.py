@@ -1,0 +1,185 @@
+"""Whole decode steps, thousands of rows at once: mixed requests, each on its own scattered pages, to their last token."""
+
+import concurrent.futures
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.config import EngineConfig, Speculation
+from jspec.drafting.draft_model import DraftModel
+from jspec.drafting.ngram import NGram, NoDrafts
+from jspec.sampling.streams import RoundNoise
+from jspec.sampling.verify import RULES
+from jspec.state import LIVE, DecodeState, Request, init_state
+from jspec.step import Step
+from lossless import laws
+from lossless.rounds import as_warp
+from lossless.statistics import count_pairs
+from lossless.table_model import TableConfig, TableModel, V
+
+K, S, N = 2, 9, 6  # drafts of a round, slots of a row, new tokens of a text
+CONFIG = EngineConfig(max_batch=4_000, max_len=S, page_size=4)
+NGRAM = (1, 2)  # shortest and longest suffix looked up
+THREADS = 2  # batches in flight
+ARGMAX_BELOW = 0.75  # where ``auto`` changes over: between the temperatures of ASKS
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What is compiled once: a rule, a drafter, and where noise comes from."""
+
+    verify: str
+    method: str = "draft_model"
+    draft_sampling: str = "sample"
+    draft_temperature: float | None = None
+    draft_positions: int = S
+    draft_vocab: int = V
+    noise: Callable[..., RoundNoise] = RoundNoise
+
+    def drafter(self, model):
+        speculation = Speculation(K, self.verify, self.draft_sampling, ARGMAX_BELOW, self.draft_temperature)
+        if self.method == "draft_model":
+            return DraftModel(model, V, speculation)
+        return NGram(K, *NGRAM) if self.method == "ngram" else NoDrafts()
+
+    def models(self, tables) -> tuple[TableModel, TableModel]:
+        return (
+            TableModel(jnp.asarray(tables[0]), TableConfig(S)),
+            TableModel(jnp.asarray(tables[1][:, : self.draft_vocab]), TableConfig(self.draft_positions)),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Ask:
+    """One row of a mixed batch; ``share`` rows of every batch ask for it."""
+
+    prompt: laws.History
+    warp: laws.Warp
+    stop_tokens: laws.History = ()
+    min_tokens: int = 0
+    share: int = 8
+
+
+ASKS = (
+    Ask((1,), laws.Warp()),
+    Ask((2, 0, 1), laws.Warp(1.3, top_k=3)),  # to the last slot of the cache
+    Ask((3, 1), laws.Warp(0.6, top_p=0.9, min_p=0.05), stop_tokens=(2,), min_tokens=2),
+    Ask((0, 2), laws.Warp(0.0), share=1),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """What became of one ask.
+
+    Attributes:
+      texts: int ``[V + 1] * N``, completions; V stands for what follows a stop token.
+      rounds: int ``[(V + 1) ** N, K + 1, K + 1]``, rounds by completion so far (V for tokens to come), drafted, accepted.
+      recovered: texts with at least two rounds after a rejection.
+    """
+
+    texts: np.ndarray
+    rounds: np.ndarray
+    recovered: int
+
+
+def play(program: Program, tables, samples: int, seed: int, asks: Sequence[Ask] = ASKS) -> list[Tally]:
+    """At least ``samples`` texts of every ask with a full share."""
+    which, full = deal(asks)
+    state = prefilled(program, [asks[i] for i in which], tables)
+
+    def batch(i: int):
+        key_data = jax.random.key_data(jax.random.split(jax.random.fold_in(jax.random.key(seed), i), len(which)))
+        return jax.device_get(_decode(program, *program.models(tables), state, key_data))
+
+    batches = -(-samples // full)
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+        columns = zip(*pool.map(batch, range(batches)), strict=True)
+    tokens, length, count, drafted, accepted = (np.concatenate(column, axis=-1).T for column in columns)
+    return _tally(asks, np.tile(which, batches), tokens, length, count, drafted, accepted)
+
+
+def _tally(asks: Sequence[Ask], which, tokens, length, count, drafted, accepted) -> list[Tally]:
+    """Tallies of n rows that played ask ``which`` ``[n]``: tokens ``[n, S]``, length ``[n]``, the rest ``[n, rounds]``."""
+    start = np.array([len(ask.prompt) for ask in asks])[which]
+    tokens = np.take_along_axis(tokens, np.minimum(start[:, None] + np.arange(N), S - 1), axis=1)
+    texts = count_pairs(which, _code(tokens, length - start), (len(asks), (V + 1) ** N))
+    done = np.cumsum(count, axis=1) - count
+    rounds = np.zeros((len(asks), (V + 1) ** N * (K + 1) ** 2), int)
+    for i in range(N):
+        live = drafted[:, i] >= 0
+        what = (_code(tokens, done[:, i]) * (K + 1) + drafted[:, i]) * (K + 1) + accepted[:, i]
+        rounds += count_pairs(which[live], what[live], rounds.shape)
+    rejected_before = np.cumsum(accepted < drafted, axis=1)[:, :-2] > 0
+    recovered = np.any(rejected_before & (drafted[:, 2:] >= 0), axis=1)
+    return [
+        Tally(texts[i].reshape((V + 1,) * N), rounds[i].reshape(-1, K + 1, K + 1), int(recovered[which == i].sum()))
+        for i in range(len(asks))
+    ]
+
+
+def deal(asks: Sequence[Ask]) -> tuple[np.ndarray, int]:
+    """Which ask each row of a batch plays, ``[B]``, shuffled, and how many rows a full share has at least."""
+    pattern = np.concatenate([np.full(ask.share, i) for i, ask in enumerate(asks)])
+    which = np.random.default_rng(0).permutation(np.resize(pattern, CONFIG.max_batch))
+    return which, min(np.sum(which == i) for i, ask in enumerate(asks) if ask.share == max(a.share for a in asks))
+
+
+def prefilled(program: Program, asks: Sequence[Ask], tables) -> DecodeState:
+    """A full batch, every prompt read by ``Step.prefill`` into its row's pages, which are scattered over the pool."""
+    B = len(asks)
+    column = lambda values, dtype: jnp.array(list(values), dtype)  # noqa: E731
+    pages = np.random.default_rng(1).permutation(np.arange(1, CONFIG.pool_pages, dtype=np.int32))
+    request = Request(
+        length=column((len(a.prompt) for a in asks), jnp.int32),
+        limit=column((len(a.prompt) + N for a in asks), jnp.int32),
+        min_length=column((len(a.prompt) + a.min_tokens for a in asks), jnp.int32),
+        stop_tokens=column(((*a.stop_tokens, -1, -1)[:2] for a in asks), jnp.int32),
+        key_data=jnp.zeros((B, 2), jnp.uint32),
+        table=jnp.asarray(pages.reshape(B, CONFIG.pages_per_row)),
+        warp=as_warp([a.warp for a in asks]),
+    )
+    tokens = column(((*a.prompt, *[0] * (S - len(a.prompt))) for a in asks), jnp.int32)
+    return _prefill(program, *program.models(tables), tokens, request)
+
+
+def _step(program: Program, target: TableModel, draft: TableModel) -> Step:
+    drafter = program.drafter(draft)
+    return Step(target, drafter, RULES[program.verify], drafter.num_draft_tokens + 1, program.noise)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _prefill(program: Program, target, draft, tokens, request: Request) -> DecodeState:
+    step = _step(program, target, draft)
+    state = init_state(CONFIG, target, step.drafter, jnp.float32)
+    state = dataclasses.replace(state, tokens=tokens, outcome=jnp.full_like(state.outcome, LIVE), request=request)
+
+    def read(state, row):
+        prompt, length, table = row
+        return step.prefill(state, prompt[None], jnp.int32(0), length - 1, table[None]), None
+
+    return jax.lax.scan(read, state, (tokens, request.length, request.table))[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _decode(program: Program, target, draft, state: DecodeState, key_data):
+    """Tokens int32 ``[S, B]``, length int32 ``[B]``, and of N rounds count, drafted and accepted, int32 ``[N, B]``."""
+    state = dataclasses.replace(state, request=dataclasses.replace(state.request, key_data=key_data))
+    state, log = _step(program, target, draft).decode(state, N)
+    return state.tokens.T, state.request.length, log.count, log.drafted, log.accepted
+
+
+def _code(tokens, count) -> np.ndarray:
+    """The first ``count`` of N tokens as one number, ``[B, N], [B] -> [B]``."""
+    symbols = np.where(np.arange(N) < count[:, None], tokens, V)
+    return symbols @ (V + 1) ** np.arange(N)[::-1]
+
+
+def decoded(code: int) -> laws.History:
+    """The tokens behind ``_code``."""
+    symbols = np.unravel_index(code, (V + 1,) * N)
+    return tuple(int(s) for s in symbols if s < V)

@@ -1,0 +1,94 @@
+"""The suite is itself tested: two known ways to break losslessness silently must make it fail."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.pallas.noise import random_bits, uniform_of_bits
+from jspec.sampling.streams import RoundNoise, Stream, draw_key
+from lossless import rounds, steps, table_model
+from lossless.oracle import Oracle
+from lossless.statistics import LEVEL, p_value
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class OneStream(RoundNoise):
+    """Draft and residual share a stream: the noise of a residual draw is known to have favoured the rejected draft."""
+
+    def residual_keys(self, index):
+        return self.draft_keys(index)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PositionKeyed(RoundNoise):
+    """Accept noise belongs to a position: ``block`` looks past its rejection, and the next round meets the same coins."""
+
+    def accept_uniforms(self, K):
+        position = self.length[:, None] + jnp.arange(K, dtype=jnp.int32)[None]
+        keys = draw_key(self.key_data, Stream.ACCEPT, position, jnp.zeros_like(position))
+        return uniform_of_bits(random_bits(keys, 1)[..., 0])
+
+
+def reversed_draft(tables):
+    """The draft likes least what the target likes best: many rejections."""
+    return tables[0], np.ascontiguousarray(tables[0][:, ::-1])
+
+
+class TestRules:
+    SAMPLES = 300_000
+    CASES = (rounds.Case(), rounds.Case(temperature=0.6), rounds.Case("argmax"))
+
+    def p_values(self, rule, noise, tables):
+        """Of the first round and of the texts, ``[2, cases]``."""
+        tallies = rounds.play(rule, self.CASES, tables, self.SAMPLES, seed=31, noise=noise)
+        laws = [rounds.predicted(rule, case, tables) for case in self.CASES]
+        pairs = [zip(tally, law, strict=True) for tally, law in zip(tallies, laws, strict=True)]
+        return np.array([[p_value(counts, law) for counts, law in pair] for pair in pairs]).T
+
+    @pytest.mark.parametrize("rule", ["rejection", "block"])
+    def test_one_stream_for_draft_and_residual_is_seen(self, rule):
+        tables = reversed_draft(rounds.random_tables(1))
+        first_round, texts = self.p_values(rule, OneStream, tables)
+        assert first_round[:2].max() < LEVEL
+        assert texts[:2].max() < LEVEL
+        assert min(first_round[2], texts[2]) >= LEVEL, "argmax drafts use no draft noise"
+        assert self.p_values(rule, RoundNoise, tables).min() >= LEVEL
+
+    def test_position_keyed_block_is_seen_but_not_by_a_single_round(self):
+        tables = rounds.random_tables(1)
+        first_round, texts = self.p_values("block", PositionKeyed, tables)
+        assert first_round.min() >= LEVEL
+        assert texts.max() < LEVEL
+        assert self.p_values("block", RoundNoise, tables).min() >= LEVEL
+
+
+class TestSteps:
+    SAMPLES = 100_000
+    TABLES = table_model.random_tables(0)
+
+    def p_values(self, program, tables):
+        """Of the last three tokens of each ask."""
+        tallies = steps.play(program, tables, self.SAMPLES, seed=41)
+        first = (0, 1, 2)
+        return [
+            p_value(tally.texts.sum(axis=first).ravel(), Oracle(program, ask, tables).texts.sum(axis=first).ravel())
+            for ask, tally in zip(steps.ASKS, tallies, strict=True)
+        ]
+
+    @pytest.mark.parametrize("rule", ["rejection", "block"])
+    def test_one_stream_for_draft_and_residual_is_seen(self, rule):
+        program = steps.Program(rule, noise=OneStream)
+        *sampled, greedy = self.p_values(program, reversed_draft(self.TABLES))
+        assert max(sampled) < LEVEL
+        assert greedy == 1.0
+
+    def test_position_keyed_block_is_seen(self):
+        program = steps.Program("block", draft_sampling="argmax", noise=PositionKeyed)
+        *sampled, greedy = self.p_values(program, self.TABLES)
+        assert max(sampled) < LEVEL
+        assert greedy == 1.0

@@ -1,0 +1,128 @@
+"""Every bad value is refused by a message that names the field and the value."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from engines import TARGET
+
+from jspec.config import EngineConfig, ModelConfig, Rope, Speculation
+
+NO_INTEGERS = [1.5, 2.0, "3", None, True, math.nan, [1]]
+NO_NUMBERS = ["1", None, True, math.nan, math.inf, -math.inf, [1.0], 1j]
+model = lambda **fields: dataclasses.replace(TARGET, **{"windows": (), **fields})  # noqa: E731
+
+
+def refused(make, name: str, values, **others):
+    """One case for each value of one field."""
+    return [pytest.param(make, {name: value, **others}, name, id=f"{name}={value}") for value in values]
+
+
+BAD = [
+    *(
+        case
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "max_position",
+        )
+        for case in refused(model, name, [*NO_INTEGERS, 0, -1, 2**31])
+    ),
+    *refused(model, "num_kv_heads", [3, 8]),
+    *refused(model, "head_dim", [3]),
+    *refused(model, "rms_norm_eps", [*NO_NUMBERS, 0, -1e-5]),
+    *refused(model, "windows", [(4,), (4, 4, 4, 4), (0, None, None), (None, None, 2.5), (None, -1, None)]),
+    *refused(model, "eos_token_ids", [(29,), (-1,), (1.0,), (0, True)]),
+    *refused(Rope, "kind", ["su", "", None, 1]),
+    *refused(Rope, "theta", [*NO_NUMBERS, 0, -1.0]),
+    *refused(Rope, "factor", [*NO_NUMBERS, 0, -1.0]),
+    *refused(Rope, "attention_factor", [*NO_NUMBERS, 0, -1.0]),
+    *refused(Speculation, "num_draft_tokens", [*NO_INTEGERS, 0, -1, 256]),
+    *refused(Speculation, "verify", ["typical", "", None, "Match", 1]),
+    *refused(Speculation, "draft_sampling", ["greedy", None, 0]),
+    *refused(Speculation, "argmax_below", [*NO_NUMBERS, -0.1]),
+    *refused(Speculation, "draft_temperature", [-1, "1", math.nan, math.inf, True]),
+    *refused(Speculation, "ngram_min", [*NO_INTEGERS, 0, -1]),
+    *refused(Speculation, "ngram_max", [*NO_INTEGERS, 0, 2], ngram_min=3),
+    *(
+        case
+        for name in ("max_batch", "page_size", "prefill_chunk", "rounds")
+        for case in refused(EngineConfig, name, [*NO_INTEGERS, 0, -1])
+    ),
+    *refused(EngineConfig, "max_len", [*NO_INTEGERS, 0, 1, 2**22 + 1]),
+    *refused(EngineConfig, "dtype", ["float16", "fp32", None, np.float32]),
+    *refused(EngineConfig, "num_pages", [1.5, "3", True, 0, -1]),
+    *refused(EngineConfig, "width", [1.5, "3", True, 0, -1]),
+]
+
+
+@pytest.mark.parametrize(("make", "fields", "name"), BAD)
+def test_refused(make, fields, name):
+    with pytest.raises(ValueError, match="expected") as error:
+        make(**fields)
+    message, value = str(error.value), fields[name]
+    assert message.startswith(f"{name}=") or message.startswith(f"rope.{name}=")
+    shown = value if not isinstance(value, tuple) else next((v for v in value if repr(v) in message), value)
+    assert repr(shown) in message
+
+
+def test_biased_pairs_are_refused():
+    for verify in ("rejection", "block"):
+        with pytest.raises(ValueError, match=f"'coupled' with verify='{verify}' is biased.*use verify='match'"):
+            Speculation(verify=verify, draft_sampling="coupled")
+    with pytest.raises(ValueError, match=r"draft_temperature=0\.5 .*'coupled'"):
+        Speculation(verify="match", draft_sampling="coupled", draft_temperature=0.5)
+
+
+@pytest.mark.parametrize("verify", ["match", "rejection", "block"])
+@pytest.mark.parametrize("draft_sampling", ["sample", "argmax", "auto"])
+def test_lossless_pairs_are_taken(verify, draft_sampling):
+    assert Speculation(verify=verify, draft_sampling=draft_sampling, draft_temperature=0.5).verify == verify
+
+
+def test_values_at_the_edge_are_taken():
+    assert Speculation(num_draft_tokens=255, argmax_below=0, draft_temperature=0, ngram_min=2, ngram_max=2)
+    assert EngineConfig(max_batch=np.int64(1), max_len=2, page_size=1, num_pages=1, prefill_chunk=1, rounds=1, width=1)
+    assert EngineConfig(max_len=2**22).max_len == 2**22
+
+
+def test_the_names_that_others_use():
+    theirs = Speculation(num_speculative_tokens=3, rejection_sample_method="block", draft_sample_method="argmax")
+    assert theirs == Speculation(3, "block", "argmax")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "words"),
+    [
+        ((), {"num_draft_tokens": 3, "num_speculative_tokens": 3}, "same argument; give one of them"),
+        ((3,), {"num_speculative_tokens": 3}, "given twice, by position and by name"),
+        ((), {"num_draft_token": 3}, "did you mean 'num_draft_tokens'"),
+        ((), {"n_gram_max": 3}, "did you mean 'ngram_max'"),
+        ((), {"zzz": 3}, "known are argmax_below, draft_sampling"),
+    ],
+)
+def test_misnamed_arguments(arguments, keywords, words):
+    with pytest.raises(TypeError, match=words):
+        Speculation(*arguments, **keywords)
+
+
+def test_pages_of_a_pool():
+    config = EngineConfig(max_batch=3, max_len=40, page_size=7)
+    assert (config.pages_per_row, config.pool_pages) == (6, 19)  # one of them is the null page
+    assert EngineConfig(max_batch=3, max_len=40, page_size=7, num_pages=5).pool_pages == 6
+    assert EngineConfig(max_len=64, page_size=64).pages_per_row == 1
+
+
+def test_sizes_of_a_model():
+    config = ModelConfig("LlamaForCausalLM", 100, 8, 16, 2, 4, 2, 6, 64)
+    layer = 8 * (4 + 2 + 2) * 6 + 4 * 6 * 8 + 3 * 8 * 16 + 2 * 8
+    assert config.num_parameters == 2 * 100 * 8 + 8 + 2 * layer
+    assert dataclasses.replace(config, tie_embeddings=True).num_parameters == config.num_parameters - 100 * 8
+    assert config.kv_bytes(slots=10, itemsize=2) == 2 * 2 * 2 * 6 * 10 * 2
+    assert config.windows == (None, None)

@@ -1,0 +1,198 @@
+"""``load``: folders in, and which pairs, sizes and settings are refused before anything is compiled."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines import causal
+from tiny import tiny_checkpoint, tiny_tokenizer
+
+import convert
+import jspec
+from jspec import memory
+
+V, EOS = 264, 1  # six ids more than the tokenizer has
+SIZES = {
+    "vocab_size": V,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "head_dim": 8,
+    "bos_token_id": 0,
+    "eos_token_id": EOS,
+}
+SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16}
+GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
+PROMPTS = ["def f(x):\n", "import os", "x"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """target and draft, which is the target rounded to bfloat16 and padded to another vocabulary."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    target = tiny_checkpoint(root / "target", **SIZES)
+    draft = tiny_checkpoint(root / "draft", seed=0, dtype="bfloat16", **SIZES | {"vocab_size": 288})
+    for folder in (target, draft):
+        tiny_tokenizer(folder)
+    shutil.copytree(target, root / "ids")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (root / "ids" / name).unlink()
+    return root
+
+
+@pytest.fixture(scope="module")
+def llm(folders):
+    return jspec.load(folders / "target", **SMALL)
+
+
+@pytest.fixture(scope="module")
+def plain(llm):
+    return [result.token_ids for result in jspec.generate(llm, PROMPTS, **GREEDY)]
+
+
+def test_plain_decoding_follows_its_own_logits(llm, plain):
+    for prompt, tokens in zip(PROMPTS, plain, strict=True):
+        text = [*llm.tokenizer.encode(prompt), *tokens]
+        likeliest = np.argmax(llm.logits(text), axis=-1).tolist()
+        assert likeliest[-len(tokens) - 1 : -1] == tokens
+
+
+def test_one_call_from_folders(folders, plain):
+    """A draft model with a vocabulary padded differently, named as Hugging Face users would."""
+    target, draft = str(folders / "target"), str(folders / "draft")
+    results = jspec.generate(target, PROMPTS, draft=draft, num_speculative_tokens=2, verify="block", **SMALL, **GREEDY)
+    assert [result.token_ids for result in results] == plain
+    assert sum(result.stats.num_draft_tokens for result in results) > 0
+    assert len(results[0].stats.acceptance_histogram) == 3
+    assert results[0].text is not None
+
+
+def test_one_call_with_prompt_lookup(folders, plain):
+    results = jspec.generate(folders / "target", PROMPTS, draft="ngram", num_draft_tokens=3, **SMALL, **GREEDY)
+    assert [result.token_ids for result in results] == plain
+    assert len(results[0].stats.acceptance_histogram) == 4
+
+
+def test_bfloat16_runs(folders):
+    model = jspec.load(folders / "target", dtype="bfloat16", **SMALL)
+    assert {leaf.dtype for leaf in jax.tree.leaves(model.engine._state.cache)} == {jnp.dtype(jnp.bfloat16)}
+    result = jspec.generate(model, "import os", temperature=0.8, max_tokens=9, seed=1, ignore_eos=True)
+    assert (len(result.token_ids), result.finish_reason) == (9, "length")
+    assert model.logits([5, 6]).dtype == jnp.float32
+
+
+def test_a_converted_folder_is_the_same_model(folders, llm):
+    convert.convert(folders / "target", folders / "converted")
+    converted = jspec.load(folders / "converted", **SMALL)
+    assert converted.target.config == llm.target.config
+    tokens = llm.tokenizer.encode(PROMPTS[0])
+    assert converted.tokenizer.encode(PROMPTS[0]) == tokens
+    np.testing.assert_array_equal(converted.logits(tokens), llm.logits(tokens))
+
+
+def test_a_folder_without_tokenizer_works_with_ids(folders, llm, plain):
+    bare = jspec.load(folders / "ids", **SMALL)
+    assert bare.tokenizer is None
+    tokens = llm.tokenizer.encode(PROMPTS[1])
+    np.testing.assert_array_equal(bare.logits(tokens), llm.logits(tokens))
+    with pytest.raises(ValueError, match="prompt 0 is text, but the checkpoint has no tokenizer; pass token ids"):
+        jspec.generate(bare, "text")
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 33])
+def test_logits_are_those_of_one_causal_pass(llm, length):
+    tokens = np.random.default_rng(length).integers(V, size=length)
+    logits = llm.logits(tokens)
+    assert (logits.shape, logits.dtype) == ((length, V), jnp.float32)
+    np.testing.assert_allclose(logits, causal(llm.target)(jnp.asarray(tokens)[None])[0], rtol=1e-5, atol=1e-5)
+
+
+def test_logits_of_what_is_no_text(llm):
+    for tokens, words in (
+        ([], "token_ids is empty"),
+        ([0, V], f"token_ids has token id {V}: expected 0..{V - 1}"),
+        ([0.5], "token_ids: expected a string or a flat list of integer token ids"),
+        ([1] * 257, "token_ids has 257 tokens: expected at most 256"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            llm.logits(tokens)
+
+
+def test_what_load_tells(folders, llm):
+    assert (llm.method, llm.engine.num_draft_tokens, llm.engine.width) == (None, 0, 1)
+    drafted = jspec.load(folders / "target", folders / "draft", speculation=jspec.Speculation(3), width=6, **SMALL)
+    assert (drafted.method, drafted.engine.num_draft_tokens, drafted.engine.width) == ("draft_model", 3, 6)
+    assert jspec.load(folders / "target", "ngram", **SMALL).method == "ngram"
+    assert jspec.load(folders / "target", max_batch=1).engine.config.max_len == 256  # the positions it has
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"draft": "nowhere"}, ValueError, "draft='nowhere': expected a checkpoint folder$"),
+        ({"draft": "org/model"}, ValueError, "jspec reads local folders, download the checkpoint first"),
+        ({"max_len": 257}, ValueError, "max_len=257: expected at most 256, the positions the target has"),
+        ({"max_len": 1.5}, ValueError, "max_len=1.5: expected an integer"),
+        ({"max_batch": 0}, ValueError, "max_batch=0: expected"),
+        ({"dtype": "float16"}, ValueError, "dtype='float16': expected 'float32' or 'bfloat16'"),
+        ({"draft": "ngram", "width": 4}, ValueError, "width=4: expected at least num_draft_tokens \\+ 1, which is 5"),
+        ({"draft": "ngram", "verify": "rejecton"}, ValueError, "verify='rejecton': expected one of match, rejection"),
+        ({"drafter": "ngram"}, TypeError, "has no argument 'drafter'; did you mean 'draft'"),
+        ({"num_draft_tokens": 3, "num_speculative_tokens": 3}, TypeError, "are the same argument"),
+        ({"verify": "match", "speculation": jspec.Speculation()}, TypeError, "give either speculation or its fields"),
+    ],
+)
+def test_refused_settings(folders, options, error, words):
+    with pytest.raises(error, match=words):
+        jspec.generate(folders / "target", "x", **options)
+
+
+def test_a_target_that_is_no_folder(tmp_path):
+    with pytest.raises(ValueError, match="target='meta/model': expected a checkpoint folder; jspec reads local"):
+        jspec.load("meta/model")
+    with pytest.raises(ValueError, match=r"config\.json"):
+        jspec.load(tmp_path)
+
+
+def test_a_batch_that_cannot_fit(folders, monkeypatch):
+    """Refused with numbers from the configs alone: no weights are read, nothing is compiled."""
+    monkeypatch.setattr(jspec.api, "load_folder", lambda *_: pytest.fail("weights were read"))
+    with pytest.raises(MemoryError, match=r"needs .* GiB .* max_batch=30000000 x max_len=256, .* are free; lower"):
+        jspec.load(folders / "target", max_batch=30_000_000)
+    monkeypatch.setattr(memory, "free_bytes", lambda: 2**16)
+    with pytest.raises(MemoryError, match="lower max_batch, max_len or num_pages"):
+        jspec.load(folders / "target", folders / "draft", **SMALL)
+
+
+def test_a_draft_with_another_tokenizer(folders, tmp_path):
+    other = shutil.copytree(folders / "draft", tmp_path / "other")
+    tiny_tokenizer(other, first="<other>")
+    with pytest.raises(ValueError, match=r"draft's tokenizer differs .* token '<s>' is 0 for the target and None"):
+        jspec.load(folders / "target", other, **SMALL)
+    vocabulary = json.loads((other / "tokenizer.json").read_text())
+    vocabulary["model"]["vocab"] |= {"A": 40, "B": 39}  # two tokens change places
+    tiny_tokenizer(other)
+    (other / "tokenizer.json").write_text(json.dumps(vocabulary))
+    with pytest.raises(ValueError, match="draft's tokenizer differs from the target's"):
+        jspec.load(folders / "target", other, **SMALL)
+
+
+def test_without_tokenizers_vocabularies_must_be_equal(folders):
+    with pytest.raises(ValueError, match=f"draft has a vocabulary of 288 and the target of {V}"):
+        jspec.load(folders / "ids", folders / "draft", **SMALL)
+    assert jspec.load(folders / "ids", folders / "target", **SMALL).method == "draft_model"
+
+
+def test_end_of_text_comes_from_the_checkpoint(folders, llm):
+    """It ends a completion, is part of its tokens and not of its text."""
+    assert llm.target.config.eos_token_ids == (EOS,)
+    params = jspec.SamplingParams(temperature=50.0, max_tokens=40, min_tokens=0)
+    ended = [r for r in jspec.generate(llm, ["x"] * 60, params, key=jax.random.key(0)) if r.finish_reason == "stop"]
+    assert ended
+    for result in ended:
+        assert result.token_ids.index(EOS) == len(result.token_ids) - 1
+        assert result.stop_reason is None
+        assert "</s>" not in result.text

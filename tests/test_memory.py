@@ -1,0 +1,44 @@
+"""What an engine needs, from shapes alone."""
+
+import dataclasses
+
+import pytest
+from engines import DRAFT, TARGET
+
+from jspec import memory
+from jspec.config import EngineConfig
+
+CONFIG = EngineConfig(max_batch=3, max_len=40, page_size=8)
+
+
+def test_what_is_counted():
+    need = memory.budget(TARGET, DRAFT, CONFIG, width=5)
+    slots = (1 + 3 * 5) * 8
+    assert need.weights == 4 * (TARGET.num_parameters + DRAFT.num_parameters)
+    assert need.cache == 4 * 2 * (3 + 1) * 2 * 4 * slots
+    assert need.work > 3 * 5 * 2 * 29 * 4
+    assert need.total == need.weights + need.cache + need.work
+
+
+def test_half_the_bytes_in_bfloat16():
+    full, half = (memory.budget(TARGET, None, dataclasses.replace(CONFIG, dtype=d), 1) for d in ("float32", "bfloat16"))
+    assert (full.weights, full.cache) == (2 * half.weights, 2 * half.cache)
+
+
+@pytest.mark.parametrize(("change", "field"), [({"max_batch": 6}, "cache"), ({"num_pages": 99}, "cache")])
+def test_more_of_it_takes_more(change, field):
+    less, more = (memory.budget(TARGET, None, config, 1) for config in (CONFIG, dataclasses.replace(CONFIG, **change)))
+    assert getattr(more, field) > getattr(less, field)
+
+
+def test_what_does_not_fit_is_refused_with_numbers(monkeypatch):
+    need = memory.budget(TARGET, DRAFT, CONFIG, 5).total
+    monkeypatch.setattr(memory, "free_bytes", lambda: need)
+    memory.check_memory(TARGET, DRAFT, CONFIG, 5)
+    monkeypatch.setattr(memory, "free_bytes", lambda: need - 1)
+    with pytest.raises(MemoryError, match=r"GiB .*max_batch=3 x max_len=40.*are free; lower max_batch, max_len"):
+        memory.check_memory(TARGET, DRAFT, CONFIG, 5)
+
+
+def test_there_is_memory_here():
+    assert memory.free_bytes() > 2**20

@@ -1,0 +1,110 @@
+"""Prompt lookup against a few lines of Python that do the same."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.drafting.base import Context
+from jspec.drafting.ngram import NGram
+from jspec.sampling.law import Warp
+from jspec.sampling.streams import RoundNoise
+
+B, S, K = 8, 32, 6
+
+
+def lookup(text: list[int], shortest: int, longest: int) -> list[int] | None:
+    """K tokens that continue ``text`` as its last occurrence of its longest suffix was continued; None without one."""
+    for n in range(min(longest, len(text) - 1), shortest - 1, -1):
+        for end in range(len(text) - 1, n - 1, -1):  # the match is text[end - n : end], the most recent first
+            if text[end - n : end] == text[len(text) - n :]:
+                continued = list(text)
+                for i in range(K):
+                    continued.append(continued[end + i])
+                return continued[len(text) :]
+    return None
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def propose(drafter: NGram, tokens, length, room):
+    one = jnp.ones(B, jnp.float32)
+    context = Context(
+        tokens=tokens,
+        length=length,
+        room=room,
+        table=jnp.zeros((B, 1), jnp.int32),
+        warp=Warp(one, jnp.zeros(B, jnp.int32), one, 0 * one),
+        stop_tokens=jnp.full((B, 1), -1, jnp.int32),
+        min_length=jnp.zeros(B, jnp.int32),
+        noise=RoundNoise(jnp.zeros((B, 2), jnp.uint32), length),
+    )
+    return drafter.propose((), context)[1]
+
+
+def drafts(texts, shortest=1, longest=4, room=K) -> list[list[int]]:
+    """Valid drafts for each text; what lies past its end is garbage that may not be read."""
+    tokens = np.random.default_rng(9).integers(3, size=(B, S)).astype(np.int32)
+    for row, text in zip(tokens, texts, strict=False):
+        row[: len(text)] = text
+    length = np.array([*map(len, texts), *[1] * (B - len(texts))], np.int32)
+    proposal = propose(NGram(K, shortest, longest), tokens, length, jnp.full(B, room, jnp.int32))
+    assert proposal.law is None
+    assert np.all(proposal.point_mass)
+    return [proposal.tokens[i, : proposal.count[i]].tolist() for i in range(len(texts))]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ([1, 2, 3, 4, 1, 2], [3, 4, 1, 2, 3, 4]),  # period 4 goes on
+        ([7], []),
+        ([7, 8, 9], []),
+        ([5, 5], [5] * K),
+        ([1, 2, 9, 3, 2, 8, 1, 2], [9, 3, 2, 8, 1, 2]),  # the longer match wins over the more recent one
+        ([2, 9, 2, 8, 2], [8, 2, 8, 2, 8, 2]),  # of equal ones the most recent wins
+        ([1, 2, 3, 1, 2, 3, 1], [2, 3, 1, 2, 3, 1]),
+    ],
+)
+def test_known_continuations(text, expected):
+    assert drafts([text]) == [expected]
+    assert (lookup(text, 1, 4) or []) == expected  # so the reference is right as well
+
+
+def test_the_shortest_match_that_counts():
+    texts = [[1, 2, 9, 5, 2], [1, 2, 9, 1, 2], [4, 1, 2, 9, 4, 1, 2]]
+    assert drafts(texts, 1, 3) == [[9, 5, 2, 9, 5, 2], [9, 1, 2] * 2, [9, 4, 1, 2, 9, 4]]
+    assert drafts(texts, 2, 3) == [[], [9, 1, 2] * 2, [9, 4, 1, 2, 9, 4]]
+    assert drafts(texts, 3, 3) == [[], [], [9, 4, 1, 2, 9, 4]]
+
+
+def test_the_longest_match_that_is_looked_for():
+    """With one token to look at, the most recent occurrence wins although an earlier one agrees for longer."""
+    text = [1, 2, 3, 9, 9, 3, 8, 1, 2, 3]
+    assert drafts([text], 1, 3) == [[9, 9, 3, 8, 1, 2]]
+    assert drafts([text], 1, 1) == [[8, 1, 2, 3, 8, 1]]
+
+
+@pytest.mark.parametrize("room", [0, 1, K])
+def test_no_more_than_there_is_room_for(room):
+    assert drafts([[1, 2, 1, 2]], room=room) == [[1, 2, 1, 2, 1, 2][:room]]
+
+
+@pytest.mark.parametrize(("shortest", "longest"), [(1, 1), (1, 4), (2, 3), (3, 5), (4, 9)])
+def test_equals_the_reference(shortest, longest):
+    rng = np.random.default_rng(shortest * 10 + longest)
+    found = missed = 0
+    for _ in range(30):
+        texts = []
+        for _ in range(B):
+            text = rng.integers(rng.integers(1, 6), size=rng.integers(1, S + 1))
+            if rng.random() < 0.3:  # a text that repeats itself, from somewhere on
+                text = np.concatenate([text[: len(text) // 3], np.resize(text[-rng.integers(1, 8) :], S)])[:S]
+            texts.append(text.tolist())
+        expected = [lookup(text, shortest, longest) for text in texts]
+        assert drafts(texts, shortest, longest) == [continued or [] for continued in expected]
+        found += sum(continued is not None for continued in expected)
+        missed += sum(continued is None for continued in expected)
+    assert found > 20
+    assert missed > 10
