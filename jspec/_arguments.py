@@ -29,7 +29,10 @@ def resolve_names(where: str, given: Mapping, known: Iterable[str], aliases: Map
 
 
 def named_arguments(**aliases: str):
-    """Class decorator: the constructor accepts ``alias=canonical`` names and suggests a fix for unknown ones."""
+    """Class decorator: the constructor accepts ``alias=canonical`` names and suggests a fix for unknown ones.
+
+    The class keeps them as ``aliases``.
+    """
 
     def decorate(cls):
         construct = cls.__init__
@@ -43,7 +46,7 @@ def named_arguments(**aliases: str):
                     raise TypeError(f"{cls.__name__}: {name!r} is given twice, by position and by name")
             construct(self, *args, **kwargs)
 
-        cls.__init__ = __init__
+        cls.__init__, cls.aliases = __init__, aliases
         return cls
 
     return decorate

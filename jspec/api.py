@@ -165,10 +165,8 @@ def _split_options(options: dict, loadable: bool) -> tuple[dict, dict]:
     sampling = [field.name for field in dataclasses.fields(SamplingParams)]
     speculation = [field.name for field in dataclasses.fields(Speculation)]
     loading = [name for name in inspect.signature(load).parameters if name != "target"]
-    aliases = {"max_new_tokens": "max_tokens"}
-    if loadable:
-        aliases |= {"num_speculative_tokens": "num_draft_tokens"}
     known = sampling + (loading + speculation if loadable else [])
+    aliases = SamplingParams.aliases | (Speculation.aliases if loadable else {})
     options = resolve_names("generate()", options, known, aliases)
     fields = {name: options.pop(name) for name in speculation if name in options}
     if fields and "speculation" in options:

@@ -11,7 +11,7 @@ Dimension letters, used in code, comments and einsums everywhere in jspec:
 
 import dataclasses
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jspec._arguments import is_int, is_number, named_arguments, require
 
@@ -45,14 +45,18 @@ class Rope:
 
     def __post_init__(self):
         require(self.kind in ROPE_KINDS, "rope.kind", self.kind, f"one of {', '.join(ROPE_KINDS)}")
-        require(is_number(self.theta) and self.theta > 0, "rope.theta", self.theta, "a positive number")
-        require(is_number(self.factor) and self.factor > 0, "rope.factor", self.factor, "a positive number")
-        require(
-            is_number(self.attention_factor) and self.attention_factor > 0,
-            "rope.attention_factor",
-            self.attention_factor,
-            "a positive number",
-        )
+        scales = ("factor", "low_freq_factor", "high_freq_factor", "attention_factor")
+        for name in ("theta", *scales, "original_max_position", "beta_fast", "beta_slow"):
+            value = getattr(self, name)
+            require(is_number(value) and value > 0, f"rope.{name}", value, "a positive number")
+        if self.kind == "llama3":
+            ordered = self.low_freq_factor < self.high_freq_factor
+            require(
+                ordered,
+                "rope.high_freq_factor",
+                self.high_freq_factor,
+                f"above low_freq_factor, {self.low_freq_factor}",
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +157,8 @@ class Speculation:
       draft_temperature: temperature of the draft's law; None takes the request's. Any value is lossless.
       ngram_min, ngram_max: shortest and longest suffix that the n-gram drafter looks up.
     """
+
+    aliases: ClassVar[dict[str, str]]
 
     num_draft_tokens: int = 4
     verify: Literal["match", "rejection", "block"] = "rejection"

@@ -22,9 +22,8 @@ def load_tokenizer(folder: pathlib.Path) -> Tokenizer | None:
     """The tokenizer of a checkpoint folder, None if it has no tokenizer files. Runs no code from the folder."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
-    os.environ.setdefault(
-        "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
-    )  # it would miss PyTorch, which tokenizers do not need
+    # transformers would advise to install PyTorch, which tokenizers do not need.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer  # seconds to import, and token ids need no tokenizer
 
     return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

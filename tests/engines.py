@@ -142,11 +142,11 @@ class Letters:
         return {letter: i for i, letter in enumerate(LETTERS)}
 
 
-def table_llm(target: Bigram, draft: Bigram | None = None, tokenizer=None, K: int = 4, rounds: int = 8) -> LLM:
+def table_llm(target: Bigram, draft: Bigram | None = None, tokenizer=None, K: int = 4, **speculation) -> LLM:
     """A model of tables, which compiles in a moment."""
-    settings = Speculation(num_draft_tokens=K)
+    settings = Speculation(num_draft_tokens=K, **speculation)
     method = None if draft is None else "draft_model"
-    config = dataclasses.replace(CONFIG, rounds=rounds)
+    config = dataclasses.replace(CONFIG, rounds=8)
     return LLM(target, draft, drafting(method, settings), method, tokenizer, settings, config)
 
 

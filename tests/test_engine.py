@@ -193,15 +193,16 @@ def test_the_target_as_its_own_draft_accepts_everything(verify):
 
 def test_a_stop_found_by_the_host_discards_what_ran_past_it():
     """Rounds after it are in no count; of the round it fell in, the tokens past it are not in the completion."""
-    stopping = engine("ngram", 4, "block")
-    prompts = [[5, 6, 7] * 4, PROMPTS[3]]
-    whole = decode(stopping, prompts)
-    for keep in (1, 3, 6, 7):
+    stopping, overshoot = engine("draft_model", 4, "block"), 0
+    whole = decode(stopping, PROMPTS[:6])
+    for keep in range(1, 10):
         stop = lambda tokens, seen, keep=keep: keep if len(tokens) >= keep else None  # noqa: E731
-        for full, cut in zip(whole, decode(stopping, prompts, find_stop=stop), strict=True):
+        for full, cut in zip(whole, decode(stopping, PROMPTS[:6], find_stop=stop), strict=True):
             steps = int(np.argmax(np.cumsum([n + 1 for n in full.accepted]) >= keep)) + 1
+            overshoot += sum(full.accepted[:steps]) + steps - keep
             assert cut.outcome == STOPPED
             assert cut.tokens == full.tokens[:keep]
             assert cut.from_draft == full.from_draft[:keep]
             assert cut.accepted == full.accepted[:steps]
             assert cut.drafted == full.drafted[:steps]
+    assert overshoot > 0

@@ -78,3 +78,9 @@ def test_tokens_that_end_a_request():
 def test_they_do_not_change():
     with pytest.raises(dataclasses.FrozenInstanceError):
         SamplingParams().temperature = 0.5  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize("field", ["stop", "stop_token_ids"])
+def test_what_is_no_list_is_refused_by_name(field):
+    with pytest.raises(ValueError, match=f"{field}=5: expected a"):
+        SamplingParams(**{field: 5})

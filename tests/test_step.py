@@ -170,7 +170,10 @@ def test_a_row_that_is_no_law_ends_with_the_drafts_before_it():
 
 
 def test_the_loop_on_the_device_ends_when_no_row_is_live():
+    rounds = []
+
     def accept_nothing(logits, warp, proposal, noise):
+        jax.debug.callback(lambda: rounds.append(1))
         return Verdict(jnp.zeros(3, jnp.int32), jnp.full(3, 7, jnp.int32), jnp.ones(3, bool))
 
     step = stepping(accept_nothing)
@@ -179,3 +182,5 @@ def test_the_loop_on_the_device_ends_when_no_row_is_live():
     assert logs.count.tolist() == [[0, 0, 1], [0, 0, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
     assert logs.accepted[:, 2].tolist() == [0, 0, -1, -1, -1]
     assert state.outcome.tolist() == [STOPPED, STOPPED, FULL]
+    jax.effects_barrier()
+    assert len(rounds) == 2

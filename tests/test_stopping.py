@@ -3,6 +3,7 @@
 The models are tables over letters: the alphabet in order, drafted for by one that errs after some of them.
 """
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ def llm():
 def eager():
     """A model that wants to end, or to write "j", wherever it is; its draft even more so."""
     wishes = np.zeros((V, V))
-    wishes[:, EOS], wishes[:, 9] = 12, 10
+    wishes[:, EOS], wishes[:, 9] = 31, 30
     return table_llm(bigram(wishes, eos_token_ids=(EOS,)), bigram(2 * wishes), Letters())
 
 
@@ -106,7 +107,7 @@ def test_min_tokens(llm, min_tokens, settings, tokens):
 def test_no_stop_token_before_min_tokens_however_likely(eager):
     """They have probability 0 there, also in the draft, and are as likely as ever at the next position."""
     params = SamplingParams(temperature=1.0, max_tokens=25, min_tokens=11, stop_token_ids=[9])
-    for result in jspec.generate(eager, ["a"] * 30, params):
+    for result in jspec.generate(eager, ["a"] * 30, params, key=jax.random.key(0)):
         assert not {9, EOS} & set(result.token_ids[:11])
         assert len(result.token_ids) == 12
         assert result.token_ids[11] in (9, EOS)
@@ -119,15 +120,20 @@ def test_ignored_ends_of_text_may_come_before_min_tokens(eager):
     assert (result.text, result.finish_reason) == ("", "length")
 
 
-def test_broken_numbers_end_a_request_with_what_came_before():
+@pytest.mark.parametrize("verify", ["match", "rejection", "block"])
+def test_broken_numbers_end_a_request_with_what_came_before(verify):
+    """The draft goes on past the token after which the target has no law, and nothing after it is accepted."""
     table = successor_table()
     table[6] = np.nan
-    model = bigram(table, eos_token_ids=(EOS,))
-    broken = table_llm(model, tokenizer=Letters())
-    ending, whole = jspec.generate(broken, ["a", "h"], SamplingParams(temperature=1.0, max_tokens=9, seed=0))
-    assert (ending.text, ending.token_ids, ending.finish_reason) == ("bcdefg", [1, 2, 3, 4, 5, 6], "error")
-    assert ending.stop_reason == "the target's logits at position 7 are not finite"
-    assert (whole.text, whole.finish_reason) == ("ijklmnopq", "length")
+    model, draft = bigram(table, eos_token_ids=(EOS,)), bigram(successor_table())
+    broken = table_llm(model, draft, Letters(), verify=verify, draft_sampling="sample")
+    for temperature in (0, 1.0):
+        params = SamplingParams(temperature=temperature, max_tokens=9, seed=0)
+        ending, at_once, whole = jspec.generate(broken, ["a", "g", "h"], params)
+        assert (ending.text, ending.token_ids, ending.finish_reason) == ("bcdefg", [1, 2, 3, 4, 5, 6], "error")
+        assert ending.stop_reason == "the target's logits at position 7 are not finite"
+        assert (at_once.text, at_once.token_ids, at_once.finish_reason) == ("", [], "error")
+        assert (whole.text, whole.finish_reason) == ("ijklmnopq", "length")
 
 
 def test_what_cannot_be_honoured_is_refused(llm):

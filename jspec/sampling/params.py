@@ -1,7 +1,8 @@
 """What a request asks for."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 from jspec._arguments import is_int, is_number, named_arguments, require
 
@@ -35,6 +36,8 @@ class SamplingParams:
       TypeError: an unknown argument, or ``max_tokens`` together with its alias.
     """
 
+    aliases: ClassVar[dict[str, str]]
+
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -47,8 +50,11 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self):
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        for name, what in (("stop", "a string or a list of strings"), ("stop_token_ids", "a list of token ids")):
+            value = getattr(self, name)
+            value = (value,) if isinstance(value, str) else () if value is None else value
+            require(isinstance(value, Iterable), name, value, what)
+            object.__setattr__(self, name, tuple(value))
         t = self.temperature
         require(is_number(t) and t >= 0, "temperature", t, "a finite number of at least 0 (0 is greedy)")
         require(is_int(self.top_k) and self.top_k >= -1, "top_k", self.top_k, "at least 1, or 0 or -1 for all tokens")
