@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import jspec
 from convert.folder import Folder
 from convert.refusal import Refusal
 
@@ -14,7 +15,7 @@ NAME = "manifest.json"
 PARAMS = "params"  # the Orbax checkpoint, beside it
 FORMAT = "jspec-checkpoint"
 VERSION = 1
-_PACKAGES = {"jspec": "jspec", "jax": "jax", "flax": "flax", "orbax": "orbax-checkpoint", "numpy": "numpy"}
+_PACKAGES = {"jax": "jax", "flax": "flax", "orbax": "orbax-checkpoint", "numpy": "numpy"}
 
 
 def write_manifest(folder: Path, description: dict[str, Any]):
@@ -23,7 +24,10 @@ def write_manifest(folder: Path, description: dict[str, Any]):
         "format": FORMAT,
         "format_version": VERSION,
         **description,
-        "versions": {name: _version(package) for name, package in _PACKAGES.items()},
+        "versions": {
+            "jspec": jspec.__version__,
+            **{name: importlib.metadata.version(package) for name, package in _PACKAGES.items()},
+        },
         "files": {name: _sha256(folder / name) for name in _file_names(folder)},
     }
     manifest["manifest_sha256"] = _own_digest(manifest)
@@ -92,10 +96,3 @@ def _sha256(path: Path) -> str:
 def _own_digest(manifest: dict[str, Any]) -> str:
     rest = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree
-        return None

@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 from tiny import ARCHITECTURES, tiny_checkpoint, write_weights
 
+import jspec
 from convert import check, convert, load_folder
 from convert.checkpoint import load_params
 from convert.cli import main
@@ -136,6 +137,7 @@ def test_manifest(tmp_path, src, capsys):
     assert manifest["source"] == {"path": str(src), "name_or_path": None, "revision": None}
     assert (manifest["dtype"], manifest["tensor_count"], manifest["parameter_count"]) == ("float32", 21, 74176)
     assert set(manifest["versions"]) == {"jspec", "jax", "flax", "orbax", "numpy"}
+    assert manifest["versions"]["jspec"] == jspec.__version__
     written = {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*") if p.is_file()}
     assert manifest["files"].keys() == written.keys() - {"manifest.json"}
     for name, digest in manifest["files"].items():
