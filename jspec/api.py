@@ -20,7 +20,8 @@ from jspec._arguments import is_int, require, resolve_names
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.drafting.base import Drafter
 from jspec.drafting.draft_model import DraftModel
-from jspec.drafting.ngram import NGram, NoDrafts
+from jspec.drafting.ngram import NGram
+from jspec.drafting.plain import NoDrafts
 from jspec.llm import LLM, Prompt
 from jspec.memory import check_memory
 from jspec.models import build

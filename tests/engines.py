@@ -16,7 +16,8 @@ from flax import nnx
 from jspec.cache import CausalView
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.drafting.draft_model import DraftModel
-from jspec.drafting.ngram import NGram, NoDrafts
+from jspec.drafting.ngram import NGram
+from jspec.drafting.plain import NoDrafts
 from jspec.engine import Engine, Job, Progress
 from jspec.llm import LLM
 from jspec.models import Decoder, build, flat_params

@@ -20,7 +20,8 @@ from engines import (
     tokens_of,
 )
 
-from jspec.drafting.ngram import NGram, NoDrafts
+from jspec.drafting.ngram import NGram
+from jspec.drafting.plain import NoDrafts
 from jspec.engine import Engine, Job
 from jspec.sampling.params import MAX_STOP_TOKENS, SamplingParams
 from jspec.state import BROKEN, FULL, STOPPED

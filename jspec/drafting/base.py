@@ -59,3 +59,17 @@ class Drafter(Protocol):
     def propose(self, state: Any, context: Context) -> tuple[Any, Proposal]:
         """Draft up to ``context.room`` tokens per row."""
         ...
+
+
+class Stateless:
+    """The two methods of a drafter that keeps nothing between rounds."""
+
+    def init(self, pages: int, page_size: int, dtype) -> tuple[()]:
+        """No state."""
+        del pages, page_size, dtype
+        return ()
+
+    def prefill(self, state, tokens, view):
+        """Nothing to read: the committed tokens are in the context of every round."""
+        del tokens, view
+        return state

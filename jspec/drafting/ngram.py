@@ -4,12 +4,12 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from jspec.drafting.base import Context
+from jspec.drafting.base import Context, Stateless
 from jspec.sampling.verify import Proposal
 
 
 @dataclasses.dataclass(frozen=True)
-class NGram:
+class NGram(Stateless):
     """Longest match first, the most recent wins.
 
     The longest suffix of ngram_min..ngram_max tokens that occurs earlier (overlap with itself allowed) is continued by
@@ -20,14 +20,6 @@ class NGram:
     num_draft_tokens: int
     ngram_min: int
     ngram_max: int
-
-    def init(self, pages: int, page_size: int, dtype):
-        del pages, page_size, dtype
-        return ()
-
-    def prefill(self, state, tokens, view):
-        del tokens, view
-        return state
 
     def propose(self, state, context: Context):
         B, S = context.tokens.shape
@@ -48,23 +40,3 @@ class NGram:
         drafts = jnp.take_along_axis(context.tokens, jnp.clip(source, 0, S - 1), axis=1)
         count = jnp.where(longest[:, 0] >= self.ngram_min, context.room, 0)
         return state, Proposal(drafts, count, law=None, point_mass=jnp.ones(B, bool))
-
-
-@dataclasses.dataclass(frozen=True)
-class NoDrafts:
-    """Plain decoding through the same step: K = 0."""
-
-    num_draft_tokens: int = 0
-
-    def init(self, pages: int, page_size: int, dtype):
-        del pages, page_size, dtype
-        return ()
-
-    def prefill(self, state, tokens, view):
-        del tokens, view
-        return state
-
-    def propose(self, state, context: Context):
-        B = context.length.shape[0]
-        none = Proposal(jnp.zeros((B, 0), jnp.int32), context.room, law=None, point_mass=jnp.ones(B, bool))
-        return state, none

@@ -11,7 +11,8 @@ import numpy as np
 
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.draft_model import DraftModel
-from jspec.drafting.ngram import NGram, NoDrafts
+from jspec.drafting.ngram import NGram
+from jspec.drafting.plain import NoDrafts
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES
 from jspec.state import LIVE, DecodeState, Request, init_state

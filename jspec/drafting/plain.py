@@ -1,0 +1,20 @@
+"""Plain decoding through the same step: nothing is drafted, K = 0."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from jspec.drafting.base import Context, Stateless
+from jspec.sampling.verify import Proposal
+
+
+@dataclasses.dataclass(frozen=True)
+class NoDrafts(Stateless):
+    """Every round emits one token, the target's own draw."""
+
+    num_draft_tokens: int = 0
+
+    def propose(self, state, context: Context):
+        B = context.length.shape[0]
+        none = Proposal(jnp.zeros((B, 0), jnp.int32), context.room, law=None, point_mass=jnp.ones(B, bool))
+        return state, none
