@@ -1,6 +1,7 @@
 # Each target does all of its own set-up: a virtual environment in $(VENV), made once, refreshed when pyproject.toml changes.
 PYTHON ?= python3
 VENV ?= .venv
+CUDA ?= cuda13
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -15,7 +16,7 @@ test: $(VENV)/test  # everything but the long statistical tier and what needs a 
 long: $(VENV)/test  # the statistical tests at full power, minutes each
 	$(BIN)/python -m pytest -m long
 
-gpu: $(VENV)/test  # kernels against their twins on the card
+gpu: $(VENV)/gpu  # kernels against their twins on the card; CUDA=cuda12 for older drivers
 	$(BIN)/python -m pytest -m gpu
 
 lint: $(VENV)/dev
@@ -44,6 +45,10 @@ $(VENV)/smoke: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/test: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable '.[test,parity]'
+	@touch $@
+
+$(VENV)/gpu: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[test,$(CUDA)]'
 	@touch $@
 
 $(VENV)/dev: pyproject.toml | $(VENV)/bin/python

@@ -27,20 +27,20 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="complete a few prompts with and without speculation, and compare")
     demo.add_argument("--checkpoints", type=pathlib.Path, help="folder that holds target/ and draft/")
     demo.add_argument("--max-tokens", type=int, default=96)
-    demo.set_defaults(run=_demo, temperature=0.8)
+    demo.set_defaults(run=_demo, temperature=0.8, num_draft_tokens=3)  # rows to verify are not free on a CPU
 
     generate = commands.add_parser("generate", help="complete one prompt")
     generate.add_argument("target", help="checkpoint folder")
     generate.add_argument("prompt", help="text to complete")
     generate.add_argument("--max-tokens", type=int, default=128)
-    generate.set_defaults(run=_generate, temperature=1.0)
+    generate.set_defaults(run=_generate, temperature=1.0, num_draft_tokens=4)
 
     for command in (demo, generate):
         command.add_argument("--draft", help="checkpoint folder, or ngram")
         command.add_argument("--temperature", type=float, default=command.get_default("temperature"))
         command.add_argument("--top-p", type=float, default=1.0)
         command.add_argument("--seed", type=int, default=0)
-        command.add_argument("--num-draft-tokens", type=int, default=4)
+        command.add_argument("--num-draft-tokens", type=int, default=command.get_default("num_draft_tokens"))
         command.add_argument("--verify", choices=VERIFY_RULES, default="rejection")
         command.add_argument("--draft-sampling", choices=DRAFT_SAMPLINGS, default="auto")
     return parser

@@ -1,0 +1,1 @@
+"""Ways of proposing tokens, one file each."""

@@ -1,0 +1,1 @@
+"""Pallas kernels for NVIDIA GPUs, each beside the jnp twin that is its specification."""
