@@ -98,8 +98,11 @@ class Engine:
         draft_leaves, merge_draft = split(draft_model)
         self._leaves = (target_leaves, draft_leaves)
 
+        # Without drafts every rule is the target's own draw, and ``match`` makes it in one pass over the vocabulary.
+        rule = RULES[verify if self.num_draft_tokens else "match"]
+
         def step(leaves) -> Step:
-            return Step(merge_target(leaves[0]), make_drafter(merge_draft(leaves[1])), RULES[verify], self.width, noise)
+            return Step(merge_target(leaves[0]), make_drafter(merge_draft(leaves[1])), rule, self.width, noise)
 
         self._decode = self._program(lambda leaves, state: step(leaves).decode(state, config.rounds), donate=1)
         self._prefill = self._program(lambda leaves, state, *chunk: step(leaves).prefill(state, *chunk), donate=1)
