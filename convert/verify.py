@@ -8,13 +8,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from convert.loading import load_folder
 from convert.refusal import Mismatch, Refusal
 from convert.source import Source
-from jspec.cache import CausalView
+from jspec.models.causal import causal_logits
 from jspec.models.params import abstract_params, build
+from jspec.models.split import split
 
 LENGTHS = (5, 33, 128)
 
@@ -114,16 +114,9 @@ def transformers_logits(folder: str | os.PathLike, sequences: list[np.ndarray]) 
 
 def jspec_logits(model, sequences: list[np.ndarray]) -> list[np.ndarray]:
     """Logits ``[T, V]`` of each token sequence by a decoder of ``jspec.models``, one causal pass each."""
-    graph, state = nnx.split(model)
-
-    @jax.jit
-    def forward(state, tokens):
-        decoder = nnx.merge(graph, state)
-        positions = jnp.arange(tokens.shape[1])[None]
-        hidden, _ = decoder(tokens, positions, (None,) * decoder.config.num_layers, CausalView(positions))
-        return decoder.logits(hidden)[0]
-
-    return [np.asarray(forward(state, jnp.asarray(tokens[None], jnp.int32))) for tokens in sequences]
+    leaves, merge = split(model)
+    forward = jax.jit(lambda leaves, tokens: causal_logits(merge(leaves), tokens)[0])
+    return [np.asarray(forward(leaves, jnp.asarray(tokens[None], jnp.int32))) for tokens in sequences]
 
 
 def _kl(reference: np.ndarray, ours: np.ndarray) -> np.ndarray:

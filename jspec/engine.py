@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
+from jspec.models.params import DTYPES
 from jspec.models.split import split
 from jspec.pages import PageAllocator
 from jspec.sampling.law import Warp
@@ -23,7 +23,6 @@ from jspec.sampling.verify import RULES
 from jspec.state import BROKEN, FULL, LIVE, STOPPED, DecodeState, Request, admit, init_state, retire
 from jspec.step import RoundLog, Step
 
-DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 FINISH_REASONS = {STOPPED: "stop", FULL: "length", BROKEN: "error"}
 
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.cache import CausalView
 from jspec.config import EngineConfig, Speculation
 from jspec.engine import FINISH_REASONS, Engine, Job, Progress
+from jspec.models.causal import causal_logits
 from jspec.models.split import split
 from jspec.results import Result, Stats
 from jspec.sampling.params import SamplingParams
@@ -45,10 +45,7 @@ class LLM:
         self._leaves, merge = split(target)
 
         def forward(leaves, tokens):
-            model = merge(leaves)
-            positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-            hidden, _ = model(tokens, positions, (None,) * model.config.num_layers, CausalView(positions))
-            return model.logits(hidden)[0].astype(jnp.float32)
+            return causal_logits(merge(leaves), tokens)[0].astype(jnp.float32)
 
         self._forward = jax.jit(forward)
 

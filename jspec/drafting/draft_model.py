@@ -10,7 +10,7 @@ from jspec.cache import PagedView, init_pool
 from jspec.config import Speculation
 from jspec.drafting.base import Context
 from jspec.pallas.residual import Rows
-from jspec.sampling.law import Law, Warp, make_law
+from jspec.sampling.law import Law, Warp, leading, make_law
 from jspec.sampling.params import GREEDY_BELOW
 from jspec.sampling.stops import forbid_early_stops
 from jspec.sampling.verify import Proposal
@@ -74,8 +74,7 @@ class DraftModel:
             (rest[0].rows, rest[1]),
         )
         law = Law(Rows(*rows), warp.greedy)
-        drawable = jnp.sum(jnp.cumprod(law.finite.astype(jnp.int32), axis=1), axis=1)
-        return cache, Proposal(tokens, jnp.minimum(room, drawable), law, point_mass=warp.greedy)
+        return cache, Proposal(tokens, jnp.minimum(room, leading(law.finite)), law, point_mass=warp.greedy)
 
     def _read(self, cache, tokens, positions, valid, context: Context):
         """Read tokens and return the logits after the last one, ``[B, 1, V]``, and the cache."""

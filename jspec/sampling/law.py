@@ -83,3 +83,8 @@ def make_law(logits, warp: Warp, key_data=None) -> tuple[Law, jax.Array]:
     token, lse = draw(flat, scale, cut, None if key_data is None else key_data.reshape(B * J, 2), noisy)
     rows = Rows(logits, *(x.reshape(B, J) for x in (scale, cut, lse)))
     return Law(rows, warp.greedy), token.reshape(B, J)
+
+
+def leading(flags) -> jax.Array:
+    """How many flags of each row hold before the first that does not: bool ``[B, J]`` -> int32 ``[B]``."""
+    return jnp.sum(jnp.cumprod(flags.astype(jnp.int32), axis=1), axis=1)

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.pallas.residual import residual_draw, residual_mass
-from jspec.sampling.law import Law, Warp, make_law
+from jspec.sampling.law import Law, Warp, leading, make_law
 from jspec.sampling.streams import RoundNoise
 
 
@@ -63,7 +63,7 @@ def match(logits, warp: Warp, proposal: Proposal, noise: RoundNoise) -> Verdict:
     law, sampled = make_law(logits, warp, noise.sample_keys(offset))
     count = _count(law, proposal)
     K = proposal.tokens.shape[1]
-    accepted = _leading((proposal.tokens == sampled[:, :K]) & (offset[:, :K] < count[:, None]))
+    accepted = leading((proposal.tokens == sampled[:, :K]) & (offset[:, :K] < count[:, None]))
     return Verdict(accepted, _pick(sampled, accepted), _pick(law.finite, accepted))
 
 
@@ -74,7 +74,7 @@ def rejection(logits, warp: Warp, proposal: Proposal, noise: RoundNoise) -> Verd
     log_p, log_q = _log_probs(law, best, proposal)
     K = proposal.tokens.shape[1]
     u = noise.accept_uniforms(K)
-    accepted = _leading((jnp.log(u) < log_p - log_q) & (jnp.arange(K, dtype=jnp.int32)[None] < count[:, None]))
+    accepted = leading((jnp.log(u) < log_p - log_q) & (jnp.arange(K, dtype=jnp.int32)[None] < count[:, None]))
     return _finish(law, best, proposal, count, accepted, jnp.zeros(accepted.shape, jnp.float32), noise)
 
 
@@ -136,7 +136,7 @@ def _finish(law: Law, best, proposal: Proposal, count, accepted, log_weight, noi
 
 def _count(law: Law, proposal: Proposal):
     """Valid drafts, none of them past a target row that is no law: such a row may only end the request."""
-    return jnp.minimum(proposal.count, _leading(law.finite))
+    return jnp.minimum(proposal.count, leading(law.finite))
 
 
 def _log_probs(law: Law, best, proposal: Proposal):
@@ -148,11 +148,6 @@ def _log_probs(law: Law, best, proposal: Proposal):
     if proposal.law is None:
         return log_p, jnp.zeros_like(log_p)
     return log_p, jnp.where(proposal.point_mass[:, None], 0.0, proposal.law.log_prob(drafts))
-
-
-def _leading(flags):
-    """How many flags of each row hold before the first that does not: bool ``[B, J]`` -> int32 ``[B]``."""
-    return jnp.sum(jnp.cumprod(flags.astype(jnp.int32), axis=1), axis=1)
 
 
 def _pick(values, index):

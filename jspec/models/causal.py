@@ -1,0 +1,13 @@
+"""The plain forward: a whole text in one causal pass, nothing cached."""
+
+import jax
+import jax.numpy as jnp
+
+from jspec.cache import CausalView
+
+
+def causal_logits(model, tokens) -> jax.Array:
+    """Logits after each token, ``[B, T, V]`` in the model's dtype, of int32 tokens ``[B, T]``."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
+    hidden, _ = model(tokens, positions, (None,) * model.config.num_layers, CausalView(positions))
+    return model.logits(hidden)
