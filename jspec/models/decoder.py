@@ -5,7 +5,7 @@ A call reads T new tokens per row through a *view* (``jspec.cache``), which know
     hidden, cache = model(tokens, positions, cache, view)
     logits = model.logits(hidden)
 
-Any object with ``init_cache``, ``__call__``, ``logits`` and ``config`` of these shapes can be a target or a draft.
+Any object with ``cache_shape``, ``__call__``, ``logits`` and ``config`` of these shapes can be a target or a draft.
 """
 
 import jax
@@ -17,13 +17,16 @@ from jspec.models.layers import Linear, RMSNorm, project, rotate
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention; query, key and value weights are stacked in one ``[(N + 2G) H, D]``."""
+    """Grouped-query attention; query, key and value weights are stacked in one ``[(N + 2G) H, D]``.
 
-    def __init__(self, config: ModelConfig, layer: int, *, dtype, rngs: nnx.Rngs):
+    ``in_features`` is the width that it reads, D unless said otherwise.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, in_features: int | None = None, *, dtype, rngs: nnx.Rngs):
         N, G, H, D = config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size
         self.num_heads, self.num_kv_heads, self.head_dim = N, G, H
         self.rope, self.window = config.rope, config.windows[layer]
-        self.qkv = Linear(D, (N + 2 * G) * H, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
+        self.qkv = Linear(in_features or D, (N + 2 * G) * H, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
         self.out = Linear(N * H, D, bias=config.output_bias, dtype=dtype, rngs=rngs)
         self.q_norm = RMSNorm(H, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
         self.k_norm = RMSNorm(H, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
@@ -53,14 +56,16 @@ class MLP(nnx.Module):
 
 
 class Layer(nnx.Module):
-    def __init__(self, config: ModelConfig, layer: int, *, dtype, rngs: nnx.Rngs):
-        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
+    """Attention and MLP, each added to the residual stream; ``norm=False`` leaves out the norm before attention."""
+
+    def __init__(self, config: ModelConfig, layer: int, norm: bool = True, *, dtype, rngs: nnx.Rngs):
+        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype) if norm else None
         self.attention = Attention(config, layer, dtype=dtype, rngs=rngs)
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
         self.mlp = MLP(config, dtype=dtype, rngs=rngs)
 
     def __call__(self, x, positions, kv, view):
-        attended, kv = self.attention(self.attention_norm(x), positions, kv, view)
+        attended, kv = self.attention(self.attention_norm(x) if self.attention_norm else x, positions, kv, view)
         x = x + attended
         return x + self.mlp(self.mlp_norm(x)), kv
 
@@ -76,6 +81,10 @@ class Decoder(nnx.Module):
         self.norm = RMSNorm(D, config.rms_norm_eps, dtype=dtype)
         self.head = None if config.tie_embeddings else Linear(D, V, dtype=dtype, rngs=rngs)
 
+    def embed(self, tokens):
+        """int32 ``[B, T] -> [B, T, D]``."""
+        return self.embedding[...][tokens]
+
     def __call__(self, tokens, positions, cache, view):
         """Read tokens.
 
@@ -88,12 +97,30 @@ class Decoder(nnx.Module):
         Returns:
           hidden states after the final norm ``[B, T, D]``, and the cache with the new keys and values.
         """
-        x = self.embedding[...][tokens]
-        written = []
+        hidden, _, cache = self.tapped(tokens, positions, cache, view, ())
+        return hidden, cache
+
+    def tapped(self, tokens, positions, cache, view, taps: tuple[int, ...]):
+        """Read tokens as ``__call__`` does, and listen to residual streams on the way.
+
+        Args:
+          taps: k is the stream after k layers: 0 the embeddings, L what enters the final norm.
+
+        Returns:
+          hidden states, the streams joined ``[B, T, len(taps) D]`` (the hidden states if taps is ()), and the cache.
+        """
+        x = self.embed(tokens)
+        streams, written = [x], []
         for layer, kv in zip(self.layers, cache, strict=True):
             x, kv = layer(x, positions, kv, view)
+            streams.append(x)
             written.append(kv)
-        return self.norm(x), tuple(written)
+        hidden = self.norm(x)
+        return hidden, jnp.concatenate([streams[k] for k in taps], axis=-1) if taps else hidden, tuple(written)
+
+    def feature_size(self, taps: tuple[int, ...]) -> int:
+        """E, the numbers per position that ``taps`` ask for; () is the hidden state after the final norm."""
+        return max(len(taps), 1) * self.config.hidden_size
 
     def logits(self, hidden):
         """``[..., D] -> [..., V]``, in the model's dtype: the stored logits that every law is defined by."""

@@ -23,7 +23,7 @@ class Linear(nnx.Module):
 
     def __call__(self, x):
         y = project(x, self.weight[...])
-        return y if self.bias is None else y + _per_feature(self.bias[...], y)
+        return y if self.bias is None else y + per_feature(self.bias[...], y)
 
 
 def project(x, weight):
@@ -42,10 +42,10 @@ class RMSNorm(nnx.Module):
     def __call__(self, x):
         x32 = x.astype(jnp.float32)
         normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
-        return normed.astype(x.dtype) * _per_feature(self.weight[...], x)
+        return normed.astype(x.dtype) * per_feature(self.weight[...], x)
 
 
-def _per_feature(vector, like):
+def per_feature(vector, like):
     """``[features]`` with the leading axes that broadcast it against ``like``; ranks are never promoted silently."""
     return vector.reshape((1,) * (like.ndim - 1) + vector.shape)
 

@@ -1,6 +1,6 @@
 """Params as a flat dict of dotted names, ``layers.0.attention.qkv.weight``, and as the module they belong to."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -8,16 +8,35 @@ import numpy as np
 from flax import nnx
 
 from jspec.config import ModelConfig
+from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, PardConfig
 from jspec.models.decoder import Decoder
+from jspec.models.eagle import EagleHead
+from jspec.models.eagle3 import Eagle3Head
+from jspec.models.medusa import Medusa
+from jspec.models.mlp_speculator import MLPSpeculator
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+MODULES: dict[type, Callable[..., nnx.Module]] = {
+    EagleConfig: EagleHead,
+    Eagle3Config: Eagle3Head,
+    MLPConfig: MLPSpeculator,
+    MedusaConfig: Medusa,
+}
 
 
-def abstract_params(config: ModelConfig, dtype: str = "float32") -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_params(config: ModelConfig | HeadConfig, dtype: str = "float32") -> dict[str, jax.ShapeDtypeStruct]:
     """Name -> shape and dtype of every parameter of ``config``; allocates nothing."""
     return {
         name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in _flat(_abstract(config, dtype)).items()
     }
+
+
+def init(config: ModelConfig | HeadConfig, rngs: nnx.Rngs, dtype: str = "float32"):
+    """A module of ``config`` with random weights."""
+    if isinstance(config, ModelConfig | PardConfig):
+        model = config if isinstance(config, ModelConfig) else config.model
+        return Decoder(model, dtype=DTYPES[dtype], rngs=rngs)
+    return MODULES[type(config)](config, dtype=DTYPES[dtype], rngs=rngs)
 
 
 def build(config: ModelConfig, params: Mapping[str, jax.typing.ArrayLike], dtype: str = "float32") -> Decoder:
@@ -26,18 +45,27 @@ def build(config: ModelConfig, params: Mapping[str, jax.typing.ArrayLike], dtype
     Raises:
       ValueError: a parameter is missing, unknown, or of another shape.
     """
+    return _build(config, params, dtype)
+
+
+def build_head(config: HeadConfig, params: Mapping[str, jax.typing.ArrayLike], dtype: str = "float32"):
+    """The module of a draft head; arguments and errors as for ``build``. Integer parameters stay integers."""
+    return _build(config, params, dtype)
+
+
+def _build(config, params, dtype: str):
     model = _abstract(config, dtype)
     expected = _flat(model)
     for name in sorted(set(expected) | set(params)):
         if name not in params:
             raise ValueError(f"parameter {name!r} is missing")
         if name not in expected:
-            raise ValueError(f"parameter {name!r} is unknown to {config.architecture}")
+            raise ValueError(f"parameter {name!r} is unknown to {type(config).__name__}")
         if np.shape(params[name]) != expected[name].shape:
             raise ValueError(f"parameter {name!r} has shape {np.shape(params[name])}, expected {expected[name].shape}")
     graph, state = nnx.split(model)
     paths, tree = jax.tree_util.tree_flatten_with_path(state)
-    leaves = [jnp.asarray(params[_dotted(path)], dtype=DTYPES[dtype]) for path, _ in paths]
+    leaves = [jnp.asarray(params[_dotted(path)], dtype=leaf.dtype) for path, leaf in paths]
     return nnx.merge(graph, jax.tree_util.tree_unflatten(tree, leaves))
 
 
@@ -46,8 +74,8 @@ def flat_params(model: nnx.Module) -> dict[str, jax.Array]:
     return _flat(model)
 
 
-def _abstract(config: ModelConfig, dtype: str) -> Decoder:
-    return nnx.eval_shape(lambda: Decoder(config, dtype=DTYPES[dtype], rngs=nnx.Rngs(0)))
+def _abstract(config, dtype: str):
+    return nnx.eval_shape(lambda: init(config, nnx.Rngs(0), dtype))
 
 
 def _flat(model) -> dict:
