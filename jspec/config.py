@@ -153,7 +153,8 @@ class Speculation:
       draft_sampling: how a draft model's tokens are drawn: ``sample`` from its law; ``argmax``; ``coupled``, with the
         target's own noise (``match`` only); ``auto``, argmax for rows whose temperature is below ``argmax_below`` and
         sampled above. N-gram drafts are not drawn, so it does not concern them.
-      argmax_below: the temperature at which ``auto`` changes over; the default is measured in docs/acceptance.md.
+      argmax_below: the temperature at which ``auto`` changes over; None takes the one measured for the kind of drafter,
+        in docs/acceptance.md and docs/drafters.md.
       draft_temperature: temperature of the draft's law; None takes the request's. Any value is lossless.
       ngram_min, ngram_max: shortest and longest suffix that the n-gram drafter looks up.
     """
@@ -163,7 +164,7 @@ class Speculation:
     num_draft_tokens: int = 4
     verify: Literal["match", "rejection", "block"] = "rejection"
     draft_sampling: Literal["sample", "argmax", "coupled", "auto"] = "auto"
-    argmax_below: float = 0.3
+    argmax_below: float | None = None
     draft_temperature: float | None = None
     ngram_min: int = 1
     ngram_max: int = 4
@@ -188,9 +189,8 @@ class Speculation:
                 f"draft_temperature={self.draft_temperature!r} has no place under draft_sampling='coupled', "
                 "which follows the request's temperature; leave it out"
             )
-        require(
-            is_number(self.argmax_below) and self.argmax_below >= 0, "argmax_below", self.argmax_below, "at least 0"
-        )
+        below = self.argmax_below
+        require(below is None or (is_number(below) and below >= 0), "argmax_below", below, "None or at least 0")
         t = self.draft_temperature
         require(t is None or (is_number(t) and t >= 0), "draft_temperature", t, "None or a number of at least 0")
         lo, hi = self.ngram_min, self.ngram_max

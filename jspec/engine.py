@@ -67,7 +67,7 @@ class Engine:
     Args:
       target: a ``Decoder`` or its like.
       draft_model: a model whose arrays the drafter needs, or None.
-      make_drafter: builds the drafter around it, inside a trace.
+      make_drafter: builds the drafter around target and draft model, inside a trace.
       verify: name of a verification rule.
       config: what may be used.
       noise: where a round's noise comes from.
@@ -77,12 +77,12 @@ class Engine:
         self,
         target: Any,
         draft_model: Any,
-        make_drafter: Callable[[Any], Drafter],
+        make_drafter: Callable[[Any, Any], Drafter],
         verify: str,
         config: EngineConfig,
         noise: Callable[..., RoundNoise] = RoundNoise,
     ):
-        drafter = make_drafter(draft_model)
+        drafter = make_drafter(target, draft_model)
         self.config, self.num_draft_tokens = config, drafter.num_draft_tokens
         self.width = config.width or self.num_draft_tokens + 1
         if self.width <= self.num_draft_tokens:
@@ -101,7 +101,8 @@ class Engine:
         rule = RULES[verify if self.num_draft_tokens else "match"]
 
         def step(leaves) -> Step:
-            return Step(merge_target(leaves[0]), make_drafter(merge_draft(leaves[1])), rule, self.width, noise)
+            of = merge_target(leaves[0])
+            return Step(of, make_drafter(of, merge_draft(leaves[1])), rule, self.width, noise)
 
         self._decode = self._program(lambda leaves, state: step(leaves).decode(state, config.rounds), donate=1)
         self._prefill = self._program(lambda leaves, state, *chunk: step(leaves).prefill(state, *chunk), donate=1)
@@ -151,7 +152,7 @@ class Engine:
             raise RuntimeError("warmup() needs an idle engine")
         job = Job(0, [0], SamplingParams(max_tokens=1), np.zeros(2, np.uint32))
         table = np.zeros(self.config.pages_per_row, np.int32)
-        self._read_chunk(table, [], 0)
+        self._read_chunk(0, table, [], 0)
         self._state = self._admit(self._state, np.int32(0), self._padded(job), self._request(job, table))
         self._state = self._retire(self._state, np.ones(self.config.max_batch, bool))
         self._state, _ = self._decode(self._leaves, self._state)
@@ -171,7 +172,7 @@ class Engine:
                 table = np.zeros(self.config.pages_per_row, np.int32)
                 table[: len(pages)] = pages
                 for start in range(0, len(job.prompt) - 1, self._chunk):
-                    self._read_chunk(table, job.prompt[start : min(start + self._chunk, len(job.prompt) - 1)], start)
+                    self._read_chunk(row, table, job.prompt[start : start + self._chunk + 1], start)
                 self._state = self._admit(self._state, np.int32(row), self._padded(job), self._request(job, table))
                 self._rows[row] = Progress(job, pages)
 
@@ -179,11 +180,13 @@ class Engine:
     def _chunk(self) -> int:
         return min(self.config.prefill_chunk, self.config.max_len)
 
-    def _read_chunk(self, table, tokens: Sequence[int], start: int):
-        chunk = np.zeros((1, self._chunk), np.int32)
+    def _read_chunk(self, row: int, table, tokens: Sequence[int], start: int):
+        """Prefill all but the last of ``tokens``, which tells what follows."""
+        chunk = np.zeros((1, self._chunk + 1), np.int32)
         chunk[0, : len(tokens)] = tokens
+        count = np.int32(max(len(tokens) - 1, 0))
         self._state = self._prefill(
-            self._leaves, self._state, chunk, np.int32(start), np.int32(len(tokens)), table[None]
+            self._leaves, self._state, np.int32(row), chunk, np.int32(start), count, table[None]
         )
 
     def _slots(self, job: Job) -> int:

@@ -229,6 +229,39 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({2, num_layers // 2, num_layers - 3}))
 
 
+def resolved_taps(target: ModelConfig, head: EagleConfig | Eagle3Config) -> tuple[int, ...]:
+    """The target's residual streams that a feature is made of; () is its hidden state after the final norm."""
+    if isinstance(head, EagleConfig) or head.num_taps == 0:
+        return ()
+    return default_taps(target.num_layers) if head.taps is None else head.taps
+
+
+def check_head(target: ModelConfig, head: HeadConfig):
+    """Raise a ValueError, with both numbers, if a head was made for another target."""
+    if isinstance(head, PardConfig):
+        return  # a language model: what has to agree is the tokenizer
+    width = head.hidden_size if head.layers is None else getattr(head, "target_hidden_size", head.layers.hidden_size)
+    vocab = head.vocab_size if head.layers is None else head.layers.vocab_size
+    for what, ours, theirs in (("hidden size", width, target.hidden_size), ("vocabulary", vocab, target.vocab_size)):
+        if ours != theirs:
+            raise ValueError(
+                f"the {head.method} head was made for a target with a {what} of {ours}, and this target's is {theirs}; "
+                "expected the target that the head was trained on"
+            )
+    if isinstance(head, Eagle3Config) and head.num_taps:
+        taps = resolved_taps(target, head)
+        if len(taps) != head.num_taps:
+            raise ValueError(
+                f"the {head.method} head reads {head.num_taps} residual streams and does not say which, and a target of "
+                f"{target.num_layers} layers has {len(taps)} by default, {taps}; expected a config that lists layer ids"
+            )
+        if taps[0] < 0 or taps[-1] > target.num_layers:
+            raise ValueError(
+                f"the {head.method} head reads residual streams {taps}, and the target has {target.num_layers} layers; "
+                "expected the target that the head was trained on"
+            )
+
+
 def _layers_only(config: ModelConfig) -> int:
     """Parameters of the decoder layers, without embedding, final norm and head."""
     D, V = config.hidden_size, config.vocab_size

@@ -48,14 +48,19 @@ class DecodeState:
       tokens: int32 ``[B, S]``, committed tokens of each row, prompt included; what lies past ``length`` means nothing.
       outcome: int32 ``[B]``, LIVE while the row decodes. Other rows are masked: they write, draft and emit nothing.
       request: per-row settings and lengths.
+      previous: int32 ``[B]``, length when the row's last round began; when a request enters, one less than its prompt.
       cache: the target's pages, one ``LayerKV`` per layer.
+      features: ``[B, K + 1, E]``, what the target knew at positions previous - 1, previous, ..: what the last round read,
+        or the end of the prompt. None if the drafter needs none.
       draft: the drafter's own state.
     """
 
     tokens: jax.Array
     outcome: jax.Array
     request: Request
+    previous: jax.Array
     cache: tuple[LayerKV, ...]
+    features: jax.Array | None
     draft: Any
 
     @property
@@ -84,11 +89,14 @@ def init_state(config: EngineConfig, target, drafter, dtype) -> DecodeState:
             min_p=every_row(0, jnp.float32),
         ),
     )
+    E = 0 if drafter.taps is None else target.feature_size(drafter.taps)
     return DecodeState(
         tokens=jnp.zeros((B, S), jnp.int32),
         outcome=every_row(STOPPED),
         request=request,
+        previous=every_row(0),
         cache=init_pool(target.cache_shape(), config.pool_pages, config.page_size, dtype),
+        features=None if drafter.taps is None else jnp.zeros((B, drafter.num_draft_tokens + 1, E), dtype),
         draft=drafter.init(config.pool_pages, config.page_size, dtype),
     )
 
@@ -100,6 +108,7 @@ def admit(state: DecodeState, row, prompt, request: Request) -> DecodeState:
         tokens=state.tokens.at[row].set(prompt),
         outcome=state.outcome.at[row].set(LIVE),
         request=jax.tree.map(lambda rows, value: rows.at[row].set(value), state.request, request),
+        previous=state.previous.at[row].set(request.length - 1),
     )
 
 

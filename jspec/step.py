@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.cache import PagedView
-from jspec.drafting.base import Context, Drafter
+from jspec.drafting.base import Context, Drafter, Prompt
 from jspec.sampling.stops import first_stop, forbid_early_stops
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import Proposal, Verdict
@@ -63,9 +63,9 @@ class Step:
         """One round of every live row."""
         noise = self.noise(state.request.key_data, state.request.length)
         draft, proposal = self._propose(state, noise)
-        logits, cache = self._target(state, proposal)
+        logits, features, cache = self._target(state, proposal)
         verdict = self.verify(logits, state.request.warp, proposal, noise)
-        return self._commit(dataclasses.replace(state, cache=cache, draft=draft), proposal, verdict)
+        return self._commit(dataclasses.replace(state, cache=cache, features=features, draft=draft), proposal, verdict)
 
     def decode(self, state: DecodeState, rounds: int) -> tuple[DecodeState, RoundLog]:
         """Up to ``rounds`` rounds without a host visit, fewer once no row is live; the log's fields get a leading axis."""
@@ -85,20 +85,27 @@ class Step:
         _, state, logs = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state, logs))
         return state, logs
 
-    def prefill(self, state: DecodeState, tokens, start, count, table) -> DecodeState:
+    def prefill(self, state: DecodeState, row, tokens, start, count, table) -> DecodeState:
         """Read one chunk of one prompt into the caches of target and drafter.
 
         Args:
-          state: the batch; only its caches change.
-          tokens: int32 ``[1, C]``.
+          state: the batch; only its caches change, and the features of ``row``.
+          row: int32 ``[]``, the free row that the request will enter.
+          tokens: int32 ``[1, C + 1]``; the last of them, and whatever follows ``count``, is not read but follows.
           start: int32 ``[]``, position of the first of them.
-          count: int32 ``[]``, how many are real.
+          count: int32 ``[]``, how many of the first C are real.
           table: int32 ``[1, M]``, the request's pages.
         """
-        offset = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        C = tokens.shape[1] - 1
+        offset = jnp.arange(C, dtype=jnp.int32)[None]
         view = PagedView(table, start + offset, offset < count)
-        _, cache = self.target(tokens, view.positions, state.cache, view)
-        return dataclasses.replace(state, cache=cache, draft=self.drafter.prefill(state.draft, tokens, view))
+        _, features, cache = self._read(tokens[:, :C], state.cache, view)
+        draft = self.drafter.prefill(state.draft, Prompt(tokens[:, :C], tokens[:, 1:], features, view))
+        state = dataclasses.replace(state, cache=cache, draft=draft)
+        if features is None or state.features is None:
+            return state
+        newest = jnp.take(features[0], jnp.maximum(count - 1, 0), axis=0)
+        return dataclasses.replace(state, features=state.features.at[row, 0].set(newest))
 
     def _propose(self, state: DecodeState, noise: RoundNoise):
         request, S = state.request, state.tokens.shape[1]
@@ -107,6 +114,9 @@ class Step:
         context = Context(
             tokens=state.tokens,
             length=request.length,
+            previous=state.previous,
+            features=state.features,
+            live=state.live,
             room=room,
             table=request.table,
             warp=request.warp,
@@ -117,7 +127,7 @@ class Step:
         return self.drafter.propose(state.draft, context)
 
     def _target(self, state: DecodeState, proposal: Proposal):
-        """Logits after the newest token and after each draft, ``[B, width, V]``, and the cache that holds them."""
+        """Logits after the newest token and after each draft, ``[B, width, V]``, features there, and the new cache."""
         request = state.request
         newest = jnp.take_along_axis(state.tokens, request.length[:, None] - 1, axis=1)
         tokens = jnp.concatenate([newest, proposal.tokens], axis=1)
@@ -125,9 +135,18 @@ class Step:
         offset = jnp.arange(self.width, dtype=jnp.int32)[None]
         positions = request.length[:, None] - 1 + offset
         valid = state.live[:, None] & (offset <= proposal.count[:, None])
-        hidden, cache = self.target(tokens, positions, state.cache, PagedView(request.table, positions, valid))
-        logits = self.target.logits(hidden)
-        return forbid_early_stops(logits, positions + 1, request.stop_tokens, request.min_length), cache
+        hidden, features, cache = self._read(tokens, state.cache, PagedView(request.table, positions, valid))
+        logits = forbid_early_stops(
+            self.target.logits(hidden), positions + 1, request.stop_tokens, request.min_length
+        )
+        return logits, None if features is None else features[:, : proposal.tokens.shape[1] + 1], cache
+
+    def _read(self, tokens, cache, view: PagedView):
+        """The target reads tokens: hidden states, the features that the drafter needs (None for none), and the cache."""
+        if self.drafter.taps is None:
+            hidden, cache = self.target(tokens, view.positions, cache, view)
+            return hidden, None, cache
+        return self.target.tapped(tokens, view.positions, cache, view, self.drafter.taps)
 
     def _commit(self, state: DecodeState, proposal: Proposal, verdict: Verdict) -> tuple[DecodeState, RoundLog]:
         request, live = state.request, state.live
@@ -149,6 +168,7 @@ class Step:
             state,
             tokens=tokens,
             outcome=outcome,
+            previous=jnp.where(live, request.length, state.previous),
             request=dataclasses.replace(request, length=request.length + count),
         )
         log = RoundLog(

@@ -107,13 +107,13 @@ def successor_table(wrong: Sequence[int] = ()) -> np.ndarray:
     return 40.0 * np.eye(V, dtype=np.float32)[(np.arange(V) + step) % V]
 
 
-def drafting(method: str | None, speculation: Speculation, vocab_size: int = V) -> Callable[[Any], Any]:
+def drafting(method: str | None, speculation: Speculation, vocab_size: int = V) -> Callable[[Any, Any], Any]:
     """``make_drafter`` of an engine."""
     K = speculation.num_draft_tokens
     return {
-        "draft_model": lambda model: DraftModel(model, vocab_size, speculation),
-        "ngram": lambda _: NGram(K, speculation.ngram_min, speculation.ngram_max),
-        None: lambda _: NoDrafts(),
+        "draft_model": lambda _, model: DraftModel(model, vocab_size, speculation),
+        "ngram": lambda *_: NGram(K, speculation.ngram_min, speculation.ngram_max),
+        None: lambda *_: NoDrafts(),
     }[method]
 
 

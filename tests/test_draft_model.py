@@ -54,6 +54,9 @@ def propose(draft: Bigram, speculation: Speculation, temperature, stop_token, mi
     context = Context(
         tokens=jnp.tile(jnp.arange(8, dtype=jnp.int32)[None], (B, 1)),
         length=jnp.full(B, 3, jnp.int32),
+        previous=jnp.full(B, 2, jnp.int32),
+        features=None,
+        live=jnp.ones(B, bool),
         room=jnp.full(B, K, jnp.int32),
         table=jnp.ones((B, 1), jnp.int32),
         warp=Warp(temperature, jnp.zeros(B, jnp.int32), one, 0 * one),

@@ -94,7 +94,7 @@ def test_requests_wait_for_pages():
 
 def unstarted(method=None, **changes) -> Engine:
     """An engine that never runs, and so compiles nothing."""
-    make = {None: lambda _: NoDrafts(), "ngram": lambda _: NGram(4, 1, 4)}[method]
+    make = {None: lambda *_: NoDrafts(), "ngram": lambda *_: NGram(4, 1, 4)}[method]
     return Engine(target(), None, make, "match", dataclasses.replace(CONFIG, **changes))
 
 

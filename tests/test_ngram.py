@@ -33,6 +33,9 @@ def propose(drafter: NGram, tokens, length, room):
     context = Context(
         tokens=tokens,
         length=length,
+        previous=length - 1,
+        features=None,
+        live=room >= 0,
         room=room,
         table=jnp.zeros((B, 1), jnp.int32),
         warp=Warp(one, jnp.zeros(B, jnp.int32), one, 0 * one),

@@ -69,7 +69,7 @@ def admitted(**settings):
         entry = request(row, len(prompt), **settings)
         padded = jnp.zeros(MAX_LEN, jnp.int32).at[: len(prompt)].set(jnp.array(prompt))
         chunk = padded[None, : max(map(len, PROMPTS))]
-        state = programs()[0](state, chunk, jnp.int32(0), jnp.int32(len(prompt) - 1), entry.table[None])
+        state = programs()[0](state, jnp.int32(row), chunk, jnp.int32(0), jnp.int32(len(prompt) - 1), entry.table[None])
         state = admit(state, row, padded, entry)
     return state
 

@@ -8,7 +8,9 @@ import dataclasses
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
+from jspec.cache import PagedView
 from jspec.sampling.law import Warp
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import Proposal
@@ -22,6 +24,10 @@ class Context:
     Attributes:
       tokens: int32 ``[B, S]``, committed tokens.
       length: int32 ``[B]``, how many.
+      previous: int32 ``[B]``, how many there were when the row's last round began; one less than its prompt at first.
+      features: ``[B, K + 1, E]``, what the target knew at positions previous - 1, previous, ..; those up to length - 2
+        mean something. None if the drafter needs none.
+      live: bool ``[B]``, the row decodes.
       room: int32 ``[B]`` in 0..K, most drafts that the row can use; 0 for a row that does not decode.
       table: int32 ``[B, M]``, the row's pages, the same in every pool.
       warp: the request's settings.
@@ -32,12 +38,47 @@ class Context:
 
     tokens: jax.Array
     length: jax.Array
+    previous: jax.Array
+    features: jax.Array | None
+    live: jax.Array
     room: jax.Array
     table: jax.Array
     warp: Warp
     stop_tokens: jax.Array
     min_length: jax.Array
     noise: RoundNoise
+
+    def tokens_at(self, positions) -> jax.Array:
+        """Committed tokens at int32 ``[B, J]``; positions outside the text give some token."""
+        return jnp.take_along_axis(self.tokens, jnp.clip(positions, 0, self.tokens.shape[1] - 1), axis=1)
+
+    def room_within(self, own) -> jax.Array:
+        """``room`` under a limit of the drafter's own, int32 ``[B]``."""
+        return jnp.minimum(self.room, jnp.maximum(own, 0))
+
+    @property
+    def newest_feature(self) -> jax.Array:
+        """``[B, 1, E]``: the feature at position length - 2, the last that the target has computed."""
+        assert self.features is not None
+        return jnp.take_along_axis(self.features, (self.length - 1 - self.previous)[:, None, None], axis=1)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """C tokens of prompts, as the target has just read them.
+
+    Attributes:
+      tokens: int32 ``[B, C]``, and
+      following: int32 ``[B, C]``, the token after each.
+      features: ``[B, C, E]``, what the target knew at each, or None.
+      view: where they stand.
+    """
+
+    tokens: jax.Array
+    following: jax.Array
+    features: jax.Array | None
+    view: PagedView
 
 
 class Drafter(Protocol):
@@ -48,12 +89,17 @@ class Drafter(Protocol):
         """K."""
         ...
 
+    @property
+    def taps(self) -> tuple[int, ...] | None:
+        """What it needs of the target, as ``Decoder.tapped`` takes it; None if it needs nothing."""
+        ...
+
     def init(self, pages: int, page_size: int, dtype) -> Any:
         """An empty state, with pools of ``pages`` pages of ``page_size`` slots if it keeps keys and values."""
         ...
 
-    def prefill(self, state: Any, tokens: jax.Array, view: Any) -> Any:
-        """Read prompt tokens int32 ``[B, C]`` that stand where ``view`` says."""
+    def prefill(self, state: Any, prompt: Prompt) -> Any:
+        """Read a part of prompts."""
         ...
 
     def propose(self, state: Any, context: Context) -> tuple[Any, Proposal]:
@@ -62,14 +108,16 @@ class Drafter(Protocol):
 
 
 class Stateless:
-    """The two methods of a drafter that keeps nothing between rounds."""
+    """What is the same in every drafter that keeps nothing between rounds."""
+
+    taps: tuple[int, ...] | None = None
 
     def init(self, pages: int, page_size: int, dtype) -> tuple[()]:
         """No state."""
         del pages, page_size, dtype
         return ()
 
-    def prefill(self, state, tokens, view):
+    def prefill(self, state, prompt: Prompt):
         """Nothing to read: the committed tokens are in the context of every round."""
-        del tokens, view
+        del prompt
         return state

@@ -107,8 +107,9 @@ class Eagle3Head(nnx.Module):
     def prepare(self) -> "Eagle3Head":
         """Fuse the mask slots' feature once, for serving."""
         if self.mask_hidden is not None:
-            self.mask_feature = nnx.Param(self.fuse(self.mask_hidden[...].reshape(1, -1))[0])
-            self.mask_hidden = None
+            fused = self.fuse(self.mask_hidden[...].reshape(1, -1))[0]
+            self.mask_feature = nnx.data(nnx.Param(fused))
+            self.mask_hidden = nnx.data(None)
         return self
 
     def cache_shape(self) -> tuple[int, int, int]:

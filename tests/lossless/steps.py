@@ -157,13 +157,16 @@ def _step(program: Program, target: TableModel, draft: TableModel) -> Step:
 def _prefill(program: Program, target, draft, tokens, request: Request) -> DecodeState:
     step = _step(program, target, draft)
     state = init_state(CONFIG, target, step.drafter, jnp.float32)
-    state = dataclasses.replace(state, tokens=tokens, outcome=jnp.full_like(state.outcome, LIVE), request=request)
+    live = jnp.full_like(state.outcome, LIVE)
+    state = dataclasses.replace(state, tokens=tokens, outcome=live, request=request, previous=request.length - 1)
 
-    def read(state, row):
-        prompt, length, table = row
-        return step.prefill(state, prompt[None], jnp.int32(0), length - 1, table[None]), None
+    def read(state, request):
+        row, prompt, length, table = request
+        return step.prefill(state, row, prompt[None], jnp.int32(0), length - 1, table[None]), None
 
-    return jax.lax.scan(read, state, (tokens, request.length, request.table))[0]
+    following = jnp.pad(tokens, ((0, 0), (0, 1)))
+    rows = jnp.arange(len(tokens), dtype=jnp.int32)
+    return jax.lax.scan(read, state, (rows, following, request.length, request.table))[0]
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -37,6 +37,9 @@ def propose(program: Program, draft, state, key_data):
     context = Context(
         tokens=state.tokens,
         length=request.length,
+        previous=state.previous,
+        features=None,
+        live=state.live,
         room=jnp.minimum(S - 1 - request.length, K),
         table=request.table,
         warp=request.warp,

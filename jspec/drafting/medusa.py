@@ -1,0 +1,39 @@
+"""Drafting with Medusa heads (Cai et al., 2024), as a chain: one candidate a head."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from jspec.config import Speculation
+from jspec.drafting.base import Context, Stateless
+from jspec.drafting.drawing import Drawing
+
+ARGMAX_BELOW = 0.75  # docs/drafters.md
+
+
+@dataclasses.dataclass(frozen=True)
+class MedusaHeads(Stateless):
+    """Head i predicts the token i + 2 places after the target's last known hidden state; heads do not see each other.
+
+    Attributes:
+      head: a ``Medusa``.
+      target: the model that they draft for, whose output head they may borrow.
+      speculation: K and how tokens are drawn.
+    """
+
+    head: Any
+    target: Any
+    speculation: Speculation
+
+    taps = ()
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return self.speculation.num_draft_tokens
+
+    def propose(self, state, context: Context):
+        drawing = Drawing(self.speculation, context, ARGMAX_BELOW)
+        logits = self.head.logits(context.newest_feature, self.target, self.num_draft_tokens)[:, 0]
+        law, tokens = drawing.draw(logits, 0)
+        return state, drawing.proposal(law, tokens, jnp.where(context.length > 1, context.room, 0))

@@ -1,0 +1,44 @@
+"""Drafting with an MLP speculator (Wertheimer et al., 2024): K small stages from the target's last known hidden state."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from jspec.config import Speculation
+from jspec.drafting.base import Context, Stateless
+from jspec.drafting.drawing import Drawing
+
+ARGMAX_BELOW = 0.3  # docs/drafters.md
+
+
+@dataclasses.dataclass(frozen=True)
+class MLP(Stateless):
+    """Stage 0 reads the newest token, stage i draft i - 1.
+
+    Attributes:
+      head: an ``MLPSpeculator``.
+      speculation: K and how tokens are drawn.
+    """
+
+    head: Any
+    speculation: Speculation
+
+    taps = ()
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return self.speculation.num_draft_tokens
+
+    def propose(self, state, context: Context):
+        drawing = Drawing(self.speculation, context, ARGMAX_BELOW)
+
+        def next_pass(carry, token, i):
+            carry = self.head.stage(i, carry, token)
+            return carry, self.head.logits(i, carry)
+
+        newest = context.tokens_at(context.length[:, None] - 1)
+        carry, logits = next_pass(self.head.start(context.newest_feature), newest, 0)
+        room = jnp.where(context.length > 1, context.room, 0)
+        _, proposal = drawing.chain(logits, carry, next_pass, room, unroll=self.num_draft_tokens)
+        return state, proposal

@@ -1,0 +1,83 @@
+"""Parallel drafting: K tokens in ONE pass, the first after the last real slot, the others after K - 1 mask slots.
+
+Drafts of a pass do not see each other, so draft i has the law of position i alone, whatever was drawn before it.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from jspec.cache import init_pool
+from jspec.config import Speculation
+from jspec.drafting.base import Context, Prompt
+from jspec.drafting.draft_model import read_prompt
+from jspec.drafting.drawing import Drawing
+from jspec.drafting.eagle import Eagle
+from jspec.drafting.window import make_window
+
+ARGMAX_BELOW = 0.75  # docs/drafters.md
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelHead(Eagle):
+    """A P-EAGLE head (2026): an EAGLE-3 head whose mask slots read a learnt feature and a mask token."""
+
+    def propose(self, state, context: Context):
+        drawing = Drawing(self.speculation, context, ARGMAX_BELOW)
+        K, newest, head = self.num_draft_tokens, context.length - 2, self.head
+        room = jnp.where(newest >= 0, context.room_within(self.max_position - newest), 0)
+
+        window = make_window(context, context.previous - 1, newest + 1, K, K - 1, self.max_position)
+        masks = window.masks
+        tokens = jnp.where(masks, head.config.mask_token_id, context.tokens_at(window.positions + 1))
+        features = jnp.pad(head.fuse(context.features), ((0, 0), (0, K - 1), (0, 0)))
+        features = jnp.where(masks[:, :, None], head.mask_feature[...].reshape(1, 1, -1), features)
+        embedded = head.embed(tokens, self.target)
+        hidden, cache = head(embedded, features, window.positions, state, window.view(context))
+
+        law, tokens = drawing.draw(head.logits(window.after_newest(hidden, K), self.target), 0)
+        return cache, drawing.proposal(law, tokens, room)
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelModel:
+    """A PARD model (An et al., 2025): a language model that fills mask tokens.
+
+    Attributes:
+      model: a ``Decoder`` or its like.
+      mask_token_id: what mask slots read.
+      vocab_size: V of the target, as in ``DraftModel``.
+      speculation: K and how tokens are drawn.
+    """
+
+    model: Any
+    mask_token_id: int
+    vocab_size: int
+    speculation: Speculation
+
+    taps = None
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return self.speculation.num_draft_tokens
+
+    def init(self, pages: int, page_size: int, dtype):
+        return init_pool(self.model.cache_shape(), pages, page_size, dtype)
+
+    def prefill(self, state, prompt: Prompt):
+        return read_prompt(self.model, state, prompt)
+
+    def propose(self, state, context: Context):
+        drawing = Drawing(self.speculation, context, ARGMAX_BELOW)
+        K, max_position = self.num_draft_tokens, self.model.config.max_position
+        # Draft i is drawn after slot length - 1 + i, which must be one the model has.
+        room = context.room_within(max_position - context.length + 1)
+
+        window = make_window(context, context.previous, context.length, K, K - 1, max_position)
+        tokens = jnp.where(window.masks, self.mask_token_id, context.tokens_at(window.positions))
+        hidden, cache = self.model(tokens, window.positions, state, window.view(context))
+
+        logits = self.model.logits(window.after_newest(hidden, K))[..., : self.vocab_size]
+        law, tokens = drawing.draw(logits, 0)
+        return cache, drawing.proposal(law, tokens, room)
