@@ -30,7 +30,7 @@ smoke: $(VENV)/smoke  # lowering of the kernels and one trip through every layer
 	$(BIN)/python -m pytest tests/pallas tests/test_api.py tests/test_engine.py
 
 docs: $(VENV)/test  # the tables and plots under docs/ that come from measurements
-	$(BIN)/python -m benchmarks.acceptance
+	$(BIN)/python -m benchmarks.drafters
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -25,7 +25,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     demo = commands.add_parser("demo", help="complete a few prompts with and without speculation, and compare")
-    demo.add_argument("--checkpoints", type=pathlib.Path, help="folder that holds target/ and draft/")
+    demo.add_argument("--checkpoints", type=pathlib.Path, help="folder that holds target/ and drafters beside it")
+    demo.add_argument("--all", action="store_true", help="compare every drafter in one table")
     demo.add_argument("--max-tokens", type=int, default=96)
     demo.set_defaults(run=_demo, temperature=0.8, num_draft_tokens=3)  # rows to verify are not free on a CPU
 
@@ -36,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.set_defaults(run=_generate, temperature=1.0, num_draft_tokens=4)
 
     for command in (demo, generate):
-        command.add_argument("--draft", help="checkpoint folder, or ngram")
+        command.add_argument("--draft", help="checkpoint folder, or ngram; for the demo also a name beside its target")
         command.add_argument("--temperature", type=float, default=command.get_default("temperature"))
         command.add_argument("--top-p", type=float, default=1.0)
         command.add_argument("--seed", type=int, default=0)
@@ -47,9 +48,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _demo(args) -> int:
-    from jspec.demo import run
+    from jspec import demo
 
-    run(args.checkpoints, args.draft, _speculation(args), _params(args))
+    if args.all and args.draft:
+        raise ValueError(f"--all compares every drafter: leave out --draft {args.draft}")
+    if args.all:
+        demo.compare(args.checkpoints, _speculation(args), _params(args))
+    else:
+        demo.run(args.checkpoints, args.draft, _speculation(args), _params(args))
     return 0
 
 

@@ -154,7 +154,7 @@ class Speculation:
         target's own noise (``match`` only); ``auto``, argmax for rows whose temperature is below ``argmax_below`` and
         sampled above. N-gram drafts are not drawn, so it does not concern them.
       argmax_below: the temperature at which ``auto`` changes over; None takes the one measured for the kind of drafter,
-        in docs/acceptance.md and docs/drafters.md.
+        in docs/drafters.md.
       draft_temperature: temperature of the draft's law; None takes the request's. Any value is lossless.
       ngram_min, ngram_max: shortest and longest suffix that the n-gram drafter looks up.
     """

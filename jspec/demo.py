@@ -5,12 +5,14 @@ import functools
 import operator
 import pathlib
 import time
+import warnings
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 import jspec
+from jspec.drafting.methods import NGRAM
 from jspec.llm import LLM
 
 PROMPTS = (
@@ -47,26 +49,63 @@ def run(
     """Complete the demo prompts with and without speculation and print what happened.
 
     Args:
-      checkpoints: a folder with target/ and draft/; None takes the family that comes with the repository.
-      draft: another drafter than its draft model: a folder or ``ngram``.
+      checkpoints: a folder with target/ and drafters beside it; None takes the family that comes with the repository.
+      draft: which drafter: the name of one in that folder, another folder, or ``ngram``; None takes draft/.
       speculation, params: how to draft and sample.
     """
     console = Console(highlight=False)
     folder = checkpoints or FAMILY
-    small = functools.partial(jspec.load, max_batch=len(PROMPTS), max_len=256, page_size=32, prefill_chunk=32)
-    console.print(
-        f"[dim]loading and compiling {folder.name}/target, drafted for by {draft or folder.name + '/draft'} …"
-    )
-    plain = small(folder / "target").warmup()
-    llm = small(folder / "target", draft or folder / "draft", speculation=speculation).warmup()
-
+    draft = draft or "draft"
+    console.print(f"[dim]loading and compiling {folder.name}/target, drafted for by {draft} …")
+    plain, llm = _load(folder), _load(folder, draft, speculation)
     without, with_drafts = _timed(plain, params), _timed(llm, params)
     for prompt, result in zip(PROMPTS, with_drafts.results, strict=True):
         console.rule(f"[dim]{result.finish_reason}, acceptance length {result.stats.mean_acceptance_length:.2f}")
         console.print(_coloured(llm, prompt, result))
     console.rule()
     console.print("[dim]prompt[/], [bold]drawn by the target[/], [green]drafted and accepted")
-    console.print(_table(without, with_drafts, speculation))
+    console.print(_table(without, with_drafts, llm.speculation))
+
+
+def compare(checkpoints: pathlib.Path | None, speculation: jspec.Speculation, params: jspec.SamplingParams):
+    """Complete the demo prompts with every drafter beside the target, and print one line for each."""
+    console = Console(highlight=False)
+    folder = checkpoints or FAMILY
+    plain = _timed(_load(folder), params)
+    table = Table(box=None)
+    for heading in ("drafter", "method", "K", "acceptance length", "by position", "tokens/s", "ratio"):
+        table.add_column(heading, justify="left" if heading in ("drafter", "method", "by position") else "right")
+    table.add_row("none", "", "", "1.00", "", f"{plain.rate:.1f}", "1.00")
+    for name in [*drafters(folder), NGRAM]:
+        console.print(f"[dim]loading and compiling {name} …")
+        with warnings.catch_warnings():  # fewer drafts than asked for are shown in the table
+            warnings.filterwarnings("ignore", "num_draft_tokens=", UserWarning)
+            llm = _load(folder, name, speculation)
+        drafted = _timed(llm, params)
+        rates = "  ".join(f"{rate:.2f}" for rate in drafted.stats.acceptance_rate_per_position)
+        length, K = drafted.stats.mean_acceptance_length, llm.speculation.num_draft_tokens
+        ratio = drafted.rate / plain.rate
+        table.add_row(name, llm.method, str(K), f"{length:.2f}", rates, f"{drafted.rate:.1f}", f"{ratio:.2f}")
+    console.print(table)
+    console.print(f"[dim]{speculation.verify}, {speculation.draft_sampling}, temperature {params.temperature:g}")
+
+
+def drafters(folder: pathlib.Path) -> list[str]:
+    """Names of the checkpoints beside target/."""
+    return sorted(path.parent.name for path in folder.glob("*/config.json") if path.parent.name != "target")
+
+
+def _load(folder: pathlib.Path, draft: str | None = None, speculation: jspec.Speculation | None = None) -> LLM:
+    beside = None if draft is None else folder / draft
+    return jspec.load(
+        folder / "target",
+        beside if beside is not None and beside.is_dir() else draft,
+        speculation=speculation,
+        max_batch=len(PROMPTS),
+        max_len=256,
+        page_size=32,
+        prefill_chunk=32,
+    ).warmup()
 
 
 def _timed(llm: LLM, params: jspec.SamplingParams) -> Run:

@@ -157,6 +157,23 @@ class Engine:
         self._state = self._retire(self._state, np.ones(self.config.max_batch, bool))
         self._state, _ = self._decode(self._leaves, self._state)
 
+    def replace_draft(self, draft_model: Any):
+        """Draft with a model of other weights from the next run on; nothing is compiled again.
+
+        Raises:
+          ValueError: its arrays differ in number, shape or dtype from those of the model that it replaces.
+          RuntimeError: a run has not ended.
+        """
+        if any(self._rows):
+            raise RuntimeError("replace_draft() needs an idle engine")
+        target_leaves, old = self._leaves
+        new = split(draft_model).leaves
+        kinds = [[(leaf.shape, leaf.dtype.name) for leaf in leaves] for leaves in (old, new)]
+        if kinds[0] != kinds[1]:
+            different = next(((a, b) for a, b in zip(*kinds, strict=False) if a != b), (len(old), len(new)))
+            raise ValueError(f"draft_model has arrays of {different[1]}: expected {different[0]}, as in the one before")
+        self._leaves = (target_leaves, new)
+
     def _program(self, function, donate: int):
         def counted(*args):
             self.num_compilations += 1  # runs when traced, that is, once per compilation

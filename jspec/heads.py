@@ -32,6 +32,7 @@ class EagleConfig:
     method = "eagle"
     taps: tuple[int, ...] | None = ()
     max_drafts = None
+    trained_drafts = None
 
     @property
     def num_parameters(self) -> int:
@@ -56,6 +57,7 @@ class Eagle3Config:
       norm_output: the normed output is fed back, as EAGLE-3.1 does.
       own_embedding, own_head: whether the checkpoint has them, else the target's serve.
       mask_token_id: the token of mask slots; None for a sequential head.
+      trained_drafts: drafts per round that it was trained for, if the checkpoint says.
     """
 
     layers: ModelConfig
@@ -70,6 +72,7 @@ class Eagle3Config:
     own_embedding: bool = False
     own_head: bool = True
     mask_token_id: int | None = None
+    trained_drafts: int | None = None
 
     max_drafts = None
 
@@ -82,13 +85,17 @@ class Eagle3Config:
             require(Vd == V, "draft_vocab_size", Vd, f"{V}, the target's vocabulary, because its head is borrowed")
         if self.num_taps == 0:
             D = self.layers.hidden_size
-            require(self.target_hidden_size == D, "target_hidden_size", self.target_hidden_size, f"{D}, the head's width")
+            require(
+                self.target_hidden_size == D, "target_hidden_size", self.target_hidden_size, f"{D}, the head's width"
+            )
         if self.taps is not None:
             ordered = all(is_int(k) and k >= 0 for k in self.taps) and list(self.taps) == sorted(set(self.taps))
             right = ordered and len(self.taps) == self.num_taps
             require(right, "taps", self.taps, f"{self.num_taps} layer ids of at least 0, ascending")
         if self.norm_before_fuse and self.norm_each_tap:
             raise ValueError("norm_before_fuse and norm_each_tap are both set: expected at most one of them")
+        if self.trained_drafts is not None:
+            _require_count("trained_drafts", self.trained_drafts)
         mask = self.mask_token_id
         require(mask is None or (is_int(mask) and 0 <= mask < V), "mask_token_id", mask, f"None or in 0..{V - 1}")
 
@@ -131,6 +138,7 @@ class PardConfig:
     method = "parallel"
     taps = None
     max_drafts = None
+    trained_drafts = None
 
     def __post_init__(self):
         V, mask = self.model.vocab_size, self.mask_token_id
@@ -174,6 +182,10 @@ class MLPConfig:
             _require_count(name, getattr(self, name))
 
     @property
+    def trained_drafts(self) -> int:
+        return self.num_stages
+
+    @property
     def max_drafts(self) -> int | None:
         """Drafts that there are weights for."""
         return None if self.tied else self.num_stages
@@ -190,12 +202,13 @@ class MedusaConfig:
     """Medusa heads (Cai et al., 2024): head i predicts the token i + 2 places after the one just read.
 
     Attributes:
-      vocab_size, hidden_size: V and D of the target.
+      vocab_size: V of the target; None where the target's head serves and the checkpoint does not say.
+      hidden_size: D of the target.
       num_heads: heads, each with ``num_blocks`` residual blocks.
       own_head: whether each has an output head of its own, else the target's serves.
     """
 
-    vocab_size: int
+    vocab_size: int | None
     hidden_size: int
     num_heads: int
     num_blocks: int = 1
@@ -204,10 +217,13 @@ class MedusaConfig:
     method = "medusa"
     taps: tuple[int, ...] | None = ()
     layers = None
+    trained_drafts = None
 
     def __post_init__(self):
-        for name in ("vocab_size", "hidden_size", "num_heads"):
+        for name in ("hidden_size", "num_heads"):
             _require_count(name, getattr(self, name))
+        if self.own_head or self.vocab_size is not None:
+            _require_count("vocab_size", self.vocab_size)
         _require_count("num_blocks", self.num_blocks, least=0)
 
     @property
@@ -217,11 +233,16 @@ class MedusaConfig:
 
     @property
     def num_parameters(self) -> int:
-        V, D = self.vocab_size, self.hidden_size
-        return self.num_heads * (self.num_blocks * (D * D + D) + V * D * self.own_head)
+        D, rows = self.hidden_size, self.vocab_size if self.own_head else 0
+        return self.num_heads * (self.num_blocks * (D * D + D) + (rows or 0) * D)
 
 
 HeadConfig = EagleConfig | Eagle3Config | PardConfig | MLPConfig | MedusaConfig
+
+
+def decoder_of(draft: ModelConfig | HeadConfig | None) -> ModelConfig | None:
+    """The decoder layers that a draft keeps keys and values for; None if it keeps none."""
+    return draft if draft is None or isinstance(draft, ModelConfig) else draft.layers
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
@@ -243,23 +264,32 @@ def check_head(target: ModelConfig, head: HeadConfig):
     width = head.hidden_size if head.layers is None else getattr(head, "target_hidden_size", head.layers.hidden_size)
     vocab = head.vocab_size if head.layers is None else head.layers.vocab_size
     for what, ours, theirs in (("hidden size", width, target.hidden_size), ("vocabulary", vocab, target.vocab_size)):
-        if ours != theirs:
+        if ours is not None and ours != theirs:
             raise ValueError(
                 f"the {head.method} head was made for a target with a {what} of {ours}, and this target's is {theirs}; "
                 "expected the target that the head was trained on"
             )
-    if isinstance(head, Eagle3Config) and head.num_taps:
-        taps = resolved_taps(target, head)
-        if len(taps) != head.num_taps:
-            raise ValueError(
-                f"the {head.method} head reads {head.num_taps} residual streams and does not say which, and a target of "
-                f"{target.num_layers} layers has {len(taps)} by default, {taps}; expected a config that lists layer ids"
-            )
-        if taps[0] < 0 or taps[-1] > target.num_layers:
-            raise ValueError(
-                f"the {head.method} head reads residual streams {taps}, and the target has {target.num_layers} layers; "
-                "expected the target that the head was trained on"
-            )
+    if isinstance(head, Eagle3Config):
+        _check_streams(target, head)
+
+
+def _check_streams(target: ModelConfig, head: Eagle3Config):
+    ours, theirs, taps = head.layers.hidden_size, target.hidden_size, resolved_taps(target, head)
+    if ours != theirs and not (head.own_embedding and head.own_head):
+        raise ValueError(
+            f"the {head.method} head has a width of {ours} and borrows the embedding or the output head of the target, "
+            f"whose width is {theirs}; expected a checkpoint that has its own"
+        )
+    if len(taps) != head.num_taps:
+        raise ValueError(
+            f"the {head.method} head reads {head.num_taps} residual streams and does not say which, and a target of "
+            f"{target.num_layers} layers has {len(taps)} by default, {taps}; expected a config that lists layer ids"
+        )
+    if taps and (taps[0] < 0 or taps[-1] > target.num_layers):
+        raise ValueError(
+            f"the {head.method} head reads residual streams {taps}, and the target has {target.num_layers} layers; "
+            "expected the target that the head was trained on"
+        )
 
 
 def _layers_only(config: ModelConfig) -> int:

@@ -6,6 +6,7 @@ import jax
 import psutil
 
 from jspec.config import EngineConfig, ModelConfig
+from jspec.heads import HeadConfig, decoder_of
 
 GIB = 2**30
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
@@ -30,22 +31,23 @@ class Budget:
         return self.weights + self.cache + self.work
 
 
-def budget(target: ModelConfig, draft: ModelConfig | None, config: EngineConfig, width: int) -> Budget:
+def budget(target: ModelConfig, draft: ModelConfig | HeadConfig | None, config: EngineConfig, width: int) -> Budget:
     """What an engine of ``width`` rows per request needs."""
     size = ITEMSIZE[config.dtype]
     models = [target] if draft is None else [target, draft]
+    decoders = [model for model in (target, decoder_of(draft)) if model is not None]
     slots = config.pool_pages * config.page_size
     row_slots = config.max_batch * config.pages_per_row * config.page_size
-    logits = config.max_batch * width * sum(model.vocab_size for model in models)
-    gathered = max(model.kv_bytes(row_slots, size) // model.num_layers for model in models)
+    logits = config.max_batch * width * target.vocab_size * len(models)
+    gathered = max(decoder.kv_bytes(row_slots, size) // decoder.num_layers for decoder in decoders)
     return Budget(
         weights=sum(model.num_parameters for model in models) * size,
-        cache=sum(model.kv_bytes(slots, size) for model in models),
+        cache=sum(decoder.kv_bytes(slots, size) for decoder in decoders),
         work=logits * (size + 4) + gathered,
     )
 
 
-def check_memory(target: ModelConfig, draft: ModelConfig | None, config: EngineConfig, width: int):
+def check_memory(target: ModelConfig, draft: ModelConfig | HeadConfig | None, config: EngineConfig, width: int):
     """Raise a MemoryError, with numbers and a way out, if the engine cannot fit."""
     need, free = budget(target, draft, config, width), free_bytes()
     if need.total > free:

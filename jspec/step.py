@@ -136,9 +136,7 @@ class Step:
         positions = request.length[:, None] - 1 + offset
         valid = state.live[:, None] & (offset <= proposal.count[:, None])
         hidden, features, cache = self._read(tokens, state.cache, PagedView(request.table, positions, valid))
-        logits = forbid_early_stops(
-            self.target.logits(hidden), positions + 1, request.stop_tokens, request.min_length
-        )
+        logits = forbid_early_stops(self.target.logits(hidden), positions + 1, request.stop_tokens, request.min_length)
         return logits, None if features is None else features[:, : proposal.tokens.shape[1] + 1], cache
 
     def _read(self, tokens, cache, view: PagedView):

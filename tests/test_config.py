@@ -46,7 +46,7 @@ BAD = [
     *refused(Speculation, "num_draft_tokens", [*NO_INTEGERS, 0, -1, 256]),
     *refused(Speculation, "verify", ["typical", "", None, "Match", 1]),
     *refused(Speculation, "draft_sampling", ["greedy", None, 0]),
-    *refused(Speculation, "argmax_below", [*NO_NUMBERS, -0.1]),
+    *refused(Speculation, "argmax_below", [bad for bad in NO_NUMBERS if bad is not None] + [-0.1]),
     *refused(Speculation, "draft_temperature", [-1, "1", math.nan, math.inf, True]),
     *refused(Speculation, "ngram_min", [*NO_INTEGERS, 0, -1]),
     *refused(Speculation, "ngram_max", [*NO_INTEGERS, 0, 2], ngram_min=3),

@@ -10,8 +10,6 @@ from jspec.config import Speculation
 from jspec.drafting.base import Context, Prompt
 from jspec.drafting.drawing import Drawing
 
-ARGMAX_BELOW = 0.3  # docs/acceptance.md
-
 
 @dataclasses.dataclass(frozen=True)
 class DraftModel:
@@ -43,7 +41,7 @@ class DraftModel:
         return read_prompt(self.model, state, prompt)
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, ARGMAX_BELOW)
+        drawing = Drawing(self.speculation, context, "draft_model")
         # The pass that draws d_i reads position length - 1 + i, which must be one the draft model has.
         room = context.room_within(self.model.config.max_position - context.length + 1)
 

@@ -17,6 +17,9 @@ from jspec.sampling.verify import Proposal
 
 UNROLLED_PASSES = 8  # straight-line passes let one device graph hold the round; past that, compile time matters more
 
+# From this temperature on ``auto`` samples, as measured in docs/drafters.md.
+ARGMAX_BELOW = {"draft_model": 0.3, "eagle": 0.3, "eagle3": 0.3, "parallel": 0.75, "mlp": 0.3, "medusa": 0.75}
+
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
@@ -25,12 +28,12 @@ class Drawing:
     Attributes:
       speculation: how tokens are drawn.
       context: the round.
-      argmax_below: the temperature at which ``auto`` changes over, unless the user says which.
+      method: the kind of drafter, which decides where ``auto`` changes over unless the user says so.
     """
 
     speculation: Speculation
     context: Context
-    argmax_below: float
+    method: str
 
     @property
     def warp(self) -> Warp:
@@ -43,7 +46,7 @@ class Drawing:
         if how.draft_sampling == "argmax":
             temperature = jnp.zeros_like(temperature)
         elif how.draft_sampling == "auto":
-            below = self.argmax_below if how.argmax_below is None else how.argmax_below
+            below = ARGMAX_BELOW[self.method] if how.argmax_below is None else how.argmax_below
             temperature = jnp.where(asked < below, 0.0, temperature)
         return dataclasses.replace(self.context.warp, temperature=temperature)
 

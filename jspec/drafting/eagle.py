@@ -11,8 +11,6 @@ from jspec.drafting.base import Context, Prompt
 from jspec.drafting.drawing import Drawing
 from jspec.drafting.window import make_window
 
-ARGMAX_BELOW = 0.3  # docs/drafters.md
-
 
 @dataclasses.dataclass(frozen=True)
 class Eagle:
@@ -52,7 +50,7 @@ class Eagle:
         return self.head(embedded, features, view.positions, state, view)[1]
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, ARGMAX_BELOW)
+        drawing = Drawing(self.speculation, context, self.head.config.method)
         newest = context.length - 2  # the last slot with a feature
         # Draft i is drawn after slot newest + i, which must be one the head has.
         room = jnp.where(newest >= 0, context.room_within(self.max_position - newest), 0)

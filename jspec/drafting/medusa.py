@@ -9,8 +9,6 @@ from jspec.config import Speculation
 from jspec.drafting.base import Context, Stateless
 from jspec.drafting.drawing import Drawing
 
-ARGMAX_BELOW = 0.75  # docs/drafters.md
-
 
 @dataclasses.dataclass(frozen=True)
 class MedusaHeads(Stateless):
@@ -33,7 +31,7 @@ class MedusaHeads(Stateless):
         return self.speculation.num_draft_tokens
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, ARGMAX_BELOW)
+        drawing = Drawing(self.speculation, context, self.head.config.method)
         logits = self.head.logits(context.newest_feature, self.target, self.num_draft_tokens)[:, 0]
         law, tokens = drawing.draw(logits, 0)
         return state, drawing.proposal(law, tokens, jnp.where(context.length > 1, context.room, 0))

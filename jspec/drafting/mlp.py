@@ -9,8 +9,6 @@ from jspec.config import Speculation
 from jspec.drafting.base import Context, Stateless
 from jspec.drafting.drawing import Drawing
 
-ARGMAX_BELOW = 0.3  # docs/drafters.md
-
 
 @dataclasses.dataclass(frozen=True)
 class MLP(Stateless):
@@ -31,7 +29,7 @@ class MLP(Stateless):
         return self.speculation.num_draft_tokens
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, ARGMAX_BELOW)
+        drawing = Drawing(self.speculation, context, self.head.config.method)
 
         def next_pass(carry, token, i):
             carry = self.head.stage(i, carry, token)

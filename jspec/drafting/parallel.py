@@ -16,15 +16,13 @@ from jspec.drafting.drawing import Drawing
 from jspec.drafting.eagle import Eagle
 from jspec.drafting.window import make_window
 
-ARGMAX_BELOW = 0.75  # docs/drafters.md
-
 
 @dataclasses.dataclass(frozen=True)
 class ParallelHead(Eagle):
     """A P-EAGLE head (2026): an EAGLE-3 head whose mask slots read a learnt feature and a mask token."""
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, ARGMAX_BELOW)
+        drawing = Drawing(self.speculation, context, self.head.config.method)
         K, newest, head = self.num_draft_tokens, context.length - 2, self.head
         room = jnp.where(newest >= 0, context.room_within(self.max_position - newest), 0)
 
@@ -69,7 +67,7 @@ class ParallelModel:
         return read_prompt(self.model, state, prompt)
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, ARGMAX_BELOW)
+        drawing = Drawing(self.speculation, context, "parallel")
         K, max_position = self.num_draft_tokens, self.model.config.max_position
         # Draft i is drawn after slot length - 1 + i, which must be one the model has.
         room = context.room_within(max_position - context.length + 1)

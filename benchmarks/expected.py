@@ -1,0 +1,111 @@
+"""What `rejection` and `block` accept in expectation over their coins, on the same rounds of sampled drafts."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.config import EngineConfig
+from jspec.models.params import DTYPES
+from jspec.models.split import split
+from jspec.sampling.law import Warp, make_law
+from jspec.sampling.params import MAX_STOP_TOKENS
+from jspec.sampling.verify import rejection
+from jspec.state import Request, admit, init_state
+from jspec.step import Step
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """Prompts of one length, to be continued by so many tokens, all at one temperature."""
+
+    prompts: Sequence[Sequence[int]]
+    max_tokens: int
+    temperature: float
+
+    def request(self, row: int, config: EngineConfig) -> Request:
+        M, length = config.pages_per_row, len(self.prompts[row])
+        return Request(
+            length=jnp.int32(length),
+            limit=jnp.int32(length + self.max_tokens),
+            min_length=jnp.int32(0),
+            stop_tokens=jnp.full(MAX_STOP_TOKENS, -1, jnp.int32),
+            key_data=jnp.array([1, row], jnp.uint32),
+            table=1 + row * M + jnp.arange(M, dtype=jnp.int32),
+            warp=Warp(jnp.float32(self.temperature), jnp.int32(0), jnp.float32(1), jnp.float32(0)),
+        )
+
+
+class Recorder:
+    """Rounds under ``rejection`` that also say what both rules would accept in expectation.
+
+    Args:
+      target, draft: modules; ``make`` builds the drafter around them, with sampled drafts.
+      config: rows and slots.
+    """
+
+    def __init__(self, target: Any, draft: Any, make: Callable[[Any, Any], Any], config: EngineConfig):
+        self.config, self.dtype = config, DTYPES[config.dtype]
+        self._models, self._make = (target, draft), make
+        (of, merge_of), (by, merge_by) = split(target), split(draft)
+        self._leaves = (of, by)
+
+        def step(leaves, verify) -> Step:
+            model = merge_of(leaves[0])
+            drafter = make(model, merge_by(leaves[1]))
+            return Step(model, drafter, verify, drafter.num_draft_tokens + 1)
+
+        def one_round(leaves, state):
+            seen = []
+
+            def verify(logits, warp, proposal, noise):
+                seen.append(expectations(logits, warp, proposal))
+                return rejection(logits, warp, proposal, noise)
+
+            live = state.live
+            state, _ = step(leaves, verify).round(state)
+            return state, [jnp.where(live, x, 0.0) for x in seen[0]], live
+
+        self._prefill = jax.jit(lambda leaves, state, *chunk: step(leaves, rejection).prefill(state, *chunk))
+        self._round = jax.jit(one_round, donate_argnums=1)
+        self._admit = jax.jit(admit)
+
+    def acceptance_lengths(self, texts: Texts) -> tuple[float, float]:
+        """Expected tokens per round under ``rejection`` and ``block``, the bonus or correction token included."""
+        target, draft = self._models
+        state = init_state(self.config, target, self._make(target, draft), self.dtype)
+        for row, prompt in enumerate(texts.prompts):
+            request = texts.request(row, self.config)
+            padded = np.zeros(self.config.max_len, np.int32)
+            padded[: len(prompt)] = prompt
+            chunk = padded[None, : len(prompt)]
+            count = np.int32(len(prompt) - 1)
+            state = self._prefill(self._leaves, state, np.int32(row), chunk, np.int32(0), count, request.table[None])
+            state = self._admit(state, np.int32(row), padded, request)
+        sums, rounds = np.zeros(2), 0
+        while np.any(live := np.asarray(state.live)):
+            state, expected, _ = self._round(self._leaves, state)
+            sums += [float(jnp.sum(x)) for x in expected]
+            rounds += int(live.sum())
+        by_rejection, by_block = 1 + sums / rounds
+        return by_rejection, by_block
+
+
+def expectations(logits, warp, proposal) -> tuple[jax.Array, jax.Array]:
+    """Drafts that ``rejection`` and ``block`` accept in expectation, float32 ``[B]`` each, given what was drafted."""
+    law, best = make_law(logits, warp)
+    K = proposal.tokens.shape[1]
+    first = dataclasses.replace(law, rows=type(law.rows)(*(x[:, :K] for x in law.rows)))
+    point = jnp.where(proposal.tokens == best[:, :K], 0.0, -jnp.inf)
+    log_p = jnp.where(law.greedy[:, None], point, first.log_prob(proposal.tokens))
+    log_q = jnp.where(proposal.point_mass[:, None], 0.0, proposal.law.log_prob(proposal.tokens))
+    ratio = jnp.where(jnp.arange(K, dtype=jnp.int32)[None] < proposal.count[:, None], log_p - log_q, -jnp.inf)
+    stands, w = jnp.zeros(ratio.shape[0]), jnp.zeros(ratio.shape[0])  # log of the two products
+    by_rejection, by_block = jnp.zeros(ratio.shape[0]), jnp.zeros(ratio.shape[0])
+    for i in range(K):
+        stands, w = stands + jnp.minimum(ratio[:, i], 0.0), jnp.minimum(w + ratio[:, i], 0.0)
+        by_rejection, by_block = by_rejection + jnp.exp(stands), by_block + jnp.exp(w)
+    return by_rejection, by_block

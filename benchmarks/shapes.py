@@ -1,0 +1,57 @@
+"""Shapes of published checkpoints, with random weights: speed does not depend on what the weights are."""
+
+import dataclasses
+
+import jax
+from flax import nnx
+
+from jspec.config import ModelConfig, Rope
+from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig
+from jspec.models import init
+
+LLAMA_8B = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    max_position=131072,
+    rope=Rope(theta=5e5, kind="llama3", factor=8.0, original_max_position=8192),
+)
+LLAMA_1B = dataclasses.replace(
+    LLAMA_8B, hidden_size=2048, intermediate_size=8192, num_layers=16, head_dim=64, tie_embeddings=True, windows=()
+)
+TINY = dataclasses.replace(
+    LLAMA_8B,
+    vocab_size=211,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=7,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    windows=(),
+)
+
+
+def head_for(target: ModelConfig, method: str) -> HeadConfig:
+    """A head of the published proportions for ``target``."""
+    D, V = target.hidden_size, target.vocab_size
+    one, four = (dataclasses.replace(target, num_layers=n, windows=()) for n in (1, 4))
+    return {
+        "eagle": EagleConfig(one),
+        "eagle3": Eagle3Config(one, draft_vocab_size=V // 4, target_hidden_size=D),
+        "parallel": Eagle3Config(four, draft_vocab_size=V // 4, target_hidden_size=D, mask_token_id=0),
+        "mlp": MLPConfig(V, D, inner_size=3 * D // 4, num_stages=4, tied=True, scale_input=True),
+        "medusa": MedusaConfig(V, D, num_heads=8),
+    }[method]
+
+
+def random_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str = "bfloat16"):
+    """A module of ``config``, its weights made on the device in one program."""
+    graph = nnx.split(nnx.eval_shape(lambda: init(config, nnx.Rngs(0), dtype)))[0]
+    state = jax.jit(lambda: nnx.split(init(config, nnx.Rngs(seed), dtype))[1])()
+    return nnx.merge(graph, state)

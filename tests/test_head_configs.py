@@ -1,0 +1,148 @@
+"""Configurations of draft heads: what they refuse, what they count, and which target they fit."""
+
+import dataclasses
+import math
+
+import pytest
+from engines import TARGET
+
+from jspec.config import EngineConfig
+from jspec.heads import (
+    Eagle3Config,
+    EagleConfig,
+    MedusaConfig,
+    MLPConfig,
+    PardConfig,
+    check_head,
+    decoder_of,
+    default_taps,
+    resolved_taps,
+)
+from jspec.memory import budget
+from jspec.models import abstract_params
+
+V, D = TARGET.vocab_size, TARGET.hidden_size
+ONE = dataclasses.replace(TARGET, num_layers=1, windows=())
+TWO = dataclasses.replace(TARGET, num_layers=2, windows=(), qk_norm=True, qkv_bias=True)
+EAGLE3 = Eagle3Config(ONE, 20, D, 3, (1, 2, 3))
+HEADS = [
+    EagleConfig(ONE),
+    EagleConfig(TWO, fuse_bias=True, own_embedding=True),
+    EAGLE3,
+    Eagle3Config(TWO, V, 24, 2, (0, 3), norm_before_fuse=True, own_embedding=True, mask_token_id=3),
+    Eagle3Config(ONE, V, D, 3, (0, 1, 2), norm_each_tap=True, own_head=False),
+    Eagle3Config(ONE, 7, D, 0),
+    PardConfig(TARGET, 5),
+    MLPConfig(V, D, 12, 4),
+    MLPConfig(V, D, 12, 4, tied=True),
+    MLPConfig(V, D, 12, 1, tied=True),
+    MedusaConfig(V, D, 3),
+    MedusaConfig(V, D, 3, num_blocks=2, own_head=False),
+]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_parameters_are_counted_right(head):
+    assert head.num_parameters == sum(math.prod(leaf.shape) for leaf in abstract_params(head).values())
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_an_engine_counts_the_head(head):
+    config = EngineConfig(max_batch=2, max_len=16)
+    alone, with_head = budget(TARGET, None, config, 5), budget(TARGET, head, config, 5)
+    assert with_head.weights - alone.weights == 4 * head.num_parameters
+    layers = decoder_of(head)
+    slots = config.pool_pages * config.page_size
+    assert with_head.cache - alone.cache == (0 if layers is None else layers.kv_bytes(slots, 4))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"draft_vocab_size": V + 1}, rf"draft_vocab_size={V + 1}: expected an integer in 1..{V}"),
+        ({"draft_vocab_size": 0}, "draft_vocab_size=0"),
+        ({"own_head": False}, rf"draft_vocab_size=20: expected {V}, .*because its head is borrowed"),
+        ({"taps": (1, 2)}, r"taps=\(1, 2\): expected 3 layer ids"),
+        ({"taps": (2, 1, 3)}, "ascending"),
+        ({"taps": (1, 1, 3)}, "ascending"),
+        ({"taps": (-1, 1, 3)}, "at least 0"),
+        ({"num_taps": 0, "taps": None, "target_hidden_size": D + 1}, f"target_hidden_size={D + 1}: expected {D}"),
+        ({"mask_token_id": V}, f"mask_token_id={V}"),
+        ({"trained_drafts": 0}, "trained_drafts=0"),
+        ({"norm_before_fuse": True, "norm_each_tap": True}, "expected at most one of them"),
+    ],
+)
+def test_what_no_eagle3_head_can_be(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(EAGLE3, **change)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PardConfig(TARGET, V), f"mask_token_id={V}"),
+        (lambda: MLPConfig(V, D, 0, 3), "inner_size=0"),
+        (lambda: MLPConfig(V, D, 8, 0), "num_stages=0"),
+        (lambda: MedusaConfig(V, D, 0), "num_heads=0"),
+        (lambda: MedusaConfig(V, D, 1, num_blocks=-1), "num_blocks=-1"),
+    ],
+)
+def test_what_no_other_head_can_be(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_methods():
+    methods = [head.method for head in HEADS]
+    assert (
+        methods == ["eagle"] * 2 + ["eagle3", "parallel", "eagle3", "eagle3", "parallel"] + ["mlp"] * 3 + ["medusa"] * 2
+    )
+
+
+def test_how_many_drafts_there_are_weights_for():
+    assert MLPConfig(V, D, 8, 3).max_drafts == 3
+    assert MLPConfig(V, D, 8, 3, tied=True).max_drafts is None
+    assert MedusaConfig(V, D, 5).max_drafts == 5
+    assert EAGLE3.max_drafts is None
+
+
+def test_default_taps():
+    assert default_taps(32) == (2, 16, 29)
+    assert default_taps(6) == (2, 3)
+    deep = dataclasses.replace(TARGET, num_layers=36, windows=())
+    assert resolved_taps(deep, dataclasses.replace(EAGLE3, taps=None)) == (2, 18, 33)
+    assert resolved_taps(deep, EAGLE3) == (1, 2, 3)
+    assert resolved_taps(deep, Eagle3Config(ONE, 7, D, 0)) == resolved_taps(deep, EagleConfig(ONE)) == ()
+
+
+def test_a_head_that_fits():
+    check_head(TARGET, EAGLE3)
+    check_head(TARGET, EagleConfig(ONE))
+    check_head(TARGET, MLPConfig(V, D, 12, 4))
+    check_head(TARGET, MedusaConfig(V, D, 3))
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (EagleConfig(dataclasses.replace(ONE, hidden_size=32)), f"hidden size of 32, and this target's is {D}"),
+        (dataclasses.replace(EAGLE3, target_hidden_size=32), f"hidden size of 32, and this target's is {D}"),
+        (MLPConfig(V, 32, 12, 4), f"mlp head .*hidden size of 32, and this target's is {D}"),
+        (MedusaConfig(V, 32, 3), f"hidden size of 32, and this target's is {D}"),
+        (EagleConfig(dataclasses.replace(ONE, vocab_size=31)), f"vocabulary of 31, and this target's is {V}"),
+        (MedusaConfig(31, D, 3), f"vocabulary of 31, and this target's is {V}"),
+        (dataclasses.replace(EAGLE3, taps=(1, 2, 4)), r"streams \(1, 2, 4\), and the target has 3 layers"),
+    ],
+)
+def test_a_head_of_another_target_is_refused_with_both_numbers(head, message):
+    with pytest.raises(ValueError, match=message):
+        check_head(TARGET, head)
+
+
+def test_a_target_with_too_few_streams_of_its_own():
+    six, two = (dataclasses.replace(TARGET, num_layers=n, windows=()) for n in (6, 2))
+    anywhere = dataclasses.replace(EAGLE3, taps=None)
+    with pytest.raises(ValueError, match=r"reads 3 residual streams .*target of 6 layers has 2 by default"):
+        check_head(six, anywhere)
+    with pytest.raises(ValueError, match="the target has 2 layers"):
+        check_head(two, anywhere)
