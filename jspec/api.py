@@ -6,6 +6,7 @@ import inspect
 import pathlib
 import secrets
 import sys
+import warnings
 from collections.abc import Sequence
 
 import jax
@@ -15,21 +16,19 @@ from tqdm import tqdm
 
 from convert.folder import Folder
 from convert.hf_config import read_config
-from convert.loading import load_folder
+from convert.loading import load_folder, read_draft_config, verifier_of
 from jspec._arguments import is_int, require, resolve_names
 from jspec.config import EngineConfig, ModelConfig, Speculation
-from jspec.drafting.base import Drafter
-from jspec.drafting.draft_model import DraftModel
-from jspec.drafting.ngram import NGram
-from jspec.drafting.plain import NoDrafts
+from jspec.drafting.methods import NGRAM, drafter_for, method_of
+from jspec.heads import HeadConfig, PardConfig, check_head
 from jspec.llm import LLM, Prompt
 from jspec.memory import check_memory
+from jspec.loading import load_draft_module
 from jspec.models import build
 from jspec.results import Result
 from jspec.sampling.params import SamplingParams
 from jspec.text import Tokenizer, load_tokenizer
 
-NGRAM = "ngram"
 Path = str | pathlib.Path
 
 
@@ -37,6 +36,7 @@ def load(
     target: Path,
     draft: Path | None = None,
     *,
+    aux_convention: str | None = None,
     speculation: Speculation | None = None,
     max_batch: int = 8,
     max_len: int | None = None,
@@ -50,8 +50,12 @@ def load(
     """Load a target and the way to draft for it.
 
     Args:
-      target: a checkpoint folder, converted by ``jspec-convert`` or as Hugging Face has it.
-      draft: a checkpoint folder of a smaller model with the same vocabulary, ``"ngram"``, or None for plain decoding.
+      target: a checkpoint folder, converted by ``jspec-convert`` or as Hugging Face has it; or, without ``draft``, the
+        folder of a ``speculators`` head, which names its target.
+      draft: a checkpoint folder, ``"ngram"``, or None for plain decoding. How it drafts follows from the checkpoint: a
+        smaller model with the same vocabulary, a PARD model, or an EAGLE, EAGLE-3, P-EAGLE, MLP or Medusa head.
+      aux_convention: what the layer ids of an EAGLE-3 checkpoint count, ``input_of`` or ``output_of`` a layer; see
+        ``jspec-convert --help``. Converted folders and ``speculators`` heads know it.
       speculation: how drafts are made and judged; the default is ``Speculation()``.
       max_batch: requests decoded together; more prompts than that wait.
       max_len: longest prompt plus completion, in tokens; None takes the target's own, at most 2048.
@@ -69,6 +73,9 @@ def load(
             "leave it out"
         )
     target_path = _folder("target", target)
+    if draft is None and (verifier := verifier_of(target_path)) is not None:
+        target_path, draft = _verifier(target_path, verifier), target_path
+    draft_path = None if draft is None or draft == NGRAM else _folder("draft", draft)
     target_config = read_config(Folder(target_path))
     config = EngineConfig(
         max_batch=max_batch,
@@ -80,26 +87,25 @@ def load(
         rounds=rounds,
         width=width,
     )
-    draft_path = None if draft is None or draft == NGRAM else _folder("draft", draft)
-    draft_config = None if draft_path is None else read_config(Folder(draft_path))
-    K = 0 if draft is None else speculation.num_draft_tokens
-    check_memory(target_config, draft_config, config, width or K + 1)
-
+    draft_config = None if draft_path is None else read_draft_config(draft_path, aux_convention)
     tokenizer = load_tokenizer(target_path)
     if draft_path is not None and draft_config is not None:
-        _check_pair(target_config, draft_config, tokenizer, load_tokenizer(draft_path))
-    model = _load(target_path, config.dtype)
-    draft_model = None if draft_path is None else _load(draft_path, config.dtype)
+        speculation = _within_reach(speculation, draft_config)
+        if isinstance(draft_config, ModelConfig | PardConfig):
+            model = draft_config if isinstance(draft_config, ModelConfig) else draft_config.model
+            _check_pair(target_config, model, tokenizer, load_tokenizer(draft_path))
+        else:
+            check_head(target_config, draft_config)
+    check_memory(target_config, draft_config, config, width or (0 if draft is None else speculation.num_draft_tokens) + 1)
 
-    def make_drafter(draft_model) -> Drafter:
-        if draft_model is not None:
-            return DraftModel(draft_model, target_config.vocab_size, speculation)
-        if draft == NGRAM:
-            return NGram(K, speculation.ngram_min, speculation.ngram_max)
-        return NoDrafts()
-
-    method = None if draft is None else NGRAM if draft_path is None else "draft_model"
-    return LLM(model, draft_model, make_drafter, method, tokenizer, speculation, config)
+    of = build(*load_folder(target_path, config.dtype), config.dtype)
+    by = None
+    if draft_path is not None:
+        draft_config, by = load_draft_module(draft_path, config.dtype, aux_convention, of)
+    drafting = draft if draft_path is None else draft_config
+    return LLM(
+        of, by, drafter_for(drafting, target_config, speculation), method_of(drafting), tokenizer, speculation, config
+    )
 
 
 def generate(
@@ -213,9 +219,36 @@ def _max_len(max_len: int | None, config: ModelConfig) -> int:
     return max_len
 
 
-def _load(path: pathlib.Path, dtype: str):
-    config, params = load_folder(path, dtype)
-    return build(config, params, dtype)
+def _verifier(head: pathlib.Path, name: str) -> pathlib.Path:
+    """The folder of the target that a head names: as it stands, or from the head's own folder."""
+    for folder in (pathlib.Path(name), head / name):
+        if folder.is_dir():
+            return folder
+    raise ValueError(
+        f"target={str(head)!r} is a draft head for {name!r}, which is no folder here; download that checkpoint and give "
+        f"its folder as target and {str(head)!r} as draft"
+    )
+
+
+def _within_reach(speculation: Speculation, draft: ModelConfig | HeadConfig) -> Speculation:
+    """``speculation`` with as many drafts as there are weights for; a warning if there are fewer, or if fewer were trained."""
+    K = speculation.num_draft_tokens
+    if isinstance(draft, ModelConfig):
+        return speculation
+    if draft.max_drafts is not None and K > draft.max_drafts:
+        warnings.warn(
+            f"num_draft_tokens={K}: the {draft.method} checkpoint has weights for {draft.max_drafts}, so a round drafts "
+            f"{draft.max_drafts}",
+            stacklevel=3,
+        )
+        return dataclasses.replace(speculation, num_draft_tokens=draft.max_drafts)
+    if draft.trained_drafts is not None and K > draft.trained_drafts:
+        warnings.warn(
+            f"num_draft_tokens={K}: the {draft.method} head was trained to draft {draft.trained_drafts}; later drafts "
+            "may be accepted rarely",
+            stacklevel=3,
+        )
+    return speculation
 
 
 def _check_pair(target: ModelConfig, draft: ModelConfig, tokenizer: Tokenizer | None, other: Tokenizer | None):
