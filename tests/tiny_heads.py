@@ -7,9 +7,11 @@ others do not depend on it. ``file`` is where the weights go: what ends in .pt o
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from safetensors.numpy import save_file
 from tiny import tiny_checkpoint
 
@@ -170,7 +172,7 @@ def _eagle3_tensors(seed: int, config: dict, flags: dict, first: str, mask: bool
     shapes |= _layer(first, config, 2 * D, ("hidden_norm", *norms), **rest)
     for layer in range(1, config["num_hidden_layers"]):
         shapes |= _layer(f"layers.{layer}.", config, D, norms, **rest)
-    return _draw(seed, shapes) | (_vocabulary(seed, V, Vd) if Vd < V else {})
+    return _draw(seed, shapes) | (vocabulary(seed, V, Vd) if Vd < V else {})
 
 
 def _layer(prefix: str, config: dict, inputs: int, norms, *, qkv_bias=False, out_bias=False, qk_norm=False) -> Shapes:
@@ -193,7 +195,7 @@ def _layer(prefix: str, config: dict, inputs: int, norms, *, qkv_bias=False, out
     return {prefix + name: shape for name, shape in shapes.items()}
 
 
-def _vocabulary(seed: int, V: int, Vd: int) -> dict[str, np.ndarray]:
+def vocabulary(seed: int, V: int, Vd: int) -> dict[str, np.ndarray]:
     """A draft vocabulary without token 0: ``d2t`` holds offsets, token = row + d2t[row], and ``t2d`` who is in."""
     tokens = np.sort(1 + np.random.default_rng(seed).choice(V - 1, Vd, replace=False))
     return {"d2t": tokens - np.arange(Vd), "t2d": np.isin(np.arange(V), tokens)}
@@ -228,7 +230,70 @@ def _write(path, config: dict, tensors: dict[str, np.ndarray], leave_out=(), fil
     if file.endswith(".safetensors"):
         save_file(tensors, folder / file, metadata={"format": "pt"})
     else:
-        import torch
-
+        torch = pytest.importorskip("torch")
         torch.save({name: torch.from_numpy(array) for name, array in tensors.items()}, folder / file)
     return folder
+
+
+GQA = {"bias": False, "rope_theta": 500_000.0}
+QWEN3 = {"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3", "head_dim": 24, "rope_theta": 1e6}
+FULL = {"rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "attention_bias": False}
+NO_EMBEDDING = {"leave_out": ("embed_tokens.weight",)}
+
+# What golden/*.npz holds outputs of: file -> case -> function and its keywords.
+CASES: dict[str, dict[str, tuple[Callable[..., Path], dict]]] = {
+    "eagle": {
+        "bias": (eagle, {"num_key_value_heads": None, **NO_EMBEDDING}),
+        "own-embedding": (eagle, GQA),
+        "qkv-bias": (eagle, {"qkv_bias": True, **NO_EMBEDDING}),
+        "qkv-bias-only": (eagle, {**GQA, "qkv_bias": True, **NO_EMBEDDING}),
+        "linear-rope": (eagle, {"bias": False, "rope_scaling": {"type": "linear", "factor": 2.0}, **NO_EMBEDDING}),
+        "two-layers": (eagle, {"num_hidden_layers": 2, **NO_EMBEDDING}),
+    },
+    "eagle3": {
+        "plain": (eagle3, {"architectures": ["LlamaForCausalLM"], **NO_EMBEDDING}),
+        "own-embedding": (eagle3, {"rope_theta": 500_000.0}),
+        "no-t2d": (eagle3, {"leave_out": ("embed_tokens.weight", "t2d")}),
+        "full-vocabulary": (eagle3, {"draft_vocab_size": V, **NO_EMBEDDING}),
+        "narrow": (eagle3, {"hidden_size": 48, "target_hidden_size": D}),
+        "layer-ids": (eagle3, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 7]}, **NO_EMBEDDING}),
+        "final-hidden": (eagle3, {"eagle_config": {"use_aux_hidden_state": False}, **NO_EMBEDDING}),
+        "attention-bias": (eagle3, {"attention_bias": True, **NO_EMBEDDING}),
+        "wide-heads": (eagle3, {"head_dim": 24, **NO_EMBEDDING}),
+        "qwen3": (eagle3, {**QWEN3, **NO_EMBEDDING}),
+        "norm-before-fc": (eagle3, {"eagle_config": {"norm_before_fc": True}, **NO_EMBEDDING}),
+        "fc-norm": (eagle3, {"fc_norm": True, **NO_EMBEDDING}),
+        "norm-before-residual": (eagle3, {"norm_before_residual": True, **NO_EMBEDDING}),
+        "norm-output": (eagle3, {"norm_output": True, **NO_EMBEDDING}),
+        "two-layers": (eagle3, {"num_hidden_layers": 2, **NO_EMBEDDING}),
+        "speculators": (speculators, {}),
+        "speculators-residual": (speculators, {"norm_before_residual": True, "layers": FULL}),
+        "speculators-norm-before-fc": (speculators, {"norm_before_fc": True}),
+        "speculators-fc-norm-output": (speculators, {"fc_norm": True, "norm_output": True}),
+        "speculators-full-vocabulary": (speculators, {"draft_vocab_size": V}),
+        "speculators-qwen3": (speculators, {"layers": {"model_type": "qwen3", "head_dim": 24}}),
+        "speculators-bias-two-layers": (speculators, {"layers": {"attention_bias": True, "num_hidden_layers": 2}}),
+        "speculators-layer-ids": (speculators, {"eagle_aux_hidden_state_layer_ids": [1, 6]}),
+    },
+    "p_eagle": {
+        "native": (p_eagle, {}),
+        "native-norms": (p_eagle, {"norm_before_fc": True, "norm_before_residual": True, "draft_vocab_size": V}),
+        "speculators": (speculators, {"kind": "peagle"}),
+        "speculators-norms": (speculators, {"kind": "peagle", "norm_before_residual": True, "fc_norm": True}),
+        "speculators-qwen3": (speculators, {"kind": "peagle", "layers": {"model_type": "qwen3"}}),
+    },
+    "pard": {"llama": (pard, {})},
+    "mlp_speculator": {
+        "plain": (mlp_speculator, {}),
+        "scaled": (mlp_speculator, {"scale_input": True}),
+        "tied": (mlp_speculator, {"tie_weights": True}),
+        "tied-scaled": (mlp_speculator, {"tie_weights": True, "scale_input": True, "repeat": True}),
+        "one-width": (mlp_speculator, {"inner_dim": 0, "n_predict": 4, "top_k_tokens_per_head": [4, 3, 2, 2]}),
+    },
+    "medusa": {
+        "plain": (medusa, {}),
+        "pickle": (medusa, {"file": "medusa_lm_head.pt"}),
+        "two-blocks": (medusa, {"medusa_num_layers": 2}),
+        "borrowed-head": (medusa, {"version": "2"}),
+    },
+}
