@@ -2,13 +2,24 @@
 
 report = convert("path/to/hf-folder", "path/to/converted", dtype="bfloat16")
 config, params = load_folder("path/to/either")
+head, params = load_draft("path/to/a-draft-head")
 problems = check("path/to/converted")
 """
 
 import jspec  # noqa: F401  jspec's front door imports modules of this package; let it do so before this one goes on
 from convert.conversion import Report, convert
-from convert.loading import load_folder
+from convert.loading import load_draft, load_folder, read_draft_config, verifier_of
 from convert.manifest import check
 from convert.refusal import Mismatch, Refusal
 
-__all__ = ["Mismatch", "Refusal", "Report", "check", "convert", "load_folder"]
+__all__ = [
+    "Mismatch",
+    "Refusal",
+    "Report",
+    "check",
+    "convert",
+    "load_draft",
+    "load_folder",
+    "read_draft_config",
+    "verifier_of",
+]

@@ -7,7 +7,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from convert.conversion import VERIFICATIONS, convert
+from convert.conversion import VERIFICATIONS, convert, require_fit
+from convert.heads.eagle3 import CONVENTIONS
 from convert.listing import listing, matches
 from convert.manifest import check
 from convert.refusal import Mismatch, Refusal
@@ -42,12 +43,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jspec-convert",
-        description="Convert a Hugging Face checkpoint (safetensors) to Flax params that jspec loads.",
+        description="Convert a Hugging Face checkpoint, a language model or a draft head, to Flax params that jspec loads.",
     )
     parser.add_argument("src", metavar="SRC", nargs="?", help="folder with config.json and safetensors")
     parser.add_argument("out", metavar="OUT", nargs="?", help="folder to create")
     parser.add_argument(
         "--dtype", choices=NUMPY_DTYPES, help="of the params; default: the narrower one that holds every tensor exactly"
+    )
+    parser.add_argument(
+        "--allow-pickle",
+        action="store_true",
+        help="read the tensors of torch.save files (.bin, .pt), in a separate process that runs nothing of them",
+    )
+    parser.add_argument(
+        "--aux-convention",
+        choices=CONVENTIONS,
+        help="what the layer ids of an EAGLE-3 head mean: the inputs of these layers (vLLM, speculators) or their outputs "
+        "(SpecForge, SGLang, NVIDIA Model Optimizer); never guessed",
+    )
+    parser.add_argument(
+        "--target", metavar="DIR", help="the model that a draft head is for: refuse one that does not fit"
     )
     parser.add_argument("--dry-run", action="store_true", help="read headers only, print the mapping, write nothing")
     parser.add_argument(
@@ -68,14 +83,27 @@ def _check(out: str) -> int:
 
 
 def _dry_run(options: argparse.Namespace) -> int:
-    source = open_source(options.src)
+    source = open_source(options.src, options.allow_pickle, options.aux_convention)
+    if options.target is not None:
+        require_fit(source, options.target)
     for line in listing(source, options.dtype or source.exact_dtype):
         print(line)
     return OK if matches(source) else MISMATCH
 
 
 def _convert(options: argparse.Namespace) -> int:
-    report = convert(options.src, options.out, options.dtype, options.overwrite, options.verify, progress=True)
+    report = convert(
+        options.src,
+        options.out,
+        options.dtype,
+        options.overwrite,
+        options.verify,
+        progress=True,
+        allow_pickle=options.allow_pickle,
+        aux_convention=options.aux_convention,
+        target=options.target,
+    )
+    print(report.recognised)
     for note in report.notes:
         print(f"note: {note}")
     print(

@@ -13,12 +13,17 @@ import numpy as np
 from tqdm import tqdm
 
 from convert.checkpoint import LazyArray, save_params
+from convert.heads import stored
+from convert.heads.kinds import describe
+from convert.loading import read_draft_config
 from convert.manifest import PARAMS, is_converted, write_manifest
 from convert.refusal import Refusal
 from convert.source import NUMPY_DTYPES, Source, open_source
 from convert.staging import staged
 from convert.verify import require_transformers, verify_logits, verify_shapes
 from jspec._arguments import require
+from jspec.config import ModelConfig
+from jspec.heads import PardConfig, check_head
 
 COPIED = (
     "config.json",
@@ -41,6 +46,7 @@ class Report:
 
     Attributes:
       out: the folder written.
+      recognised: what the checkpoint is, in a line.
       dtype: of its params.
       tensors, parameters: tensors read, and the numbers in the params.
       seconds: wall time.
@@ -49,6 +55,7 @@ class Report:
     """
 
     out: Path
+    recognised: str
     dtype: str
     tensors: int
     parameters: int
@@ -64,19 +71,27 @@ def convert(
     overwrite: bool = False,
     verify: str | None = None,
     progress: bool = False,
+    allow_pickle: bool = False,
+    aux_convention: str | None = None,
+    target: str | os.PathLike | None = None,
 ) -> Report:
-    """Write the Hugging Face checkpoint ``src`` as Flax params and tokenizer files to ``out``.
+    """Write the checkpoint ``src``, a language model or a draft head, as Flax params and tokenizer files to ``out``.
 
     ``out`` appears whole or not at all: it is written beside its place and renamed.
 
     Args:
-      src: a folder with config.json and safetensors.
+      src: a folder with config.json and safetensors, or pickles where ``allow_pickle`` says so.
       out: the folder to create.
       dtype: ``float32`` or ``bfloat16``; None takes the narrower of the two that holds every tensor exactly, so that
         nothing is rounded unasked: float16 weights become float32.
       overwrite: replace an existing converted folder, after success.
       verify: ``shapes`` reads the written params back; ``logits`` also compares with transformers.
       progress: show a bar if stderr is a terminal.
+      allow_pickle: read the tensors of ``torch.save`` files, in a separate process that runs nothing of them, where
+        there is no safetensors file.
+      aux_convention: what the layer ids of an EAGLE-3 head mean: ``input_of`` or ``output_of`` these layers. Needed when
+        the checkpoint lists ids in a native layout, which does not say.
+      target: folder of the model that a draft head is for; refuse one that does not fit it.
 
     Raises:
       Refusal: one sentence with the file and the reason.
@@ -85,14 +100,16 @@ def convert(
     require(dtype is None or dtype in NUMPY_DTYPES, "dtype", dtype, f"None or one of {', '.join(NUMPY_DTYPES)}")
     require(verify is None or verify in VERIFICATIONS, "verify", verify, f"None or one of {', '.join(VERIFICATIONS)}")
     start = time.monotonic()
-    if verify == "logits":
-        require_transformers()
     if is_converted(src):
         raise Refusal(f"{src}: is a converted folder already; give the Hugging Face folder it was made from")
-    source, place = open_source(src), _place(out)
+    source, place = open_source(src, allow_pickle, aux_convention), _place(out)
+    if verify == "logits":
+        _require_reference(source)
     if place.is_relative_to(source.folder.root) or source.folder.root.is_relative_to(place):
         raise Refusal(f"{out}: lies inside the source folder or around it; choose another place")
     source.require_match()
+    if target is not None:
+        require_fit(source, target)
     chosen = dtype or source.exact_dtype
     notes = _dtype_notes(source, dtype, chosen)
     with staged(place, overwrite, may_replace=is_converted) as partial:
@@ -103,6 +120,7 @@ def convert(
             notes.append(verify_logits(source, partial, chosen))
     return Report(
         out=place,
+        recognised=describe(source.layout, source.verifier),
         dtype=chosen,
         tensors=len(source.table),
         parameters=source.config.num_parameters,
@@ -118,9 +136,38 @@ def _place(out: str | os.PathLike) -> Path:
     return absolute.parent.resolve() / absolute.name
 
 
+def _require_reference(source: Source):
+    """Raise unless transformers can run ``source`` here."""
+    where = source.folder.given
+    if not isinstance(source.config, ModelConfig | PardConfig):
+        raise Refusal(
+            f"{where}: --verify logits compares with transformers, which has no model for the {source.layout.label}; ask "
+            "for shapes"
+        )
+    if source.is_pickled:
+        raise Refusal(
+            f"{where}: --verify logits would unpickle in this process; ask for shapes, or use a safetensors copy"
+        )
+    require_transformers()
+
+
+def require_fit(source: Source, target: str | os.PathLike):
+    """Raise unless ``source`` is a draft head that fits the model in the folder ``target``."""
+    model = read_draft_config(target)
+    if isinstance(source.config, ModelConfig):
+        raise Refusal(f"{source.folder.given}: holds a language model, not a draft head, so no target is needed")
+    if not isinstance(model, ModelConfig):
+        raise Refusal(f"{target}: is the target to be, but holds a draft head")
+    try:
+        check_head(model, source.config)
+    except ValueError as error:
+        raise Refusal(f"{source.folder.given}: {error}") from None
+
+
 def _write(source: Source, folder: Path, dtype: str, progress: bool) -> list[str]:
     """Params, copied files and manifest into ``folder``; returns a note if a parameter holds NaN or infinity."""
-    need = source.config.num_parameters * NUMPY_DTYPES[dtype].itemsize
+    shapes = {name: (shape, source.dtype_of(name, dtype)) for name, shape in source.shapes.items()}
+    need = sum(math.prod(shape) * kind.itemsize for shape, kind in shapes.values())
     free = shutil.disk_usage(folder).free
     if need > free:
         raise Refusal(f"{folder.parent}: the params need {need} bytes and {free} are free on that disk")
@@ -134,10 +181,7 @@ def _write(source: Source, folder: Path, dtype: str, progress: bool) -> list[str
             bar.update()
             return array
 
-        params = {
-            name: LazyArray(shape, NUMPY_DTYPES[dtype], lambda name=name: make(name))
-            for name, shape in source.shapes.items()
-        }
+        params = {name: LazyArray(shape, kind, lambda name=name: make(name)) for name, (shape, kind) in shapes.items()}
         save_params(folder / PARAMS, params)
     for name in COPIED:
         if source.folder.has(name):
@@ -147,17 +191,20 @@ def _write(source: Source, folder: Path, dtype: str, progress: bool) -> list[str
 
 
 def _description(source: Source, dtype: str) -> dict:
-    return {
+    description = {
         "source": {
             "path": source.folder.given,
             "name_or_path": source.folder.json("config.json").get("_name_or_path"),
             "revision": source.folder.revision,
         },
-        "architecture": source.config.architecture,
+        "architecture": source.layout.label,
         "dtype": dtype,
         "tensor_count": len(source.table),
         "parameter_count": sum(math.prod(shape) for shape in source.shapes.values()),
     }
+    if not isinstance(source.config, ModelConfig):
+        description["head"] = {**stored.to_json(source.config), "aux_convention": source.layout.aux_convention}
+    return description
 
 
 def _dtype_notes(source: Source, asked: str | None, chosen: str) -> list[str]:

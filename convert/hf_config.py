@@ -4,13 +4,14 @@ A key that is absent takes the default of its transformers class, so that both r
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from convert.fields import Fields
 from convert.folder import Folder
-from convert.hf_rope import read_rope
+from convert.hf_rope import read_rope, write_rope
 from convert.refusal import Refusal
 from jspec.config import ModelConfig
+from jspec.heads import HeadConfig
 
 MAX_LAYERS = 4096  # no dense decoder is deeper; bounds the work that a hostile config can ask for
 MAX_PARAMETERS = 2**44
@@ -57,22 +58,38 @@ def read_config(folder: Folder) -> ModelConfig:
     Raises:
       Refusal: remote code, quantised weights, an unknown architecture, or a field that is missing or absurd.
     """
+    return decoder_config(folder, read_fields(folder))
+
+
+def read_fields(folder: Folder) -> Fields:
+    """config.json of any checkpoint, once it is known to ask for neither remote code nor quantised weights."""
     raw = folder.json("config.json")
-    refuse_remote_code(folder, raw)
+    if "speculators_model_type" not in raw:  # that format names its own classes in auto_map; they are built in here
+        refuse_remote_code(folder, raw)
     fields = Fields(raw, f"{folder.given}/config.json")
     for key in ("quantization_config", "compression_config"):
         if raw.get(key):
             method = raw[key].get("quant_method", "unnamed") if isinstance(raw[key], dict) else "unnamed"
             raise Refusal(f"{fields.where}: {key} says that the weights are quantised ({method}), not yet supported")
+    return fields
+
+
+def decoder_config(folder: Folder, fields: Fields) -> ModelConfig:
+    """The causal language model that ``fields`` describes; see ``read_config``."""
     try:
-        config = _model_config(fields, _architecture(fields), _eos_token_ids(folder, fields))
+        config = model_config(fields, _architecture(fields), _eos_token_ids(folder, fields))
     except Refusal:
         raise
     except ValueError as error:
         raise Refusal(f"{fields.where}: {error}") from None
-    if config.num_parameters > MAX_PARAMETERS:
-        raise Refusal(f"{fields.where}: its sizes multiply to {config.num_parameters} parameters, beyond any model")
+    require_size(config, fields.where)
     return config
+
+
+def require_size(config: ModelConfig | HeadConfig, where: str):
+    """Raise unless the numbers in ``config`` are those of a model that can exist."""
+    if config.num_parameters > MAX_PARAMETERS:
+        raise Refusal(f"{where}: its sizes multiply to {config.num_parameters} parameters, beyond any model")
 
 
 def refuse_remote_code(folder: Folder, config: dict):
@@ -94,7 +111,8 @@ def _architecture(fields: Fields) -> str:
     return name
 
 
-def _model_config(fields: Fields, architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+def model_config(fields: Fields, architecture: str, eos_token_ids: tuple[int, ...] = ()) -> ModelConfig:
+    """The decoder of ``fields``, with the defaults of the transformers class ``architecture``."""
     family = FAMILIES[architecture]
     _check_activation(fields)
     layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
@@ -122,6 +140,23 @@ def _model_config(fields: Fields, architecture: str, eos_token_ids: tuple[int, .
         bos_token_id=fields.integer("bos_token_id", None, low=0, high=vocab_size - 1),
         eos_token_ids=eos_token_ids,
     )
+
+
+def sizes(config: ModelConfig) -> dict[str, Any]:
+    """The part of config.json that says how large a decoder is and how it tells positions apart."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_position,
+        "rms_norm_eps": config.rms_norm_eps,
+        **write_rope(config.rope),
+    }
 
 
 def _check_activation(fields: Fields):

@@ -5,6 +5,7 @@ Spellings: top-level ``rope_theta`` with ``rope_scaling`` (whose kind is under `
 """
 
 import math
+from typing import Any
 
 from convert.fields import Fields
 from jspec.config import ROPE_KINDS, Rope
@@ -32,6 +33,19 @@ def read_rope(config: Fields, max_position: int) -> Rope:
         raise scaling.refuse("rope_type" if "rope_type" in scaling.raw else "type", f"one of {', '.join(ROPE_KINDS)}")
     read = {"linear": _factor, "dynamic": _factor, "llama3": _llama3, "yarn": _yarn}.get(kind)
     return Rope(theta=float(theta), kind=kind, **(read(scaling, config, max_position) if read else {}))
+
+
+def write_rope(rope: Rope) -> dict[str, Any]:
+    """``rope`` in the spelling that old and new readers share."""
+    long = {"rope_type": rope.kind, "type": rope.kind, "factor": rope.factor}
+    if rope.kind in ("llama3", "yarn"):
+        long["original_max_position_embeddings"] = rope.original_max_position
+    if rope.kind == "llama3":
+        long |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
+    if rope.kind == "yarn":
+        keys = ("attention_factor", "beta_fast", "beta_slow", "truncate")
+        long |= {key: getattr(rope, key) for key in keys}
+    return {"rope_theta": rope.theta, "rope_scaling": None if rope.kind == "default" else long}
 
 
 def _factor(scaling: Fields, config: Fields, max_position: int) -> dict:

@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 
-from convert.source import Source
+from convert.heads.kinds import describe
+from convert.source import Source, is_float
 
 
 def listing(source: Source, dtype: str) -> Iterator[str]:
-    """One line a tensor, ``name -> param[rows]  shape  dtype``, then what is ignored, missing, unused or misshapen."""
+    """What it is, a line a tensor, ``name -> param[rows]  shape  dtype``, and what is ignored, missing, unused or wrong."""
+    yield describe(source.layout, source.verifier)
     width = max(map(len, source.table))
     stacked = source.shapes
     for name, rows in source.table.items():
@@ -15,7 +17,8 @@ def listing(source: Source, dtype: str) -> Iterator[str]:
         tensor = source.tensors[name]
         whole = stacked[rows.param] == rows.shape
         place = rows.param if whole else f"{rows.param}[{rows.start}:{rows.start + rows.shape[0]}]"
-        yield f"{name:{width}} -> {place}  {list(tensor.shape)}  {tensor.dtype} -> {dtype}"
+        becomes = dtype if is_float(rows.param) else "int32"
+        yield f"{name:{width}} -> {place}  {list(tensor.shape)}  {tensor.dtype} -> {becomes}"
     for name in source.ignored:
         yield f"ignored: {name}"
     for name in source.missing:

@@ -6,17 +6,23 @@ import numpy as np
 
 from convert.checkpoint import load_params
 from convert.folder import Folder
-from convert.hf_config import read_config
-from convert.manifest import PARAMS, is_converted, read_manifest
+from convert.heads import stored
+from convert.heads.speculators import verifier
+from convert.hf_config import read_config, read_fields
+from convert.manifest import NAME, PARAMS, is_converted, read_manifest
 from convert.names import param_shapes, tensor_table
 from convert.refusal import Refusal
-from convert.source import NUMPY_DTYPES, open_source
+from convert.source import NUMPY_DTYPES, Source, is_float, open_model, open_source
 from jspec._arguments import require
 from jspec.config import ModelConfig
+from jspec.heads import HeadConfig, PardConfig
+from jspec.models.params import abstract_params
+
+Params = dict[str, np.ndarray]
 
 
-def load_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[ModelConfig, dict[str, np.ndarray]]:
-    """Config and params of a checkpoint folder, on the host.
+def load_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[ModelConfig, Params]:
+    """Config and params of a language model, on the host.
 
     Args:
       path: a folder with config.json and safetensors, or one that ``convert`` wrote.
@@ -29,28 +35,97 @@ def load_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[Mode
     Raises:
       Refusal: one sentence with the file and the reason.
     """
-    require(dtype is None or dtype in NUMPY_DTYPES, "dtype", dtype, f"None or one of {', '.join(NUMPY_DTYPES)}")
+    _require_dtype(dtype)
+    config, params = _load_converted(Folder(path), dtype) if is_converted(path) else _load(open_model(path), dtype)
+    if isinstance(config, PardConfig):
+        config = config.model
+    if not isinstance(config, ModelConfig):
+        raise Refusal(f"{path}: holds a draft head, not a language model; give it as draft=, with its target")
+    return config, params
+
+
+def load_draft(
+    path: str | os.PathLike, dtype: str | None = None, aux_convention: str | None = None
+) -> tuple[ModelConfig | HeadConfig, Params]:
+    """Config and params of what drafts, a language model or a head, on the host.
+
+    Args:
+      path: as in ``load_folder``.
+      dtype: as in ``load_folder``. Integer params are int32 in any case.
+      aux_convention: what the layer ids of an EAGLE-3 head mean: ``input_of`` or ``output_of`` these layers. Needed when
+        the checkpoint lists ids in a native layout, which does not say.
+
+    Returns:
+      what it is, and dotted name -> array as ``jspec.models.params.build`` or ``build_head`` takes them.
+
+    Raises:
+      Refusal: one sentence with the file and the reason.
+    """
+    _require_dtype(dtype)
     if is_converted(path):
-        return _load_converted(Folder(path), dtype)
-    source = open_source(path)
+        return _load_converted(Folder(path), dtype, aux_convention)
+    return _load(open_source(path, aux_convention=aux_convention), dtype)
+
+
+def read_draft_config(path: str | os.PathLike, aux_convention: str | None = None) -> ModelConfig | HeadConfig:
+    """What ``load_draft`` would return first, from configs and headers alone."""
+    if is_converted(path):
+        return _converted_config(Folder(path), aux_convention)
+    source = open_source(path, aux_convention=aux_convention)
+    source.require_match()
+    return source.config
+
+
+def verifier_of(path: str | os.PathLike) -> str | None:
+    """Name or path of the target that a checkpoint in the speculators format says it was made for, else None."""
+    return verifier(read_fields(Folder(path)))
+
+
+def _load(source: Source, dtype: str | None) -> tuple[ModelConfig | HeadConfig, Params]:
     source.require_match()
     chosen = dtype or source.exact_dtype
     return source.config, {name: source.param(name, chosen) for name in source.shapes}
 
 
-def _load_converted(folder: Folder, dtype: str | None) -> tuple[ModelConfig, dict[str, np.ndarray]]:
-    manifest, config = read_manifest(folder), read_config(folder)
-    stored = load_params(folder.root / PARAMS)
-    expected = param_shapes(tensor_table(config))
+def _converted_config(folder: Folder, aux_convention: str | None) -> ModelConfig | HeadConfig:
+    head, where = read_manifest(folder).get("head"), f"{folder.given}/{NAME}"
+    if head is None:
+        if aux_convention is not None:
+            raise Refusal(f"{folder.given}: aux_convention={aux_convention!r} is for EAGLE-3 heads, and this is none")
+        return read_config(folder)
+    config, used = stored.from_json(head, where), head.get("aux_convention")
+    if None not in (used, aux_convention) and used != aux_convention:
+        raise Refusal(f"{where}: aux_convention={aux_convention!r}, but the head was converted with {used!r}")
+    return config
+
+
+def _load_converted(
+    folder: Folder, dtype: str | None, aux_convention: str | None = None
+) -> tuple[ModelConfig | HeadConfig, Params]:
+    config = _converted_config(folder, aux_convention)
+    stored_params = load_params(folder.root / PARAMS)
+    expected = _shapes(config)
     where = f"{folder.given}/{PARAMS}"
-    for name in sorted(expected.keys() | stored.keys()):
-        if name not in stored or name not in expected:
-            state = "missing" if name not in stored else "unknown"
+    for name in sorted(expected.keys() | stored_params.keys()):
+        if name not in stored_params or name not in expected:
+            state = "missing" if name not in stored_params else "unknown"
             raise Refusal(f"{where}: parameter {name!r} is {state}; convert the checkpoint again")
-        if stored[name].shape != expected[name]:
+        if stored_params[name].shape != expected[name]:
             raise Refusal(
-                f"{where}: parameter {name!r} has shape {list(stored[name].shape)}, "
-                f"but config.json asks for {list(expected[name])}"
+                f"{where}: parameter {name!r} has shape {list(stored_params[name].shape)}, "
+                f"but its config asks for {list(expected[name])}"
             )
-    target = NUMPY_DTYPES[dtype or manifest["dtype"]]
-    return config, {name: stored.pop(name).astype(target, copy=False) for name in expected}
+    target = NUMPY_DTYPES[dtype or read_manifest(folder)["dtype"]]
+    return config, {
+        name: stored_params.pop(name).astype(target if is_float(name) else np.int32, copy=False) for name in expected
+    }
+
+
+def _shapes(config: ModelConfig | HeadConfig) -> dict[str, tuple[int, ...]]:
+    if isinstance(config, ModelConfig | PardConfig):
+        return param_shapes(tensor_table(config if isinstance(config, ModelConfig) else config.model))
+    return {name: leaf.shape for name, leaf in abstract_params(config).items()}
+
+
+def _require_dtype(dtype: str | None):
+    require(dtype is None or dtype in NUMPY_DTYPES, "dtype", dtype, f"None or one of {', '.join(NUMPY_DTYPES)}")

@@ -34,7 +34,7 @@ def tensor_table(config: ModelConfig, present: Iterable[str] = ()) -> dict[str, 
     D, V = config.hidden_size, config.vocab_size
     table = {EMBEDDING: Rows("embedding", 0, (V, D))}
     for layer in range(config.num_layers):
-        for suffix, rows in _layer_table(config).items():
+        for suffix, rows in layer_table(config).items():
             table[f"model.layers.{layer}.{suffix}"] = rows._replace(param=f"layers.{layer}.{rows.param}")
     table["model.norm.weight"] = Rows("norm.weight", 0, (D,))
     if not config.tie_embeddings:
@@ -53,12 +53,13 @@ def param_shapes(table: dict[str, Rows]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def is_ignored(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor outside the table is harmless: a buffer, or the spare copy of a tied head."""
-    return bool(_BUFFERS.search(name)) or (config.tie_embeddings and name in (HEAD, EMBEDDING))
+def is_buffer(name: str) -> bool:
+    """Whether a tensor is a buffer, which follows from the config."""
+    return bool(_BUFFERS.search(name))
 
 
-def _layer_table(config: ModelConfig) -> dict[str, Rows]:
+def layer_table(config: ModelConfig) -> dict[str, Rows]:
+    """The same for one decoder layer, both names without their prefix."""
     D, F, H = config.hidden_size, config.intermediate_size, config.head_dim
     N, G = config.num_heads, config.num_kv_heads
     table = {

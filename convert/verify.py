@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from convert.loading import load_folder
+from convert.loading import load_draft, load_folder
 from convert.refusal import Mismatch, Refusal
 from convert.source import Source
 from jspec.models.causal import causal_logits
@@ -49,7 +49,7 @@ def verify_shapes(folder: Path, dtype: str) -> str:
     Raises:
       Mismatch: they differ.
     """
-    config, params = load_folder(folder)
+    config, params = load_draft(folder)
     expected = {name: (leaf.shape, leaf.dtype) for name, leaf in abstract_params(config, dtype).items()}
     found = {name: (array.shape, array.dtype) for name, array in params.items()}
     for name in sorted(expected.keys() | found.keys()):

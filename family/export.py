@@ -1,21 +1,21 @@
 """Writing a decoder as a Hugging Face checkpoint: model.safetensors in bf16, config.json, generation_config.json."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-from safetensors.flax import save_file
+import ml_dtypes
+import numpy as np
 
+from convert.export import save_weights, to_tensors, write_json
+from convert.hf_config import sizes
 from convert.names import tensor_table
 from jspec.config import ModelConfig
 
 
-def to_hugging_face(config: ModelConfig, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+def to_hugging_face(config: ModelConfig, params: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
     """Params (dotted names) under their Hugging Face names, the stacked ones parted."""
-    table = tensor_table(config)
-    return {name: params[param][start : start + shape[0]] for name, (param, start, shape) in table.items()}
+    return to_tensors(tensor_table(config), params)
 
 
 def hugging_face_config(config: ModelConfig) -> dict:
@@ -23,18 +23,7 @@ def hugging_face_config(config: ModelConfig) -> dict:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": config.max_position,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope.theta,
-        "rope_scaling": None,
+        **sizes(config),
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": True,
@@ -47,12 +36,8 @@ def hugging_face_config(config: ModelConfig) -> dict:
 def save_checkpoint(folder: Path, config: ModelConfig, params: Mapping[str, jax.Array]) -> None:
     """Write weights, in bf16, and both configs into ``folder``; tokenizer files are the caller's to add."""
     folder.mkdir(parents=True, exist_ok=True)
-    named = {name: w.astype(jnp.bfloat16) for name, w in to_hugging_face(config, params).items()}
-    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
-    _write_json(folder / "config.json", hugging_face_config(config))
+    named = {name: w.astype(ml_dtypes.bfloat16) for name, w in to_hugging_face(config, params).items()}
+    save_weights(folder / "model.safetensors", named)
+    write_json(folder / "config.json", hugging_face_config(config))
     ids = {"bos_token_id": config.bos_token_id, "eos_token_id": config.eos_token_ids[0]}
-    _write_json(folder / "generation_config.json", {**ids, "do_sample": True, "temperature": 0.8, "top_p": 0.95})
-
-
-def _write_json(file: Path, content: dict) -> None:
-    file.write_text(json.dumps(content, indent=2) + "\n")
+    write_json(folder / "generation_config.json", {**ids, "do_sample": True, "temperature": 0.8, "top_p": 0.95})

@@ -7,8 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import ARCHITECTURES, tiny_config
 
+from convert.fields import Fields
 from convert.folder import Folder
 from convert.hf_config import read_config
+from convert.hf_rope import read_rope, write_rope
 from convert.refusal import Refusal
 from jspec.config import ModelConfig, Rope
 
@@ -204,3 +206,18 @@ def test_any_integers_give_a_config_or_a_refusal(tmp_path, architecture, overrid
     assert 0 < config.num_parameters <= 2**44
     assert len(config.windows) == config.num_layers
     assert all(0 <= token < config.vocab_size for token in config.eos_token_ids)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        Rope(theta=5e5),
+        Rope(kind="linear", factor=2.0),
+        Rope(kind="dynamic", factor=4.0),
+        Rope(kind="llama3", factor=8.0, high_freq_factor=5.0, original_max_position=64),
+        Rope(kind="yarn", factor=8.0, original_max_position=64, beta_fast=16.0, attention_factor=1.25, truncate=False),
+    ],
+    ids=lambda rope: rope.kind,
+)
+def test_rope_is_written_as_it_is_read(rope):
+    assert read_rope(Fields(write_rope(rope), "config.json"), 2048) == rope

@@ -209,7 +209,8 @@ def test_loading_a_damaged_converted_folder(tmp_path, src):
 def test_dry_run(tmp_path, src, capsys):
     assert main([str(src), "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 22
+    assert lines[0] == "recognised: LlamaForCausalLM, 2 layers, vocabulary 97"
+    assert len(lines) == 23
     [key] = [line for line in lines if line.startswith("model.layers.1.self_attn.k_proj.weight ")]
     assert key.split("-> ", 1)[1] == "layers.1.attention.qkv.weight[64:96]  [32, 64]  float32 -> float32"
     assert lines[-1] == "21 tensors -> 15 params, 74,176 parameters, float32"
@@ -237,7 +238,7 @@ def test_dry_run_reads_headers_only(monkeypatch, src):
     def refuse(self):
         raise AssertionError("read a tensor")
 
-    monkeypatch.setattr("convert.weights.Tensor.read", refuse)
+    monkeypatch.setattr("convert.weights.SafeTensor.read", refuse)
     assert main([str(src), "--dry-run"]) == 0
     with pytest.raises(AssertionError):
         load_folder(src)

@@ -104,11 +104,12 @@ def test_dtype_that_cannot_be_read(refused, single):
     refused(single, "model.safetensors", "model.norm.weight", "F8_E4M3")
 
 
-def test_quantised_integers(refused, single):
+@pytest.mark.parametrize(("dtype", "called"), [(np.int8, "I8"), (np.int64, "int64"), (np.bool_, "bool")])
+def test_integers_in_the_place_of_a_weight(refused, single, dtype, called):
     tensors = load_file(single / "model.safetensors")
-    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.int8)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(dtype)
     write_weights(single, tensors)
-    refused(single, "model.norm.weight", "I8")
+    refused(single, "model.safetensors", "model.norm.weight", f"stored as {called}")
 
 
 @pytest.mark.parametrize(

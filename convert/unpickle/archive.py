@@ -1,0 +1,110 @@
+"""The files of ``torch.save``, as one object and the places of the storages that it refers to.
+
+Since PyTorch 1.6 a zip archive: ``name/data.pkl``, the object; ``name/data/key``, the bytes of a storage;
+``name/byteorder``. Before: a pickled magic number, version and description of the machine; the object; the keys of its
+storages; and each storage as its length and its bytes.
+"""
+
+import io
+import struct
+import zipfile
+from typing import Any, BinaryIO, NamedTuple
+
+from .machine import Machine, Refused
+
+MAX_PICKLE_BYTES = 16 * 2**20
+ITEMSIZES = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+
+ZIP_SIGNATURE = b"PK\3\4"
+LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
+BIG_ENDIAN = "stores its numbers big-endian; save it again on a little-endian machine"
+
+
+class Extent(NamedTuple):
+    """Bytes ``start : start + size`` of the file."""
+
+    start: int
+    size: int
+
+
+def read_object(file: BinaryIO, file_size: int) -> tuple[Any, dict[str, Extent]]:
+    """The object in ``file``, and its storages by key.
+
+    Raises:
+      Refused: it holds more than a state dict, or says of itself what is not so.
+      Exception: of any kind, where it is damaged.
+    """
+    signature = file.read(len(ZIP_SIGNATURE))
+    file.seek(0)
+    return (_read_zip if signature == ZIP_SIGNATURE else _read_legacy)(file, file_size)
+
+
+def _read_zip(file: BinaryIO, file_size: int) -> tuple[Any, dict[str, Extent]]:
+    with zipfile.ZipFile(file) as archive:
+        entries = _entries(archive)
+        pickles = [path for path in entries if path.count("/") == 1 and path.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise Refused(f"is a zip archive with {len(pickles)} data.pkl, but torch.save writes one")
+        folder = pickles[0].removesuffix("data.pkl")
+        if f"{folder}byteorder" in entries and archive.read(f"{folder}byteorder") != b"little":
+            raise Refused(BIG_ENDIAN)
+        if entries[pickles[0]].file_size > MAX_PICKLE_BYTES:
+            raise Refused(f"holds a data.pkl of more than {MAX_PICKLE_BYTES} bytes")
+        stream = io.BytesIO(archive.read(pickles[0]))
+    machine = Machine()
+    value = machine.run(stream)
+    if stream.read(1):
+        raise Refused("holds bytes behind the end of data.pkl")
+    return value, {key: _extent(file, file_size, entries[f"{folder}data/{key}"]) for key in machine.storages}
+
+
+def _entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    entries: dict[str, zipfile.ZipInfo] = {}
+    for entry in archive.infolist():
+        if entry.filename in entries:
+            raise Refused(f"holds {entry.filename!r} twice")
+        stored = entry.compress_type == zipfile.ZIP_STORED and entry.compress_size == entry.file_size
+        if not stored or entry.flag_bits & 1:
+            raise Refused(f"compresses or encrypts {entry.filename!r}, which torch.save does not")
+        entries[entry.filename] = entry
+    return entries
+
+
+def _extent(file: BinaryIO, file_size: int, entry: zipfile.ZipInfo) -> Extent:
+    """The bytes of an entry: behind its local header, whose length the central directory does not tell."""
+    file.seek(entry.header_offset)
+    signature, name_size, extra_size = struct.unpack("<4s22xHH", file.read(30))
+    extent = Extent(entry.header_offset + 30 + name_size + extra_size, entry.file_size)
+    if signature != ZIP_SIGNATURE or sum(extent) > file_size:
+        raise Refused(f"is truncated or damaged at {entry.filename!r}; fetch the file again")
+    return extent
+
+
+def _read_legacy(file: BinaryIO, file_size: int) -> tuple[Any, dict[str, Extent]]:
+    stream = io.BytesIO(file.read(MAX_PICKLE_BYTES))
+    if Machine().run(stream) != LEGACY_MAGIC or Machine().run(stream) != LEGACY_PROTOCOL:
+        raise Refused("was not written by torch.save")
+    if Machine().run(stream).get("little_endian") is not True:
+        raise Refused(BIG_ENDIAN)
+    machine = Machine()
+    value, keys = machine.run(stream), Machine().run(stream)
+    extents, position = {}, stream.tell()
+    for key in keys:
+        file.seek(position)
+        [numel] = struct.unpack("<q", file.read(8))
+        extents[key] = Extent(position + 8, numel * ITEMSIZES[machine.storages[key].dtype])
+        position = sum(extents[key])
+        if numel < 0 or position > file_size:
+            raise Refused("is truncated or damaged; fetch the file again")
+    return value, extents

@@ -1,0 +1,215 @@
+"""The pickle of a state dict, interpreted: its names stand for themselves, and nothing is imported or called.
+
+The machine knows the opcodes that ``torch.save`` writes for names and tensors. The first name beyond those of tensors,
+or the first other opcode, ends the reading. PyTorch's own ``weights_only`` unpickler is built the same way.
+"""
+
+import math
+import pickletools
+from dataclasses import dataclass
+from typing import Any, BinaryIO, NoReturn
+
+MAX_ELEMENTS = 2**40
+MAX_DIMS = 8
+
+STORAGES = {
+    "torch.DoubleStorage": "float64",
+    "torch.FloatStorage": "float32",
+    "torch.HalfStorage": "float16",
+    "torch.BFloat16Storage": "bfloat16",
+    "torch.LongStorage": "int64",
+    "torch.IntStorage": "int32",
+    "torch.ShortStorage": "int16",
+    "torch.CharStorage": "int8",
+    "torch.ByteStorage": "uint8",
+    "torch.BoolStorage": "bool",
+}
+
+
+class Refused(Exception):
+    """A file that is damaged, or holds more than a state dict; the message goes on where the file's name ends."""
+
+
+@dataclass(frozen=True)
+class Name:
+    """A class or function that the pickle names."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A run of ``numel`` numbers, stored under ``key``."""
+
+    key: str
+    dtype: str
+    numel: int
+
+
+@dataclass(frozen=True)
+class View:
+    """A tensor: a strided view of a storage; offset and strides in elements."""
+
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class Machine:
+    """A stack of plain values, ``Name``, ``Storage`` and ``View``.
+
+    Attributes:
+      storages: those that the pickle refers to, by key.
+    """
+
+    def __init__(self):
+        self.storages: dict[str, Storage] = {}
+        self._stack: list[Any] = []
+        self._below: list[list[Any]] = []  # the stack under each mark
+        self._memo: dict[int, Any] = {}
+
+    def run(self, stream: BinaryIO) -> Any:
+        """The value of the pickle at the position of ``stream``, which is left behind its end.
+
+        Raises:
+          Refused: it holds more than a state dict.
+          Exception: of any kind, where it is damaged.
+        """
+        for opcode, argument, _ in pickletools.genops(stream):
+            self._step(opcode.name, argument)
+        [value] = self._stack
+        return value
+
+    def _step(self, opcode: str, argument: Any):
+        match opcode:
+            case "PROTO" | "FRAME" | "STOP":
+                pass
+            case _ if opcode in _LITERALS:
+                self._stack.append(argument)
+            case _ if opcode in _CONSTANTS:
+                self._stack.append(_CONSTANTS[opcode])
+            case _ if opcode in _EMPTY:
+                self._stack.append(_EMPTY[opcode]())
+            case "MARK":
+                self._below.append(self._stack)
+                self._stack = []
+            case "TUPLE":
+                items = self._pop_mark()
+                self._stack.append(tuple(items))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                self._stack.append(tuple(self._pop(int(opcode[-1]))))
+            case "APPEND" | "APPENDS":
+                items = self._pop(1) if opcode == "APPEND" else self._pop_mark()
+                self._top(list).extend(items)
+            case "SETITEM" | "SETITEMS":
+                items = self._pop(2) if opcode == "SETITEM" else self._pop_mark()
+                self._top(dict).update(zip(items[::2], items[1::2], strict=True))
+            case "MEMOIZE" | "BINPUT" | "LONG_BINPUT":
+                self._memo[len(self._memo) if opcode == "MEMOIZE" else argument] = self._stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                self._stack.append(self._memo[argument])
+            case "GLOBAL":
+                self._stack.append(_name(argument.replace(" ", ".")))
+            case "STACK_GLOBAL":
+                module, attribute = self._pop(2)
+                self._stack.append(_name(f"{module}.{attribute}"))
+            case "BINPERSID":
+                storage = _storage(self._stack.pop())
+                self._stack.append(self.storages.setdefault(storage.key, storage))
+            case "REDUCE":
+                function, arguments = self._pop(2)
+                self._stack.append(_rebuild(function, arguments))
+            case "BUILD":  # gives a state dict its _metadata: the version numbers of its modules
+                self._pop(1)
+                self._top(dict)
+            case _:
+                _refuse_opcode(opcode, argument)
+
+    def _pop(self, count: int) -> list[Any]:
+        return [self._stack.pop() for _ in range(count)][::-1]
+
+    def _pop_mark(self) -> list[Any]:
+        items, self._stack = self._stack, self._below.pop()
+        return items
+
+    def _top(self, kind: type) -> Any:
+        top = self._stack[-1]
+        if type(top) is not kind:
+            raise Refused(f"changes a {type(top).__name__} where a state dict has a {kind.__name__}; nothing was run")
+        return top
+
+
+_LITERALS = ("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8")
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+_EMPTY = {"EMPTY_LIST": list, "EMPTY_DICT": dict}
+
+
+def _name(path: str) -> Name:
+    if path not in STORAGES and path not in _REBUILDS:
+        raise Refused(f"asks for {path}, which no tensor needs; nothing of it was run")
+    return Name(path)
+
+
+def _refuse_opcode(opcode: str, argument: Any) -> NoReturn:
+    if opcode == "INST":
+        _name(argument.replace(" ", "."))
+    raise Refused(f"holds the opcode {opcode}, which no tensor needs; nothing of it was run")
+
+
+def _storage(persistent_id: Any) -> Storage:
+    """The storage of a persistent id. Its location, a device, has no bearing on the bytes."""
+    if type(persistent_id) is not tuple or persistent_id[0] != "storage":
+        raise Refused("holds a persistent id that is no storage; nothing of it was run")
+    _, kind, key, _, numel, *view = persistent_id
+    if not isinstance(kind, Name) or kind.path not in STORAGES or any(part is not None for part in view):
+        raise Refused("holds a storage of no known type, or a view of another; nothing of it was run")
+    if type(key) is not str or not _is_count(numel):
+        raise Refused("holds a storage without a key or a size")
+    return Storage(key, STORAGES[kind.path], numel)
+
+
+def _rebuild(function: Any, arguments: Any) -> Any:
+    if not isinstance(function, Name) or function.path not in _REBUILDS:
+        called = function.path if isinstance(function, Name) else f"a {type(function).__name__}"
+        raise Refused(f"calls {called}, which rebuilds no tensor; nothing of it was run")
+    return _REBUILDS[function.path](*arguments)
+
+
+def _rebuild_tensor(storage, offset, shape, strides) -> View:
+    """A view that stays inside its storage and is no larger."""
+    if type(storage) is not Storage or not all(map(_is_count, (offset, *shape, *strides))):
+        raise Refused("holds a tensor whose storage, offset, shape or strides are out of bounds")
+    numel = math.prod(shape)
+    last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
+    sane = len(shape) <= MAX_DIMS and math.prod(n or 1 for n in shape) <= MAX_ELEMENTS
+    if not sane or (numel and not (numel <= storage.numel and last < storage.numel)):
+        raise Refused(
+            f"holds a tensor of shape {list(shape)}, strides {list(strides)} and offset {offset}, "
+            f"which leaves its storage of {storage.numel} elements"
+        )
+    return View(storage, offset, tuple(shape), tuple(strides))
+
+
+def _rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks, metadata=None) -> View:
+    if hooks or metadata:
+        raise Refused("holds a tensor with hooks or metadata, which no state dict needs; nothing of it was run")
+    return _rebuild_tensor(storage, offset, shape, strides)
+
+
+def _rebuild_parameter(tensor, requires_grad, hooks) -> View:
+    if hooks or type(tensor) is not View:
+        raise Refused("holds a parameter with hooks, or one that is no tensor; nothing of it was run")
+    return tensor
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_ELEMENTS
+
+
+_REBUILDS = {
+    "collections.OrderedDict": dict,
+    "torch._utils._rebuild_tensor": _rebuild_tensor,
+    "torch._utils._rebuild_tensor_v2": _rebuild_tensor_v2,
+    "torch._utils._rebuild_parameter": _rebuild_parameter,
+}

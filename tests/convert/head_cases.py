@@ -1,0 +1,21 @@
+"""Every tiny head that there is, and equality of params to the bit."""
+
+import numpy as np
+import tiny_heads as heads
+
+CONVENTION = {"layer-ids": "output_of"}
+ALL = [(file, case) for file, cases in heads.CASES.items() for case in cases]
+
+
+def write(file, case, folder):
+    """A tiny head in ``folder``, what its layer ids mean, and whether it is a pickle."""
+    make, keys = heads.CASES[file][case]
+    return make(folder, **keys), CONVENTION.get(case), str(keys.get("file", "")).endswith(".pt")
+
+
+def same(ours, theirs):
+    """Assert that two dicts of params are equal to the bit."""
+    assert ours.keys() == theirs.keys()
+    for name, array in theirs.items():
+        assert ours[name].dtype == array.dtype, name
+        assert np.array_equal(ours[name], array), name
