@@ -3,7 +3,7 @@
 from typing import Any
 
 from convert.fields import Fields
-from convert.heads.layers import EMBEDDING, by_presence, layer_fields, placed, plain_layers, read_layers
+from convert.heads.layers import EMBEDDING, OUTPUT_HEAD, by_presence, layer_fields, placed, plain_layers, read_layers
 from convert.layout import Layout
 from convert.names import Rows, layer_table
 from convert.tensor import Tensor
@@ -20,7 +20,8 @@ def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
         fuse_bias=by_presence(fields, "bias", "fc.bias", tensors),
         own_embedding=EMBEDDING in tensors,
     )
-    return Layout(config, "EAGLE head", table(config), tensors)
+    # Some files carry a copy of the target's output head, which the authors' loader leaves out too.
+    return Layout(config, "EAGLE head", table(config), tensors, left_out=frozenset((OUTPUT_HEAD,)))
 
 
 def table(config: EagleConfig) -> dict[str, Rows]:

@@ -260,3 +260,13 @@ def test_auto_map_of_the_speculators_format_is_not_needed(tmp_path, edit):
     src = heads.speculators(tmp_path / "src")
     edit(src / "config.json", auto_map={"": "config.Eagle3SpeculatorConfig"})
     assert isinstance(read_draft_config(src), Eagle3Config)
+
+
+def test_a_spare_output_head_beside_an_eagle_head_is_left_out(tmp_path, capsys):
+    """As its authors' loader does: the target's own head is the one that serves."""
+    src = heads.eagle(tmp_path / "src")
+    file = src / "model.safetensors"
+    save_file(load_file(file) | {"lm_head.weight": np.zeros((97, 64), np.float32)}, file)
+    assert main([str(src), "--dry-run"]) == 0
+    assert "ignored: lm_head.weight" in capsys.readouterr().out
+    same(load_draft(src)[1], load_draft(heads.eagle(tmp_path / "plain"))[1])
