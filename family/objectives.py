@@ -4,7 +4,6 @@ Params are flat dicts of fp32 master weights under dotted names; every pass comp
 Windows are int32 ``[B, T + 1]``: T tokens to read and, one step later, T tokens to predict.
 """
 
-from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -14,34 +13,34 @@ import optax
 from jspec.cache import CausalView
 from jspec.config import ModelConfig
 from jspec.models import build
-
-Params = Mapping[str, jax.Array]
+from jspec.train.loop import Loss, Params
+from jspec.train.losses import output_weight, wide_logits
 
 
 def logits(config: ModelConfig, params: Params, tokens) -> jax.Array:
-    """float32 ``[B, T, V]`` for int32 tokens ``[B, T]``; the head is the embedding."""
+    """float32 ``[B, T, V]`` for int32 tokens ``[B, T]``."""
     model = build(config, params, "bfloat16")
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     hidden, _ = model(tokens, positions, (None,) * config.num_layers, CausalView(positions))
-    # Not model.logits: bf16 logits would cost the gradient two digits.
-    return jnp.einsum("btd,vd->btv", hidden, model.embedding[...], preferred_element_type=jnp.float32)
+    return wide_logits(hidden, output_weight(None, model))
 
 
-def language_modelling(config: ModelConfig) -> Callable[[Params, None, jax.Array], jax.Array]:
-    """``loss(params, None, windows)``: mean cross-entropy in nats per token."""
+def language_modelling(config: ModelConfig) -> Loss:
+    """``loss(params, None, windows, key)``: mean cross-entropy in nats per token."""
 
-    def loss(params, teacher, windows):
-        del teacher
+    def loss(params, teacher, windows, key):
+        del teacher, key
         predicted = logits(config, params, windows[:, :-1])
         return optax.softmax_cross_entropy_with_integer_labels(predicted, windows[:, 1:]).mean()
 
     return loss
 
 
-def distillation(target: ModelConfig, draft: ModelConfig) -> Callable[[Params, Params, jax.Array], jax.Array]:
-    """``loss(params, target_params, windows)``: mean KL(target || draft) in nats per token (Hinton et al., 2015)."""
+def distillation(target: ModelConfig, draft: ModelConfig) -> Loss:
+    """``loss(params, target_params, windows, key)``: mean KL(target || draft) in nats per token (Hinton et al., 2015)."""
 
-    def loss(params, teacher, windows):
+    def loss(params, teacher, windows, key):
+        del key
         p = jax.nn.log_softmax(logits(target, teacher, windows[:, :-1]))
         q = jax.nn.log_softmax(logits(draft, params, windows[:, :-1]))
         return jnp.sum(jnp.exp(p) * (p - q), axis=-1).mean()
@@ -56,10 +55,11 @@ class Agreement(NamedTuple):
     top1: jax.Array  # share of positions where both prefer the same token: acceptance at temperature 0
 
 
-def agreement(target: ModelConfig, draft: ModelConfig) -> Callable[[Params, Params, jax.Array], Agreement]:
-    """``measure(params, target_params, windows)`` of a draft against its target."""
+def agreement(target: ModelConfig, draft: ModelConfig) -> Loss:
+    """``measure(params, target_params, windows, key)`` of a draft against its target."""
 
-    def measure(params, teacher, windows):
+    def measure(params, teacher, windows, key):
+        del key
         p = logits(target, teacher, windows[:, :-1])
         q = logits(draft, params, windows[:, :-1])
         overlap = jnp.minimum(jax.nn.softmax(p), jax.nn.softmax(q)).sum(axis=-1)

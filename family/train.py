@@ -18,15 +18,18 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from family.configs import DRAFT, TARGET
 from family.export import save_checkpoint
 from family.objectives import agreement, distillation, language_modelling
-from family.training import Plan, Progress, fit, initial_params, make_step, over_held_out
 from jspec.config import ModelConfig
+from jspec.models import Decoder, flat_params
+from jspec.train.loop import Params, Plan, Progress, fit, make_step, over_held_out
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 BENCH_STEPS = 30
+TOKENS = "tokens.npz"
 
 
 class Corpus(NamedTuple):
@@ -62,12 +65,21 @@ def plans(args: argparse.Namespace) -> tuple[Plan, Plan]:
     )
 
 
+def initial_params(config: ModelConfig, key: jax.Array) -> dict[str, jax.Array]:
+    """fp32 weights; what is added to the residual stream is scaled down by its 2L additions (Radford et al., 2019)."""
+    model = Decoder(config, dtype=jnp.float32, rngs=nnx.Rngs(key))
+    damped = (".out.weight", ".down.weight")
+    scale = (2 * config.num_layers) ** -0.5
+    return {name: w * scale if name.endswith(damped) else w for name, w in flat_params(model).items()}
+
+
 def train(
     name: str, config: ModelConfig, plan: Plan, loss, corpus: Corpus, key: jax.Array, log: Path, teacher=None
-) -> dict[str, jax.Array]:
+) -> Params:
     """Weights of one model; its progress goes to the terminal and to ``log``."""
 
-    def report(progress: Progress):
+    def report(progress: Progress, params):
+        del params
         row = dataclasses.asdict(progress)
         print(name, " ".join(f"{field} {value:.4g}" for field, value in row.items()), flush=True)
         with log.open("a", newline="") as file:
@@ -91,18 +103,17 @@ def nats_per_token(config: ModelConfig, params, plan: Plan, corpus: Corpus) -> f
     return over_held_out(language_modelling(config), corpus.held_out, plan.shape)(params, None)
 
 
-def time_steps(name: str, config: ModelConfig, plan: Plan, loss, corpus: Corpus, teacher=None) -> float:
+def time_steps(name: str, plan: Plan, loss, params, frozen, tokens: jax.Array) -> float:
     """Print the time of a step; returns the projected seconds of ``plan``, compilation included."""
     optimizer = plan.optimizer()
     step = make_step(loss, optimizer)
-    params = initial_params(config, jax.random.key(0))
-    moments, key = optimizer.init(params), jax.random.key(1)
+    moments, keys = optimizer.init(params), (jax.random.key(1), jax.random.key(2))
     started = time.perf_counter()
-    params, moments, value = step(params, moments, teacher, corpus.train, key, shape=plan.shape)
+    params, moments, value = step(params, moments, frozen, tokens, keys, shape=plan.shape)
     value.block_until_ready()
     first, started = time.perf_counter() - started, time.perf_counter()
     for _ in range(BENCH_STEPS):
-        params, moments, value = step(params, moments, teacher, corpus.train, key, shape=plan.shape)
+        params, moments, value = step(params, moments, frozen, tokens, keys, shape=plan.shape)
     value.block_until_ready()
     seconds = (time.perf_counter() - started) / BENCH_STEPS
     total = first + plan.steps * seconds
@@ -116,14 +127,15 @@ def time_steps(name: str, config: ModelConfig, plan: Plan, loss, corpus: Corpus,
 
 def main() -> None:
     args = parse_arguments()
-    stored = np.load(args.data / "tokens.npz")
+    stored = np.load(args.data / TOKENS)
     corpus = Corpus(jnp.asarray(stored["train"]), stored["held_out"])
     target_plan, draft_plan = plans(args)
     language, distil = language_modelling(TARGET), distillation(TARGET, DRAFT)
     target_key, draft_key = jax.random.split(jax.random.key(args.seed))
     if args.bench:
-        seconds = time_steps("target", TARGET, target_plan, language, corpus)
-        seconds += time_steps("draft", DRAFT, draft_plan, distil, corpus, initial_params(TARGET, target_key))
+        target, draft = initial_params(TARGET, target_key), initial_params(DRAFT, draft_key)
+        seconds = time_steps("draft", draft_plan, distil, draft, target, corpus.train)
+        seconds += time_steps("target", target_plan, language, target, None, corpus.train)  # its params are used up
         print(f"projected: {seconds:.0f} s and evaluations")
         return
 

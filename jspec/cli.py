@@ -1,4 +1,4 @@
-"""The ``jspec`` command: ``jspec demo`` and ``jspec generate``."""
+"""The ``jspec`` command: ``jspec demo``, ``jspec generate`` and ``jspec train``."""
 
 import argparse
 import pathlib
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import jspec
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
+from jspec.train.command import add_arguments as add_train_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,6 +36,10 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("prompt", help="text to complete")
     generate.add_argument("--max-tokens", type=int, default=128)
     generate.set_defaults(run=_generate, temperature=1.0, num_draft_tokens=4)
+
+    train = commands.add_parser("train", help="train a draft head for a target")
+    add_train_arguments(train)
+    train.set_defaults(run=_train)
 
     for command in (demo, generate):
         command.add_argument("--draft", help="checkpoint folder, or ngram; for the demo also a name beside its target")
@@ -66,6 +71,12 @@ def _generate(args) -> int:
     print(result.token_ids if result.text is None else result.text)
     print(f"acceptance length {result.stats.mean_acceptance_length:.2f}", file=sys.stderr)
     return 0
+
+
+def _train(args) -> int:
+    from jspec.train import command
+
+    return command.run(args)
 
 
 def _speculation(args) -> jspec.Speculation:

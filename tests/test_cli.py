@@ -89,5 +89,16 @@ def test_demo_shows_text_and_figures(checkpoints, capsys):
     for figure in ("acceptance length", "acceptance by position", "tokens per second", "measured ratio"):
         assert re.search(rf"{figure} +\S*\d", out), figure
     assert "K=2, rejection, auto" in out
+    assert main(["demo", "--checkpoints", str(checkpoints), "--draft", "ngram", "--max-tokens", "3"]) == 0
+    assert "drafted for by ngram" in capsys.readouterr().out
     assert main(["demo", "--checkpoints", str(checkpoints / "nowhere")]) == 2
     assert "expected a checkpoint folder" in capsys.readouterr().err
+
+
+def test_demo_compares_every_drafter_beside_the_target(checkpoints, capsys):
+    assert main(["demo", "--checkpoints", str(checkpoints), "--all", "--max-tokens", "3"]) == 0
+    out = capsys.readouterr().out
+    for name, method in (("draft", "draft_model"), ("ngram", "ngram")):
+        assert re.search(rf"^ {name} +{method} +3 +\d\.\d\d .* \d+\.\d\d *$", out, re.MULTILINE), name
+    assert main(["demo", "--checkpoints", str(checkpoints), "--all", "--draft", "ngram"]) == 2
+    assert "leave out --draft ngram" in capsys.readouterr().err

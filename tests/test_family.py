@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from family import corpus, train, training
+import jspec
+from family import corpus, heads, train
 from family.configs import DRAFT, TARGET
 from family.export import save_checkpoint
 from family.objectives import agreement, distillation, language_modelling
@@ -20,6 +21,9 @@ from family.tokenizer import END_OF_TEXT, END_OF_TEXT_ID, save_tokenizer, train_
 from jspec.cache import CausalView
 from jspec.config import ModelConfig
 from jspec.models import abstract_params, build
+from jspec.train import loop
+from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
+from jspec.train.methods import Sizes
 
 TINY = ModelConfig(
     architecture="llama",
@@ -35,7 +39,7 @@ TINY = ModelConfig(
     bos_token_id=0,
     eos_token_ids=(0,),
 )
-TINY_PLAN = training.Plan(steps=20, peak_rate=1e-2, weight_decay=0.1, tokens_per_step=64, length=16, evaluate_every=5)
+TINY_PLAN = loop.Plan(steps=20, peak_rate=1e-2, weight_decay=0.1, tokens_per_step=64, length=16, evaluate_every=5)
 
 
 @pytest.fixture(scope="module")
@@ -130,32 +134,41 @@ def test_files_are_parted_by_end_of_text(tokenizer, tokens, library):
 
 def test_windows_are_stretches_of_the_corpus_and_reach_its_ends():
     row = jnp.arange(40, dtype=jnp.uint16)
-    windows = training.draw_windows(row, jax.random.key(0), (512, 8))
+    windows = loop.draw_windows(row, jax.random.key(0), (512, 8))
     assert windows.shape == (512, 9)
     np.testing.assert_array_equal(windows, windows[:, :1] + np.arange(9)[None])
     assert (windows.min(), windows.max()) == (0, 39)
-    np.testing.assert_array_equal(windows, training.draw_windows(row, jax.random.key(0), (512, 8)))
+    np.testing.assert_array_equal(windows, loop.draw_windows(row, jax.random.key(0), (512, 8)))
 
 
 def test_a_plan_has_room_for_a_window():
     with pytest.raises(ValueError, match="tokens_per_step=1024: expected a window, 2048, or more"):
-        training.Plan(steps=1, peak_rate=1e-3, weight_decay=0.1, tokens_per_step=1024, length=2048)
+        loop.Plan(steps=1, peak_rate=1e-3, weight_decay=0.1, tokens_per_step=1024, length=2048)
 
 
 def test_held_out_loss_of_uniform_logits_is_log_of_the_vocabulary(tokens):
     params = jax.tree.map(jnp.zeros_like, tiny_params())
-    mean = training.over_held_out(language_modelling(TINY), tokens, (4, 16))
+    mean = loop.over_held_out(language_modelling(TINY), tokens, (4, 16))
     assert mean(params, None) == pytest.approx(np.log(TINY.vocab_size), rel=1e-6)
     with pytest.raises(ValueError, match="10 held-out tokens do not fill a batch of 4 windows of 16 tokens"):
-        training.over_held_out(language_modelling(TINY), tokens[:10], (4, 16))
+        loop.over_held_out(language_modelling(TINY), tokens[:10], (4, 16))
 
 
 def test_fit_learns_and_keeps_the_best(tokens):
     loss, rows = language_modelling(TINY), []
-    held_out = training.over_held_out(loss, tokens, (4, 16))
-    start = training.initial_params(TINY, jax.random.key(0))
+    held_out = loop.over_held_out(loss, tokens, (4, 16))
+    start = train.initial_params(TINY, jax.random.key(0))
     before = held_out(start, None)
-    best = training.fit(TINY_PLAN, loss, held_out, start, None, jnp.asarray(tokens), jax.random.key(1), rows.append)
+    best = loop.fit(
+        TINY_PLAN,
+        loss,
+        held_out,
+        start,
+        None,
+        jnp.asarray(tokens),
+        jax.random.key(1),
+        lambda progress, params: rows.append(progress),
+    )
     assert [row.step for row in rows] == [5, 10, 15, 20]
     assert held_out(best, None) == min(row.held_out_loss for row in rows) < before - 0.5
 
@@ -164,7 +177,7 @@ def test_fit_stops_when_it_diverges(tokens):
     plan = dataclasses.replace(TINY_PLAN, steps=1)
     start = jax.tree.map(lambda w: w * jnp.nan, tiny_params())
     with pytest.raises(FloatingPointError, match="held-out loss nan at step 1: lower the learning rate"):
-        training.fit(
+        loop.fit(
             plan,
             language_modelling(TINY),
             lambda *_: jnp.nan,
@@ -180,16 +193,18 @@ def test_a_draft_that_is_its_target_agrees_everywhere():
     params, other = tiny_params(0), tiny_params(1)
     windows = jax.random.randint(jax.random.key(2), (2, 17), 0, TINY.vocab_size)
     distil, measure = distillation(TINY, TINY), agreement(TINY, TINY)
-    assert distil(params, params, windows) == pytest.approx(0, abs=1e-6)
-    assert measure(params, params, windows) == pytest.approx((1, 1), abs=1e-5)
-    assert distil(params, other, windows) > 0.01
-    assert all(value < 0.99 for value in measure(params, other, windows))
+    key = jax.random.key(3)
+    assert distil(params, params, windows, key) == pytest.approx(0, abs=1e-6)
+    assert measure(params, params, windows, key) == pytest.approx((1, 1), abs=1e-5)
+    assert distil(params, other, windows, key) > 0.01
+    assert all(value < 0.99 for value in measure(params, other, windows, key))
 
 
 def test_distillation_is_kl_of_target_from_draft():
     target, draft = tiny_params(0), tiny_params(1)
     windows = jax.random.randint(jax.random.key(2), (2, 9), 0, TINY.vocab_size)
-    entropy_terms = distillation(TINY, TINY)(draft, target, windows), distillation(TINY, TINY)(target, draft, windows)
+    distil, key = distillation(TINY, TINY), jax.random.key(3)
+    entropy_terms = distil(draft, target, windows, key), distil(target, draft, windows, key)
     p, q = (np.asarray(reference_logits(w, windows[:, :-1]), np.float64) for w in (target, draft))
     p, q = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (p, q))
     assert entropy_terms == pytest.approx(((np.exp(p) * (p - q)).sum(-1).mean(), (np.exp(q) * (q - p)).sum(-1).mean()))
@@ -240,6 +255,44 @@ def test_script_trains_and_writes_both_checkpoints(tmp_path, monkeypatch, tokeni
         assert sum(w.size for w in weights.values()) == config.num_parameters
         assert json.loads((out / folder / "config.json").read_text())["hidden_size"] == config.hidden_size
         assert (out / folder / "tokenizer.json").read_bytes() == (data / "tokenizer.json").read_bytes()
+
+
+def test_script_trains_heads_and_goes_on(tmp_path, monkeypatch, tokenizer, tokens, capsys):
+    target, data, out = tmp_path / "target", tmp_path / "data", tmp_path / "out"
+    save_checkpoint(target, TINY, tiny_params())
+    save_tokenizer(tokenizer, target, TINY.max_position)
+    data.mkdir()
+    np.savez_compressed(data / "tokens.npz", train=tokens, held_out=tokens)
+    plan = loop.Plan(4, 1e-2, 0.1, tokens_per_step=64, length=16, evaluate_every=2)
+    served = dict.fromkeys(TEMPERATURES, jspec.Stats.of(1, [1], [1]))
+    monkeypatch.setattr(ServedAcceptance, "__call__", lambda *_: served)
+    monkeypatch.setattr(heads, "RECIPES", {"mlp": heads.Recipe(plan, Sizes(inner_size=8, tie=True))})
+    options = ["heads", "--data", str(data), "--out", str(out), "--target", str(target)]
+
+    monkeypatch.setattr(sys, "argv", [*options, "--bench"])
+    assert heads.main() == 0
+    assert "projected" in capsys.readouterr().out
+    assert not out.exists()
+
+    monkeypatch.setattr(sys, "argv", options)
+    assert heads.main() == 0
+    size = sum(w.size for w in load_file(out / "mlp" / "model.safetensors").values())
+    assert f"mlp {size:17,d} parameters" in capsys.readouterr().out
+    log = (out / "runs" / "mlp" / "losses.csv").read_text()
+    assert log.count("\n") == 4
+    assert heads.main() == 0  # finished already: nothing is trained again
+    assert (out / "runs" / "mlp" / "losses.csv").read_text() == log
+
+
+def test_shipped_heads_fit_the_promise():
+    sizes = {name: heads.make_objective(name, TARGET, recipe.sizes) for name, recipe in heads.RECIPES.items()}
+    assert sizes.keys() == {"eagle", "eagle3", "parallel", "mlp", "medusa"}
+    assert 2 * sum(objective.config.num_parameters for objective in sizes.values()) <= heads.MOST_BYTES
+    mlp, medusa = sizes["mlp"].config, sizes["medusa"].config
+    assert mlp.tied
+    assert mlp.inner_size <= 192
+    assert medusa.num_heads == 3
+    assert sizes["parallel"].depths >= 8
 
 
 def tiny_params(seed: int = 0) -> dict[str, jax.Array]:

@@ -21,9 +21,13 @@ K = 4
 FOLDERS = {name: FAMILY / name for name in ("target", "draft")}
 
 
-def completed(draft) -> list[jspec.Result]:
+# Heads, and an acceptance length that each of them clears on PROMPTS when it drafts greedily.
+HEADS = {"eagle": 1.9, "eagle3": 2.2, "parallel": 1.8, "mlp": 1.4, "medusa": 1.15}
+
+
+def completed(draft, drafts: int = K) -> list[jspec.Result]:
     """One width whatever drafts, so that all of them round alike."""
-    settings = jspec.Speculation(num_draft_tokens=K)
+    settings = jspec.Speculation(num_draft_tokens=drafts)
     llm = jspec.load(
         FOLDERS["target"], draft, speculation=settings, dtype="float32", max_batch=4, max_len=96, width=K + 1
     )
@@ -37,9 +41,10 @@ def drafted():
     return completed(FOLDERS["draft"])
 
 
-def test_together_under_thirty_megabytes():
-    sizes = [path.stat().st_size for folder in FOLDERS.values() for path in folder.rglob("*") if path.is_file()]
-    assert 10e6 < sum(sizes) < 30e6
+def test_together_under_forty_megabytes():
+    sizes = {path: path.stat().st_size for path in FAMILY.rglob("*") if path.is_file()}
+    assert {path.parent.name for path in sizes if path.suffix == ".safetensors"} == {*FOLDERS, *HEADS}
+    assert 30e6 < sum(sizes.values()) <= 40e6
 
 
 def test_one_small_tokenizer_that_keeps_any_text():
@@ -60,6 +65,20 @@ def test_acceptance_length_of_two_or_more(drafted):
 def test_it_looks_like_python(drafted):
     text = "".join(result.text for result in drafted)
     assert sum(word in text for word in ("\nimport ", "return ", "raise ", "def ", "try:\n", "\n#", '"""\n')) >= 4
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_every_head_is_accepted_and_changes_nothing(drafted, name):
+    results = completed(FAMILY / name, 3 if name == "medusa" else K)
+    assert [result.token_ids for result in results] == [result.token_ids for result in drafted]
+    total = functools.reduce(operator.add, (result.stats for result in results))
+    assert total.mean_acceptance_length >= HEADS[name]
+
+
+@pytest.mark.parametrize("name", ["eagle3", "parallel"])
+def test_heads_that_name_their_target_bring_it(name):
+    llm = jspec.load(FAMILY / name, max_batch=1, max_len=32)
+    assert (llm.method, llm.target.config.num_layers) == (name, 6)
 
 
 @pytest.mark.parametrize("draft", ["ngram", None])

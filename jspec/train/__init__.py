@@ -1,0 +1,1 @@
+"""Training of draft heads: the command ``jspec train`` and what it is made of."""

@@ -1,0 +1,105 @@
+"""The arguments of ``jspec train``."""
+
+import argparse
+import pathlib
+
+METHODS = ("eagle", "eagle3", "parallel", "mlp", "medusa")
+
+
+def add_arguments(parser: argparse.ArgumentParser):
+    """Declare them; nothing that training needs is imported yet."""
+    parser.add_argument("--method", choices=METHODS, required=True, help="kind of head")
+    parser.add_argument("--target", type=pathlib.Path, required=True, help="checkpoint folder of the target")
+    parser.add_argument(
+        "--data",
+        type=pathlib.Path,
+        required=True,
+        help="file or folder of .txt, .py, .md, .jsonl; or .npz of token ids",
+    )
+    parser.add_argument(
+        "--out", type=pathlib.Path, required=True, help="folder for head/, losses.csv, figures.json, state/"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the newest state in OUT")
+    parser.add_argument(
+        "--target-name", help="what the head calls its target, where its layout does; default: its path"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="to compute in")
+
+    plan = parser.add_argument_group("plan")
+    plan.add_argument("--steps", type=int, default=10_000)
+    plan.add_argument("--peak-rate", type=float, default=3e-4, help="peak learning rate; warmed up, then a cosine to 0")
+    plan.add_argument("--weight-decay", type=float, default=0.0)
+    plan.add_argument("--tokens-per-step", type=int, default=8192)
+    plan.add_argument("--length", type=int, default=1024, help="tokens a window")
+    plan.add_argument("--evaluate-every", type=int, default=500, help="steps; also between two states")
+    plan.add_argument("--prompts", type=int, default=16, help="held-out prompts that acceptance is measured on")
+
+    head = parser.add_argument_group("head", "sizes; by default the target's, or what is usual for the method")
+    head.add_argument(
+        "--num-draft-tokens",
+        type=int,
+        help="places ahead to learn: 7 (eagle3), 8 (parallel), 4 (mlp: stages) or 3 (medusa: heads)",
+    )
+    head.add_argument("--layers", type=int, help="eagle3: 1; parallel: 4")
+    head.add_argument("--intermediate-size", type=int, help="eagle, eagle3, parallel: width of the layers' MLP")
+    head.add_argument(
+        "--draft-vocab-size", type=int, help="eagle3, parallel: tokens it knows, the most frequent of DATA"
+    )
+    head.add_argument("--taps", type=_integers, help="eagle3, parallel: residual streams it reads, e.g. 2,16,29")
+    head.add_argument("--inner-size", type=int, help="mlp: width of the state")
+    head.add_argument("--tie", action="store_true", help="mlp: stages share their weights")
+    head.add_argument("--borrow-head", action="store_true", help="medusa: no output heads of their own")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, and say what came of it."""
+    from jspec.train.loop import Plan
+    from jspec.train.methods import Sizes
+    from jspec.train.run import HEAD, Run, train
+
+    plan = Plan(
+        steps=args.steps,
+        peak_rate=args.peak_rate,
+        weight_decay=args.weight_decay,
+        tokens_per_step=args.tokens_per_step,
+        length=args.length,
+        evaluate_every=args.evaluate_every,
+    )
+    sizes = Sizes(
+        num_draft_tokens=args.num_draft_tokens,
+        layers=args.layers,
+        intermediate_size=args.intermediate_size,
+        draft_vocab_size=args.draft_vocab_size,
+        taps=args.taps,
+        inner_size=args.inner_size,
+        tie=args.tie,
+        borrow_head=args.borrow_head,
+    )
+    job = Run(
+        method=args.method,
+        target=args.target,
+        data=args.data,
+        out=args.out,
+        plan=plan,
+        sizes=sizes,
+        prompts=args.prompts,
+        dtype=args.dtype,
+        seed=args.seed,
+        resume=args.resume,
+        target_name=args.target_name,
+    )
+    try:
+        figures = train(job)
+    except FloatingPointError as error:  # a setting is to blame, so it is told like one
+        raise ValueError(str(error)) from error
+    lengths = ", ".join(f"{length:.2f} at temperature {t}" for t, length in figures["acceptance_length"].items())
+    print(f"{args.out / HEAD}: {figures['parameters']:,} parameters, acceptance length {lengths}")
+    return 0
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected integers with commas between, e.g. 2,16,29") from None

@@ -1,0 +1,240 @@
+"""How each kind of head is trained: one frozen dataclass each, around the head's own module as it serves.
+
+Slot t of a head reads token t + 1, so its draft of depth d is compared with the target's law after token t + 1 + d.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig
+from jspec.models import build_head
+from jspec.train.branches import Branches
+from jspec.train.loop import Loss, Params
+from jspec.train.losses import Depth, Lesson, draft_loss, output_weight, read, soft_cross_entropy, wide_logits
+
+
+class Objective(Protocol):
+    """What is minimised for one kind of head."""
+
+    @property
+    def config(self) -> HeadConfig:
+        """The head."""
+        ...
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Streams of the target that it listens to."""
+        ...
+
+    @property
+    def depths(self) -> int:
+        """Places ahead that it is trained for."""
+        ...
+
+    def loss(self, head: Any, target: Any, lesson: Lesson, key: jax.Array) -> jax.Array:
+        """float32 ``[]`` of a head's module."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureRegression:
+    """EAGLE (Li et al., 2024): the next feature by smooth L1, and by it the target's law, one slot ahead.
+
+    Attributes:
+      config: the head.
+      regression, cross_entropy: weights of the two, 1 and 0.1 in the paper.
+      noise: features are moved by up to so much, uniformly, so that the head learns to read its own inexact ones; the
+        authors' 0.1 at 512 tokens.
+    """
+
+    config: EagleConfig
+    regression: float = 1.0
+    cross_entropy: float = 0.1
+    noise: float = 0.1
+
+    taps = ()
+    depths = 1
+
+    def loss(self, head, target, lesson: Lesson, key) -> jax.Array:
+        noise = jax.random.uniform(key, lesson.features.shape, lesson.features.dtype, -self.noise, self.noise)
+        view = Branches(lesson.slots, 0)
+        embedded = head.embed(lesson.tokens[:, 1:], target)
+        cache = ((),) * self.config.layers.num_layers
+        hidden, _ = head(embedded, lesson.features + noise, view.positions(len(embedded)), cache, view)
+        hidden = hidden[:, :-1]  # the last slot's feature lies past the window
+        distance = optax.losses.huber_loss(hidden.astype(jnp.float32), lesson.hidden[:, 1:].astype(jnp.float32))
+        logits = wide_logits(hidden, output_weight(None, target))
+        entropy = soft_cross_entropy(lesson.law[:, 1:], logits)
+        return self.regression * distance.mean() + self.cross_entropy * entropy.mean()
+
+
+class Chain:
+    """Objectives that compare drafts of depth 0, 1, .. with the target's law; depth d counts ``decay ** d``."""
+
+    decay: float
+
+    def loss(self, head, target, lesson: Lesson, key) -> jax.Array:
+        return draft_loss(lesson, self.drafts(head, target, lesson, key), self.decay)
+
+    def drafts(self, head, target, lesson: Lesson, key) -> Iterator[Depth]:
+        """What the head drafts after each slot, depth by depth."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingTimeTest(Chain):
+    """EAGLE-3 (Li et al., 2025): the head reads its own outputs, as it will when it serves, several slots in a row.
+
+    Attributes:
+      config: the head.
+      taps: the target's streams that it reads.
+      depths: slots in a row, 7 in the paper.
+      decay: weight of a slot against the one before it, 0.8 in the paper.
+    """
+
+    config: Eagle3Config
+    taps: tuple[int, ...]
+    depths: int = 7
+    decay: float = 0.8
+
+    def drafts(self, head, target, lesson: Lesson, key) -> Iterator[Depth]:
+        del key
+        cache, features = ((),) * self.config.layers.num_layers, head.fuse(lesson.features)
+        weight = output_weight(head.head, target)
+        for depth in range(self.depths):
+            view = Branches(lesson.slots, depth)
+            embedded = head.embed(lesson.tokens_at(lesson.slots + depth + 1), target)
+            hidden, cache = head(embedded, features, view.positions(len(embedded)), cache, view)
+            yield Depth(lesson.slots, wide_logits(head.norm(hidden), weight))
+            features = head.recycle(hidden)
+
+
+@dataclasses.dataclass(frozen=True)
+class ConditionalDrop(Chain):
+    """P-EAGLE (2026): mask slots behind every text slot, fewer at each depth (COD, An et al., 2025).
+
+    Depth d keeps n r^d of the n branches, at least a share of ``floor``; a branch that is kept was kept at every depth
+    before, so each slot finds the ones that it attends to. Slots that are dropped are not computed.
+
+    Attributes:
+      config: the head.
+      taps: the target's streams that it reads.
+      depths: drafts of a pass, K.
+      keep: r.
+      floor: smallest share.
+      decay: weight of a depth against the one before it. With ``decay == keep`` every slot that is kept counts alike, as
+        in a plain mean over them.
+    """
+
+    config: Eagle3Config
+    taps: tuple[int, ...]
+    depths: int = 8
+    keep: float = 0.8
+    floor: float = 0.2
+    decay: float = 0.8
+
+    def kept(self, n: int) -> tuple[int, ...]:
+        """Branches at each depth, of n slots of text."""
+        return tuple(math.ceil(n * max(self.keep**depth, self.floor)) for depth in range(self.depths))
+
+    def drafts(self, head, target, lesson: Lesson, key) -> Iterator[Depth]:
+        B, n = lesson.hidden.shape[:2]
+        cache = ((),) * self.config.layers.num_layers
+        weight = output_weight(head.head, target)
+        masked = head.fuse(head.mask_hidden[...].reshape(1, 1, -1))
+        assert self.config.mask_token_id is not None
+        mask_token = head.embed(jnp.full((1, 1), self.config.mask_token_id), target)
+        order = jax.random.permutation(key, n).astype(jnp.int32)
+        embedded, features = head.embed(lesson.tokens[:, 1:], target), head.fuse(lesson.features)
+        for depth, count in enumerate(self.kept(n)):
+            view = Branches(order[:count] if depth else lesson.slots, depth)
+            hidden, cache = head(embedded, features, view.positions(B), cache, view)
+            yield Depth(view.bases, wide_logits(head.norm(hidden), weight))
+            if depth + 1 < self.depths:
+                shape = (B, self.kept(n)[depth + 1], masked.shape[-1])
+                embedded, features = jnp.broadcast_to(mask_token, shape), jnp.broadcast_to(masked, shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stages(Chain):
+    """MLP speculator (Wertheimer et al., 2024): every stage reads the true token, and all count alike.
+
+    Attributes:
+      config: the head.
+      decay: weight of a stage against the one before it.
+    """
+
+    config: MLPConfig
+    decay: float = 1.0
+
+    taps = ()
+
+    @property
+    def depths(self) -> int:
+        return self.config.num_stages
+
+    def drafts(self, head, target, lesson: Lesson, key) -> Iterator[Depth]:
+        del target, key
+        state = head.start(lesson.hidden)
+        for i in range(self.depths):
+            state = head.stage(i, state, lesson.tokens_at(lesson.slots + 1 + i))
+            yield Depth(lesson.slots, wide_logits(state, head.heads[0 if self.config.tied else i].weight[...]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Heads(Chain):
+    """Medusa (Cai et al., 2024) on a frozen target: head i against the target's law i + 1 places ahead.
+
+    Attributes:
+      config: the head.
+      decay: weight of a head against the one before it, 0.8 in the paper.
+    """
+
+    config: MedusaConfig
+    decay: float = 0.8
+
+    taps = ()
+
+    @property
+    def depths(self) -> int:
+        return self.config.num_heads
+
+    def drafts(self, head, target, lesson: Lesson, key) -> Iterator[Depth]:
+        del key
+        for one in head.heads:
+            hidden = lesson.hidden
+            for block in one.blocks:
+                hidden = hidden + jax.nn.silu(block(hidden))
+            yield Depth(lesson.slots, wide_logits(hidden, output_weight(one.head, target)))
+
+
+def loss_of(objective: Objective, merge_target, dtype: str) -> Loss:
+    """``loss(params, (target leaves, constants), windows, key)``: the head is built in ``dtype`` around fp32 params.
+
+    Args:
+      objective: what is minimised.
+      merge_target: leaves of the target -> its module.
+      dtype: ``bfloat16`` or ``float32``, what both compute in.
+    """
+
+    def loss(params: Params, frozen: tuple[Any, Mapping[str, jax.Array]], windows, key):
+        leaves, constants = frozen
+        target, head = merge_target(leaves), build_head(objective.config, {**params, **constants}, dtype)
+        return objective.loss(
+            head, target, read(target, windows, objective.taps, _known(objective.config, constants)), key
+        )
+
+    return loss
+
+
+def _known(config: HeadConfig, constants: Mapping[str, jax.Array]) -> jax.Array | None:
+    """int32 ``[Vd]``, the tokens that the head knows, in the order of its rows; None if it knows all."""
+    if not (isinstance(config, Eagle3Config) and config.reduced):
+        return None
+    return jnp.nonzero(constants["draft_ids"] >= 0, size=config.draft_vocab_size)[0]

@@ -1,0 +1,48 @@
+"""Served acceptance while weights change: one engine, compiled once."""
+
+import numpy as np
+import pytest
+from engines import V, bigram, ragged_prompts, successor_table, table_llm
+
+from jspec.sampling.params import SamplingParams
+
+PROMPTS = ragged_prompts((5, 9))
+KEYS = [np.zeros(2, np.uint32)] * 2
+
+
+def lengths(llm) -> list[float]:
+    params = [SamplingParams(temperature=0, max_tokens=20)] * 2
+    return [result.stats.mean_acceptance_length for _, result in llm.generate(PROMPTS, params, KEYS)]
+
+
+def test_other_weights_draft_without_another_compilation():
+    right, wrong = bigram(successor_table()), bigram(successor_table(wrong=range(V)))
+    llm = table_llm(right, wrong)
+    assert lengths(llm) == [1.0, 1.0]
+    compiled = llm.engine.num_compilations
+    llm.engine.replace_draft(right)
+    assert min(lengths(llm)) > 4
+    llm.engine.replace_draft(wrong)
+    assert lengths(llm) == [1.0, 1.0]
+    assert llm.engine.num_compilations == compiled
+
+
+def test_only_weights_of_the_same_shapes():
+    model = bigram(successor_table())
+    llm = table_llm(model, model)
+    for other in (bigram(successor_table()[:, :-1]), bigram(successor_table()[:-1])):
+        with pytest.raises(ValueError, match=r"draft_model has arrays of .*28.*: expected .*\(29, 29\).*before"):
+            llm.engine.replace_draft(other)
+    with pytest.raises(ValueError, match="draft_model has arrays of 0: expected 1"):
+        llm.engine.replace_draft(None)
+
+
+def test_not_while_a_run_is_under_way():
+    model = bigram(successor_table(wrong=range(V)))
+    llm = table_llm(bigram(successor_table()), model)
+    run = llm.generate(PROMPTS, [SamplingParams(temperature=0, max_tokens=n) for n in (5, 25)], KEYS)
+    next(run)
+    with pytest.raises(RuntimeError, match=r"replace_draft\(\) needs an idle engine"):
+        llm.engine.replace_draft(model)
+    run.close()
+    llm.engine.replace_draft(model)

@@ -1,0 +1,131 @@
+"""Branches: attention of every slot's own draft, against one big mask, and against what the drafters do when they serve."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from train_toys import HEADS, TARGET, V, head_params, module, objective, target
+
+from jspec.cache import LayerKV, PagedView, grouped_attention
+from jspec.config import Speculation
+from jspec.drafting.base import Context, Prompt
+from jspec.drafting.methods import drafter_for
+from jspec.sampling.law import Warp
+from jspec.sampling.streams import RoundNoise
+from jspec.train.branches import Branches
+from jspec.train.losses import read
+
+B, n, N, G, H = 2, 9, 4, 2, 6
+
+
+@pytest.mark.parametrize("window", [None, 3, 1])
+def test_equals_attention_with_one_big_mask(window):
+    order = jax.random.permutation(jax.random.key(0), n).astype(jnp.int32)
+    counts = (n, 6, 4, 3)
+    bases = [jnp.arange(n, dtype=jnp.int32), *(order[:m] for m in counts[1:])]
+    draws = [jax.random.normal(jax.random.key(m), (3, B, m, N, H)) for m in counts]
+
+    @jax.jit
+    def attend(draws):
+        cache, outputs = (), []
+        for depth, (at, (q, k, v)) in enumerate(zip(bases, draws, strict=True)):
+            view = Branches(at, depth)
+            cache = view.write(cache, k[:, :, :G], v[:, :, :G])
+            outputs.append(view.attend(q, cache, window))
+        return jnp.concatenate(outputs, axis=1)
+
+    q, k, v = jnp.concatenate(draws, axis=2)
+    base = np.concatenate(bases)
+    depth = np.repeat(np.arange(4), counts)
+    position = base + depth
+    text = (depth == 0)[None] & (base[None] <= base[:, None])
+    own = (depth > 0)[None] & (base[None] == base[:, None]) & (depth[None] <= depth[:, None])
+    mask = text | own
+    if window is not None:
+        mask &= position[None] > position[:, None] - window
+    mask[:n, n:] = False
+    expected = jax.jit(grouped_attention)(
+        q, *(jnp.moveaxis(x[:, :, :G], 2, 0) for x in (k, v)), jnp.broadcast_to(mask, (B, *mask.shape))
+    )
+    np.testing.assert_allclose(attend(draws), expected, rtol=0, atol=2e-6)
+
+
+def test_positions_follow_the_base():
+    view = Branches(jnp.array([4, 0, 2], jnp.int32), 3)
+    np.testing.assert_array_equal(view.positions(2), [[7, 3, 5]] * 2)
+    assert jax.tree.leaves(view)[0].dtype == jnp.int32
+
+
+def test_depths_come_in_order():
+    k = jnp.zeros((1, 2, G, H))
+    with pytest.raises(AssertionError):
+        Branches(jnp.arange(2), 1).write((), k, k)
+    assert isinstance(Branches(jnp.arange(2), 0).write((), k, k)[0], LayerKV)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "parallel", "mlp", "medusa"])
+def test_what_is_trained_is_what_serves(method):
+    """Logits of every draft of a round after a text, and of the branch that leaves the same text at the same slot."""
+    trained, K, length = objective(method), 3, 11
+    params = head_params(method)
+    text = jax.random.randint(jax.random.key(2), (1, length), 0, V)
+    tokens, logits = served(method, text, K)
+
+    @jax.jit
+    def branch(windows):
+        known = jnp.nonzero(params["draft_ids"] >= 0, size=trained.config.draft_vocab_size)[0] if reduced else None
+        lesson = read(target(), windows, trained.taps, known)
+        drafts = trained.drafts(head, target(), lesson, jax.random.key(3))
+        return [one.logits[0, jnp.argmax(one.bases == length - 2)] for one in drafts][:K]
+
+    reduced = "draft_ids" in params
+    head = module(method)
+    if method == "parallel":  # nothing is dropped, so that the branch in question is there
+        trained = dataclasses.replace(trained, keep=1.0)
+    windows = jnp.concatenate([text, tokens, jnp.zeros((1, 6), jnp.int32)], axis=1)
+    ours = np.stack(branch(windows))
+    if reduced:
+        known = np.flatnonzero(params["draft_ids"] >= 0)
+        assert np.isneginf(np.delete(logits, known, axis=-1)).all()
+        logits = logits[:, known]
+    np.testing.assert_allclose(ours, logits, rtol=0, atol=1e-5)
+    assert len({tuple(row.round(3)) for row in ours}) == K  # the drafts have laws of their own
+
+
+def served(method: str, text, K: int) -> tuple[jax.Array, np.ndarray]:
+    """Greedy drafts int32 ``[1, K]`` after ``text``, and the logits ``[K, V]`` that they were taken from."""
+    make = drafter_for(HEADS[method], TARGET, Speculation(num_draft_tokens=K))
+    head = module(method)
+    drafter = make(target(), head.prepare() if method == "parallel" else head)
+    length = text.shape[1]
+
+    @jax.jit
+    def propose(text):
+        table = jnp.arange(1, 9, dtype=jnp.int32)[None]
+        positions = jnp.arange(length - 1, dtype=jnp.int32)[None]
+        view = PagedView(table, positions, jnp.ones_like(positions, bool))
+        features = read(target(), text, drafter.taps).features
+        state = drafter.init(9, 8, jnp.float32)
+        state = drafter.prefill(state, Prompt(text[:, :-1], text[:, 1:], features, view))
+        one = functools.partial(jnp.full, (1,))
+        context = Context(
+            tokens=jnp.pad(text, ((0, 0), (0, 20))),
+            length=one(length),
+            previous=one(length - 1),
+            features=jnp.pad(features[:, -1:], ((0, 0), (0, K), (0, 0))),
+            live=one(True),
+            room=one(K),
+            table=table,
+            warp=Warp(one(0.0), one(0), one(1.0), one(0.0)),
+            stop_tokens=jnp.full((1, 1), -1),
+            min_length=one(0),
+            noise=RoundNoise(jnp.zeros((1, 2), jnp.uint32), one(length)),
+        )
+        _, proposal = drafter.propose(state, context)
+        return proposal.tokens, proposal.law.rows.logits[0]
+
+    tokens, logits = propose(text)
+    return tokens, np.asarray(logits)

@@ -1,0 +1,171 @@
+"""``jspec train`` from end to end on a toy target: every method learns, serves, and is written for others to read."""
+
+import csv
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tiny import tiny_checkpoint, write_weights
+
+import jspec
+from convert import load_draft
+from jspec.cli import main
+from jspec.results import Stats
+from jspec.train import command
+from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
+from jspec.train.methods import TAKES
+from jspec.train.report import Log
+
+METHODS = {
+    "eagle": [],
+    "eagle3": ["--num-draft-tokens", "3", "--draft-vocab-size", "40"],
+    "parallel": ["--num-draft-tokens", "3", "--draft-vocab-size", "40", "--layers", "1"],
+    "mlp": ["--num-draft-tokens", "3", "--inner-size", "24", "--tie"],
+    "medusa": ["--num-draft-tokens", "3"],
+}
+PLAN = "--steps 80 --evaluate-every 40 --tokens-per-step 256 --length 32 --peak-rate 2e-2 --prompts 2 --dtype float32"
+V, D = 64, 24
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A target whose next token is nearly a function of the newest, and text of its own."""
+    root = tmp_path_factory.mktemp("train")
+    sizes = {"vocab_size": V, "hidden_size": D, "intermediate_size": 32, "head_dim": 6, "num_hidden_layers": 1}
+    target = tiny_checkpoint(root / "target", bos_token_id=0, eos_token_id=1, max_position_embeddings=128, **sizes)
+    tensors = load_file(target / "model.safetensors")
+    embedding = tensors["model.embed_tokens.weight"]
+    follows = 1 + np.random.default_rng(1).permutation(V - 1)
+    tensors["lm_head.weight"][follows] = 3 * (embedding / np.linalg.norm(embedding, axis=1, keepdims=True))[1:]
+    for name in ("self_attn.o_proj", "mlp.down_proj"):
+        tensors[f"model.layers.0.{name}.weight"] *= 0.1
+    write_weights(target, tensors)
+
+    text = [5]
+    for noise in np.random.default_rng(2).random(4000):
+        text.append(int(follows[text[-1] - 1]) if noise > 0.05 else 1 + int(noise * 20 * (V - 1)))
+    np.savez(root / "tokens.npz", train=text[:3600], held_out=text[3600:])
+    return root
+
+
+def arguments(folder, method: str, out: str, *more: str) -> list[str]:
+    paths = ["--target", str(folder / "target"), "--data", str(folder / "tokens.npz"), "--out", str(folder / out)]
+    return ["train", "--method", method, *paths, *PLAN.split(), *METHODS[method], *more]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method(folder, method, capsys):
+    assert main(arguments(folder, method, method)) == 0
+    out = folder / method
+    with (out / "losses.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == [0, 40, 80]
+    assert float(rows[-1]["held_out_loss"]) < 0.97 * float(rows[0]["held_out_loss"])
+    assert float(rows[-1]["train_loss"]) < float(rows[1]["train_loss"])
+    for column in ("acceptance_length_t0", "acceptance_length_t1"):
+        lengths = [float(row[column]) for row in rows]
+        assert lengths[-1] > max(lengths[0] + 0.3, 1.5)
+    figures = json.loads((out / "figures.json").read_text())
+    assert figures["held_out_loss"] == pytest.approx(min(float(row["held_out_loss"]) for row in rows[1:]), rel=1e-4)
+    assert figures["versions"]["jspec"] == jspec.__version__
+    assert (out / "losses.png").read_bytes().startswith(b"\x89PNG")
+    assert f"acceptance length {figures['acceptance_length']['0']:.2f} at temperature 0" in capsys.readouterr().out
+
+    config, params = load_draft(out / "head", "float32")
+    assert config.method == method
+    assert sum(np.size(array) for array in params.values()) == config.num_parameters == figures["parameters"]
+
+
+def test_the_head_serves(folder):
+    if not (folder / "eagle3").exists():
+        assert main(arguments(folder, "eagle3", "eagle3")) == 0
+    head = folder / "eagle3" / "head"  # it names its target
+    llm = jspec.load(head, speculation=jspec.Speculation(num_draft_tokens=3), max_batch=1, max_len=64)
+    result = jspec.generate(llm, [5, 9, 2], temperature=0, max_tokens=40, ignore_eos=True)
+    assert isinstance(result, jspec.Result)
+    assert llm.method == "eagle3"
+    assert result.stats.mean_acceptance_length > 1.5
+
+
+def test_going_on_gives_the_same_head(folder, monkeypatch):
+    monkeypatch.setattr(ServedAcceptance, "__call__", lambda *_: dict.fromkeys(TEMPERATURES, Stats.of(1, [1], [1])))
+    whole, add = folder / "whole", Log.add
+    assert main(arguments(folder, "mlp", "whole")) == 0
+
+    def stop_at_80(self, progress, served):
+        if progress.step == 80:
+            raise OSError("the disk is full")
+        return add(self, progress, served)
+
+    monkeypatch.setattr(Log, "add", stop_at_80)
+    assert main(arguments(folder, "mlp", "parted")) == 2
+    monkeypatch.setattr(Log, "add", add)
+    assert not (folder / "parted" / "head").exists()
+    assert main(arguments(folder, "mlp", "parted", "--resume")) == 0
+
+    numbers = []
+    for out in (whole, folder / "parted"):
+        with (out / "losses.csv").open() as file:
+            rows = [{**row, "seconds": None} for row in csv.DictReader(file)]
+        numbers.append((rows, load_draft(out / "head", "float32")[1]))
+    assert numbers[0][0] == numbers[1][0]
+    jax.tree.map(np.testing.assert_array_equal, numbers[0][1], numbers[1][1])
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--target", "nowhere"], "target='nowhere': expected a checkpoint folder"),
+        (["--data", "nowhere"], "data='nowhere' does not exist"),
+        (["--resume"], "holds no run to go on with"),
+        (["--steps", "0"], "steps=0: expected an integer of at least 1"),
+        (["--length", "129"], "tokens_per_step=128: expected a window, 129"),
+        (["--length", "200", "--tokens-per-step", "200"], "length=200: expected in 5..128, the target's positions"),
+        (["--length", "4"], "length=4: expected in 5..128"),
+        (["--prompts", "0"], "prompts=0: expected an integer of at least 1"),
+        (["--layers", "2"], "layers=2: expected nothing, a head of method 'mlp' has no such size"),
+    ],
+)
+def test_a_mistake_is_told_in_one_sentence(folder, capsys, more, words):
+    assert main(arguments(folder, "mlp", "wrong", "--tokens-per-step", "128", *more)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("jspec train: ")
+    assert err.count("\n") == 1
+    assert words in err
+    assert not (folder / "wrong").exists()
+
+
+def test_divergence_is_told(folder, capsys, monkeypatch):
+    monkeypatch.setattr(ServedAcceptance, "__call__", lambda *_: dict.fromkeys(TEMPERATURES, Stats.of(1, [1], [1])))
+    steep = ["--peak-rate", "1e30", "--steps", "3", "--evaluate-every", "3"]
+    assert main(arguments(folder, "mlp", "steep", *steep)) == 2
+    assert "held-out loss nan at step 3: lower the learning rate" in capsys.readouterr().err
+
+
+def test_methods_are_known_before_training_is_imported():
+    assert tuple(METHODS) == command.METHODS == tuple(TAKES)
+
+
+def test_a_run_is_not_written_over(folder, capsys):
+    (folder / "used").mkdir()
+    (folder / "used" / "notes").touch()
+    assert main(arguments(folder, "mlp", "used")) == 2
+    assert "is not empty: expected a new folder, or --resume to go on with its run" in capsys.readouterr().err
+
+
+def test_a_run_goes_on_as_it_began(folder, capsys):
+    (folder / "earlier").mkdir()
+    (folder / "earlier" / "settings.json").write_text(json.dumps({"method": "mlp", "seed": 0}))
+    assert main(arguments(folder, "mlp", "earlier", "--resume", "--seed", "1")) == 2
+    assert "expected None, with which the run in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("more", [["--method", "hydra"], ["--taps", "1,x"], []])
+def test_usage_errors_exit_with_2(capsys, more):
+    with pytest.raises(SystemExit) as exit_:
+        main(["train", "--target", "t", "--data", "d", *more])
+    assert exit_.value.code == 2
+    assert "usage: jspec train" in capsys.readouterr().err

@@ -1,0 +1,193 @@
+"""What is minimised, against NumPy; what conditional drop leaves; where heads start."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from train_toys import HEADS, SIZES, TARGET, V, Vd, head_params, module, objective, target
+
+from jspec.cache import CausalView
+from jspec.heads import default_taps
+from jspec.models import flat_params
+from jspec.models.split import split
+from jspec.train.losses import Depth, Lesson, draft_loss, read, soft_cross_entropy
+from jspec.train.methods import Sizes, frequent_tokens, initial_params, make_objective
+from jspec.train.objectives import loss_of
+
+B, n = 2, 12
+
+
+def log_softmax(x) -> np.ndarray:
+    x = np.asarray(x, np.float64)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+@pytest.fixture(scope="module")
+def windows():
+    return jax.random.randint(jax.random.key(7), (B, n + 1), 0, V)
+
+
+def test_soft_cross_entropy():
+    logits = 3 * jax.random.normal(jax.random.key(0), (4, 5))
+    law = jax.nn.softmax(jax.random.normal(jax.random.key(1), (4, 5)))
+    part = law.at[:, 0].set(0.0)  # mass on a token that cannot be proposed
+    for p in (law, part):
+        expected = -(np.asarray(p, np.float64) * log_softmax(logits)).sum(-1)
+        np.testing.assert_allclose(soft_cross_entropy(p, logits), expected, rtol=1e-5)
+
+
+def test_a_draft_is_compared_with_the_law_one_place_further_and_none_past_the_window():
+    law = jax.nn.softmax(2 * jax.random.normal(jax.random.key(0), (B, n, V)))
+    bases = [np.arange(n), np.array([7, n - 1, 2, n - 2, 0]), np.array([7, n - 1, 2])]
+    logits = [jax.random.normal(jax.random.key(i), (B, len(at), V)) for i, at in enumerate(bases)]
+    lesson = Lesson(jnp.zeros((B, n + 1), jnp.int32), jnp.zeros((B, n, 1)), jnp.zeros((B, n, 1)), law)
+    depths = [Depth(jnp.asarray(at), x) for at, x in zip(bases, logits, strict=True)]
+    means = []
+    for d, (at, x) in enumerate(zip(bases, logits, strict=True)):
+        inside = [i for i, b in enumerate(at) if b + d + 1 < n]
+        p, q = np.asarray(law)[:, at[inside] + d + 1], log_softmax(x)[:, inside]
+        means.append(-(p * q).sum(-1).mean())
+    assert len(inside) == 2
+    expected = sum(0.8**d * mean for d, mean in enumerate(means)) / (1 + 0.8 + 0.64)
+    assert draft_loss(lesson, depths, 0.8) == pytest.approx(expected, rel=1e-5)
+    assert draft_loss(lesson, depths[:1], 0.3) == pytest.approx(means[0], rel=1e-5)
+
+
+def test_eagle_learns_features_and_laws(windows):
+    trained = dataclasses.replace(objective("eagle"), noise=0.0)
+    head = module("eagle")
+
+    @jax.jit
+    def parts(windows):
+        lesson = read(target(), windows, ())
+        positions = jnp.broadcast_to(jnp.arange(n)[None], (B, n))
+        hidden, _ = head(target().embed(windows[:, 1:]), lesson.features, positions, (None,), CausalView(positions))
+        return trained.loss(head, target(), lesson, jax.random.key(0)), hidden, lesson, target().logits(hidden)
+
+    loss, hidden, lesson, logits = parts(windows)
+    gap = np.abs(np.asarray(hidden[:, :-1] - lesson.hidden[:, 1:], np.float64))
+    distance = np.where(gap < 1, 0.5 * gap**2, gap - 0.5).mean()
+    entropy = -(np.asarray(lesson.law[:, 1:]) * log_softmax(logits[:, :-1])).sum(-1).mean()
+    assert loss == pytest.approx(distance + 0.1 * entropy, rel=1e-5)
+
+
+def test_eagle_reads_noisy_features(windows):
+    trained, leaves = objective("eagle"), split(target())
+    loss = jax.jit(loss_of(trained, leaves.merge, "float32"))
+    params, frozen = head_params("eagle"), (leaves.leaves, {})
+    one, same, other = (float(loss(params, frozen, windows, jax.random.key(seed))) for seed in (0, 0, 1))
+    assert one == same != other
+    assert one == pytest.approx(other, rel=0.05)
+
+
+def test_the_law_is_that_of_the_tokens_that_the_head_knows(windows):
+    known = jnp.array([2, 3, 30])
+    lesson = read(target(), windows, (1, 3), known)
+    hidden, features, _ = target().tapped(
+        windows[:, :-1],
+        jnp.arange(n)[None],
+        (None,) * 3,
+        CausalView(jnp.broadcast_to(jnp.arange(n)[None], (B, n))),
+        (1, 3),
+    )
+    np.testing.assert_allclose(lesson.law, jax.nn.softmax(target().logits(hidden))[..., known], atol=1e-6)
+    np.testing.assert_allclose(lesson.features, features, atol=1e-5)
+    assert lesson.features.shape == (B, n, 2 * TARGET.hidden_size)
+    assert (lesson.law.sum(-1) < 0.9).all()
+
+
+def test_dropped_branches_were_dropped_before_too():
+    trained = dataclasses.replace(objective("parallel"), depths=9, keep=0.7, floor=0.2)
+    counts = trained.kept(100)
+    assert counts == (100, 70, 49, 35, 25, 20, 20, 20, 20)
+    assert trained.kept(3) == (3, 3, 2, 2, 1, 1, 1, 1, 1)
+
+
+def test_bases_of_a_depth_are_a_prefix_of_those_before(windows):
+    trained, head = objective("parallel"), module("parallel")
+    lesson = jax.eval_shape(lambda w: read(target(), w, trained.taps), windows)
+    lesson = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), lesson)
+    depths = jax.jit(lambda key: list(trained.drafts(head, target(), lesson, key)))(jax.random.key(0))
+    assert [len(one.bases) for one in depths] == list(trained.kept(n)) == [12, 10, 8, 7]
+    assert [one.logits.shape for one in depths] == [(B, m, Vd) for m in trained.kept(n)]
+    np.testing.assert_array_equal(depths[0].bases, np.arange(n))
+    for deeper, one in zip(depths[2:], depths[1:-1], strict=True):
+        np.testing.assert_array_equal(deeper.bases, one.bases[: len(deeper.bases)])
+    assert len(set(depths[1].bases.tolist())) == len(depths[1].bases)
+    assert depths[1].bases.tolist() != sorted(depths[1].bases.tolist())  # drawn, not the first so many
+
+
+def test_what_is_dropped_is_not_computed():
+    leaves, params = split(target()), head_params("parallel")
+    constants = {"draft_ids": params.pop("draft_ids")}
+    text = jnp.zeros((B, 65), jnp.int32)
+
+    def flops(keep: float, depths: int) -> float:
+        trained = dataclasses.replace(objective("parallel"), keep=keep, floor=0.0, depths=depths)
+        loss = jax.jit(loss_of(trained, leaves.merge, "float32"))
+        lowered = loss.lower(params, (leaves.leaves, constants), text, jax.random.key(0))
+        cost = lowered.cost_analysis()
+        assert cost is not None
+        return cost["flops"]
+
+    text_only = flops(1.0, 1)
+    everything, dropped = (flops(keep, 4) - text_only for keep in (1.0, 0.5))
+    assert dropped < 0.4 * everything  # (1/2 + 1/4 + 1/8) / 3 is 0.29
+
+
+@pytest.mark.parametrize("method", SIZES)
+def test_weights_start_from_the_target(method):
+    text = np.array([3] * 5 + [9] * 4 + [1] * 3 + list(range(V)))
+    params, constants = initial_params(HEADS[method], target(), text, jax.random.key(0))
+    assert params.keys() | constants.keys() == flat_params(module(method)).keys()
+    assert all(leaf.dtype == jnp.float32 for leaf in params.values())
+    theirs = [id(leaf) for leaf in jax.tree.leaves(split(target()).leaves)]
+    assert not any(id(leaf) in theirs for leaf in params.values())  # the first step donates them
+    if constants:
+        known = np.flatnonzero(constants["draft_ids"] >= 0)
+        np.testing.assert_array_equal(params["head.weight"], target().head.weight[...][known])
+    if method == "medusa":
+        assert all(np.all(leaf == 0) for name, leaf in params.items() if "blocks" in name)
+        np.testing.assert_array_equal(params["heads.2.head.weight"], target().head.weight[...])
+    if method == "parallel":
+        assert np.std(params["mask_hidden"]) > 0.5
+
+
+def test_the_draft_vocabulary_is_the_most_frequent_tokens_in_the_order_of_their_ids():
+    rows = frequent_tokens(np.array([4, 4, 4, 1, 1, 6, 6, 0, 5]), vocab_size=8, count=4)
+    np.testing.assert_array_equal(rows, [0, 1, -1, -1, 2, -1, 3, -1])  # 0 and 5 are as frequent: the lower id
+    assert rows.dtype == np.int32
+    np.testing.assert_array_equal(frequent_tokens(np.array([2]), vocab_size=3, count=3), [0, 1, 2])
+
+
+def test_taps_are_those_of_eagle3_where_the_target_is_deep_enough():
+    def taps(layers: int) -> tuple[int, ...]:
+        return make_objective("eagle3", dataclasses.replace(TARGET, num_layers=layers, windows=()), Sizes()).taps
+
+    assert taps(32) == default_taps(32) == (2, 16, 29)
+    assert (taps(6), taps(3), taps(2), taps(1)) == ((1, 3, 5), (1, 2), (1,), (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("method", "sizes", "words"),
+    [
+        ("eagle", Sizes(layers=2), "layers=2: expected nothing, a head of method 'eagle' has no such size"),
+        ("medusa", Sizes(tie=True), "tie=True: expected nothing"),
+        ("eagle3", Sizes(draft_vocab_size=V + 1), rf"draft_vocab_size=32: expected an integer in 1\.\.{V}"),
+        ("parallel", Sizes(taps=(1, 4)), r"taps=\(1, 4\): expected at most 3, the target's layers"),
+        ("eagle3", Sizes(taps=(2, 1)), r"taps=\(2, 1\): expected 2 layer ids of at least 0, ascending"),
+        ("mlp", Sizes(inner_size=0), "inner_size=0: expected"),
+        ("medusa", Sizes(num_draft_tokens=0), "num_draft_tokens=0: expected an integer of at least 1"),
+        ("hydra", Sizes(), "method='hydra': expected one of eagle, eagle3, parallel, mlp, medusa"),
+    ],
+)
+def test_sizes_that_cannot_be(method, sizes, words):
+    with pytest.raises(ValueError, match=words):
+        make_objective(method, TARGET, sizes)
+
+
+def test_an_eagle_head_needs_heads_that_divide_its_width():
+    with pytest.raises(ValueError, match="D / N = 18 / 4 numbers: expected an even number; use eagle3"):
+        make_objective("eagle", dataclasses.replace(TARGET, hidden_size=18), Sizes())
