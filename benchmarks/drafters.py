@@ -2,6 +2,7 @@
 
     python -m benchmarks.drafters          # writes docs/drafters.md, .png and .json; half an hour on two cores
     python -m benchmarks.drafters --only eagle3 mlp     # these alone, the rest from docs/drafters.json
+    python -m benchmarks.drafters --rates               # how fast rounds are, again, and nothing else
 
 Prompts are pieces of standard-library files that the family was not trained on, completions a fixed number of tokens.
 """
@@ -19,7 +20,6 @@ from pathlib import Path
 
 import jax
 import matplotlib
-from jspec.loading import load_draft_module
 
 import jspec
 from benchmarks.expected import Recorder, Texts
@@ -30,6 +30,7 @@ from jspec.demo import FAMILY, drafters
 from jspec.drafting.drawing import ARGMAX_BELOW
 from jspec.drafting.methods import NGRAM, drafter_for
 from jspec.llm import LLM
+from jspec.loading import load_draft_module
 from jspec.models import build
 
 matplotlib.use("Agg")
@@ -79,7 +80,7 @@ def prompts(count: int) -> list[list[int]]:
 
 def load(name: str, verify: str, draft_sampling: str) -> LLM:
     """The family's target with one of its drafters."""
-    how = Speculation(num_draft_tokens=K, verify=verify, draft_sampling=draft_sampling)  # pyright: ignore[reportArgumentType]
+    how = Speculation(K, verify, draft_sampling)  # pyright: ignore[reportArgumentType]
     draft = name if name == NGRAM else FAMILY / name
     with warnings.catch_warnings():  # fewer drafts than asked for are shown in the table
         warnings.filterwarnings("ignore", "num_draft_tokens=", UserWarning)
@@ -235,6 +236,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--only", nargs="+", metavar="DRAFTER")
+    parser.add_argument("--rates", action="store_true")
     args = parser.parse_args()
     batch = prompts(args.prompts)
     stored = DOCS / "drafters.json"
@@ -242,7 +244,10 @@ def main() -> None:
     everything = [*drafters(FAMILY), NGRAM]
     for name in args.only or everything:
         started = time.perf_counter()
-        known[name] = measure(name, batch, args.max_tokens)
+        if args.rates:
+            known[name].rounds_per_second = rounds_per_second(load(name, "rejection", "sample"), batch)
+        else:
+            known[name] = measure(name, batch, args.max_tokens)
         print(f"{name}: {time.perf_counter() - started:.0f} s", known[name].lengths, flush=True)
         stored.write_text(json.dumps({n: dataclasses.asdict(m) for n, m in known.items()}, indent=1) + "\n")
     found = {name: known[name] for name in everything if name in known}

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from benchmarks.shapes import LLAMA_8B, TINY, head_for, random_module
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.drafting.methods import drafter_for
-from jspec.heads import Eagle3Config
+from jspec.models.eagle3 import Eagle3Head
 from jspec.models.params import DTYPES
 from jspec.models.split import split
 from jspec.sampling.law import Warp
@@ -79,7 +79,7 @@ def measure(target, head, draft, K: int, config: EngineConfig, rounds: int, repe
     many = jax.jit(lambda leaves, state: step(leaves).decode(state, rounds), donate_argnums=1)
     dtype = DTYPES[config.dtype]
     fresh = lambda: in_flight(init_state(config, target, make(target, head), dtype), config, config.max_len // 2)  # noqa: E731
-    kernels = count_kernels(one.lower((of, by), jax.eval_shape(fresh)).compile().as_text())
+    kernels = count_kernels(one.lower((of, by), jax.eval_shape(fresh)).compile().as_text() or "")
     seconds = []
     for _ in range(repeats + 1):  # the first call compiles
         state = jax.block_until_ready(fresh())
@@ -96,7 +96,7 @@ def compare(shape: ModelConfig, config: EngineConfig, methods, rounds: int, repe
     for method in methods:
         draft = head_for(shape, method)
         head = random_module(draft, 1, config.dtype)
-        head = head.prepare() if isinstance(draft, Eagle3Config) else head
+        head = head.prepare() if isinstance(head, Eagle3Head) else head
         few, more = (measure(target, head, draft, K, config, rounds, repeats) for K in DRAFTS)
         print(
             f"{method:10s} {config.max_batch:4d}  {few.kernels:11d} {more.kernels:3d}   {few.seconds * 1e3:14.3f} "

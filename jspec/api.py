@@ -3,10 +3,8 @@
 import contextlib
 import dataclasses
 import inspect
-import pathlib
 import secrets
 import sys
-import warnings
 from collections.abc import Sequence
 
 import jax
@@ -16,20 +14,17 @@ from tqdm import tqdm
 
 from convert.folder import Folder
 from convert.hf_config import read_config
-from convert.loading import load_folder, read_draft_config, verifier_of
+from convert.loading import load_folder, read_draft_config
 from jspec._arguments import is_int, require, resolve_names
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.drafting.methods import NGRAM, drafter_for, method_of
-from jspec.heads import HeadConfig, PardConfig, check_head
 from jspec.llm import LLM, Prompt
+from jspec.loading import Path, check_fit, find_folders, load_draft_module, within_reach
 from jspec.memory import check_memory
-from jspec.loading import load_draft_module
 from jspec.models import build
 from jspec.results import Result
 from jspec.sampling.params import SamplingParams
-from jspec.text import Tokenizer, load_tokenizer
-
-Path = str | pathlib.Path
+from jspec.text import load_tokenizer
 
 
 def load(
@@ -72,10 +67,7 @@ def load(
             f"draft_temperature={speculation.draft_temperature!r} has no place with draft='ngram', which draws nothing; "
             "leave it out"
         )
-    target_path = _folder("target", target)
-    if draft is None and (verifier := verifier_of(target_path)) is not None:
-        target_path, draft = _verifier(target_path, verifier), target_path
-    draft_path = None if draft is None or draft == NGRAM else _folder("draft", draft)
+    target_path, draft_path = find_folders(target, draft)
     target_config = read_config(Folder(target_path))
     config = EngineConfig(
         max_batch=max_batch,
@@ -87,25 +79,21 @@ def load(
         rounds=rounds,
         width=width,
     )
-    draft_config = None if draft_path is None else read_draft_config(draft_path, aux_convention)
     tokenizer = load_tokenizer(target_path)
-    if draft_path is not None and draft_config is not None:
-        speculation = _within_reach(speculation, draft_config)
-        if isinstance(draft_config, ModelConfig | PardConfig):
-            model = draft_config if isinstance(draft_config, ModelConfig) else draft_config.model
-            _check_pair(target_config, model, tokenizer, load_tokenizer(draft_path))
-        else:
-            check_head(target_config, draft_config)
-    check_memory(target_config, draft_config, config, width or (0 if draft is None else speculation.num_draft_tokens) + 1)
-
-    of = build(*load_folder(target_path, config.dtype), config.dtype)
-    by = None
+    draft_config = None
     if draft_path is not None:
-        draft_config, by = load_draft_module(draft_path, config.dtype, aux_convention, of)
-    drafting = draft if draft_path is None else draft_config
-    return LLM(
-        of, by, drafter_for(drafting, target_config, speculation), method_of(drafting), tokenizer, speculation, config
-    )
+        draft_config = read_draft_config(draft_path, aux_convention)
+        speculation = within_reach(speculation, draft_config)
+        check_fit(target_config, draft_config, tokenizer, load_tokenizer(draft_path))
+    how = NGRAM if draft == NGRAM else draft_config
+    K = 0 if how is None else speculation.num_draft_tokens
+    check_memory(target_config, draft_config, config, width or K + 1)
+
+    model, head = build(*load_folder(target_path, config.dtype), config.dtype), None
+    if draft_path is not None:
+        how, head = load_draft_module(draft_path, config.dtype, aux_convention, model)
+    make_drafter = drafter_for(how, target_config, speculation)
+    return LLM(model, head, make_drafter, method_of(how), tokenizer, speculation, config)
 
 
 def generate(
@@ -202,14 +190,6 @@ def _keys(params: Sequence[SamplingParams], key: jax.Array | None) -> list[np.nd
     return list(np.asarray(jax.random.key_data(keys)))
 
 
-def _folder(what: str, path: Path) -> pathlib.Path:
-    folder = pathlib.Path(path)
-    if not folder.is_dir():
-        hint = "; jspec reads local folders, download the checkpoint first" if "/" in str(path) else ""
-        raise ValueError(f"{what}={str(path)!r}: expected a checkpoint folder{hint}")
-    return folder
-
-
 def _max_len(max_len: int | None, config: ModelConfig) -> int:
     longest = config.max_position
     if max_len is None:
@@ -217,53 +197,3 @@ def _max_len(max_len: int | None, config: ModelConfig) -> int:
     fits = not is_int(max_len) or max_len <= longest  # EngineConfig speaks of what is no integer
     require(fits, "max_len", max_len, f"at most {longest}, the positions the target has")
     return max_len
-
-
-def _verifier(head: pathlib.Path, name: str) -> pathlib.Path:
-    """The folder of the target that a head names: as it stands, or from the head's own folder."""
-    for folder in (pathlib.Path(name), head / name):
-        if folder.is_dir():
-            return folder
-    raise ValueError(
-        f"target={str(head)!r} is a draft head for {name!r}, which is no folder here; download that checkpoint and give "
-        f"its folder as target and {str(head)!r} as draft"
-    )
-
-
-def _within_reach(speculation: Speculation, draft: ModelConfig | HeadConfig) -> Speculation:
-    """``speculation`` with as many drafts as there are weights for; a warning if there are fewer, or if fewer were trained."""
-    K = speculation.num_draft_tokens
-    if isinstance(draft, ModelConfig):
-        return speculation
-    if draft.max_drafts is not None and K > draft.max_drafts:
-        warnings.warn(
-            f"num_draft_tokens={K}: the {draft.method} checkpoint has weights for {draft.max_drafts}, so a round drafts "
-            f"{draft.max_drafts}",
-            stacklevel=3,
-        )
-        return dataclasses.replace(speculation, num_draft_tokens=draft.max_drafts)
-    if draft.trained_drafts is not None and K > draft.trained_drafts:
-        warnings.warn(
-            f"num_draft_tokens={K}: the {draft.method} head was trained to draft {draft.trained_drafts}; later drafts "
-            "may be accepted rarely",
-            stacklevel=3,
-        )
-    return speculation
-
-
-def _check_pair(target: ModelConfig, draft: ModelConfig, tokenizer: Tokenizer | None, other: Tokenizer | None):
-    """Refuse a draft model that reads tokens differently. Vocabularies padded to different sizes are fine."""
-    if tokenizer is None or other is None:
-        if target.vocab_size != draft.vocab_size:
-            raise ValueError(
-                f"draft has a vocabulary of {draft.vocab_size} and the target of {target.vocab_size}, and without both "
-                "tokenizers nothing shows that they agree; expected equal sizes"
-            )
-        return
-    ours, theirs = tokenizer.get_vocab(), other.get_vocab()
-    for token, index in ours.items():
-        if theirs.get(token, None if index < len(theirs) else index) != index:
-            raise ValueError(
-                f"draft's tokenizer differs from the target's: token {token!r} is {index} for the target and "
-                f"{theirs.get(token)} for the draft; expected a draft model with the target's tokenizer"
-            )

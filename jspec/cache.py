@@ -13,6 +13,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jspec.attention import causal_mask, grouped_attention
+from jspec.pallas.attention import gather_pages, paged_attention
+
 NULL_PAGE = 0
 
 
@@ -65,19 +68,11 @@ class PagedView:
 
     def gather(self, pool) -> jax.Array:
         """All slots of each row: ``[G, pages, P, H] -> [G, B, M P, H]``."""
-        G, _, page_size, H = pool.shape
-        B, M = self.table.shape
-        return pool[:, self.table].reshape(G, B, M * page_size, H)
+        return gather_pages(pool, self.table)
 
     def attend(self, q, kv: LayerKV, window: int | None) -> jax.Array:
         """Attention of q ``[B, T, N, H]`` over each row's slots up to its own position; returns ``[B, T, N, H]``."""
-        k, v = self.gather(kv.k), self.gather(kv.v)
-        slots = jnp.arange(k.shape[2], dtype=jnp.int32)
-        # Slots past the newest query may hold stale numbers of an earlier owner, NaN included, and 0 x NaN is NaN.
-        newest = jnp.max(jnp.where(self.valid, self.positions, -1), axis=1, keepdims=True)
-        known = slots[None] <= newest  # [B, S]
-        v = jnp.where(known[None, :, :, None], v, jnp.zeros((), v.dtype))
-        return grouped_attention(q, k, v, causal_mask(self.positions, slots, window))
+        return paged_attention(q, kv.k, kv.v, self.table, self.positions, self.valid, window)
 
 
 @jax.tree_util.register_dataclass
@@ -94,22 +89,3 @@ class CausalView:
     def attend(self, q, kv: LayerKV, window: int | None) -> jax.Array:
         slots = jnp.arange(q.shape[1], dtype=jnp.int32)
         return grouped_attention(q, kv.k, kv.v, causal_mask(jnp.broadcast_to(slots[None], q.shape[:2]), slots, window))
-
-
-def causal_mask(positions, slots, window: int | None) -> jax.Array:
-    """bool ``[B, T, S]``: query at ``positions`` ``[B, T]`` sees slot ``slots`` ``[S]``; W keys including its own."""
-    query, key = positions[:, :, None], slots[None, None, :]
-    seen = key <= query
-    return seen if window is None else seen & (key > query - window)
-
-
-def grouped_attention(q, k, v, mask) -> jax.Array:
-    """Softmax attention in fp32: q ``[B, T, N, H]``, k and v ``[G, B, S, H]``, mask ``[B, T, S]`` -> ``[B, T, N, H]``."""
-    B, T, N, H = q.shape
-    G = k.shape[0]
-    precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
-    q = q.reshape(B, T, G, N // G, H)
-    scores = jnp.einsum("btgrh,gbsh->gbrts", q, k, precision=precision, preferred_element_type=jnp.float32) * H**-0.5
-    scores = jnp.where(mask[None, :, None], scores, -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("gbrts,gbsh->btgrh", weights, v, precision=precision).reshape(B, T, N, H)

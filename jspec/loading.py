@@ -1,14 +1,65 @@
-"""From a checkpoint folder to the module of a draft, for a target that is loaded already."""
+"""From checkpoint folders to a target and a draft that fit together."""
 
 import dataclasses
 import pathlib
+import warnings
 
 import numpy as np
 
-from convert.loading import load_draft
-from jspec.config import ModelConfig
-from jspec.heads import Eagle3Config, EagleConfig, HeadConfig
+from convert.loading import load_draft, verifier_of
+from jspec.config import ModelConfig, Speculation
+from jspec.drafting.methods import NGRAM
+from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, PardConfig, check_head
 from jspec.models import Decoder, build, build_head
+from jspec.models.eagle3 import Eagle3Head
+from jspec.text import Tokenizer
+
+Path = str | pathlib.Path
+
+
+def find_folders(target: Path, draft: Path | None) -> tuple[pathlib.Path, pathlib.Path | None]:
+    """The folders of a target and of its draft. A head in the speculators format, given alone, names its target."""
+    folder = _folder("target", target)
+    if draft is not None:
+        return folder, None if draft == NGRAM else _folder("draft", draft)
+    verifier = verifier_of(folder)
+    return (folder, None) if verifier is None else (_verifier(folder, verifier), folder)
+
+
+def within_reach(speculation: Speculation, draft: ModelConfig | HeadConfig) -> Speculation:
+    """``speculation`` with no more drafts than there are weights for; warns if it cuts, or if fewer were trained."""
+    K = speculation.num_draft_tokens
+    if isinstance(draft, ModelConfig):
+        return speculation
+    if draft.max_drafts is not None and draft.max_drafts < K:
+        warnings.warn(
+            f"num_draft_tokens={K}: the {draft.method} checkpoint has weights for {draft.max_drafts}, so a round drafts "
+            f"{draft.max_drafts}",
+            stacklevel=3,
+        )
+        return dataclasses.replace(speculation, num_draft_tokens=draft.max_drafts)
+    if draft.trained_drafts is not None and draft.trained_drafts < K:
+        warnings.warn(
+            f"num_draft_tokens={K}: the {draft.method} head was trained to draft {draft.trained_drafts}; later drafts "
+            "may be accepted rarely",
+            stacklevel=3,
+        )
+    return speculation
+
+
+def check_fit(
+    target: ModelConfig, draft: ModelConfig | HeadConfig, tokenizer: Tokenizer | None, other: Tokenizer | None
+):
+    """Refuse a head of another target, or a language model that reads tokens differently.
+
+    Args:
+      target, draft: their configurations.
+      tokenizer, other: their tokenizers, None where a checkpoint has none; a head needs none.
+    """
+    if isinstance(draft, ModelConfig | PardConfig):
+        _check_pair(target, draft if isinstance(draft, ModelConfig) else draft.model, tokenizer, other)
+    else:
+        check_head(target, draft)
 
 
 def load_draft_module(path: pathlib.Path, dtype: str, aux_convention: str | None, target: Decoder):
@@ -21,22 +72,61 @@ def load_draft_module(path: pathlib.Path, dtype: str, aux_convention: str | None
         return config, build(config, params, dtype)
     config = _borrow(config, params, target)
     head = build_head(config, params, dtype)
-    return config, head.prepare() if isinstance(config, Eagle3Config) else head
+    return config, head.prepare() if isinstance(head, Eagle3Head) else head
 
 
 def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
     """``config`` without the copies that ``params`` holds of the target's weights; they are taken out of ``params``."""
-    if isinstance(config, EagleConfig | Eagle3Config) and config.own_embedding:
-        if _same(params["embedding"], target.embedding[...]):
-            del params["embedding"]
-            config = dataclasses.replace(config, own_embedding=False)
-    if isinstance(config, Eagle3Config) and config.own_head and not config.reduced:
-        theirs = target.embedding[...] if target.head is None else target.head.weight[...]
-        if _same(params["head.weight"], theirs):
-            del params["head.weight"]
-            config = dataclasses.replace(config, own_head=False)
+    if not isinstance(config, EagleConfig | Eagle3Config):
+        return config
+    if config.own_embedding and _same(params["embedding"], target.embedding[...]):
+        del params["embedding"]
+        config = dataclasses.replace(config, own_embedding=False)
+    if isinstance(config, EagleConfig) or config.reduced or not config.own_head:
+        return config
+    output = target.embedding[...] if target.head is None else target.head.weight[...]
+    if _same(params["head.weight"], output):
+        del params["head.weight"]
+        config = dataclasses.replace(config, own_head=False)
     return config
 
 
 def _same(ours, theirs) -> bool:
     return ours.shape == theirs.shape and np.array_equal(ours, np.asarray(theirs))
+
+
+def _folder(what: str, path: Path) -> pathlib.Path:
+    folder = pathlib.Path(path)
+    if not folder.is_dir():
+        hint = "; jspec reads local folders, download the checkpoint first" if "/" in str(path) else ""
+        raise ValueError(f"{what}={str(path)!r}: expected a checkpoint folder{hint}")
+    return folder
+
+
+def _verifier(head: pathlib.Path, name: str) -> pathlib.Path:
+    """The folder of the target that a head names: as it stands, or from the head's own folder."""
+    for folder in (pathlib.Path(name), head / name):
+        if folder.is_dir():
+            return folder
+    raise ValueError(
+        f"target={str(head)!r} is a draft head for {name!r}, which is no folder here; download that checkpoint and give "
+        f"its folder as target and {str(head)!r} as draft"
+    )
+
+
+def _check_pair(target: ModelConfig, draft: ModelConfig, tokenizer: Tokenizer | None, other: Tokenizer | None):
+    """Refuse a draft model that reads tokens differently. Vocabularies padded to different sizes are fine."""
+    if tokenizer is None or other is None:
+        if target.vocab_size != draft.vocab_size:
+            raise ValueError(
+                f"draft has a vocabulary of {draft.vocab_size} and the target of {target.vocab_size}, and without both "
+                "tokenizers nothing shows that they agree; expected equal sizes"
+            )
+        return
+    ours, theirs = tokenizer.get_vocab(), other.get_vocab()
+    for token, index in ours.items():
+        if theirs.get(token, None if index < len(theirs) else index) != index:
+            raise ValueError(
+                f"draft's tokenizer differs from the target's: token {token!r} is {index} for the target and "
+                f"{theirs.get(token)} for the draft; expected a draft model with the target's tokenizer"
+            )

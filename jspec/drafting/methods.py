@@ -20,8 +20,8 @@ METHODS = ("draft_model", NGRAM, "eagle", "eagle3", "parallel", "mlp", "medusa")
 
 def method_of(draft: ModelConfig | HeadConfig | str | None) -> str | None:
     """One of ``METHODS``, or None for plain decoding."""
-    if draft is None or draft == NGRAM:
-        return NGRAM if draft else None
+    if draft is None or isinstance(draft, str):
+        return draft
     return "draft_model" if isinstance(draft, ModelConfig) else draft.method
 
 

@@ -57,5 +57,6 @@ def make_window(context: Context, first, end, num_draft_tokens: int, num_masks: 
     """
     places = jnp.arange(num_draft_tokens + 1 + num_masks, dtype=jnp.int32)[None]
     positions = first[:, None] + places
-    valid = context.live[:, None] & (positions >= 0) & (positions < jnp.minimum(end[:, None] + num_masks, max_position))
+    reach = min(max_position, context.tokens.shape[1])
+    valid = context.live[:, None] & (positions >= 0) & (positions < jnp.minimum(end[:, None] + num_masks, reach))
     return Window(positions, valid, jnp.maximum(end - 1 - first, 0))

@@ -4,6 +4,8 @@ Slot i reads residual streams of the target at position i, joined and fused to t
 output head may know a part of the vocabulary only. Methods as in ``jspec.models.eagle``.
 """
 
+from typing import Any
+
 import jax.numpy as jnp
 from flax import nnx
 
@@ -53,7 +55,7 @@ class Eagle3Head(nnx.Module):
         taps = range(config.num_taps if config.norm_each_tap else 0)
         self.tap_norms = nnx.List([RMSNorm(Dt, eps, dtype=dtype) for _ in taps])
         rest = [Layer(c, i, dtype=dtype, rngs=rngs) for i in range(1, c.num_layers)]
-        self.layers = nnx.List([FusedLayer(config, dtype=dtype, rngs=rngs), *rest])
+        self.layers: Any = nnx.List([FusedLayer(config, dtype=dtype, rngs=rngs), *rest])  # of two kinds
         self.norm = RMSNorm(D, eps, dtype=dtype)
         self.head = Linear(D, config.draft_vocab_size, dtype=dtype, rngs=rngs) if config.own_head else None
         self.draft_ids = nnx.Param(_first_tokens(config)) if config.reduced else None

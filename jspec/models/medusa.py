@@ -14,7 +14,7 @@ class MedusaHead(nnx.Module):
     def __init__(self, config: MedusaConfig, *, dtype, rngs: nnx.Rngs):
         D, V = config.hidden_size, config.vocab_size
         self.blocks = nnx.List([Linear(D, D, bias=True, dtype=dtype, rngs=rngs) for _ in range(config.num_blocks)])
-        self.head = Linear(D, V, dtype=dtype, rngs=rngs) if config.own_head else None
+        self.head = Linear(D, V, dtype=dtype, rngs=rngs) if config.own_head and V is not None else None
 
     def __call__(self, hidden, target):
         for block in self.blocks:

@@ -1,6 +1,7 @@
 """Params as a flat dict of dotted names, ``layers.0.attention.qkv.weight``, and as the module they belong to."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,7 +54,7 @@ def build_head(config: HeadConfig, params: Mapping[str, jax.typing.ArrayLike], d
     return _build(config, params, dtype)
 
 
-def _build(config, params, dtype: str):
+def _build(config, params, dtype: str) -> Any:
     model = _abstract(config, dtype)
     expected = _flat(model)
     for name in sorted(set(expected) | set(params)):

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import optimize, stats
 
 ALPHA = 1e-6
-CHECKS = 1_000
+CHECKS = 2_000
 LEVEL = ALPHA / CHECKS
 LEAST_EXPECTED = 10.0  # of a chi-square cell; smaller ones are pooled
 

@@ -41,7 +41,12 @@ class Program:
     draft_vocab: int = V
     noise: Callable[..., RoundNoise] = RoundNoise
 
-    def drafter(self, model):
+    @property
+    def rule(self):
+        return RULES[self.verify]
+
+    def drafter(self, target, model):
+        """What drafts for ``target`` with ``model``."""
         speculation = Speculation(K, self.verify, self.draft_sampling, ARGMAX_BELOW, self.draft_temperature)
         if self.method == "draft_model":
             return DraftModel(model, V, speculation)
@@ -148,9 +153,9 @@ def prefilled(program: Program, asks: Sequence[Ask], tables) -> DecodeState:
     return _prefill(program, *program.models(tables), tokens, request)
 
 
-def _step(program: Program, target: TableModel, draft: TableModel) -> Step:
-    drafter = program.drafter(draft)
-    return Step(target, drafter, RULES[program.verify], drafter.num_draft_tokens + 1, program.noise)
+def _step(program: Program, target, draft) -> Step:
+    drafter = program.drafter(target, draft)
+    return Step(target, drafter, program.rule, drafter.num_draft_tokens + 1, program.noise)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -47,7 +47,7 @@ def propose(program: Program, draft, state, key_data):
         min_length=request.min_length,
         noise=RoundNoise(key_data, request.length),
     )
-    _, proposal = program.drafter(draft).propose(state.draft, context)
+    _, proposal = program.drafter(None, draft).propose(state.draft, context)
     return proposal.tokens, proposal.count
 
 

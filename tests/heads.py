@@ -1,0 +1,125 @@
+"""Tiny draft heads of every kind for the target of ``engines``: random ones, and some that learnt to agree with it."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from causal_heads import causal_drafts
+from engines import CONFIG, DRAFT, MAX_LEN, TARGET, V, plain_greedy, ragged_prompts, target
+
+from jspec.config import Speculation
+from jspec.drafting.methods import drafter_for
+from jspec.engine import Engine
+from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, PardConfig
+from jspec.models import abstract_params, build_head, flat_params
+from jspec.models.split import split
+
+D, REDUCED = TARGET.hidden_size, 20
+LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
+LAYERS = dataclasses.replace(TARGET, num_layers=2, windows=(None, 9))
+MASK = 5
+
+HEADS: dict[str, HeadConfig] = {
+    "eagle": EagleConfig(LAYERS, fuse_bias=True),
+    "eagle3": Eagle3Config(LAYER, REDUCED, D, 3, taps=(0, 1, 3)),
+    "p-eagle": Eagle3Config(LAYERS, REDUCED, D, 2, taps=(1, 3), mask_token_id=MASK),
+    "pard": PardConfig(DRAFT, MASK),
+    "mlp": MLPConfig(V, D, 24, 4),
+    "medusa": MedusaConfig(V, D, 4),
+}
+SHORT = 27  # positions of a head that has fewer than its target
+VARIANTS: dict[str, HeadConfig] = HEADS | {
+    "eagle-short": EagleConfig(dataclasses.replace(LAYER, max_position=SHORT), own_embedding=True),
+    "eagle3-final-feature": Eagle3Config(LAYER, V, D, num_taps=0, norm_output=True, own_head=False),
+    "eagle3-norms": Eagle3Config(
+        LAYERS, REDUCED, D, taps=(1, 2, 3), norm_each_tap=True, norm_before_residual=True, own_embedding=True
+    ),
+    "p-eagle-short": Eagle3Config(
+        dataclasses.replace(LAYER, max_position=SHORT),
+        V,
+        D,
+        taps=(1, 2, 3),
+        norm_before_fuse=True,
+        own_embedding=True,
+        mask_token_id=V - 1,
+    ),
+    "pard-short": PardConfig(dataclasses.replace(DRAFT, max_position=SHORT), MASK),
+    "mlp-tied": MLPConfig(V, D, 12, 3, tied=True, scale_input=True),
+    "medusa-borrowed-head": MedusaConfig(V, D, 12, num_blocks=2, own_head=False),
+}
+
+
+compile_fast = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+@functools.cache
+def random_head(config: HeadConfig, seed: int = 0):
+    """A head in which every parameter is random, as after training; a reduced one knows tokens here and there."""
+    drawn = {name: _drawn(config, name, leaf.shape, seed) for name, leaf in abstract_params(config).items()}
+    return build_head(config, drawn)
+
+
+def _drawn(config: HeadConfig, name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    rng = np.random.default_rng([seed, *name.encode()])
+    if name == "draft_ids":
+        assert isinstance(config, Eagle3Config)
+        ids = np.full(shape, -1)
+        ids[np.sort(rng.permutation(len(ids))[: config.draft_vocab_size])] = np.arange(config.draft_vocab_size)
+        return ids
+    noise = rng.standard_normal(shape).astype(np.float32)
+    if len(shape) > 1:
+        return noise * (0.1 if "embedding" in name else shape[1] ** -0.5)
+    return 0.1 * noise if name.endswith("bias") else noise if name == "mask_hidden" else 1 + 0.1 * noise
+
+
+def serving(config: HeadConfig, head):
+    """A copy of ``head``, made ready for drafting."""
+    copy = build_head(config, flat_params(head))
+    return copy.prepare() if isinstance(config, Eagle3Config) else copy
+
+
+@functools.cache
+def trained_head(config: HeadConfig, steps: int = 300, depth: int = 3):
+    """A head that has learnt a part of what the target says after ``ragged_prompts()``: it is right often, not always."""
+    prompts = ragged_prompts()
+    texts = [prompt + tokens for prompt, tokens in zip(prompts, plain_greedy(target(), prompts), strict=True)]
+    texts = jnp.pad(jnp.array(texts, jnp.int32), ((0, 0), (0, depth)))
+    leaves, merge = split(random_head(config))
+    learnt = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    optimizer = optax.adam(1e-2)
+    of_leaves, merge_of = split(target())
+
+    def loss(weights, of_leaves, length):
+        everything = list(leaves)
+        for i, weight in zip(learnt, weights, strict=True):
+            everything[i] = weight
+        logits = causal_drafts(config, merge(everything), merge_of(of_leaves), texts, length, depth).logits
+        right = jnp.take_along_axis(texts, length[:, None] + jnp.arange(depth)[None], axis=1)
+        log_q = jnp.take_along_axis(jax.nn.log_softmax(logits), right[..., None], axis=-1)
+        return -jnp.mean(jnp.where(jnp.isfinite(log_q), log_q, 0.0))
+
+    def step(state, key, of_leaves):
+        weights, moments = state
+        length = jax.random.randint(key, len(texts), 2, MAX_LEN - depth)
+        updates, moments = optimizer.update(jax.grad(loss)(weights, of_leaves, length), moments)
+        return (optax.apply_updates(weights, updates), moments), None
+
+    @compile_fast
+    def fit(weights, of_leaves):
+        keys = jax.random.split(jax.random.key(0), steps)
+        return jax.lax.scan(lambda s, k: step(s, k, of_leaves), (weights, optimizer.init(weights)), keys)[0][0]
+
+    for i, weight in zip(learnt, fit([leaves[i] for i in learnt], of_leaves), strict=True):
+        leaves[i] = weight
+    return merge(leaves)
+
+
+@functools.cache
+def head_engine(name: str, K: int, verify="rejection", config=CONFIG, **speculation) -> Engine:
+    """An engine over the target and the trained head of this name."""
+    settings, head = Speculation(K, verify, **speculation), HEADS[name]
+    drafter = drafter_for(head, TARGET, settings)
+    return Engine(target(), serving(head, trained_head(head)), drafter, verify, config)

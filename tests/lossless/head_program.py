@@ -1,0 +1,140 @@
+"""Trained kinds of heads in whole steps: real drafters over a real decoder, so small that every history can be asked.
+
+Laws come from causal passes over all histories that a completion can have; nothing of a cache is used.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+from causal_heads import causal_drafts
+from flax import nnx
+from heads import compile_fast, random_head, serving
+
+from jspec.config import ModelConfig, Speculation
+from jspec.drafting.methods import drafter_for
+from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, PardConfig
+from jspec.models import causal_logits, init
+from jspec.sampling.streams import RoundNoise
+from jspec.sampling.verify import RULES
+from lossless import laws
+from lossless.oracle import Oracle
+from lossless.rounds import node
+from lossless.steps import ARGMAX_BELOW, K, N, S
+from lossless.table_model import V
+
+D = 8
+TARGET = ModelConfig(
+    "LlamaForCausalLM", V, D, 12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, max_position=S
+)
+LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
+HEADS: dict[str, HeadConfig] = {
+    "eagle": EagleConfig(LAYER),
+    "eagle3": Eagle3Config(LAYER, 2, D, 2, taps=(0, 2)),  # knows two tokens of four
+    "p-eagle": Eagle3Config(LAYER, 3, D, 2, taps=(1, 2), mask_token_id=2),
+    "pard": PardConfig(LAYER, 0),
+    "mlp": MLPConfig(V, D, 8, K),
+    "medusa": MedusaConfig(V, D, K),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadProgram:
+    """What is compiled once, as ``steps.Program``: a rule, a head, how it draws, and a fault put in on purpose."""
+
+    verify: str
+    head: str
+    draft_sampling: str = "sample"
+    draft_temperature: float | None = None
+    fault: Callable = lambda rule: rule
+    noise = RoundNoise
+
+    @property
+    def rule(self):
+        return self.fault(RULES[self.verify])
+
+    def drafter(self, target, head):
+        speculation = Speculation(K, self.verify, self.draft_sampling, ARGMAX_BELOW, self.draft_temperature)
+        return drafter_for(HEADS[self.head], TARGET, speculation)(target, head)
+
+    def models(self, tables):
+        """Target and head; ``tables`` are for other programs."""
+        del tables
+        return target(), serving(HEADS[self.head], random_head(HEADS[self.head]))
+
+
+@functools.cache
+def target():
+    return init(TARGET, nnx.Rngs(3))
+
+
+def histories(prompt: laws.History, depth: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The prompt and every sequence of at most ``depth`` tokens after it, in the order of their nodes.
+
+    Returns:
+      int32 ``[nodes(depth), length]``, padded, and how many tokens each has.
+    """
+    rows = [prompt + after for many in range(depth + 1) for after in itertools.product(range(V), repeat=many)]
+    return np.array([[*row, *[0] * (length - len(row))] for row in rows], np.int32), np.array(
+        [len(row) for row in rows]
+    )
+
+
+@functools.cache
+def target_logits(prompt: laws.History) -> np.ndarray:
+    """Of the token after each history, a block of drafts included: ``[nodes(N + K - 1), V]``."""
+    text, length = histories(prompt, N + K - 1, len(prompt) + N + K - 1)
+    logits = compile_fast(causal_logits)(target(), text)
+    return np.asarray(logits)[np.arange(len(text)), length - 1]
+
+
+@functools.cache
+def draft_logits(name: str, prompt: laws.History) -> np.ndarray:
+    """Of all drafts after each history, for every block of drafts: ``[nodes(N - 1), V] * (K - 1), K, V]``."""
+    config, drafts = HEADS[name], np.array(list(itertools.product(range(V), repeat=K - 1)), np.int32)
+    text, length = histories(prompt, N - 1, len(prompt) + N + 2 * K)
+    many = len(text)
+    text, length = np.repeat(text, len(drafts), axis=0), np.repeat(length, len(drafts))
+    np.put_along_axis(text, length[:, None] + np.arange(K - 1), np.tile(drafts, (many, 1)), axis=1)
+    by_hand = compile_fast(lambda *modules_and_text: causal_drafts(config, *modules_and_text, K).logits)
+    logits = by_hand(random_head(config), target(), text, length.astype(np.int32))
+    return np.asarray(logits).reshape(many, *(V,) * (K - 1), K, V)
+
+
+class HeadOracle(Oracle):
+    """What an ask of a head's program should lead to."""
+
+    @functools.cached_property
+    def target(self) -> laws.Model:
+        logits = target_logits(self.ask.prompt)
+        return lambda history: self._law(logits[node(self._after_prompt(history))], len(history), self.ask.warp)
+
+    def drafts(self, history) -> tuple[int, laws.Model]:
+        """How many drafts a round after this history has, and their law."""
+        logits = draft_logits(self.program.head, self.ask.prompt)[node(self._after_prompt(history))]
+        room, first = min(K, S - 1 - len(history)), isinstance(HEADS[self.program.head], PardConfig)
+
+        def draft(seen):
+            block = (*seen[len(history) :], *[0] * (K - 1))[: K - 1]
+            return self._law(logits[block][len(seen) - len(history)], len(seen), self._draft_warp)
+
+        return (room if first or len(history) > 1 else 0), draft
+
+    @property
+    def _draft_warp(self) -> laws.Warp:
+        how, warp = self.program, self.ask.warp
+        temperature = warp.temperature if how.draft_temperature is None else how.draft_temperature
+        if how.draft_sampling == "argmax" or (how.draft_sampling == "auto" and warp.temperature < ARGMAX_BELOW):
+            temperature = 0.0
+        return dataclasses.replace(warp, temperature=temperature)
+
+    def _law(self, logits, length: int, warp: laws.Warp) -> np.ndarray:
+        logits = np.array(logits, np.float64)
+        if length < len(self.ask.prompt) + self.ask.min_tokens:
+            logits[list(self.ask.stop_tokens)] = -np.inf
+        return laws.law(logits, warp)
+
+    def _after_prompt(self, history) -> laws.History:
+        return tuple(history[len(self.ask.prompt) :])

@@ -1,0 +1,36 @@
+"""What a program did against what it should do."""
+
+import numpy as np
+
+from lossless.oracle import Oracle
+from lossless.statistics import assert_follows, assert_not_vacuous
+from lossless.steps import K, N, Tally, decoded
+
+VIEWS = ((0, 1, 2), (3, 4, 5), (1, 3, 5), tuple(range(N)))  # tokens whose joint law is compared
+
+
+def assert_texts(oracle: Oracle, tally: Tally, views=VIEWS):
+    """The joint law of completions, seen through some of their tokens."""
+    for view in views:
+        others = tuple(i for i in range(N) if i not in view)
+        counts, probabilities = tally.texts.sum(axis=others), oracle.texts.sum(axis=others)
+        assert_follows(counts.ravel(), probabilities.ravel(), f"tokens {view} of {oracle.ask}")
+
+
+def assert_acceptance(oracle: Oracle, tally: Tally):
+    """Given the text when it began, a round accepts j drafts with exactly the predicted probability."""
+    counts, probabilities = [], []
+    for code in np.flatnonzero(tally.rounds.sum(axis=(1, 2)) >= 100):
+        history = oracle.ask.prompt + decoded(code)
+        count, _ = oracle.drafts(history)
+        assert tally.rounds[code].sum() == tally.rounds[code, count].sum(), f"not {count} drafts after {history}"
+        counts.append(tally.rounds[code, count])
+        probabilities.append(oracle.accepted(history))
+    assert_follows(counts, probabilities, f"accepted drafts of {oracle.ask}")
+
+
+def assert_eventful(oracle: Oracle, tally: Tally, recovered: int):
+    """Drafts were accepted, drafts were rejected, and so many texts had at least two rounds after a rejection."""
+    drafted, accepted = (np.sum(tally.rounds.sum(axis=0) * number) for number in np.indices((K + 1, K + 1)))
+    assert_not_vacuous(drafted, accepted)
+    assert tally.recovered > recovered, f"{tally.recovered} texts with two rounds after a rejection"

@@ -1,0 +1,209 @@
+"""Every kind of head in rounds that accept what they are told to: its cache and its proposals, after any pattern of
+acceptance, are those of a fresh causal pass over the committed tokens."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from causal_heads import Drafts, causal_drafts
+from engines import CONFIG, MAX_LEN, TARGET, V, causal, ragged_prompts, target
+from heads import VARIANTS, compile_fast, random_head, serving
+from test_step import never, request
+
+from jspec.config import Speculation
+from jspec.drafting.methods import drafter_for
+from jspec.heads import PardConfig
+from jspec.models import build_head, flat_params
+from jspec.models.split import split
+from jspec.sampling.verify import Verdict
+from jspec.state import admit, init_state
+from jspec.step import Step
+
+PROMPTS = ragged_prompts((1, 6, 24))  # the last is read in three chunks
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+DEEP = {"rtol": 1e-4, "atol": 1e-4}  # a chain feeds its own rounding back: from the fifth draft on
+long = pytest.mark.long
+
+
+class Bench:
+    """Three prompts, and rounds that accept and emit as told, for one kind of head and one K."""
+
+    def __init__(self, name: str, K: int):
+        self.config, self.K = VARIANTS[name], K
+        self.head = random_head(self.config)
+        _, merge = split(serving(self.config, self.head))
+        _, merge_unprepared = split(self.head)
+        make_drafter = drafter_for(self.config, TARGET, Speculation(K, draft_sampling="sample"))
+
+        def step(leaves, verify=never) -> Step:
+            return Step(target(), make_drafter(target(), merge(leaves)), verify, width=K + 2)
+
+        def forced_round(leaves, state, accepted, token):
+            seen = {}
+
+            def verify(logits, warp, proposal, noise):
+                seen.update(logits=logits, proposal=proposal)
+                return Verdict(jnp.minimum(accepted, proposal.count), token, jnp.ones(3, bool))
+
+            state, log = step(leaves, verify).round(state)
+            return state, log, seen["logits"], seen["proposal"]
+
+        def causal_pass(leaves, text, length):
+            return causal_drafts(self.config, merge_unprepared(leaves), target(), text, length, K)
+
+        self.drafter = make_drafter(target(), serving(self.config, self.head))
+        self.prefill = compile_fast(lambda leaves, *chunk: step(leaves).prefill(*chunk))
+        self.round, self.causal_pass = compile_fast(forced_round), compile_fast(causal_pass)
+
+    def admitted(self, leaves):
+        """The three prompts, each in its row; what the head has not written is NaN."""
+        state, C = init_state(CONFIG, target(), self.drafter, jnp.float32), CONFIG.prefill_chunk
+        empty = jax.tree.map(lambda pool: jnp.full_like(pool, jnp.nan), state.draft)
+        state = dataclasses.replace(state, draft=empty)
+        for row, prompt in enumerate(PROMPTS):
+            entry, padded = request(row, len(prompt)), np.zeros(MAX_LEN + C, np.int32)
+            padded[: len(prompt)] = prompt
+            for start in range(0, len(prompt) - 1, C):
+                count = min(C, len(prompt) - 1 - start)
+                chunk = (padded[None, start : start + C + 1], np.int32(start), np.int32(count), entry.table[None])
+                state = self.prefill(leaves, state, np.int32(row), *chunk)
+            state = admit(state, row, padded[:MAX_LEN], entry)
+        return state
+
+    def room(self, length: int) -> int:
+        """Drafts that a row of this many tokens has room for."""
+        slots = MAX_LEN - 1 - length
+        if isinstance(self.config, PardConfig):
+            return max(min(self.K, slots, self.config.model.max_position - length + 1), 0)
+        if self.config.layers is not None:
+            slots = min(slots, self.config.layers.max_position - (length - 2))
+        return max(min(self.K, slots), 0) if length > 1 else 0
+
+    def play(self, pattern, head=None):
+        """Rounds until no row is live or the pattern ends, each compared with causal passes.
+
+        Returns:
+          pairs of drafts and room, of every row in every round, and the last state.
+        """
+        head = self.head if head is None else head
+        leaves, unprepared = split(serving(self.config, head)).leaves, split(head).leaves
+        state, rng, drafted = self.admitted(leaves), np.random.default_rng(1), []
+        for accepted in pattern:
+            live, length, before = (np.asarray(x) for x in (state.live, state.request.length, state.tokens))
+            if not live.any():
+                break
+            token = rng.integers(V, size=3)
+            state, log, logits, proposal = self.round(leaves, state, np.array(accepted), token)
+            text = np.pad(before, ((0, 0), (0, self.K)))
+            for row, n in enumerate(length):
+                text[row, n : n + self.K] = proposal.tokens[row]
+            expected = self.causal_pass(unprepared, text, length)
+            by_target = np.asarray(causal(target())(text[:, :MAX_LEN]))
+            for row in np.flatnonzero(live):
+                n, k = length[row], int(proposal.count[row])
+                assert k == min(self.room(n), laws(expected.logits[row]))
+                np.testing.assert_allclose(logits[row, : k + 1], by_target[row, n - 1 : n + k], **CLOSE)
+                self.compare(row, k, proposal.law.rows.logits, state, expected)
+                assert int(log.count[row]) == min(accepted[row], k) + 1
+                drafted.append((k, self.room(n)))
+        for pool in jax.tree.leaves(state.draft):
+            assert np.isnan(pool[:, 0]).all(), "the null page was written"
+        return drafted, state
+
+    def compare(self, row: int, k: int, logits, state, expected: Drafts):
+        """k proposals of a row and its slots in the head's cache with those of causal passes."""
+        shallow = min(k, 4)
+        np.testing.assert_allclose(logits[row, :shallow], expected.logits[row, :shallow], **CLOSE)
+        np.testing.assert_allclose(logits[row, shallow:k], expected.logits[row, shallow:k], **DEEP)
+        real = min(int(expected.real[row]), self.reach)
+        for pool, by_hand in zip(jax.tree.leaves(state.draft), jax.tree.leaves(expected.kv), strict=True):
+            mine = slots(pool, state.request.table[row])
+            np.testing.assert_allclose(mine[:, :real], by_hand[:, row, :real], **CLOSE)
+            assert np.isnan(mine[:, self.reach :]).all(), "positions that there are not were written"
+
+    @property
+    def reach(self) -> int:
+        """Slots that the head may write."""
+        return min(MAX_LEN, MAX_LEN if self.config.layers is None else self.config.layers.max_position)
+
+
+def laws(logits) -> int:
+    """How many of the K rows come before the first that is no law."""
+    return int(np.sum(np.cumprod(~np.isnan(np.asarray(logits)).any(axis=-1))))
+
+
+def slots(pool, table) -> np.ndarray:
+    """``[G, pages, P, H] -> [G, slots, H]`` of one row."""
+    G, _, _, H = pool.shape
+    return np.asarray(pool)[:, np.asarray(table)].reshape(G, -1, H)
+
+
+bench = functools.cache(Bench)
+
+
+def patterns(K: int) -> dict:
+    """Drafts to accept, a list of three a round."""
+    rng = np.random.default_rng(0)
+    mixed = [[K, 0, K // 2], [0, K, K], [K, 1, 0], [K - 1, K, 1], [K, 0, K - 1], [1, K // 2, K]]
+    return {
+        "all": itertools.repeat([K] * 3),
+        "none": itertools.repeat([0] * 3, 8),
+        "mixed": itertools.cycle(mixed),
+        "random": iter(lambda: rng.integers(0, K + 1, size=3).tolist(), None),
+    }
+
+
+def most(name: str) -> int:
+    """Drafts that this head has weights for."""
+    return VARIANTS[name].max_drafts or 12
+
+
+QUICK = [
+    ("eagle", 4),
+    ("eagle-short", 10),  # the later passes are a loop
+    ("eagle3", 4),
+    ("eagle3-final-feature", 2),
+    ("p-eagle", 4),
+    ("p-eagle-short", 10),
+    ("pard", 10),
+    ("mlp", 4),
+    ("mlp-tied", 10),
+    ("medusa", 4),
+]
+THOROUGH = [(name, K) for name in VARIANTS for K in (1, 3, 8) if most(name) >= K]
+
+
+@pytest.mark.parametrize("pattern", ["all", "none", "mixed", "random"])
+@pytest.mark.parametrize(("name", "K"), [*QUICK, *(pytest.param(*case, marks=long) for case in THOROUGH)])
+def test_cache_and_proposals_after_any_acceptance(name, K, pattern):
+    drafted, state = bench(name, K).play(patterns(K)[pattern])
+    assert all(k == room for k, room in drafted)
+    assert sum(k for k, _ in drafted) > 2 * K
+    assert pattern == "none" or (state.request.length == MAX_LEN).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "K", "parameter", "at"),
+    [
+        ("eagle-short", 10, "embedding", 20),  # a draft, or a committed token, after which there is no law any more
+        ("pard", 10, "embedding", 0),  # a token of the third prompt
+        ("mlp", 4, "embeddings.2", slice(0, V, 3)),  # some tokens, if drafted second
+        ("medusa", 4, "heads.2.head.weight", 0),  # the third draft, always
+    ],
+)
+def test_drafts_end_before_the_first_that_has_no_law(name, K, parameter, at):
+    """And nothing of it is left in what later rounds read, unless the token itself is committed."""
+    play = bench(name, K)
+    params = flat_params(play.head)
+    params[parameter] = params[parameter].at[at].set(jnp.nan)
+    drafted, state = play.play(patterns(K)["mixed"], build_head(play.config, params))
+    assert (state.request.length == MAX_LEN).all()
+    cut = [k for k, room in drafted if k < room]
+    assert cut
+    assert any(k for k, _ in drafted)
+    if name == "medusa":
+        assert set(cut) == {2}

@@ -1,0 +1,140 @@
+"""Greedy output with every kind of head is, token for token, the target's own, and drafts are accepted as they should."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from causal_heads import causal_drafts
+from engines import CONFIG, GREEDY, MAX_LEN, V, decode, engine, key_of, plain_greedy, ragged_prompts, target, tokens_of
+from heads import HEADS, compile_fast, head_engine, trained_head
+
+from jspec.engine import Engine
+from jspec.models import build_head, flat_params
+from jspec.sampling.params import SamplingParams
+
+PROMPTS = ragged_prompts()  # more than rows, some of several chunks; all go on to the last slot of the cache
+RULES = ("match", "rejection", "block")
+INVARIANT = dataclasses.replace(CONFIG, width=7)
+long = pytest.mark.long
+K = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def less_optimized():
+    """Engines compile in half the time."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def counted(progresses) -> tuple[int, int]:
+    """Drafts accepted, and drafts."""
+    accepted, drafted = (sum(sum(getattr(p, name)) for p in progresses) for name in ("accepted", "drafted"))
+    return accepted, drafted
+
+
+def an_engine(name: str, verify: str) -> Engine:
+    if verify == "match":
+        return head_engine(name, K, "match", INVARIANT, draft_sampling="coupled")
+    return head_engine(name, K, verify)
+
+
+EVERY = [
+    pytest.param(name, rule, marks=() if (i + j) % 2 else long)
+    for i, name in enumerate(HEADS)
+    for j, rule in enumerate(RULES)
+]
+
+
+@pytest.mark.parametrize(("name", "verify"), EVERY)
+def test_speculative_equals_plain(name, verify):
+    with_head = an_engine(name, verify)
+    progresses = decode(with_head, PROMPTS)
+    assert tokens_of(progresses) == plain_greedy(target(), PROMPTS)
+    accepted, drafted = counted(progresses)
+    assert 0.1 * drafted < accepted < drafted
+
+    params = [GREEDY if i % 2 else SamplingParams(temperature=1.0, max_tokens=9 + i) for i in range(len(PROMPTS))]
+    mixed = decode(with_head, PROMPTS, params)
+    assert tokens_of(mixed)[1::2] == tokens_of(progresses)[1::2]
+    assert tokens_of(mixed)[::2] != [tokens[: 9 + i] for i, tokens in enumerate(tokens_of(progresses))][::2]
+    assert with_head.num_compilations == 4
+
+
+@pytest.mark.parametrize(("name", "verify"), EVERY)
+def test_every_round_accepts_what_a_pass_without_cache_drafts(name, verify):
+    """Through the engine, its chunks of prompts, its pages that change hands, and its rows that come and go."""
+    progresses = decode(an_engine(name, verify), PROMPTS)
+    texts, lengths, drafted, accepted = [], [], [], []
+    for progress in progresses:
+        text = [*progress.job.prompt, *progress.tokens]
+        length = len(progress.job.prompt)
+        for many, stood in zip(progress.drafted, progress.accepted, strict=True):
+            texts.append(text + [0] * (MAX_LEN + K - len(text)))
+            lengths.append(length)
+            drafted.append(many)
+            accepted.append(stood)
+            length += stood + 1
+        assert length == len(text)
+    head, text, length = trained_head(HEADS[name]), jnp.array(texts, jnp.int32), jnp.array(lengths, jnp.int32)
+    by_hand = compile_fast(lambda text, length: causal_drafts(HEADS[name], head, target(), text, length, K).logits)
+    logits = by_hand(text, length)
+    following = np.take_along_axis(np.array(texts), np.array(lengths)[:, None] + np.arange(K), axis=1)
+    right = (np.argmax(logits, axis=-1) == following) & (np.arange(K) < np.array(drafted)[:, None])
+    assert np.sum(np.cumprod(right, axis=1), axis=1).tolist() == accepted
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if i % 2 else long) for i, name in enumerate(HEADS)])
+def test_match_with_coupled_drafts_is_drafter_invariant(name):
+    """One text for a key, with any drafter and with none, in any slot and batch, as long as the target reads one width."""
+    keys = [key_of(seed) for seed in range(len(PROMPTS))]
+    params = [
+        SamplingParams(temperature=(0.5, 1.0, 0.0, 0.8)[i % 4], top_k=i, max_tokens=40) for i in range(len(PROMPTS))
+    ]
+    coupled = an_engine(name, "match")
+    drafted = decode(coupled, PROMPTS, params, keys)
+    assert tokens_of(drafted) == tokens_of(decode(engine(None, 1, "match", config=INVARIANT), PROMPTS, params, keys))
+    accepted, tried = counted(drafted)
+    assert 0 < accepted < tried
+
+    backwards = decode(coupled, PROMPTS[::-1], params[::-1], keys[::-1])  # other rows, pages and neighbours
+    assert tokens_of(backwards)[::-1] == tokens_of(drafted)
+    alone = decode(coupled, PROMPTS[5:6], params[5:6], keys[5:6])
+    assert tokens_of(alone) == tokens_of(drafted)[5:6]
+    assert alone[0].accepted == drafted[5].accepted
+
+
+@pytest.mark.parametrize(("name", "verify"), EVERY)
+def test_a_key_has_one_text(name, verify):
+    """In another order, that is, in other rows, on other pages and beside others."""
+    sampled, keys = SamplingParams(temperature=0.9, max_tokens=20), [key_of(seed) for seed in range(len(PROMPTS))]
+    drafted = decode(an_engine(name, verify), PROMPTS, sampled, keys)
+    backwards = decode(an_engine(name, verify), PROMPTS[::-1], sampled, keys[::-1])[::-1]
+    assert tokens_of(backwards) == tokens_of(drafted)
+    assert [p.accepted for p in backwards] == [p.accepted for p in drafted]
+    others = decode(an_engine(name, verify), PROMPTS, sampled, keys[::-1])
+    assert tokens_of(others) != tokens_of(drafted)
+
+
+@pytest.mark.long
+def test_a_batch_of_one_row():
+    one = dataclasses.replace(CONFIG, max_batch=1)
+    progresses = decode(head_engine("p-eagle", K, "block", one), PROMPTS)
+    assert tokens_of(progresses) == plain_greedy(target(), PROMPTS)
+    everyone = decode(head_engine("p-eagle", K, "rejection"), PROMPTS)
+    assert [p.accepted for p in progresses] == [p.accepted for p in everyone]
+
+
+def test_a_head_that_breaks_leaves_the_text_alone():
+    """A head's embedding of some tokens is NaN: what was drafted before stands, and the target goes on by itself."""
+    config = HEADS["mlp"]
+    params = flat_params(trained_head(config))
+    broken = params | {"embeddings.1": params["embeddings.1"].at[: V // 2].set(jnp.nan)}
+    with_head = head_engine("mlp", K, "rejection")
+    with_head.replace_draft(build_head(config, broken))
+    progresses = decode(with_head, PROMPTS)
+    with_head.replace_draft(build_head(config, params))
+    assert tokens_of(progresses) == plain_greedy(target(), PROMPTS)
+    assert {1, K} <= {many for p in progresses for many in p.drafted}
