@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 CUDA ?= cuda13
+WORKERS ?= 2
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -11,7 +12,7 @@ demo: $(VENV)/run
 	$(BIN)/jspec demo
 
 test: $(VENV)/test  # everything but the long statistical tier and what needs a GPU
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 long: $(VENV)/test  # the statistical tests at full power, minutes each
 	$(BIN)/python -m pytest -m long

@@ -1,5 +1,16 @@
 """Strictness for every test: an implicit change of rank is an error, as every warning is (pyproject.toml)."""
 
 import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_collection_modifyitems(items):
+    """In several processes (pytest-xdist) a file stays in one, where its tests share compiled engines.
+
+    So does the whole losslessness suite, which counts its checks.
+    """
+    for item in items:
+        group = "lossless" if item.path.parent.name == "lossless" else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
