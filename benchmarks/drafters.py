@@ -144,8 +144,9 @@ ARGMAX_OR_SAMPLED = """
 
 An argmax draft passes with probability p(draft), which falls as the target's law flattens. A sampled draft passes with
 the overlap of both laws, the sum of min(p, q), which stays high because the draft's law flattens too. Where the draft's
-law is far from the target's, as a marginal law of a later position is, the overlap is small and the likeliest token is
-the better bet for longer. `draft_sampling="auto"` changes over at a temperature of its own for each method:
+law is far from the target's, the overlap is small and the likeliest token is the better bet for longer: so the marginal
+drafters, `parallel` and `medusa`, whose drafts do not see each other, change over later. `draft_sampling="auto"` samples
+from a temperature of its own for each method, and these figures are what it rests on:
 
 | drafter | method | sampled drafts are ahead from | `auto` samples from |
 |---|---|---|---|"""

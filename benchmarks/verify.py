@@ -248,7 +248,7 @@ def seconds_per_call(function, inputs, tied: int, sizes: Sizes) -> float:
             last, kept = outputs[-1], []
             for args in copies:
                 seen = sum(x.reshape(-1)[0].astype(jnp.float32) for x in jax.tree.leaves(last))
-                zero = jnp.where(seen > 1e38, 1.0, 0.0)
+                zero = jnp.where(seen > 1e38, 1, 0).astype(args[tied].dtype)
                 last = function(*args[:tied], args[tied] + zero, *args[tied + 1 :])
                 kept.append(last)
             return kept

@@ -6,6 +6,17 @@ import pytest
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_in_a_hurry(request):
+    """Most programs of the tests run for a moment and compile for seconds; the losslessness suite's run for long."""
+    if request.path.parent.name in ("lossless", "pallas"):
+        yield
+        return
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 def pytest_collection_modifyitems(items):
     """In several processes (pytest-xdist) a file stays in one, where its tests share compiled engines.
 

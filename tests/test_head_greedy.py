@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,14 +18,6 @@ RULES = ("match", "rejection", "block")
 INVARIANT = dataclasses.replace(CONFIG, width=7)
 long = pytest.mark.long
 K = 4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def less_optimized():
-    """Engines compile in half the time."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def counted(progresses) -> tuple[int, int]:

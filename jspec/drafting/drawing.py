@@ -18,7 +18,7 @@ from jspec.sampling.verify import Proposal
 UNROLLED_PASSES = 8  # straight-line passes let one device graph hold the round; past that, compile time matters more
 
 # From this temperature on ``auto`` samples, as measured in docs/drafters.md.
-ARGMAX_BELOW = {"draft_model": 0.3, "eagle": 0.3, "eagle3": 0.3, "parallel": 0.75, "mlp": 0.3, "medusa": 0.75}
+ARGMAX_BELOW = {"draft_model": 0.3, "eagle": 0.3, "eagle3": 0.4, "parallel": 0.4, "mlp": 0.3, "medusa": 0.6}
 
 
 @dataclasses.dataclass(frozen=True)

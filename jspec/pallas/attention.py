@@ -20,6 +20,7 @@ from jspec.pallas.triton import kernel_call
 
 _SMALLEST = 16  # side of a matrix that tensor cores multiply
 _LARGEST_HEAD = 256
+_MOST_SLOTS = 128  # of a tile: scores are held in registers
 
 
 @dataclass(frozen=True)
@@ -30,23 +31,29 @@ class Tiling:
       tile: bytes of keys, and of values, that a program loads at a time.
       rows: most query rows of one program; more of them read the keys again.
       programs: how many the slots are split to reach, or nearly, if the batch alone does not make so many.
-      warps, stages: of the kernel; stages count the tiles under way.
+      warps, stages: of the kernel that attends; stages count the tiles under way.
+      merge_warps: of the kernel that merges splits.
     """
 
     tile: int = 16384
     rows: int = 64
-    programs: int = 264
+    programs: int = 132
     warps: int = 4
     stages: int = 3
+    merge_warps: int = 1
 
-    def slots(self, H: int, dtype) -> int:
-        """Slots of one tile."""
-        return max(_SMALLEST, self.tile // (H * jnp.dtype(dtype).itemsize))
+    def slots(self, row_bytes: int) -> int:
+        """Slots of one tile, whose keys have ``row_bytes`` each."""
+        return min(max(self.tile // row_bytes, _SMALLEST), _MOST_SLOTS)
 
     def splits(self, cells: int, tiles: int) -> int:
-        """Programs that share the slots of one of ``cells`` (row of the batch, KV head, block of queries)."""
+        """Programs that share up to ``tiles`` tiles of one of ``cells`` (row of the batch, KV head, block of queries)."""
         wanted = max(1, self.programs // cells)
         return min(1 << (wanted.bit_length() - 1), pl.next_power_of_2(tiles))
+
+
+# fp32 is multiplied outside the tensor cores, from registers.
+_TILINGS = {jnp.dtype("bfloat16"): Tiling(), jnp.dtype("float32"): Tiling(tile=8192, rows=16)}
 
 
 def paged_attention(q, k_pool, v_pool, table, positions, valid, window: int | None) -> jax.Array:
@@ -68,8 +75,8 @@ def paged_attention_reference(q, k_pool, v_pool, table, positions, valid, window
     Args:
       q: ``[B, T, N, H]``.
       k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of q.
-      table: int32 ``[B, M]``, the pages of each row in order; entries past the last live slot are not looked at.
-      positions: int32 ``[B, T]``, the slot of each query.
+      table: int32 ``[B, M]``, the pages of each row in order; past the newest valid query it may hold anything.
+      positions: int32 ``[B, T]``, the slot of each query, on the table where the query is valid.
       valid: bool ``[B, T]``; what an invalid query gets means nothing. Slots past a row's newest valid query may hold
         anything, NaN included.
       window: None, or W: a query sees W slots, its own included.
@@ -96,20 +103,22 @@ def gather_pages(pool, table) -> jax.Array:
 def _has_kernel(q, pool) -> bool:
     H = q.shape[-1]
     head = pl.next_power_of_2(H) == H and _SMALLEST <= H <= _LARGEST_HEAD
-    return head and q.dtype == pool.dtype and q.dtype in (jnp.bfloat16, jnp.float32)
+    return head and q.dtype == pool.dtype and q.dtype in _TILINGS
 
 
 @functools.partial(jax.jit, static_argnames=("window", "tiling", "interpret"))  # layers share one trace
 def paged_attention_kernel(
-    q, k_pool, v_pool, table, positions, valid, window: int | None, *, tiling: Tiling = Tiling(), interpret=False
+    q, k_pool, v_pool, table, positions, valid, window: int | None, *, tiling: Tiling | None = None, interpret=False
 ):
     """``paged_attention_reference`` as a kernel over (block of query rows, KV head, split, row of the batch).
 
     Where slots are split, a second kernel merges the splits. Invalid queries get zeros.
     """
     (B, T, N, H), (G, pages, P, _) = q.shape, k_pool.shape
-    last = jnp.where(valid, jnp.minimum(positions, table.shape[1] * P - 1), -1)  # the last slot that a query sees
-    rows, slots = T * N // G, tiling.slots(H, q.dtype)
+    tiling = tiling or _TILINGS[q.dtype]
+    inside = positions < table.shape[1] * P  # others are invalid, and must not reach for pages that do not exist
+    last = jnp.where(valid & inside, positions, -1)  # the last slot that a query sees
+    rows, slots = T * N // G, tiling.slots(H * q.dtype.itemsize)
     block = min(tiling.rows, max(_SMALLEST, pl.next_power_of_2(rows)))
     cells, tiles = B * G * pl.cdiv(rows, block), pl.cdiv(table.shape[1] * P, slots)
     splits = tiling.splits(cells, tiles)
@@ -132,7 +141,13 @@ def paged_attention_kernel(
     )
     if splits > 1:
         out = kernel_call(
-            _merge_splits, *out, grid=(T * N, B), out_shape=whole, num_warps=1, interpret=interpret, splits=splits
+            _merge_splits,
+            *out,
+            grid=(T * N, B),
+            out_shape=whole,
+            num_warps=tiling.merge_warps,
+            interpret=interpret,
+            splits=splits,
         )
     return out.reshape(B, T, N, H)
 
@@ -148,20 +163,19 @@ def _attend_split(q_ref, k_ref, v_ref, table_ref, last_ref, *out_refs, heads, pa
     last = pltriton.load(last_ref.at[b, token], mask=real, other=-1)
     newest = jnp.max(last)
     oldest = 0 if window is None else jnp.maximum(jnp.min(jnp.where(last < 0, newest, last)) - (window - 1), 0)
-    first, end = oldest // slots, (newest + slots) // slots
-    begin, end = (first + (end - first) * part // splits for part in (split, split + 1))
+    first, tiles = oldest // slots, (newest + slots) // slots - oldest // slots  # the live ones, dealt evenly
+    begin, end = (first + tiles * part // splits for part in (split, split + 1))
 
     q = pltriton.load(q_ref.at[b, *_rows(at, H)], mask=_each(real, H), other=0.0)
     scale = H**-0.5 * math.log2(math.e)
 
     def pages(i):
         """Of a tile: one, or one for every slot if the tile spans several; 0 where nothing is live."""
-        first = i * slots if page_size % slots == 0 else i * slots + jnp.arange(slots, dtype=jnp.int32)
-        at = table_ref.at[b, jax.lax.div(first, jnp.int32(page_size))]
-        return pltriton.load(at, mask=first <= newest, other=0)
+        slot = i * slots if page_size % slots == 0 else i * slots + jnp.arange(slots, dtype=jnp.int32)
+        return pltriton.load(table_ref.at[b, jax.lax.div(slot, jnp.int32(page_size))], mask=slot <= newest, other=0)
 
     def attend_tile(i, carry):
-        acc, peak, total, page = carry
+        acc, peak, total, page = carry  # the page was looked up a trip ago, or its loads would have to wait for it
         slot = i * slots + jnp.arange(slots, dtype=jnp.int32)
         live = _each(slot <= newest, H)
         at = page * page_size + jax.lax.rem(slot, jnp.int32(page_size))
@@ -180,7 +194,7 @@ def _attend_split(q_ref, k_ref, v_ref, table_ref, last_ref, *out_refs, heads, pa
     acc, peak, total, _ = jax.lax.fori_loop(begin, end, attend_tile, (*nothing, pages(begin)))
     if splits == 1:
         (out_ref,) = out_refs
-        out = (acc / _positive(total)[:, None]).astype(out_ref.dtype)
+        out = (acc / _divisor(total)[:, None]).astype(out_ref.dtype)
         pltriton.store(out_ref.at[b, *_rows(at, H)], out, mask=_each(real, H))
     else:
         acc_ref, peak_ref, total_ref = out_refs
@@ -203,7 +217,7 @@ def _merge_splits(acc_ref, peak_ref, total_ref, out_ref, *, splits):
     total = jnp.sum(total_ref[b, every, row] * weights)
     # A split without live slots wrote no sums.
     acc = pltriton.load(acc_ref.at[b, every, row, pl.ds(0, H)], mask=_each(peaks > -jnp.inf, H), other=0.0)
-    out = jnp.sum(acc * weights[:, None], axis=0) / _positive(total)
+    out = jnp.sum(acc * weights[:, None], axis=0) / _divisor(total)
     out_ref[b, row, pl.ds(0, H)] = out.astype(out_ref.dtype)
 
 
@@ -223,6 +237,6 @@ def _finite(peak):
     return jnp.where(peak > -jnp.inf, peak, 0.0)
 
 
-def _positive(total):
-    """A sum to divide by: 1 where nothing was seen."""
-    return jnp.where(total > 0, total, 1.0)
+def _divisor(total):
+    """A sum to divide by: 1 where nothing was seen; NaN stays."""
+    return jnp.where(total == 0, 1.0, total)

@@ -1,12 +1,14 @@
 """The public functions lower to Triton kernels for CUDA on a machine without a GPU, and to their twins elsewhere."""
 
 import contextlib
+import functools
 import re
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from jspec.pallas.attention import paged_attention
 from jspec.pallas.draw import draw
 from jspec.pallas.residual import Rows, residual_draw, residual_mass
 from jspec.pallas.threshold import threshold
@@ -44,18 +46,63 @@ def _h200():
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device))
 
 
+def _attention(B, T, H=128, P=64, window=None, dtype="bfloat16"):
+    """``paged_attention`` of 32 heads on 8 over 1,008 slots, and its arguments."""
+    array, M = jax.ShapeDtypeStruct, 1008 // P
+    pool, queries = array((8, 1 + B * M, P, H), dtype), array((B, T, 32, H), dtype)
+    where = array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_)
+    return functools.partial(paged_attention, window=window), (queries, pool, pool, *where)
+
+
+def _for_cuda(function, args) -> str:
+    with _h200():
+        return jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def _kernels(text: str) -> list[str]:
+    names = re.findall(r'name = "jspec_(\w+)"', text)
+    assert text.count("@__gpu$xla.gpu.triton") == len(names)
+    return names
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("V", [128256, 1031])
 @pytest.mark.parametrize("name", _shapes(1031, "float32"))
 def test_lowers_for_cuda(name, V, dtype):
     function, args, kernels = _shapes(V, jnp.dtype(dtype))[name]
-    with _h200():
-        text = jax.jit(function).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("@__gpu$xla.gpu.triton") == len(kernels)
-    assert set(re.findall(r'name = "jspec_(\w+)"', text)) == kernels
+    found = _kernels(_for_cuda(function, args))
+    assert len(found) == len(kernels)
+    assert set(found) == kernels
 
 
 @pytest.mark.parametrize("name", _shapes(1031, "float32"))
 def test_lowers_to_the_twin_elsewhere(name):
     function, args, _ = _shapes(1031, jnp.dtype("float32"))[name]
+    assert "triton" not in jax.jit(function).trace(*args).lower(lowering_platforms=("cpu",)).as_text()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *[{"B": 1, "T": 1}, {"B": 1, "T": 5, "H": 64, "P": 16}, {"B": 4, "T": 9, "H": 256, "window": 100}],
+        *[{"B": 1, "T": 64, "P": 48}, {"B": 2, "T": 5, "H": 16, "P": 128, "window": 1}],
+    ],
+    ids=str,
+)
+def test_attention_over_pages_lowers_for_cuda(shape, dtype):
+    assert sorted(_kernels(_for_cuda(*_attention(**shape, dtype=dtype)))) == ["attend_split", "merge_splits"]
+
+
+def test_attention_of_many_rows_merges_nothing():
+    assert _kernels(_for_cuda(*_attention(B=64, T=5))) == ["attend_split"]
+
+
+@pytest.mark.parametrize("H", [8, 80, 512])
+def test_attention_without_a_kernel_for_its_heads_is_the_twin(H):
+    assert not _kernels(_for_cuda(*_attention(B=1, T=5, H=H)))
+
+
+def test_attention_elsewhere_is_the_twin():
+    function, args = _attention(B=1, T=5)
     assert "triton" not in jax.jit(function).trace(*args).lower(lowering_platforms=("cpu",)).as_text()
