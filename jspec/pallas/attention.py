@@ -52,8 +52,8 @@ class Tiling:
         return min(1 << (wanted.bit_length() - 1), pl.next_power_of_2(tiles))
 
 
-# fp32 is multiplied outside the tensor cores, from registers.
-_TILINGS = {jnp.dtype("bfloat16"): Tiling(), jnp.dtype("float32"): Tiling(tile=8192, rows=16)}
+# fp32 is multiplied outside the tensor cores, from registers, and takes long enough for a merge to pay.
+_TILINGS = {jnp.dtype("bfloat16"): Tiling(), jnp.dtype("float32"): Tiling(tile=8192, rows=16, programs=264)}
 
 
 def paged_attention(q, k_pool, v_pool, table, positions, valid, window: int | None) -> jax.Array:
