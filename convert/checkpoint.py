@@ -49,7 +49,7 @@ class _OneAtATime(ocp.type_handlers.NumpyHandler):
 def save_params(path: Path, params: dict[str, LazyArray]):
     """Write ``params`` (dotted names) as the nested dict at ``path``, an absolute path that does not exist yet."""
     registry = ocp.type_handlers.create_type_handler_registry((LazyArray, _OneAtATime()))
-    with _quiet():
+    with quiet():
         handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False, type_handler_registry=registry)
         with ocp.Checkpointer(handler) as checkpointer:
             checkpointer.save(path, args=ocp.args.PyTreeSave(_nest(params)))
@@ -65,7 +65,7 @@ def load_params(path: Path) -> dict[str, np.ndarray]:
       Refusal: Orbax cannot read it.
     """
     try:
-        with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        with quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             tree = checkpointer.restore(path.resolve())
     except Exception as error:  # Orbax and TensorStore raise many kinds
         raise Refusal(f"{path}: cannot be restored ({' '.join(str(error).split())[:300]})") from error
@@ -89,8 +89,8 @@ def _flatten(tree: dict) -> Iterator[tuple[str, np.ndarray]]:
 
 
 @contextlib.contextmanager
-def _quiet():
-    """Hold back what Orbax logs about features that are off here on purpose."""
+def quiet():
+    """Hold back what Orbax logs about every save, and about features that are off here on purpose."""
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -14,7 +14,7 @@ from jspec.cache import CausalView
 from jspec.config import ModelConfig
 from jspec.models import build
 from jspec.train.loop import Loss, Params
-from jspec.train.losses import output_weight, wide_logits
+from jspec.train.losses import wide_logits
 
 
 def logits(config: ModelConfig, params: Params, tokens) -> jax.Array:
@@ -22,7 +22,7 @@ def logits(config: ModelConfig, params: Params, tokens) -> jax.Array:
     model = build(config, params, "bfloat16")
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     hidden, _ = model(tokens, positions, (None,) * config.num_layers, CausalView(positions))
-    return wide_logits(hidden, output_weight(None, model))
+    return wide_logits(hidden, model.output_weight)
 
 
 def language_modelling(config: ModelConfig) -> Loss:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.attention import causal_mask, grouped_attention
-from jspec.pallas.attention import gather_pages, paged_attention
+from jspec.pallas.attention import paged_attention
 
 NULL_PAGE = 0
 
@@ -65,10 +65,6 @@ class PagedView:
             return pool.at[:, page, slot].set(new, mode="drop")
 
         return LayerKV(put(kv.k, k), put(kv.v, v))
-
-    def gather(self, pool) -> jax.Array:
-        """All slots of each row: ``[G, pages, P, H] -> [G, B, M P, H]``."""
-        return gather_pages(pool, self.table)
 
     def attend(self, q, kv: LayerKV, window: int | None) -> jax.Array:
         """Attention of q ``[B, T, N, H]`` over each row's slots up to its own position; returns ``[B, T, N, H]``."""

@@ -84,8 +84,7 @@ def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
         config = dataclasses.replace(config, own_embedding=False)
     if isinstance(config, EagleConfig) or config.reduced or not config.own_head:
         return config
-    output = target.embedding[...] if target.head is None else target.head.weight[...]
-    if _same(params["head.weight"], output):
+    if _same(params["head.weight"], target.output_weight):
         del params["head.weight"]
         config = dataclasses.replace(config, own_head=False)
     return config

@@ -38,7 +38,10 @@ class DraftModel:
         return init_pool(self.model.cache_shape(), pages, page_size, dtype)
 
     def prefill(self, state, prompt: Prompt):
-        return read_prompt(self.model, state, prompt)
+        # Positions that the draft model does not have are left out.
+        view = prompt.view
+        view = dataclasses.replace(view, valid=view.valid & (view.positions < self.model.config.max_position))
+        return self.model(prompt.tokens, view.positions, state, view)[1]
 
     def propose(self, state, context: Context):
         drawing = Drawing(self.speculation, context, "draft_model")
@@ -55,10 +58,3 @@ class DraftModel:
         positions = context.length[:, None] + jnp.arange(-2, 0, dtype=jnp.int32)[None]
         cache, logits = read(state, context.tokens_at(positions), positions, (positions >= 0) & (room > 0)[:, None])
         return drawing.chain(logits, cache, next_pass, room)
-
-
-def read_prompt(model, cache, prompt: Prompt):
-    """The cache of a language model after a part of prompts; positions that it does not have are left out."""
-    view = prompt.view
-    view = dataclasses.replace(view, valid=view.valid & (view.positions < model.config.max_position))
-    return model(prompt.tokens, view.positions, cache, view)[1]

@@ -44,7 +44,7 @@ def drafter_for(
         if isinstance(draft, ModelConfig):
             return DraftModel(by, target.vocab_size, speculation)
         if isinstance(draft, PardConfig):
-            return ParallelModel(by, draft.mask_token_id, target.vocab_size, speculation)
+            return ParallelModel(by, target.vocab_size, speculation, draft.mask_token_id)
         if isinstance(draft, EagleConfig | Eagle3Config):
             kind = ParallelHead if draft.method == "parallel" else Eagle
             return kind(by, of, resolved_taps(target, draft), speculation)

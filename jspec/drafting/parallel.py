@@ -4,14 +4,11 @@ Drafts of a pass do not see each other, so draft i has the law of position i alo
 """
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 
-from jspec.cache import init_pool
-from jspec.config import Speculation
-from jspec.drafting.base import Context, Prompt
-from jspec.drafting.draft_model import read_prompt
+from jspec.drafting.base import Context
+from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.drawing import Drawing
 from jspec.drafting.eagle import Eagle
 from jspec.drafting.window import make_window
@@ -39,32 +36,14 @@ class ParallelHead(Eagle):
 
 
 @dataclasses.dataclass(frozen=True)
-class ParallelModel:
+class ParallelModel(DraftModel):
     """A PARD model (An et al., 2025): a language model that fills mask tokens.
 
     Attributes:
-      model: a ``Decoder`` or its like.
-      mask_token_id: what mask slots read.
-      vocab_size: V of the target, as in ``DraftModel``.
-      speculation: K and how tokens are drawn.
+      mask_token_id: what mask slots read; the rest as in ``DraftModel``.
     """
 
-    model: Any
     mask_token_id: int
-    vocab_size: int
-    speculation: Speculation
-
-    taps = None
-
-    @property
-    def num_draft_tokens(self) -> int:
-        return self.speculation.num_draft_tokens
-
-    def init(self, pages: int, page_size: int, dtype):
-        return init_pool(self.model.cache_shape(), pages, page_size, dtype)
-
-    def prefill(self, state, prompt: Prompt):
-        return read_prompt(self.model, state, prompt)
 
     def propose(self, state, context: Context):
         drawing = Drawing(self.speculation, context, "parallel")

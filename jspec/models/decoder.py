@@ -124,7 +124,12 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden):
         """``[..., D] -> [..., V]``, in the model's dtype: the stored logits that every law is defined by."""
-        return project(hidden, self.embedding[...]) if self.head is None else self.head(hidden)
+        return project(hidden, self.output_weight)
+
+    @property
+    def output_weight(self) -> jax.Array:
+        """``[V, D]``, the output head; a tied one is the embedding."""
+        return self.embedding[...] if self.head is None else self.head.weight[...]
 
     def cache_shape(self) -> tuple[int, int, int]:
         """(L, G, H) of the keys and values that a token leaves behind."""

@@ -1,13 +1,12 @@
 """Training states on disk, as Orbax checkpoints: written whole or not at all, the last two kept."""
 
-import contextlib
-import logging
 import pathlib
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
+from convert.checkpoint import quiet
 from jspec.train.loop import TrainState
 
 KEPT = 2
@@ -18,7 +17,7 @@ class Checkpoints:
 
     def __init__(self, folder: pathlib.Path):
         options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
-        with _quiet():
+        with quiet():
             self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
 
     @property
@@ -30,28 +29,16 @@ class Checkpoints:
         """The newest state, with the structure and shapes of ``like``; None if there is none."""
         if self.step is None:
             return None
-        with _quiet():
+        with quiet():
             stored: Any = self._manager.restore(self.step, args=ocp.args.StandardRestore(_plain(like)))
         return stored._replace(key=jax.random.wrap_key_data(stored.key))
 
     def save(self, state: TrainState):
         """Keep ``state``; older ones than the last two are removed."""
-        with _quiet():
+        with quiet():
             self._manager.save(state.step, args=ocp.args.StandardSave(_plain(state)))
 
 
 def _plain(state: TrainState) -> TrainState:
     """``state`` with the key as an array of numbers."""
     return state._replace(key=jax.random.key_data(state.key))
-
-
-@contextlib.contextmanager
-def _quiet():
-    """Hold back what Orbax logs about every save."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -64,9 +64,7 @@ def wide_logits(hidden, weight) -> jax.Array:
 
 def output_weight(own, target) -> jax.Array:
     """``[V', D]`` of a head's own output map, or the target's if ``own`` is None."""
-    if own is not None:
-        return own.weight[...]
-    return target.embedding[...] if target.head is None else target.head.weight[...]
+    return target.output_weight if own is None else own.weight[...]
 
 
 def soft_cross_entropy(law, logits) -> jax.Array:

@@ -3,6 +3,7 @@
 Slot t of a head reads token t + 1, so its draft of depth d is compared with the target's law after token t + 1 + d.
 """
 
+import abc
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
@@ -69,12 +70,12 @@ class FeatureRegression:
         hidden, _ = head(embedded, lesson.features + noise, view.positions(len(embedded)), cache, view)
         hidden = hidden[:, :-1]  # the last slot's feature lies past the window
         distance = optax.losses.huber_loss(hidden.astype(jnp.float32), lesson.hidden[:, 1:].astype(jnp.float32))
-        logits = wide_logits(hidden, output_weight(None, target))
+        logits = wide_logits(hidden, target.output_weight)
         entropy = soft_cross_entropy(lesson.law[:, 1:], logits)
         return self.regression * distance.mean() + self.cross_entropy * entropy.mean()
 
 
-class Chain:
+class Chain(abc.ABC):
     """Objectives that compare drafts of depth 0, 1, .. with the target's law; depth d counts ``decay ** d``."""
 
     decay: float
@@ -82,9 +83,9 @@ class Chain:
     def loss(self, head, target, lesson: Lesson, key) -> jax.Array:
         return draft_loss(lesson, self.drafts(head, target, lesson, key), self.decay)
 
+    @abc.abstractmethod
     def drafts(self, head, target, lesson: Lesson, key) -> Iterator[Depth]:
         """What the head drafts after each slot, depth by depth."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec.pallas.attention import gather_pages
+
 V = 4
 CONTEXTS = 2 * (V + 1) * V
 
@@ -45,7 +47,7 @@ class TableModel:
         (kv,) = cache
         ids = tokens[:, :, None, None].astype(jnp.float32)
         kv = view.write(kv, ids, ids)
-        keys, values = (view.gather(pool)[0, :, :, 0].astype(jnp.int32) for pool in kv)  # [B, S]
+        keys, values = (gather_pages(pool, view.table)[0, :, :, 0].astype(jnp.int32) for pool in kv)  # [B, S]
 
         def read(slots, back):
             return jnp.take_along_axis(slots, jnp.maximum(positions - back, 0), axis=1)
