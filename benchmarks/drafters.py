@@ -118,7 +118,7 @@ def measure(name: str, batch: list[list[int]], max_tokens: int) -> Measured:
         llm = load(name, verify, draft_sampling)
         stats = accepted(llm, batch, max_tokens)
         found.lengths[way] = [s.mean_acceptance_length for s in stats]
-        found.positions[way] = [list(s.acceptance_rate_per_position) for s in stats]
+        found.positions[way] = [[n / s.num_steps for n in s.accepted_per_position] for s in stats]
         if way == "sample, rejection" or name == NGRAM:
             found.method, found.num_draft_tokens = llm.method or "", llm.speculation.num_draft_tokens
             found.rounds_per_second = rounds_per_second(llm, batch)

@@ -1,6 +1,7 @@
 """Shapes of published checkpoints, with random weights: speed does not depend on what the weights are."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 from flax import nnx
@@ -8,6 +9,9 @@ from flax import nnx
 from jspec.config import ModelConfig, Rope
 from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig
 from jspec.models import init
+from jspec.models.eagle3 import Eagle3Head
+
+DRAFT_VOCABULARY = 32_000  # of published EAGLE-3 heads
 
 LLAMA_8B = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -37,21 +41,45 @@ TINY = dataclasses.replace(
 )
 
 
+TINY_DRAFT = dataclasses.replace(TINY, num_layers=2, tie_embeddings=True, windows=())
+
+
+class Pair(NamedTuple):
+    """A target and the smaller model that drafts for it."""
+
+    target: ModelConfig
+    draft: ModelConfig
+
+
+SHAPES = {"llama-3.1-8b": Pair(LLAMA_8B, LLAMA_1B), "tiny": Pair(TINY, TINY_DRAFT)}
+
+
 def head_for(target: ModelConfig, method: str) -> HeadConfig:
     """A head of the published proportions for ``target``."""
     D, V = target.hidden_size, target.vocab_size
-    one, four = (dataclasses.replace(target, num_layers=n, windows=()) for n in (1, 4))
+    Vd = min(DRAFT_VOCABULARY, V // 2)
+    one, four = (dataclasses.replace(target, num_layers=n, windows=(), quantization=None) for n in (1, 4))
     return {
         "eagle": EagleConfig(one),
-        "eagle3": Eagle3Config(one, draft_vocab_size=V // 4, target_hidden_size=D),
-        "parallel": Eagle3Config(four, draft_vocab_size=V // 4, target_hidden_size=D, mask_token_id=0),
+        "eagle3": Eagle3Config(one, draft_vocab_size=Vd, target_hidden_size=D),
+        "parallel": Eagle3Config(four, draft_vocab_size=Vd, target_hidden_size=D, mask_token_id=0),
         "mlp": MLPConfig(V, D, inner_size=3 * D // 4, num_stages=4, tied=True, scale_input=True),
         "medusa": MedusaConfig(V, D, num_heads=8),
     }[method]
 
 
+def abstract_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str = "bfloat16"):
+    """A module of ``config``, ready to serve, with shapes for arrays."""
+    return nnx.eval_shape(lambda: _made(config, seed, dtype))
+
+
 def random_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str = "bfloat16"):
-    """A module of ``config``, its weights made on the device in one program."""
-    graph = nnx.split(nnx.eval_shape(lambda: init(config, nnx.Rngs(0), dtype)))[0]
-    state = jax.jit(lambda: nnx.split(init(config, nnx.Rngs(seed), dtype))[1])()
+    """A module of ``config``, ready to serve, its weights made on the device in one program."""
+    graph = nnx.split(abstract_module(config, seed, dtype))[0]
+    state = jax.jit(lambda: nnx.split(_made(config, seed, dtype))[1])()
     return nnx.merge(graph, state)
+
+
+def _made(config, seed: int, dtype: str):
+    module = init(config, nnx.Rngs(seed), dtype)
+    return module.prepare() if isinstance(module, Eagle3Head) else module

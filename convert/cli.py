@@ -11,8 +11,10 @@ from convert.conversion import VERIFICATIONS, convert, require_fit
 from convert.heads.eagle3 import CONVENTIONS
 from convert.listing import listing, matches
 from convert.manifest import check
+from convert.quantize import quantized
 from convert.refusal import Mismatch, Refusal
 from convert.source import NUMPY_DTYPES, open_source
+from jspec.config import QUANTIZATIONS
 
 OK, MISMATCH, REFUSED = 0, 1, 2
 
@@ -21,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.check is not None and options.src is not None:
+    if options.check is not None and (options.src is not None or options.quantize is not None):
         parser.error("--check takes a converted folder and nothing else")
     if options.check is None and (options.src is None or (options.out is None and not options.dry_run)):
         parser.error("SRC and OUT are needed; --dry-run needs SRC only")
@@ -64,9 +66,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--target", metavar="DIR", help="the model that a draft head is for: refuse one that does not fit"
     )
+    parser.add_argument(
+        "--quantize",
+        choices=QUANTIZATIONS,
+        help="store linear maps and output head in eight bits, a scale for each output channel; for targets and draft "
+        "models. --dtype is then that of the rest",
+    )
     parser.add_argument("--dry-run", action="store_true", help="read headers only, print the mapping, write nothing")
     parser.add_argument(
-        "--verify", choices=VERIFICATIONS, help="read the params back; 'logits' also compares with transformers"
+        "--verify",
+        choices=VERIFICATIONS,
+        help="read the params back; 'logits' also compares with transformers, and with --quantize prints the KL",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing converted OUT, after success")
     parser.add_argument("--check", metavar="OUT", help="hash a converted folder again and name what is damaged")
@@ -84,6 +94,8 @@ def _check(out: str) -> int:
 
 def _dry_run(options: argparse.Namespace) -> int:
     source = open_source(options.src, options.allow_pickle, options.aux_convention)
+    if options.quantize is not None:
+        source = quantized(source, options.quantize)
     if options.target is not None:
         require_fit(source, options.target)
     for line in listing(source, options.dtype or source.exact_dtype):
@@ -102,12 +114,14 @@ def _convert(options: argparse.Namespace) -> int:
         allow_pickle=options.allow_pickle,
         aux_convention=options.aux_convention,
         target=options.target,
+        quantize=options.quantize,
     )
+    kinds = report.dtype if report.quantization is None else f"{report.quantization} and {report.dtype}"
     print(report.recognised)
     for note in report.notes:
         print(f"note: {note}")
     print(
-        f"{report.out}: {report.tensors} tensors, {report.parameters:,} parameters in {report.dtype}, "
+        f"{report.out}: {report.tensors} tensors, {report.parameters:,} parameters in {kinds}, "
         f"{report.seconds:.1f} s, peak memory {report.peak_bytes / 2**20:,.0f} MiB"
     )
     return OK

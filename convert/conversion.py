@@ -1,6 +1,7 @@
 """Hugging Face folder in, converted folder out."""
 
 import dataclasses
+import functools
 import math
 import os
 import resource
@@ -17,12 +18,13 @@ from convert.heads import stored
 from convert.heads.kinds import describe
 from convert.loading import read_draft_config
 from convert.manifest import PARAMS, is_converted, write_manifest
+from convert.quantize import lazy_params, quantization_of, quantized
 from convert.refusal import Refusal
 from convert.source import NUMPY_DTYPES, Source, open_source
 from convert.staging import staged
-from convert.verify import require_transformers, verify_logits, verify_shapes
+from convert.verify import require_transformers, verify_logits, verify_shapes, verify_weights
 from jspec._arguments import require
-from jspec.config import ModelConfig
+from jspec.config import QUANTIZATIONS, ModelConfig
 from jspec.heads import PardConfig, check_head
 
 COPIED = (
@@ -47,7 +49,8 @@ class Report:
     Attributes:
       out: the folder written.
       recognised: what the checkpoint is, in a line.
-      dtype: of its params.
+      dtype: of its params, those that are quantised left out.
+      quantization: of its linear maps: ``int8``, ``fp8`` or None.
       tensors, parameters: tensors read, and the numbers in the params.
       seconds: wall time.
       peak_bytes: largest resident memory of the process so far.
@@ -57,6 +60,7 @@ class Report:
     out: Path
     recognised: str
     dtype: str
+    quantization: str | None
     tensors: int
     parameters: int
     seconds: float
@@ -74,6 +78,7 @@ def convert(
     allow_pickle: bool = False,
     aux_convention: str | None = None,
     target: str | os.PathLike | None = None,
+    quantize: str | None = None,
 ) -> Report:
     """Write the checkpoint ``src``, a language model or a draft head, as Flax params and tokenizer files to ``out``.
 
@@ -85,13 +90,16 @@ def convert(
       dtype: ``float32`` or ``bfloat16``; None takes the narrower of the two that holds every tensor exactly, so that
         nothing is rounded unasked: float16 weights become float32.
       overwrite: replace an existing converted folder, after success.
-      verify: ``shapes`` reads the written params back; ``logits`` also compares with transformers.
+      verify: ``shapes`` reads the written params back; ``logits`` also compares with transformers. Of quantised weights
+        both repeat the rounding, and ``logits`` reports how far it moves the law.
       progress: show a bar if stderr is a terminal.
       allow_pickle: read the tensors of ``torch.save`` files, in a separate process that runs nothing of them, where
         there is no safetensors file.
       aux_convention: what the layer ids of an EAGLE-3 head mean: ``input_of`` or ``output_of`` these layers. Needed when
         the checkpoint lists ids in a native layout, which does not say.
       target: folder of the model that a draft head is for; refuse one that does not fit it.
+      quantize: ``int8`` or ``fp8``: store linear maps and output head in eight bits, with a scale for each output
+        channel; ``dtype`` is then that of the rest. For language models; see ``jspec.models.quantized``.
 
     Raises:
       Refusal: one sentence with the file and the reason.
@@ -99,10 +107,14 @@ def convert(
     """
     require(dtype is None or dtype in NUMPY_DTYPES, "dtype", dtype, f"None or one of {', '.join(NUMPY_DTYPES)}")
     require(verify is None or verify in VERIFICATIONS, "verify", verify, f"None or one of {', '.join(VERIFICATIONS)}")
+    known = ", ".join(QUANTIZATIONS)
+    require(quantize is None or quantize in QUANTIZATIONS, "quantize", quantize, f"None or one of {known}")
     start = time.monotonic()
     if is_converted(src):
         raise Refusal(f"{src}: is a converted folder already; give the Hugging Face folder it was made from")
     source, place = open_source(src, allow_pickle, aux_convention), _place(out)
+    if quantize is not None:
+        source = quantized(source, quantize)
     if verify == "logits":
         _require_reference(source)
     if place.is_relative_to(source.folder.root) or source.folder.root.is_relative_to(place):
@@ -116,12 +128,15 @@ def convert(
         notes += _write(source, partial, chosen, progress)
         if verify is not None:
             notes.append(verify_shapes(partial, chosen))
+            if quantize is not None:
+                notes.append(verify_weights(source, partial))
         if verify == "logits":
-            notes.append(verify_logits(source, partial, chosen))
+            notes += verify_logits(source, partial, chosen)
     return Report(
         out=place,
         recognised=describe(source.layout, source.verifier),
         dtype=chosen,
+        quantization=quantize,
         tensors=len(source.table),
         parameters=source.config.num_parameters,
         seconds=time.monotonic() - start,
@@ -166,23 +181,23 @@ def require_fit(source: Source, target: str | os.PathLike):
 
 def _write(source: Source, folder: Path, dtype: str, progress: bool) -> list[str]:
     """Params, copied files and manifest into ``folder``; returns a note if a parameter holds NaN or infinity."""
-    shapes = {name: (shape, source.dtype_of(name, dtype)) for name, shape in source.shapes.items()}
-    need = sum(math.prod(shape) * kind.itemsize for shape, kind in shapes.values())
+    params = lazy_params(source, dtype)
+    need = sum(array.nbytes for array in params.values())
     free = shutil.disk_usage(folder).free
     if need > free:
         raise Refusal(f"{folder.parent}: the params need {need} bytes and {free} are free on that disk")
     nonfinite: list[str] = []
-    with tqdm(total=len(source.shapes), unit="param", disable=None if progress else True) as bar:
+    with tqdm(total=len(params), unit="param", disable=None if progress else True) as bar:
 
-        def make(name: str) -> np.ndarray:
-            array = source.param(name, dtype)
-            if not np.isfinite(array).all():
+        def make(name: str, array: LazyArray) -> np.ndarray:
+            made = array.make()
+            if not np.isfinite(made).all():
                 nonfinite.append(name)
             bar.update()
-            return array
+            return made
 
-        params = {name: LazyArray(shape, kind, lambda name=name: make(name)) for name, (shape, kind) in shapes.items()}
-        save_params(folder / PARAMS, params)
+        watched = {n: dataclasses.replace(a, make=functools.partial(make, n, a)) for n, a in params.items()}
+        save_params(folder / PARAMS, watched)
     for name in COPIED:
         if source.folder.has(name):
             shutil.copyfile(source.folder.path(name), folder / name)
@@ -199,6 +214,7 @@ def _description(source: Source, dtype: str) -> dict:
         },
         "architecture": source.layout.label,
         "dtype": dtype,
+        "quantization": quantization_of(source.config),
         "tensor_count": len(source.table),
         "parameter_count": sum(math.prod(shape) for shape in source.shapes.values()),
     }
@@ -208,10 +224,11 @@ def _description(source: Source, dtype: str) -> dict:
 
 
 def _dtype_notes(source: Source, asked: str | None, chosen: str) -> list[str]:
+    rest = "weights" if quantization_of(source.config) is None else "weights that are not quantised"
     if asked is None and source.has_float16:
-        return ["float16 weights are kept exactly, as float32; --dtype bfloat16 halves their size and rounds them"]
+        return [f"float16 {rest} are kept exactly, as float32; --dtype bfloat16 halves their size and rounds them"]
     if chosen == "bfloat16" != source.exact_dtype:
-        return ["weights are rounded to bfloat16"]
+        return [f"{rest} are rounded to bfloat16"]
     return []
 
 

@@ -3,22 +3,22 @@
 from collections.abc import Iterator
 
 from convert.heads.kinds import describe
-from convert.source import Source, is_float
+from convert.quantize import stored_params
+from convert.source import Source
 
 
 def listing(source: Source, dtype: str) -> Iterator[str]:
     """What it is, a line a tensor, ``name -> param[rows]  shape  dtype``, and what is ignored, missing, unused or wrong."""
     yield describe(source.layout, source.verifier)
     width = max(map(len, source.table))
-    stacked = source.shapes
+    stacked, stored = source.shapes, stored_params(source.config, source.shapes, dtype)
     for name, rows in source.table.items():
         if name not in source.tensors:
             continue
         tensor = source.tensors[name]
         whole = stacked[rows.param] == rows.shape
         place = rows.param if whole else f"{rows.param}[{rows.start}:{rows.start + rows.shape[0]}]"
-        becomes = dtype if is_float(rows.param) else "int32"
-        yield f"{name:{width}} -> {place}  {list(tensor.shape)}  {tensor.dtype} -> {becomes}"
+        yield f"{name:{width}} -> {place}  {list(tensor.shape)}  {tensor.dtype} -> {stored[rows.param][1]}"
     for name in source.ignored:
         yield f"ignored: {name}"
     for name in source.missing:
@@ -28,7 +28,8 @@ def listing(source: Source, dtype: str) -> Iterator[str]:
     for name in source.misshapen:
         yield f"wrong shape: {name} {list(source.tensors[name].shape)}, expected {list(source.table[name].shape)}"
     total = source.config.num_parameters
-    yield f"{len(source.table)} tensors -> {len(stacked)} params, {total:,} parameters, {dtype}"
+    scales = f" and {len(stored) - len(stacked)} scales" if len(stored) > len(stacked) else ""
+    yield f"{len(source.table)} tensors -> {len(stacked)} params{scales}, {total:,} parameters, {dtype}"
 
 
 def matches(source: Source) -> bool:

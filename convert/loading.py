@@ -1,5 +1,6 @@
 """A folder as config and params in memory: a Hugging Face folder, or one that ``convert`` wrote."""
 
+import dataclasses
 import os
 
 import numpy as np
@@ -11,8 +12,9 @@ from convert.heads.speculators import verifier
 from convert.hf_config import read_config, read_fields
 from convert.manifest import NAME, PARAMS, is_converted, read_manifest
 from convert.names import param_shapes, tensor_table
+from convert.quantize import scale_names, stored_params
 from convert.refusal import Refusal
-from convert.source import NUMPY_DTYPES, Source, is_float, open_model, open_source
+from convert.source import NUMPY_DTYPES, Source, open_model, open_source
 from jspec._arguments import require
 from jspec.config import ModelConfig
 from jspec.heads import HeadConfig, PardConfig
@@ -76,6 +78,16 @@ def read_draft_config(path: str | os.PathLike, aux_convention: str | None = None
     return source.config
 
 
+def read_model_config(path: str | os.PathLike) -> ModelConfig:
+    """The config that ``load_folder`` would return, from JSON alone; refuses less.
+
+    Raises:
+      Refusal: one sentence with the file and the reason.
+    """
+    folder = Folder(path)
+    return _model_config(folder) if is_converted(path) else read_config(folder)
+
+
 def verifier_of(path: str | os.PathLike) -> str | None:
     """Name or path of the target that a checkpoint in the speculators format says it was made for, else None."""
     return verifier(read_fields(Folder(path)))
@@ -92,33 +104,53 @@ def _converted_config(folder: Folder, aux_convention: str | None) -> ModelConfig
     if head is None:
         if aux_convention is not None:
             raise Refusal(f"{folder.given}: aux_convention={aux_convention!r} is for EAGLE-3 heads, and this is none")
-        return read_config(folder)
+        return _model_config(folder)
     config, used = stored.from_json(head, where), head.get("aux_convention")
     if None not in (used, aux_convention) and used != aux_convention:
         raise Refusal(f"{where}: aux_convention={aux_convention!r}, but the head was converted with {used!r}")
     return config
 
 
+def _model_config(folder: Folder) -> ModelConfig:
+    """The language model in a converted folder: config.json is the source's, so the manifest says what was quantised."""
+    config, quantization = read_config(folder), read_manifest(folder).get("quantization")
+    try:
+        return dataclasses.replace(config, quantization=quantization)
+    except ValueError as error:
+        raise Refusal(f"{folder.given}/{NAME}: {error}; convert the checkpoint again") from None
+
+
 def _load_converted(
     folder: Folder, dtype: str | None, aux_convention: str | None = None
 ) -> tuple[ModelConfig | HeadConfig, Params]:
     config = _converted_config(folder, aux_convention)
-    stored_params = load_params(folder.root / PARAMS)
-    expected = _shapes(config)
+    found, shapes = load_params(folder.root / PARAMS), _shapes(config)
+    expected = stored_params(config, shapes, dtype or read_manifest(folder)["dtype"])
     where = f"{folder.given}/{PARAMS}"
-    for name in sorted(expected.keys() | stored_params.keys()):
-        if name not in stored_params or name not in expected:
-            state = "missing" if name not in stored_params else "unknown"
+    for name in sorted(expected.keys() | found.keys()):
+        if name not in found or name not in expected:
+            state = "missing" if name not in found else "unknown"
             raise Refusal(f"{where}: parameter {name!r} is {state}; convert the checkpoint again")
-        if stored_params[name].shape != expected[name]:
+        if found[name].shape != expected[name][0]:
             raise Refusal(
-                f"{where}: parameter {name!r} has shape {list(stored_params[name].shape)}, "
-                f"but its config asks for {list(expected[name])}"
+                f"{where}: parameter {name!r} has shape {list(found[name].shape)}, "
+                f"but its config asks for {list(expected[name][0])}"
             )
-    target = NUMPY_DTYPES[dtype or read_manifest(folder)["dtype"]]
-    return config, {
-        name: stored_params.pop(name).astype(target if is_float(name) else np.int32, copy=False) for name in expected
-    }
+    for name, scale in scale_names(config, shapes).items():
+        _require_quantized(where, name, found[name].dtype, expected[name][1])
+        _require_quantized(where, scale, found[scale].dtype, expected[scale][1])
+        if not (np.isfinite(found[scale]) & (found[scale] > 0)).all():
+            raise Refusal(
+                f"{where}: parameter {scale!r} has a scale that is no positive number; convert the checkpoint again"
+            )
+    return config, {name: found.pop(name).astype(kind, copy=False) for name, (_, kind) in expected.items()}
+
+
+def _require_quantized(where: str, name: str, found: np.dtype, expected: np.dtype):
+    if found != expected:
+        raise Refusal(
+            f"{where}: parameter {name!r} is stored as {found}, expected {expected}; convert the checkpoint again"
+        )
 
 
 def _shapes(config: ModelConfig | HeadConfig) -> dict[str, tuple[int, ...]]:

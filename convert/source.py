@@ -93,10 +93,6 @@ class Source:
         """Parameter name -> shape."""
         return self.layout.shapes()
 
-    def dtype_of(self, name: str, dtype: str) -> np.dtype:
-        """What the parameter ``name`` is stored in when the weights are in ``dtype``."""
-        return NUMPY_DTYPES[dtype] if is_float(name) else np.dtype(np.int32)
-
     def require_match(self):
         """Raise a ``Refusal`` that names the first disagreement between config.json and the tensors."""
         where = self.folder.given
@@ -122,7 +118,7 @@ class Source:
 
     def param(self, name: str, dtype: str) -> np.ndarray:
         """The parameter ``name`` in ``dtype``, stacked from its tensors."""
-        out = np.empty(self.shapes[name], self.dtype_of(name, dtype))
+        out = np.empty(self.shapes[name], param_dtype(name, dtype))
         for tensor in self._parts[name]:
             rows = self.table[tensor]
             out[rows.start : rows.start + rows.shape[0]] = self.tensors[tensor].read()
@@ -181,6 +177,11 @@ def open_model(path: str | os.PathLike) -> Source:
     if is_head(fields, tensors):
         raise Refusal(f"{path}: holds a draft head, not a language model; give it as draft=, with its target")
     return Source(folder, recognise(folder, fields, tensors))
+
+
+def param_dtype(param: str, dtype: str) -> np.dtype:
+    """What a parameter is in when the weights are in ``dtype``."""
+    return NUMPY_DTYPES[dtype] if is_float(param) else np.dtype(np.int32)
 
 
 def is_float(param: str) -> bool:

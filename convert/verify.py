@@ -1,4 +1,9 @@
-"""Proof that a converted folder is the same model: shapes against jspec's modules, logits against transformers."""
+"""Proof that a converted folder is the same model: shapes against jspec's modules, logits against transformers.
+
+Quantised weights are another model. Of them the rounding is repeated and has to agree bit for bit, and how far it moves the
+law is reported: KL has no limit here, because what is too much depends on the use. The unquantised weights, read by the same
+code, have to pass the ordinary comparison.
+"""
 
 import dataclasses
 import importlib.util
@@ -10,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from convert.loading import load_draft, load_folder
+from convert.quantize import quantization_of, quantized_param, scale_names
 from convert.refusal import Mismatch, Refusal
 from convert.source import Source
+from jspec.heads import decoder_of
 from jspec.models.causal import causal_logits
 from jspec.models.params import abstract_params, build
 from jspec.models.split import split
@@ -30,17 +37,26 @@ class Comparison:
     Attributes:
       mean_kl, max_kl: KL(reference || ours) in nats, over positions.
       relative_error: largest absolute difference over the largest reference logit.
+      top1: share of positions where both prefer the same token.
+      positions: how many.
     """
 
     mean_kl: float
     max_kl: float
     relative_error: float
+    top1: float
+    positions: int
 
     def __str__(self) -> str:
         return (
             f"KL divergence mean {self.mean_kl:.2e}, max {self.max_kl:.2e} nats; "
             f"max relative logit error {self.relative_error:.2e}"
         )
+
+    @property
+    def exact(self) -> bool:
+        """Whether both are the same but for fp32 rounding."""
+        return self.max_kl <= EXACT_KL and self.relative_error <= EXACT_RELATIVE_ERROR
 
 
 def verify_shapes(folder: Path, dtype: str) -> str:
@@ -58,34 +74,71 @@ def verify_shapes(folder: Path, dtype: str) -> str:
     return f"shapes verified: {len(found)} params"
 
 
-def verify_logits(source: Source, folder: Path, dtype: str) -> str:
-    """Compare the fp32 logits of ``folder`` with transformers' on the source.
+def verify_weights(source: Source, folder: Path) -> str:
+    """Quantise the weights of ``source`` again and compare with those of ``folder``, bit for bit.
 
     Raises:
-      Mismatch: they are further apart than rounding explains.
+      Mismatch: they differ.
     """
-    comparison = compare_logits(source.folder.root, folder)
-    if dtype == "float32" or source.exact_dtype == "bfloat16":
-        good = comparison.max_kl <= EXACT_KL and comparison.relative_error <= EXACT_RELATIVE_ERROR
-    else:
-        good = comparison.mean_kl <= ROUNDED_KL
-    if not good:
-        raise Mismatch(f"{source.folder.given}: logits differ from transformers': {comparison}")
-    return f"logits verified against transformers: {comparison}"
+    scales, (_, params) = scale_names(source.config, source.shapes), load_draft(folder)
+    for name, scale in scales.items():
+        for one, expected in zip((name, scale), quantized_param(source, name), strict=True):
+            if not np.array_equal(params[one].view(np.uint8), expected.view(np.uint8)):
+                raise Mismatch(f"{folder}: parameter {one!r} is not that of the source, quantised")
+    return f"{quantization_of(source.config)} weights verified: {len(scales)} params are the source's, rounded once"
 
 
-def compare_logits(reference: str | os.PathLike, ours: str | os.PathLike) -> Comparison:
-    """Logits of the Hugging Face folder ``reference`` by transformers against those of ``ours`` by jspec, in fp32."""
-    require_transformers()
-    config, params = load_folder(ours, "float32")
+def verify_logits(source: Source, folder: Path, dtype: str) -> list[str]:
+    """Compare the fp32 logits of ``folder`` with transformers' on the source; returns what to tell, a sentence each.
+
+    Raises:
+      Mismatch: they are further apart than rounding to ``dtype`` explains. Of a quantised ``folder``: those of the source's
+        own weights are further apart than fp32 rounding explains, or those of ``folder`` are not finite.
+    """
+    quantization, where = quantization_of(source.config), source.folder.given
+    sequences = _sequences(source)
+    expected = transformers_logits(source.folder.root, sequences)
+    found = compare(expected, _logits(folder, sequences))
+    if quantization is None:
+        lossless = dtype == "float32" or source.exact_dtype == "bfloat16"
+        if not (found.exact if lossless else found.mean_kl <= ROUNDED_KL):
+            raise Mismatch(f"{where}: logits differ from transformers': {found}")
+        return [f"logits verified against transformers: {found}"]
+    original = compare(expected, _logits(source.folder.root, sequences))
+    if not original.exact:
+        raise Mismatch(f"{where}: logits of the original weights differ from transformers': {original}")
+    if not np.isfinite(found.max_kl):
+        raise Mismatch(f"{where}: logits of the {quantization} weights are not finite")
+    return [
+        f"logits of the original weights verified against transformers: {original}",
+        f"KL(original || {quantization}) mean {found.mean_kl:.2e}, max {found.max_kl:.2e} nats per token, top-1 agreement "
+        f"{found.top1:.1%}, over {found.positions} random tokens",
+    ]
+
+
+def compare(reference: list[np.ndarray], ours: list[np.ndarray]) -> Comparison:
+    """Logits ``[T, V]`` of some texts against reference logits of the same."""
+    pairs = list(zip(reference, ours, strict=True))
+    divergence = np.concatenate([_kl(r, o) for r, o in pairs])
+    agreement = np.concatenate([r.argmax(-1) == o.argmax(-1) for r, o in pairs])
+    error = max(float(np.abs(r - o).max() / np.abs(r).max()) for r, o in pairs)
+    return Comparison(
+        float(divergence.mean()), float(divergence.max()), error, float(agreement.mean()), len(divergence)
+    )
+
+
+def _sequences(source: Source) -> list[np.ndarray]:
+    """Random token ids, a few lengths of them."""
+    model = decoder_of(source.config)
+    assert model is not None
     rng = np.random.default_rng(0)
-    lengths = sorted({min(length, config.max_position) for length in LENGTHS})
-    sequences = [rng.integers(config.vocab_size, size=length) for length in lengths]
-    expected = transformers_logits(reference, sequences)
-    found = jspec_logits(build(config, {name: jnp.asarray(array) for name, array in params.items()}), sequences)
-    divergence = np.concatenate([_kl(e, f) for e, f in zip(expected, found, strict=True)])
-    error = max(float(np.abs(e - f).max() / np.abs(e).max()) for e, f in zip(expected, found, strict=True))
-    return Comparison(float(divergence.mean()), float(divergence.max()), error)
+    lengths = sorted({min(length, model.max_position) for length in LENGTHS})
+    return [rng.integers(model.vocab_size, size=length) for length in lengths]
+
+
+def _logits(folder: Path, sequences: list[np.ndarray]) -> list[np.ndarray]:
+    config, params = load_folder(folder, "float32")
+    return jspec_logits(build(config, {name: jnp.asarray(array) for name, array in params.items()}), sequences)
 
 
 def require_transformers():

@@ -22,7 +22,7 @@ def logits(config: ModelConfig, params: Params, tokens) -> jax.Array:
     model = build(config, params, "bfloat16")
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     hidden, _ = model(tokens, positions, (None,) * config.num_layers, CausalView(positions))
-    return wide_logits(hidden, model.output_weight)
+    return wide_logits(hidden, None, model)
 
 
 def language_modelling(config: ModelConfig) -> Loss:

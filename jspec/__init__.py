@@ -3,6 +3,7 @@
 from jspec.api import generate as generate
 from jspec.api import load as load
 from jspec.config import Speculation as Speculation
+from jspec.costs import CostTable as CostTable
 from jspec.llm import LLM as LLM
 from jspec.results import Result as Result
 from jspec.results import Stats as Stats

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import secrets
 import sys
+import warnings
 from collections.abc import Sequence
 
 import jax
@@ -12,13 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from convert.folder import Folder
-from convert.hf_config import read_config
-from convert.loading import load_folder, read_draft_config
+from convert.loading import load_folder, read_draft_config, read_model_config
 from jspec._arguments import is_int, require, resolve_names
 from jspec.config import EngineConfig, ModelConfig, Speculation
+from jspec.costs import CostTable
 from jspec.drafting.methods import NGRAM, drafter_for, method_of
-from jspec.llm import LLM, Prompt
+from jspec.llm import LLM, Prompt, check_lossless
 from jspec.loading import Path, check_fit, find_folders, load_draft_module, within_reach
 from jspec.memory import check_memory
 from jspec.models import build
@@ -33,6 +33,7 @@ def load(
     *,
     aux_convention: str | None = None,
     speculation: Speculation | None = None,
+    costs: CostTable | Path | None = None,
     max_batch: int = 8,
     max_len: int | None = None,
     dtype: str | None = None,
@@ -52,6 +53,8 @@ def load(
       aux_convention: what the layer ids of an EAGLE-3 checkpoint count, ``input_of`` or ``output_of`` a layer; see
         ``jspec-convert --help``. Converted folders and ``speculators`` heads know it.
       speculation: how drafts are made and judged; the default is ``Speculation()``.
+      costs: what rounds cost, for ``num_draft_tokens="auto"``: a table or the path of one as JSON, see ``CostTable``. None
+        lets the engine measure, in ``warmup`` or when the first prompts come.
       max_batch: requests decoded together; more prompts than that wait.
       max_len: longest prompt plus completion, in tokens; None takes the target's own, at most 2048.
       dtype: ``float32`` or ``bfloat16``; None takes bfloat16 on a GPU and float32 elsewhere.
@@ -62,13 +65,14 @@ def load(
       MemoryError: weights, cache and workspace do not fit, with the numbers, before anything is compiled.
     """
     speculation = speculation or Speculation()
+    check_lossless(speculation)
     if draft == NGRAM and speculation.draft_temperature is not None:
         raise ValueError(
             f"draft_temperature={speculation.draft_temperature!r} has no place with draft='ngram', which draws nothing; "
             "leave it out"
         )
     target_path, draft_path = find_folders(target, draft)
-    target_config = read_config(Folder(target_path))
+    target_config = read_model_config(target_path)
     config = EngineConfig(
         max_batch=max_batch,
         max_len=_max_len(max_len, target_config),
@@ -86,14 +90,15 @@ def load(
         speculation = within_reach(speculation, draft_config)
         check_fit(target_config, draft_config, tokenizer, load_tokenizer(draft_path))
     how = NGRAM if draft == NGRAM else draft_config
-    K = 0 if how is None else speculation.num_draft_tokens
+    K = 0 if how is None else speculation.most_draft_tokens
     check_memory(target_config, draft_config, config, width or K + 1)
+    seconds = None if costs is None else _seconds(costs, method_of(how), speculation, max_batch)
 
     model, head = build(*load_folder(target_path, config.dtype), config.dtype), None
     if draft_path is not None:
         how, head = load_draft_module(draft_path, config.dtype, aux_convention, model)
     make_drafter = drafter_for(how, target_config, speculation)
-    return LLM(model, head, make_drafter, method_of(how), tokenizer, speculation, config)
+    return LLM(model, head, make_drafter, method_of(how), tokenizer, speculation, config, seconds)
 
 
 def generate(
@@ -169,6 +174,25 @@ def _split_options(options: dict, loadable: bool) -> tuple[dict, dict]:
     if fields:
         options["speculation"] = Speculation(**fields)
     return {n: v for n, v in options.items() if n in sampling}, {n: v for n, v in options.items() if n in loading}
+
+
+def _seconds(costs: CostTable | Path, method: str | None, speculation: Speculation, max_batch: int) -> dict[int, float]:
+    """K -> seconds per round; a table of another way to draft is refused, one of another device warned of."""
+    if method is None or not speculation.auto:
+        given = "draft=None" if method is None else f"num_draft_tokens={speculation.num_draft_tokens!r}"
+        raise ValueError(
+            f"costs has no place with {given}, which leaves nothing to choose; leave it out, or give a draft and "
+            "num_draft_tokens='auto'"
+        )
+    table, device = costs if isinstance(costs, CostTable) else CostTable.read(costs), jax.devices()[0].device_kind
+    if table.method != method:
+        raise ValueError(
+            f"costs has method={table.method!r}, but the draft is a {method!r}; measure that, or leave costs out to let the "
+            "engine measure"
+        )
+    if table.device != device:
+        warnings.warn(f"costs were measured on {table.device!r}, and this is {device!r}", stacklevel=3)
+    return table.seconds(max_batch, speculation.draft_lengths)
 
 
 def _keys(params: Sequence[SamplingParams], key: jax.Array | None) -> list[np.ndarray]:

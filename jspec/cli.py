@@ -46,10 +46,20 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--temperature", type=float, default=command.get_default("temperature"))
         command.add_argument("--top-p", type=float, default=1.0)
         command.add_argument("--seed", type=int, default=0)
-        command.add_argument("--num-draft-tokens", type=int, default=command.get_default("num_draft_tokens"))
+        command.add_argument(
+            "--num-draft-tokens",
+            type=_drafts,
+            default=command.get_default("num_draft_tokens"),
+            help="drafts per round, or auto: as many as pay, measured on this machine",
+        )
+        command.add_argument("--max-draft-tokens", type=int, help="the most that auto may choose")
         command.add_argument("--verify", choices=VERIFY_RULES, default="rejection")
         command.add_argument("--draft-sampling", choices=DRAFT_SAMPLINGS, default="auto")
     return parser
+
+
+def _drafts(text: str) -> int | str:
+    return text if text == "auto" else int(text)
 
 
 def _demo(args) -> int:
@@ -81,7 +91,10 @@ def _train(args) -> int:
 
 def _speculation(args) -> jspec.Speculation:
     return jspec.Speculation(
-        num_draft_tokens=args.num_draft_tokens, verify=args.verify, draft_sampling=args.draft_sampling
+        num_draft_tokens=args.num_draft_tokens,
+        verify=args.verify,
+        draft_sampling=args.draft_sampling,
+        max_draft_tokens=args.max_draft_tokens,
     )
 
 

@@ -18,10 +18,15 @@ from jspec._arguments import is_int, is_number, named_arguments, require
 VERIFY_RULES = ("match", "rejection", "block")
 DRAFT_SAMPLINGS = ("sample", "argmax", "coupled", "auto")
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+QUANTIZATIONS = ("int8", "fp8")
 
 # A noise key packs (position, index in the block, stream) into one 32-bit word: see sampling/noise.py.
 MAX_POSITIONS = 2**22
 MAX_DRAFTS = 255
+
+# What ``auto`` may choose, up to a limit: a program is compiled for each, and between them the best is nearly as good.
+DRAFT_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
+DEFAULT_MAX_DRAFT_TOKENS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +69,7 @@ class ModelConfig:
     """The architecture of a dense pre-norm decoder; nothing about devices, kernels or sampling.
 
     ``windows`` has one entry per layer: None for full attention, W for a sliding window of W keys (the query included).
+    ``quantization`` says what linear maps and output head are stored in (``jspec.models.quantized``); None is as the rest.
     """
 
     architecture: str
@@ -85,6 +91,7 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    quantization: Literal["int8", "fp8"] | None = None
 
     def __post_init__(self):
         sizes = (
@@ -124,15 +131,27 @@ class ModelConfig:
             require(
                 is_int(token) and 0 <= token < self.vocab_size, "eos_token_ids", token, f"in 0..{self.vocab_size - 1}"
             )
+        known = (None, *QUANTIZATIONS)
+        require(self.quantization in known, "quantization", self.quantization, f"one of {', '.join(map(str, known))}")
 
     @property
     def num_parameters(self) -> int:
-        """Number of weights, biases included; a tied head counts once."""
+        """Number of weights, biases included and scales left out; a tied head counts once."""
         D, F, H, V = self.hidden_size, self.intermediate_size, self.head_dim, self.vocab_size
         qkv, out = (self.num_heads + 2 * self.num_kv_heads) * H, self.num_heads * H
         layer = (qkv + out) * D + 3 * D * F + 2 * D + 2 * H * self.qk_norm
         layer += qkv * self.qkv_bias + D * self.output_bias + (2 * F + D) * self.mlp_bias
         return self.num_layers * layer + V * D * (1 if self.tie_embeddings else 2) + D
+
+    def weight_bytes(self, itemsize: int) -> int:
+        """Bytes of the weights, scales included, at ``itemsize`` bytes for a number that is not quantised."""
+        if self.quantization is None:
+            return self.num_parameters * itemsize
+        D, F, H, L, V = self.hidden_size, self.intermediate_size, self.head_dim, self.num_layers, self.vocab_size
+        qkv, out = (self.num_heads + 2 * self.num_kv_heads) * H, self.num_heads * H
+        quantized = L * ((qkv + out) * D + 3 * D * F) + V * D
+        scales = L * (qkv + D + 2 * F + D) + V
+        return quantized + 4 * scales + (self.num_parameters - quantized) * itemsize
 
     def kv_bytes(self, slots: int, itemsize: int) -> int:
         """Bytes of keys and values for ``slots`` cached tokens at ``itemsize`` bytes a number."""
@@ -144,10 +163,11 @@ class ModelConfig:
 )
 @dataclasses.dataclass(frozen=True)
 class Speculation:
-    """How drafts are made and judged. Every valid combination leaves the target's distribution unchanged.
+    """How drafts are made and judged. All that ``jspec.load`` takes leaves the target's distribution unchanged.
 
     Args:
-      num_draft_tokens: K, drafts per round; alias ``num_speculative_tokens``.
+      num_draft_tokens: K, drafts per round, or ``auto``: the engine chooses K as it goes, from what was accepted so far
+        and from what rounds cost; 0, no drafts, where they would not pay. Alias ``num_speculative_tokens``.
       verify: ``match`` (accept a draft that equals the target's own sample), ``rejection`` (Leviathan et al., 2023;
         Chen et al., 2023) or ``block`` (Sun et al., 2024).
       draft_sampling: how a draft model's tokens are drawn: ``sample`` from its law; ``argmax``; ``coupled``, with the
@@ -157,21 +177,26 @@ class Speculation:
         in docs/drafters.md.
       draft_temperature: temperature of the draft's law; None takes the request's. Any value is lossless.
       ngram_min, ngram_max: shortest and longest suffix that the n-gram drafter looks up.
+      synthetic_acceptance: for benchmarks of random weights, whose models never agree: the probability that a draft is
+        accepted given that those before it were, for every draft, or a tuple with one each (0 for drafts past its end).
+        The rule's work is done and its decision replaced, so the output does not follow the target; ``load`` refuses it.
+      max_draft_tokens: the largest K that ``auto`` may choose; None takes 8, or as many as the drafter has weights for.
     """
 
     aliases: ClassVar[dict[str, str]]
 
-    num_draft_tokens: int = 4
+    num_draft_tokens: int | Literal["auto"] = 4
     verify: Literal["match", "rejection", "block"] = "rejection"
     draft_sampling: Literal["sample", "argmax", "coupled", "auto"] = "auto"
     argmax_below: float | None = None
     draft_temperature: float | None = None
     ngram_min: int = 1
     ngram_max: int = 4
+    synthetic_acceptance: float | tuple[float, ...] | None = None
+    max_draft_tokens: int | None = None
 
     def __post_init__(self):
-        K = self.num_draft_tokens
-        require(is_int(K) and 1 <= K <= MAX_DRAFTS, "num_draft_tokens", K, f"an integer in 1..{MAX_DRAFTS}")
+        self._check_num_draft_tokens()
         require(self.verify in VERIFY_RULES, "verify", self.verify, f"one of {', '.join(VERIFY_RULES)}")
         require(
             self.draft_sampling in DRAFT_SAMPLINGS,
@@ -196,6 +221,50 @@ class Speculation:
         lo, hi = self.ngram_min, self.ngram_max
         require(is_int(lo) and lo >= 1, "ngram_min", lo, "an integer of at least 1")
         require(is_int(hi) and hi >= lo, "ngram_max", hi, f"an integer of at least ngram_min, {lo}")
+        self._check_synthetic_acceptance()
+
+    @property
+    def auto(self) -> bool:
+        """Whether the engine chooses K."""
+        return self.num_draft_tokens == "auto"
+
+    @property
+    def most_draft_tokens(self) -> int:
+        """K, under ``auto`` the largest there may be."""
+        if self.num_draft_tokens == "auto":
+            return DEFAULT_MAX_DRAFT_TOKENS if self.max_draft_tokens is None else self.max_draft_tokens
+        return self.num_draft_tokens
+
+    @property
+    def draft_lengths(self) -> tuple[int, ...]:
+        """Every K that a round may have, ascending."""
+        most = self.most_draft_tokens
+        return (*(K for K in DRAFT_LENGTHS if most > K), most) if self.auto else (most,)
+
+    def fixed(self, num_draft_tokens: int) -> "Speculation":
+        """The same with this K, an integer."""
+        return dataclasses.replace(self, num_draft_tokens=num_draft_tokens, max_draft_tokens=None)
+
+    def _check_num_draft_tokens(self):
+        K, most = self.num_draft_tokens, self.max_draft_tokens
+        ok = K == "auto" or (is_int(K) and 1 <= K <= MAX_DRAFTS)
+        require(ok, "num_draft_tokens", K, f"an integer in 1..{MAX_DRAFTS}, or 'auto'")
+        ok = most is None or (is_int(most) and 1 <= most <= MAX_DRAFTS)
+        require(ok, "max_draft_tokens", most, f"None or an integer in 1..{MAX_DRAFTS}")
+        if most is not None and K != "auto":
+            raise ValueError(
+                f"max_draft_tokens={most!r} has no place with num_draft_tokens={K!r}, which leaves nothing to choose; "
+                "leave it out or use num_draft_tokens='auto'"
+            )
+
+    def _check_synthetic_acceptance(self):
+        rates, K = self.synthetic_acceptance, self.most_draft_tokens
+        if rates is None:
+            return
+        expected = f"None, a number in 0..1, or a tuple of 1 to {K} of them, one for each draft"
+        each = rates if isinstance(rates, tuple) else (rates,)
+        ok = 1 <= len(each) <= K and all(is_number(rate) and 0 <= rate <= 1 for rate in each)
+        require(ok, "synthetic_acceptance", rates, expected)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,8 +279,8 @@ class EngineConfig:
       num_pages: pages in the pool, the null page left out; None gives every row room for max_len tokens.
       prefill_chunk: prompt tokens that one prefill call reads.
       rounds: decode rounds on the device between two host visits.
-      width: rows that the target reads per round, at least K + 1; None takes K + 1. Logits depend on it in the last
-        bits, so pin one width to compare seeds across K, drafters or none.
+      width: rows that the target reads per round, at least K + 1 for the largest K; None takes K + 1. Logits depend on
+        it in the last bits, so pin one width to compare seeds across K, drafters or none.
     """
 
     max_batch: int = 8

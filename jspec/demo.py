@@ -83,9 +83,9 @@ def compare(checkpoints: pathlib.Path | None, speculation: jspec.Speculation, pa
             llm = _load(folder, name, speculation)
         drafted = _timed(llm, params)
         rates = "  ".join(f"{rate:.2f}" for rate in drafted.stats.acceptance_rate_per_position)
-        length, K = drafted.stats.mean_acceptance_length, llm.speculation.num_draft_tokens
+        length, K = drafted.stats.mean_acceptance_length, _drafts(llm.speculation, drafted.stats)
         ratio = drafted.rate / plain.rate
-        table.add_row(name, llm.method, str(K), f"{length:.2f}", rates, f"{drafted.rate:.1f}", f"{ratio:.2f}")
+        table.add_row(name, llm.method, K, f"{length:.2f}", rates, f"{drafted.rate:.1f}", f"{ratio:.2f}")
     console.print(table)
     console.print(f"[dim]{speculation.verify}, {speculation.draft_sampling}, temperature {params.temperature:g}")
 
@@ -137,6 +137,12 @@ def _table(plain: Run, drafted: Run, speculation: jspec.Speculation) -> Table:
     table.add_row("tokens per second", f"{plain.rate:.1f} plain, {drafted.rate:.1f} with drafts")
     table.add_row("measured ratio", f"{drafted.rate / plain.rate:.2f}")
     table.add_row(
-        "[dim]settings", f"[dim]K={speculation.num_draft_tokens}, {speculation.verify}, {speculation.draft_sampling}"
+        "[dim]settings", f"[dim]K={_drafts(speculation, stats)}, {speculation.verify}, {speculation.draft_sampling}"
     )
     return table
+
+
+def _drafts(speculation: jspec.Speculation, stats: jspec.Stats) -> str:
+    """K, and where the engine chose it, what it came to on average."""
+    K = speculation.num_draft_tokens
+    return f"{K} ({stats.mean_draft_tokens:.2f})" if K == "auto" else str(K)

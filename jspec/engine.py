@@ -1,64 +1,33 @@
 """The host loop: requests wait, take a row and its pages, are prefilled, decode on the device, and leave.
 
-The engine speaks tokens only. It compiles four programs, once: prefill, admit, decode, retire.
+The engine speaks tokens only. It compiles four programs, once: prefill, admit, decode, retire; where it chooses how many
+drafts a round makes, one decode for each number, and one that lets a drafter catch up in between.
 """
 
 import collections
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from jspec.adaptive import Controller
 from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
+from jspec.jobs import Job, Progress
 from jspec.models.params import DTYPES
 from jspec.models.split import split
 from jspec.pages import PageAllocator
-from jspec.sampling.law import Warp
 from jspec.sampling.params import MAX_STOP_TOKENS, SamplingParams
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES
-from jspec.state import BROKEN, FULL, LIVE, STOPPED, DecodeState, Request, admit, init_state, retire
+from jspec.state import LIVE, DecodeState, admit, init_state, retire
 from jspec.step import RoundLog, Step
 
-FINISH_REASONS = {STOPPED: "stop", FULL: "length", BROKEN: "error"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """A request as the engine sees it.
-
-    Attributes:
-      index: what the caller knows it by.
-      prompt: its tokens, at least one.
-      params: how to sample.
-      key_data: uint32 ``[2]``, its Threefry key.
-      stop_tokens: ids that end it.
-      find_stop: given the new tokens and how many of them were looked at before, how many to keep if the text they
-        make contains a stop string, else None.
-    """
-
-    index: int
-    prompt: Sequence[int]
-    params: SamplingParams
-    key_data: np.ndarray
-    stop_tokens: tuple[int, ...] = ()
-    find_stop: Callable[[list[int], int], int | None] | None = None
-
-
-@dataclasses.dataclass
-class Progress:
-    """A job in flight, and after its end what became of it: ``outcome`` is STOPPED, FULL or BROKEN by then."""
-
-    job: Job
-    pages: list[int]
-    tokens: list[int] = dataclasses.field(default_factory=list)
-    from_draft: list[bool] = dataclasses.field(default_factory=list)
-    drafted: list[int] = dataclasses.field(default_factory=list)
-    accepted: list[int] = dataclasses.field(default_factory=list)
-    outcome: int = LIVE
+TIMED_CALLS = 5  # of each decode program, when costs are measured
 
 
 class Engine:
@@ -67,20 +36,32 @@ class Engine:
     Args:
       target: a ``Decoder`` or its like.
       draft_model: a model whose arrays the drafter needs, or None.
-      make_drafter: builds the drafter around target and draft model, inside a trace.
+      make_drafter: builds the drafter around target and draft model, inside a trace; given a number of drafts as well,
+        one of so many.
       verify: name of a verification rule.
       config: what may be used.
       noise: where a round's noise comes from.
+      draft_lengths: every K that the engine may choose between calls, 0 and the drafter's own among them; None leaves no
+        choice.
+      costs: K -> seconds per round, for every K to choose from; None measures them in ``warmup``.
+
+    Attributes:
+      num_draft_tokens: K, the largest if there are several.
+      width: rows that the target reads per round, for that K.
+      num_compilations: programs compiled so far.
+      controller: what chooses K; None if there is no choice, or before costs are known.
     """
 
     def __init__(
         self,
         target: Any,
         draft_model: Any,
-        make_drafter: Callable[[Any, Any], Drafter],
+        make_drafter: Callable[..., Drafter],
         verify: str,
         config: EngineConfig,
         noise: Callable[..., RoundNoise] = RoundNoise,
+        draft_lengths: Sequence[int] | None = None,
+        costs: Mapping[int, float] | None = None,
     ):
         drafter = make_drafter(target, draft_model)
         self.config, self.num_draft_tokens = config, drafter.num_draft_tokens
@@ -97,14 +78,24 @@ class Engine:
         draft_leaves, merge_draft = split(draft_model)
         self._leaves = (target_leaves, draft_leaves)
 
-        # Without drafts every rule is the target's own draw, and ``match`` makes it in one pass over the vocabulary.
-        rule = RULES[verify if self.num_draft_tokens else "match"]
+        most, self._chooses = self.num_draft_tokens, draft_lengths is not None
+        self._drafts = 0  # of the last call
+        self.controller: Controller | None = None
+        if draft_lengths is not None and costs is not None:
+            self.controller = Controller({K: costs[K] for K in draft_lengths})
 
-        def step(leaves) -> Step:
-            of = merge_target(leaves[0])
-            return Step(of, make_drafter(of, merge_draft(leaves[1])), rule, self.width, noise)
+        def step(leaves, K: int = most) -> Step:
+            of, by = merge_target(leaves[0]), merge_draft(leaves[1])
+            own = make_drafter(of, by, K) if 0 < K < most else make_drafter(of, by)
+            # Without drafts every rule is the target's own draw, and ``match`` makes it in one pass over the vocabulary.
+            return Step(of, own, RULES[verify if K else "match"], config.width or K + 1, noise)
 
-        self._decode = self._program(lambda leaves, state: step(leaves).decode(state, config.rounds), donate=1)
+        def decode(leaves, state, K: int):
+            run = Step.decode_plainly if K == 0 < most else Step.decode
+            return run(step(leaves, K), state, config.rounds)
+
+        self._decode = {K: self._program(functools.partial(decode, K=K), donate=1) for K in draft_lengths or (most,)}
+        self._catch_up = self._program(lambda leaves, state: step(leaves).catch_up(state, most + 1), donate=1)
         self._prefill = self._program(lambda leaves, state, *chunk: step(leaves).prefill(state, *chunk), donate=1)
         self._admit = self._program(admit, donate=0)
         self._retire = self._program(retire, donate=0)
@@ -120,12 +111,13 @@ class Engine:
             raise RuntimeError("the engine is busy: another run has not ended; exhaust or close its generator first")
         for job in jobs:
             self.check(job)
+        if self._chooses and self.controller is None:
+            self.warmup()
         waiting = collections.deque(jobs)
         try:
             while waiting or any(self._rows):
                 self._fill_rows(waiting)
-                self._state, logs = self._decode(self._leaves, self._state)
-                yield from self._collect(jax.device_get(logs))
+                yield from self._collect(*self._call())
         finally:  # the caller may stop listening: leave no row behind
             self._release([row for row, progress in enumerate(self._rows) if progress])
 
@@ -147,15 +139,20 @@ class Engine:
         self._pages.check(job.index, self._slots(job))
 
     def warmup(self):
-        """Compile all programs, on an idle engine; no later call compiles anything."""
+        """Compile all programs, on an idle engine, and measure costs that are not known; no later call compiles anything."""
         if any(self._rows):
             raise RuntimeError("warmup() needs an idle engine")
         job = Job(0, [0], SamplingParams(max_tokens=1), np.zeros(2, np.uint32))
         table = np.zeros(self.config.pages_per_row, np.int32)
         self._read_chunk(0, table, [], 0)
-        self._state = self._admit(self._state, np.int32(0), self._padded(job), self._request(job, table))
+        self._state = self._admit(self._state, np.int32(0), job.padded(self.config), job.request(self.config, table))
         self._state = self._retire(self._state, np.ones(self.config.max_batch, bool))
-        self._state, _ = self._decode(self._leaves, self._state)
+        if self._chooses:
+            self._state = self._catch_up(self._leaves, self._state)
+        for decode in self._decode.values():
+            self._state, _ = decode(self._leaves, self._state)
+        if self._chooses and self.controller is None:
+            self.controller = Controller({K: self._measure(K) for K in self._decode})
 
     def replace_draft(self, draft_model: Any):
         """Draft with a model of other weights from the next run on; nothing is compiled again.
@@ -173,6 +170,8 @@ class Engine:
             different = next(((a, b) for a, b in zip(*kinds, strict=False) if a != b), (len(old), len(new)))
             raise ValueError(f"draft_model has arrays of {different[1]}: expected {different[0]}, as in the one before")
         self._leaves = (target_leaves, new)
+        if self.controller is not None:  # what the old weights taught it says nothing of the new
+            self.controller = Controller(self.controller.seconds)
 
     def _program(self, function, donate: int):
         def counted(*args):
@@ -190,7 +189,9 @@ class Engine:
                 table[: len(pages)] = pages
                 for start in range(0, len(job.prompt) - 1, self._chunk):
                     self._read_chunk(row, table, job.prompt[start : start + self._chunk + 1], start)
-                self._state = self._admit(self._state, np.int32(row), self._padded(job), self._request(job, table))
+                self._state = self._admit(
+                    self._state, np.int32(row), job.padded(self.config), job.request(self.config, table)
+                )
                 self._rows[row] = Progress(job, pages)
 
     @property
@@ -210,56 +211,51 @@ class Engine:
         """Cache slots the job may touch: the last round may draft past its end."""
         return min(len(job.prompt) + job.params.max_tokens + self.num_draft_tokens, self.config.max_len)
 
-    def _padded(self, job: Job) -> np.ndarray:
-        prompt = np.zeros(self.config.max_len, np.int32)
-        prompt[: len(job.prompt)] = job.prompt
-        return prompt
+    def _call(self) -> tuple[int, RoundLog]:
+        """Rounds of all rows without a host visit: how many drafts each had room for, and what they did."""
+        K = self.num_draft_tokens if self.controller is None else self.controller.choose()
+        if 0 < K < self._drafts:  # the window in which a round of K drafts catches up is too short for the last one
+            self._state = self._catch_up(self._leaves, self._state)
+        self._drafts = K
+        self._state, logs = self._decode[K](self._leaves, self._state)
+        return K, jax.device_get(logs)
 
-    def _request(self, job: Job, table: np.ndarray) -> Request:
-        params, length = job.params, len(job.prompt)
-        stop_tokens = [*job.stop_tokens, *[-1] * (MAX_STOP_TOKENS - len(job.stop_tokens))]
-        return Request(
-            length=_array(length, np.int32),
-            limit=_array(min(length + params.max_tokens, self.config.max_len), np.int32),
-            min_length=_array(length + params.min_tokens, np.int32),
-            stop_tokens=_array(stop_tokens, np.int32),
-            key_data=_array(job.key_data, np.uint32),
-            table=_array(table, np.int32),
-            warp=Warp(
-                temperature=_array(0.0 if params.greedy else params.temperature, np.float32),
-                top_k=_array(max(params.top_k, 0), np.int32),
-                top_p=_array(params.top_p, np.float32),
-                min_p=_array(params.min_p, np.float32),
-            ),
+    def _measure(self, K: int) -> float:
+        """Seconds of a round with K drafts: a median over calls, every row in a text of half of ``max_len``."""
+        config, seconds = self.config, []
+        job = Job(
+            0, [0] * max(config.max_len // 2, 1), SamplingParams(max_tokens=config.max_len), np.zeros(2, np.uint32)
         )
+        for _ in range(TIMED_CALLS + 1):
+            for row in range(config.max_batch):
+                places = row * config.pages_per_row + np.arange(config.pages_per_row)
+                table = 1 + places % (config.pool_pages - 1)  # rows may share pages: what they write is nobody's
+                self._state = self._admit(
+                    self._state, np.int32(row), job.padded(self.config), job.request(self.config, table)
+                )
+            jax.block_until_ready(self._state.outcome)
+            started = time.perf_counter()
+            self._state, logs = self._decode[K](self._leaves, self._state)
+            rounds = _rounds_made(jax.device_get(logs))
+            seconds.append((time.perf_counter() - started) / rounds)
+        self._state = self._retire(self._state, np.ones(config.max_batch, bool))
+        return statistics.median(seconds[1:])
 
-    def _collect(self, logs: RoundLog) -> Iterator[Progress]:
+    def _collect(self, K: int, logs: RoundLog) -> Iterator[Progress]:
         """Hand out what each row did; discard the rounds that ran past a stop which only the host could see."""
-        finished = []
+        finished, accepted = [], []
         for row, progress in enumerate(self._rows):
             if progress is not None:
-                self._follow(progress, jax.tree.map(lambda leaf, row=row: leaf[:, row], logs))
+                followed = len(progress.accepted)
+                progress.follow(jax.tree.map(lambda leaf, row=row: leaf[:, row], logs))
+                accepted += progress.accepted[followed:]
                 if progress.outcome != LIVE:
                     finished.append(row)
+        if self.controller is not None:
+            self.controller.observe(K, _rounds_made(logs), accepted)
         done = [self._rows[row] for row in finished]
         self._release(finished)
         yield from (progress for progress in done if progress is not None)
-
-    def _follow(self, progress: Progress, log: RoundLog):
-        for i in range(log.count.shape[0]):
-            if progress.outcome != LIVE or log.accepted[i] < 0:
-                break
-            count, accepted = int(log.count[i]), int(log.accepted[i])
-            looked_at = len(progress.tokens)
-            progress.tokens += log.tokens[i, :count].tolist()
-            progress.from_draft += [j < accepted for j in range(count)]
-            progress.drafted.append(int(log.drafted[i]))
-            progress.accepted.append(accepted)
-            progress.outcome = int(log.outcome[i])
-            keep = progress.job.find_stop(progress.tokens, looked_at) if progress.job.find_stop else None
-            if keep is not None:
-                del progress.tokens[keep:], progress.from_draft[keep:]
-                progress.outcome = STOPPED
 
     def _release(self, rows: Sequence[int]):
         if not rows:
@@ -274,6 +270,6 @@ class Engine:
         self._state = self._retire(self._state, mask)
 
 
-def _array(value, dtype) -> Any:
-    """A host array that enters a program as an argument, without a transfer of its own."""
-    return np.asarray(value, dtype)
+def _rounds_made(logs: RoundLog) -> int:
+    """Rounds of a call that any row took part in."""
+    return int(np.any(logs.accepted >= 0, axis=1).sum())

@@ -11,6 +11,11 @@ from jspec._arguments import is_int, require
 from jspec.config import ModelConfig
 
 
+def _require_plain(layers: ModelConfig):
+    expected = "None: the weights of a head are not quantised, those of its target and of a draft model may be"
+    require(layers.quantization is None, "layers.quantization", layers.quantization, expected)
+
+
 def _require_count(name: str, value: Any, least: int = 1):
     require(is_int(value) and least <= value < 2**31, name, value, f"an integer of at least {least} and below 2^31")
 
@@ -33,6 +38,9 @@ class EagleConfig:
     taps: tuple[int, ...] | None = ()
     max_drafts = None
     trained_drafts = None
+
+    def __post_init__(self):
+        _require_plain(self.layers)
 
     @property
     def num_parameters(self) -> int:
@@ -78,6 +86,7 @@ class Eagle3Config:
 
     def __post_init__(self):
         V, Vd = self.layers.vocab_size, self.draft_vocab_size
+        _require_plain(self.layers)
         _require_count("target_hidden_size", self.target_hidden_size)
         _require_count("num_taps", self.num_taps, least=0)
         require(is_int(Vd) and 1 <= Vd <= V, "draft_vocab_size", Vd, f"an integer in 1..{V}, the target's vocabulary")

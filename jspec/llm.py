@@ -1,7 +1,7 @@
 """A loaded model: target, drafter and engine, ready to generate."""
 
 import functools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.config import EngineConfig, Speculation
-from jspec.engine import FINISH_REASONS, Engine, Job, Progress
+from jspec.costs import CostTable
+from jspec.engine import Engine
+from jspec.jobs import FINISH_REASONS, Job, Progress
 from jspec.models.causal import causal_logits
 from jspec.models.split import split
 from jspec.results import Result, Stats
@@ -17,6 +19,15 @@ from jspec.sampling.params import SamplingParams
 from jspec.text import StopStrings, Tokenizer
 
 Prompt = str | Sequence[int]
+
+
+def check_lossless(speculation: Speculation):
+    """Refuse settings under which the text would not have the target's distribution."""
+    if speculation.synthetic_acceptance is not None:
+        raise ValueError(
+            f"synthetic_acceptance={speculation.synthetic_acceptance!r} accepts drafts by chance and not by the target, so "
+            "the text would not have the target's distribution; it is for the programs in benchmarks/, leave it out here"
+        )
 
 
 class LLM:
@@ -28,6 +39,7 @@ class LLM:
       method: how drafts are made: ``draft_model``, ``ngram`` or None.
       speculation: how they are judged.
       engine: decodes token ids.
+      reproducible: see ``Result``.
     """
 
     def __init__(
@@ -39,9 +51,25 @@ class LLM:
         tokenizer: Tokenizer | None,
         speculation: Speculation,
         config: EngineConfig,
+        costs: Mapping[int, float] | None = None,
     ):
+        check_lossless(speculation)
         self.target, self.tokenizer, self.method, self.speculation = target, tokenizer, method, speculation
-        self.engine = Engine(target, draft_model, make_drafter, speculation.verify, config)
+        auto = speculation.auto and method is not None
+        invariant = (speculation.verify, speculation.draft_sampling) == (
+            "match",
+            "coupled",
+        ) and config.width is not None
+        self.reproducible = not auto or invariant
+        self.engine = Engine(
+            target,
+            draft_model,
+            make_drafter,
+            speculation.verify,
+            config,
+            draft_lengths=speculation.draft_lengths if auto else None,
+            costs=costs if auto else None,
+        )
         self._leaves, merge = split(target)
 
         def forward(leaves, tokens):
@@ -65,6 +93,14 @@ class LLM:
         """Compile everything now, so that no request waits for it."""
         self.engine.warmup()
         return self
+
+    @property
+    def costs(self) -> CostTable | None:
+        """What ``num_draft_tokens="auto"`` goes by: as given to ``load``, or as ``warmup`` measured it; else None."""
+        controller = self.engine.controller
+        if controller is None or self.method is None:
+            return None
+        return CostTable(jax.devices()[0].device_kind, self.method, {self.engine.config.max_batch: controller.seconds})
 
     def generate(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], keys: Sequence[np.ndarray]
@@ -134,4 +170,5 @@ class LLM:
             stop_reason=stop_reason,
             stats=Stats.of(self.engine.num_draft_tokens, progress.drafted, progress.accepted),
             accepted=progress.from_draft,
+            reproducible=self.reproducible,
         )

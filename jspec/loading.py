@@ -28,19 +28,21 @@ def find_folders(target: Path, draft: Path | None) -> tuple[pathlib.Path, pathli
 
 def within_reach(speculation: Speculation, draft: ModelConfig | HeadConfig) -> Speculation:
     """``speculation`` with no more drafts than there are weights for; warns if it cuts, or if fewer were trained."""
-    K = speculation.num_draft_tokens
+    K, field = speculation.most_draft_tokens, "max_draft_tokens" if speculation.auto else "num_draft_tokens"
     if isinstance(draft, ModelConfig):
         return speculation
+    asked = not speculation.auto or speculation.max_draft_tokens is not None
     if draft.max_drafts is not None and draft.max_drafts < K:
+        if asked:
+            warnings.warn(
+                f"{field}={K}: the {draft.method} checkpoint has weights for {draft.max_drafts}, so a round drafts "
+                f"{draft.max_drafts}",
+                stacklevel=3,
+            )
+        return dataclasses.replace(speculation, **{field: draft.max_drafts})
+    if asked and draft.trained_drafts is not None and draft.trained_drafts < K:
         warnings.warn(
-            f"num_draft_tokens={K}: the {draft.method} checkpoint has weights for {draft.max_drafts}, so a round drafts "
-            f"{draft.max_drafts}",
-            stacklevel=3,
-        )
-        return dataclasses.replace(speculation, num_draft_tokens=draft.max_drafts)
-    if draft.trained_drafts is not None and draft.trained_drafts < K:
-        warnings.warn(
-            f"num_draft_tokens={K}: the {draft.method} head was trained to draft {draft.trained_drafts}; later drafts "
+            f"{field}={K}: the {draft.method} head was trained to draft {draft.trained_drafts}; later drafts "
             "may be accepted rarely",
             stacklevel=3,
         )
@@ -76,15 +78,18 @@ def load_draft_module(path: pathlib.Path, dtype: str, aux_convention: str | None
 
 
 def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
-    """``config`` without the copies that ``params`` holds of the target's weights; they are taken out of ``params``."""
+    """``config`` without the copies that ``params`` holds of the target's weights; they are taken out of ``params``.
+
+    What the target has quantised is no copy of a head's weight, which stays.
+    """
     if not isinstance(config, EagleConfig | Eagle3Config):
         return config
-    if config.own_embedding and _same(params["embedding"], target.embedding[...]):
+    if config.own_embedding and target.embedding_scale is None and _same(params["embedding"], target.embedding[...]):
         del params["embedding"]
         config = dataclasses.replace(config, own_embedding=False)
     if isinstance(config, EagleConfig) or config.reduced or not config.own_head:
         return config
-    if _same(params["head.weight"], target.output_weight):
+    if target.output_scale is None and _same(params["head.weight"], target.output_weight):
         del params["head.weight"]
         config = dataclasses.replace(config, own_head=False)
     return config

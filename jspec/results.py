@@ -14,8 +14,10 @@ class Stats:
       num_accepted_draft_tokens: those that the target accepted.
       acceptance_histogram: entry j counts the steps that accepted exactly j drafts, j = 0..K.
       accepted_per_position: entry i counts the steps that accepted draft i, i = 0..K-1.
+      drafted_per_position: entry i counts the steps that drafted it.
 
-    A completion of n tokens has n = num_steps + num_accepted_draft_tokens, less what its last step emitted past the end.
+    Where K varies it is the largest here. A completion of n tokens has n = num_steps + num_accepted_draft_tokens, less
+    what its last step emitted past the end.
     """
 
     num_steps: int
@@ -23,6 +25,7 @@ class Stats:
     num_accepted_draft_tokens: int
     acceptance_histogram: tuple[int, ...]
     accepted_per_position: tuple[int, ...]
+    drafted_per_position: tuple[int, ...]
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -35,9 +38,15 @@ class Stats:
         return self.num_accepted_draft_tokens / max(self.num_draft_tokens, 1)
 
     @property
+    def mean_draft_tokens(self) -> float:
+        """Drafts per verify pass: K, less where the drafter had fewer, and the mean of K where it varies."""
+        return self.num_draft_tokens / max(self.num_steps, 1)
+
+    @property
     def acceptance_rate_per_position(self) -> tuple[float, ...]:
-        """Share of all steps that accepted draft i: falls with i, because draft i needs those before it."""
-        return tuple(n / max(self.num_steps, 1) for n in self.accepted_per_position)
+        """Of the steps that drafted draft i, the share that accepted it and those before it; 0.0 if none drafted it."""
+        pairs = zip(self.accepted_per_position, self.drafted_per_position, strict=True)
+        return tuple(accepted / max(drafted, 1) for accepted, drafted in pairs)
 
     @staticmethod
     def of(K: int, drafted: list[int], accepted: list[int]) -> "Stats":
@@ -51,6 +60,7 @@ class Stats:
             num_accepted_draft_tokens=sum(accepted),
             acceptance_histogram=tuple(histogram),
             accepted_per_position=tuple(sum(histogram[i + 1 :]) for i in range(K)),
+            drafted_per_position=tuple(sum(n > i for n in drafted) for i in range(K)),
         )
 
     def __add__(self, other: "Stats") -> "Stats":
@@ -61,6 +71,7 @@ class Stats:
             self.num_accepted_draft_tokens + other.num_accepted_draft_tokens,
             tuple(map(operator.add, self.acceptance_histogram, other.acceptance_histogram)),
             tuple(map(operator.add, self.accepted_per_position, other.accepted_per_position)),
+            tuple(map(operator.add, self.drafted_per_position, other.drafted_per_position)),
         )
 
 
@@ -77,6 +88,9 @@ class Result:
         for ``length``; what went wrong for ``error``.
       stats: how speculation went.
       accepted: for each new token, whether it was drafted and accepted (else the target drew it).
+      reproducible: whether the same seed gives the same text again. Not under ``num_draft_tokens="auto"``, because K
+        follows from measured times and from what else was decoded, unless ``match`` with ``coupled`` drafts at a pinned
+        width makes the text the same for every K.
     """
 
     text: str | None
@@ -86,3 +100,4 @@ class Result:
     stop_reason: int | str | None
     stats: Stats
     accepted: list[bool] = dataclasses.field(repr=False)
+    reproducible: bool = True

@@ -48,10 +48,11 @@ class DecodeState:
       tokens: int32 ``[B, S]``, committed tokens of each row, prompt included; what lies past ``length`` means nothing.
       outcome: int32 ``[B]``, LIVE while the row decodes. Other rows are masked: they write, draft and emit nothing.
       request: per-row settings and lengths.
-      previous: int32 ``[B]``, length when the row's last round began; when a request enters, one less than its prompt.
+      previous: int32 ``[B]``, length when the row's last round with drafts began; when a request enters, and after
+        ``Step.catch_up``, one less than ``length``.
       cache: the target's pages, one ``LayerKV`` per layer.
-      features: ``[B, K + 1, E]``, what the target knew at positions previous - 1, previous, ..: what the last round read,
-        or the end of the prompt. None if the drafter needs none.
+      features: ``[B, K + 1, E]`` for the largest K, what the target knew at positions previous - 1, previous, ..: what
+        the last round read, or the end of the prompt. None if the drafter needs none.
       draft: the drafter's own state.
     """
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from jspec.cache import PagedView
 from jspec.drafting.base import Context, Drafter, Prompt
+from jspec.drafting.plain import NoDrafts
 from jspec.sampling.stops import first_stop, forbid_early_stops
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import Proposal, Verdict
@@ -65,6 +66,7 @@ class Step:
         draft, proposal = self._propose(state, noise)
         logits, features, cache = self._target(state, proposal)
         verdict = self.verify(logits, state.request.warp, proposal, noise)
+        features = self._kept(state, features)
         return self._commit(dataclasses.replace(state, cache=cache, features=features, draft=draft), proposal, verdict)
 
     def decode(self, state: DecodeState, rounds: int) -> tuple[DecodeState, RoundLog]:
@@ -84,6 +86,41 @@ class Step:
 
         _, state, logs = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state, logs))
         return state, logs
+
+    def decode_plainly(self, state: DecodeState, rounds: int) -> tuple[DecodeState, RoundLog]:
+        """``decode`` without drafts, after which the drafter reads all that it missed: it pays one pass, not one a round."""
+        resting = dataclasses.replace(self, drafter=NoDrafts(self.drafter.taps))
+        features = state.features
+        if features is not None:
+            state = dataclasses.replace(state, features=jnp.pad(features, ((0, 0), (0, rounds), (0, 0))))
+        state, logs = resting.decode(state, rounds)
+        state = self.catch_up(state, self.drafter.num_draft_tokens + 1 + rounds)
+        if features is not None and state.features is not None:
+            state = dataclasses.replace(state, features=state.features[:, : features.shape[1]])
+        return state, logs
+
+    def catch_up(self, state: DecodeState, slots: int) -> DecodeState:
+        """The drafter reads the committed tokens that it has not, or that it had only guessed: its caches and features
+        are then those of a request that has just entered, and a round of any K may follow.
+
+        Args:
+          state: the batch; only the drafter's part changes.
+          slots: most tokens that a row may have committed since ``previous``; with features, as many as there are.
+        """
+        request, live = state.request, state.live
+        behind = request.length - 1 - state.previous
+        positions = state.previous[:, None] - 1 + jnp.arange(slots, dtype=jnp.int32)[None]
+        valid = live[:, None] & (positions >= 0) & (positions < request.length[:, None] - 1)
+        tokens = jnp.take_along_axis(state.tokens, jnp.clip(positions, 0, state.tokens.shape[1] - 1), axis=1)
+        following = jnp.take_along_axis(state.tokens, jnp.clip(positions + 1, 0, state.tokens.shape[1] - 1), axis=1)
+        view = PagedView(request.table, positions, valid)
+        draft = self.drafter.prefill(state.draft, Prompt(tokens, following, state.features, view))
+        previous = jnp.where(live, request.length - 1, state.previous)
+        state = dataclasses.replace(state, draft=draft, previous=previous)
+        if state.features is None:
+            return state
+        newest = jnp.take_along_axis(state.features, jnp.clip(behind, 0, slots - 1)[:, None, None], axis=1)
+        return dataclasses.replace(state, features=jnp.concatenate([newest, state.features[:, 1:]], axis=1))
 
     def prefill(self, state: DecodeState, row, tokens, start, count, table) -> DecodeState:
         """Read one chunk of one prompt into the caches of target and drafter.
@@ -115,7 +152,7 @@ class Step:
             tokens=state.tokens,
             length=request.length,
             previous=state.previous,
-            features=state.features,
+            features=None if state.features is None else state.features[:, : K + 1],
             live=state.live,
             room=room,
             table=request.table,
@@ -137,7 +174,17 @@ class Step:
         valid = state.live[:, None] & (offset <= proposal.count[:, None])
         hidden, features, cache = self._read(tokens, state.cache, PagedView(request.table, positions, valid))
         logits = forbid_early_stops(self.target.logits(hidden), positions + 1, request.stop_tokens, request.min_length)
-        return logits, None if features is None else features[:, : proposal.tokens.shape[1] + 1], cache
+        return logits, features, cache
+
+    def _kept(self, state: DecodeState, features):
+        """The features to keep: what a round with drafts read takes the place of the old, one without adds its own."""
+        if features is None or state.features is None:
+            return None
+        K = self.drafter.num_draft_tokens
+        if K:
+            return jnp.concatenate([features[:, : K + 1], state.features[:, K + 1 :]], axis=1)
+        place = state.request.length - state.previous
+        return state.features.at[jnp.arange(len(place)), place].set(features[:, 0], mode="drop")
 
     def _read(self, tokens, cache, view: PagedView):
         """The target reads tokens: hidden states, the features that the drafter needs (None for none), and the cache."""
@@ -166,7 +213,7 @@ class Step:
             state,
             tokens=tokens,
             outcome=outcome,
-            previous=jnp.where(live, request.length, state.previous),
+            previous=jnp.where(live & (K > 0), request.length, state.previous),
             request=dataclasses.replace(request, length=request.length + count),
         )
         log = RoundLog(

@@ -9,7 +9,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 @pytest.fixture(scope="module", autouse=True)
 def compiled_in_a_hurry(request):
     """Most programs of the tests run for a moment and compile for seconds; the losslessness suite's run for long."""
-    if request.path.parent.name in ("lossless", "pallas"):
+    if request.path.parent.name in ("lossless", "pallas", "compiled"):
         yield
         return
     jax.config.update("jax_disable_most_optimizations", True)

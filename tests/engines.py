@@ -18,7 +18,8 @@ from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
-from jspec.engine import Engine, Job, Progress
+from jspec.engine import Engine
+from jspec.jobs import Job, Progress
 from jspec.llm import LLM
 from jspec.models import Decoder, build, flat_params
 from jspec.models.split import split
@@ -107,14 +108,18 @@ def successor_table(wrong: Sequence[int] = ()) -> np.ndarray:
     return 40.0 * np.eye(V, dtype=np.float32)[(np.arange(V) + step) % V]
 
 
-def drafting(method: str | None, speculation: Speculation, vocab_size: int = V) -> Callable[[Any, Any], Any]:
+def drafting(method: str | None, speculation: Speculation, vocab_size: int = V) -> Callable[..., Any]:
     """``make_drafter`` of an engine."""
-    K = speculation.num_draft_tokens
-    return {
-        "draft_model": lambda _, model: DraftModel(model, vocab_size, speculation),
-        "ngram": lambda *_: NGram(K, speculation.ngram_min, speculation.ngram_max),
-        None: lambda *_: NoDrafts(),
-    }[method]
+
+    def make(_, model, num_draft_tokens=None):
+        how = speculation if num_draft_tokens is None else speculation.fixed(num_draft_tokens)
+        if method is None:
+            return NoDrafts()
+        if method == "ngram":
+            return NGram(how.most_draft_tokens, how.ngram_min, how.ngram_max)
+        return DraftModel(model, vocab_size, how)
+
+    return make
 
 
 @functools.cache

@@ -40,6 +40,14 @@ def test_generate_prints_the_text_and_how_it_went(checkpoints, capsys):
     assert err == f"acceptance length {expected.stats.mean_acceptance_length:.2f}\n"
 
 
+def test_drafts_that_are_chosen(checkpoints, capsys):
+    chosen = ["--num-draft-tokens", "auto", "--max-draft-tokens", "1", "--max-tokens", "3"]
+    assert main(["generate", str(checkpoints / "target"), "import os", "--draft", "ngram", *chosen]) == 0
+    assert capsys.readouterr().err.startswith("acceptance length ")
+    assert main(["demo", "--checkpoints", str(checkpoints), "--draft", "ngram", *chosen]) == 0
+    assert re.search(r"K=auto \(\d\.\d\d\), rejection, auto", capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -67,7 +75,10 @@ def test_a_mistake_is_told_in_one_sentence(checkpoints, capsys, arguments, words
     assert words in err
 
 
-@pytest.mark.parametrize("arguments", [[], ["generat"], ["generate", "x"], ["generate", "a", "b", "--verify", "c"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["generat"], ["generate", "x"], ["generate", "a", "b", "--verify", "c"], ["demo", "--num-draft-tokens", "x"]],
+)
 def test_usage_errors_exit_with_2(capsys, arguments):
     with pytest.raises(SystemExit) as exit_:
         main(arguments)

@@ -44,12 +44,23 @@ BAD = [
     *refused(Rope, "factor", [*NO_NUMBERS, 0, -1.0]),
     *refused(Rope, "attention_factor", [*NO_NUMBERS, 0, -1.0]),
     *refused(Speculation, "num_draft_tokens", [*NO_INTEGERS, 0, -1, 256]),
+    *refused(Speculation, "num_draft_tokens", ["Auto", "4"]),
+    *refused(
+        Speculation,
+        "max_draft_tokens",
+        [*(bad for bad in NO_INTEGERS if bad is not None), 0, 256],
+        num_draft_tokens="auto",
+    ),
+    *refused(Speculation, "max_draft_tokens", [bad for bad in NO_INTEGERS if bad is not None], num_draft_tokens="auto"),
+    *refused(Speculation, "max_draft_tokens", [0, 256], num_draft_tokens="auto"),
     *refused(Speculation, "verify", ["typical", "", None, "Match", 1]),
     *refused(Speculation, "draft_sampling", ["greedy", None, 0]),
     *refused(Speculation, "argmax_below", [bad for bad in NO_NUMBERS if bad is not None] + [-0.1]),
     *refused(Speculation, "draft_temperature", [-1, "1", math.nan, math.inf, True]),
     *refused(Speculation, "ngram_min", [*NO_INTEGERS, 0, -1]),
     *refused(Speculation, "ngram_max", [*NO_INTEGERS, 0, 2], ngram_min=3),
+    *refused(Speculation, "synthetic_acceptance", [*(bad for bad in NO_NUMBERS if bad is not None), -0.1, 1.01, [0.5]]),
+    *refused(Speculation, "synthetic_acceptance", [(), (0.5, 1.01), (0.5, None), (0.5,) * 5]),
     *(
         case
         for name in ("max_batch", "page_size", "prefill_chunk", "rounds")
@@ -88,8 +99,23 @@ def test_lossless_pairs_are_taken(verify, draft_sampling):
 
 def test_values_at_the_edge_are_taken():
     assert Speculation(num_draft_tokens=255, argmax_below=0, draft_temperature=0, ngram_min=2, ngram_max=2)
+    assert Speculation(2, synthetic_acceptance=(0, 1)).synthetic_acceptance == (0, 1)
     assert EngineConfig(max_batch=np.int64(1), max_len=2, page_size=1, num_pages=1, prefill_chunk=1, rounds=1, width=1)
     assert EngineConfig(max_len=2**22).max_len == 2**22
+
+
+def test_what_auto_may_choose():
+    assert Speculation("auto").draft_lengths == (0, 1, 2, 3, 4, 6, 8)
+    assert Speculation("auto", max_draft_tokens=5).draft_lengths == (0, 1, 2, 3, 4, 5)
+    assert Speculation("auto", max_draft_tokens=1).draft_lengths == (0, 1)
+    assert Speculation("auto", max_draft_tokens=255).draft_lengths[-2:] == (192, 255)
+    assert (Speculation("auto").auto, Speculation("auto").most_draft_tokens) == (True, 8)
+    assert (Speculation(3).auto, Speculation(3).most_draft_tokens, Speculation(3).draft_lengths) == (False, 3, (3,))
+    assert Speculation("auto", "match", max_draft_tokens=4).fixed(2) == Speculation(2, "match")
+    with pytest.raises(
+        ValueError, match=r"max_draft_tokens=3 has no place with num_draft_tokens=4, .* leave it out or"
+    ):
+        Speculation(4, max_draft_tokens=3)
 
 
 def test_the_names_that_others_use():

@@ -22,7 +22,8 @@ from engines import (
 
 from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
-from jspec.engine import Engine, Job
+from jspec.engine import Engine
+from jspec.jobs import Job
 from jspec.sampling.params import MAX_STOP_TOKENS, SamplingParams
 from jspec.state import BROKEN, FULL, STOPPED
 

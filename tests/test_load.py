@@ -76,6 +76,39 @@ def test_one_call_with_prompt_lookup(folders, plain):
     assert len(results[0].stats.acceptance_histogram) == 4
 
 
+def test_one_call_that_chooses_how_much_to_draft(folders, plain, tmp_path):
+    """By costs that it measures itself, and by those again, from a file."""
+    speculation = jspec.Speculation("auto", max_draft_tokens=2)
+    llm = jspec.load(folders / "target", folders / "draft", speculation=speculation, **SMALL)
+    results = jspec.generate(llm, PROMPTS, **GREEDY)
+    assert [result.token_ids for result in results] == plain
+    assert not any(result.reproducible for result in results)
+    llm.costs.write(tmp_path / "costs.json")
+    again = jspec.load(
+        folders / "target", folders / "draft", speculation=speculation, costs=tmp_path / "costs.json", **SMALL
+    )
+    assert again.costs == llm.costs
+
+
+def test_costs_of_something_else(folders):
+    device = jax.devices()[0].device_kind
+    table = jspec.CostTable(device, "ngram", {1: {0: 1.0, 8: 2.0}, 2: {0: 1.0, 8: 2.0}})
+    auto = {"speculation": jspec.Speculation("auto"), **SMALL}
+    llm = jspec.load(folders / "target", "ngram", costs=table, **auto)
+    assert llm.costs.rounds == {2: {0: 1.0, 1: 1.125, 2: 1.25, 3: 1.375, 4: 1.5, 6: 1.75, 8: 2.0}}
+    with pytest.warns(UserWarning, match=f"costs were measured on 'another', and this is '{device}'"):
+        jspec.load(folders / "target", "ngram", costs=jspec.CostTable("another", "ngram", table.rounds), **auto)
+    for draft, options, words in (
+        (folders / "draft", auto, "costs has method='ngram', but the draft is a 'draft_model'"),
+        (None, auto, "costs has no place with draft=None"),
+        ("ngram", SMALL, "costs has no place with num_draft_tokens=4"),
+        ("ngram", auto | {"max_batch": 3}, "costs has batches 1..2: expected max_batch=3 among them"),
+        ("ngram", auto | {"costs": "nowhere"}, "costs='nowhere': expected the path of a JSON file"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            jspec.load(folders / "target", draft, **({"costs": table} | options))
+
+
 def test_bfloat16_runs(folders):
     model = jspec.load(folders / "target", dtype="bfloat16", **SMALL)
     assert {leaf.dtype for leaf in jax.tree.leaves(model.engine._state.cache)} == {jnp.dtype(jnp.bfloat16)}
@@ -139,6 +172,7 @@ def test_what_load_tells(folders, llm):
         ({"max_batch": 0}, ValueError, "max_batch=0: expected"),
         ({"dtype": "float16"}, ValueError, "dtype='float16': expected 'float32' or 'bfloat16'"),
         ({"draft": "ngram", "width": 4}, ValueError, "width=4: expected at least num_draft_tokens \\+ 1, which is 5"),
+        ({"draft": "ngram", "num_draft_tokens": "auto", "width": 8}, ValueError, "width=8: expected .*, which is 9"),
         ({"draft": "ngram", "verify": "rejecton"}, ValueError, "verify='rejecton': expected one of match, rejection"),
         ({"drafter": "ngram"}, TypeError, "has no argument 'drafter'; did you mean 'draft'"),
         ({"num_draft_tokens": 3, "num_speculative_tokens": 3}, TypeError, "are the same argument"),

@@ -100,6 +100,16 @@ def test_more_drafts_than_weights_are_cut_with_a_warning(target, tmp_path):
     assert llm.speculation.num_draft_tokens == llm.engine.num_draft_tokens == 3
 
 
+def test_auto_keeps_to_the_weights_there_are(target, tmp_path):
+    """Without a word, unless more were asked for."""
+    head = tiny_heads.medusa(tmp_path / "head")
+    llm = jspec.load(target, head, speculation=jspec.Speculation("auto"), **SMALL)
+    assert llm.speculation.draft_lengths == (0, 1, 2, 3)
+    assert llm.engine.num_draft_tokens == 3
+    with pytest.warns(UserWarning, match="max_draft_tokens=8: the medusa checkpoint has weights for 3"):
+        jspec.load(target, head, speculation=jspec.Speculation("auto", max_draft_tokens=8), **SMALL)
+
+
 def test_more_drafts_than_were_trained_are_drafted_with_a_warning(target, tmp_path):
     head = tiny_heads.mlp_speculator(tmp_path / "head", tie_weights=True)
     with pytest.warns(UserWarning, match="num_draft_tokens=8: the mlp head was trained to draft 3"):

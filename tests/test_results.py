@@ -29,7 +29,7 @@ def test_counts_of_known_steps():
     assert stats.accepted_per_position == (3, 2, 1)
     assert stats.mean_acceptance_length == 1 + 6 / 5
     assert stats.acceptance_rate == 6 / 9
-    assert stats.acceptance_rate_per_position == (3 / 5, 2 / 5, 1 / 5)
+    assert stats.acceptance_rate_per_position == (3 / 4, 2 / 3, 1 / 2)
 
 
 def test_no_steps_and_no_drafts():
@@ -86,6 +86,6 @@ def test_the_last_step_may_overshoot(llm, max_tokens):
 
 def test_plain_decoding_has_an_acceptance_length_of_one():
     result = jspec.generate(table_llm(bigram(successor_table())), [5], SamplingParams(max_tokens=9, seed=0))
-    assert result.stats == Stats(9, 0, 0, (9,), ())
+    assert result.stats == Stats(9, 0, 0, (9,), (), ())
     assert result.stats.mean_acceptance_length == 1.0
     assert result.accepted == [False] * 9

@@ -24,7 +24,8 @@ class Context:
     Attributes:
       tokens: int32 ``[B, S]``, committed tokens.
       length: int32 ``[B]``, how many.
-      previous: int32 ``[B]``, how many there were when the row's last round began; one less than its prompt at first.
+      previous: int32 ``[B]``, how many there were when the row's last round with drafts began; one less than its prompt
+        at first.
       features: ``[B, K + 1, E]``, what the target knew at positions previous - 1, previous, ..; those up to length - 2
         mean something. None if the drafter needs none.
       live: bool ``[B]``, the row decodes.

@@ -32,7 +32,7 @@ class DraftModel:
 
     @property
     def num_draft_tokens(self) -> int:
-        return self.speculation.num_draft_tokens
+        return self.speculation.most_draft_tokens
 
     def init(self, pages: int, page_size: int, dtype):
         return init_pool(self.model.cache_shape(), pages, page_size, dtype)

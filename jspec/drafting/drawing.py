@@ -75,7 +75,7 @@ class Drawing:
           room: int32 ``[B]``, drafts that the row can use.
           unroll: up to so many passes are straight-line code, in which i is a Python integer.
         """
-        later = self.speculation.num_draft_tokens - 1
+        later = self.speculation.most_draft_tokens - 1
 
         def next_pass(state, i):
             carry, token = state

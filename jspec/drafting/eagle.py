@@ -34,7 +34,7 @@ class Eagle:
 
     @property
     def num_draft_tokens(self) -> int:
-        return self.speculation.num_draft_tokens
+        return self.speculation.most_draft_tokens
 
     @property
     def max_position(self) -> int:

@@ -28,7 +28,7 @@ class MedusaHeads(Stateless):
 
     @property
     def num_draft_tokens(self) -> int:
-        return self.speculation.num_draft_tokens
+        return self.speculation.most_draft_tokens
 
     def propose(self, state, context: Context):
         drawing = Drawing(self.speculation, context, self.head.config.method)

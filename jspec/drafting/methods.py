@@ -1,7 +1,6 @@
 """Which drafter goes with what a user loaded."""
 
 from collections.abc import Callable
-from typing import Any
 
 from jspec.config import ModelConfig, Speculation
 from jspec.drafting.base import Drafter
@@ -27,27 +26,28 @@ def method_of(draft: ModelConfig | HeadConfig | str | None) -> str | None:
 
 def drafter_for(
     draft: ModelConfig | HeadConfig | str | None, target: ModelConfig, speculation: Speculation
-) -> Callable[[Any, Any], Drafter]:
-    """What builds the drafter around the modules of target and draft, inside a trace.
+) -> Callable[..., Drafter]:
+    """What builds the drafter around the modules of target and draft, inside a trace: ``(of, by, K=None)``.
 
     Args:
       draft: what drafts: a language model, a head that fits the target, ``ngram``, or None.
       target: what it drafts for.
-      speculation: K and how tokens are drawn.
+      speculation: the largest K, which a drafter has unless it is built with a smaller one, and how tokens are drawn.
     """
 
-    def make(of, by) -> Drafter:
+    def make(of, by, num_draft_tokens: int | None = None) -> Drafter:
+        how = speculation if num_draft_tokens is None else speculation.fixed(num_draft_tokens)
         if draft is None:
             return NoDrafts()
         if draft == NGRAM:
-            return NGram(speculation.num_draft_tokens, speculation.ngram_min, speculation.ngram_max)
+            return NGram(how.most_draft_tokens, how.ngram_min, how.ngram_max)
         if isinstance(draft, ModelConfig):
-            return DraftModel(by, target.vocab_size, speculation)
+            return DraftModel(by, target.vocab_size, how)
         if isinstance(draft, PardConfig):
-            return ParallelModel(by, target.vocab_size, speculation, draft.mask_token_id)
+            return ParallelModel(by, target.vocab_size, how, draft.mask_token_id)
         if isinstance(draft, EagleConfig | Eagle3Config):
             kind = ParallelHead if draft.method == "parallel" else Eagle
-            return kind(by, of, resolved_taps(target, draft), speculation)
-        return MLP(by, speculation) if isinstance(draft, MLPConfig) else MedusaHeads(by, of, speculation)
+            return kind(by, of, resolved_taps(target, draft), how)
+        return MLP(by, how) if isinstance(draft, MLPConfig) else MedusaHeads(by, of, how)
 
     return make

@@ -10,8 +10,13 @@ from jspec.sampling.verify import Proposal
 
 @dataclasses.dataclass(frozen=True)
 class NoDrafts(Stateless):
-    """Every round emits one token, the target's own draw."""
+    """Every round emits one token, the target's own draw.
 
+    Attributes:
+      taps: what a drafter that rests, and reads later, needs of the target; see ``Step.decode_plainly``.
+    """
+
+    taps: tuple[int, ...] | None = None
     num_draft_tokens: int = 0
 
     def propose(self, state, context: Context):

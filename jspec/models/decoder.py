@@ -8,12 +8,15 @@ A call reads T new tokens per row through a *view* (``jspec.cache``), which know
 Any object with ``cache_shape``, ``__call__``, ``logits`` and ``config`` of these shapes can be a target or a draft.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from jspec.config import ModelConfig
 from jspec.models.layers import Linear, RMSNorm, project, rotate
+from jspec.models.quantized import random_weight, wide
 
 
 class Attention(nnx.Module):
@@ -26,8 +29,9 @@ class Attention(nnx.Module):
         N, G, H, D = config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size
         self.num_heads, self.num_kv_heads, self.head_dim = N, G, H
         self.rope, self.window = config.rope, config.windows[layer]
-        self.qkv = Linear(in_features or D, (N + 2 * G) * H, bias=config.qkv_bias, dtype=dtype, rngs=rngs)
-        self.out = Linear(N * H, D, bias=config.output_bias, dtype=dtype, rngs=rngs)
+        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
+        self.qkv = linear(in_features or D, (N + 2 * G) * H, bias=config.qkv_bias)
+        self.out = linear(N * H, D, bias=config.output_bias)
         self.q_norm = RMSNorm(H, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
         self.k_norm = RMSNorm(H, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
 
@@ -47,8 +51,11 @@ class MLP(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
         D, F = config.hidden_size, config.intermediate_size
-        self.gate_up = Linear(D, 2 * F, bias=config.mlp_bias, dtype=dtype, rngs=rngs)
-        self.down = Linear(F, D, bias=config.mlp_bias, dtype=dtype, rngs=rngs)
+        linear = functools.partial(
+            Linear, bias=config.mlp_bias, quantization=config.quantization, dtype=dtype, rngs=rngs
+        )
+        self.gate_up = linear(D, 2 * F)
+        self.down = linear(F, D)
 
     def __call__(self, x):
         gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
@@ -71,19 +78,28 @@ class Layer(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Embedding, L layers, final norm and head. Layers are unrolled: scanning would copy every weight each step."""
+    """Embedding, L layers, final norm and head. Layers are unrolled: scanning would copy every weight each step.
+
+    Attributes:
+      embedding: ``[V, D]``. A tied one is quantised as the output head that it is, a separate one never.
+      embedding_scale: float32 ``[V]``, or None for an embedding that is not quantised.
+    """
 
     def __init__(self, config: ModelConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         V, D = config.vocab_size, config.hidden_size
         self.config, self.dtype = config, dtype
-        self.embedding = nnx.Param(0.02 * jax.random.normal(rngs.params(), (V, D), dtype))
+        kind, tied = config.quantization, config.tie_embeddings
+        self.embedding, self.embedding_scale = random_weight(rngs.params(), (V, D), 0.02, dtype, kind if tied else None)
         self.layers = nnx.List([Layer(config, i, dtype=dtype, rngs=rngs) for i in range(config.num_layers)])
         self.norm = RMSNorm(D, config.rms_norm_eps, dtype=dtype)
-        self.head = None if config.tie_embeddings else Linear(D, V, dtype=dtype, rngs=rngs)
+        self.head = None if tied else Linear(D, V, quantization=kind, dtype=dtype, rngs=rngs)
 
     def embed(self, tokens):
         """int32 ``[B, T] -> [B, T, D]``."""
-        return self.embedding[...][tokens]
+        rows = self.embedding[...][tokens]
+        if self.embedding_scale is None:
+            return rows
+        return wide(rows, self.embedding_scale[...][tokens]).astype(self.dtype)
 
     def __call__(self, tokens, positions, cache, view):
         """Read tokens.
@@ -124,12 +140,18 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden):
         """``[..., D] -> [..., V]``, in the model's dtype: the stored logits that every law is defined by."""
-        return project(hidden, self.output_weight)
+        return project(hidden, self.output_weight, self.output_scale)
 
     @property
     def output_weight(self) -> jax.Array:
-        """``[V, D]``, the output head; a tied one is the embedding."""
+        """``[V, D]``, the output head as it is stored; a tied one is the embedding."""
         return self.embedding[...] if self.head is None else self.head.weight[...]
+
+    @property
+    def output_scale(self) -> jax.Array | None:
+        """float32 ``[V]``, what each row of a quantised ``output_weight`` is to be multiplied by, else None."""
+        scale = self.embedding_scale if self.head is None else self.head.scale
+        return None if scale is None else scale[...]
 
     def cache_shape(self) -> tuple[int, int, int]:
         """(L, G, H) of the keys and values that a token leaves behind."""

@@ -11,25 +11,58 @@ import numpy as np
 from flax import nnx
 
 from jspec.config import Rope
+from jspec.models.quantized import random_weight
 
 
 class Linear(nnx.Module):
-    """``y = W x (+ b)``; W is ``[out, in]``."""
+    """``y = W x (+ b)``; W is ``weight``, ``[out, in]``, or ``scale[:, None] * weight`` where weights are quantised.
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = False, dtype, rngs: nnx.Rngs):
-        scale = in_features**-0.5
-        self.weight = nnx.Param(scale * jax.random.normal(rngs.params(), (out_features, in_features), dtype))
+    Attributes:
+      weight: ``[out, in]``, of ``dtype``, int8 or float8_e4m3fn.
+      scale: float32 ``[out]``, or None for a weight of ``dtype``.
+      bias: ``[out]`` of ``dtype``, or None.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = False,
+        quantization: str | None = None,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
+        shape, std = (out_features, in_features), in_features**-0.5
+        self.weight, self.scale = random_weight(rngs.params(), shape, std, dtype, quantization)
         self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
 
     def __call__(self, x):
-        y = project(x, self.weight[...])
+        y = project(x, self.weight[...], None if self.scale is None else self.scale[...])
         return y if self.bias is None else y + per_feature(self.bias[...], y)
 
 
-def project(x, weight):
-    """``[..., in], [out, in] -> [..., out]`` in x's dtype; fp32 operands are multiplied in full fp32, never TF32."""
+def project(x, weight, scale=None):
+    """``[..., in], [out, in] -> [..., out]`` in x's dtype; fp32 operands are multiplied in full fp32, never TF32.
+
+    A quantised weight has a ``scale``, float32 ``[out]``: see ``wide_project``, whose result is rounded once.
+    """
+    if scale is not None:
+        return wide_project(x, weight, scale).astype(x.dtype)
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return jnp.einsum("...i,oi->...o", x, weight, precision=precision)
+
+
+def wide_project(x, weight, scale=None):
+    """``[..., in], [out, in] -> [..., out]`` in float32, of products in x's dtype.
+
+    Quantised numbers are exact in bfloat16 and float32, so they are multiplied as they are, and each sum is scaled: the
+    conversion then takes place inside the product, and no wide copy of the weight is ever made.
+    """
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    weight = weight if scale is None else weight.astype(x.dtype)
+    y = jnp.einsum("...i,oi->...o", x, weight, precision=precision, preferred_element_type=jnp.float32)
+    return y if scale is None else y * per_feature(scale, y)
 
 
 class RMSNorm(nnx.Module):

@@ -15,6 +15,7 @@ from jspec.models.eagle import EagleHead
 from jspec.models.eagle3 import Eagle3Head
 from jspec.models.medusa import Medusa
 from jspec.models.mlp_speculator import MLPSpeculator
+from jspec.models.quantized import STORED
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 MODULES: dict[type, Callable[..., nnx.Module]] = {
@@ -41,10 +42,10 @@ def init(config: ModelConfig | HeadConfig, rngs: nnx.Rngs, dtype: str = "float32
 
 
 def build(config: ModelConfig, params: Mapping[str, jax.typing.ArrayLike], dtype: str = "float32") -> Decoder:
-    """The module of ``config`` around ``params`` (dotted names, arrays of ``dtype``).
+    """The module of ``config`` around ``params``: dotted names, arrays of ``dtype``, quantised ones as they are stored.
 
     Raises:
-      ValueError: a parameter is missing, unknown, or of another shape.
+      ValueError: a parameter is missing, unknown, or of another shape, or one that ought to be quantised is not.
     """
     return _build(config, params, dtype)
 
@@ -64,10 +65,20 @@ def _build(config, params, dtype: str) -> Any:
             raise ValueError(f"parameter {name!r} is unknown to {type(config).__name__}")
         if np.shape(params[name]) != expected[name].shape:
             raise ValueError(f"parameter {name!r} has shape {np.shape(params[name])}, expected {expected[name].shape}")
+        _require_stored(name, params[name], expected[name].dtype)
     graph, state = nnx.split(model)
     paths, tree = jax.tree_util.tree_flatten_with_path(state)
     leaves = [jnp.asarray(params[_dotted(path)], dtype=leaf.dtype) for path, leaf in paths]
     return nnx.merge(graph, jax.tree_util.tree_unflatten(tree, leaves))
+
+
+def _require_stored(name: str, array, expected):
+    """Raise where a cast would round numbers to quantised ones, and leave their scale behind."""
+    found = jnp.result_type(array)
+    if expected in STORED.values() and found != expected:
+        raise ValueError(
+            f"parameter {name!r} is {found}: expected {expected}, as jspec.models.quantized.quantize has it"
+        )
 
 
 def flat_params(model: nnx.Module) -> dict[str, jax.Array]:

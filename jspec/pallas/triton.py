@@ -14,21 +14,31 @@ from jax.experimental.pallas import triton as pltriton
 
 
 def kernel_call(
-    kernel, *args, grid, out_shape, num_warps: int, interpret: bool, num_stages: int | None = None, **static
+    function,
+    *args,
+    grid,
+    out_shape,
+    num_warps: int,
+    interpret: bool,
+    num_stages: int | None = None,
+    aliases=None,
+    **static,
 ):
-    """Run ``kernel(*arg_refs, *out_refs, **static)`` once per grid cell; ``interpret`` runs it on any platform, slowly.
+    """Run ``function(*arg_refs, *out_refs, **static)`` once per grid cell; ``interpret`` runs it on any platform, slowly.
 
     The first axis of the grid runs fastest. ``num_stages`` is how many trips of a loop have their loads under way.
+    ``aliases`` maps arguments to the outputs that take their place in memory.
     """
     # jax 0.11 announces the end of this lowering whenever it is used; the move away from it will happen in this file.
     warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
     call = pl.pallas_call(
-        functools.partial(kernel, **static),
+        functools.partial(function, **static),
         grid=grid,
         out_shape=out_shape,
         compiler_params=pltriton.CompilerParams(num_warps=num_warps, num_stages=num_stages),
+        input_output_aliases=aliases or {},
         interpret=interpret,
-        name="jspec" + kernel.__name__,
+        name="jspec" + function.__name__,
     )
     return call(*args)
 

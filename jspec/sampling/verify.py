@@ -10,7 +10,7 @@ q_{K-1}, p_0 .. p_K the target's laws after 0 .. K of them, and k <= K valid dra
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,21 @@ class Verdict(NamedTuple):
     ok: jax.Array
 
 
-def match(logits, warp: Warp, proposal: Proposal, noise: RoundNoise) -> Verdict:
+class Decide(Protocol):
+    """The last word on how many drafts stand; see ``sampling.synthetic`` for one that is not the rule's own."""
+
+    def __call__(self, accepted: jax.Array, count: jax.Array, noise: RoundNoise) -> jax.Array:
+        """Of int32 ``[B]`` drafts accepted by the rule and ``[B]`` valid ones, those that stand, int32 ``[B]``."""
+        ...
+
+
+def by_rule(accepted: jax.Array, count: jax.Array, noise: RoundNoise) -> jax.Array:
+    """The rule's own decision."""
+    del count, noise
+    return accepted
+
+
+def match(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Decide = by_rule) -> Verdict:
     """Accept drafts that equal the target's own seeded samples.
 
     With ``coupled`` drafts the acceptance is sum_i 1 / sum_j max(p_j / p_i, q_j / q_i) (Daliri, Musco and Suresh, 2024).
@@ -57,6 +71,7 @@ def match(logits, warp: Warp, proposal: Proposal, noise: RoundNoise) -> Verdict:
       warp: the requests' settings.
       proposal: the drafts; their laws do not matter here.
       noise: the round's noise.
+      decide: how many drafts stand in the end; only the default is lossless.
     """
     B, T, _ = logits.shape
     offset = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
@@ -64,10 +79,11 @@ def match(logits, warp: Warp, proposal: Proposal, noise: RoundNoise) -> Verdict:
     count = _count(law, proposal)
     K = proposal.tokens.shape[1]
     accepted = leading((proposal.tokens == sampled[:, :K]) & (offset[:, :K] < count[:, None]))
+    accepted = decide(accepted, count, noise)
     return Verdict(accepted, _pick(sampled, accepted), _pick(law.finite, accepted))
 
 
-def rejection(logits, warp: Warp, proposal: Proposal, noise: RoundNoise) -> Verdict:
+def rejection(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Decide = by_rule) -> Verdict:
     """Token-level speculative sampling (Leviathan et al., 2023; Chen et al., 2023). Arguments as for ``match``."""
     law, best = make_law(logits, warp)
     count = _count(law, proposal)
@@ -75,10 +91,11 @@ def rejection(logits, warp: Warp, proposal: Proposal, noise: RoundNoise) -> Verd
     K = proposal.tokens.shape[1]
     u = noise.accept_uniforms(K)
     accepted = leading((jnp.log(u) < log_p - log_q) & (jnp.arange(K, dtype=jnp.int32)[None] < count[:, None]))
+    accepted = decide(accepted, count, noise)
     return _finish(law, best, proposal, count, accepted, jnp.zeros(accepted.shape, jnp.float32), noise)
 
 
-def block(logits, warp: Warp, proposal: Proposal, noise: RoundNoise) -> Verdict:
+def block(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Decide = by_rule) -> Verdict:
     """Block verification (Sun et al., 2024): accepts at least as much as ``rejection``. Arguments as for ``match``.
 
     With w_0 = 1, w_{i+1} = min(w_i p_i(d_i) / q_i(d_i), 1) and R_i the mass of max(w_i p_i - q_i, 0), the prefix of i
@@ -101,11 +118,11 @@ def block(logits, warp: Warp, proposal: Proposal, noise: RoundNoise) -> Verdict:
     prefix = jnp.broadcast_to(jnp.arange(1, K + 1, dtype=jnp.int32), (count.shape[0], K))
     h = jnp.where(prefix < count[:, None], jnp.pad(passes, ((0, 0), (0, 1)))[:, 1:], w[:, 1:])
     stands = (noise.accept_uniforms(K) <= h) & (prefix <= count[:, None])
-    accepted = jnp.max(jnp.where(stands, prefix, 0), axis=1, initial=0)
+    accepted = decide(jnp.max(jnp.where(stands, prefix, 0), axis=1, initial=0), count, noise)
     return _finish(law, best, proposal, count, accepted, _pick(log_w, accepted), noise)
 
 
-RULES: dict[str, Callable[[jax.Array, Warp, Proposal, RoundNoise], Verdict]] = {
+RULES: dict[str, Callable[..., Verdict]] = {
     "match": match,
     "rejection": rejection,
     "block": block,

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.cache import CausalView
+from jspec.models.layers import wide_project
 
 
 @jax.tree_util.register_dataclass
@@ -53,18 +54,14 @@ def read(target, windows, taps: tuple[int, ...], known=None) -> Lesson:
     return Lesson(windows, hidden, features, law)
 
 
-def wide_logits(hidden, weight) -> jax.Array:
-    """float32 ``[..., V']`` of hidden states ``[..., D]`` and an output head ``[V', D]``.
+def wide_logits(hidden, own, target) -> jax.Array:
+    """float32 ``[..., V']`` of hidden states ``[..., D]``, by a head's ``own`` output map, or the target's if it is None.
 
     Serving rounds logits to the model's dtype; here that would cost the gradient two digits.
     """
-    precision = jax.lax.Precision.HIGHEST if hidden.dtype == jnp.float32 else None
-    return jnp.einsum("...d,vd->...v", hidden, weight, precision=precision, preferred_element_type=jnp.float32)
-
-
-def output_weight(own, target) -> jax.Array:
-    """``[V', D]`` of a head's own output map, or the target's if ``own`` is None."""
-    return target.output_weight if own is None else own.weight[...]
+    if own is None:
+        return wide_project(hidden, target.output_weight, target.output_scale)
+    return wide_project(hidden, own.weight[...])
 
 
 def soft_cross_entropy(law, logits) -> jax.Array:

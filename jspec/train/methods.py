@@ -11,6 +11,7 @@ from jspec._arguments import is_int, require
 from jspec.config import ModelConfig
 from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, default_taps
 from jspec.models import flat_params, init
+from jspec.models.quantized import wide
 from jspec.train.objectives import ConditionalDrop, FeatureRegression, Heads, Objective, Stages, TrainingTimeTest
 
 
@@ -141,7 +142,7 @@ def initial_params(config: HeadConfig, target, tokens: np.ndarray, key: jax.Arra
     """
     key, key_of_mask = jax.random.split(key)
     params, constants = jax.jit(lambda key: flat_params(init(config, nnx.Rngs(key))))(key), {}
-    output = target.output_weight.astype(jnp.float32)
+    output = wide(target.output_weight, target.output_scale)
     start: dict[str, jax.Array] = {}
     if isinstance(config, Eagle3Config):
         known = slice(None)

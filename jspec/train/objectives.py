@@ -17,7 +17,7 @@ from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLP
 from jspec.models import build_head
 from jspec.train.branches import Branches
 from jspec.train.loop import Loss, Params
-from jspec.train.losses import Depth, Lesson, draft_loss, output_weight, read, soft_cross_entropy, wide_logits
+from jspec.train.losses import Depth, Lesson, draft_loss, read, soft_cross_entropy, wide_logits
 
 
 class Objective(Protocol):
@@ -70,7 +70,7 @@ class FeatureRegression:
         hidden, _ = head(embedded, lesson.features + noise, view.positions(len(embedded)), cache, view)
         hidden = hidden[:, :-1]  # the last slot's feature lies past the window
         distance = optax.losses.huber_loss(hidden.astype(jnp.float32), lesson.hidden[:, 1:].astype(jnp.float32))
-        logits = wide_logits(hidden, target.output_weight)
+        logits = wide_logits(hidden, None, target)
         entropy = soft_cross_entropy(lesson.law[:, 1:], logits)
         return self.regression * distance.mean() + self.cross_entropy * entropy.mean()
 
@@ -107,12 +107,11 @@ class TrainingTimeTest(Chain):
     def drafts(self, head, target, lesson: Lesson, key) -> Iterator[Depth]:
         del key
         cache, features = ((),) * self.config.layers.num_layers, head.fuse(lesson.features)
-        weight = output_weight(head.head, target)
         for depth in range(self.depths):
             view = Branches(lesson.slots, depth)
             embedded = head.embed(lesson.tokens_at(lesson.slots + depth + 1), target)
             hidden, cache = head(embedded, features, view.positions(len(embedded)), cache, view)
-            yield Depth(lesson.slots, wide_logits(head.norm(hidden), weight))
+            yield Depth(lesson.slots, wide_logits(head.norm(hidden), head.head, target))
             features = head.recycle(hidden)
 
 
@@ -147,7 +146,6 @@ class ConditionalDrop(Chain):
     def drafts(self, head, target, lesson: Lesson, key) -> Iterator[Depth]:
         B, n = lesson.hidden.shape[:2]
         cache = ((),) * self.config.layers.num_layers
-        weight = output_weight(head.head, target)
         masked = head.fuse(head.mask_hidden[...].reshape(1, 1, -1))
         assert self.config.mask_token_id is not None
         mask_token = head.embed(jnp.full((1, 1), self.config.mask_token_id), target)
@@ -156,7 +154,7 @@ class ConditionalDrop(Chain):
         for depth, count in enumerate(self.kept(n)):
             view = Branches(order[:count] if depth else lesson.slots, depth)
             hidden, cache = head(embedded, features, view.positions(B), cache, view)
-            yield Depth(view.bases, wide_logits(head.norm(hidden), weight))
+            yield Depth(view.bases, wide_logits(head.norm(hidden), head.head, target))
             if depth + 1 < self.depths:
                 shape = (B, self.kept(n)[depth + 1], masked.shape[-1])
                 embedded, features = jnp.broadcast_to(mask_token, shape), jnp.broadcast_to(masked, shape)
@@ -181,11 +179,11 @@ class Stages(Chain):
         return self.config.num_stages
 
     def drafts(self, head, target, lesson: Lesson, key) -> Iterator[Depth]:
-        del target, key
+        del key
         state = head.start(lesson.hidden)
         for i in range(self.depths):
             state = head.stage(i, state, lesson.tokens_at(lesson.slots + 1 + i))
-            yield Depth(lesson.slots, wide_logits(state, head.heads[0 if self.config.tied else i].weight[...]))
+            yield Depth(lesson.slots, wide_logits(state, head.heads[0 if self.config.tied else i], target))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +210,7 @@ class Heads(Chain):
             hidden = lesson.hidden
             for block in one.blocks:
                 hidden = hidden + jax.nn.silu(block(hidden))
-            yield Depth(lesson.slots, wide_logits(hidden, output_weight(one.head, target)))
+            yield Depth(lesson.slots, wide_logits(hidden, one.head, target))
 
 
 def loss_of(objective: Objective, merge_target, dtype: str) -> Loss:

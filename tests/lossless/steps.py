@@ -45,12 +45,12 @@ class Program:
     def rule(self):
         return RULES[self.verify]
 
-    def drafter(self, target, model):
+    def drafter(self, target, model, drafts: int = K):
         """What drafts for ``target`` with ``model``."""
-        speculation = Speculation(K, self.verify, self.draft_sampling, ARGMAX_BELOW, self.draft_temperature)
+        speculation = Speculation(drafts, self.verify, self.draft_sampling, ARGMAX_BELOW, self.draft_temperature)
         if self.method == "draft_model":
             return DraftModel(model, V, speculation)
-        return NGram(K, *NGRAM) if self.method == "ngram" else NoDrafts()
+        return NGram(drafts, *NGRAM) if self.method == "ngram" else NoDrafts()
 
     def models(self, tables) -> tuple[TableModel, TableModel]:
         return (

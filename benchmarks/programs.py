@@ -1,0 +1,280 @@
+"""The programs that are timed: rounds of a batch in flight and passes of the target, at set lengths, on random weights."""
+
+import dataclasses
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.floors import draft_passes, floor, target_pass
+from benchmarks.hlo import launched
+from benchmarks.shapes import Pair, head_for, random_module
+from jspec.cache import PagedView, init_pool
+from jspec.config import EngineConfig, Speculation
+from jspec.drafting.methods import drafter_for
+from jspec.models.params import DTYPES
+from jspec.models.split import split
+from jspec.sampling.law import Warp
+from jspec.sampling.stops import forbid_early_stops
+from jspec.sampling.synthetic import rule_of
+from jspec.sampling.verify import RULES
+from jspec.state import LIVE, init_state
+from jspec.step import Step
+
+PAGE = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding:
+    """Rounds of a batch that has been decoding for a while.
+
+    Attributes:
+      method: how drafts are made, as ``shapes.head_for`` names it or ``draft_model``; None for plain decoding.
+      K: drafts per round, 0 without a method.
+      batch: rows, all of them live from the first round to the last.
+      start: committed tokens of each row before the first round.
+      new: tokens that a row gets on average, in whole rounds.
+      acceptance: synthetic acceptance of every draft.
+      draft_sampling: ``sample`` or ``argmax``; requests are sampled at temperature 1 either way.
+      verify: the rule.
+    """
+
+    method: str | None
+    K: int
+    batch: int
+    start: int
+    new: int
+    acceptance: float = 0.7
+    draft_sampling: Any = "sample"
+    verify: Any = "rejection"
+
+    def __str__(self) -> str:
+        where = f"batch {self.batch}, {self.start:,} + {self.new:,} tokens"
+        if self.method is None:
+            return f"plain decoding, {where}"
+        drafts = f"{self.draft_sampling} drafts, " if self.draft_sampling != "sample" else ""
+        return f"{self.method}, K = {self.K}, {drafts}{where}; synthetic acceptance {self.acceptance:g}"
+
+    @property
+    def rounds(self) -> int:
+        """Rounds until ``new`` tokens are expected."""
+        return max(1, round(self.new / sum(self.acceptance**i for i in range(self.K + 1))))
+
+    @property
+    def capacity(self) -> int:
+        """S, with room for rows that are luckier than most; rounds are many, so no row reaches it."""
+        return _whole_pages(self.start + self.new + max(self.new // 2, 5 * (self.K + 1)))
+
+    @property
+    def speculation(self) -> Speculation:
+        return Speculation(
+            max(self.K, 1), self.verify, self.draft_sampling, synthetic_acceptance=self.acceptance if self.K else None
+        )
+
+    def engine_config(self, dtype: str) -> EngineConfig:
+        return EngineConfig(max_batch=self.batch, max_len=self.capacity, dtype=dtype, page_size=PAGE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """Passes of the target over ``width`` tokens in each of ``batch`` rows, at the end of ``live`` slots of ``capacity``."""
+
+    batch: int
+    width: int
+    live: int
+    capacity: int
+    passes: int
+
+    def __str__(self) -> str:
+        return f"target, batch {self.batch} x {self.width} rows, {self.live:,} live of {self.capacity:,}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """Of one program.
+
+    Attributes:
+      seconds: of a round, the median over calls.
+      floor: seconds of a round at the bandwidth that was measured.
+      kernels: launches of a round.
+      length: live slots of a row, on average.
+      tokens: tokens that a round gave a row, on average.
+    """
+
+    seconds: float
+    floor: float
+    kernels: int
+    length: float
+    tokens: float
+
+
+class Program(NamedTuple):
+    """``function(leaves, state)``, to be compiled with its state donated, and ``fresh()``, which makes such a state."""
+
+    function: Callable
+    leaves: Any
+    fresh: Callable
+
+
+def decoding_program(target, module, draft, config: EngineConfig, what: Decoding) -> Program:
+    """Rounds as the engine runs them.
+
+    Args:
+      target, module: of target and draft, which may have shapes for arrays.
+      draft: the configuration of the draft, None without.
+      config: of the batch.
+      what: the rounds.
+    """
+    make = drafter_for(draft, target.config, what.speculation)
+    rule = rule_of(what.speculation) if what.K else RULES["match"]
+    (of, merge_of), (by, merge_by) = split(target), split(module)
+
+    def rounds(leaves, state):
+        model = merge_of(leaves[0])
+        return Step(model, make(model, merge_by(leaves[1])), rule, what.K + 1).decode(state, what.rounds)
+
+    def fresh():
+        state = init_state(config, target, make(target, module), DTYPES[config.dtype])
+        return _in_flight(state, config, what.start)
+
+    return Program(rounds, (of, by), fresh)
+
+
+def forward_program(target, dtype: str, what: Forward) -> Program:
+    """Passes of the target as a step makes them, logits and all, one after another at the same place."""
+    leaves, merge = split(target)
+    B, M = what.batch, what.capacity // PAGE
+    positions = jnp.broadcast_to(what.live - what.width + jnp.arange(what.width, dtype=jnp.int32), (B, what.width))
+    no_stops = jnp.full((B, 1), -1, jnp.int32), jnp.zeros(B, jnp.int32)
+
+    def one(leaves, state):
+        tokens, cache, _ = state
+        model, view = merge(leaves), PagedView(_tables(B, M), positions, jnp.ones(positions.shape, bool))
+        hidden, cache = model(tokens, positions, cache, view)
+        logits = forbid_early_stops(model.logits(hidden), positions + 1, *no_stops)
+        # The next pass waits for this one: its tokens are the same, unless a logit is what no logit is.
+        return tokens + (logits[:, :1, 0] > 1e38).astype(jnp.int32), cache, logits
+
+    def passes(leaves, state):
+        return jax.lax.fori_loop(0, what.passes, lambda _, state: one(leaves, state), state), None
+
+    def fresh():
+        tokens = jnp.zeros((B, what.width), jnp.int32)
+        cache = _random(init_pool(target.cache_shape(), 1 + B * M, PAGE, DTYPES[dtype]))
+        return tokens, cache, jnp.zeros((B, what.width, target.config.vocab_size), DTYPES[dtype])
+
+    return Program(passes, leaves, fresh)
+
+
+class Bench:
+    """Random weights of one shape, made once, and the programs that were timed on them.
+
+    Args:
+      pair: the target and the model that drafts for it.
+      dtype: of weights and cache.
+      bandwidth: bytes per second, for floors.
+      repeats: timed calls of each program, after one that is not.
+    """
+
+    def __init__(self, pair: Pair, dtype: str, bandwidth: float, repeats: int):
+        self.pair, self.dtype, self.bandwidth, self.repeats = pair, dtype, bandwidth, repeats
+        self._timed: dict[Decoding | Forward, Timed] = {}
+
+    @functools.cached_property
+    def target(self):
+        return random_module(self.pair.target, dtype=self.dtype)
+
+    @functools.cache  # noqa: B019 (a bench lives as long as the program)
+    def draft(self, method: str | None):
+        """(configuration, module) of what drafts, (None, None) without."""
+        if method is None:
+            return None, None
+        config = self.pair.draft if method == "draft_model" else head_for(self.pair.target, method)
+        return config, random_module(config, 1, self.dtype)
+
+    def time(self, what: Decoding | Forward) -> Timed:
+        """Compile a program and time it, unless that has been done."""
+        if what not in self._timed:
+            self._timed[what] = self._decoding(what) if isinstance(what, Decoding) else self._forward(what)
+        return self._timed[what]
+
+    def _decoding(self, what: Decoding) -> Timed:
+        config, module = self.draft(what.method)
+        program = decoding_program(self.target, module, config, what.engine_config(self.dtype), what)
+        seconds, kernels, log = self._run(program, what.rounds)
+        assert log is not None
+        if np.any(log.outcome != LIVE):
+            raise RuntimeError(f"a row ended before the last round of {what}: its round would be too cheap")
+        before = what.start + np.cumsum(log.count, axis=0) - log.count
+        length, tokens = float(np.mean(before)), float(np.mean(log.count))
+        passes = [target_pass(self.target, what.batch, what.K + 1, length)]
+        if what.K:
+            passes += draft_passes(self.target, module, what.K, what.batch, length)
+        return Timed(seconds, floor(passes, self.bandwidth), kernels, length, tokens)
+
+    def _forward(self, what: Forward) -> Timed:
+        seconds, kernels, _ = self._run(forward_program(self.target, self.dtype, what), what.passes)
+        passes = [target_pass(self.target, what.batch, what.width, what.live)]
+        return Timed(seconds, floor(passes, self.bandwidth), kernels, what.live, 0.0)
+
+    def _run(self, program: Program, rounds: int):
+        """Seconds and launches of a round, and the log of the last call."""
+        make = jax.jit(program.fresh)
+        function = jax.jit(program.function, donate_argnums=1)
+        compiled = function.lower(program.leaves, jax.eval_shape(make)).compile()
+        seconds, log = [], None
+        for _ in range(self.repeats + 1):
+            state = jax.block_until_ready(make())
+            started = time.perf_counter()
+            _, log = jax.block_until_ready(compiled(program.leaves, state))
+            seconds.append((time.perf_counter() - started) / rounds)
+        return statistics.median(seconds[1:]), len(launched(compiled.as_text() or "", loop=True)), jax.device_get(log)
+
+
+def _in_flight(state, config: EngineConfig, length: int):
+    """Every row decoding a text of ``length`` tokens at temperature 1, over random numbers in cache and features."""
+    B = config.max_batch
+    every = lambda value, dtype=jnp.int32: jnp.full(B, value, dtype)  # noqa: E731
+    request = dataclasses.replace(
+        state.request,
+        length=every(length),
+        limit=every(config.max_len),
+        key_data=jnp.stack([jnp.zeros(B, jnp.uint32), jnp.arange(B, dtype=jnp.uint32)], axis=1),
+        table=_tables(B, config.pages_per_row),
+        warp=Warp(every(1, jnp.float32), every(0), every(1, jnp.float32), every(0, jnp.float32)),
+    )
+    cache, features, draft = _random((state.cache, state.features, state.draft))
+    return dataclasses.replace(
+        state,
+        outcome=every(LIVE),
+        request=request,
+        previous=every(length - 1),
+        cache=cache,
+        features=features,
+        draft=draft,
+    )
+
+
+def _random(tree):
+    """Random numbers for those of a tree: zeros would cost less power than real ones."""
+    leaves, structure = jax.tree.flatten(tree)
+    keys = jax.random.split(jax.random.key(2), len(leaves) + 1)
+    floats = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
+    pairs = zip(leaves, keys, floats, strict=False)
+    return structure.unflatten(
+        [jax.random.normal(k, leaf.shape, leaf.dtype) if real else leaf for leaf, k, real in pairs]
+    )
+
+
+def _tables(B: int, M: int):
+    """int32 ``[B, M]``: every row has pages of its own."""
+    return 1 + jnp.arange(B * M, dtype=jnp.int32).reshape(B, M)
+
+
+def _whole_pages(slots: int) -> int:
+    return -(-slots // PAGE) * PAGE

@@ -1,0 +1,40 @@
+"""Acceptance by decree, for benchmarks: random weights never agree, so a round of theirs would say nothing of real ones."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jspec.config import Speculation
+from jspec.sampling.law import leading
+from jspec.sampling.streams import RoundNoise
+from jspec.sampling.verify import RULES, Verdict
+
+
+@dataclasses.dataclass(frozen=True)
+class Synthetic:
+    """Decides by a coin per draft. NOT lossless; the rule's own decision is computed all the same.
+
+    Attributes:
+      rates: probability that draft i is accepted given that those before it were, K or fewer; 0 past the end.
+    """
+
+    rates: tuple[float, ...]
+
+    def __call__(self, accepted: jax.Array, count: jax.Array, noise: RoundNoise) -> jax.Array:
+        K = len(self.rates)
+        coins = noise.accept_uniforms(K) <= jnp.asarray(self.rates, jnp.float32).reshape(1, K)
+        decided = leading(coins & (jnp.arange(K, dtype=jnp.int32)[None] < count[:, None]))
+        # No rule accepts more than ``count``, but a compiler cannot know: it must keep the work behind ``accepted``.
+        return jnp.where(accepted > count, accepted, decided)
+
+
+def rule_of(speculation: Speculation) -> Callable[..., Verdict]:
+    """The rule of ``speculation.verify``, under ``synthetic_acceptance`` with its decision replaced."""
+    rule, rates = RULES[speculation.verify], speculation.synthetic_acceptance
+    if rates is None:
+        return rule
+    rates = rates if isinstance(rates, tuple) else (rates,) * speculation.most_draft_tokens
+    return functools.partial(rule, decide=Synthetic(rates))

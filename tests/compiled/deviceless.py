@@ -1,0 +1,89 @@
+"""Compile a program for an NVIDIA H200 on a machine that has none: nothing runs, and no array is made.
+
+XLA takes a description of the device in place of one. It has no autotuning then, so products show default tilings: read
+structure from the result, not speed.
+"""
+
+import functools
+import importlib.util
+import os
+from collections.abc import Callable
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
+
+UNCHECKED = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
+os.environ.setdefault(UNCHECKED, "1")  # there is no driver to check
+
+# What XLA asks of a device when it cuts programs into kernels. Clocks and widths of its units, which only its cost model
+# reads, are left out where it has defaults.
+_H200 = """
+platform_name: "CUDA"
+device_description_str: "NVIDIA H200"
+dnn_version_info { major: 9 minor: 12 patch: 0 }
+gpu_device_info {
+  name: "NVIDIA H200"
+  device_vendor: "NVIDIA Corporation"
+  cuda_compute_capability { major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }
+  driver_version: "13.0.0"
+  runtime_version: "13.0.0"
+  compile_time_toolkit_version: "13.0.0"
+  dnn_version: "9.12.0"
+  core_count: 132
+  fpus_per_core: 128
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  thread_dim_limit_x: 1024
+  thread_dim_limit_y: 1024
+  thread_dim_limit_z: 64
+  device_address_bits: 64
+  device_memory_size: 150000000000
+  memory_bandwidth: 4800000000000
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+}
+"""
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Why this machine cannot compile for an H200, None if it can."""
+    if jax.__version_info__ < (0, 11):
+        return f"compiling without a device needs jax 0.11, this is {jax.__version__}"
+    if not any(importlib.util.find_spec(f"jax_plugins.xla_cuda{version}") for version in (12, 13)):
+        return "compiling without a device needs jax-cuda13-plugin or jax-cuda12-plugin, and its pjrt"
+    try:
+        _mesh()
+    except NotImplementedError as error:
+        return f"JAX came up without its CUDA plugin ({error}): set {UNCHECKED}=1 before it starts"
+    return None
+
+
+def compiled_for_h200(function: Callable, *args, **jit) -> jax.stages.Compiled:
+    """``function`` of arrays, or shapes of them, compiled by XLA's GPU compiler.
+
+    Args:
+      function: to be jitted.
+      args: its arguments.
+      jit: arguments of ``jax.jit``.
+    """
+    mesh = _mesh()
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), args)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        return jax.jit(function, **jit).lower(*shapes).compile()
+
+
+def _mesh() -> jax.sharding.Mesh:
+    topology = topologies.get_topology_desc(platform="cuda", target_config=_H200, topology="1x1x1")
+    return topologies.make_mesh(topology, (1,), ("x",))

@@ -1,0 +1,109 @@
+"""K chosen by acceptance so far leaves the law of the texts, and the acceptance of every round, as they are; K chosen by the
+drafts of its own round does not, and the suite sees it."""
+
+import dataclasses
+from unittest import mock
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec import adaptive
+from lossless.adaptive import Adapted, play_adaptively
+from lossless.judge import assert_texts
+from lossless.laws import round_law
+from lossless.oracle import Oracle
+from lossless.statistics import LEVEL, assert_follows, assert_not_vacuous, p_value
+from lossless.steps import ASKS, K, Program, decoded, play
+from lossless.table_model import random_tables
+
+TABLES, SAMPLES = random_tables(0), 200_000
+SECONDS = {0: 1.0, 1: 1.62, 2: 2.05}  # so near to each other that every round changes which is best
+QUICK = (Program("rejection"), Program("block", draft_sampling="auto"))
+OTHERS = (Program("match", draft_sampling="coupled"), Program("block"), Program("rejection", "ngram"))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        *QUICK,
+        *(pytest.param(program, marks=pytest.mark.long) for program in OTHERS),
+    ],
+    ids=lambda program: f"{program.verify}-{program.method}-{program.draft_sampling}",
+)
+def played(request) -> list[tuple[Oracle, Adapted]]:
+    program = request.param
+    with mock.patch.multiple(adaptive, GAIN=1.0, FIRST_REST=1, LONGEST_REST=1):  # six rounds are all there is
+        tallies = play_adaptively(program, TABLES, SAMPLES, seed=51, seconds=SECONDS)
+    return [(Oracle(program, ask, TABLES), tally) for ask, tally in zip(ASKS, tallies, strict=True)]
+
+
+def test_joint_law_of_completions(played):
+    for oracle, tally in played:
+        assert_texts(oracle, tally)
+
+
+def test_acceptance_of_every_round(played):
+    """Rounds of K drafts accept what their theory says, whatever K the rounds before had: rests cost no quality."""
+    for oracle, tally in played:
+        coupled = oracle.program.draft_sampling == "coupled"
+        counts, probabilities = [], []
+        for code, chosen in np.argwhere(tally.rounds.sum(axis=(2, 3)) >= 100):
+            history = oracle.ask.prompt + decoded(code)
+            most, draft = oracle.drafts(history)
+            count, law = min(most, chosen), np.zeros(K + 1)
+            for tokens, mass in round_law(
+                oracle.program.verify if chosen else "match", coupled, oracle.target, draft, history, count
+            ).items():
+                law[len(tokens) - 1] += mass
+            assert tally.rounds[code, chosen].sum() == tally.rounds[code, chosen, count].sum()
+            counts.append(tally.rounds[code, chosen, count])
+            probabilities.append(law)
+        assert_follows(counts, probabilities, f"accepted drafts of {oracle.ask}")
+
+
+def test_every_K_was_chosen_and_changed(played):
+    for oracle, tally in played:
+        if oracle.ask.warp.temperature and oracle.program.method != "ngram":
+            share = tally.rounds.sum(axis=(0, 2, 3)) / tally.rounds.sum()
+            assert share.min() > 0.05, share
+            assert tally.changes > 0.2 * tally.rounds.sum()
+            assert_not_vacuous(
+                *(np.sum(tally.rounds.sum(axis=(0, 1)) * number) for number in np.indices((K + 1, K + 1)))
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Peeking:
+    """A drafter that makes do without drafts where it does not like what it drew: K depends on the round's own drafts."""
+
+    drafter: object
+
+    def __getattr__(self, name):
+        return getattr(self.drafter, name)
+
+    def propose(self, state, context):
+        state, proposal = self.drafter.propose(state, context)
+        count = jnp.where(proposal.tokens[:, 0] == 0, 0, proposal.count)
+        return state, dataclasses.replace(proposal, count=count)
+
+
+class PeekingProgram(Program):
+    def drafter(self, target, model, drafts=K):
+        return Peeking(super().drafter(target, model, drafts))
+
+
+@pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.long)])
+def test_a_K_that_looks_at_the_drafts_of_its_own_round_is_seen(rule):
+    def p_values(program) -> list[float]:
+        tallies = play(program, TABLES, 20_000, seed=52)
+        others = tuple(range(3, 6))
+        return [
+            p_value(tally.texts.sum(axis=others).ravel(), Oracle(program, ask, TABLES).texts.sum(axis=others).ravel())
+            for ask, tally in zip(ASKS, tallies, strict=True)
+        ]
+
+    *sampled, greedy = p_values(PeekingProgram(rule))
+    assert max(sampled) < LEVEL
+    assert greedy == 1.0
+    assert min(p_values(Program(rule))) >= LEVEL

@@ -1,0 +1,130 @@
+"""Synthetic acceptance: the rates that were asked for, under every rule and limit, and refused where text is served."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines import CONFIG, drafting, target
+from lossless.statistics import p_value
+from tiny import tiny_checkpoint
+
+import jspec
+from jspec.config import VERIFY_RULES, Speculation
+from jspec.llm import LLM
+from jspec.sampling.law import Warp, make_law
+from jspec.sampling.streams import RoundNoise
+from jspec.sampling.synthetic import rule_of
+from jspec.sampling.verify import RULES, Proposal
+
+B, K, V = 4096, 3, 7
+RATES = (0.8, 0.3, 0.6)
+
+
+def warp_of(temperature) -> Warp:
+    return Warp(temperature, jnp.zeros(B, jnp.int32), jnp.ones(B), jnp.zeros(B))
+
+
+@functools.cache
+def batch(temperature: float = 1.0):
+    """Logits of a target and what an unrelated draft proposes to it, all K drafts valid in every row."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    logits = 2 * jax.random.normal(keys[0], (B, K + 1, V))
+    noise = RoundNoise(jax.random.key_data(jax.random.split(keys[1], B)), jnp.full(B, 9, jnp.int32))
+    index = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), (B, K))
+    warp = warp_of(jnp.full(B, temperature))
+    law, tokens = make_law(2 * jax.random.normal(keys[2], (B, K, V)), warp, noise.draft_keys(index))
+    return logits, warp, Proposal(tokens, jnp.full(B, K, jnp.int32), law, warp.greedy), noise
+
+
+def judge(verify: str, rates, logits, warp, proposal, noise):
+    return jax.jit(rule_of(Speculation(K, verify, synthetic_acceptance=rates)))(logits, warp, proposal, noise)
+
+
+def law_of_accepted(rates) -> np.ndarray:
+    """Probability of 0 .. K accepted drafts."""
+    reached = np.cumprod([1.0, *rates])
+    return reached - np.append(reached[1:], 0.0)
+
+
+@pytest.mark.parametrize("verify", VERIFY_RULES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rates", [RATES, 0.7], ids=str)
+def test_rates_are_those_asked_for(verify, temperature, rates):
+    verdict = judge(verify, rates, *batch(temperature))
+    accepted = np.bincount(verdict.accepted, minlength=K + 1)
+    expected = law_of_accepted(rates if isinstance(rates, tuple) else (rates,) * K)
+    assert p_value(accepted, expected) > 1e-6, (accepted / B, expected)
+    own = np.bincount(RULES[verify](*batch(temperature)).accepted, minlength=K + 1)
+    assert p_value(own, expected) < 1e-6  # the rule itself would have decided otherwise
+    assert np.all((verdict.token >= 0) & (verdict.token < V))
+    assert np.all(verdict.ok)
+
+
+@pytest.mark.parametrize("verify", VERIFY_RULES)
+def test_the_end_of_a_short_tuple_accepts_nothing(verify):
+    assert np.all(judge(verify, (1.0,), *batch()).accepted == 1)
+    assert np.all(judge(verify, 0.0, *batch()).accepted == 0)
+
+
+@pytest.mark.parametrize("verify", VERIFY_RULES)
+def test_never_past_the_valid_drafts_or_a_row_that_is_no_law(verify):
+    logits, warp, proposal, noise = batch()
+    row, count, broken = np.arange(B), np.arange(B) % (K + 1), np.arange(B) // 4 % (K + 1)
+    logits = logits.at[row, broken].set(jnp.nan)
+    verdict = judge(
+        verify, 1.0, logits, warp, dataclasses.replace(proposal, count=jnp.asarray(count, jnp.int32)), noise
+    )
+    np.testing.assert_array_equal(verdict.accepted, np.minimum(count, broken))
+    np.testing.assert_array_equal(verdict.ok, count < broken)
+
+
+def test_the_token_comes_from_the_rule():
+    """After a refusal the residual's, which is no token that the draft likes better; after all drafts the bonus draw."""
+    logits, warp, proposal, noise = batch()
+    verdict = judge("rejection", RATES, logits, warp, proposal, noise)
+    law, sampled = make_law(logits, warp, noise.sample_keys(jnp.broadcast_to(jnp.arange(K + 1), (B, K + 1))))
+    every = np.asarray(verdict.accepted) == K
+    assert 0 < np.sum(every) < B
+    np.testing.assert_array_equal(np.asarray(verdict.token)[every], np.asarray(sampled)[every, K])
+    tokens = jnp.broadcast_to(verdict.token[:, None], (B, K + 1))
+    p, q = law.log_prob(tokens), proposal.law.log_prob(tokens[:, :K])
+    gap = jnp.take_along_axis(p[:, :K] - q, jnp.minimum(verdict.accepted, K - 1)[:, None], axis=1)[:, 0]
+    assert np.all(np.asarray(gap)[~every] > 0)
+
+
+def test_the_same_seed_decides_alike():
+    first, again = (judge("rejection", 0.5, *batch()) for _ in range(2))
+    np.testing.assert_array_equal(first.accepted, again.accepted)
+    *rest, noise = batch()
+    later = judge("rejection", 0.5, *rest, dataclasses.replace(noise, length=noise.length + 1))
+    assert np.any(first.accepted != later.accepted)
+
+
+@pytest.mark.parametrize("verify", VERIFY_RULES)
+def test_the_work_of_the_rule_is_done(verify):
+    """Nothing that the rule computes for its own decision is left out of the compiled program."""
+
+    def cost(rule) -> dict:
+        return jax.jit(rule).lower(*batch()).compile().cost_analysis()
+
+    synthetic, own = cost(rule_of(Speculation(K, verify, synthetic_acceptance=0.7))), cost(RULES[verify])
+    assert all(synthetic[what] >= own[what] for what in ("flops", "transcendentals"))
+
+
+def test_without_it_the_rule_is_the_rule():
+    assert all(rule_of(Speculation(K, verify)) is RULES[verify] for verify in VERIFY_RULES)
+
+
+def test_refused_where_text_is_served(tmp_path):
+    speculation = Speculation(synthetic_acceptance=0.7)
+    folder = tiny_checkpoint(tmp_path / "target")
+    words = "synthetic_acceptance=0.7 accepts drafts by chance.*would not have the target's distribution.*benchmarks/"
+    with pytest.raises(ValueError, match=words):
+        jspec.load(folder, "ngram", speculation=speculation)
+    with pytest.raises(ValueError, match=words):
+        jspec.generate(folder, [1, 2], draft="ngram", synthetic_acceptance=0.7)
+    with pytest.raises(ValueError, match=words):
+        LLM(target(), None, drafting("ngram", speculation), "ngram", None, speculation, CONFIG)
