@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, TINY
-from benchmarks.trials.layer import LayerWeights, Stream, decoder_layer_kernel
+from benchmarks.trials.layer import LayerWeights, Stream, attention_kernel, decoder_layer_kernel
 from benchmarks.trials.phases import Tiling
 from jspec.cache import LayerKV, PagedView
 from jspec.config import ModelConfig
@@ -77,9 +77,7 @@ def xla_layers(config: ModelConfig, layers, x, pools, view):
 
 
 def one_launch_layers(config: ModelConfig, layers, x, pools, view, *, tiling: Tiling, interpret: bool):
-    frequency = rotary_frequencies(config.rope, config.head_dim).reshape(1, 1, -1)
-    angles = view.positions[..., None].astype(jnp.float32) * frequency
-    rotation, arrivals = (jnp.cos(angles), jnp.sin(angles)), jnp.zeros(1, jnp.int32)
+    rotation, arrivals = rotation_of(config, view), jnp.zeros(1, jnp.int32)
     norms = [layer.attention_norm.weight[...] for layer in layers]
     stream, written = Stream.of(x, norms[0], tiling), []
     for layer, next_norm, kv in zip(layers, [*norms[1:], norms[0]], pools, strict=True):
@@ -103,17 +101,74 @@ def one_launch_layers(config: ModelConfig, layers, x, pools, view, *, tiling: Ti
     return stream.value, written
 
 
-def layer_trial(shape: str, B: int, T: int, tiling: Tiling | None, interpret: bool = False) -> Trial:
-    """Whole layers; ``tiling`` None leaves them to XLA."""
+def chained_layers(config: ModelConfig, layers, x, pools, view, *, tiling: Tiling, rings: Any, interpret: Any = None):
+    """Attention in one launch, the products up to the next attention in another."""
+    from benchmarks.trials.chain import ROWS, run_chain  # needs jax 0.11
+
+    B, T, D = x.shape
+    padded = lambda flat: jnp.pad(flat, ((0, ROWS - B * T), (0, 0)))  # noqa: E731
+    rotation, arrivals = rotation_of(config, view), jnp.zeros(1, jnp.int32)
+    qkv = padded(layers[0].attention.qkv(layers[0].attention_norm(x)).reshape(B * T, -1))
+    x, written = padded(x.reshape(B * T, D)), []
+    for layer, following, kv in zip(layers, [*layers[1:], layers[0]], pools, strict=True):
+        attended, k, v, arrivals = attention_kernel(
+            *(qkv, *kv, view.table, view.positions, view.valid, rotation, arrivals),
+            heads=config.num_heads,
+            rows=ROWS,
+            window=None,
+            tiling=tiling,
+            interpret=interpret is not None,
+        )
+        x, qkv = run_chain(
+            *(attended, x, chain_of(layer, following)),
+            tokens=8 * -(-B * T // 8),
+            eps=config.rms_norm_eps,
+            rings=rings,
+            programs=tiling.programs or 132,
+            apart=interpret is not None,
+            interpret=interpret,
+        )
+        written.append(LayerKV(k, v))
+    return x[: B * T].reshape(B, T, D), written
+
+
+def rotation_of(config: ModelConfig, view: PagedView):
+    """Cosines and sines, float32 ``[B, T, H / 2]`` each."""
+    frequency = rotary_frequencies(config.rope, config.head_dim).reshape(1, 1, -1)
+    angles = view.positions[..., None].astype(jnp.float32) * frequency
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def chain_of(layer: Layer, following: Layer):
+    """What the products between two attentions read."""
+    from benchmarks.trials.chain import Chain
+
+    assert layer.attention_norm is not None
+    assert following.attention_norm is not None
+    return Chain(
+        layer.attention.out.weight[...],
+        layer.mlp.gate_up.weight[...],
+        layer.mlp.down.weight[...],
+        following.attention.qkv.weight[...],
+        layer.mlp_norm.weight[...],
+        following.attention_norm.weight[...],
+    )
+
+
+def layer_trial(
+    shape: str, B: int, T: int, tiling: Tiling | None = None, rings: Any = None, interpret: Any = None
+) -> Trial:
+    """Whole layers: XLA's, or in one launch with a ``tiling``, or in two with ``rings`` as well."""
     config, (merge, leaves) = SHAPES[shape], layers_of(shape)
-    run_layers = xla_layers
-    name = f"{shape} {B}x{T} "
+    name, run_layers = f"{shape} {B}x{T} layer, ", xla_layers
     if tiling is None:
-        name += "layer, XLA"
+        name += "XLA"
+    elif rings is None:
+        run_layers = functools.partial(one_launch_layers, tiling=tiling, interpret=interpret is not None)
+        name += f"one launch {changes(tiling)}"
     else:
-        run_layers = functools.partial(one_launch_layers, tiling=tiling, interpret=interpret)
-        changed = {f.name: v for f in dataclasses.fields(Tiling) if (v := getattr(tiling, f.name)) != f.default}
-        name += f"layer, one launch {changed or ''}"
+        run_layers = functools.partial(chained_layers, tiling=tiling, rings=rings, interpret=interpret)
+        name += f"attention {changes(tiling)} and a chain {changes(rings)}"
 
     def run(leaves, x, pools, view):
         y, pools = run_layers(config, [merge(one) for one in leaves], x, pools, view)
@@ -123,9 +178,14 @@ def layer_trial(shape: str, B: int, T: int, tiling: Tiling | None, interpret: bo
     return Trial(name, run, lambda: (leaves, *inputs(shape, B, T)), read)
 
 
+def changes(settings) -> str:
+    """What differs from the defaults."""
+    return str({f.name: v for f in dataclasses.fields(settings) if (v := getattr(settings, f.name)) != f.default} or "")
+
+
 def chain_trial(shape: str, tokens: int, rings: Any = None, apart: bool = False) -> Trial:
     """The products of layers without their attention."""
-    from benchmarks.trials.chain import ROWS, Chain, Rings, run_chain  # needs jax 0.11
+    from benchmarks.trials.chain import ROWS, Rings, run_chain  # needs jax 0.11
 
     config, (merge, leaves) = SHAPES[shape], layers_of(shape)
     NH = config.num_heads * config.head_dim
@@ -133,16 +193,8 @@ def chain_trial(shape: str, tokens: int, rings: Any = None, apart: bool = False)
     def run(leaves, attended, x):
         layers = [merge(one) for one in leaves]
         for layer, following in zip(layers, [*layers[1:], layers[0]], strict=True):
-            weights = Chain(
-                layer.attention.out.weight[...],
-                layer.mlp.gate_up.weight[...],
-                layer.mlp.down.weight[...],
-                following.attention.qkv.weight[...],
-                layer.mlp_norm.weight[...],
-                following.attention_norm.weight[...],
-            )
             x, qkv = run_chain(
-                *(attended, x, weights),
+                *(attended, x, chain_of(layer, following)),
                 tokens=tokens,
                 eps=config.rms_norm_eps,
                 rings=rings or Rings(),
@@ -163,11 +215,11 @@ def chain_trial(shape: str, tokens: int, rings: Any = None, apart: bool = False)
     return Trial(name, run, args, sum(leaf.nbytes for leaf in leaves[0]))
 
 
-def difference(one: Trial, other: Trial, pick: Callable) -> float:
-    """The largest relative difference of ``pick(result)`` in three runs each."""
+def difference(one: Trial, other: Trial, pick: Callable, runs: int = 3) -> float:
+    """The largest relative difference of ``pick(result)`` in some runs of each."""
     first, second = jax.jit(one.run), jax.jit(other.run)
     worst = 0.0
-    for _ in range(3):
+    for _ in range(runs):
         a, b = (pick(run(*trial.args())).astype(jnp.float32) for run, trial in ((first, one), (second, other)))
         worst = max(worst, float(jnp.sqrt(jnp.mean((a - b) ** 2) / jnp.mean(b**2))))
     print(f"{one.name} against {other.name}: relative difference {worst:.2e}", flush=True)

@@ -102,7 +102,64 @@ def decoder_layer_kernel(
     Returns:
       the stream after the layer, the two pools, and arrivals.
     """
-    (B, T, D), (G, pages, P, H) = stream.value.shape, k_pool.shape
+    B, T, D = stream.value.shape
+    plan, where = _plan_of(k_pool, v_pool, table, positions, valid, rotation, heads, D, eps, window, tiling)
+    known = where | {
+        "x": stream.scaled.reshape(B * T, -1),
+        "residual": stream.value.reshape(B * T, D),
+        **({} if stream.squares is None else {"squares": stream.squares}),
+        "arrivals": arrivals,
+        **{f"w_{name}": weight for name, weight in weights._asdict().items() if weight is not None},
+    }
+    steps = {phases.attention_in: ["qkv"]} | _attention_steps(plan)
+    steps |= {
+        phases.attention_out: ["h", "h_scaled", "h_squares"],
+        phases.mlp_in: ["gated"],
+        phases.mlp_out: ["y", "y_scaled", "y_squares"],
+    }
+    made = _run(steps, plan, known, _shapes(plan, known), interpret)
+    new_k, new_v = (made[name].reshape(k_pool.shape) for name in ("new_k", "new_v"))
+    y, scaled = (made[name].reshape(B, T, D) for name in ("y", "y_scaled"))
+    return Stream(y, scaled, made["y_squares"]), new_k, new_v, made["met"]
+
+
+@functools.partial(jax.jit, static_argnames=("heads", "rows", "window", "tiling", "interpret"))
+def attention_kernel(
+    qkv,
+    k_pool,
+    v_pool,
+    table,
+    positions,
+    valid,
+    rotation,
+    arrivals,
+    *,
+    heads: int,
+    rows: int,
+    window: int | None,
+    tiling: Tiling = _TILING,
+    interpret: bool = False,
+):
+    """Rotation, cache writes and attention; arguments as for ``decoder_layer_kernel``, and
+
+    Args:
+      qkv: bfloat16 ``[B T or more, (N + 2 G) H]``, before the rotation.
+      rows: of the result.
+
+    Returns:
+      ``[rows, N H]``, of which the first B T are written, the pools, and arrivals.
+    """
+    plan, where = _plan_of(k_pool, v_pool, table, positions, valid, rotation, heads, 0, 0.0, window, tiling)
+    known = where | {"qkv": qkv, "arrivals": arrivals}
+    shapes = _shapes(plan, known) | {"attended": jax.ShapeDtypeStruct((rows, heads * plan.H), qkv.dtype)}
+    made = _run(_attention_steps(plan), plan, known, shapes, interpret)
+    new_k, new_v = (made[name].reshape(k_pool.shape) for name in ("new_k", "new_v"))
+    return made["attended"], new_k, new_v, made["met"]
+
+
+def _plan_of(k_pool, v_pool, table, positions, valid, rotation, heads, D, eps, window, tiling: Tiling):
+    """A plan, and by name where its tokens stand."""
+    (B, T), (G, pages, P, H) = positions.shape, k_pool.shape
     programs = _programs(tiling)
     plan = Plan(
         B=B,
@@ -116,34 +173,19 @@ def decoder_layer_kernel(
         splits=_splits(programs, B * G, pl.cdiv(table.shape[1] * P, tiling.slots)),
         eps=eps,
         window=window,
-        dtype=stream.value.dtype,
+        dtype=k_pool.dtype,
         tiling=tiling,
     )
     inside = (positions >= 0) & (positions < table.shape[1] * P)
-    known = {
-        "x": stream.scaled.reshape(B * T, -1),
-        "residual": stream.value.reshape(B * T, D),
-        **({} if stream.squares is None else {"squares": stream.squares}),
+    where = {
         "k": k_pool.reshape(G, pages * P, H),
         "v": v_pool.reshape(G, pages * P, H),
         "table": table,
         "slot": jnp.where(valid & inside, positions, -1),
         "cos": rotation[0].reshape(B * T, H // 2),
         "sin": rotation[1].reshape(B * T, H // 2),
-        "arrivals": arrivals,
-        **{f"w_{name}": weight for name, weight in weights._asdict().items() if weight is not None},
     }
-    steps = _steps(plan)
-    shapes = _shapes(plan, known)
-    made = {"met": arrivals}
-    if tiling.fused and not interpret:
-        made = _launch(_whole, plan, known, list(shapes), shapes, interpret)
-    else:
-        for phase, names in steps.items():
-            made |= _launch(functools.partial(_one, phase), plan, known | made, names, shapes, interpret)
-    new_k, new_v = (made[name].reshape(k_pool.shape) for name in ("new_k", "new_v"))
-    y, scaled = (made[name].reshape(B, T, D) for name in ("y", "y_scaled"))
-    return Stream(y, scaled, made["y_squares"]), new_k, new_v, made["met"]
+    return plan, where
 
 
 def _splits(programs: int, cells: int, tiles: int) -> int:
@@ -151,39 +193,40 @@ def _splits(programs: int, cells: int, tiles: int) -> int:
     return min(1 << (max(programs // cells, 1).bit_length() - 1), pl.next_power_of_2(tiles))
 
 
-def _steps(plan: Plan) -> dict:
-    """The phases in order, and what each makes."""
+def _attention_steps(plan: Plan) -> dict:
+    """The phases of attention, and what each makes."""
     if plan.splits == 1:
-        attend = {phases.attend: ["attended", "new_k", "new_v"]}
-    else:
-        attend = {phases.attend: ["part", "peak", "total", "new_k", "new_v"], phases.merge: ["attended"]}
-    out = {
-        phases.attention_out: ["h", "h_scaled", "h_squares"],
-        phases.mlp_in: ["gated"],
-        phases.mlp_out: ["y", "y_scaled", "y_squares"],
-    }
-    return {phases.attention_in: ["qkv"]} | attend | out
+        return {phases.attend: ["attended", "new_k", "new_v"]}
+    return {phases.attend: ["part", "peak", "total", "new_k", "new_v"], phases.merge: ["attended"]}
 
 
 def _shapes(plan: Plan, known) -> dict[str, jax.ShapeDtypeStruct]:
-    """What the phases make."""
+    """Of whatever phases make."""
     M, NH, f32, of = plan.tokens, plan.N * plan.H, jnp.float32, jax.ShapeDtypeStruct
-    shapes = {
+    parts = (plan.splits, M * plan.N)
+    return {
         "qkv": of((M, NH + 2 * plan.G * plan.H), plan.dtype),
         "attended": of((M, NH), plan.dtype),
         **{name: of((M, plan.D), plan.dtype) for name in ("h", "h_scaled", "y", "y_scaled")},
-        "h_squares": of((plan.programs, plan.block), f32),
-        "gated": of((M, known["w_down"].shape[1]), plan.dtype),
-        "y_squares": of((plan.programs, plan.block), f32),
-        "met": of((1,), jnp.int32),
+        **{name: of((plan.programs, plan.block), f32) for name in ("h_squares", "y_squares")},
+        "gated": of((M, known["w_down"].shape[1] if "w_down" in known else 0), plan.dtype),
         **{f"new_{name}": of(known[name].shape, known[name].dtype) for name in ("k", "v")},
+        **{"part": of((*parts, plan.H), f32), "peak": of(parts, f32), "total": of(parts, f32)},
+        "met": of((1,), jnp.int32),
+        "sink": of((plan.programs,), f32),
     }
-    if plan.tiling.fused:
-        shapes["sink"] = of((plan.programs,), f32)
-    if plan.splits > 1:
-        shapes["part"] = of((plan.splits, M * plan.N, plan.H), f32)
-        shapes["peak"] = shapes["total"] = of((plan.splits, M * plan.N), f32)
-    return shapes
+
+
+def _run(steps: dict, plan: Plan, known, shapes, interpret: bool) -> dict:
+    """The phases in one launch, or in one each; what they make, and ``met``."""
+    if plan.tiling.fused and not interpret and len(steps) > 1:
+        names = [name for made in steps.values() for name in made]
+        names += ["met", *(["sink"] if "w_out" in known else [])]
+        return _launch(functools.partial(_whole, tuple(steps)), plan, known, names, shapes, interpret)
+    made = {"met": known["arrivals"]}
+    for phase, names in steps.items():
+        made |= _launch(functools.partial(_one, phase), plan, known | made, names, shapes, interpret)
+    return made
 
 
 def _launch(kernel, plan: Plan, known, names, shapes, interpret):
@@ -214,8 +257,8 @@ def _one(phase, r, plan: Plan):
     phase(r, plan)()
 
 
-def _whole(r, plan: Plan):
-    first, *others = _steps(plan)
+def _whole(steps, r, plan: Plan):
+    first, *others = steps
     first(r, plan)()
     for phase in others:
         rest = grid.meet(r.met, plan.programs, lambda phase=phase: phase(r, plan))

@@ -119,7 +119,7 @@ def attention_in(r, plan: Plan) -> Rest:
 
 def attend(r, plan: Plan) -> Rest:
     """``attended``, or its parts (``part``, ``peak``, ``total``) if slots are split; new keys and values enter the cache."""
-    fetched = _fetch(r, r.w_out, plan.D, plan.tiling.ahead_of_attention, plan)
+    fetched = _fetch(r, getattr(r, "w_out", None), plan.D, plan.tiling.ahead_of_attention, plan)
     program, units = pl.program_id(0), plan.B * plan.G * plan.splits
 
     def unit(at) -> Rest:

@@ -50,3 +50,16 @@ def test_does_what_the_products_do():
     )
     for one, wanted in zip(got, expected(attended[:TOKENS], x[:TOKENS], weights), strict=True):
         np.testing.assert_allclose(wide(one[:TOKENS]), wanted, atol=2**-6 * np.abs(wanted).max())
+
+
+def test_layers_of_attention_and_chains_do_what_layers_do():
+    """Two layers of one row and of several, their first tokens among them."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    from benchmarks.trials.__main__ import AGREES, difference, layer_trial
+    from benchmarks.trials.chain import Rings
+    from benchmarks.trials.phases import Tiling
+
+    tiling, interpret = Tiling(programs=4, slots=64), plgpu.InterpretGPUParams()
+    both = layer_trial("tiny", 2, 3, tiling, Rings(6, 2), interpret)
+    assert difference(both, layer_trial("tiny", 2, 3), lambda result: result[1], runs=1) < AGREES
