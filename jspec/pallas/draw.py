@@ -1,128 +1,155 @@
-"""Temperature, log-normaliser and a draw from every row of logits, in one pass over the vocabulary.
-
-The law of a row is p(v) = exp(scale * logit[v] - lse) on the tokens whose logit is at least the threshold.
-"""
-
-import functools
+"""From logits to laws and tokens: temperature, threshold, log-normaliser and a draw from every row."""
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.noise import gumbel_of_bits, random_bits, threefry_bits
-from jspec.pallas.triton import block_ids, block_size, exp, kernel_call, load_block
+from jspec.pallas.pick import best_of, group_words, gumbel_block, pick_reference
+from jspec.pallas.rows import Rows, group_size, in_groups, load_groups, num_groups, store_groups
+from jspec.pallas.threshold import ROW_WARPS, row_folder, threshold_if_any, threshold_of_row
+from jspec.pallas.triton import block_ids, exp, kernel_call, load_block
 
-_BLOCK = 2048
+_GROUPS = 4  # that one program sums
 _WARPS = 4
 
 
-def draw(logits, scale, threshold, key_data=None, noisy=None):
+def draw(logits, temperature, top_k, top_p, min_p, key_data=None):
     """``draw_reference``, and on an NVIDIA GPU the kernel that decides alike."""
-    return by_platform(draw_kernel, draw_reference, logits, scale, threshold, key_data, noisy)
+    return by_platform(draw_kernel, draw_reference, logits, temperature, top_k, top_p, min_p, key_data)
 
 
-def draw_reference(logits, scale, threshold, key_data=None, noisy=None):
-    """One token of each row by the Gumbel-max trick (Gumbel, 1954), and the row's log-normaliser.
+def draw_reference(logits, temperature, top_k, top_p, min_p, key_data=None):
+    """The law of each row under its request's settings, and a token of it.
 
     Args:
-      logits: ``[R, V]``, float32 or bfloat16, as stored.
-      scale: float32 ``[R]``, 1 / temperature (1 for a greedy row).
-      threshold: float32 ``[R]``, the lowest surviving logit.
-      key_data: uint32 ``[R, 2]``, Threefry keys; token v takes the v-th word. None: no row draws.
-      noisy: bool ``[R]``; False takes the most likely token, the lowest id among equals.
+      logits: ``[B, J, V]``, float32 or bfloat16, as stored.
+      temperature: float32 ``[B]``; 0 is greedy, and a greedy row has no filters.
+      top_k, top_p, min_p: int32, float32 and float32 ``[B]``, as in ``threshold_reference``.
+      key_data: uint32 ``[B, J, 2]``, Threefry keys; rows of greedy requests, and all rows if it is None, take the
+        likeliest token, the lowest id among equals.
 
     Returns:
-      token int32 ``[R]`` and lse float32 ``[R]``, which is NaN or infinite if the row has a number that is no logit.
+      token int32 ``[B, J]`` and the laws, ``Rows``; lse is NaN or infinite if the row has a number that is no logit.
     """
+    B, J, V = logits.shape
+    greedy = temperature == 0
+    by_request = (
+        _scale(temperature),
+        jnp.where(greedy, 0, top_k),
+        jnp.where(greedy, 1.0, top_p),
+        jnp.where(greedy, 0.0, min_p),
+    )
+    scale, *filters = (jnp.broadcast_to(x[:, None], (B, J)).reshape(B * J) for x in by_request)
+    flat = logits.reshape(B * J, V)
+    threshold = threshold_if_any(flat, scale, *filters)
+    log_weight, log_mass, lse = weigh(flat, scale, threshold)
+    token = jnp.argmax(log_weight, axis=-1).astype(jnp.int32)
+    if key_data is not None:
+        drawn = pick_reference(log_mass, log_weight, key_data.reshape(B * J, 2))
+        token = jnp.where(jnp.repeat(greedy, J), token, drawn)
+    return token.reshape(B, J), Rows(logits, *(x.reshape(B, J) for x in (scale, threshold, lse)))
+
+
+def weigh(logits, scale, threshold):
+    """What rows are drawn by: log weights of tokens ``[R, V]`` and of groups ``[R, groups]``, and lse ``[R]``, float32."""
     z = logits.astype(jnp.float32)
     scaled = z * scale[:, None]
     cut = z < threshold[:, None]  # False for NaN, so that a NaN reaches the sum
-    peak = jnp.max(scaled, axis=-1)
-    lse = peak + jnp.log(jnp.sum(jnp.where(cut, 0.0, jnp.exp(scaled - peak[:, None])), axis=-1))
-    score = draw_scores(logits, scale, threshold, key_data, noisy)
-    return jnp.argmax(score, axis=-1).astype(jnp.int32), lse
+    log_weight = jnp.where(cut, -jnp.inf, scaled)
+    peak = jnp.max(in_groups(scaled), axis=-1)
+    shift = jnp.where(peak > -jnp.inf, peak, 0.0)  # -inf everywhere is normal in a group, not in a row
+    total = jnp.sum(jnp.exp(in_groups(log_weight) - shift[..., None]), axis=-1)
+    top = jnp.max(peak, axis=-1)
+    lse = top + jnp.log(jnp.sum(total * jnp.exp(peak - top[:, None]), axis=-1))
+    return log_weight, peak + jnp.log(total), lse
 
 
-def draw_scores(logits, scale, threshold, key_data=None, noisy=None):
-    """What ``draw_reference`` maximises, float32 ``[R, V]``; the lead of a token is how firmly it was decided."""
-    z = logits.astype(jnp.float32)
-    score = jnp.where(z < threshold[:, None], -jnp.inf, z * scale[:, None])
-    if key_data is None or noisy is None:
-        return score
-    noise = gumbel_of_bits(random_bits(key_data, logits.shape[1]))
-    return score + jnp.where(noisy[:, None], noise, 0.0)
+def draw_kernel(logits, temperature, top_k, top_p, min_p, key_data=None, *, interpret=False):
+    """``draw_reference`` as a kernel that weighs the groups of every row, and one that finishes a row.
 
-
-def draw_kernel(logits, scale, threshold, key_data=None, noisy=None, *, interpret=False):
-    """``draw_reference`` as a kernel over (row, block of the vocabulary), and one that merges the blocks of a row."""
-    R, V = logits.shape
-    size = block_size(V, _BLOCK)
-    blocks = pl.cdiv(V, size)
-    partial = lambda dtype: jax.ShapeDtypeStruct((R, blocks), dtype)  # noqa: E731
-    total = lambda dtype: jax.ShapeDtypeStruct((R,), dtype)  # noqa: E731
-    of_blocks = kernel_call(
-        _draw_block,
-        *(logits, scale, threshold, *(() if key_data is None else (key_data, noisy))),
-        grid=(R, blocks),
-        out_shape=[partial(jnp.float32), partial(jnp.float32), partial(jnp.float32), partial(jnp.int32)],
+    A row that cuts tokens is read again by the second, which searches its threshold.
+    """
+    B, J, V = logits.shape
+    groups, size = num_groups(V), group_size(V)
+    of_groups = [jax.ShapeDtypeStruct((B, J, groups), jnp.float32)] * 2
+    of_rows = lambda dtype: jax.ShapeDtypeStruct((B, J), dtype)  # noqa: E731
+    peak, total = kernel_call(
+        _weigh_groups,
+        *(logits, temperature),
+        grid=(B, J, pl.cdiv(groups, _GROUPS)),
+        out_shape=of_groups,
         num_warps=_WARPS,
         interpret=interpret,
-        width=V,
+        shape=(_GROUPS, size),
+    )
+    token, *law = kernel_call(
+        _finish_row,
+        *(logits, temperature, top_k, top_p, min_p, peak, total, *(() if key_data is None else (key_data,))),
+        grid=(B, J),
+        out_shape=[of_rows(jnp.int32), *[of_rows(jnp.float32)] * 3],
+        num_warps=ROW_WARPS,
+        interpret=interpret,
         size=size,
     )
-    token, lse = kernel_call(
-        _draw_merge,
-        *of_blocks,
-        grid=(R,),
-        out_shape=[total(jnp.int32), total(jnp.float32)],
-        num_warps=1,
-        interpret=interpret,
-        width=V,
-        blocks=blocks,
-    )
-    return token, lse
+    return token, Rows(logits, *law)
 
 
-def best_of(score, ids, width: int):
-    """The best score and its id, the lowest among equals and in 0..width-1 whatever the scores are."""
-    best = jnp.max(score)
-    return best, jnp.min(jnp.where(score == best, ids, width - 1))
+def _scale(temperature):
+    return 1.0 / jnp.where(temperature == 0, 1.0, temperature)
 
 
-def gumbel_block(key_ref, row, ids, wanted):
-    """The noise of some tokens of a row, or zeros: it costs four times what reading the logits does."""
-    column = jnp.int32(0)  # a literal index does not trace in interpret mode of jax 0.10
-
-    def noise():
-        bits = threefry_bits(key_ref[row, column], key_ref[row, column + 1], ids.astype(jnp.uint32))
-        return gumbel_of_bits(bits)
-
-    return jax.lax.cond(wanted, noise, lambda: jnp.zeros(ids.shape, jnp.float32))
-
-
-def _draw_block(logits_ref, scale_ref, threshold_ref, *refs, width, size):
-    *noise_refs, peak_ref, total_ref, best_ref, token_ref = refs
-    row, block = pl.program_id(0), pl.program_id(1)
-    ids = block_ids(block, size)
-    z = load_block(logits_ref, (row,), block, ids, width).astype(jnp.float32)
-    scaled = z * scale_ref[row]
-    cut = z < threshold_ref[row]
-    peak = jnp.max(scaled)
-    shift = jnp.where(peak > -jnp.inf, peak, 0.0)  # -inf everywhere is normal in a block, not in a row
-    peak_ref[row, block] = peak
-    total_ref[row, block] = jnp.sum(jnp.where(cut, 0.0, exp(scaled - shift)))
-    score = jnp.where(cut, -jnp.inf, scaled)
-    if noise_refs:
-        key_ref, noisy_ref = noise_refs
-        score = score + gumbel_block(key_ref, row, ids, noisy_ref[row] & (jnp.max(score) > -jnp.inf))
-    best_ref[row, block], token_ref[row, block] = best_of(score, ids, width)
+def _weigh_groups(logits_ref, temperature_ref, peak_ref, total_ref, *, shape):
+    at, block = (pl.program_id(0), pl.program_id(1)), pl.program_id(2)
+    ids = block_ids(block, shape[0] * shape[1])
+    z = load_block(logits_ref, at, block, ids, logits_ref.shape[2]).astype(jnp.float32)
+    scaled = (z * _scale(temperature_ref[at[0]])).reshape(shape)
+    peak = jnp.max(scaled, axis=1)
+    shift = jnp.where(peak > -jnp.inf, peak, 0.0)
+    store_groups(peak_ref, at, block, peak)
+    store_groups(total_ref, at, block, jnp.sum(exp(scaled - shift[:, None]), axis=1))
 
 
-def _draw_merge(peak_ref, total_ref, best_ref, token_ref, out_token_ref, out_lse_ref, *, width, blocks):
-    row, ids = pl.program_id(0), block_ids(0, pl.next_power_of_2(blocks))
-    load = functools.partial(load_block, row=(row,), block=0, ids=ids, width=blocks)
-    peaks = load(peak_ref)
+def _finish_row(logits_ref, temperature_ref, top_k_ref, top_p_ref, min_p_ref, peak_ref, total_ref, *refs, size):
+    *key_refs, token_ref, scale_ref, threshold_ref, lse_ref = refs
+    at = b, _ = pl.program_id(0), pl.program_id(1)
+    V = logits_ref.shape[2]
+    temperature, top_k, top_p, min_p = temperature_ref[b], top_k_ref[b], top_p_ref[b], min_p_ref[b]
+    noisy, scale = temperature > 0, _scale(temperature)
+    cuts = noisy & (((top_k > 0) & (top_k < V)) | (top_p < 1) | (min_p > 0))
+    peaks, groups = load_groups(peak_ref, at, other=-jnp.inf)
+    totals, _ = load_groups(total_ref, at, other=0.0)
     peak = jnp.max(peaks)
-    out_lse_ref[row] = peak + jnp.log(jnp.sum(load(total_ref, other=0.0) * jnp.exp(peaks - peak)))
-    _, out_token_ref[row] = best_of(load(best_ref), load(token_ref, other=width - 1), width)
+
+    def cut():
+        floor = threshold_of_row(logits_ref, at, scale, top_k, top_p, min_p)
+        return floor, _totals_above(floor, logits_ref, at, scale, peak, size)
+
+    floor, totals = jax.lax.cond(cuts, cut, lambda: (scale, totals))  # a branch that returns a literal does not lower
+    floor, shifts = jnp.where(cuts, floor, -jnp.inf), jnp.where(cuts, peak, peaks)
+    scale_ref[at], threshold_ref[at] = scale, floor
+    lse_ref[at] = peak + jnp.log(jnp.sum(totals * jnp.exp(shifts - peak)))
+
+    rank, noise = peaks, lambda words: jnp.zeros(words.shape, jnp.float32)
+    if key_refs:
+        noise = lambda words: jnp.where(noisy, gumbel_block(key_refs[0], at, words), 0.0)  # noqa: E731
+        rank = jnp.where(noisy, shifts + jnp.log(totals) + noise(group_words(groups)), peaks)
+    _, group = best_of(rank, groups, peak_ref.shape[2])
+    ids = block_ids(group, size)
+    z = load_block(logits_ref, at, group, ids, V).astype(jnp.float32)
+    score = jnp.where(z < floor, -jnp.inf, z * scale) + noise(ids.astype(jnp.uint32))
+    _, token_ref[at] = best_of(score, ids, V)
+
+
+def _totals_above(floor, logits_ref, at, scale, peak, size: int):
+    """What the groups of a row weigh, each relative to the row's peak, when tokens below ``floor`` are cut."""
+    fold, block_width = row_folder(logits_ref, at)
+    shape = pl.next_power_of_2(pl.cdiv(logits_ref.shape[2], block_width)), block_width // size
+
+    def add(totals, z, block):
+        weight = jnp.where(z < floor, 0.0, exp(z * scale - peak))
+        of_block = jnp.sum(weight.reshape(shape[1], size), axis=1)
+        here = jnp.arange(shape[0], dtype=jnp.int32)[:, None] == block
+        return jnp.where(here, of_block[None], totals)
+
+    return fold(add, jnp.zeros(shape, jnp.float32)).reshape(shape[0] * shape[1])

@@ -31,19 +31,23 @@ def random_bits(key_data, size: int):
 
 
 def threefry_bits(key_0, key_1, index):
-    """Words ``index`` (uint32) of ``random_bits`` of one key, in integer operations that lower inside a kernel.
+    """Words ``index`` (uint32) of ``random_bits`` of one key, in integer operations that lower inside a kernel."""
+    x_0, x_1 = threefry(key_0, key_1, index)
+    return x_0 ^ x_1
 
-    Threefry-2x32 with 20 rounds (Salmon et al., 2011) of the counter (0, index); the two words of its output are folded.
-    """
+
+def threefry(key_0, key_1, index):
+    """Threefry-2x32 with 20 rounds (Salmon et al., 2011) of the counter (0, index): two words, ``fold_in`` of the index."""
     keys = (key_0, key_1, key_0 ^ key_1 ^ np.uint32(0x1BD11BDA))
-    x_0, x_1 = jnp.full_like(index, key_0), index + key_1
+    x_1 = index + key_1
+    x_0 = jnp.broadcast_to(key_0, x_1.shape)
     for group in range(5):
         for distance in _ROTATIONS[group % 2]:
             x_0 = x_0 + x_1
             x_1 = x_0 ^ _rotate_left(x_1, distance)
         x_0 = x_0 + keys[(group + 1) % 3]
         x_1 = x_1 + (keys[(group + 2) % 3] + np.uint32(group + 1))
-    return x_0 ^ x_1
+    return x_0, x_1
 
 
 def _rotate_left(x, distance: int):

@@ -1,7 +1,6 @@
 """What a rejection leaves: the mass of max(w p - q, 0), and a draw from it, read straight from the logits of p and q.
 
-Laws are given as in ``draw``: p(v) = exp(scale * logit[v] - lse) where logit[v] >= threshold, else 0. The draft's
-vocabulary may be narrower than the target's; q is 0 past its end.
+The draft's vocabulary may be narrower than the target's; q is 0 past its end.
 """
 
 from typing import NamedTuple
@@ -11,182 +10,176 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.draw import best_of, gumbel_block
-from jspec.pallas.noise import gumbel_of_bits, random_bits
-from jspec.pallas.triton import block_ids, block_size, exp, kernel_call, load_block
+from jspec.pallas.pick import best_of, group_words, gumbel_block, pick_reference
+from jspec.pallas.rows import Rows, group_size, in_groups, load_groups, num_groups, store_groups
+from jspec.pallas.triton import block_ids, exp, kernel_call
 
-_MASS_BLOCK = 4096
-_BLOCK = 1024
+_GROUPS = 2  # that one program sums
 _WARPS = 4
+_DRAW_WARPS = 8
 
 
-class Rows(NamedTuple):
-    """Laws of J rows for each of B requests: logits ``[B, J, V]`` as stored; scale, threshold, lse float32 ``[B, J]``."""
+class Residual(NamedTuple):
+    """max(w p - q, 0) of J rows for each of B requests, without a token that may not be drawn.
 
-    logits: jax.Array
-    scale: jax.Array
-    threshold: jax.Array
-    lse: jax.Array
-
-
-def residual_mass(p: Rows, q: Rows, log_weight):
-    """``residual_mass_reference``, and on an NVIDIA GPU the kernel."""
-    return by_platform(residual_mass_kernel, residual_mass_reference, p, q, log_weight)
-
-
-def residual_mass_reference(p: Rows, q: Rows, log_weight):
-    """sum over v of max(w p_i(v) - q_i(v), 0) for every draft row i.
-
-    Args:
-      p: laws of the target, at least K rows (further ones are not read).
-      q: laws of the draft, K rows.
-      log_weight: float32 ``[B, K]``, log w <= 0.
-
-    Returns:
-      float32 ``[B, K]``.
-    """
-    K, V = q.logits.shape[1], p.logits.shape[2]
-    log_p = _log_prob(Rows(*(x[:, :K] for x in p)), V) + log_weight[:, :, None]
-    return jnp.sum(jnp.maximum(jnp.exp(log_p) - jnp.exp(_log_prob(q, V)), 0.0), axis=-1)
-
-
-def residual_draw(p: Rows, q: Rows, row, log_weight, use_q, excluded, key_data, noisy):
-    """``residual_draw_reference``, and on an NVIDIA GPU the kernel that decides alike."""
-    args = (p, q, row, log_weight, use_q, excluded, key_data, noisy)
-    return by_platform(residual_draw_kernel, residual_draw_reference, *args)
-
-
-def residual_draw_reference(p: Rows, q: Rows, row, log_weight, use_q, excluded, key_data, noisy):
-    """One token per request from the normalised max(w p - q, 0) of one row.
-
-    Args:
+    Attributes:
       p: laws of the target, T rows.
       q: laws of the draft, K rows.
-      row: int32 ``[B]`` in 0..T-1, the row to draw from; q's row is the same one, where q is used.
-      log_weight: float32 ``[B]``, log w <= 0.
-      use_q: bool ``[B]``; False takes q = 0.
-      excluded: int32 ``[B]``, a token that may not be drawn (a draft whose q is a point mass), or -1.
+      row: int32 ``[B, J]``, which row of p, in 0..T-1; q's row is the same one, where q is used.
+      log_weight: float32 ``[B, J]``, log w <= 0, or None: w = 1.
+      use_q: bool ``[B, J]``; False takes q = 0.
+      excluded: int32 ``[B, J]``, a token that may not be drawn (a draft whose q is a point mass), or -1.
+    """
+
+    p: Rows
+    q: Rows
+    row: jax.Array
+    log_weight: jax.Array | None
+    use_q: jax.Array
+    excluded: jax.Array
+
+
+class Masses(NamedTuple):
+    """Of the groups of each row, float32 ``[B, J, groups]``: ``left`` by the residual, and ``all`` of w p."""
+
+    left: jax.Array
+    all: jax.Array
+
+
+def residual_masses(residual: Residual) -> Masses:
+    """``residual_masses_reference``, and on an NVIDIA GPU the kernel."""
+    return by_platform(residual_masses_kernel, residual_masses_reference, residual)
+
+
+def residual_masses_reference(residual: Residual) -> Masses:
+    """What the groups of every row weigh; over a row, ``left`` adds up to the probability of a rejection there."""
+    log_p, log_left = _log_weights(residual)
+    return Masses(*(jnp.sum(jnp.exp(in_groups(x)), axis=-1) for x in (log_left, log_p)))
+
+
+def residual_draw(residual: Residual, masses: Masses, at, key_data, known):
+    """``residual_draw_reference``, and on an NVIDIA GPU the kernel that decides alike."""
+    return by_platform(residual_draw_kernel, residual_draw_reference, residual, masses, at, key_data, known)
+
+
+def residual_draw_reference(residual: Residual, masses: Masses, at, key_data, known):
+    """One token per request from the normalised residual of one of its rows.
+
+    Args:
+      residual: of J rows, and
+      masses: of its groups.
+      at: int32 ``[B]``, which of the J; what is past the last is the last.
       key_data: uint32 ``[B, 2]``, Threefry keys.
-      noisy: bool ``[B]``; False takes the most likely token of the residual.
+      known: int32 ``[B]``, the token where it needs no draw, elsewhere -1.
 
     Returns:
       int32 ``[B]``. Where rounding left the residual no mass at all, the draw is from p.
     """
-    score = residual_scores(p, q, row, log_weight, use_q, excluded, key_data, noisy)
-    return jnp.argmax(score, axis=-1).astype(jnp.int32)
+    drawn = pick_reference(*residual_weights(residual, masses, at), key_data)
+    return jnp.where(known >= 0, known, drawn)
 
 
-def residual_scores(p: Rows, q: Rows, row, log_weight, use_q, excluded, key_data, noisy):
-    """What ``residual_draw_reference`` maximises, float32 ``[B, V]``; a token's lead is how firmly it was decided."""
+def residual_weights(residual: Residual, masses: Masses, at):
+    """What rows are drawn by: log weights of groups ``[B, groups]`` and of tokens ``[B, V]``, float32."""
+    at = jnp.minimum(at, residual.row.shape[1] - 1)
+    laws, (settings, masses) = (
+        residual[:2],
+        jax.tree.map(
+            lambda x: jnp.take_along_axis(x, at.reshape(-1, *(1,) * (x.ndim - 1)), axis=1), (residual[2:], masses)
+        ),
+    )
+    log_p, log_left = (x[:, 0] for x in _log_weights(Residual(*laws, *settings)))
+    left, all_of_p = (x[:, 0] for x in masses)
+    some = jnp.any(left > 0, axis=-1, keepdims=True)
+    return jnp.log(jnp.where(some, left, all_of_p)), jnp.where(some, log_left, log_p)
+
+
+def _log_weights(residual: Residual):
+    """log w p and log max(w p - q, 0) of every token, float32 ``[B, J, V]``."""
+    p, q, row, log_weight, use_q, excluded = residual
     V = p.logits.shape[2]
-    log_p = _log_prob(_at(p, row), V)[:, 0] + log_weight[:, None]
-    log_q = _log_prob(_at(q, jnp.minimum(row, q.logits.shape[1] - 1)), V)[:, 0]
-    log_q = jnp.where(use_q[:, None], log_q, -jnp.inf)
-    kept = (log_q < log_p) & (jnp.arange(V, dtype=jnp.int32)[None, :] != excluded[:, None])
+    log_p = _at(p, row).log_prob(V) + (0.0 if log_weight is None else log_weight[..., None])
+    log_q = _at(q, jnp.minimum(row, q.logits.shape[1] - 1)).log_prob(V)
+    log_q = jnp.where(use_q[..., None], log_q, -jnp.inf)
+    kept = ~(log_q >= log_p) & (
+        jnp.arange(V, dtype=jnp.int32)[None, None] != excluded[..., None]
+    )  # so that a NaN stays
     gap = jnp.where(kept, log_q - log_p, -jnp.inf)  # log(w p - q) = log(w p) + log(1 - e^gap), finite for any gap < 0
-    score = jnp.where(kept, log_p + jnp.log(-jnp.expm1(gap)), -jnp.inf)
-    score = jnp.where(jnp.any(kept, axis=-1, keepdims=True), score, log_p)
-    noise = jnp.where(noisy[:, None], gumbel_of_bits(random_bits(key_data, V)), 0.0)
-    return score + noise
+    return log_p, jnp.where(kept, log_p + jnp.log(-jnp.expm1(gap)), -jnp.inf)
 
 
 def _at(rows: Rows, index) -> Rows:
-    return Rows(*(jnp.take_along_axis(x, index.reshape(-1, *(1,) * (x.ndim - 1)), axis=1) for x in rows))
+    return Rows(*(jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), axis=1) for x in rows))
 
 
-def _log_prob(rows: Rows, width: int):
-    """float32 ``[B, J, width]``; -inf for tokens that are cut or past the end of a narrower vocabulary."""
-    z = rows.logits.astype(jnp.float32)
-    log_prob = jnp.where(z >= rows.threshold[..., None], z * rows.scale[..., None] - rows.lse[..., None], -jnp.inf)
-    return jnp.pad(log_prob, ((0, 0), (0, 0), (0, width - z.shape[2])), constant_values=-jnp.inf)
-
-
-def residual_mass_kernel(p: Rows, q: Rows, log_weight, *, interpret=False):
-    """``residual_mass_reference`` as a kernel over (draft row, block of the vocabulary); XLA adds the blocks up."""
-    (B, K), V = log_weight.shape, p.logits.shape[2]
-    size = block_size(V, _MASS_BLOCK)
-    blocks = pl.cdiv(V, size)
+def residual_masses_kernel(residual: Residual, *, interpret=False) -> Masses:
+    """``residual_masses_reference`` as a kernel over (request, row, some groups)."""
+    (B, J), V = residual.row.shape, residual.p.logits.shape[2]
+    groups, (leaves, tree) = num_groups(V), jax.tree.flatten(residual)
     masses = kernel_call(
-        _mass_block,
-        *(*p, *q, log_weight),
-        grid=(B * K, blocks),
-        out_shape=jax.ShapeDtypeStruct((B, K, blocks), jnp.float32),
+        _weigh_residual,
+        *leaves,
+        grid=(B, J, pl.cdiv(groups, _GROUPS)),
+        out_shape=[jax.ShapeDtypeStruct((B, J, groups), jnp.float32)] * 2,
         num_warps=_WARPS,
         interpret=interpret,
-        size=size,
+        tree=tree,
+        shape=(_GROUPS, group_size(V)),
     )
-    return jnp.sum(masses, axis=-1)
+    return Masses(*masses)
 
 
-def residual_draw_kernel(p: Rows, q: Rows, row, log_weight, use_q, excluded, key_data, noisy, *, interpret=False):
-    """``residual_draw_reference`` as a kernel over (request, block of the vocabulary), and one that merges the blocks."""
-    B, V = row.shape[0], p.logits.shape[2]
-    size = block_size(V, _BLOCK)
-    blocks = pl.cdiv(V, size)
-    partial = lambda dtype: jax.ShapeDtypeStruct((B, blocks), dtype)  # noqa: E731
-    of_blocks = kernel_call(
-        _residual_block,
-        *(*p, *q, row, log_weight, use_q, excluded, key_data, noisy),
-        grid=(B, blocks),
-        out_shape=[partial(jnp.float32), partial(jnp.int32), partial(jnp.float32), partial(jnp.int32)],
-        num_warps=_WARPS,
-        interpret=interpret,
-        size=size,
-    )
+def residual_draw_kernel(residual: Residual, masses: Masses, at, key_data, known, *, interpret=False):
+    """``residual_draw_reference`` as a kernel over requests, which reads one group of a row."""
+    leaves, tree = jax.tree.flatten((residual, masses, at, key_data, known))
     return kernel_call(
-        _residual_merge,
-        *of_blocks,
-        grid=(B,),
-        out_shape=jax.ShapeDtypeStruct((B,), jnp.int32),
-        num_warps=1,
+        _draw_residual,
+        *leaves,
+        grid=at.shape,
+        out_shape=jax.ShapeDtypeStruct(at.shape, jnp.int32),
+        num_warps=_DRAW_WARPS,
         interpret=interpret,
-        width=V,
-        blocks=blocks,
+        tree=tree,
+        size=group_size(residual.p.logits.shape[2]),
     )
 
 
-def _mass_block(*refs, size):
-    p_refs, q_refs, (log_weight_ref, mass_ref) = Rows(*refs[:4]), Rows(*refs[4:8]), refs[8:]
-    _, K, _ = q_refs.logits.shape
-    row, block = pl.program_id(0), pl.program_id(1)
-    b, i = row // K, row % K
-    ids = block_ids(block, size)
-    log_p = _log_prob_block(p_refs, (b, i), block, ids) + log_weight_ref[b, i]
-    excess = exp(log_p) - exp(_log_prob_block(q_refs, (b, i), block, ids))
-    mass_ref[b, i, block] = jnp.sum(jnp.where(excess < 0, 0.0, excess))  # a NaN stays, as it does in jnp.maximum
+def _weigh_residual(*refs, tree, shape):
+    *refs, left_ref, all_ref = refs
+    residual = tree.unflatten(refs)
+    at, block = (pl.program_id(0), pl.program_id(1)), pl.program_id(2)
+    log_p, kept, gap = _block(residual, at, block, block_ids(block, shape[0] * shape[1]))
+    p = exp(log_p)
+    left = jnp.where(kept, p * -jnp.expm1(gap), 0.0)
+    store_groups(left_ref, at, block, jnp.sum(left.reshape(shape), axis=1))
+    store_groups(all_ref, at, block, jnp.sum(p.reshape(shape), axis=1))
 
 
-def _residual_block(*refs, size):
-    p_refs, q_refs, refs = Rows(*refs[:4]), Rows(*refs[4:8]), refs[8:]
-    row_ref, log_weight_ref, use_q_ref, excluded_ref, key_ref, noisy_ref, *out_refs = refs
-    best_ref, token_ref, fallback_best_ref, fallback_token_ref = out_refs
-    (_, K, _), V = q_refs.logits.shape, p_refs.logits.shape[2]
-    b, block = pl.program_id(0), pl.program_id(1)
-    row = row_ref[b]
-    ids = block_ids(block, size)
-    log_p = _log_prob_block(p_refs, (b, row), block, ids) + log_weight_ref[b]
-    log_q = _log_prob_block(q_refs, (b, jnp.minimum(row, K - 1)), block, ids, when=use_q_ref[b])
-    kept = (log_q < log_p) & (ids != excluded_ref[b])
-    gap = jnp.where(kept, log_q - log_p, -jnp.inf)
-    score = jnp.where(kept, log_p + jnp.log(-jnp.expm1(gap)), -jnp.inf)
-    noise = gumbel_block(key_ref, b, ids, noisy_ref[b] & (jnp.max(log_p) > -jnp.inf))
-    best_ref[b, block], token_ref[b, block] = best_of(score + noise, ids, V)
-    fallback_best_ref[b, block], fallback_token_ref[b, block] = best_of(log_p + noise, ids, V)
+def _draw_residual(*refs, tree, size):
+    *refs, token_ref = refs
+    residual, masses, at_ref, key_ref, known_ref = tree.unflatten(refs)
+    b = pl.program_id(0)
+    at = b, jnp.minimum(at_ref[b], residual.row.shape[1] - 1)
+    V, groups = residual.p.logits.shape[2], masses.left.shape[2]
+    left, ids = load_groups(masses.left, at, other=0.0)
+    all_of_p, _ = load_groups(masses.all, at, other=0.0)
+    some = jnp.max(left) > 0
+    rank = jnp.log(jnp.where(some, left, all_of_p)) + gumbel_block(key_ref, (b,), group_words(ids))
+    _, group = best_of(rank, ids, groups)
+    ids = block_ids(group, size)
+    log_p, kept, gap = _block(residual, at, group, ids)
+    log_left = jnp.where(kept, log_p + jnp.log(-jnp.expm1(gap)), -jnp.inf)
+    score = jnp.where(some, log_left, log_p) + gumbel_block(key_ref, (b,), ids.astype(jnp.uint32))
+    _, token = best_of(score, ids, V)
+    token_ref[b] = jnp.where(known_ref[b] >= 0, known_ref[b], token)
 
 
-def _residual_merge(best_ref, token_ref, fallback_best_ref, fallback_token_ref, out_ref, *, width, blocks):
-    b, ids = pl.program_id(0), block_ids(0, pl.next_power_of_2(blocks))
-
-    def merged(best_ref, token_ref):
-        best = load_block(best_ref, (b,), 0, ids, blocks)
-        return best_of(best, load_block(token_ref, (b,), 0, ids, blocks, other=width - 1), width)
-
-    best, token = merged(best_ref, token_ref)
-    _, fallback = merged(fallback_best_ref, fallback_token_ref)
-    out_ref[b] = jnp.where(best > -jnp.inf, token, fallback)
-
-
-def _log_prob_block(refs: Rows, at, block, ids, when=True):
-    z = load_block(refs.logits, at, block, ids, refs.logits.shape[2], when=when).astype(jnp.float32)
-    log_prob = jnp.where(z >= refs.threshold[at], z * refs.scale[at] - refs.lse[at], -jnp.inf)
-    return jnp.where(when, log_prob, -jnp.inf)
+def _block(residual: Residual, at, block, ids):
+    """log w p of a block of tokens, which of them the residual keeps, and log q - log w p of those."""
+    b, row, K = at[0], residual.row[at], residual.q.logits.shape[1]
+    log_p = residual.p.log_prob_block((b, row), block, ids)
+    if residual.log_weight is not None:
+        log_p += residual.log_weight[at]
+    log_q = residual.q.log_prob_block((b, jnp.minimum(row, K - 1)), block, ids, when=residual.use_q[at])
+    kept = ~(log_q >= log_p) & (ids != residual.excluded[at])
+    return log_p, kept, jnp.where(kept, log_q - log_p, -jnp.inf)

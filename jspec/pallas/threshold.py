@@ -8,23 +8,17 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from jspec.pallas.dispatch import by_platform
-from jspec.pallas.triton import block_ids, block_size, exp, kernel_call, load_block
+from jspec.pallas.triton import block_ids, block_size, exp, load_block
 
+ROW_WARPS = 16  # of a program that reads a whole row
 _BLOCK = 4096
-_WARPS = 16
 _UNROLL = 4  # blocks of a row that are loaded together
 _DEPTH = 4  # logits that a lane keeps
 _BITS = 2  # of the threshold that one pass decides
 
 
-def threshold(logits, scale, top_k, top_p, min_p):
-    """``threshold_reference``, and on an NVIDIA GPU the kernel. A row that cuts nothing is not read by the kernel; the
-    twin is skipped where no row cuts anything."""
-    return by_platform(threshold_kernel, _threshold_if_any, logits, scale, top_k, top_p, min_p)
-
-
-def _threshold_if_any(logits, scale, top_k, top_p, min_p):
+def threshold_if_any(logits, scale, top_k, top_p, min_p):
+    """``threshold_reference``, skipped where no row cuts anything."""
     nothing_cut = lambda *_: jnp.full(logits.shape[0], -jnp.inf, jnp.float32)  # noqa: E731
     some_cut = jnp.any((top_k > 0) | (top_p < 1) | (min_p > 0))
     return jax.lax.cond(some_cut, threshold_reference, nothing_cut, logits, scale, top_k, top_p, min_p)
@@ -91,77 +85,68 @@ def from_ordered(ordered, dtype):
     return jax.lax.bitcast_convert_type(bits, dtype).astype(jnp.float32)
 
 
-def threshold_kernel(logits, scale, top_k, top_p, min_p, *, interpret=False):
-    """``threshold_reference`` as a kernel over rows, which reads a row once or twice unless the row is flat.
+def row_folder(logits_ref, at):
+    """In a kernel: a fold over the row ``at``, ``(add, initial) -> carry``.
+
+    ``add(carry, z, block)`` gets the blocks of the row one after another, float32, -inf past its end.
+    """
+    V = logits_ref.shape[-1]
+    size = block_size(V, _BLOCK)
+
+    def fold(add, initial):
+        def add_blocks(i, carry):
+            blocks = [i * _UNROLL + j for j in range(_UNROLL)]
+            loads = [load_block(logits_ref, at, block, block_ids(block, size), V) for block in blocks]
+            for block, z in zip(blocks, loads, strict=True):  # after all loads, which are then under way together
+                carry = add(carry, z.astype(jnp.float32), block)
+            return carry
+
+        return jax.lax.fori_loop(0, pl.cdiv(V, size * _UNROLL), add_blocks, initial)
+
+    return fold, size
+
+
+def threshold_of_row(logits_ref, at, scale, top_k, top_p, min_p):
+    """In a kernel: ``threshold_reference`` of the row ``at``, which it reads once or twice unless the row is flat.
 
     The row is dealt to ``_BLOCK`` lanes, and each lane keeps its ``_DEPTH`` largest logits in registers. What a lane drops
     is at most its smallest kept one, so a threshold above all of those is exact. One that is not (a flat row, a large
     top-k) is searched again over the whole row, in passes that read it from L2.
     """
-    R, V = logits.shape
-    return kernel_call(
-        _threshold_row,
-        *(logits, scale, top_k, top_p, min_p),
-        grid=(R,),
-        out_shape=jax.ShapeDtypeStruct((R,), jnp.float32),
-        num_warps=_WARPS,
-        interpret=interpret,
-        size=block_size(V, _BLOCK),
-    )
+    V, dtype = logits_ref.shape[-1], logits_ref.dtype
+    fold, size = row_folder(logits_ref, at)
+    kept = fold(_keep_largest, (jnp.full(size, -jnp.inf),) * _DEPTH)
+    peak, dropped = jnp.max(kept[0]), jnp.max(kept[-1])
+
+    def sums_of_row(weigh, floors):
+        """The weight of the row's tokens at or above each of the floors."""
+
+        def add(sums, z, _):
+            return tuple(x + jnp.where(z >= floor, weigh(z), 0.0) for x, floor in zip(sums, floors, strict=True))
+
+        return [jnp.sum(x) for x in fold(add, (jnp.zeros(size),) * len(floors))]
+
+    def sums_of_kept(weigh, floors):
+        return [jnp.sum(sum(jnp.where(z >= floor, weigh(z), 0.0) for z in kept)) for floor in floors]
+
+    def search(weigh, wanted):
+        found = _search(lambda floors: sums_of_kept(weigh, floors), wanted, dtype)
+        again = lambda: _search(lambda floors: sums_of_row(weigh, floors), wanted, dtype)  # noqa: E731
+        return jax.lax.cond(found > dropped, lambda: found, again)
+
+    def nucleus(floor):
+        weigh = lambda z: jnp.where(z >= floor, exp((z - peak) * scale), 0.0)  # noqa: E731
+        in_kept, in_row = lambda: sums_of_kept(weigh, [floor])[0], lambda: sums_of_row(weigh, [floor])[0]
+        mass = jax.lax.cond(floor > dropped, in_kept, in_row)
+        return jnp.maximum(floor, search(weigh, top_p * mass))
+
+    floor = jnp.where(min_p > 0, peak + jnp.log(min_p) / scale, -jnp.inf)
+    count = lambda: search(jnp.ones_like, top_k.astype(jnp.float32))  # noqa: E731
+    floor = jnp.maximum(floor, jax.lax.cond((top_k > 0) & (top_k < V), count, lambda: floor))
+    return jax.lax.cond(top_p < 1, lambda: nucleus(floor), lambda: floor)
 
 
-def _threshold_row(logits_ref, scale_ref, top_k_ref, top_p_ref, min_p_ref, out_ref, *, size):
-    row, (_, V), dtype = pl.program_id(0), logits_ref.shape, logits_ref.dtype
-    scale, top_k, top_p, min_p = scale_ref[row], top_k_ref[row], top_p_ref[row], min_p_ref[row]
-    use_top_k = (top_k > 0) & (top_k < V)
-
-    def fold(add, initial):
-        """``add(z, carry)`` over the blocks z of the row."""
-
-        def add_blocks(i, carry):
-            blocks = [i * _UNROLL + j for j in range(_UNROLL)]
-            loads = [load_block(logits_ref, (row,), block, block_ids(block, size), V) for block in blocks]
-            for z in loads:  # after all loads, which are then under way together
-                carry = add(z.astype(jnp.float32), carry)
-            return carry
-
-        return jax.lax.fori_loop(0, pl.cdiv(V, size * _UNROLL), add_blocks, initial)
-
-    def cut():
-        kept = fold(_keep_largest, (jnp.full(size, -jnp.inf),) * _DEPTH)
-        peak, dropped = jnp.max(kept[0]), jnp.max(kept[-1])
-
-        def sums_of_row(weigh, floors):
-            """The weight of the row's tokens at or above each of the floors."""
-            above = lambda z: (jnp.where(z >= floor, weigh(z), 0.0) for floor in floors)  # noqa: E731
-            add = lambda z, sums: tuple(x + y for x, y in zip(sums, above(z), strict=True))  # noqa: E731
-            return [jnp.sum(x) for x in fold(add, (jnp.zeros(size),) * len(floors))]
-
-        def sums_of_kept(weigh, floors):
-            return [jnp.sum(sum(jnp.where(z >= floor, weigh(z), 0.0) for z in kept)) for floor in floors]
-
-        def search(weigh, wanted):
-            found = _search(lambda floors: sums_of_kept(weigh, floors), wanted, dtype)
-            again = lambda: _search(lambda floors: sums_of_row(weigh, floors), wanted, dtype)  # noqa: E731
-            return jax.lax.cond(found > dropped, lambda: found, again)
-
-        def nucleus(floor):
-            weigh = lambda z: jnp.where(z >= floor, exp((z - peak) * scale), 0.0)  # noqa: E731
-            in_kept, in_row = lambda: sums_of_kept(weigh, [floor])[0], lambda: sums_of_row(weigh, [floor])[0]
-            mass = jax.lax.cond(floor > dropped, in_kept, in_row)
-            return jnp.maximum(floor, search(weigh, top_p * mass))
-
-        floor = jnp.where(min_p > 0, peak + jnp.log(min_p) / scale, -jnp.inf)
-        count = lambda: search(jnp.ones_like, top_k.astype(jnp.float32))  # noqa: E731
-        floor = jnp.maximum(floor, jax.lax.cond(use_top_k, count, lambda: floor))
-        return jax.lax.cond(top_p < 1, lambda: nucleus(floor), lambda: floor)
-
-    cuts = use_top_k | (top_p < 1) | (min_p > 0)
-    found = jax.lax.cond(cuts, cut, lambda: scale)  # anything: a branch that returns a literal does not lower
-    out_ref[row] = jnp.where(cuts, found, -jnp.inf)
-
-
-def _keep_largest(z, kept):
+def _keep_largest(kept, z, _):
     """Insert z into lanes that are sorted from the largest on; the smallest drops out."""
     after = []
     for value in kept:

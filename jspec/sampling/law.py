@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.pallas.draw import draw
-from jspec.pallas.residual import Rows
-from jspec.pallas.threshold import threshold
+from jspec.pallas.rows import Rows
 
 
 @jax.tree_util.register_dataclass
@@ -54,9 +53,13 @@ class Law:
         return jnp.isfinite(self.rows.lse)
 
     def log_prob(self, tokens) -> jax.Array:
-        """float32 ``[B, J]``: log p of int32 tokens ``[B, J]``, as if no row were greedy."""
-        z = jnp.take_along_axis(self.rows.logits, tokens[..., None], axis=-1)[..., 0].astype(jnp.float32)
-        return jnp.where(z >= self.rows.threshold, z * self.rows.scale - self.rows.lse, -jnp.inf)
+        """float32 ``[B, J]``: log p of int32 tokens ``[B, J]`` in the first J rows, as if no row were greedy."""
+        B, J = tokens.shape
+        rows, V = self.rows, self.rows.logits.shape[2]
+        row = jnp.arange(B, dtype=jnp.int32)[:, None] * rows.lse.shape[1] + jnp.arange(J, dtype=jnp.int32)[None]
+        # One flat index: XLA makes a kernel of its own of an index of three coordinates.
+        z = rows.logits.reshape(-1).at[row * V + tokens].get(mode="clip").astype(jnp.float32)
+        return jnp.where(z >= rows.threshold[:, :J], z * rows.scale[:, :J] - rows.lse[:, :J], -jnp.inf)
 
 
 def make_law(logits, warp: Warp, key_data=None) -> tuple[Law, jax.Array]:
@@ -64,27 +67,14 @@ def make_law(logits, warp: Warp, key_data=None) -> tuple[Law, jax.Array]:
 
     The token is drawn with ``key_data``, uint32 ``[B, J, 2]``; greedy rows, and all rows if it is None, take the likeliest.
     """
-    B, J, V = logits.shape
     # The law is that of the stored logits. Without the barrier XLA may keep bfloat16 logits in float32 for some readers,
     # and the threshold, the draw and the ratio would then speak of different numbers.
     logits = jax.lax.optimization_barrier(logits)
-    scale, top_k, top_p, min_p, noisy = (
-        jnp.broadcast_to(setting[:, None], (B, J)).reshape(B * J)
-        for setting in (
-            1.0 / jnp.where(warp.greedy, 1.0, warp.temperature),
-            jnp.where(warp.greedy, 0, warp.top_k),
-            jnp.where(warp.greedy, 1.0, warp.top_p),
-            jnp.where(warp.greedy, 0.0, warp.min_p),
-            ~warp.greedy,
-        )
-    )
-    flat = logits.reshape(B * J, V)
-    cut = threshold(flat, scale, top_k, top_p, min_p)
-    token, lse = draw(flat, scale, cut, None if key_data is None else key_data.reshape(B * J, 2), noisy)
-    rows = Rows(logits, *(x.reshape(B, J) for x in (scale, cut, lse)))
-    return Law(rows, warp.greedy), token.reshape(B, J)
+    token, rows = draw(logits, warp.temperature, warp.top_k, warp.top_p, warp.min_p, key_data)
+    return Law(rows, warp.greedy), token
 
 
 def leading(flags) -> jax.Array:
     """How many flags of each row hold before the first that does not: bool ``[B, J]`` -> int32 ``[B]``."""
-    return jnp.sum(jnp.cumprod(flags.astype(jnp.int32), axis=1), axis=1)
+    J = flags.shape[1]
+    return jnp.min(jnp.where(flags, J, jnp.arange(J, dtype=jnp.int32)[None]), axis=1, initial=J)

@@ -13,7 +13,7 @@ import enum
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.noise import random_bits, uniform_of_bits
+from jspec.pallas.noise import threefry, threefry_bits, uniform_of_bits
 
 
 class Stream(enum.IntEnum):
@@ -28,10 +28,13 @@ def draw_key(key_data, stream: Stream, position, index):
 
     The word is position (22 bits), index in the block (8 bits), stream (2 bits): ``config.MAX_POSITIONS``, ``MAX_DRAFTS``.
     """
+    return jnp.stack(_key_words(key_data, stream, position, index), axis=-1)
+
+
+def _key_words(key_data, stream: Stream, position, index):
+    """The two words of ``draw_key``, each ``[B, J]``; apart, they need no kernel to be put together."""
     word = (position.astype(jnp.uint32) << 10) | (index.astype(jnp.uint32) << 2) | jnp.uint32(stream)
-    keys = jax.random.wrap_key_data(key_data, impl="threefry2x32")
-    per_row = jax.vmap(jax.random.fold_in, (None, 0))
-    return jax.random.key_data(jax.vmap(per_row)(keys, word))
+    return threefry(key_data[:, :1], key_data[:, 1:], word)
 
 
 @jax.tree_util.register_dataclass
@@ -62,7 +65,8 @@ class RoundNoise:
     def accept_uniforms(self, K: int) -> jax.Array:
         """Uniforms of the accept tests, float32 ``[B, K]`` in (0, 1)."""
         index = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), (self.length.shape[0], K))
-        return uniform_of_bits(random_bits(self._round_keys(Stream.ACCEPT, index), 1)[..., 0])
+        key = _key_words(self.key_data, Stream.ACCEPT, jnp.broadcast_to(self.length[:, None], index.shape), index)
+        return uniform_of_bits(threefry_bits(*key, jnp.zeros(index.shape, jnp.uint32)))
 
     def _round_keys(self, stream: Stream, index) -> jax.Array:
         return draw_key(self.key_data, stream, jnp.broadcast_to(self.length[:, None], index.shape), index)

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.residual import residual_draw, residual_mass
+from jspec.pallas.residual import Masses, Residual, residual_draw, residual_masses
 from jspec.sampling.law import Law, Warp, leading, make_law
 from jspec.sampling.streams import RoundNoise
 
@@ -64,7 +64,9 @@ def by_rule(accepted: jax.Array, count: jax.Array, noise: RoundNoise) -> jax.Arr
 def match(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Decide = by_rule) -> Verdict:
     """Accept drafts that equal the target's own seeded samples.
 
-    With ``coupled`` drafts the acceptance is sum_i 1 / sum_j max(p_j / p_i, q_j / q_i) (Daliri, Musco and Suresh, 2024).
+    With ``coupled`` drafts the acceptance is a(p, q) = sum_i 1 / sum_j max(p_j / p_i, q_j / q_i) (Daliri, Musco and Suresh,
+    2024) if one group holds the vocabulary. Else it is that of the groups' masses, each term of its sum times a(p, q) within
+    the group: the same for laws with most mass on a few tokens, some points less for flat ones.
 
     Args:
       logits: ``[B, T, V]`` of the target, as stored.
@@ -92,7 +94,8 @@ def rejection(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide:
     u = noise.accept_uniforms(K)
     accepted = leading((jnp.log(u) < log_p - log_q) & (jnp.arange(K, dtype=jnp.int32)[None] < count[:, None]))
     accepted = decide(accepted, count, noise)
-    return _finish(law, best, proposal, count, accepted, jnp.zeros(accepted.shape, jnp.float32), noise)
+    residual = _residual(law, proposal, count, accepted[:, None])
+    return _finish(law, best, accepted, count, residual, residual_masses(residual), noise)
 
 
 def block(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Decide = by_rule) -> Verdict:
@@ -110,16 +113,16 @@ def block(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Dec
         log_w.append(jnp.minimum(log_w[-1] + log_p[:, i] - log_q[:, i], 0.0))
     log_w = jnp.stack(log_w, axis=1)  # [B, K + 1]
 
-    w, mass = jnp.exp(log_w), jnp.exp(log_w[:, :K]) * (1 - jnp.exp(log_p))  # a point mass leaves w (1 - p(d))
-    if proposal.law is not None:
-        drawn = residual_mass(law.rows, proposal.law.rows, log_w[:, :K])
-        mass = jnp.where(proposal.point_mass[:, None], mass, drawn)
-    passes = jnp.where(w[:, :K] >= 1, 1.0, mass / (mass + 1 - w[:, :K]))  # h_0 .. h_{K-1}
+    row = jnp.broadcast_to(jnp.arange(K + 1, dtype=jnp.int32), log_w.shape)
+    residual = _residual(law, proposal, count, row, log_w)
+    masses = residual_masses(residual)
+    w, mass = jnp.exp(log_w[:, :K]), jnp.sum(masses.left, axis=-1)[:, :K]
+    passes = jnp.where(w >= 1, 1.0, mass / (mass + 1 - w))  # h_0 .. h_{K-1}
     prefix = jnp.broadcast_to(jnp.arange(1, K + 1, dtype=jnp.int32), (count.shape[0], K))
-    h = jnp.where(prefix < count[:, None], jnp.pad(passes, ((0, 0), (0, 1)))[:, 1:], w[:, 1:])
+    h = jnp.where(prefix < count[:, None], jnp.pad(passes, ((0, 0), (0, 1)))[:, 1:], jnp.exp(log_w[:, 1:]))
     stands = (noise.accept_uniforms(K) <= h) & (prefix <= count[:, None])
     accepted = decide(jnp.max(jnp.where(stands, prefix, 0), axis=1, initial=0), count, noise)
-    return _finish(law, best, proposal, count, accepted, _pick(log_w, accepted), noise)
+    return _finish(law, best, accepted, count, residual, masses, noise)
 
 
 RULES: dict[str, Callable[..., Verdict]] = {
@@ -129,26 +132,27 @@ RULES: dict[str, Callable[..., Verdict]] = {
 }
 
 
-def _finish(law: Law, best, proposal: Proposal, count, accepted, log_weight, noise: RoundNoise) -> Verdict:
-    """The token after the accepted drafts: from the residual if one was refused, else the bonus token from p_k."""
+def _residual(law: Law, proposal: Proposal, count, row, log_weight=None) -> Residual:
+    """What is drawn from after ``row`` drafts, int32 ``[B, J]``: the residual if one was refused, else p_k."""
     K = proposal.tokens.shape[1]
-    refused = accepted < count
-    draft = _pick(proposal.tokens, jnp.minimum(accepted, K - 1))
-    key_data = jnp.where(
-        refused[:, None], noise.residual_keys(accepted[:, None])[:, 0], noise.sample_keys(accepted[:, None])[:, 0]
-    )
-    token = residual_draw(
+    refused, point_mass = row < count[:, None], proposal.point_mass[:, None]
+    draft = jnp.take_along_axis(proposal.tokens, jnp.minimum(row, K - 1), axis=1)
+    return Residual(
         law.rows,
         law.rows if proposal.law is None else proposal.law.rows,
-        row=accepted,
-        log_weight=jnp.where(refused, log_weight, 0.0),
-        use_q=refused & ~proposal.point_mass,
-        excluded=jnp.where(refused & proposal.point_mass, draft, -1),
-        key_data=key_data,
-        noisy=~law.greedy,
+        row=row,
+        log_weight=None if log_weight is None else jnp.where(refused, log_weight, 0.0),
+        use_q=refused & ~point_mass,
+        excluded=jnp.where(refused & point_mass, draft, -1),
     )
-    token = jnp.where(law.greedy, _pick(best, accepted), token)
-    return Verdict(accepted, token, _pick(law.finite, accepted))
+
+
+def _finish(law: Law, best, accepted, count, residual: Residual, masses: Masses, noise: RoundNoise) -> Verdict:
+    """The token after the accepted drafts: from the residual if one was refused, else the bonus token from p_k."""
+    place = accepted[:, None]
+    key = jnp.where(place < count[:, None], noise.residual_keys(place)[:, 0], noise.sample_keys(place)[:, 0])
+    known = jnp.where(law.greedy, _pick(best, accepted), -1)
+    return Verdict(accepted, residual_draw(residual, masses, accepted, key, known), _pick(law.finite, accepted))
 
 
 def _count(law: Law, proposal: Proposal):
@@ -159,9 +163,8 @@ def _count(law: Law, proposal: Proposal):
 def _log_probs(law: Law, best, proposal: Proposal):
     """log p_i(d_i) and log q_i(d_i), float32 ``[B, K]``; greedy targets and point-mass drafts are point masses."""
     drafts, K = proposal.tokens, proposal.tokens.shape[1]
-    first = Law(type(law.rows)(*(x[:, :K] for x in law.rows)), law.greedy)
     point = jnp.where(drafts == best[:, :K], 0.0, -jnp.inf)
-    log_p = jnp.where(law.greedy[:, None], point, first.log_prob(drafts))
+    log_p = jnp.where(law.greedy[:, None], point, law.log_prob(drafts))
     if proposal.law is None:
         return log_p, jnp.zeros_like(log_p)
     return log_p, jnp.where(proposal.point_mass[:, None], 0.0, proposal.law.log_prob(drafts))

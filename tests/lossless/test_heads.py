@@ -73,9 +73,11 @@ def dropping(rule):
     def faulty(logits, warp, proposal, noise):
         unknown = jnp.isneginf(proposal.law.rows.logits[:, :1])
 
-        def draw(p, q, *, use_q, **how):
-            logits = jnp.where(use_q[:, None, None] & unknown, -jnp.inf, p.logits)
-            return residual_draw(p._replace(logits=logits), q, use_q=use_q, **how)
+        def draw(residual, masses, *how):
+            del masses
+            logits = jnp.where(residual.use_q[..., None] & unknown, -jnp.inf, residual.p.logits)
+            residual = residual._replace(p=residual.p._replace(logits=logits))
+            return residual_draw(residual, verify.residual_masses(residual), *how)
 
         with mock.patch.object(verify, "residual_draw", draw):
             return rule(logits, warp, proposal, noise)

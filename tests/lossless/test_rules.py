@@ -4,6 +4,7 @@ import functools
 import itertools
 from typing import NamedTuple
 
+import jax
 import numpy as np
 import pytest
 
@@ -111,3 +112,24 @@ def test_acceptance(play_of):
         assert_rate(accepted, counts.sum(), law[nodes(i) :].sum(), f"draft {i} accepted")
     if case.count and case.temperature:
         assert_not_vacuous(counts.sum(), counts[nodes(1) :].sum())
+
+
+@pytest.fixture
+def groups_of_two(monkeypatch):
+    """Programs in which the vocabulary spans two groups of noise; those of other tests must not be taken for them."""
+    jax.clear_caches()
+    monkeypatch.setattr("jspec.pallas.rows.GROUP", 2)
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.usefixtures("groups_of_two")
+@pytest.mark.parametrize(("rule", "width"), [("match", V), ("rejection", V), ("block", V), ("block", V - 1)])
+def test_tokens_drawn_by_groups(rule, width):
+    """Coupled drafts meet other coins then, so that only their texts have a known law."""
+    cases = (*NARROW, *([Case("coupled")] if rule == "match" else []))
+    for case, counts in zip(cases, play(rule, cases, TABLES[width], 150_000, seed=12), strict=True):
+        law = predicted(rule, case, TABLES[width])
+        assert_follows(counts.texts, law.texts, f"the first {L} tokens")
+        if case.draft != "coupled":
+            assert_follows(counts.first_round, law.first_round, "a round")

@@ -5,7 +5,7 @@ import functools
 import jax
 import pytest
 
-SMALL_BLOCK = 128  # so that small vocabularies span several blocks
+SMALL_GROUP = 128  # so that small vocabularies span several groups and blocks
 
 
 def _reference(reference, kernel):
@@ -30,6 +30,7 @@ def _compiled(reference, kernel):
 def implementation(request, monkeypatch):
     """(reference, kernel) -> the one that this run is about, jitted."""
     if request.param is not _compiled:
-        for block in ("draw._BLOCK", "residual._BLOCK", "residual._MASS_BLOCK", "threshold._BLOCK"):
-            monkeypatch.setattr(f"jspec.pallas.{block}", SMALL_BLOCK)
+        monkeypatch.setattr("jspec.pallas.rows.GROUP", SMALL_GROUP)
+        monkeypatch.setattr("jspec.pallas.threshold._BLOCK", 2 * SMALL_GROUP)
+        monkeypatch.setattr("jspec.pallas.threshold._UNROLL", 2)  # half of what an interpreted kernel compiles
     return request.param

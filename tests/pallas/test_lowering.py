@@ -10,10 +10,11 @@ import pytest
 
 from jspec.pallas.attention import paged_attention
 from jspec.pallas.draw import draw
-from jspec.pallas.residual import Rows, residual_draw, residual_mass
-from jspec.pallas.threshold import threshold
+from jspec.pallas.residual import Masses, Residual, residual_draw, residual_masses
+from jspec.pallas.rows import Rows, num_groups
 
-R, B, K = 10, 2, 4
+B, K = 2, 4
+T = K + 1
 
 
 def _shapes(V, dtype):
@@ -22,19 +23,18 @@ def _shapes(V, dtype):
     f32 = lambda *shape: array(shape, jnp.float32)  # noqa: E731
     i32 = lambda *shape: array(shape, jnp.int32)  # noqa: E731
     flag = lambda *shape: array(shape, jnp.bool_)  # noqa: E731
-    keys = lambda rows: array((rows, 2), jnp.uint32)  # noqa: E731
+    keys = lambda *rows: array((*rows, 2), jnp.uint32)  # noqa: E731
     laws = lambda J, width: Rows(array((B, J, width), dtype), f32(B, J), f32(B, J), f32(B, J))  # noqa: E731
-    logits, p, q = array((R, V), dtype), laws(K + 1, V), laws(K, V - V // 4)
+    settings = f32(B), i32(B), f32(B), f32(B)
+    rows = array((B, T, V), dtype)
+    residual = Residual(laws(T, V), laws(K, V - V // 4), i32(B, T), f32(B, T), flag(B, T), i32(B, T))
+    masses = Masses(*[f32(B, T, num_groups(V))] * 2)
     return {
-        "draw": (draw, (logits, f32(R), f32(R), keys(R), flag(R)), {"draw_block", "draw_merge"}),
-        "draw without noise": (draw, (logits, f32(R), f32(R)), {"draw_block", "draw_merge"}),
-        "threshold": (threshold, (logits, f32(R), i32(R), f32(R), f32(R)), {"threshold_row"}),
-        "residual_mass": (residual_mass, (p, q, f32(B, K)), {"mass_block"}),
-        "residual_draw": (
-            residual_draw,
-            (p, q, i32(B), f32(B), flag(B), i32(B), keys(B), flag(B)),
-            {"residual_block", "residual_merge"},
-        ),
+        "draw": (draw, (rows, *settings, keys(B, T)), {"weigh_groups", "finish_row"}),
+        "draw without noise": (draw, (rows, *settings), {"weigh_groups", "finish_row"}),
+        "residual_masses": (residual_masses, (residual,), {"weigh_residual"}),
+        "residual_masses, no weight": (residual_masses, (residual._replace(log_weight=None),), {"weigh_residual"}),
+        "residual_draw": (residual_draw, (residual, masses, i32(B), keys(B), i32(B)), {"draw_residual"}),
     }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
-from jspec.pallas.noise import gumbel_of_bits, random_bits, threefry_bits, uniform_of_bits
+from jspec.pallas.noise import gumbel_of_bits, random_bits, threefry, threefry_bits, uniform_of_bits
 from jspec.pallas.triton import block_ids, kernel_call
 
 
@@ -47,6 +47,12 @@ def test_bits_do_not_depend_on_the_size(size):
     bits = threefry_bits(key_0, key_1, jnp.arange(size, dtype=jnp.uint32))
     np.testing.assert_array_equal(bits, jax.random.bits(key, (size,), jnp.uint32))
     np.testing.assert_array_equal(bits, random_bits(jax.random.key_data(key), 2048)[:size])
+
+
+def test_the_two_words_are_those_of_fold_in():
+    key, data = jax.random.key(11), jnp.array([0, 1, 77, 2**31 + 5, 2**32 - 1], jnp.uint32)
+    words = jnp.stack(threefry(*jax.random.key_data(key), data), axis=-1)
+    np.testing.assert_array_equal(words, jax.vmap(lambda d: jax.random.key_data(jax.random.fold_in(key, d)))(data))
 
 
 def test_transforms_stay_finite_at_both_ends():

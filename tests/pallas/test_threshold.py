@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.pallas.threshold import from_ordered, threshold, threshold_kernel, threshold_reference, to_ordered
+from jspec.pallas.draw import draw, draw_kernel
+from jspec.pallas.threshold import from_ordered, threshold_reference, to_ordered
 
 MARGIN = 1e-5
 
@@ -53,6 +54,11 @@ def assert_agrees(found, args):
         else:
             np.testing.assert_array_equal(z >= found[row], kept, err_msg=f"row {row}, {settings}")
     assert close <= 2
+
+
+def threshold_kernel(logits, scale, top_k, top_p, min_p, **how):
+    """The thresholds that the kernel of ``draw`` finds."""
+    return draw_kernel(logits[:, None], 1 / scale, top_k, top_p, min_p, **how)[1].threshold[:, 0]
 
 
 class TestThreshold:
@@ -119,9 +125,11 @@ def test_ordered_bits_keep_the_order_and_come_back(dtype):
     np.testing.assert_array_equal(from_ordered(ordered, x.dtype), x.astype(jnp.float32))
 
 
-def test_the_public_function_is_the_twin_on_a_cpu():
-    args = problem(127, "float32")
+def test_rows_that_cut_nothing_cost_nothing_on_a_cpu():
+    logits, scale, *filters = problem(127, "float32")
+    idle = (jnp.zeros(len(logits), jnp.int32), jnp.ones(len(logits)), jnp.zeros(len(logits)))
+    thresholds = jax.jit(lambda *args: draw(*args)[1].threshold[:, 0])
     with jax.default_device(jax.devices("cpu")[0]):
-        np.testing.assert_array_equal(jax.jit(threshold)(*args), jax.jit(threshold_reference)(*args))
-        idle = (jnp.zeros(len(args[0]), jnp.int32), jnp.ones(len(args[0])), jnp.zeros(len(args[0])))
-        assert np.isneginf(jax.jit(threshold)(jnp.full_like(args[0], jnp.nan), args[1], *idle)).all()
+        assert np.isneginf(thresholds(jnp.full_like(logits, jnp.nan)[:, None], scale, *idle)).all()
+        found = thresholds(logits[:, None], 1 / scale, *filters)
+        np.testing.assert_array_equal(found, jax.jit(threshold_reference)(logits, scale, *filters))
