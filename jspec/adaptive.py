@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 MEMORY = 64.0  # rounds in which what was seen loses weight by a factor of e
-PRIOR_ACCEPTANCE, PRIOR_WEIGHT = (
-    0.7,
-    4.0,
-)  # of a first draft, before anything was seen, and how many drafts that counts for
+PRIOR_ACCEPTANCE = 0.7  # of a first draft, before anything was seen,
+PRIOR_WEIGHT = 4.0  # and how many drafts that counts for
 GAIN = 1.02  # what another K must promise, so that two that are as good do not alternate
 FIRST_REST, LONGEST_REST = 4, 64  # calls without drafts before they are tried again
 

@@ -1,5 +1,7 @@
 """Strictness for every test: an implicit change of rank is an error, as every warning is (pyproject.toml)."""
 
+from collections.abc import Iterator
+
 import jax
 import pytest
 
@@ -15,6 +17,20 @@ def compiled_in_a_hurry(request):
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture(scope="module")
+def xla_compilations() -> Iterator[list[str]]:
+    """Grows by an entry whenever anything at all is compiled, by whomever."""
+    compiled: list[str] = []
+
+    def listen(event: str, seconds: float, **_):
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield compiled
+    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def pytest_collection_modifyitems(items):

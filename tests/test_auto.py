@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import jax
 import numpy as np
@@ -134,19 +134,6 @@ def test_match_with_coupled_drafts_at_one_width_gives_one_text():
     engine.controller.choose = lambda: chosen.append(choose()) or chosen[-1]
     assert tokens_of(decode(engine, PROMPTS, params, KEYS)) == fixed[0]
     assert {0, 1} <= set(chosen)
-
-
-@pytest.fixture(scope="module")
-def xla_compilations() -> Iterator[list[str]]:
-    """Grows by an entry whenever anything at all is compiled, by whomever."""
-    compiled: list[str] = []
-
-    def listen(event: str, seconds: float, **_):
-        if event.endswith("backend_compile_duration"):
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    return compiled
 
 
 @pytest.mark.parametrize("costs", [CHEAP, None], ids=["given", "measured"])

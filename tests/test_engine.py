@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 from engines import (
@@ -37,19 +36,6 @@ SETTINGS = [
     SamplingParams(temperature=0.8, min_p=0.2, max_tokens=1),
     SamplingParams(temperature=2.0, top_k=-1, top_p=0.5, min_p=0.5, seed=2**40, max_tokens=12),
 ]
-
-
-@pytest.fixture(scope="module")
-def xla_compilations() -> list[str]:
-    """Grows by an entry whenever anything at all is compiled, by whomever."""
-    compiled: list[str] = []
-
-    def listen(event: str, seconds: float, **_):
-        if event.endswith("backend_compile_duration"):
-            compiled.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    return compiled
 
 
 def test_nothing_is_compiled_after_warmup(xla_compilations):

@@ -19,7 +19,7 @@ from flax import nnx
 
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, TINY
 from benchmarks.trials.layer import LayerWeights, Stream, attention_kernel, decoder_layer_kernel
-from benchmarks.trials.phases import Tiling
+from benchmarks.trials.plan import Tiling
 from jspec.cache import LayerKV, PagedView
 from jspec.config import ModelConfig
 from jspec.models.decoder import Layer

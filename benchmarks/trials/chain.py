@@ -190,11 +190,11 @@ def _program(refs, steps, tokens, eps, programs, *, ring, token_ring, full, empt
             weight = refs[step.weight]
 
             def copy(k, _, weight=weight, step=step, share=share):
-                for part, at, rows in share.tiles:
+                for j, (part, at, rows) in enumerate(share.tiles):
                     source = weight.at[
                         pl.ds(part * step.outputs + share.first + at, rows), pl.ds(k * _COLUMNS, _COLUMNS)
                     ]
-                    fill.put(source, rows, k * len(share.tiles) + share.tiles.index((part, at, rows)))
+                    fill.put(source, rows, k * len(share.tiles) + j)
 
             fill.loop(share.steps, len(share.tiles), copy)
         fill.drain()

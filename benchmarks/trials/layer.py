@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from benchmarks.trials import grid, phases
-from benchmarks.trials.phases import Plan, Tiling
+from benchmarks.trials.plan import Plan, Tiling, padded
 from jspec.pallas.triton import kernel_call
 
 _TILING = Tiling()
@@ -57,7 +57,7 @@ class Stream(NamedTuple):
         """A stream of ``[B, T, D]`` that a norm of weight ``[D]`` reads."""
         M = x.shape[0] * x.shape[1]
         squares = jnp.sum(x.astype(jnp.float32) ** 2, axis=-1).reshape(1, M)
-        squares = jnp.pad(squares, ((0, _programs(tiling) - 1), (0, phases.padded(M) - M)))
+        squares = jnp.pad(squares, ((0, _programs(tiling) - 1), (0, padded(M) - M)))
         return cls(x, x * norm.reshape(1, 1, -1), squares)
 
 

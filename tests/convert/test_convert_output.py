@@ -274,21 +274,24 @@ MEMORY = """
     import resource, sys
     from convert import convert
     peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    convert(sys.argv[1], sys.argv[2] + "-warm")
+    small, out, large, *quantize = sys.argv[1:]
+    options = {"quantize": quantize[0]} if quantize else {}
+    convert(small, out + "-warm", **options)
     before = peak()
-    report = convert(sys.argv[3], sys.argv[2])
+    report = convert(large, out, **options)
     assert report.peak_bytes == peak()
     print(report.peak_bytes - before)
 """
 
 
-def test_memory_is_that_of_a_few_tensors(tmp_path):
+@pytest.mark.parametrize("quantize", [[], ["int8"]], ids=["as stored", "int8"])
+def test_memory_is_that_of_a_few_tensors(tmp_path, quantize):
     """A 118 MB checkpoint whose largest parameter is 4 MB grows the process by far less than its size."""
     small = tiny_checkpoint(tmp_path / "small")
     sizes = {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 18, "vocab_size": 512}
     large = tiny_checkpoint(tmp_path / "large", shards=2, **sizes)
     size = sum(path.stat().st_size for path in large.glob("*.safetensors"))
-    command = [sys.executable, "-c", textwrap.dedent(MEMORY), str(small), str(tmp_path / "out"), str(large)]
+    command = [sys.executable, "-c", textwrap.dedent(MEMORY), str(small), str(tmp_path / "out"), str(large), *quantize]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "JAX_PLATFORMS": "cpu"}
     grown = int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
     assert size > 110e6

@@ -58,7 +58,7 @@ def test_layers_of_attention_and_chains_do_what_layers_do():
 
     from benchmarks.trials.__main__ import AGREES, difference, layer_trial
     from benchmarks.trials.chain import Rings
-    from benchmarks.trials.phases import Tiling
+    from benchmarks.trials.plan import Tiling
 
     tiling, interpret = Tiling(programs=4, slots=64), plgpu.InterpretGPUParams()
     both = layer_trial("tiny", 2, 3, tiling, Rings(6, 2), interpret)

@@ -11,7 +11,8 @@ import pytest
 from flax import nnx
 
 from benchmarks.trials.layer import LayerWeights, Stream, decoder_layer_kernel
-from benchmarks.trials.phases import Tiling, slab
+from benchmarks.trials.phases import slab
+from benchmarks.trials.plan import Tiling
 from jspec.cache import LayerKV, PagedView
 from jspec.config import ModelConfig
 from jspec.models.decoder import Layer
