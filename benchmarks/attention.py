@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.verify import BANDWIDTH, FULL, L2_BYTES, SMOKE, seconds_per_call
-from jspec.pallas.attention import Tiling, paged_attention_kernel, paged_attention_reference
+from jspec.pallas.attention import paged_attention_kernel, paged_attention_reference
+from jspec.pallas.flash import Tiling
 
 POSITIONS = 4  # which argument ties a call to the one before
 MOST_COPIES = 16

@@ -13,6 +13,7 @@ import numpy as np
 
 from benchmarks.floors import draft_passes, floor, target_pass
 from benchmarks.hlo import launched
+from benchmarks.profile import kernel_times, report
 from benchmarks.shapes import Pair, head_for, random_module
 from jspec.cache import PagedView, init_pool
 from jspec.config import EngineConfig, Speculation
@@ -179,10 +180,12 @@ class Bench:
       dtype: of weights and cache.
       bandwidth: bytes per second, for floors.
       repeats: timed calls of each program, after one that is not.
+      profiled: also print which kernels a round's time goes to.
     """
 
-    def __init__(self, pair: Pair, dtype: str, bandwidth: float, repeats: int):
+    def __init__(self, pair: Pair, dtype: str, bandwidth: float, repeats: int, profiled: bool = False):
         self.pair, self.dtype, self.bandwidth, self.repeats = pair, dtype, bandwidth, repeats
+        self.profiled = profiled
         self._timed: dict[Decoding | Forward, Timed] = {}
 
     @functools.cached_property
@@ -224,7 +227,7 @@ class Bench:
 
     def _run(self, program: Program, rounds: int):
         """Seconds and launches of a round, and the log of the last call."""
-        make = jax.jit(program.fresh)
+        make = program.fresh  # not compiled as a whole: it makes an array for every layer
         function = jax.jit(program.function, donate_argnums=1)
         compiled = function.lower(program.leaves, jax.eval_shape(make)).compile()
         seconds, log = [], None
@@ -233,6 +236,9 @@ class Bench:
             started = time.perf_counter()
             _, log = jax.block_until_ready(compiled(program.leaves, state))
             seconds.append((time.perf_counter() - started) / rounds)
+        if self.profiled:
+            state = make()
+            print(report(kernel_times(lambda: compiled(program.leaves, state)), rounds), flush=True)
         return statistics.median(seconds[1:]), len(launched(compiled.as_text() or "", loop=True)), jax.device_get(log)
 
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.round --shape llama-3.1-8b                # every line of the table
     python -m benchmarks.round --rows 1 4 9 --batches 1 16         # some lines
+    XLA_FLAGS=--xla_gpu_enable_command_buffer= python -m benchmarks.round --profile --rows 1    # its kernels
     python -m benchmarks.round --smoke                             # tiny and anywhere, with meaningless times
 
 Floors count the bytes of weights and live keys and values, each read once, at the read rate that is measured first, and
@@ -183,7 +184,7 @@ def run(args) -> bool:
     print(f"{bandwidth.describe(rates)}; floors at {rate / 1e9:,.0f} GB/s\n{HEADER}", flush=True)
     where = {"device": device, "jax": jax.__version__, "shape": shape, "dtype": dtype, "smoke": args.smoke}
     where |= {"bandwidth": rate, "rates": rates, "synthetic_acceptance": ACCEPTANCE}
-    bench = Bench(SHAPES[shape], dtype, rate, 1 if args.smoke else args.repeats)
+    bench = Bench(SHAPES[shape], dtype, rate, 1 if args.smoke else args.repeats, args.profile)
     table = Table(bench, SMALLER if args.smoke else 1, goals=shape == "llama-3.1-8b")
     figures, failed = [], []
     for row, batch, measure in chosen(table.lines(), args.rows, args.batches):
@@ -208,6 +209,7 @@ def main() -> int:
     parser.add_argument("--batches", type=int, nargs="+", metavar="B", help="batch sizes among them")
     parser.add_argument("--repeats", type=int, default=5, help="timed calls of each program")
     parser.add_argument("--bandwidth", type=float, help="bytes per second for the floors, instead of measuring")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of each program's rounds")
     parser.add_argument("--json", type=pathlib.Path, metavar="OUT")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes and lengths, any machine, meaningless times")
     args = parser.parse_args()

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import NamedTuple
 
-import jax
 from flax import nnx
 
 from jspec.config import ModelConfig, Rope
@@ -74,10 +73,11 @@ def abstract_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str 
 
 
 def random_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str = "bfloat16"):
-    """A module of ``config``, ready to serve, its weights made on the device in one program."""
-    graph = nnx.split(abstract_module(config, seed, dtype))[0]
-    state = jax.jit(lambda: nnx.split(_made(config, seed, dtype))[1])()
-    return nnx.merge(graph, state)
+    """A module of ``config``, ready to serve, its weights made on the device.
+
+    One array after another: a program that makes them all takes minutes to compile.
+    """
+    return _made(config, seed, dtype)
 
 
 def _made(config, seed: int, dtype: str):

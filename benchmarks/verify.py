@@ -279,6 +279,19 @@ def judged(temperature, top_k, top_p, min_p, logits, law, tokens, noise, *, rule
     return RULES[rule](logits, warp, proposal, noise)
 
 
+def without_logits(draw: Callable) -> Callable:
+    """A draw that returns what it computed: the loop would copy the logits that its laws refer to."""
+
+    def draw_alone(*args, **how):
+        token, rows = draw(*args, **how)
+        return token, rows[1:]
+
+    return draw_alone
+
+
+DRAWS = without_logits(draw_kernel), without_logits(draw_reference)
+
+
 def pieces(sizes: Sizes):
     """What a step verifies with, and whole rules."""
     V, row_bytes = sizes.V, 2 * sizes.V
@@ -286,11 +299,11 @@ def pieces(sizes: Sizes):
         read = B * (K + 1) * row_bytes
         for label, noise in (("likeliest", False), ("noise", True)):
             inputs = functools.partial(timed_draw, requests=B, V=V, settings=FILTERS["off"], noise=noise)
-            yield Piece("draw", f"B={B}, {label}", draw_kernel, draw_reference, inputs, 1, read)
+            yield Piece("draw", f"B={B}, {label}", *DRAWS, inputs, 1, read)
         if B in sizes.filtered:
             for label, values in FILTERS.items():
                 inputs = functools.partial(timed_draw, requests=B, V=V, settings=values)
-                yield Piece("threshold", f"B={B}, {label}", draw_kernel, draw_reference, inputs, 1, read)
+                yield Piece("threshold", f"B={B}, {label}", *DRAWS, inputs, 1, read)
         inputs, read = functools.partial(timed_masses, requests=B, V=V), (2 * K + 1) * B * row_bytes
         kernel = lambda *fields, interpret: residual_masses_kernel(Residual(*fields), interpret=interpret)  # noqa: E731
         twin = lambda *fields: residual_masses_reference(Residual(*fields))  # noqa: E731

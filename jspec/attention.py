@@ -1,5 +1,7 @@
 """What attention is: softmax over the slots that a causal mask, perhaps with a window, lets each query see."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -21,3 +23,17 @@ def grouped_attention(q, k, v, mask) -> jax.Array:
     scores = jnp.where(mask[None, :, None], scores, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     return jnp.einsum("gbrts,gbsh->btgrh", weights, v, precision=precision).reshape(B, T, N, H)
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine of the angles that positions turn the pairs of a head by, float32 ``[B, T, H / 2]`` each."""
+
+    cos: jax.Array
+    sin: jax.Array
+
+
+def rotated(x, rotation: Rotation) -> jax.Array:
+    """The halves of each head ``[B, T, heads, H]`` turned by their tokens' angles, in fp32."""
+    cos, sin = (angle[:, :, None] for angle in rotation)
+    x1, x2 = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)

@@ -13,8 +13,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jspec.attention import causal_mask, grouped_attention
+from jspec.attention import Rotation, causal_mask, grouped_attention, rotated
 from jspec.pallas.attention import paged_attention
+from jspec.pallas.dispatch import by_platform
+from jspec.pallas.extend import extend_kernel, has_extend_kernel
 
 NULL_PAGE = 0
 
@@ -36,14 +38,44 @@ def init_pool(shape: tuple[int, int, int], pages: int, page_size: int, dtype) ->
     return tuple(LayerKV(zeros(), zeros()) for _ in range(L))
 
 
+class View:
+    """Where T tokens of each row stand: how their keys and values are kept, and what they attend to."""
+
+    def write(self, kv, k, v):
+        """What is kept once rotated keys, and values, ``[B, T, G, H]`` are there."""
+        raise NotImplementedError
+
+    def attend(self, q, kv, window: int | None) -> jax.Array:
+        """Attention of rotated queries ``[B, T, N, H]`` over what they may see; the same shape."""
+        raise NotImplementedError
+
+    def extend(self, qkv, rotation: Rotation, kv, num_kv_heads: int, window: int | None):
+        """Rotate, write and attend.
+
+        Args:
+          qkv: ``[B, T, N + 2G, H]``: queries, keys and values.
+          rotation: by the tokens' positions.
+          kv: what is kept so far.
+          num_kv_heads: G.
+          window: None, or W: a query sees W slots, its own included.
+
+        Returns:
+          ``[B, T, N, H]``, and what is kept now.
+        """
+        N = qkv.shape[2] - 2 * num_kv_heads
+        q, k, v = jnp.split(qkv, [N, N + num_kv_heads], axis=2)
+        kv = self.write(kv, rotated(k, rotation), v)
+        return self.attend(rotated(q, rotation), kv, window), kv
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class PagedView:
+class PagedView(View):
     """Where T tokens of each row stand in the pool.
 
     Attributes:
       table: int32 ``[B, M]``, the pages of each row in order, padded with the null page.
-      positions: int32 ``[B, T]``, the slot of each token.
+      positions: int32 ``[B, T]``, the slot of each token; those of a row's valid tokens are consecutive.
       valid: bool ``[B, T]``; an invalid token is written nowhere and its output means nothing.
     """
 
@@ -70,10 +102,24 @@ class PagedView:
         """Attention of q ``[B, T, N, H]`` over each row's slots up to its own position; returns ``[B, T, N, H]``."""
         return paged_attention(q, kv.k, kv.v, self.table, self.positions, self.valid, window)
 
+    def extend(self, qkv, rotation: Rotation, kv: LayerKV, num_kv_heads: int, window: int | None):
+        """``View.extend``; on an NVIDIA GPU a kernel, where a row has few tokens."""
+
+        def composed(view, qkv, rotation, kv):
+            return View.extend(view, qkv, rotation, kv, num_kv_heads, window)
+
+        def kernel(view, qkv, rotation, kv):
+            where = view.table, view.positions, view.valid
+            out, *kv = extend_kernel(qkv, *rotation, *kv, *where, window)
+            return out, LayerKV(*kv)
+
+        args = self, qkv, rotation, kv
+        return by_platform(kernel, composed, *args) if has_extend_kernel(qkv, kv.k) else composed(*args)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class CausalView:
+class CausalView(View):
     """Plain causal attention among the T tokens of the call, with nothing cached: for whole texts and for training."""
 
     positions: jax.Array  # int32 [B, T]

@@ -33,6 +33,7 @@ def xla_compilations() -> Iterator[list[str]]:
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
     """In several processes (pytest-xdist) a file stays in one, where its tests share compiled engines.
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.config import ModelConfig
-from jspec.models.layers import Linear, RMSNorm, project, rotate
+from jspec.models.layers import Linear, RMSNorm, project, rotation_at
 from jspec.models.quantized import random_weight, wide
 
 
@@ -38,12 +38,12 @@ class Attention(nnx.Module):
     def __call__(self, x, positions, kv, view):
         B, T, _ = x.shape
         N, G, H = self.num_heads, self.num_kv_heads, self.head_dim
-        q, k, v = jnp.split(self.qkv(x).reshape(B, T, N + 2 * G, H), [N, N + G], axis=2)
+        qkv = self.qkv(x).reshape(B, T, N + 2 * G, H)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, positions, self.rope), rotate(k, positions, self.rope)
-        kv = view.write(kv, k, v)
-        return self.out(view.attend(q, kv, self.window).reshape(B, T, N * H)), kv
+            q, k, v = jnp.split(qkv, [N, N + G], axis=2)
+            qkv = jnp.concatenate([self.q_norm(q), self.k_norm(k), v], axis=2)
+        attended, kv = view.extend(qkv, rotation_at(positions, self.rope, H), kv, G, self.window)
+        return self.out(attended.reshape(B, T, N * H)), kv
 
 
 class MLP(nnx.Module):
@@ -63,7 +63,10 @@ class MLP(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Attention and MLP, each added to the residual stream; ``norm=False`` leaves out the norm before attention."""
+    """Attention and MLP, each added to the residual stream; ``norm=False`` leaves out the norm before attention.
+
+    The norm before attention is applied by what comes before the layer, which adds to the stream in the same pass.
+    """
 
     def __init__(self, config: ModelConfig, layer: int, norm: bool = True, *, dtype, rngs: nnx.Rngs):
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype) if norm else None
@@ -71,10 +74,26 @@ class Layer(nnx.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
         self.mlp = MLP(config, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x, positions, kv, view):
-        attended, kv = self.attention(self.attention_norm(x) if self.attention_norm else x, positions, kv, view)
-        x = x + attended
-        return x + self.mlp(self.mlp_norm(x)), kv
+    def __call__(self, x, normed, positions, kv, view, after: RMSNorm | None):
+        """Go through the layer.
+
+        Args:
+          x: the residual stream ``[B, T, D]``, and
+          normed: what attention reads of it.
+          after: the norm that reads the stream next.
+
+        Returns:
+          the stream, its norm (the stream itself if ``after`` is None), and what the view keeps.
+        """
+        attended, kv = self.attention(normed, positions, kv, view)
+        return *add_mlp(self, x, attended, after), kv
+
+
+def add_mlp(layer, x, attended, after: RMSNorm | None):
+    """The second half of a layer that has ``mlp_norm`` and ``mlp``: the stream and, as ``Layer`` returns it, its norm."""
+    x, normed = layer.mlp_norm.after_adding(x, attended)
+    added = layer.mlp(normed)
+    return (x + added, x + added) if after is None else after.after_adding(x, added)
 
 
 class Decoder(nnx.Module):
@@ -126,13 +145,13 @@ class Decoder(nnx.Module):
           hidden states, the streams joined ``[B, T, len(taps) D]`` (the hidden states if taps is ()), and the cache.
         """
         x = self.embed(tokens)
-        streams, written = [x], []
-        for layer, kv in zip(self.layers, cache, strict=True):
-            x, kv = layer(x, positions, kv, view)
+        norms = [*(layer.attention_norm for layer in self.layers), self.norm]
+        normed, streams, written = norms[0](x), [x], []
+        for layer, after, kv in zip(self.layers, norms[1:], cache, strict=True):
+            x, normed, kv = layer(x, normed, positions, kv, view, after)
             streams.append(x)
             written.append(kv)
-        hidden = self.norm(x)
-        return hidden, jnp.concatenate([streams[k] for k in taps], axis=-1) if taps else hidden, tuple(written)
+        return normed, jnp.concatenate([streams[k] for k in taps], axis=-1) if taps else normed, tuple(written)
 
     def feature_size(self, taps: tuple[int, ...]) -> int:
         """E, the numbers per position that ``taps`` ask for; () is the hidden state after the final norm."""

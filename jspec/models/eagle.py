@@ -43,10 +43,10 @@ class EagleHead(nnx.Module):
         Returns:
           the hidden state after each slot ``[B, T, D]``, and the cache.
         """
-        x = self.fuse_in(jnp.concatenate([embedded, features], axis=-1))  # the embedding comes first
-        written = []
-        for layer, kv in zip(self.layers, cache, strict=True):
-            x, kv = layer(x, positions, kv, view)
+        x = normed = self.fuse_in(jnp.concatenate([embedded, features], axis=-1))  # the embedding comes first
+        written, norms = [], [*(layer.attention_norm for layer in self.layers[1:]), None]
+        for layer, after, kv in zip(self.layers, norms, cache, strict=True):
+            x, normed, kv = layer(x, normed, positions, kv, view, after)
             written.append(kv)
         return x, tuple(written)
 

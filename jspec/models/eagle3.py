@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.heads import Eagle3Config
-from jspec.models.decoder import MLP, Attention, Layer
+from jspec.models.decoder import MLP, Attention, Layer, add_mlp
 from jspec.models.eagle import init_embedding
 from jspec.models.layers import Linear, RMSNorm
 
@@ -27,12 +27,12 @@ class FusedLayer(nnx.Module):
         self.mlp_norm = RMSNorm(D, eps, dtype=dtype)
         self.mlp = MLP(c, dtype=dtype, rngs=rngs)
 
-    def __call__(self, embedded, feature, positions, kv, view):
+    def __call__(self, embedded, feature, positions, kv, view, after: RMSNorm | None):
+        """As ``Layer`` does."""
         normed = self.feature_norm(feature)
         x = jnp.concatenate([self.token_norm(embedded), normed], axis=-1)
         attended, kv = self.attention(x, positions, kv, view)
-        x = (normed if self.norm_before_residual else feature) + attended
-        return x + self.mlp(self.mlp_norm(x)), kv
+        return *add_mlp(self, normed if self.norm_before_residual else feature, attended, after), kv
 
 
 class Eagle3Head(nnx.Module):
@@ -81,10 +81,11 @@ class Eagle3Head(nnx.Module):
         Returns:
           the hidden state after each slot ``[B, T, D]``, before the final norm, and the cache.
         """
-        x, kv = self.layers[0](embedded, features, positions, cache[0], view)
+        norms = [*(layer.attention_norm for layer in self.layers[1:]), None]
+        x, normed, kv = self.layers[0](embedded, features, positions, cache[0], view, norms[0])
         written = [kv]
-        for layer, kv in zip(self.layers[1:], cache[1:], strict=True):
-            x, kv = layer(x, positions, kv, view)
+        for layer, after, kv in zip(self.layers[1:], norms[1:], cache[1:], strict=True):
+            x, normed, kv = layer(x, normed, positions, kv, view, after)
             written.append(kv)
         return x, tuple(written)
 

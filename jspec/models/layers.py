@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jspec.attention import Rotation
 from jspec.config import Rope
 from jspec.models.quantized import random_weight
+from jspec.pallas.norm import add_norm, rms_norm
 
 
 class Linear(nnx.Module):
@@ -66,16 +68,18 @@ def wide_project(x, weight, scale=None):
 
 
 class RMSNorm(nnx.Module):
-    """Root-mean-square norm (Zhang and Sennrich, 2019), computed in fp32 and scaled in the input's dtype."""
+    """``rms_norm`` with a weight."""
 
     def __init__(self, features: int, eps: float, *, dtype):
         self.weight = nnx.Param(jnp.ones(features, dtype))
         self.eps = eps
 
     def __call__(self, x):
-        x32 = x.astype(jnp.float32)
-        normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
-        return normed.astype(x.dtype) * per_feature(self.weight[...], x)
+        return rms_norm(x, self.weight[...], self.eps)
+
+    def after_adding(self, x, y):
+        """x + y, and its norm: the residual stream after one part of a layer, and what the next part reads."""
+        return add_norm(x, y, self.weight[...], self.eps)
 
 
 def per_feature(vector, like):
@@ -116,15 +120,8 @@ def _yarn(rope: Rope, frequency, head_dim: int):
     return frequency / rope.factor * ramp + frequency * (1 - ramp)
 
 
-def rotate(x, positions, rope: Rope):
-    """Rotate the halves of each head by its position.
-
-    Args:
-      x: ``[B, T, heads, H]``.
-      positions: int32 ``[B, T]``.
-    """
-    frequency = rotary_frequencies(rope, x.shape[-1]).reshape(1, 1, 1, -1)
-    angles = positions[:, :, None, None].astype(jnp.float32) * frequency  # [B, T, 1, H / 2]
-    cos, sin = jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
-    x1, x2 = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
+def rotation_at(positions, rope: Rope, head_dim: int) -> Rotation:
+    """By positions, int32 ``[B, T]``."""
+    frequency = rotary_frequencies(rope, head_dim).reshape(1, 1, -1)
+    angles = positions[:, :, None].astype(jnp.float32) * frequency
+    return Rotation(jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor)

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.pick import best_of, group_words, gumbel_block, pick_reference
 from jspec.pallas.rows import Rows, group_size, in_groups, load_groups, num_groups, store_groups
-from jspec.pallas.triton import block_ids, exp, kernel_call
+from jspec.pallas.triton import block_ids, exp, expm1, kernel_call
 
 _GROUPS = 2  # that one program sums
 _WARPS = 4
@@ -150,7 +150,7 @@ def _weigh_residual(*refs, tree, shape):
     at, block = (pl.program_id(0), pl.program_id(1)), pl.program_id(2)
     log_p, kept, gap = _block(residual, at, block, block_ids(block, shape[0] * shape[1]))
     p = exp(log_p)
-    left = jnp.where(kept, p * -jnp.expm1(gap), 0.0)
+    left = jnp.where(kept, p * -expm1(gap), 0.0)
     store_groups(left_ref, at, block, jnp.sum(left.reshape(shape), axis=1))
     store_groups(all_ref, at, block, jnp.sum(p.reshape(shape), axis=1))
 

@@ -18,12 +18,13 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jspec.cache import LayerKV, causal_mask
+from jspec.attention import causal_mask
+from jspec.cache import LayerKV, View
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Branches:
+class Branches(View):
     """The slots of one depth, as a view (``jspec.cache``) that keeps a tuple of ``LayerKV``, one a depth, per layer.
 
     Attributes:

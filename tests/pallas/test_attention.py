@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jspec.cache import LayerKV, PagedView
-from jspec.pallas.attention import Tiling, paged_attention, paged_attention_kernel, paged_attention_reference
+from jspec.pallas.attention import paged_attention, paged_attention_kernel, paged_attention_reference
+from jspec.pallas.flash import Tiling
 
 G = 2
 LIVE, DEAD, FULL, SHORT, EARLY, ONE = range(6)  # rows of a problem

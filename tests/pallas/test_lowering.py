@@ -8,8 +8,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jspec.attention import Rotation
+from jspec.cache import LayerKV, PagedView
 from jspec.pallas.attention import paged_attention
 from jspec.pallas.draw import draw
+from jspec.pallas.norm import add_norm
 from jspec.pallas.residual import Masses, Residual, residual_draw, residual_masses
 from jspec.pallas.rows import Rows, num_groups
 
@@ -101,6 +104,43 @@ def test_attention_of_many_rows_merges_nothing():
 @pytest.mark.parametrize("H", [8, 80, 512])
 def test_attention_without_a_kernel_for_its_heads_is_the_twin(H):
     assert not _kernels(_for_cuda(*_attention(B=1, T=5, H=H)))
+
+
+def _extension(B, T, H=128, P=64, window=None, dtype="bfloat16"):
+    """``PagedView.extend`` of 32 heads on 8 over 1,008 slots, and its arguments."""
+    array, M = jax.ShapeDtypeStruct, 1008 // P
+    pool = array((8, 1 + B * M, P, H), dtype)
+    view = PagedView(array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_))
+    rotation = Rotation(*[array((B, T, H // 2), jnp.float32)] * 2)
+    function = lambda view, qkv, rotation, kv: view.extend(qkv, rotation, kv, 8, window)  # noqa: E731
+    return function, (view, array((B, T, 48, H), dtype), rotation, LayerKV(pool, pool))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "shape",
+    [{"B": 1, "T": 1}, {"B": 1, "T": 5, "H": 64, "P": 16}, {"B": 2, "T": 16, "H": 16, "P": 48, "window": 100}],
+    ids=str,
+)
+def test_extending_a_cache_lowers_for_cuda(shape, dtype):
+    assert sorted(_kernels(_for_cuda(*_extension(**shape, dtype=dtype)))) == ["extend_split", "merge_splits"]
+
+
+def test_extending_by_many_tokens_takes_three_steps():
+    assert sorted(_kernels(_for_cuda(*_extension(B=1, T=17)))) == ["attend_split", "merge_splits"]
+
+
+def test_extending_elsewhere_is_the_twin():
+    function, args = _extension(B=1, T=5)
+    assert "triton" not in jax.jit(function).trace(*args).lower(lowering_platforms=("cpu",)).as_text()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("D", [320, 4096])
+def test_a_sum_and_its_norm_lower_for_cuda(D, dtype):
+    x = jax.ShapeDtypeStruct((1, 5, D), dtype)
+    args = x, x, jax.ShapeDtypeStruct((D,), dtype)
+    assert _kernels(_for_cuda(functools.partial(add_norm, eps=1e-5), args)) == ["add_norm"]
 
 
 def test_attention_elsewhere_is_the_twin():

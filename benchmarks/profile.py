@@ -1,0 +1,50 @@
+"""Which kernels a program's time goes to, by their names in CUPTI's trace."""
+
+import collections
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+
+class KernelTime(NamedTuple):
+    """Of all launches of one kernel: how many, and their seconds together."""
+
+    name: str
+    launches: int
+    seconds: float
+
+
+def kernel_times(call: Callable) -> list[KernelTime]:
+    """The kernels that a call launches, the dearest first; empty where there is no GPU.
+
+    Kernels inside a CUDA graph are one event to CUPTI, so ``XLA_FLAGS=--xla_gpu_enable_command_buffer=`` has to be set.
+    """
+    seconds: collections.Counter[str] = collections.Counter()
+    launches: collections.Counter[str] = collections.Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready(call())
+        for trace in pathlib.Path(folder).rglob("*.xplane.pb"):
+            for plane in jax.profiler.ProfileData.from_file(str(trace)).planes:
+                if not plane.name.startswith("/device:GPU"):
+                    continue
+                for line in plane.lines:
+                    if not line.name.startswith("Stream"):
+                        continue
+                    for event in line.events:
+                        seconds[event.name] += 1e-9 * event.duration_ns
+                        launches[event.name] += 1
+    return [KernelTime(name, launches[name], total) for name, total in seconds.most_common()]
+
+
+def report(times: list[KernelTime], rounds: int, most: int = 30) -> str:
+    """A line for each of the dearest kernels, a round's share of it."""
+    total = sum(one.seconds for one in times)
+    lines = [f"{1e6 * total / rounds:9.1f} us in {sum(one.launches for one in times) / rounds:.1f} kernels a round"]
+    for one in times[:most]:
+        each = 1e6 * one.seconds / one.launches
+        lines.append(f"{1e6 * one.seconds / rounds:9.1f} us {one.launches / rounds:7.1f} x {each:7.2f} us  {one.name}")
+    return "\n".join(lines)

@@ -1,0 +1,121 @@
+"""Rotation, cache writes and attention in one launch, where a row has few new tokens.
+
+Every program rotates the queries that it has and reads slots of before. The first split of a row also has the new keys and
+values, in registers: it attends to them from there, and puts them into their pages for the rounds to come.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from jspec.pallas.attention import has_kernel, last_slots
+from jspec.pallas.flash import (
+    SMALLEST,
+    TILINGS,
+    Plan,
+    Queries,
+    Tiling,
+    add_tile,
+    attend_pages,
+    each,
+    in_window,
+    rows,
+    run,
+    store,
+)
+
+_MOST_ROWS = 64  # query rows of a KV head: one program has them all, and has all new keys as well
+
+
+def has_extend_kernel(qkv, pool) -> bool:
+    """Whether the kernel is for stacked queries, keys and values ``[B, T, N + 2G, H]`` and pools like these."""
+    T, G = qkv.shape[1], pool.shape[0]
+    R = qkv.shape[2] // G - 2
+    return has_kernel(qkv, pool) and T * R <= _MOST_ROWS
+
+
+@functools.partial(jax.jit, static_argnames=("window", "tiling", "interpret"))  # layers share one trace
+def extend_kernel(
+    qkv,
+    cos,
+    sin,
+    k_pool,
+    v_pool,
+    table,
+    positions,
+    valid,
+    window: int | None,
+    *,
+    tiling: Tiling | None = None,
+    interpret=False,
+):
+    """``View.extend`` of a ``PagedView`` (``jspec.cache``) as a kernel.
+
+    Args:
+      qkv: ``[B, T, N + 2G, H]``, queries, keys and values, not rotated.
+      cos, sin: float32 ``[B, T, H / 2]``.
+      k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of qkv; updated in place.
+      table, positions, valid: as in ``PagedView``.
+      window: None, or W: a query sees W slots, its own included.
+
+    Returns:
+      attention ``[B, T, N, H]``, zeros for invalid tokens, and the pools.
+    """
+    (B, T, heads, H), (G, pages, P, _) = qkv.shape, k_pool.shape
+    tiling = tiling or TILINGS[qkv.dtype]
+    plan = Plan.of(B, T, heads - 2 * G, k_pool, table, window, tiling)
+    pools = [pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool)]
+    last = jnp.where(positions >= 0, last_slots(table, positions, valid, P), -1)
+    k, v, out = run(
+        _extend_split,
+        plan,
+        (qkv.reshape(B, T * heads, H), cos, sin, *pools, table, last),
+        qkv.dtype,
+        tiling,
+        others=[jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in pools],
+        aliases={3: 0, 4: 1},
+        interpret=interpret,
+    )
+    return out, k.reshape(k_pool.shape), v.reshape(v_pool.shape)
+
+
+def _extend_split(qkv_ref, cos_ref, sin_ref, k_ref, v_ref, table_ref, last_ref, *out_refs, plan: Plan):
+    k_out_ref, v_out_ref, *out_refs = out_refs
+    queries, heads, H = Queries.of(plan, last_ref), plan.N + 2 * plan.G, plan.H
+    b, g = queries.b, queries.g
+    q = _rotated(qkv_ref, cos_ref, sin_ref, b, queries.among(heads, plan.R), queries.token, queries.real)
+
+    token = jnp.arange(max(SMALLEST, pl.next_power_of_2(plan.T)), dtype=jnp.int32)
+    slot = pltriton.load(last_ref.at[b, token], mask=token < plan.T, other=-1)
+    new, none_before = slot >= 0, jnp.int32(2**31 - 1)
+    oldest_new = jnp.min(jnp.where(new, slot, none_before))
+    before = jnp.where(oldest_new == none_before, 0, oldest_new) - 1  # the newest slot that was there
+    softmax = attend_pages(q, queries, before, k_ref, v_ref, table_ref, plan)
+
+    mine = new & (queries.split == 0)
+    k = _rotated(qkv_ref, cos_ref, sin_ref, b, token * heads + plan.N + g, token, mine)
+    v = pltriton.load(qkv_ref.at[b, *rows(token * heads + plan.N + plan.G + g, H)], mask=each(mine, H), other=0.0)
+    seen = mine[None, :] & (slot[None, :] <= queries.last[:, None])
+    softmax = add_tile(softmax, q, k, v, seen & in_window(slot, queries.last, plan))
+
+    place = jnp.maximum(slot, 0)  # interpreted, what is masked is written back as it was: to the null page
+    page = pltriton.load(table_ref.at[b, jax.lax.div(place, jnp.int32(plan.P))], mask=mine, other=0)
+    at = rows(page * plan.P + jax.lax.rem(place, jnp.int32(plan.P)), H)
+    for ref, x in ((k_out_ref, k), (v_out_ref, v)):
+        pltriton.store(ref.at[g, *at], x, mask=each(mine & (page != 0), H))
+    store(softmax, queries, plan, *out_refs)
+
+
+def _rotated(qkv_ref, cos_ref, sin_ref, b, at, token, real):
+    """Rows ``at`` of a batch row, rotated as their tokens are; 0 where not ``real``."""
+    H = qkv_ref.shape[2]
+    row, column = rows(at, H)
+    half, mask = H // 2, each(real, H)
+    x = pltriton.load(qkv_ref.at[b, row, column], mask=mask, other=0.0).astype(jnp.float32)
+    other = pltriton.load(qkv_ref.at[b, row, column ^ half], mask=mask, other=0.0).astype(jnp.float32)
+    angle = b, each(token, H), column & (half - 1)
+    cos, sin = (pltriton.load(ref.at[angle], mask=mask, other=0.0) for ref in (cos_ref, sin_ref))
+    return (x * cos + jnp.where(column < half, -other, other) * sin).astype(qkv_ref.dtype)

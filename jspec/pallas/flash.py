@@ -1,0 +1,271 @@
+"""One program's part of attention: a running softmax over tiles of keys and values (Dao et al., 2022, 2023)."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from jspec.pallas.triton import kernel_call
+
+SMALLEST = 16  # side of a matrix that tensor cores multiply
+_MOST_SLOTS = 128  # of a tile: scores are held in registers
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the work is cut; results depend on it in the last bits.
+
+    Attributes:
+      tile: bytes of keys, and of values, that a program loads at a time.
+      rows: most query rows of one program; more of them read the keys again.
+      programs: how many the slots are split to reach, or nearly, if the batch alone does not make so many.
+      warps, stages: of the kernel that attends; stages count the tiles under way.
+      merge_warps: of the kernel that merges splits.
+    """
+
+    tile: int = 16384
+    rows: int = 64
+    programs: int = 132
+    warps: int = 4
+    stages: int = 3
+    merge_warps: int = 1
+
+    def slots(self, row_bytes: int) -> int:
+        """Slots of one tile, whose keys have ``row_bytes`` each."""
+        return min(max(self.tile // row_bytes, SMALLEST), _MOST_SLOTS)
+
+    def splits(self, cells: int, tiles: int) -> int:
+        """Programs that share up to ``tiles`` tiles of one of ``cells`` (row of the batch, KV head, block of queries)."""
+        wanted = max(1, self.programs // cells)
+        return min(1 << (wanted.bit_length() - 1), pl.next_power_of_2(tiles))
+
+
+# fp32 is multiplied outside the tensor cores, from registers, and takes long enough for a merge to pay.
+TILINGS = {jnp.dtype("bfloat16"): Tiling(), jnp.dtype("float32"): Tiling(tile=8192, rows=16, programs=264)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is static of a launch: letters as in ``jspec.config``, P the page size, R = N / G.
+
+    Attributes:
+      window: None, or how many slots a query sees.
+      block: query rows of a program, of the T R that a KV head has.
+      slots: of a tile.
+      splits: programs that share the slots of a row.
+    """
+
+    B: int
+    T: int
+    G: int
+    R: int
+    H: int
+    P: int
+    window: int | None
+    block: int
+    slots: int
+    splits: int
+
+    @classmethod
+    def of(cls, B: int, T: int, N: int, pool, table, window: int | None, tiling: Tiling) -> "Plan":
+        """For a pool ``[G, pages, P, H]`` and a table ``[B, M]``."""
+        G, _, P, H = pool.shape
+        rows, slots = T * N // G, tiling.slots(H * pool.dtype.itemsize)
+        block = min(tiling.rows, max(SMALLEST, pl.next_power_of_2(rows)))
+        tiles = pl.cdiv(table.shape[1] * P, slots)
+        splits = tiling.splits(B * G * pl.cdiv(rows, block), tiles)
+        return cls(B, T, G, N // G, H, P, window, block, slots, splits)
+
+    @property
+    def N(self) -> int:
+        return self.G * self.R
+
+
+class Softmax(NamedTuple):
+    """Of a block of query rows: float32 sums ``[block, H]``, the peak of the scores and the sum of weights ``[block]``."""
+
+    acc: Any
+    peak: Any
+    total: Any
+
+
+class Queries(NamedTuple):
+    """In a kernel: which query rows a program has.
+
+    Attributes:
+      b, g, split: the row of the batch, the KV head and the part of its slots.
+      row: int32 ``[block]``, token and head within the KV head: row r of token t is t R + r.
+      token: int32 ``[block]``.
+      real: bool ``[block]``.
+      last: int32 ``[block]``, the last slot that a query sees, -1 if none.
+    """
+
+    b: Any
+    g: Any
+    split: Any
+    row: Any
+    token: Any
+    real: Any
+    last: Any
+
+    @classmethod
+    def of(cls, plan: Plan, last_ref) -> "Queries":
+        g, split, b = pl.program_id(1), pl.program_id(2), pl.program_id(3)
+        row = pl.program_id(0) * plan.block + jnp.arange(plan.block, dtype=jnp.int32)
+        real, token = row < plan.T * plan.R, jax.lax.div(row, jnp.int32(plan.R))
+        last = pltriton.load(last_ref.at[b, token], mask=real, other=-1)
+        return cls(b, g, split, row, token, real, last)
+
+    def among(self, heads: int, R: int):
+        """Where the queries are in rows of which a token has ``heads``."""
+        return self.token * heads + self.g * R + self.row - self.token * R
+
+
+def run(kernel: Callable, plan: Plan, args, dtype, tiling: Tiling, *, others=(), aliases=None, interpret: bool):
+    """Launch ``kernel`` over (block of query rows, KV head, split, row of the batch), and merge the splits.
+
+    Args:
+      kernel: ``(*arg_refs, *other_refs, *out_refs, plan)``; what ``store`` needs comes last.
+      others: shapes of further outputs, which come first.
+
+    Returns:
+      the other outputs, and attention ``[B, T, N, H]``.
+    """
+    B, T, N, H = plan.B, plan.T, plan.N, plan.H
+    partial = lambda *shape: jax.ShapeDtypeStruct((B, plan.splits, T * N, *shape), jnp.float32)  # noqa: E731
+    whole = jax.ShapeDtypeStruct((B, T * N, H), dtype)
+    parts = kernel_call(
+        kernel,
+        *args,
+        grid=(pl.cdiv(T * plan.R, plan.block), plan.G, plan.splits, B),
+        out_shape=[*others, *([whole] if plan.splits == 1 else [partial(H), partial(), partial()])],
+        num_warps=tiling.warps,
+        num_stages=tiling.stages,
+        aliases=aliases,
+        interpret=interpret,
+        plan=plan,
+    )
+    made, parts = parts[: len(others)], parts[len(others) :]
+    if plan.splits == 1:
+        (out,) = parts
+    else:
+        out = kernel_call(
+            _merge_splits,
+            *parts,
+            grid=(T * N, B),
+            out_shape=whole,
+            num_warps=tiling.merge_warps,
+            interpret=interpret,
+            splits=plan.splits,
+        )
+    return *made, out.reshape(B, T, N, H)
+
+
+def attend_pages(q, queries: Queries, newest, k_ref, v_ref, table_ref, plan: Plan) -> Softmax:
+    """In a kernel: the softmax of q ``[block, H]`` over the split's share of the row's slots up to ``newest``, -1 for none.
+
+    Pools are ``[G, pages P, H]``.
+    """
+    b, g, slots, last = queries.b, queries.g, plan.slots, queries.last
+    oldest = 0
+    if plan.window is not None:
+        oldest = jnp.maximum(jnp.min(jnp.where(last < 0, jnp.max(last), last)) - (plan.window - 1), 0)
+        oldest = jnp.minimum(oldest, newest + 1)
+    first = oldest // slots
+    tiles = jnp.maximum((newest + slots) // slots - first, 0)  # the live ones, dealt evenly
+    begin, end = (first + tiles * part // plan.splits for part in (queries.split, queries.split + 1))
+
+    def pages(i):
+        """Of a tile: one, or one for every slot if the tile spans several; 0 where nothing is live."""
+        slot = i * slots if plan.P % slots == 0 else i * slots + jnp.arange(slots, dtype=jnp.int32)
+        return pltriton.load(table_ref.at[b, jax.lax.div(slot, jnp.int32(plan.P))], mask=slot <= newest, other=0)
+
+    def attend_tile(i, carry):
+        softmax, page = carry  # the page was looked up a trip ago, or its loads would have to wait for it
+        slot = i * slots + jnp.arange(slots, dtype=jnp.int32)
+        live = each(slot <= newest, plan.H)
+        at = page * plan.P + jax.lax.rem(slot, jnp.int32(plan.P))
+        k, v = (pltriton.load(ref.at[g, *rows(at, plan.H)], mask=live, other=0.0) for ref in (k_ref, v_ref))
+        seen = slot[None, :] <= jnp.minimum(last, newest)[:, None]
+        return add_tile(softmax, q, k, v, seen & in_window(slot, last, plan)), pages(i + 1)
+
+    block = plan.block
+    nothing = Softmax(jnp.zeros((block, plan.H), jnp.float32), jnp.full(block, -jnp.inf), jnp.zeros(block, jnp.float32))
+    return jax.lax.fori_loop(begin, end, attend_tile, (nothing, pages(begin)))[0]
+
+
+def in_window(slot, last, plan: Plan):
+    """bool ``[block, slots]``, or True: slots ``[slots]`` are not too far back to be seen."""
+    return True if plan.window is None else slot[None, :] > last[:, None] - plan.window
+
+
+def add_tile(softmax: Softmax, q, k, v, seen) -> Softmax:
+    """In a kernel: go on with keys and values ``[slots, H]``, of which ``seen`` ``[block, slots]`` can be seen."""
+    acc, peak, total = softmax
+    scale = q.shape[1] ** -0.5 * math.log2(math.e)
+    scores = jnp.where(seen, dot(q, k, trans_b=True) * scale, -jnp.inf)
+    raised = jnp.maximum(peak, jnp.max(scores, axis=1))
+    shift = _finite(raised)
+    weights, kept = jnp.exp2(scores - shift[:, None]), jnp.exp2(peak - shift)
+    acc = acc * kept[:, None] + dot(weights.astype(v.dtype), v)
+    return Softmax(acc, raised, total * kept + jnp.sum(weights, axis=1))
+
+
+def store(softmax: Softmax, queries: Queries, plan: Plan, *out_refs):
+    """In a kernel: what a program found, to be merged if slots are split."""
+    b, split, real, H = queries.b, queries.split, queries.real, plan.H
+    at = queries.among(plan.N, plan.R)
+    if plan.splits == 1:
+        (out_ref,) = out_refs
+        out = (softmax.acc / _divisor(softmax.total)[:, None]).astype(out_ref.dtype)
+        pltriton.store(out_ref.at[b, *rows(at, H)], out, mask=each(real, H))
+        return
+    acc_ref, peak_ref, total_ref = out_refs
+    some = real & (softmax.peak != -jnp.inf)  # NaN as well
+    pltriton.store(acc_ref.at[b, split, *rows(at, H)], softmax.acc, mask=each(some, H))
+    pltriton.store(peak_ref.at[b, split, at], softmax.peak, mask=real)
+    pltriton.store(total_ref.at[b, split, at], softmax.total, mask=real)
+
+
+def _merge_splits(acc_ref, peak_ref, total_ref, out_ref, *, splits):
+    row, b, H = pl.program_id(0), pl.program_id(1), out_ref.shape[2]
+    every = pl.ds(0, splits)
+    peaks = peak_ref[b, every, row]
+    weights = jnp.exp2(peaks - _finite(jnp.max(peaks)))
+    total = jnp.sum(total_ref[b, every, row] * weights)
+    # A split that saw nothing wrote no sums.
+    acc = pltriton.load(acc_ref.at[b, every, row, pl.ds(0, H)], mask=each(peaks != -jnp.inf, H), other=0.0)
+    out = jnp.sum(acc * weights[:, None], axis=0) / _divisor(total)
+    out_ref[b, row, pl.ds(0, H)] = out.astype(out_ref.dtype)
+
+
+def rows(index, H: int):
+    """Indices of whole rows, as ``ref[index, :]`` would be read: interpreted kernels cannot mix indices and slices."""
+    shape = index.shape[0], H
+    return each(index, H), jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+
+
+def dot(a, b, trans_b: bool = False):
+    """Product in fp32; fp32 operands are multiplied in full, never in TF32."""
+    precision = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+    return pltriton.dot(a, b, trans_b=trans_b, precision=precision)
+
+
+def each(x, H: int):
+    """``[rows] -> [rows, H]``."""
+    return jnp.broadcast_to(x[:, None], (x.shape[0], H))
+
+
+def _finite(peak):
+    """A peak to subtract from scores: 0 where nothing was seen, whose scores are all -inf."""
+    return jnp.where(peak > -jnp.inf, peak, 0.0)
+
+
+def _divisor(total):
+    """A sum to divide by: 1 where nothing was seen; NaN stays."""
+    return jnp.where(total == 0, 1.0, total)

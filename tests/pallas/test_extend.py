@@ -1,0 +1,99 @@
+"""Rotation, cache writes and attention in one launch, against the three of them one after another."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.attention import Rotation
+from jspec.cache import LayerKV, PagedView, View
+from jspec.pallas.extend import extend_kernel, has_extend_kernel
+from jspec.pallas.flash import Tiling
+from tests.pallas.test_attention import CASES, DEAD, SMALL, WHOLE, Case, G, problem
+
+
+def arguments(case: Case):
+    """The rows of the attention tests, their newest tokens not in the cache yet, which holds NaN from there on."""
+    (_, k_pool, v_pool, table, positions, valid), _ = problem(case)
+    keys = jax.random.split(jax.random.key(case.T), 2)
+    (B, T), P = positions.shape, case.P
+    qkv = jax.random.normal(keys[0], (B, T, G * (case.R + 2), case.H)).astype(case.dtype)
+    angles = 6 * jax.random.uniform(keys[1], (B, T, case.H // 2))
+    table = jnp.where(table < k_pool.shape[1], table, 0)  # pages that nobody has yet are the null page
+    live = jnp.asarray(valid)
+    page = jnp.take_along_axis(table, jnp.clip(positions // P, 0, table.shape[1] - 1), axis=1)
+    page = jnp.where(live, page, k_pool.shape[1])
+    unwritten = [pool.at[:, page, positions % P].set(jnp.nan, mode="drop") for pool in (k_pool, v_pool)]
+    return qkv, Rotation(jnp.cos(angles), jnp.sin(angles)), LayerKV(*unwritten), PagedView(table, positions, live)
+
+
+def composed(qkv, rotation, kv, view, window):
+    return jax.jit(lambda *args: View.extend(view, *args, G, window))(qkv, rotation, kv)
+
+
+def assert_agrees(got, wanted, view, dtype):
+    """Outputs of valid tokens, and every slot of the pools but the null page's."""
+    tolerance = 2**-6 if dtype == "bfloat16" else 2e-5
+    valid = np.asarray(view.valid)
+    (out, kv), (wanted_out, wanted_kv) = got, wanted
+    assert valid.any()
+    x, y = (np.asarray(o, np.float32)[valid] for o in (out, wanted_out))
+    assert np.isfinite(y).all()
+    np.testing.assert_allclose(x, y, atol=tolerance)
+    for pool, wanted_pool in zip(kv, wanted_kv, strict=True):
+        x, y = (np.asarray(p, np.float32)[:, 1:] for p in (pool, wanted_pool))
+        np.testing.assert_allclose(x, y, rtol=2**-7 if dtype == "bfloat16" else 1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "interpret", [pytest.param(True, id="interpreted"), pytest.param(False, id="compiled", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize("case", [case for case in CASES if case.T < 40], ids=str)
+def test_does_what_the_three_do(case, interpret):
+    args = qkv, rotation, kv, view = arguments(case)
+    wanted = composed(*args, case.window)
+    where = view.table, view.positions, view.valid
+    out, *pools = extend_kernel(*(qkv, *rotation, *kv, *where), case.window, tiling=case.tiling, interpret=interpret)
+    assert_agrees((out, pools), wanted, view, case.dtype)
+
+
+@pytest.mark.parametrize("tiling", [SMALL, WHOLE], ids=["split", "whole"])
+def test_rows_without_tokens_get_zeros_and_write_nothing(tiling):
+    case = Case(T=5, R=4, H=64, P=16, pages=6)
+    qkv, rotation, kv, view = arguments(case)
+    where = view.table, view.positions, view.valid
+    out, *pools = extend_kernel(*(qkv, *rotation, *kv, *where), None, tiling=tiling, interpret=True)
+    np.testing.assert_array_equal(out[DEAD], 0)
+    nothing = view.table, view.positions, jnp.zeros_like(view.valid)
+    out, *pools = extend_kernel(*(qkv, *rotation, *kv, *nothing), None, tiling=tiling, interpret=True)
+    np.testing.assert_array_equal(out, 0)
+    for pool, before in zip(pools, kv, strict=True):
+        np.testing.assert_array_equal(pool, before)
+
+
+def test_a_view_takes_the_three_steps_on_a_cpu():
+    case = CASES[3]
+    qkv, rotation, kv, view = arguments(case)
+    assert has_extend_kernel(qkv, kv.k)
+    with jax.default_device(jax.devices("cpu")[0]):
+        extend = functools.partial(jax.jit, static_argnums=(3, 4))(view.extend)
+        out, written = extend(qkv, rotation, kv, G, case.window)
+        assert_agrees((out, written), composed(qkv, rotation, kv, view, case.window), view, case.dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("B", "T"), [(1, 1), (1, 5), (16, 5), (64, 5), (3, 9)])
+def test_real_sizes_on_a_gpu(B, T):
+    case = Case(T=T, R=4, H=128, P=64, pages=16, dtype="bfloat16", tiling=Tiling())
+    keys = jax.random.split(jax.random.key(B + T), 6)
+    qkv = jax.random.normal(keys[0], (B, T, 8 * (case.R + 2), case.H)).astype(case.dtype)
+    pools = [jax.random.normal(key, (8, 1 + 16 * B, 64, case.H)).astype(case.dtype) for key in keys[1:3]]
+    table = 1 + jax.random.permutation(keys[3], 16 * B).reshape(B, 16).astype(jnp.int32)
+    positions = jax.random.randint(keys[4], (B, 1), 0, 1024 - T) + jnp.arange(T, dtype=jnp.int32)[None]
+    angles = 6 * jax.random.uniform(keys[5], (B, T, case.H // 2))
+    view, rotation = PagedView(table, positions, jnp.ones((B, T), bool)), Rotation(jnp.cos(angles), jnp.sin(angles))
+    wanted = jax.jit(lambda *args: View.extend(view, *args, 8, None))(qkv, rotation, LayerKV(*pools))
+    out, *written = extend_kernel(qkv, *rotation, *pools, table, positions, view.valid, None)
+    assert_agrees((out, written), wanted, view, case.dtype)
