@@ -43,6 +43,7 @@ class Decoding:
       acceptance: synthetic acceptance of every draft.
       draft_sampling: ``sample`` or ``argmax``; requests are sampled at temperature 1 either way.
       verify: the rule.
+      quantization: of the target's weights.
     """
 
     method: str | None
@@ -53,9 +54,11 @@ class Decoding:
     acceptance: float = 0.7
     draft_sampling: Any = "sample"
     verify: Any = "rejection"
+    quantization: Any = None
 
     def __str__(self) -> str:
-        where = f"batch {self.batch}, {self.start:,} + {self.new:,} tokens"
+        weights = f"{self.quantization} weights, " if self.quantization else ""
+        where = f"{weights}batch {self.batch}, {self.start:,} + {self.new:,} tokens"
         if self.method is None:
             return f"plain decoding, {where}"
         drafts = f"{self.draft_sampling} drafts, " if self.draft_sampling != "sample" else ""
@@ -188,11 +191,16 @@ class Bench:
         self.profiled = profiled
         self._timed: dict[Decoding | Forward, Timed] = {}
 
-    @functools.cached_property
-    def target(self):
-        return random_module(self.pair.target, dtype=self.dtype)
-
     @functools.cache  # noqa: B019 (a bench lives as long as the program)
+    def target_in(self, quantization: str | None):
+        """The target, its weights stored so."""
+        return random_module(dataclasses.replace(self.pair.target, quantization=quantization), dtype=self.dtype)
+
+    @property
+    def target(self):
+        return self.target_in(None)
+
+    @functools.cache  # noqa: B019
     def draft(self, method: str | None):
         """(configuration, module) of what drafts, (None, None) without."""
         if method is None:
@@ -208,16 +216,17 @@ class Bench:
 
     def _decoding(self, what: Decoding) -> Timed:
         config, module = self.draft(what.method)
-        program = decoding_program(self.target, module, config, what.engine_config(self.dtype), what)
+        target = self.target_in(what.quantization)
+        program = decoding_program(target, module, config, what.engine_config(self.dtype), what)
         seconds, kernels, log = self._run(program, what.rounds)
         assert log is not None
         if np.any(log.outcome != LIVE):
             raise RuntimeError(f"a row ended before the last round of {what}: its round would be too cheap")
         before = what.start + np.cumsum(log.count, axis=0) - log.count
         length, tokens = float(np.mean(before)), float(np.mean(log.count))
-        passes = [target_pass(self.target, what.batch, what.K + 1, length)]
+        passes = [target_pass(target, what.batch, what.K + 1, length)]
         if what.K:
-            passes += draft_passes(self.target, module, what.K, what.batch, length)
+            passes += draft_passes(target, module, what.K, what.batch, length)
         return Timed(seconds, floor(passes, self.bandwidth), kernels, length, tokens)
 
     def _forward(self, what: Forward) -> Timed:

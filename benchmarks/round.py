@@ -13,7 +13,7 @@ medians of calls of many rounds each, compilation left out.
 Lines: 1 plain decoding at one row; 2 the target over 5 and 8 rows; 3 plain decoding of batches; 4, 5, 6 the target over a
 batch of 5 rows, 5 with a cache of which an eighth is live; 9 rounds with an EAGLE head, 10 with a draft model, 11 with an
 EAGLE-3 head; 12 a parallel head's round of 8 drafts over one of 3; 13 wall time of ``generate`` over device rounds; 14
-sampled over argmax drafts. Lines 7 and 8 are those of ``benchmarks.verify``.
+sampled over argmax drafts; 15 line 1 with quantised weights. Lines 7 and 8 are those of ``benchmarks.verify``.
 """
 
 import argparse
@@ -122,6 +122,11 @@ class Table:
         else:
             yield self.timed(3, self.decoding(None, 0, batch), *{16: (4.5, 4.2), 64: (6.0, 5.5)}[batch])
 
+    def quantized(self, batch: int) -> Iterator[Figure]:
+        for quantization in ("int8", "fp8"):
+            what = self.decoding(None, 0, batch, LONG, quantization=quantization)
+            yield self.timed(15, what, 2.7, 2.7)
+
     def narrow_passes(self, batch: int) -> Iterator[Figure]:
         """To be within 3% of line 1."""
         goal = 1.03e3 * self.bench.time(self.decoding(None, 0, 1, LONG)).seconds
@@ -164,7 +169,7 @@ class Table:
             *((1, 1, self.plain), (4, 16, live), (9, 1, eagle), (11, 1, eagle3), (3, 16, self.plain)),
             *((5, 16, half_dead), (9, 16, eagle), (6, 64, many), (10, 1, model), (2, 1, self.narrow_passes)),
             *((3, 64, self.plain), (9, 64, eagle), (10, 16, model), (12, 1, self.parallel), (13, 1, self.host)),
-            *((14, 16, self.sampled_over_argmax), (10, 64, model)),
+            *((14, 16, self.sampled_over_argmax), (10, 64, model), (15, 1, self.quantized)),
         ]
 
 

@@ -19,11 +19,11 @@ from jspec.pallas.draw import draw_kernel, draw_reference, weigh
 from jspec.pallas.pick import group_scores, token_scores
 from jspec.pallas.residual import (
     Residual,
+    log_left,
     residual_draw_kernel,
     residual_draw_reference,
     residual_masses_kernel,
     residual_masses_reference,
-    residual_weights,
 )
 from jspec.pallas.rows import Rows
 from jspec.pallas.threshold import threshold_reference
@@ -99,14 +99,16 @@ def residual_inputs(key, rows, V, dtype):
 
     target = 3 * jax.random.normal(keys[0], (rows, K + 1, V))
     draft = (target + jax.random.normal(keys[1], target.shape))[:, :K, : V - V // 8]
-    row = jnp.broadcast_to(jnp.arange(K + 1, dtype=jnp.int32), (rows, K + 1))
     kind = jnp.arange(rows)
     log_weight = jnp.log(jax.random.uniform(keys[3], (rows, K + 1), minval=0.1))
-    log_weight = jnp.where(kind[:, None] % 2 == 0, 0.0, log_weight)
-    use_q = (row < K) & (kind[:, None] % 8 != 7)
-    excluded = jnp.where(use_q, -1, jax.random.randint(keys[4], (rows, K + 1), 0, V))
-    residual = Residual(laws(target), laws(draft), row, log_weight, use_q, excluded)
-    return residual, jax.random.randint(keys[2], (rows,), 0, K + 1), row_keys(keys[5], (rows,)), jnp.full(rows, -1)
+    drafts = jax.random.randint(keys[4], (rows, K), 0, V)
+    count = jnp.where(kind % 16 == 5, 2, K)
+    residual = Residual(
+        laws(target), laws(draft), drafts, kind % 8 == 7, count, jnp.where(kind[:, None] % 2 == 0, 0.0, log_weight)
+    )
+    at = jax.random.randint(keys[2], (rows,), 0, count + 1)
+    noise = RoundNoise(row_keys(keys[5], (rows,)), jnp.full(rows, 9, jnp.int32))
+    return residual, at, noise, jnp.full((rows, K + 1), -1)
 
 
 def shortfall(log_mass, log_weight, key_data, token):
@@ -147,17 +149,18 @@ def compare_threshold(args, interpret):
 
 def compare_residual_masses(args, interpret):
     masses, expected = residual_masses_kernel(args[0], interpret=interpret), residual_masses_reference(args[0])
-    error = jnp.maximum(*(jnp.abs(x - y) for x, y in zip(masses, expected, strict=True)))
+    error = jnp.abs(masses - expected)
     return jnp.zeros(error.shape, bool), jnp.zeros(error.shape), error
 
 
 def compare_residual_draw(args, interpret):
-    residual, at, key_data, known = args
-    masses = residual_masses_reference(residual)
-    token = residual_draw_kernel(residual, masses, at, key_data, known, interpret=interpret)
-    expected = residual_draw_reference(residual, masses, at, key_data, known)
-    margin = shortfall(*residual_weights(residual, masses, at), key_data, token)
-    return token != expected, margin, jnp.zeros(token.shape)
+    residual, at, noise, _ = args
+    masses = residual_masses_reference(residual, at)
+    token, ok = residual_draw_kernel(residual, masses, *args[1:], interpret=interpret)
+    expected, law = residual_draw_reference(residual, masses, *args[1:])
+    key = jnp.stack(noise.of_requests().last_key(at, residual.valid), axis=-1)
+    margin = shortfall(jnp.log(masses[:, 0]), log_left(residual, at)[:, 0], key, token)
+    return (token != expected) | (ok != law), margin, jnp.zeros(token.shape)
 
 
 # Inputs are made by a program of their own: in one program XLA may give the twin logits from before their rounding.
@@ -249,13 +252,25 @@ def timed_draw(key, requests, V, settings, noise=True):
     return (*args, row_keys(keys[1], (requests, K + 1))) if noise else args
 
 
-def timed_masses(key, requests, V):
-    return tuple(residual_inputs(key, requests, V, "bfloat16")[0])
+def timed_masses(key, requests, V, one):
+    """Of every row, or after ``one`` refusal per request: the arguments of ``masses_with`` its kernel or twin."""
+    residual, *_ = residual_inputs(key, requests, V, "bfloat16")
+    at = jnp.arange(requests, dtype=jnp.int32) % K if one else None
+    count, point_mass = jnp.full(requests, K, jnp.int32), jnp.zeros(requests, bool)
+    return residual.log_weight, residual._replace(log_weight=None, valid=count, point_mass=point_mass), at
+
+
+def masses_with(masses: Callable) -> Callable:
+    return lambda log_weight, residual, at, **how: masses(residual._replace(log_weight=log_weight), at, **how)
 
 
 def timed_residual_draw(key, requests, V):
-    residual, *rest = residual_inputs(key, requests, V, "bfloat16")
-    return residual, residual_masses_reference(residual), *rest
+    residual, at, *rest = residual_inputs(key, requests, V, "bfloat16")
+    return at, residual, residual_masses_reference(residual, at), *rest
+
+
+def residual_draw_with(draw: Callable) -> Callable:
+    return lambda at, residual, masses, noise, best, **how: draw(residual, masses, at, noise, best, **how)
 
 
 def rule_inputs(key, requests, V, settings):
@@ -266,17 +281,18 @@ def rule_inputs(key, requests, V, settings):
     noise = RoundNoise(row_keys(keys[2], (requests,)), jnp.full(requests, 9, jnp.int32))
     index = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), (requests, K))
     law, tokens = make_law(near, Warp(*warp), noise.draft_keys(index))
-    return *warp, logits, law, tokens, noise
+    count, point_mass = jnp.full(requests, K, jnp.int32), jnp.zeros(requests, bool)
+    return *warp, logits, law, tokens, count, point_mass, noise
 
 
-def judged(temperature, top_k, top_p, min_p, logits, law, tokens, noise, *, rule, draft_rows, interpret=False):
+def judged(temperature, top_k, top_p, min_p, logits, law, *drafted, rule, draft_rows, interpret=False):
     """A whole verification; with ``draft_rows``, the laws of the draft's rows are made anew as well."""
     del interpret
     warp = Warp(temperature, top_k, top_p, min_p)
     if draft_rows:
         law, _ = make_law(law.rows.logits, warp)
-    proposal = Proposal(tokens, jnp.full_like(noise.length, K), law, jnp.zeros(temperature.shape, bool))
-    return RULES[rule](logits, warp, proposal, noise)
+    tokens, count, point_mass, noise = drafted
+    return RULES[rule](logits, warp, Proposal(tokens, count, law, point_mass), noise)
 
 
 def without_logits(draw: Callable) -> Callable:
@@ -297,19 +313,20 @@ def pieces(sizes: Sizes):
     V, row_bytes = sizes.V, 2 * sizes.V
     for B in sizes.requests:
         read = B * (K + 1) * row_bytes
-        for label, noise in (("likeliest", False), ("noise", True)):
+        for label, noise in (("law only", False), ("noise", True)):
             inputs = functools.partial(timed_draw, requests=B, V=V, settings=FILTERS["off"], noise=noise)
             yield Piece("draw", f"B={B}, {label}", *DRAWS, inputs, 1, read)
         if B in sizes.filtered:
             for label, values in FILTERS.items():
                 inputs = functools.partial(timed_draw, requests=B, V=V, settings=values)
                 yield Piece("threshold", f"B={B}, {label}", *DRAWS, inputs, 1, read)
-        inputs, read = functools.partial(timed_masses, requests=B, V=V), (2 * K + 1) * B * row_bytes
-        kernel = lambda *fields, interpret: residual_masses_kernel(Residual(*fields), interpret=interpret)  # noqa: E731
-        twin = lambda *fields: residual_masses_reference(Residual(*fields))  # noqa: E731
-        yield Piece("residual_masses", f"B={B}, K={K}", kernel, twin, inputs, 3, read)
+        for label, one, rows in (("every row", False, 2 * K + 1), ("one row", True, 2)):
+            inputs = functools.partial(timed_masses, requests=B, V=V, one=one)
+            both = map(masses_with, (residual_masses_kernel, residual_masses_reference))
+            yield Piece("residual_masses", f"B={B}, {label}", *both, inputs, 0, rows * B * row_bytes)
         inputs = functools.partial(timed_residual_draw, requests=B, V=V)
-        yield Piece("residual_draw", f"B={B}", residual_draw_kernel, residual_draw_reference, inputs, 2, 0)
+        both = map(residual_draw_with, (residual_draw_kernel, residual_draw_reference))
+        yield Piece("residual_draw", f"B={B}", *both, inputs, 0, 0)
     for rule, goals in GOALS.items():
         residual_rows = {"match": 0, "rejection": 2, "block": 2 * K}[rule]
         for B in sizes.requests:

@@ -62,7 +62,8 @@ class Drawing:
 
     def proposal(self, law: Law, tokens, room) -> Proposal:
         """K drafts, of which each row can use ``room``, int32 ``[B]``; a row ends before its first law that is none."""
-        return Proposal(tokens, jnp.minimum(room, leading(law.finite)), law, point_mass=self.warp.greedy)
+        usable = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < room[:, None]
+        return Proposal(tokens, leading(law.finite & usable), law, point_mass=self.warp.greedy)
 
     def chain(self, logits, carry, read: Callable, room, unroll: int = UNROLLED_PASSES) -> tuple[Any, Proposal]:
         """Draw K tokens one after another.

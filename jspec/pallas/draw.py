@@ -1,5 +1,7 @@
 """From logits to laws and tokens: temperature, threshold, log-normaliser and a draw from every row."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
@@ -8,7 +10,7 @@ from jspec.pallas.dispatch import by_platform
 from jspec.pallas.pick import best_of, group_words, gumbel_block, pick_reference
 from jspec.pallas.rows import Rows, group_size, in_groups, load_groups, num_groups, store_groups
 from jspec.pallas.threshold import ROW_WARPS, row_folder, threshold_if_any, threshold_of_row
-from jspec.pallas.triton import block_ids, exp, kernel_call, load_block
+from jspec.pallas.triton import LOG2_E, block_ids, exp, exp2, kernel_call, load_block
 
 _GROUPS = 4  # that one program sums
 _WARPS = 4
@@ -26,11 +28,11 @@ def draw_reference(logits, temperature, top_k, top_p, min_p, key_data=None):
       logits: ``[B, J, V]``, float32 or bfloat16, as stored.
       temperature: float32 ``[B]``; 0 is greedy, and a greedy row has no filters.
       top_k, top_p, min_p: int32, float32 and float32 ``[B]``, as in ``threshold_reference``.
-      key_data: uint32 ``[B, J, 2]``, Threefry keys; rows of greedy requests, and all rows if it is None, take the
-        likeliest token, the lowest id among equals.
+      key_data: uint32 ``[B, J, 2]``, Threefry keys, or None: nothing is drawn.
 
     Returns:
-      token int32 ``[B, J]`` and the laws, ``Rows``; lse is NaN or infinite if the row has a number that is no logit.
+      token int32 ``[B, J]``, of greedy requests the likeliest, the lowest id among equals, and -1 where none was drawn; and
+      the laws, ``Rows``, whose lse is NaN or infinite if the row has a number that is no logit.
     """
     B, J, V = logits.shape
     greedy = temperature == 0
@@ -44,10 +46,8 @@ def draw_reference(logits, temperature, top_k, top_p, min_p, key_data=None):
     flat = logits.reshape(B * J, V)
     threshold = threshold_if_any(flat, scale, *filters)
     log_weight, log_mass, lse = weigh(flat, scale, threshold)
-    token = jnp.argmax(log_weight, axis=-1).astype(jnp.int32)
-    if key_data is not None:
-        drawn = pick_reference(log_mass, log_weight, key_data.reshape(B * J, 2))
-        token = jnp.where(jnp.repeat(greedy, J), token, drawn)
+    drawn = -1 if key_data is None else pick_reference(log_mass, log_weight, key_data.reshape(B * J, 2))
+    token = jnp.where(jnp.repeat(greedy, J), jnp.argmax(log_weight, axis=-1).astype(jnp.int32), drawn)
     return token.reshape(B, J), Rows(logits, *(x.reshape(B, J) for x in (scale, threshold, lse)))
 
 
@@ -102,12 +102,11 @@ def _scale(temperature):
 def _weigh_groups(logits_ref, temperature_ref, peak_ref, total_ref, *, shape):
     at, block = (pl.program_id(0), pl.program_id(1)), pl.program_id(2)
     ids = block_ids(block, shape[0] * shape[1])
-    z = load_block(logits_ref, at, block, ids, logits_ref.shape[2]).astype(jnp.float32)
-    scaled = (z * _scale(temperature_ref[at[0]])).reshape(shape)
-    peak = jnp.max(scaled, axis=1)
+    z = load_block(logits_ref, at, block, ids, logits_ref.shape[2]).astype(jnp.float32).reshape(shape)
+    peak, scale = jnp.max(z, axis=1), _scale(temperature_ref[at[0]])
     shift = jnp.where(peak > -jnp.inf, peak, 0.0)
-    store_groups(peak_ref, at, block, peak)
-    store_groups(total_ref, at, block, jnp.sum(exp(scaled - shift[:, None]), axis=1))
+    store_groups(peak_ref, at, block, peak * scale)
+    store_groups(total_ref, at, block, jnp.sum(exp2((z - shift[:, None]) * (scale * LOG2_E)), axis=1))
 
 
 def _finish_row(logits_ref, temperature_ref, top_k_ref, top_p_ref, min_p_ref, peak_ref, total_ref, *refs, size):
@@ -130,15 +129,21 @@ def _finish_row(logits_ref, temperature_ref, top_k_ref, top_p_ref, min_p_ref, pe
     scale_ref[at], threshold_ref[at] = scale, floor
     lse_ref[at] = peak + jnp.log(jnp.sum(totals * jnp.exp(shifts - peak)))
 
-    rank, noise = peaks, lambda words: jnp.zeros(words.shape, jnp.float32)
-    if key_refs:
-        noise = lambda words: jnp.where(noisy, gumbel_block(key_refs[0], at, words), 0.0)  # noqa: E731
-        rank = jnp.where(noisy, shifts + jnp.log(totals) + noise(group_words(groups)), peaks)
-    _, group = best_of(rank, groups, peak_ref.shape[2])
-    ids = block_ids(group, size)
-    z = load_block(logits_ref, at, group, ids, V).astype(jnp.float32)
-    score = jnp.where(z < floor, -jnp.inf, z * scale) + noise(ids.astype(jnp.uint32))
-    _, token_ref[at] = best_of(score, ids, V)
+    def pick(noise, rank):
+        _, group = best_of(rank, groups, peak_ref.shape[2])
+        ids = block_ids(group, size)
+        z = load_block(logits_ref, at, group, ids, V).astype(jnp.float32)
+        score = jnp.where(z < floor, -jnp.inf, z * scale) + noise(ids.astype(jnp.uint32))
+        return best_of(score, ids, V)[1]
+
+    def draw_one():
+        noise = functools.partial(gumbel_block, key_refs[0], at)
+        return pick(noise, shifts + jnp.log(totals) + noise(group_words(groups)))
+
+    def likeliest():
+        return pick(jnp.zeros_like, peaks)
+
+    token_ref[at] = jax.lax.cond(noisy, draw_one if key_refs else lambda: jnp.minimum(b, 0) - 1, likeliest)
 
 
 def _totals_above(floor, logits_ref, at, scale, peak, size: int):

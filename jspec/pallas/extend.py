@@ -86,18 +86,21 @@ def _extend_split(qkv_ref, cos_ref, sin_ref, k_ref, v_ref, table_ref, last_ref, 
     k_out_ref, v_out_ref, *out_refs = out_refs
     queries, heads, H = Queries.of(plan, last_ref), plan.N + 2 * plan.G, plan.H
     b, g = queries.b, queries.g
-    q = _rotated(qkv_ref, cos_ref, sin_ref, b, queries.among(heads, plan.R), queries.token, queries.real)
-
     token = jnp.arange(max(SMALLEST, pl.next_power_of_2(plan.T)), dtype=jnp.int32)
     slot = pltriton.load(last_ref.at[b, token], mask=token < plan.T, other=-1)
     new, none_before = slot >= 0, jnp.int32(2**31 - 1)
     oldest_new = jnp.min(jnp.where(new, slot, none_before))
     before = jnp.where(oldest_new == none_before, 0, oldest_new) - 1  # the newest slot that was there
-    softmax = attend_pages(q, queries, before, k_ref, v_ref, table_ref, plan)
 
     mine = new & (queries.split == 0)
-    k = _rotated(qkv_ref, cos_ref, sin_ref, b, token * heads + plan.N + g, token, mine)
+    load = functools.partial(_load_pairs, qkv_ref, cos_ref, sin_ref, b)
+    q_pairs = load(queries.among(heads, plan.R), queries.token, queries.real)
+    k_pairs = load(token * heads + plan.N + g, token, mine)  # used last, on their way from now on
     v = pltriton.load(qkv_ref.at[b, *rows(token * heads + plan.N + plan.G + g, H)], mask=each(mine, H), other=0.0)
+
+    q = _turned(*q_pairs)
+    softmax = attend_pages(q, queries, before, k_ref, v_ref, table_ref, plan)
+    k = _turned(*k_pairs)
     seen = mine[None, :] & (slot[None, :] <= queries.last[:, None])
     softmax = add_tile(softmax, q, k, v, seen & in_window(slot, queries.last, plan))
 
@@ -109,13 +112,18 @@ def _extend_split(qkv_ref, cos_ref, sin_ref, k_ref, v_ref, table_ref, last_ref, 
     store(softmax, queries, plan, *out_refs)
 
 
-def _rotated(qkv_ref, cos_ref, sin_ref, b, at, token, real):
-    """Rows ``at`` of a batch row, rotated as their tokens are; 0 where not ``real``."""
+def _load_pairs(qkv_ref, cos_ref, sin_ref, b, at, token, real):
+    """Heads ``at`` of a row, the same with their halves exchanged, and the angles of their tokens; 0 where not ``real``."""
     H = qkv_ref.shape[2]
     row, column = rows(at, H)
     half, mask = H // 2, each(real, H)
-    x = pltriton.load(qkv_ref.at[b, row, column], mask=mask, other=0.0).astype(jnp.float32)
-    other = pltriton.load(qkv_ref.at[b, row, column ^ half], mask=mask, other=0.0).astype(jnp.float32)
     angle = b, each(token, H), column & (half - 1)
-    cos, sin = (pltriton.load(ref.at[angle], mask=mask, other=0.0) for ref in (cos_ref, sin_ref))
-    return (x * cos + jnp.where(column < half, -other, other) * sin).astype(qkv_ref.dtype)
+    x, other = (pltriton.load(qkv_ref.at[b, row, c], mask=mask, other=0.0) for c in (column, column ^ half))
+    return x, other, *(pltriton.load(ref.at[angle], mask=mask, other=0.0) for ref in (cos_ref, sin_ref))
+
+
+def _turned(x, other, cos, sin):
+    """``jspec.attention.rotated`` of heads ``[rows, H]`` in fp32."""
+    column = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    x32, other = x.astype(jnp.float32), other.astype(jnp.float32)
+    return (x32 * cos + jnp.where(column < x.shape[1] // 2, -other, other) * sin).astype(x.dtype)

@@ -40,7 +40,7 @@ def threefry(key_0, key_1, index):
     """Threefry-2x32 with 20 rounds (Salmon et al., 2011) of the counter (0, index): two words, ``fold_in`` of the index."""
     keys = (key_0, key_1, key_0 ^ key_1 ^ np.uint32(0x1BD11BDA))
     x_1 = index + key_1
-    x_0 = jnp.broadcast_to(key_0, x_1.shape)
+    x_0 = jnp.broadcast_to(key_0, jnp.shape(x_1))
     for group in range(5):
         for distance in _ROTATIONS[group % 2]:
             x_0 = x_0 + x_1

@@ -1,142 +1,145 @@
-"""What a rejection leaves: the mass of max(w p - q, 0), and a draw from it, read straight from the logits of p and q.
+"""What a refusal leaves: the mass of max(w p - q, 0), and a draw from it, read straight from the logits of p and q.
 
 The draft's vocabulary may be narrower than the target's; q is 0 past its end.
+
+Every token keeps at least ``LEAST`` of its w p. Where rounding leaves a residual nothing, the draw is therefore from p, and
+elsewhere that adds less than 1e-18 to the probability of anything.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.pick import best_of, group_words, gumbel_block, pick_reference
+from jspec.pallas.pick import best_of, group_words, gumbel_of, pick_reference
 from jspec.pallas.rows import Rows, group_size, in_groups, load_groups, num_groups, store_groups
-from jspec.pallas.triton import block_ids, exp, expm1, kernel_call
+from jspec.pallas.triton import block_ids, exp, kernel_call, multiply_add
 
+LEAST = 2.0**-60
 _GROUPS = 2  # that one program sums
 _WARPS = 4
 _DRAW_WARPS = 8
+_LOWEST = -1e4  # stands for log 0 where log 0 - log 0 would be NaN; e^-1e4 is 0
 
 
 class Residual(NamedTuple):
-    """max(w p - q, 0) of J rows for each of B requests, without a token that may not be drawn.
+    """What the token after i drafts is drawn from, i = 0 .. K, for each of B requests.
+
+    For i < valid draft i was refused, and it is max(w_i p_i - q_i, 0), normalised; for i = valid none was, and it is p_i.
 
     Attributes:
-      p: laws of the target, T rows.
+      p: laws of the target, K + 1 rows or more.
       q: laws of the draft, K rows.
-      row: int32 ``[B, J]``, which row of p, in 0..T-1; q's row is the same one, where q is used.
-      log_weight: float32 ``[B, J]``, log w <= 0, or None: w = 1.
-      use_q: bool ``[B, J]``; False takes q = 0.
-      excluded: int32 ``[B, J]``, a token that may not be drawn (a draft whose q is a point mass), or -1.
+      drafts: int32 ``[B, K]``.
+      point_mass: bool ``[B]``; q_i is 1 at drafts[i] and 0 elsewhere, whatever ``q`` says.
+      valid: int32 ``[B]``, how many of the drafts count.
+      log_weight: float32 ``[B, K + 1]``, log w <= 0, or None: w = 1.
     """
 
     p: Rows
     q: Rows
-    row: jax.Array
+    drafts: jax.Array
+    point_mass: jax.Array
+    valid: jax.Array
     log_weight: jax.Array | None
-    use_q: jax.Array
-    excluded: jax.Array
 
 
-class Masses(NamedTuple):
-    """Of the groups of each row, float32 ``[B, J, groups]``: ``left`` by the residual, and ``all`` of w p."""
-
-    left: jax.Array
-    all: jax.Array
-
-
-def residual_masses(residual: Residual) -> Masses:
+def residual_masses(residual: Residual, at=None):
     """``residual_masses_reference``, and on an NVIDIA GPU the kernel."""
-    return by_platform(residual_masses_kernel, residual_masses_reference, residual)
+    return by_platform(residual_masses_kernel, residual_masses_reference, residual, at)
 
 
-def residual_masses_reference(residual: Residual) -> Masses:
-    """What the groups of every row weigh; over a row, ``left`` adds up to the probability of a rejection there."""
-    log_p, log_left = _log_weights(residual)
-    return Masses(*(jnp.sum(jnp.exp(in_groups(x)), axis=-1) for x in (log_left, log_p)))
-
-
-def residual_draw(residual: Residual, masses: Masses, at, key_data, known):
-    """``residual_draw_reference``, and on an NVIDIA GPU the kernel that decides alike."""
-    return by_platform(residual_draw_kernel, residual_draw_reference, residual, masses, at, key_data, known)
-
-
-def residual_draw_reference(residual: Residual, masses: Masses, at, key_data, known):
-    """One token per request from the normalised residual of one of its rows.
+def residual_masses_reference(residual: Residual, at=None):
+    """What is left of the groups of tokens; over a row, it adds up to the probability of a refusal there.
 
     Args:
-      residual: of J rows, and
-      masses: of its groups.
-      at: int32 ``[B]``, which of the J; what is past the last is the last.
-      key_data: uint32 ``[B, 2]``, Threefry keys.
-      known: int32 ``[B]``, the token where it needs no draw, elsewhere -1.
+      residual: of every number of accepted drafts.
+      at: int32 ``[B]``, the one that is wanted; None is all of them.
 
     Returns:
-      int32 ``[B]``. Where rounding left the residual no mass at all, the draw is from p.
+      float32 ``[B, J, groups]``, with J = 1 or K + 1.
     """
-    drawn = pick_reference(*residual_weights(residual, masses, at), key_data)
-    return jnp.where(known >= 0, known, drawn)
+    return jnp.sum(jnp.exp(in_groups(log_left(residual, at))), axis=-1)
 
 
-def residual_weights(residual: Residual, masses: Masses, at):
-    """What rows are drawn by: log weights of groups ``[B, groups]`` and of tokens ``[B, V]``, float32."""
-    at = jnp.minimum(at, residual.row.shape[1] - 1)
-    laws, (settings, masses) = (
-        residual[:2],
-        jax.tree.map(
-            lambda x: jnp.take_along_axis(x, at.reshape(-1, *(1,) * (x.ndim - 1)), axis=1), (residual[2:], masses)
-        ),
-    )
-    log_p, log_left = (x[:, 0] for x in _log_weights(Residual(*laws, *settings)))
-    left, all_of_p = (x[:, 0] for x in masses)
-    some = jnp.any(left > 0, axis=-1, keepdims=True)
-    return jnp.log(jnp.where(some, left, all_of_p)), jnp.where(some, log_left, log_p)
+def residual_draw(residual: Residual, masses, at, noise, best):
+    """``residual_draw_reference``, and on an NVIDIA GPU the kernel that decides alike."""
+    return by_platform(residual_draw_kernel, residual_draw_reference, residual, masses, at, noise, best)
 
 
-def _log_weights(residual: Residual):
-    """log w p and log max(w p - q, 0) of every token, float32 ``[B, J, V]``."""
-    p, q, row, log_weight, use_q, excluded = residual
-    V = p.logits.shape[2]
-    log_p = _at(p, row).log_prob(V) + (0.0 if log_weight is None else log_weight[..., None])
-    log_q = _at(q, jnp.minimum(row, q.logits.shape[1] - 1)).log_prob(V)
-    log_q = jnp.where(use_q[..., None], log_q, -jnp.inf)
-    kept = ~(log_q >= log_p) & (
-        jnp.arange(V, dtype=jnp.int32)[None, None] != excluded[..., None]
-    )  # so that a NaN stays
-    gap = jnp.where(kept, log_q - log_p, -jnp.inf)  # log(w p - q) = log(w p) + log(1 - e^gap), finite for any gap < 0
-    return log_p, jnp.where(kept, log_p + jnp.log(-jnp.expm1(gap)), -jnp.inf)
+def residual_draw_reference(residual: Residual, masses, at, noise, best):
+    """The token of each request after its accepted drafts.
+
+    Args:
+      residual: of every number of accepted drafts.
+      masses: of its groups, for all of them or for ``at`` alone.
+      at: int32 ``[B]``, how many were accepted, 0 .. valid.
+      noise: the round's, a ``RoundNoise``.
+      best: int32 ``[B, K + 1]`` or wider, the token where it needs no draw, elsewhere -1.
+
+    Returns:
+      the token, int32 ``[B]``, and whether p is a law there, bool ``[B]``.
+    """
+    one = jnp.minimum(at, masses.shape[1] - 1)
+    key = jnp.stack(noise.of_requests().last_key(at, residual.valid), axis=-1)
+    drawn = pick_reference(jnp.log(_at(masses, one[:, None])[:, 0]), log_left(residual, at)[:, 0], key)
+    known, lse = (_at(x, at[:, None])[:, 0] for x in (best, residual.p.lse))
+    return jnp.where(known >= 0, known, drawn), jnp.isfinite(lse)
 
 
-def _at(rows: Rows, index) -> Rows:
-    return Rows(*(jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), axis=1) for x in rows))
+def log_left(residual: Residual, at=None):
+    """log max(w p - q, 0) of every token, float32 ``[B, J, V]``."""
+    p, q, drafts, point_mass, valid, log_weight = residual
+    V, (B, K) = p.logits.shape[2], drafts.shape
+    row = jnp.broadcast_to(jnp.arange(K + 1, dtype=jnp.int32), (B, K + 1)) if at is None else at[:, None]
+    refused, drafted = row < valid[:, None], jnp.minimum(row, K - 1)
+    weight = 0.0 if log_weight is None else jnp.where(refused, _at(log_weight, row), 0.0)[..., None]
+    log_p = Rows(*(_at(x, row) for x in p)).log_prob(V) + weight
+    log_p = jnp.where((row <= valid[:, None])[..., None], log_p, -jnp.inf)
+    log_q = Rows(*(_at(x, drafted) for x in q)).log_prob(V)
+    log_q = jnp.where((refused & ~point_mass[:, None])[..., None], log_q, -jnp.inf)
+    excluded = jnp.where(refused & point_mass[:, None], _at(drafts, drafted), -1)
+    excludes = jnp.arange(V, dtype=jnp.int32)[None, None] == excluded[..., None]
+    return log_p + jnp.log(_share(log_p, log_q, excludes))
 
 
-def residual_masses_kernel(residual: Residual, *, interpret=False) -> Masses:
+def _share(log_p, log_q, excludes):
+    """What is left of w p, of 1."""
+    left = -jnp.expm1(log_q - jnp.maximum(log_p, _LOWEST))  # exact where w p is a rounding step above q
+    return jnp.maximum(jnp.where(excludes, 0.0, left), LEAST)
+
+
+def _at(x, index):
+    """``[B, J, ...], int32 [B, I] -> [B, I, ...]``."""
+    return jnp.take_along_axis(x, index.reshape(*index.shape, *(1,) * (x.ndim - 2)), axis=1)
+
+
+def residual_masses_kernel(residual: Residual, at=None, *, interpret=False):
     """``residual_masses_reference`` as a kernel over (request, row, some groups)."""
-    (B, J), V = residual.row.shape, residual.p.logits.shape[2]
-    groups, (leaves, tree) = num_groups(V), jax.tree.flatten(residual)
-    masses = kernel_call(
+    (B, K), V = residual.drafts.shape, residual.p.logits.shape[2]
+    J, groups, (leaves, tree) = K + 1 if at is None else 1, num_groups(V), jax.tree.flatten((residual, at))
+    return kernel_call(
         _weigh_residual,
         *leaves,
         grid=(B, J, pl.cdiv(groups, _GROUPS)),
-        out_shape=[jax.ShapeDtypeStruct((B, J, groups), jnp.float32)] * 2,
+        out_shape=jax.ShapeDtypeStruct((B, J, groups), jnp.float32),
         num_warps=_WARPS,
         interpret=interpret,
         tree=tree,
         shape=(_GROUPS, group_size(V)),
     )
-    return Masses(*masses)
 
 
-def residual_draw_kernel(residual: Residual, masses: Masses, at, key_data, known, *, interpret=False):
+def residual_draw_kernel(residual: Residual, masses, at, noise, best, *, interpret=False):
     """``residual_draw_reference`` as a kernel over requests, which reads one group of a row."""
-    leaves, tree = jax.tree.flatten((residual, masses, at, key_data, known))
+    leaves, tree = jax.tree.flatten((residual, masses, at, noise, best))
     return kernel_call(
         _draw_residual,
         *leaves,
         grid=at.shape,
-        out_shape=jax.ShapeDtypeStruct(at.shape, jnp.int32),
+        out_shape=[jax.ShapeDtypeStruct(at.shape, dtype) for dtype in (jnp.int32, jnp.bool_)],
         num_warps=_DRAW_WARPS,
         interpret=interpret,
         tree=tree,
@@ -145,41 +148,78 @@ def residual_draw_kernel(residual: Residual, masses: Masses, at, key_data, known
 
 
 def _weigh_residual(*refs, tree, shape):
-    *refs, left_ref, all_ref = refs
-    residual = tree.unflatten(refs)
-    at, block = (pl.program_id(0), pl.program_id(1)), pl.program_id(2)
-    log_p, kept, gap = _block(residual, at, block, block_ids(block, shape[0] * shape[1]))
-    p = exp(log_p)
-    left = jnp.where(kept, p * -expm1(gap), 0.0)
-    store_groups(left_ref, at, block, jnp.sum(left.reshape(shape), axis=1))
-    store_groups(all_ref, at, block, jnp.sum(p.reshape(shape), axis=1))
+    *refs, left_ref = refs
+    residual, at_ref = tree.unflatten(refs)
+    b, j, block = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+    p, q, ids = residual.p, residual.q, block_ids(block, shape[0] * shape[1])
+    place = _place(residual, b, j if at_ref is None else at_ref[b])
+    z_p, z_q = p.load(place.p, block, ids, when=place.wanted), q.load(place.q, block, ids, when=place.use_q)
+    line_p = p.line(place.p, place.log_weight, when=place.wanted)
+    line_q = q.line(place.q, when=place.use_q)
+
+    def left(cuts: bool):
+        log_p, log_q = multiply_add(z_p, *line_p), multiply_add(z_q, *line_q)
+        if cuts:
+            log_p, log_q = (
+                jnp.where(z_p >= place.floor_p, log_p, -jnp.inf),
+                jnp.where(z_q >= place.floor_q, log_q, -jnp.inf),
+            )
+        gap = log_q - jnp.maximum(log_p, _LOWEST)
+        # The second is y - y^2 / 2 of 1 - e^-y: below it, and more than its rounding leaves of it if y is small.
+        share = jnp.maximum(1 - exp(gap), gap * multiply_add(gap, -0.5, -1.0))
+        share = jnp.where(ids == place.excluded, 0.0, share) if cuts else share
+        return jnp.sum((exp(log_p) * jnp.maximum(share, LEAST)).reshape(shape), axis=1)
+
+    store_groups(left_ref, (b, j), block, jax.lax.cond(place.cuts, lambda: left(True), lambda: left(False)))
 
 
 def _draw_residual(*refs, tree, size):
-    *refs, token_ref = refs
-    residual, masses, at_ref, key_ref, known_ref = tree.unflatten(refs)
+    *refs, token_ref, ok_ref = refs
+    residual, masses_ref, at_ref, noise, best_ref = tree.unflatten(refs)
     b = pl.program_id(0)
-    at = b, jnp.minimum(at_ref[b], residual.row.shape[1] - 1)
-    V, groups = residual.p.logits.shape[2], masses.left.shape[2]
-    left, ids = load_groups(masses.left, at, other=0.0)
-    all_of_p, _ = load_groups(masses.all, at, other=0.0)
-    some = jnp.max(left) > 0
-    rank = jnp.log(jnp.where(some, left, all_of_p)) + gumbel_block(key_ref, (b,), group_words(ids))
-    _, group = best_of(rank, ids, groups)
+    at = at_ref[b]
+    p, q, place = residual.p, residual.q, _place(residual, b, at)
+    key_0, key_1 = noise.of_request(b).last_key(at, residual.valid[b])
+    (_, J, groups), V = masses_ref.shape, p.logits.shape[2]
+    masses, ids = load_groups(masses_ref, (b, jnp.minimum(at, J - 1)), other=0.0)
+    _, group = best_of(jnp.log(masses) + gumbel_of(key_0, key_1, group_words(ids)), ids, groups)
     ids = block_ids(group, size)
-    log_p, kept, gap = _block(residual, at, group, ids)
-    log_left = jnp.where(kept, log_p + jnp.log(-jnp.expm1(gap)), -jnp.inf)
-    score = jnp.where(some, log_left, log_p) + gumbel_block(key_ref, (b,), ids.astype(jnp.uint32))
-    _, token = best_of(score, ids, V)
-    token_ref[b] = jnp.where(known_ref[b] >= 0, known_ref[b], token)
+    log_p = p.log_prob_block(place.p, group, ids) + place.log_weight
+    log_q = q.log_prob_block(place.q, group, ids, when=place.use_q)
+    score = log_p + jnp.log(_share(log_p, log_q, ids == place.excluded))
+    _, token = best_of(score + gumbel_of(key_0, key_1, ids.astype(jnp.uint32)), ids, V)
+    known = best_ref[b, at]
+    token_ref[b], ok_ref[b] = jnp.where(known >= 0, known, token), jnp.abs(p.lse[place.p]) < jnp.inf
 
 
-def _block(residual: Residual, at, block, ids):
-    """log w p of a block of tokens, which of them the residual keeps, and log q - log w p of those."""
-    b, row, K = at[0], residual.row[at], residual.q.logits.shape[1]
-    log_p = residual.p.log_prob_block((b, row), block, ids)
-    if residual.log_weight is not None:
-        log_p += residual.log_weight[at]
-    log_q = residual.q.log_prob_block((b, jnp.minimum(row, K - 1)), block, ids, when=residual.use_q[at])
-    kept = ~(log_q >= log_p) & (ids != residual.excluded[at])
-    return log_p, kept, jnp.where(kept, log_q - log_p, -jnp.inf)
+class _Place(NamedTuple):
+    """In a kernel: the residual of a request after some drafts; ``cuts`` if any of its tokens is cut or excluded."""
+
+    p: tuple
+    q: tuple
+    wanted: jax.Array
+    use_q: jax.Array
+    excluded: jax.Array
+    log_weight: Any
+    floor_p: jax.Array
+    floor_q: jax.Array
+    cuts: jax.Array
+
+
+def _place(residual: Residual, b, row) -> _Place:
+    p, q, drafts, point_mass, valid, log_weight = residual
+    at_p, at_q = (b, row), (b, jnp.minimum(row, drafts.shape[1] - 1))
+    refused = row < valid[b]
+    use_q, excludes = refused & ~point_mass[b], refused & point_mass[b]
+    floor_p, floor_q = p.threshold[at_p], q.threshold[at_q]
+    return _Place(
+        p=at_p,
+        q=at_q,
+        wanted=row <= valid[b],
+        use_q=use_q,
+        excluded=jnp.where(excludes, drafts[at_q], -1),
+        log_weight=0.0 if log_weight is None else jnp.where(refused, log_weight[at_p], 0.0),
+        floor_p=floor_p,
+        floor_q=floor_q,
+        cuts=(floor_p > -jnp.inf) | (use_q & (floor_q > -jnp.inf)) | excludes,
+    )

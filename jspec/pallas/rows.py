@@ -30,11 +30,22 @@ class Rows(NamedTuple):
         log_prob = jnp.where(z >= self.threshold[..., None], scaled, -jnp.inf)
         return jnp.pad(log_prob, ((0, 0), (0, 0), (0, width - z.shape[2])), constant_values=-jnp.inf)
 
+    def load(self, at, block, ids, when: Any = True):
+        """In a kernel, of refs: the logits of row ``at`` on a block of tokens, float32; -inf if not ``when``."""
+        return load_block(self.logits, at, block, ids, self.logits.shape[2], when=when).astype(jnp.float32)
+
     def log_prob_block(self, at, block, ids, when: Any = True):
         """In a kernel, of refs: row ``at`` of ``log_prob`` on a block of tokens, and -inf if not ``when``."""
-        z = load_block(self.logits, at, block, ids, self.logits.shape[2], when=when).astype(jnp.float32)
+        z = self.load(at, block, ids, when)
         log_prob = jnp.where(z >= self.threshold[at], z * self.scale[at] - self.lse[at], -jnp.inf)
         return jnp.where(when, log_prob, -jnp.inf)
+
+    def line(self, at, log_weight: Any = 0.0, when: Any = True):
+        """In a kernel, of refs: a and b where the log of the weighted law of row ``at`` is a * logit + b, no token cut.
+
+        If not ``when``, those of a row whose logits were loaded as -inf.
+        """
+        return jnp.where(when, self.scale[at], 1.0), jnp.where(when, log_weight - self.lse[at], 0.0)
 
 
 def group_size(V: int) -> int:

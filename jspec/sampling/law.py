@@ -7,6 +7,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jspec.pallas.draw import draw
 from jspec.pallas.rows import Rows
@@ -65,7 +66,7 @@ class Law:
 def make_law(logits, warp: Warp, key_data=None) -> tuple[Law, jax.Array]:
     """Laws of logits ``[B, J, V]``, and a token of each, int32 ``[B, J]``.
 
-    The token is drawn with ``key_data``, uint32 ``[B, J, 2]``; greedy rows, and all rows if it is None, take the likeliest.
+    The token is drawn with ``key_data``, uint32 ``[B, J, 2]``, and -1 without; greedy rows take the likeliest.
     """
     # The law is that of the stored logits. Without the barrier XLA may keep bfloat16 logits in float32 for some readers,
     # and the threshold, the draw and the ratio would then speak of different numbers.
@@ -77,4 +78,7 @@ def make_law(logits, warp: Warp, key_data=None) -> tuple[Law, jax.Array]:
 def leading(flags) -> jax.Array:
     """How many flags of each row hold before the first that does not: bool ``[B, J]`` -> int32 ``[B]``."""
     J = flags.shape[1]
-    return jnp.min(jnp.where(flags, J, jnp.arange(J, dtype=jnp.int32)[None]), axis=1, initial=J)
+    failures = jnp.where(flags, J, jnp.arange(J, dtype=jnp.int32)[None])
+    return jax.lax.reduce(
+        failures, np.int32(J), jax.lax.min, (1,)
+    )  # the initial value of jnp.min is a kernel of its own

@@ -23,18 +23,14 @@ class Stream(enum.IntEnum):
     RESIDUAL = 3
 
 
-def draw_key(key_data, stream: Stream, position, index):
-    """Threefry key of one draw: uint32 ``[B, 2]``, int32 ``[B, J]``, int32 ``[B, J]`` -> uint32 ``[B, J, 2]``.
+def draw_key(words, stream: Stream, position, index) -> tuple:
+    """The two words of the Threefry key of one draw, given those of the request's key, uint32, and the place, int32.
 
-    The word is position (22 bits), index in the block (8 bits), stream (2 bits): ``config.MAX_POSITIONS``, ``MAX_DRAFTS``.
+    Position takes 22 bits of the counter, index in the block 8 and stream 2: ``config.MAX_POSITIONS``, ``MAX_DRAFTS``.
     """
-    return jnp.stack(_key_words(key_data, stream, position, index), axis=-1)
-
-
-def _key_words(key_data, stream: Stream, position, index):
-    """The two words of ``draw_key``, each ``[B, J]``; apart, they need no kernel to be put together."""
-    word = (position.astype(jnp.uint32) << 10) | (index.astype(jnp.uint32) << 2) | jnp.uint32(stream)
-    return threefry(key_data[:, :1], key_data[:, 1:], word)
+    counter = (position.astype(jnp.uint32) << 10) | (index.astype(jnp.uint32) << 2) | jnp.uint32(stream)
+    key_0, key_1 = words
+    return threefry(key_0, key_1, counter)
 
 
 @jax.tree_util.register_dataclass
@@ -52,21 +48,52 @@ class RoundNoise:
 
     def sample_keys(self, offset) -> jax.Array:
         """Keys of the target's own draws at positions length + offset: int32 ``[B, J]`` -> uint32 ``[B, J, 2]``."""
-        return draw_key(self.key_data, Stream.SAMPLE, self.length[:, None] + offset, jnp.zeros_like(offset))
+        return jnp.stack(self._of_rows().sample_key(offset), axis=-1)
 
     def draft_keys(self, index) -> jax.Array:
         """Keys of draft draws: int32 ``[B, J]`` -> uint32 ``[B, J, 2]``."""
-        return self._round_keys(Stream.DRAFT, index)
-
-    def residual_keys(self, index) -> jax.Array:
-        """Keys of residual draws: int32 ``[B, J]`` -> uint32 ``[B, J, 2]``."""
-        return self._round_keys(Stream.RESIDUAL, index)
+        return jnp.stack(self._of_rows().draft_key(index), axis=-1)
 
     def accept_uniforms(self, K: int) -> jax.Array:
         """Uniforms of the accept tests, float32 ``[B, K]`` in (0, 1)."""
         index = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), (self.length.shape[0], K))
-        key = _key_words(self.key_data, Stream.ACCEPT, jnp.broadcast_to(self.length[:, None], index.shape), index)
-        return uniform_of_bits(threefry_bits(*key, jnp.zeros(index.shape, jnp.uint32)))
+        key_0, key_1 = self._of_rows()._round_key(Stream.ACCEPT, index)  # apart, they need no kernel to be put together
+        return uniform_of_bits(threefry_bits(key_0, key_1, jnp.zeros(index.shape, jnp.uint32)))
 
-    def _round_keys(self, stream: Stream, index) -> jax.Array:
-        return draw_key(self.key_data, stream, jnp.broadcast_to(self.length[:, None], index.shape), index)
+    def last_key(self, accepted, count) -> tuple:
+        """The two words of the key of a round's last draw, from the residual of a refused draft or after all of them.
+
+        Args:
+          accepted: int32 ``[B]``, drafts that stand, of
+          count: int32 ``[B]`` valid ones.
+        """
+        refused, sampled = self.residual_key(accepted), self.sample_key(accepted)
+        return tuple(jnp.where(accepted < count, *words) for words in zip(refused, sampled, strict=True))
+
+    def of_request(self, b) -> "RoundNoise":
+        """In a kernel, of refs: the noise of one request, numbers in place of arrays."""
+        column = jnp.int32(0)  # a literal index does not trace in interpret mode of jax 0.10
+        words = self.key_data[b, column], self.key_data[b, column + 1]
+        return dataclasses.replace(self, key_data=words, length=self.length[b])
+
+    def of_requests(self) -> "RoundNoise":
+        """The two words of every key apart, each ``[B]``."""
+        return dataclasses.replace(self, key_data=(self.key_data[:, 0], self.key_data[:, 1]))
+
+    def _of_rows(self) -> "RoundNoise":
+        one = self.of_requests()
+        return dataclasses.replace(one, key_data=tuple(x[:, None] for x in one.key_data), length=self.length[:, None])
+
+    # Of keys whose words are apart, of any shapes that broadcast.
+
+    def sample_key(self, offset) -> tuple:
+        return draw_key(self.key_data, Stream.SAMPLE, self.length + offset, jnp.zeros_like(offset))
+
+    def draft_key(self, index) -> tuple:
+        return self._round_key(Stream.DRAFT, index)
+
+    def residual_key(self, index) -> tuple:
+        return self._round_key(Stream.RESIDUAL, index)
+
+    def _round_key(self, stream: Stream, index) -> tuple:
+        return draw_key(self.key_data, stream, self.length, index)

@@ -26,7 +26,7 @@ class Synthetic:
     def __call__(self, accepted: jax.Array, count: jax.Array, noise: RoundNoise) -> jax.Array:
         K = len(self.rates)
         coins = noise.accept_uniforms(K) <= jnp.asarray(self.rates, jnp.float32).reshape(1, K)
-        decided = leading(coins & (jnp.arange(K, dtype=jnp.int32)[None] < count[:, None]))
+        decided = jnp.minimum(leading(coins), count)
         # No rule accepts more than ``count``, but a compiler cannot know: it must keep the work behind ``accepted``.
         return jnp.where(accepted > count, accepted, decided)
 

@@ -14,8 +14,9 @@ from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jspec.pallas.residual import Masses, Residual, residual_draw, residual_masses
+from jspec.pallas.residual import Residual, residual_draw, residual_masses
 from jspec.sampling.law import Law, Warp, leading, make_law
 from jspec.sampling.streams import RoundNoise
 
@@ -78,24 +79,24 @@ def match(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Dec
     B, T, _ = logits.shape
     offset = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
     law, sampled = make_law(logits, warp, noise.sample_keys(offset))
-    count = _count(law, proposal)
+    valid = _valid(law, proposal)
     K = proposal.tokens.shape[1]
-    accepted = leading((proposal.tokens == sampled[:, :K]) & (offset[:, :K] < count[:, None]))
-    accepted = decide(accepted, count, noise)
+    same, accepted = (proposal.tokens == sampled[:, :K]) & valid, jnp.zeros(B, jnp.int32)
+    for i in reversed(range(K)):  # ``leading``, and what follows, in one kernel
+        accepted = jnp.where(same[:, i], accepted + 1, 0)
+    accepted = decide(accepted, leading(valid), noise)
     return Verdict(accepted, _pick(sampled, accepted), _pick(law.finite, accepted))
 
 
 def rejection(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Decide = by_rule) -> Verdict:
     """Token-level speculative sampling (Leviathan et al., 2023; Chen et al., 2023). Arguments as for ``match``."""
     law, best = make_law(logits, warp)
-    count = _count(law, proposal)
-    log_p, log_q = _log_probs(law, best, proposal)
-    K = proposal.tokens.shape[1]
-    u = noise.accept_uniforms(K)
-    accepted = leading((jnp.log(u) < log_p - log_q) & (jnp.arange(K, dtype=jnp.int32)[None] < count[:, None]))
-    accepted = decide(accepted, count, noise)
-    residual = _residual(law, proposal, count, accepted[:, None])
-    return _finish(law, best, accepted, count, residual, residual_masses(residual), noise)
+    valid = _valid(law, proposal)
+    u = noise.accept_uniforms(proposal.tokens.shape[1])
+    accepted = decide(leading((jnp.log(u) < _log_ratio(law, best, proposal)) & valid), leading(valid), noise)
+    residual = _residual(law, proposal)
+    token, ok = residual_draw(residual, residual_masses(residual, accepted), accepted, noise, best)
+    return Verdict(accepted, token, ok)
 
 
 def block(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Decide = by_rule) -> Verdict:
@@ -105,24 +106,26 @@ def block(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Dec
     drafts passes with probability R_i / (R_i + 1 - w_i), that of all k with w_k; the longest that passes is accepted.
     """
     law, best = make_law(logits, warp)
-    count = _count(law, proposal)
-    log_p, log_q = _log_probs(law, best, proposal)
+    count, ratio = leading(_valid(law, proposal)), _log_ratio(law, best, proposal)
     K = proposal.tokens.shape[1]
     log_w = [jnp.zeros(count.shape, jnp.float32)]
     for i in range(K):
-        log_w.append(jnp.minimum(log_w[-1] + log_p[:, i] - log_q[:, i], 0.0))
+        log_w.append(jnp.minimum(log_w[-1] + ratio[:, i], 0.0))
     log_w = jnp.stack(log_w, axis=1)  # [B, K + 1]
 
-    row = jnp.broadcast_to(jnp.arange(K + 1, dtype=jnp.int32), log_w.shape)
-    residual = _residual(law, proposal, count, row, log_w)
+    residual = _residual(law, proposal, log_w)
     masses = residual_masses(residual)
-    w, mass = jnp.exp(log_w[:, :K]), jnp.sum(masses.left, axis=-1)[:, :K]
+    # Without the barrier the sum is fused with what follows, and a single lane adds up a row.
+    mass = jax.lax.optimization_barrier(jnp.sum(masses, axis=-1))[:, :K]
+    w = jnp.exp(log_w[:, :K])
     passes = jnp.where(w >= 1, 1.0, mass / (mass + 1 - w))  # h_0 .. h_{K-1}
     prefix = jnp.broadcast_to(jnp.arange(1, K + 1, dtype=jnp.int32), (count.shape[0], K))
     h = jnp.where(prefix < count[:, None], jnp.pad(passes, ((0, 0), (0, 1)))[:, 1:], jnp.exp(log_w[:, 1:]))
     stands = (noise.accept_uniforms(K) <= h) & (prefix <= count[:, None])
-    accepted = decide(jnp.max(jnp.where(stands, prefix, 0), axis=1, initial=0), count, noise)
-    return _finish(law, best, accepted, count, residual, masses, noise)
+    longest = jax.lax.reduce(jnp.where(stands, prefix, 0), np.int32(0), jax.lax.max, (1,))
+    accepted = decide(longest, count, noise)
+    token, ok = residual_draw(residual, masses, accepted, noise, best)
+    return Verdict(accepted, token, ok)
 
 
 RULES: dict[str, Callable[..., Verdict]] = {
@@ -132,44 +135,31 @@ RULES: dict[str, Callable[..., Verdict]] = {
 }
 
 
-def _residual(law: Law, proposal: Proposal, count, row, log_weight=None) -> Residual:
-    """What is drawn from after ``row`` drafts, int32 ``[B, J]``: the residual if one was refused, else p_k."""
+def _valid(law: Law, proposal: Proposal):
+    """bool ``[B, K]``: the draft may be accepted, if those before it are. A target row that is no law ends the request."""
     K = proposal.tokens.shape[1]
-    refused, point_mass = row < count[:, None], proposal.point_mass[:, None]
-    draft = jnp.take_along_axis(proposal.tokens, jnp.minimum(row, K - 1), axis=1)
-    return Residual(
-        law.rows,
-        law.rows if proposal.law is None else proposal.law.rows,
-        row=row,
-        log_weight=None if log_weight is None else jnp.where(refused, log_weight, 0.0),
-        use_q=refused & ~point_mass,
-        excluded=jnp.where(refused & point_mass, draft, -1),
-    )
+    return law.finite[:, :K] & (jnp.arange(K, dtype=jnp.int32)[None] < proposal.count[:, None])
 
 
-def _finish(law: Law, best, accepted, count, residual: Residual, masses: Masses, noise: RoundNoise) -> Verdict:
-    """The token after the accepted drafts: from the residual if one was refused, else the bonus token from p_k."""
-    place = accepted[:, None]
-    key = jnp.where(place < count[:, None], noise.residual_keys(place)[:, 0], noise.sample_keys(place)[:, 0])
-    known = jnp.where(law.greedy, _pick(best, accepted), -1)
-    return Verdict(accepted, residual_draw(residual, masses, accepted, key, known), _pick(law.finite, accepted))
-
-
-def _count(law: Law, proposal: Proposal):
-    """Valid drafts, none of them past a target row that is no law: such a row may only end the request."""
-    return jnp.minimum(proposal.count, leading(law.finite))
-
-
-def _log_probs(law: Law, best, proposal: Proposal):
-    """log p_i(d_i) and log q_i(d_i), float32 ``[B, K]``; greedy targets and point-mass drafts are point masses."""
+def _log_ratio(law: Law, best, proposal: Proposal):
+    """log p_i(d_i) - log q_i(d_i), float32 ``[B, K]``; greedy targets and point-mass drafts are point masses."""
     drafts, K = proposal.tokens, proposal.tokens.shape[1]
     point = jnp.where(drafts == best[:, :K], 0.0, -jnp.inf)
-    log_p = jnp.where(law.greedy[:, None], point, law.log_prob(drafts))
+    log_p = jnp.where(best[:, :K] >= 0, point, law.log_prob(drafts))
     if proposal.law is None:
-        return log_p, jnp.zeros_like(log_p)
-    return log_p, jnp.where(proposal.point_mass[:, None], 0.0, proposal.law.log_prob(drafts))
+        return log_p
+    return log_p - jnp.where(proposal.point_mass[:, None], 0.0, proposal.law.log_prob(drafts))
+
+
+def _residual(law: Law, proposal: Proposal, log_weight=None) -> Residual:
+    """What the next token is drawn from, by how many drafts stand."""
+    q = law if proposal.law is None else proposal.law
+    return Residual(law.rows, q.rows, proposal.tokens, proposal.point_mass, proposal.count, log_weight)
 
 
 def _pick(values, index):
     """``[B, J], [B] -> [B]``."""
-    return jnp.take_along_axis(values, index[:, None], axis=1)[:, 0]
+    picked = values[:, 0]
+    for i in range(1, values.shape[1]):  # fused with what makes the index, as a gather is not
+        picked = jnp.where(index == i, values[:, i], picked)
+    return picked

@@ -30,9 +30,9 @@ DRAFTERS = {
 BUDGET = {
     (None, 1): 48,
     (None, 16): 41,
-    ("draft_model", 1): 96,
-    ("draft_model", 16): 91,
-    ("eagle3", 1): 104,
+    ("draft_model", 1): 94,
+    ("draft_model", 16): 88,
+    ("eagle3", 1): 102,
     ("eagle3", 16): 93,
 }
 LAYER_BUDGET = {1: 12, 16: 11}  # launches of one more layer, by rows

@@ -19,8 +19,8 @@ from lossless.statistics import LEVEL, p_value
 class OneStream(RoundNoise):
     """Draft and residual share a stream: the noise of a residual draw is known to have favoured the rejected draft."""
 
-    def residual_keys(self, index):
-        return self.draft_keys(index)
+    def residual_key(self, index):
+        return self.draft_key(index)
 
 
 @jax.tree_util.register_dataclass
@@ -30,8 +30,9 @@ class PositionKeyed(RoundNoise):
 
     def accept_uniforms(self, K):
         position = self.length[:, None] + jnp.arange(K, dtype=jnp.int32)[None]
-        keys = draw_key(self.key_data, Stream.ACCEPT, position, jnp.zeros_like(position))
-        return uniform_of_bits(random_bits(keys, 1)[..., 0])
+        words = self.key_data[:, :1], self.key_data[:, 1:]
+        keys = draw_key(words, Stream.ACCEPT, position, jnp.zeros_like(position))
+        return uniform_of_bits(random_bits(jnp.stack(keys, axis=-1), 1)[..., 0])
 
 
 def reversed_draft(tables):

@@ -73,11 +73,12 @@ def dropping(rule):
     def faulty(logits, warp, proposal, noise):
         unknown = jnp.isneginf(proposal.law.rows.logits[:, :1])
 
-        def draw(residual, masses, *how):
+        def draw(residual, masses, at, *how):
             del masses
-            logits = jnp.where(residual.use_q[..., None] & unknown, -jnp.inf, residual.p.logits)
+            refused = (at < residual.valid) & ~residual.point_mass
+            logits = jnp.where(refused[:, None, None] & unknown, -jnp.inf, residual.p.logits)
             residual = residual._replace(p=residual.p._replace(logits=logits))
-            return residual_draw(residual, verify.residual_masses(residual), *how)
+            return residual_draw(residual, verify.residual_masses(residual), at, *how)
 
         with mock.patch.object(verify, "residual_draw", draw):
             return rule(logits, warp, proposal, noise)

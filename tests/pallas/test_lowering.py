@@ -13,8 +13,9 @@ from jspec.cache import LayerKV, PagedView
 from jspec.pallas.attention import paged_attention
 from jspec.pallas.draw import draw
 from jspec.pallas.norm import add_norm
-from jspec.pallas.residual import Masses, Residual, residual_draw, residual_masses
+from jspec.pallas.residual import Residual, residual_draw, residual_masses
 from jspec.pallas.rows import Rows, num_groups
+from jspec.sampling.streams import RoundNoise
 
 B, K = 2, 4
 T = K + 1
@@ -30,14 +31,14 @@ def _shapes(V, dtype):
     laws = lambda J, width: Rows(array((B, J, width), dtype), f32(B, J), f32(B, J), f32(B, J))  # noqa: E731
     settings = f32(B), i32(B), f32(B), f32(B)
     rows = array((B, T, V), dtype)
-    residual = Residual(laws(T, V), laws(K, V - V // 4), i32(B, T), f32(B, T), flag(B, T), i32(B, T))
-    masses = Masses(*[f32(B, T, num_groups(V))] * 2)
+    residual = Residual(laws(T, V), laws(K, V - V // 4), i32(B, K), flag(B), i32(B), f32(B, T))
+    after = residual, f32(B, T, num_groups(V)), i32(B), RoundNoise(keys(B), i32(B)), i32(B, T)
     return {
         "draw": (draw, (rows, *settings, keys(B, T)), {"weigh_groups", "finish_row"}),
         "draw without noise": (draw, (rows, *settings), {"weigh_groups", "finish_row"}),
         "residual_masses": (residual_masses, (residual,), {"weigh_residual"}),
-        "residual_masses, no weight": (residual_masses, (residual._replace(log_weight=None),), {"weigh_residual"}),
-        "residual_draw": (residual_draw, (residual, masses, i32(B), keys(B), i32(B)), {"draw_residual"}),
+        "residual_masses, one row": (residual_masses, (residual._replace(log_weight=None), i32(B)), {"weigh_residual"}),
+        "residual_draw": (residual_draw, after, {"draw_residual"}),
     }
 
 

@@ -8,6 +8,7 @@ from picks import shortfall
 
 from jspec.pallas.draw import weigh
 from jspec.pallas.residual import (
+    LEAST,
     Residual,
     residual_draw,
     residual_draw_kernel,
@@ -17,6 +18,7 @@ from jspec.pallas.residual import (
     residual_masses_reference,
 )
 from jspec.pallas.rows import Rows, group_size, num_groups
+from jspec.sampling.streams import RoundNoise
 
 B, K, T = 4, 3, 4
 MARGIN = 1e-4  # of the float32 logarithm of a difference, against float64
@@ -44,16 +46,15 @@ def laws(key, J, V, dtype, spread=3.0):
 
 
 def problem(V, V_q, dtype, seed=0, weighed=True):
-    """A residual of every row, at, key_data, known: draws at both ends, q on and off, a token excluded, one known."""
+    """A residual and the rest of ``residual_draw``: accepted drafts at both ends, of point masses and of few valid ones."""
     keys = jax.random.split(jax.random.key(seed), 4)
     p, q = laws(keys[0], T, V, dtype), laws(keys[1], K, V_q, dtype)
-    row = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
-    excluded = jnp.full((B, T), -1).at[3, 1].set(V // 2 if V > 1 else -1)
-    use_q = (row < K) & (excluded < 0)
+    drafts = jax.random.randint(keys[2], (B, K), 0, V)
+    point_mass, valid = jnp.arange(B) == 3, jnp.array([K, K, K, K - 1], jnp.int32)
     log_weight = jnp.log(jax.random.uniform(keys[2], (B, T), minval=0.2)).at[0].set(0.0) if weighed else None
-    key_data = jax.random.key_data(jax.random.split(keys[3], B))
-    at, known = jnp.array([0, K - 1, K, 1], jnp.int32), jnp.full(B, -1).at[0].set(V - 1)
-    return Residual(p, q, row, log_weight, use_q, excluded), at, key_data, known
+    noise = RoundNoise(jax.random.key_data(jax.random.split(keys[3], B)), jnp.arange(B, dtype=jnp.int32) + 9)
+    at, best = jnp.array([0, K - 1, K, 1], jnp.int32), jnp.full((B, T), -1).at[0].set(V - 1)
+    return Residual(p, q, drafts, point_mass, valid, log_weight), at, noise, best
 
 
 def probability(rows, width):
@@ -64,14 +65,17 @@ def probability(rows, width):
 
 
 def weights(residual):
-    """float64 [B, J, V] of w p, and of what is left of it."""
-    p, q, row, log_weight, use_q, excluded = residual
-    V, b, row = p.logits.shape[2], np.arange(B)[:, None], np.asarray(row)
-    w = 1.0 if log_weight is None else np.exp(np.asarray(log_weight, np.float64))[..., None]
-    target = probability(p, V)[b, row] * w
-    draft = probability(q, V)[b, np.minimum(row, K - 1)] * np.asarray(use_q)[..., None]
-    left = np.where(np.arange(V) == np.asarray(excluded)[..., None], 0.0, np.maximum(target - draft, 0.0))
-    return target, left
+    """float64 [B, T, V] of w p, and of what is left of it."""
+    p, q, drafts, point_mass, valid, log_weight = residual
+    V, row = p.logits.shape[2], np.broadcast_to(np.arange(T), (B, T))
+    refused, point_mass = row < np.asarray(valid)[:, None], np.asarray(point_mass)[:, None]
+    w = 1.0 if log_weight is None else np.where(refused, np.exp(np.asarray(log_weight, np.float64)), 1.0)[..., None]
+    target = np.where((row <= np.asarray(valid)[:, None])[..., None], probability(p, V), 0.0) * w
+    drafted = np.minimum(row, K - 1)
+    draft = np.take_along_axis(probability(q, V), drafted[..., None], axis=1) * (refused & ~point_mass)[..., None]
+    token = np.take_along_axis(np.asarray(drafts), drafted, axis=1)
+    excluded = np.where(refused & point_mass, token, -1)[..., None]
+    return target, np.where(np.arange(V) == excluded, 0.0, np.maximum(target - draft, 0.0))
 
 
 def by_group(weight):
@@ -80,20 +84,18 @@ def by_group(weight):
     return np.pad(weight, ((0, 0), (0, 0), (0, groups * size - V))).reshape(*weight.shape[:2], groups, size).sum(-1)
 
 
-def assert_token_is_best(token, residual, at, key_data, known):
-    token, (target, left) = np.asarray(token), weights(residual)
-    assert token.dtype == np.int32
-    target, left = (x[np.arange(B), np.minimum(at, x.shape[1] - 1)] for x in (target, left))
-    weight, free = np.where(left.any(-1, keepdims=True), left, target), np.asarray(known) < 0
-    short_of_best = shortfall(weight[free], key_data[free], np.ones(free.sum(), bool), token[free])
+def assert_token_is_best(got, residual, at, noise, best):
+    (token, ok), (target, left) = got, weights(residual)
+    assert token.dtype == jnp.int32
+    assert ok.all()
+    at = np.asarray(at)
+    target, left = (x[np.arange(B), at] for x in (target, left))
+    known, token = np.asarray(best)[np.arange(B), at], np.asarray(token)
+    weight, free = np.where(left.any(-1, keepdims=True), left, target), known < 0
+    keys = jnp.stack(noise.of_requests().last_key(jnp.asarray(at), residual.valid), axis=-1)[free]
+    short_of_best = shortfall(weight[free], keys, np.ones(free.sum(), bool), token[free])
     assert (short_of_best < MARGIN).all(), short_of_best
-    np.testing.assert_array_equal(token[~free], np.asarray(known)[~free])
-
-
-def every_row(p, q):
-    """max(p - q, 0) of the K rows."""
-    row = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), (B, K))
-    return Residual(p, q, row, None, jnp.ones((B, K), bool), jnp.full((B, K), -1))
+    np.testing.assert_array_equal(token[~free], known[~free])
 
 
 class TestResidual:
@@ -108,11 +110,11 @@ class TestResidual:
     @pytest.mark.parametrize(("V", "V_q", "dtype"), CASES)
     @pytest.mark.parametrize("weighed", [True, False])
     def test_masses_agree_with_the_oracle(self, V, V_q, dtype, weighed):
-        residual, *_ = problem(V, V_q, dtype, weighed=weighed)
-        masses, (target, left) = self.masses(residual), weights(residual)
-        assert masses.left.dtype == masses.all.dtype == jnp.float32
-        np.testing.assert_allclose(masses.all, by_group(target), atol=3e-6)
-        np.testing.assert_allclose(masses.left, by_group(left), atol=3e-6)
+        residual, at, *_ = problem(V, V_q, dtype, weighed=weighed)
+        (_, left), masses, one = weights(residual), self.masses(residual), self.masses(residual, at)
+        assert masses.dtype == one.dtype == jnp.float32
+        np.testing.assert_allclose(masses, by_group(left), atol=3e-6)
+        np.testing.assert_allclose(one[:, 0], by_group(left)[np.arange(B), at], atol=3e-6)
         assert left.sum(-1).max() > (0.05 if V > 1 else -1)
 
     @pytest.mark.parametrize(("V", "V_q", "dtype"), CASES)
@@ -121,58 +123,68 @@ class TestResidual:
             args = problem(V, V_q, dtype, seed)
             assert_token_is_best(self.draw(*args), *args)
 
-    def test_one_row_is_drawn_from_alone(self):
-        residual, at, key_data, known = problem(1031, 640, "bfloat16")
-        one = [None if x is None else x[jnp.arange(B), at][:, None] for x in residual[2:]]
-        alone = Residual(*residual[:2], *one)
-        np.testing.assert_array_equal(self.draw(alone, at, key_data, known), self.draw(residual, at, key_data, known))
+    def test_the_masses_of_one_row_are_enough(self):
+        residual, at, *rest = problem(1031, 640, "bfloat16")
+        alone = self.draw_one(residual, self.masses(residual, at), at, *rest)
+        np.testing.assert_array_equal(alone, self.draw(residual, at, *rest))
 
-    def test_equal_laws_leave_exactly_nothing_and_the_draw_is_from_p(self):
-        (p, *_), at, key_data, known = problem(257, 257, "bfloat16")
-        residual = every_row(p, Rows(*(x[:, :K] for x in p)))
-        masses = self.masses(residual)
-        np.testing.assert_array_equal(masses.left, np.zeros(masses.left.shape))
-        assert_token_is_best(self.draw(residual, at, key_data, known), residual, at, key_data, known)
+    def test_equal_laws_leave_next_to_nothing_and_the_draw_is_from_p(self):
+        (p, _, *rest), *args = problem(257, 257, "bfloat16", weighed=False)
+        residual = Residual(p, Rows(*(x[:, :K] for x in p)), *rest)
+        total = np.asarray(self.masses(residual)).sum(-1)
+        refused = (np.arange(T) < np.asarray(residual.valid)[:, None]) & ~np.asarray(residual.point_mass)[:, None]
+        np.testing.assert_allclose(total[refused], LEAST, rtol=1e-5)
+        assert_token_is_best(self.draw(residual, *args), residual, *args)
 
-    def test_the_excluded_token_is_not_drawn_even_if_it_is_the_likeliest(self):
-        residual, at, key_data, _ = problem(257, 200, "float32")
-        known = jnp.full(B, -1)
-        residual = residual._replace(use_q=jnp.zeros((B, T), bool), excluded=jnp.full((B, T), -1))
-        first = self.draw(residual, at, key_data, known)
-        residual = residual._replace(excluded=jnp.broadcast_to(first[:, None], (B, T)))
-        second = self.draw(residual, at, key_data, known)
-        assert (second != first).all()
-        assert_token_is_best(second, residual, at, key_data, known)
+    def test_a_point_mass_is_not_drawn_even_if_it_is_the_likeliest(self):
+        residual, _, noise, best = problem(257, 200, "float32", weighed=False)
+        residual = residual._replace(point_mass=jnp.ones(B, bool), drafts=jnp.full((B, K), -1))
+        at, best = jnp.zeros(B, jnp.int32), jnp.full_like(best, -1)
+        first, _ = self.draw(residual, at, noise, best)
+        residual = residual._replace(drafts=jnp.broadcast_to(first[:, None], (B, K)))
+        second = self.draw(residual, at, noise, best)
+        assert (second[0] != first).all()
+        assert_token_is_best(second, residual, at, noise, best)
 
     def test_a_residual_of_one_rounding_step_is_still_found(self):
         z = jnp.full((1, 2, 300), -5.0).at[0, :, 130].set(-0.1)
         p = Rows(z, jnp.ones((1, 2)), jnp.full((1, 2), -jnp.inf), jnp.zeros((1, 2)))
         q = Rows(*(x[:, :1] for x in p))
         q = q._replace(logits=jnp.full((1, 1, 300), -4.0).at[0, 0, 130].set(jnp.nextafter(-0.1, -1.0)))
-        first = jnp.zeros((1, 1), jnp.int32)
-        residual = Residual(p, q, first, None, jnp.ones((1, 1), bool), first - 1)
-        assert self.draw(residual, first[0], jnp.zeros((1, 2), jnp.uint32), first[0] - 1).tolist() == [130]
+        none = jnp.zeros((1, 1), jnp.int32)
+        residual = Residual(p, q, none, jnp.zeros(1, bool), jnp.ones(1, jnp.int32), None)
+        for length in range(20):
+            noise = RoundNoise(jnp.zeros((1, 2), jnp.uint32), jnp.full(1, length, jnp.int32))
+            token, _ = self.draw(residual, none[0], noise, jnp.full((1, 2), -1))
+            assert token.tolist() == [130]
 
     def test_bad_numbers_stay_in_their_rows(self):
-        args = residual, at, *_ = problem(257, 200, "float32")
-        drawn = np.arange(T)[None, :] == np.asarray(at)[:, None]
-        used = (drawn & np.asarray(residual.use_q))[:, :K]
+        residual, at, *rest = problem(257, 200, "float32")
+        drawn = np.arange(T)[None] == np.asarray(at)[:, None]
+        used = drawn & (np.arange(T) < np.asarray(residual.valid)[:, None]) & ~np.asarray(residual.point_mass)[:, None]
         p, q = (
             rows._replace(lse=jnp.where(keep, rows.lse, jnp.nan))
-            for rows, keep in ((residual.p, drawn), (residual.q, used))
+            for rows, keep in ((residual.p, drawn), (residual.q, used[:, :K]))
         )
         poisoned = residual._replace(p=p, q=q)
         clean, masses = self.masses(residual), self.masses(poisoned)
-        assert np.isnan(masses.left).any(-1)[~drawn].all()
-        np.testing.assert_array_equal(np.asarray(masses.left)[drawn], np.asarray(clean.left)[drawn])
-        np.testing.assert_array_equal(self.draw(poisoned, *args[1:]), self.draw(*args))
+        wanted = np.arange(T) <= np.asarray(residual.valid)[:, None]
+        np.testing.assert_array_equal(np.isnan(masses).any(-1), wanted & ~drawn)
+        np.testing.assert_array_equal(np.asarray(masses)[drawn], np.asarray(clean)[drawn])
+        np.testing.assert_array_equal(self.draw(poisoned, at, *rest), self.draw(residual, at, *rest))
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf])
+    def test_a_row_that_is_no_law_is_told(self, bad):
+        residual, at, *rest = problem(257, 200, "float32")
+        lse = residual.p.lse.at[1, at[1]].set(bad).at[2, 0].set(bad)
+        _, ok = self.draw(residual._replace(p=residual.p._replace(lse=lse)), at, *rest)
+        np.testing.assert_array_equal(ok, [True, False, True, True])
 
 
 def test_the_public_functions_are_the_twins_on_a_cpu():
     residual, *rest = problem(127, 100, "float32")
     with jax.default_device(jax.devices("cpu")[0]):
         masses = jax.jit(residual_masses)(residual)
-        for got, expected in zip(masses, jax.jit(residual_masses_reference)(residual), strict=True):
-            np.testing.assert_array_equal(got, expected)
-        token = jax.jit(residual_draw)(residual, masses, *rest)
-        np.testing.assert_array_equal(token, jax.jit(residual_draw_reference)(residual, masses, *rest))
+        np.testing.assert_array_equal(masses, jax.jit(residual_masses_reference)(residual))
+        got = jax.jit(residual_draw)(residual, masses, *rest)
+        np.testing.assert_array_equal(got, jax.jit(residual_draw_reference)(residual, masses, *rest))
