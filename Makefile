@@ -12,7 +12,7 @@ demo: $(VENV)/run
 	$(BIN)/jspec demo
 
 test: $(VENV)/test  # everything but the long statistical tier and what needs a GPU
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 long: $(VENV)/test  # the statistical tests at full power, minutes each
 	$(BIN)/python -m pytest -m long

@@ -31,14 +31,3 @@ def xla_compilations() -> Iterator[list[str]]:
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield compiled
     jax.monitoring.unregister_event_duration_listener(listen)
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items):
-    """In several processes (pytest-xdist) a file stays in one, where its tests share compiled engines.
-
-    So does the whole losslessness suite, which counts its checks.
-    """
-    for item in items:
-        group = "lossless" if item.path.parent.name == "lossless" else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))

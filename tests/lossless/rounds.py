@@ -7,6 +7,7 @@ a wrong row, a stale draft or a shifted position shows. Logits are multiples of 
 import concurrent.futures
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -120,7 +121,8 @@ def play(
 
     first_round, texts = np.zeros((len(cases), nodes(K + 1)), int), np.zeros((len(cases), V**L), int)
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        for emitted, text in pool.map(batch, range(-(-samples // full))):
+        # The first compiles, before there are threads: jax 0.10 that traces in two at once may take another trace for it.
+        for emitted, text in itertools.chain([batch(0)], pool.map(batch, range(1, -(-samples // full)))):
             first_round += count_pairs(which, emitted, first_round.shape)
             texts += count_pairs(which, text - nodes(L - 1), texts.shape)
     return [Tally(*tally) for tally in zip(first_round, texts, strict=True)]

@@ -103,8 +103,9 @@ def play(program: Program, tables, samples: int, seed: int, asks: Sequence[Ask] 
         return jax.device_get(_decode(program, *program.models(tables), state, key_data))
 
     batches = -(-samples // full)
+    first = batch(0)  # compiles, before there are threads: see rounds.play
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        columns = zip(*pool.map(batch, range(batches)), strict=True)
+        columns = zip(first, *pool.map(batch, range(1, batches)), strict=True)
     tokens, length, count, drafted, accepted = (np.concatenate(column, axis=-1).T for column in columns)
     return _tally(asks, np.tile(which, batches), tokens, length, count, drafted, accepted)
 

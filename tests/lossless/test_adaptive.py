@@ -17,24 +17,29 @@ from lossless.statistics import LEVEL, assert_follows, assert_not_vacuous, p_val
 from lossless.steps import ASKS, K, Program, decoded, play
 from lossless.table_model import random_tables
 
-TABLES, SAMPLES = random_tables(0), 200_000
+TABLES = random_tables(0)
 SECONDS = {0: 1.0, 1: 1.62, 2: 2.05}  # so near to each other that every round changes which is best
-QUICK = (Program("rejection"), Program("block", draft_sampling="auto"))
-OTHERS = (Program("match", draft_sampling="coupled"), Program("block"), Program("rejection", "ngram"))
+QUICK = ((Program("rejection"), 200_000), (Program("block", draft_sampling="auto"), 60_000))
+OTHERS = (
+    Program("match", draft_sampling="coupled"),
+    Program("block"),
+    Program("block", draft_sampling="auto"),
+    Program("rejection", "ngram"),
+)
 
 
 @pytest.fixture(
     scope="module",
     params=[
         *QUICK,
-        *(pytest.param(program, marks=pytest.mark.long) for program in OTHERS),
+        *(pytest.param((program, 200_000), marks=pytest.mark.long) for program in OTHERS),
     ],
-    ids=lambda program: f"{program.verify}-{program.method}-{program.draft_sampling}",
+    ids=lambda param: f"{param[0].verify}-{param[0].method}-{param[0].draft_sampling}-{param[1]}",
 )
 def played(request) -> list[tuple[Oracle, Adapted]]:
-    program = request.param
+    program, samples = request.param
     with mock.patch.multiple(adaptive, GAIN=1.0, FIRST_REST=1, LONGEST_REST=1):  # six rounds are all there is
-        tallies = play_adaptively(program, TABLES, SAMPLES, seed=51, seconds=SECONDS)
+        tallies = play_adaptively(program, TABLES, samples, seed=51, seconds=SECONDS)
     return [(Oracle(program, ask, TABLES), tally) for ask, tally in zip(ASKS, tallies, strict=True)]
 
 

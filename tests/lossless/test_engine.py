@@ -12,16 +12,18 @@ SAMPLES = 200_000
 PROGRAMS = (
     Program("match"),
     Program("match", draft_sampling="coupled"),
-    Program("match", draft_sampling="coupled", draft_vocab=V - 1),
     Program("rejection"),
     Program("rejection", draft_sampling="argmax", draft_positions=6),
     Program("rejection", draft_sampling="auto"),  # argmax for the third ask, sampled for the others
     Program("block", draft_positions=6, draft_vocab=V - 1),
     Program("block", draft_sampling="auto", draft_temperature=1.4),
-    Program("match", "ngram"),
     Program("rejection", "ngram"),
     Program("block", "ngram"),
     Program("match", "none"),
+)
+OTHERS = (
+    Program("match", draft_sampling="coupled", draft_vocab=V - 1),
+    Program("match", "ngram"),
     Program("rejection", "none"),
     Program("block", "none"),
 )
@@ -35,7 +37,11 @@ def describe(program: Program) -> str:
     return f"{name}-{program.draft_sampling}-{'narrow' if program.draft_vocab < V else 'wide'}"
 
 
-@pytest.fixture(scope="module", params=PROGRAMS, ids=describe)
+@pytest.fixture(
+    scope="module",
+    params=[*PROGRAMS, *(pytest.param(program, marks=pytest.mark.long) for program in OTHERS)],
+    ids=describe,
+)
 def played(request) -> list[tuple[Oracle, Tally]]:
     tallies = play(request.param, TABLES, SAMPLES, seed=21)
     return [(Oracle(request.param, ask, TABLES), tally) for ask, tally in zip(ASKS, tallies, strict=True)]
@@ -65,7 +71,7 @@ def test_drafts_that_break_off_leave_the_texts_law(rule):
     draft = TABLES[1].copy()
     draft[::3, 0] = np.nan
     program = Program(rule)
-    for ask, tally in zip(ASKS, play(program, (TABLES[0], draft), SAMPLES, seed=22), strict=True):
+    for ask, tally in zip(ASKS, play(program, (TABLES[0], draft), 60_000, seed=22), strict=True):
         assert_texts(Oracle(program, ask, TABLES), tally, VIEWS[:2])
         if ask.warp.temperature:
             assert (tally.rounds.sum(axis=(0, 2)) > 0).all(), "rounds of 0, 1 and 2 drafts"

@@ -41,7 +41,7 @@ def reversed_draft(tables):
 
 
 class TestRules:
-    SAMPLES = 300_000
+    SAMPLES = 150_000
     CASES = (rounds.Case(), rounds.Case(temperature=0.6), rounds.Case("argmax"))
 
     def p_values(self, rule, noise, tables):
