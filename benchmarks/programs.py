@@ -16,6 +16,7 @@ from benchmarks.hlo import launched
 from benchmarks.profile import kernel_times, report
 from benchmarks.shapes import Pair, head_for, random_module
 from jspec.cache import PagedView, init_pool
+from jspec.compiling import decode_options
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.models.params import DTYPES
@@ -25,7 +26,7 @@ from jspec.sampling.stops import forbid_early_stops
 from jspec.sampling.synthetic import rule_of
 from jspec.sampling.verify import RULES
 from jspec.state import LIVE, init_state
-from jspec.step import Step
+from jspec.step import RoundLog, Step
 
 PAGE = 64
 
@@ -118,11 +119,19 @@ class Timed:
 
 
 class Program(NamedTuple):
-    """``function(leaves, state)``, to be compiled with its state donated, and ``fresh()``, which makes such a state."""
+    """What is timed.
+
+    Attributes:
+      function: ``(leaves, state)``, to be compiled with its state donated.
+      leaves: the weights.
+      fresh: makes a state.
+      options: for the compiler.
+    """
 
     function: Callable
     leaves: Any
     fresh: Callable
+    options: dict[str, str | int]
 
 
 def decoding_program(target, module, draft, config: EngineConfig, what: Decoding) -> Program:
@@ -146,7 +155,7 @@ def decoding_program(target, module, draft, config: EngineConfig, what: Decoding
         state = init_state(config, target, make(target, module), DTYPES[config.dtype])
         return _in_flight(state, config, what.start)
 
-    return Program(rounds, (of, by), fresh)
+    return Program(rounds, (of, by), fresh, decode_options(of, what.batch * (what.K + 1)))
 
 
 def forward_program(target, dtype: str, what: Forward) -> Program:
@@ -172,7 +181,7 @@ def forward_program(target, dtype: str, what: Forward) -> Program:
         cache = _random(init_pool(target.cache_shape(), 1 + B * M, PAGE, DTYPES[dtype]))
         return tokens, cache, jnp.zeros((B, what.width, target.config.vocab_size), DTYPES[dtype])
 
-    return Program(passes, leaves, fresh)
+    return Program(passes, leaves, fresh, decode_options(leaves, B * what.width))
 
 
 class Bench:
@@ -218,8 +227,9 @@ class Bench:
         config, module = self.draft(what.method)
         target = self.target_in(what.quantization)
         program = decoding_program(target, module, config, what.engine_config(self.dtype), what)
-        seconds, kernels, log = self._run(program, what.rounds)
-        assert log is not None
+        seconds, kernels, logs = self._run(program, what.rounds)
+        assert logs is not None
+        log = RoundLog.unpacked(logs)
         if np.any(log.outcome != LIVE):
             raise RuntimeError(f"a row ended before the last round of {what}: its round would be too cheap")
         before = what.start + np.cumsum(log.count, axis=0) - log.count
@@ -235,9 +245,9 @@ class Bench:
         return Timed(seconds, floor(passes, self.bandwidth), kernels, what.live, 0.0)
 
     def _run(self, program: Program, rounds: int):
-        """Seconds and launches of a round, and the log of the last call."""
+        """Seconds and launches of a round, and the logs of the last call, packed."""
         make = program.fresh  # not compiled as a whole: it makes an array for every layer
-        function = jax.jit(program.function, donate_argnums=1)
+        function = jax.jit(program.function, donate_argnums=1, compiler_options=program.options)
         compiled = function.lower(program.leaves, jax.eval_shape(make)).compile()
         seconds, log = [], None
         for _ in range(self.repeats + 1):

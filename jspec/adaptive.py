@@ -35,6 +35,7 @@ class Controller:
         self._judged, self._accepted = np.zeros(places), np.zeros(places)
         self._current: int | None = None
         self._rest, self._resting = FIRST_REST, 0
+        self.trying = False  # whether the last choice was one call with drafts after a rest
 
     @property
     def acceptance(self) -> np.ndarray:
@@ -52,9 +53,10 @@ class Controller:
 
     def choose(self) -> int:
         """K of the next call."""
+        self.trying = self._resting == 1
         if self._resting:
             self._resting -= 1
-            self._current = 0 if self._resting else self._best(drafting=True)
+            self._current = self._best(drafting=True) if self.trying else 0
             return self._current
         self._current = self._best()
         if self._current:

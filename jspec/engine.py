@@ -9,12 +9,13 @@ import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jspec.adaptive import Controller
+from jspec.compiling import decode_options
 from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
 from jspec.jobs import Job, Progress
@@ -94,7 +95,13 @@ class Engine:
             run = Step.decode_plainly if K == 0 < most else Step.decode
             return run(step(leaves, K), state, config.rounds)
 
-        self._decode = {K: self._program(functools.partial(decode, K=K), donate=1) for K in draft_lengths or (most,)}
+        def options(K: int):
+            return decode_options(target_leaves, config.max_batch * (config.width or K + 1))
+
+        self._decode = {
+            K: self._program(functools.partial(decode, K=K), donate=1, options=options(K))
+            for K in draft_lengths or (most,)
+        }
         self._catch_up = self._program(lambda leaves, state: step(leaves).catch_up(state, most + 1), donate=1)
         self._prefill = self._program(lambda leaves, state, *chunk: step(leaves).prefill(state, *chunk), donate=1)
         self._admit = self._program(admit, donate=0)
@@ -113,11 +120,13 @@ class Engine:
             self.check(job)
         if self._chooses and self.controller is None:
             self.warmup()
-        waiting = collections.deque(jobs)
+        waiting, in_flight = collections.deque(jobs), collections.deque[_Call]()
         try:
             while waiting or any(self._rows):
                 self._fill_rows(waiting)
-                yield from self._collect(*self._call())
+                in_flight.append(self._call())
+                if len(in_flight) > 1 or not self._may_run_ahead(waiting):
+                    yield from self._collect(in_flight.popleft())
         finally:  # the caller may stop listening: leave no row behind
             self._release([row for row, progress in enumerate(self._rows) if progress])
 
@@ -173,12 +182,12 @@ class Engine:
         if self.controller is not None:  # what the old weights taught it says nothing of the new
             self.controller = Controller(self.controller.seconds)
 
-    def _program(self, function, donate: int):
+    def _program(self, function, donate: int, options: dict[str, str | int] | None = None):
         def counted(*args):
             self.num_compilations += 1  # runs when traced, that is, once per compilation
             return function(*args)
 
-        return jax.jit(counted, donate_argnums=donate)
+        return jax.jit(counted, donate_argnums=donate, compiler_options=options)
 
     def _fill_rows(self, waiting: collections.deque):
         for row, occupied in enumerate(self._rows):
@@ -211,14 +220,23 @@ class Engine:
         """Cache slots the job may touch: the last round may draft past its end."""
         return min(len(job.prompt) + job.params.max_tokens + self.num_draft_tokens, self.config.max_len)
 
-    def _call(self) -> tuple[int, RoundLog]:
-        """Rounds of all rows without a host visit: how many drafts each had room for, and what they did."""
+    def _may_run_ahead(self, waiting: collections.deque) -> bool:
+        """Whether the next call can be sent before the host knows what the last one did, and need not change it.
+
+        Then the device has no time to wait for the host. Rows that end on the device are left alone by the next call.
+        """
+        seen_by_host = any(progress.job.find_stop for progress in self._rows if progress)
+        return not waiting and not seen_by_host and not (self.controller and self.controller.trying)
+
+    def _call(self) -> "_Call":
+        """Send rounds of all rows, without a host visit between them."""
         K = self.num_draft_tokens if self.controller is None else self.controller.choose()
         if 0 < K < self._drafts:  # the window in which a round of K drafts catches up is too short for the last one
             self._state = self._catch_up(self._leaves, self._state)
         self._drafts = K
         self._state, logs = self._decode[K](self._leaves, self._state)
-        return K, jax.device_get(logs)
+        logs.copy_to_host_async()
+        return _Call(K, list(self._rows), logs)
 
     def _measure(self, K: int) -> float:
         """Seconds of a round with K drafts: a median over calls, every row in a text of half of ``max_len``."""
@@ -236,23 +254,23 @@ class Engine:
             jax.block_until_ready(self._state.outcome)
             started = time.perf_counter()
             self._state, logs = self._decode[K](self._leaves, self._state)
-            rounds = _rounds_made(jax.device_get(logs))
+            rounds = _rounds_made(RoundLog.unpacked(np.asarray(logs)))
             seconds.append((time.perf_counter() - started) / rounds)
         self._state = self._retire(self._state, np.ones(config.max_batch, bool))
         return statistics.median(seconds[1:])
 
-    def _collect(self, K: int, logs: RoundLog) -> Iterator[Progress]:
+    def _collect(self, call: "_Call") -> Iterator[Progress]:
         """Hand out what each row did; discard the rounds that ran past a stop which only the host could see."""
-        finished, accepted = [], []
-        for row, progress in enumerate(self._rows):
-            if progress is not None:
+        finished, accepted, logs = [], [], RoundLog.unpacked(np.asarray(call.logs))
+        for row, progress in enumerate(call.rows):
+            if progress is not None and progress.outcome == LIVE:
                 followed = len(progress.accepted)
                 progress.follow(jax.tree.map(lambda leaf, row=row: leaf[:, row], logs))
                 accepted += progress.accepted[followed:]
                 if progress.outcome != LIVE:
                     finished.append(row)
         if self.controller is not None:
-            self.controller.observe(K, _rounds_made(logs), accepted)
+            self.controller.observe(call.K, _rounds_made(logs), accepted)
         done = [self._rows[row] for row in finished]
         self._release(finished)
         yield from (progress for progress in done if progress is not None)
@@ -268,6 +286,14 @@ class Engine:
                 self._pages.give_back(progress.pages)
             self._rows[row] = None
         self._state = self._retire(self._state, mask)
+
+
+class _Call(NamedTuple):
+    """Rounds that were sent: how many drafts each has room for, who was in which row, and their logs, packed."""
+
+    K: int
+    rows: list[Progress | None]
+    logs: jax.Array
 
 
 def _rounds_made(logs: RoundLog) -> int:

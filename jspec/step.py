@@ -35,11 +35,21 @@ class RoundLog:
       outcome: int32 ``[B]``, the row's outcome after the round.
     """
 
-    tokens: jax.Array
-    count: jax.Array
-    drafted: jax.Array
-    accepted: jax.Array
-    outcome: jax.Array
+    tokens: Any
+    count: Any
+    drafted: Any
+    accepted: Any
+    outcome: Any
+
+    def packed(self) -> jax.Array:
+        """All of it in one array, which is one transfer to the host: int32 ``[B, K + 5]``."""
+        rest = (self.count, self.drafted, self.accepted, self.outcome)
+        return jnp.concatenate([self.tokens, *(x[:, None] for x in rest)], axis=1)
+
+    @classmethod
+    def unpacked(cls, packed) -> "RoundLog":
+        """Of an array of logs, ``[..., B, K + 5]``, on the host or in a trace."""
+        return cls(packed[..., :-4], *(packed[..., i] for i in range(-4, 0)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +79,10 @@ class Step:
         features = self._kept(state, features)
         return self._commit(dataclasses.replace(state, cache=cache, features=features, draft=draft), proposal, verdict)
 
-    def decode(self, state: DecodeState, rounds: int) -> tuple[DecodeState, RoundLog]:
-        """Up to ``rounds`` rounds without a host visit, fewer once no row is live; the log's fields get a leading axis."""
-        empty = jax.eval_shape(self.round, state)[1]
-        logs = jax.tree.map(lambda leaf: jnp.full((rounds, *leaf.shape), -1, leaf.dtype), empty)
-        logs = dataclasses.replace(logs, count=jnp.zeros_like(logs.count))
+    def decode(self, state: DecodeState, rounds: int) -> tuple[DecodeState, jax.Array]:
+        """Up to ``rounds`` rounds without a host visit, fewer once no row is live, and the logs of ``rounds``, packed."""
+        none = jax.tree.map(lambda leaf: jnp.full(leaf.shape, -1, leaf.dtype), jax.eval_shape(self.round, state)[1])
+        empty = dataclasses.replace(none, count=jnp.zeros_like(none.count)).packed()
 
         def unfinished(carry):
             i, state, _ = carry
@@ -82,12 +91,13 @@ class Step:
         def body(carry):
             i, state, logs = carry
             state, log = self.round(state)
-            return i + 1, state, jax.tree.map(lambda all_rounds, one: all_rounds.at[i].set(one), logs, log)
+            return i + 1, state, logs.at[i].set(log.packed())  # one array: one kernel writes it
 
+        logs = jnp.broadcast_to(empty[None], (rounds, *empty.shape))
         _, state, logs = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state, logs))
         return state, logs
 
-    def decode_plainly(self, state: DecodeState, rounds: int) -> tuple[DecodeState, RoundLog]:
+    def decode_plainly(self, state: DecodeState, rounds: int) -> tuple[DecodeState, jax.Array]:
         """``decode`` without drafts, after which the drafter reads all that it missed: it pays one pass, not one a round."""
         resting = dataclasses.replace(self, drafter=NoDrafts(self.drafter.taps))
         features = state.features

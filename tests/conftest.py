@@ -8,6 +8,11 @@ import pytest
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def pytest_addoption(parser):
+    choices = ("float32", "bfloat16")
+    parser.addoption("--logits", choices=choices, default="float32", help="as tests/lossless has its models store them")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def compiled_in_a_hurry(request):
     """Most programs of the tests run for a moment and compile for seconds; the losslessness suite's run for long."""

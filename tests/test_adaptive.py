@@ -76,6 +76,16 @@ def test_rests_double_while_drafts_do_not_pay():
     assert set(rests[5:]) == {LONGEST_REST}
 
 
+def test_a_trial_of_drafts_after_a_rest_is_known_as_one():
+    controller = Controller({0: 1.0, 2: 50.0})
+    for _ in range(FIRST_REST + 1):
+        assert not controller.trying
+        controller.choose()
+    assert controller.trying
+    controller.choose()
+    assert not controller.trying
+
+
 def test_drafts_come_back_when_the_text_changes():
     controller = Controller({0: 1.0, 4: 1.5})
     assert play(controller, [0.0] * 4, calls=200)[-1] == 0

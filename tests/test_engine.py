@@ -62,6 +62,32 @@ def test_nothing_is_compiled_after_warmup(xla_compilations):
     assert len(xla_compilations) == before
 
 
+def order_of(busy: Engine, jobs) -> list[str]:
+    """When the engine sends a call and when it reads what one did."""
+    order = []
+    send, read = busy._call, busy._collect
+    busy._call = lambda: order.append("send") or send()
+    busy._collect = lambda call: order.append("read") or read(call)
+    list(busy.run(jobs))
+    busy._call, busy._collect = send, read
+    return order
+
+
+def test_a_call_is_sent_before_the_last_one_is_read_where_that_changes_nothing():
+    busy = engine("ngram", 2, config=dataclasses.replace(CONFIG, rounds=2))
+    rows = [Job(i, prompt, GREEDY, KEYS[i]) for i, prompt in enumerate(PROMPTS[: CONFIG.max_batch])]
+    ahead = order_of(busy, rows)
+    assert len(ahead) > 5
+    assert ahead == ["send"] + ["send", "read"] * (len(ahead) // 2)
+
+    turns = lambda order: order == ["send", "read"] * (len(order) // 2)  # noqa: E731
+    assert turns(order_of(busy, [dataclasses.replace(rows[0], find_stop=lambda tokens, seen: None)]))
+    queued = order_of(busy, [Job(i, prompt, GREEDY, KEYS[i]) for i, prompt in enumerate(PROMPTS)])
+    assert len(PROMPTS) > CONFIG.max_batch
+    assert turns(queued[:4])  # somebody waits for a row that a call may free
+    assert queued[-3:] == ["read", "send", "read"]
+
+
 def test_every_job_is_handed_out_once():
     jobs = [Job(i, prompt, GREEDY, KEYS[i]) for i, prompt in enumerate(PROMPTS)]
     finished = [progress.job.index for progress in engine("ngram", 4, "block").run(jobs)]

@@ -13,6 +13,7 @@ from flax import nnx
 from jspec.attention import Rotation
 from jspec.config import Rope
 from jspec.models.quantized import random_weight
+from jspec.pallas.dispatch import by_platform
 from jspec.pallas.norm import add_norm, rms_norm
 
 
@@ -61,10 +62,22 @@ def wide_project(x, weight, scale=None):
     Quantised numbers are exact in bfloat16 and float32, so they are multiplied as they are, and each sum is scaled: the
     conversion then takes place inside the product, and no wide copy of the weight is ever made.
     """
+    if scale is None:
+        return _product(x, weight)
+    weight = weight.astype(x.dtype)
+    y = by_platform(_two_rows, _product, x, weight) if x.size == x.shape[-1] else _product(x, weight)
+    return y * per_feature(scale, y)
+
+
+def _product(x, weight):
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    weight = weight if scale is None else weight.astype(x.dtype)
-    y = jnp.einsum("...i,oi->...o", x, weight, precision=precision, preferred_element_type=jnp.float32)
-    return y if scale is None else y * per_feature(scale, y)
+    return jnp.einsum("...i,oi->...o", x, weight, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _two_rows(x, weight):
+    """``_product`` of one row, and of one of zeros: a GPU's matrix product converts a weight faster than XLA's reduction."""
+    y = _product(jnp.pad(x.reshape(1, -1), ((0, 1), (0, 0))), weight)
+    return y[:1].reshape(*x.shape[:-1], -1)
 
 
 class RMSNorm(nnx.Module):

@@ -33,7 +33,8 @@ def test_a_round_makes_no_wide_weight(kind, batch):
     draft = dataclasses.replace(LLAMA_1B, num_layers=1, windows=(), quantization=kind)
     what = Decoding("draft_model", 2, batch, start=64, new=32)
     program = decoding_program(target, abstract_module(draft), draft, what.engine_config("bfloat16"), what)
-    step = compiled_for_h200(program.function, program.leaves, jax.eval_shape(program.fresh), donate_argnums=1)
+    how = {"donate_argnums": 1, "compiler_options": program.options}
+    step = compiled_for_h200(program.function, program.leaves, jax.eval_shape(program.fresh), **how)
     logits = 4 * batch * (what.K + 1) * LLAMA_8B.vocab_size
     assert temporaries(step) < SMALLEST + 6 * logits
     assert [op.line for op in moves(step.as_text(), SMALLEST)] == []

@@ -12,7 +12,7 @@ import numpy as np
 from jspec.adaptive import Controller
 from jspec.sampling.verify import RULES
 from jspec.state import STOPPED, DecodeState
-from jspec.step import Step
+from jspec.step import RoundLog, Step
 from lossless.statistics import count_pairs
 from lossless.steps import ASKS, Ask, K, N, Program, S, V, _code, deal, prefilled
 
@@ -108,10 +108,10 @@ def _round(program: Program, drafts: int, target, draft, state: DecodeState, row
     waiting = dataclasses.replace(state, outcome=jnp.where(rows, state.outcome, STOPPED))
     own = program.drafter(target, draft, drafts or K)
     if drafts:
-        after, log = Step(target, own, program.rule, drafts + 1, program.noise).decode(waiting, 1)
+        after, logs = Step(target, own, program.rule, drafts + 1, program.noise).decode(waiting, 1)
     else:
-        after, log = Step(target, own, RULES["match"], 1, program.noise).decode_plainly(waiting, 1)
-    return dataclasses.replace(after, outcome=jnp.where(rows, after.outcome, state.outcome)), log
+        after, logs = Step(target, own, RULES["match"], 1, program.noise).decode_plainly(waiting, 1)
+    return dataclasses.replace(after, outcome=jnp.where(rows, after.outcome, state.outcome)), RoundLog.unpacked(logs)
 
 
 @functools.partial(jax.jit, static_argnums=0)

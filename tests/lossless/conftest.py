@@ -1,13 +1,18 @@
-"""The checks of a run are counted together, in however many processes (pytest-xdist) it makes them."""
+"""How a run is set up: its checks are counted together, in however many processes (pytest-xdist) it makes them."""
 
 import os
 
 import pytest
 
-from lossless import statistics
+from lossless import statistics, table_model
 
 
 @pytest.fixture(scope="session", autouse=True)
 def counted_together(tmp_path_factory):
     own = tmp_path_factory.getbasetemp()  # of a process, inside that of the run
     statistics.made = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "checks"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def logits_as_asked(request):
+    table_model.LOGITS = request.config.getoption("--logits")

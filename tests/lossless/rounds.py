@@ -20,6 +20,7 @@ from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES, Proposal
 from lossless import laws
 from lossless.statistics import count_pairs
+from lossless.table_model import stored
 
 V, K, L = 4, 3, 3  # vocabulary; drafts in a round; tokens of the joint law: 64 cells
 PROMPT_LENGTH = 1
@@ -113,7 +114,7 @@ def play(
     which = np.resize(np.random.default_rng(0).permutation(pattern), BATCH // len(pattern) * len(pattern))
     full = np.sum(which == np.argmax([case.share for case in cases]))
     settings = _settings([cases[i] for i in which])
-    tables = tuple(map(jnp.asarray, tables))
+    tables = tuple(map(stored, tables))
 
     def batch(i: int):
         key_data = jax.random.key_data(jax.random.split(jax.random.fold_in(jax.random.key(seed), i), len(which)))

@@ -16,11 +16,11 @@ from jspec.drafting.plain import NoDrafts
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES
 from jspec.state import LIVE, DecodeState, Request, init_state
-from jspec.step import Step
+from jspec.step import RoundLog, Step
 from lossless import laws
 from lossless.rounds import as_warp
 from lossless.statistics import count_pairs
-from lossless.table_model import TableConfig, TableModel, V
+from lossless.table_model import TableConfig, TableModel, V, stored
 
 K, S, N = 2, 9, 6  # drafts of a round, slots of a row, new tokens of a text
 CONFIG = EngineConfig(max_batch=4_000, max_len=S, page_size=4)
@@ -54,8 +54,8 @@ class Program:
 
     def models(self, tables) -> tuple[TableModel, TableModel]:
         return (
-            TableModel(jnp.asarray(tables[0]), TableConfig(S)),
-            TableModel(jnp.asarray(tables[1][:, : self.draft_vocab]), TableConfig(self.draft_positions)),
+            TableModel(stored(tables[0]), TableConfig(S)),
+            TableModel(stored(tables[1][:, : self.draft_vocab]), TableConfig(self.draft_positions)),
         )
 
 
@@ -179,7 +179,8 @@ def _prefill(program: Program, target, draft, tokens, request: Request) -> Decod
 def _decode(program: Program, target, draft, state: DecodeState, key_data):
     """Tokens int32 ``[S, B]``, length int32 ``[B]``, and of N rounds count, drafted and accepted, int32 ``[N, B]``."""
     state = dataclasses.replace(state, request=dataclasses.replace(state.request, key_data=key_data))
-    state, log = _step(program, target, draft).decode(state, N)
+    state, logs = _step(program, target, draft).decode(state, N)
+    log = RoundLog.unpacked(logs)
     return state.tokens.T, state.request.length, log.count, log.drafted, log.accepted
 
 

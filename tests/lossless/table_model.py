@@ -14,6 +14,14 @@ from jspec.pallas.attention import gather_pages
 
 V = 4
 CONTEXTS = 2 * (V + 1) * V
+LOGITS = (
+    "float32"  # as models store them; pytest --logits. Tables are in multiples of 1/2, which bfloat16 holds as well
+)
+
+
+def stored(table) -> jax.Array:
+    """A table of logits, as a model has it."""
+    return jnp.asarray(table, LOGITS)
 
 
 def context(history: tuple[int, ...]) -> int:
@@ -35,7 +43,7 @@ class TableModel:
     """A stand-in for ``jspec.models.decoder.Decoder``.
 
     Attributes:
-      table: logits float32 ``[CONTEXTS, V]``, or narrower for a draft that lacks the last tokens.
+      table: logits ``[CONTEXTS, V]``, or narrower for a draft that lacks the last tokens.
       config: how many positions the model has.
     """
 
