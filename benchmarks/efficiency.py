@@ -84,6 +84,7 @@ def markdown(costs: Costs) -> str:
         f"weights, synthetic acceptance {costs.synthetic_acceptance:g} of every draft.\nFloors are at "
         f"{costs.bandwidth / 1e9:,.0f} GB/s. Speed-up is in tokens per second over K = 0, at an acceptance length (bonus "
         "token included).",
+        f"\n![Speed-up by drafts per round](efficiency-{costs.method}.png)",
     ]
     for batch, row in sorted(costs.rounds.items(), key=lambda item: int(item[0])):
         lengths = " | ".join(f"x at {length:g}" for length in LENGTHS)
@@ -117,7 +118,7 @@ def plot(costs: Costs, file: pathlib.Path):
         panel.axhline(1, color="black", linewidth=0.8)
         panel.set_title(f"batch {batch}", fontsize=10)
         panel.grid(alpha=0.3)
-    axes.flat[0].legend(title="acceptance length", fontsize=7, title_fontsize=7)
+    axes.flat[-1].legend(title="acceptance length", fontsize=7, title_fontsize=7, loc="upper right")
     figure.supxlabel("drafts per round")
     figure.supylabel("speed-up over plain decoding")
     figure.suptitle(f"{costs.shape}, {costs.method}, {costs.device}; dotted: all rounds at their floors", fontsize=9)

@@ -182,6 +182,15 @@ class TestEfficiency:
         row = next(line for line in efficiency.markdown(costs).splitlines() if line.startswith("| 1 |"))
         assert row == "| 1 | 5.000 | 2.500 | 2.00 | 10 | 1.20 | 1.60 | - | - |"
 
+    def test_the_table_in_the_docs(self):
+        file = efficiency.DOCS / "efficiency-eagle3.json"
+        table = CostTable.read(file)
+        assert {batch: list(rounds) for batch, rounds in table.rounds.items()} == {
+            batch: list(efficiency.DRAFTS) for batch in efficiency.BATCHES
+        }
+        costs = efficiency.Costs(**json.loads(file.read_text()))
+        assert file.with_suffix(".md").read_text() == efficiency.markdown(costs)
+
     def test_other_figures_are_not_mixed_in(self, tmp_path):
         file = tmp_path / "costs.json"
         stored = efficiency.Costs("card", "eagle", "tiny", "bfloat16", 0.7, RATE, rounds={"1": {"0": 1.0}})

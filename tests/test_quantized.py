@@ -14,7 +14,7 @@ from flax import nnx
 from jspec import memory
 from jspec.config import EngineConfig, ModelConfig
 from jspec.heads import Eagle3Config, EagleConfig, PardConfig
-from jspec.models import abstract_params, build, flat_params, init, quantized
+from jspec.models import abstract_params, build, flat_params, init, layers, quantized
 from jspec.models.causal import causal_logits
 from jspec.models.layers import Linear, project
 from jspec.models.quantized import LARGEST, STORED, quantize, wide
@@ -97,12 +97,15 @@ def test_blocks_do_not_show(kind, monkeypatch):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize(("rows", "gpu"), [((2, 3), False), ((1, 1), False), ((1, 1), True)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_product(kind, dtype):
-    """Sums of the stored numbers, scaled and rounded once."""
+def test_the_product(kind, dtype, rows, gpu, monkeypatch):
+    """Sums of the stored numbers, scaled and rounded once; also in the way a GPU takes for one row."""
+    if gpu:
+        monkeypatch.setattr(layers, "by_platform", lambda kernel, reference, *args: kernel(*args))
     rounded, scale = quantize(normal((13, 64)), kind)
-    x = jnp.asarray(normal((2, 3, 64), seed=1), dtype)
+    x = jnp.asarray(normal((*rows, 64), seed=1), dtype)
     y = project(x, jnp.asarray(rounded), jnp.asarray(scale))
     assert y.dtype == dtype
     exact = np.asarray(x, np.float64) @ (rounded.astype(np.float64) * scale[:, None].astype(np.float64)).T
