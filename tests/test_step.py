@@ -14,7 +14,7 @@ from jspec.sampling.law import Warp
 from jspec.sampling.params import MAX_STOP_TOKENS
 from jspec.sampling.verify import Verdict
 from jspec.state import BROKEN, FULL, LIVE, STOPPED, Request, admit, init_state, retire
-from jspec.step import Step
+from jspec.step import RoundLog, Step
 
 K = 4
 PROMPTS = ragged_prompts((1, 6, 24))
@@ -178,7 +178,12 @@ def test_the_loop_on_the_device_ends_when_no_row_is_live():
 
     step = stepping(accept_nothing)
     state = retire(admitted(limit=max(map(len, PROMPTS)) + 2), jnp.array([True, True, False]))
-    state, logs = compile_fast(step.decode, static_argnums=1)(state, 5)
+    state, packed = compile_fast(step.decode, static_argnums=1)(state, 5)
+    logs = RoundLog.unpacked(packed)
+    assert logs.tokens[:2].tolist() == [[[-1] * (K + 1)] * 2 + [[7, *[-1] * K]]] * 2
+    assert (logs.tokens[2:] == -1).all()
+    assert logs.drafted.tolist() == [[-1, -1, K], [-1, -1, K], [-1] * 3, [-1] * 3, [-1] * 3]
+    assert logs.outcome.tolist() == [[STOPPED, STOPPED, LIVE], [STOPPED, STOPPED, FULL], [-1] * 3, [-1] * 3, [-1] * 3]
     assert logs.count.tolist() == [[0, 0, 1], [0, 0, 1], [0, 0, 0], [0, 0, 0], [0, 0, 0]]
     assert logs.accepted[:, 2].tolist() == [0, 0, -1, -1, -1]
     assert state.outcome.tolist() == [STOPPED, STOPPED, FULL]
