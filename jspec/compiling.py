@@ -19,8 +19,8 @@ def decode_options(target_leaves: Sequence[jax.Array], rows: int) -> dict[str, s
     The whole program becomes one CUDA graph, unless the user's ``XLA_FLAGS`` say what graphs are for.
 
     With few rows a product is split along its sums to occupy a GPU. XLA times every product by itself to decide, which
-    does not count what it costs to add the parts in kernels of their own: with many rows that is more than is gained
-    (``benchmarks/LOG.md``). Not so for quantised weights, whose conversion takes as many processors as there are.
+    does not count what it costs to add the parts in kernels of their own: with many rows passes are faster without. Not so
+    with quantised weights (``benchmarks/LOG.md``, for both).
     """
     options: dict[str, str | int] = {}
     if _GRAPHS not in os.environ.get("XLA_FLAGS", ""):

@@ -125,7 +125,8 @@ class Engine:
             while waiting or any(self._rows):
                 self._fill_rows(waiting)
                 in_flight.append(self._call())
-                if len(in_flight) > 1 or not self._may_run_ahead(waiting):
+                ahead = 1 if self._may_run_ahead(waiting) else 0
+                while len(in_flight) > ahead:
                     yield from self._collect(in_flight.popleft())
         finally:  # the caller may stop listening: leave no row behind
             self._release([row for row, progress in enumerate(self._rows) if progress])

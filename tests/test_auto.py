@@ -193,6 +193,26 @@ def test_the_controller_sees_the_rounds_that_count():
     assert sum(len(accepted) for _, _, accepted in controller.seen) == sum(len(p.accepted) for p in cut)
 
 
+def test_a_trial_of_drafts_is_read_before_the_next_choice():
+    """After a rest the next choice rests on what one call with drafts did, and calls may be ahead of what was read."""
+    engine = table_engine()
+    engine.controller, order = Controller({0: 1.0, 1: 1.9, 2: 50.0}), []
+    choose, observe = engine.controller.choose, engine.controller.observe
+
+    def chosen() -> int:
+        order.append((choose(), engine.controller.trying))
+        return order[-1][0]
+
+    engine.controller.choose = chosen
+    engine.controller.observe = lambda K, *what: order.append("read") or observe(K, *what)
+    decode(engine, PROMPTS[: CONFIG.max_batch], SamplingParams(temperature=1.0, max_tokens=30), KEYS[: CONFIG.max_batch])
+    trials = [i for i, event in enumerate(order) if event != "read" and event[1]]
+    assert trials
+    for i in trials:
+        assert order[i + 1 : i + 3] == ["read", "read"]  # the call before it, and the trial
+    assert any(a != "read" != b for a, b in itertools.pairwise(order)), "no call was sent ahead"
+
+
 def test_counts_when_K_varies():
     llm = table_llm(CHEAP, config=dataclasses.replace(CONFIG, rounds=1))
     llm.engine.controller = Told([2, 0, 2, 1, 2, 2])  # the last call is sent before the one that ends is read

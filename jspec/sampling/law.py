@@ -79,6 +79,5 @@ def leading(flags) -> jax.Array:
     """How many flags of each row hold before the first that does not: bool ``[B, J]`` -> int32 ``[B]``."""
     J = flags.shape[1]
     failures = jnp.where(flags, J, jnp.arange(J, dtype=jnp.int32)[None])
-    return jax.lax.reduce(
-        failures, np.int32(J), jax.lax.min, (1,)
-    )  # the initial value of jnp.min is a kernel of its own
+    # In place of jnp.min, whose initial value is a kernel of its own.
+    return jax.lax.reduce(failures, np.int32(J), jax.lax.min, (1,))

@@ -14,9 +14,7 @@ from jspec.pallas.attention import gather_pages
 
 V = 4
 CONTEXTS = 2 * (V + 1) * V
-LOGITS = (
-    "float32"  # as models store them; pytest --logits. Tables are in multiples of 1/2, which bfloat16 holds as well
-)
+LOGITS = "float32"  # as models store them, pytest --logits; bfloat16 holds the multiples of 1/2 in tables as well
 
 
 def stored(table) -> jax.Array:
