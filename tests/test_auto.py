@@ -205,7 +205,9 @@ def test_a_trial_of_drafts_is_read_before_the_next_choice():
 
     engine.controller.choose = chosen
     engine.controller.observe = lambda K, *what: order.append("read") or observe(K, *what)
-    decode(engine, PROMPTS[: CONFIG.max_batch], SamplingParams(temperature=1.0, max_tokens=30), KEYS[: CONFIG.max_batch])
+    decode(
+        engine, PROMPTS[: CONFIG.max_batch], SamplingParams(temperature=1.0, max_tokens=30), KEYS[: CONFIG.max_batch]
+    )
     trials = [i for i, event in enumerate(order) if event != "read" and event[1]]
     assert trials
     for i in trials:
