@@ -1,16 +1,28 @@
 """Strictness for every test: an implicit change of rank is an error, as every warning is (pyproject.toml)."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+MOST_MAPPINGS = 20_000  # after a file of tests; one adds up to 10,000
+
 
 def pytest_addoption(parser):
     choices = ("float32", "bfloat16")
     parser.addoption("--logits", choices=choices, default="float32", help="as tests/lossless has its models store them")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_mappings():
+    """A compiled program keeps pieces of memory mapped, of which Linux gives a process 65,530; XLA aborts at the next."""
+    yield
+    mappings = Path("/proc/self/maps")
+    if mappings.exists() and mappings.read_text().count("\n") > MOST_MAPPINGS:
+        jax.clear_caches()
 
 
 @pytest.fixture(scope="module", autouse=True)
