@@ -17,7 +17,7 @@ test: $(VENV)/test  # everything but the long statistical tier and what needs a 
 long: $(VENV)/test  # the statistical tests at full power, minutes each
 	$(BIN)/python -m pytest -m long
 
-gpu: $(VENV)/gpu  # kernels against their twins on the card; CUDA=cuda12 for older drivers
+gpu: $(VENV)/gpu  # kernels against their reference implementations on the card; CUDA=cuda12 for older drivers
 	$(BIN)/python -m pytest -m gpu
 
 lint: $(VENV)/dev

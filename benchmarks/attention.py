@@ -1,8 +1,7 @@
 """Attention over the paged cache on a GPU: is the kernel right, and how far is it from reading the live slots once?
 
-``python -m benchmarks.attention`` needs an NVIDIA GPU; ``--sweep`` times other tilings as well, ``--smoke`` runs it small on
-any machine, with interpreted kernels and meaningless times. Exits 1 if the kernel is wrong.
-"""
+``python -m benchmarks.attention`` needs an NVIDIA GPU; ``--sweep`` times other tilings as well, ``--smoke`` runs it
+small on any machine, with interpreted kernels and meaningless times. Exits 1 if the kernel is wrong."""
 
 import argparse
 import functools
@@ -140,15 +139,15 @@ def kernel(shape: Shape, tiling: Tiling | None, interpret: bool):
 
 def measure(shapes, sizes, interpret: bool):
     print(f"\nbfloat16, 32/8 heads of 128; floor: live slots read once at {BANDWIDTH / 1e12} TB/s; times in us")
-    print(f"{'B x T, live of max_len':<24} {'MB':>6} {'floor':>6} {'kernel':>7} {'ratio':>6} {'twin':>7}")
+    print(f"{'B x T, live of max_len':<24} {'MB':>6} {'floor':>6} {'kernel':>7} {'ratio':>6} {'reference':>7}")
     for shape in shapes:
         calls = timed_inputs(shape)
-        twin = functools.partial(paged_attention_reference, window=shape.window)
-        functions = kernel(shape, None, interpret), twin
-        took, by_twin = (1e6 * seconds_per_call(f, calls, POSITIONS, sizes) for f in functions)
+        reference = functools.partial(paged_attention_reference, window=shape.window)
+        functions = kernel(shape, None, interpret), reference
+        took, by_reference = (1e6 * seconds_per_call(f, calls, POSITIONS, sizes) for f in functions)
         floor = 1e6 * shape.bytes / BANDWIDTH
         print(
-            f"{shape} {shape.bytes / 1e6:>6.1f} {floor:>6.1f} {took:>7.1f} {took / floor:>6.2f} {by_twin:>7.1f}",
+            f"{shape} {shape.bytes / 1e6:>6.1f} {floor:>6.1f} {took:>7.1f} {took / floor:>6.2f} {by_reference:>7.1f}",
             flush=True,
         )
 

@@ -1,4 +1,5 @@
-"""How fast this device reads and copies memory: ``python -m benchmarks.bandwidth``. Floors are bytes over the read rate."""
+"""How fast this device reads and copies memory: ``python -m benchmarks.bandwidth``. Floors are bytes over the read
+rate."""
 
 import functools
 import statistics

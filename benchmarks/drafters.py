@@ -23,8 +23,8 @@ import matplotlib
 
 import jspec
 from benchmarks.expected import Recorder, Texts
-from convert.loading import load_folder
 from family.corpus import is_held_out, read_sources
+from jspec.checkpoints.loading import load_folder
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.demo import FAMILY, drafters
 from jspec.drafting.drawing import ARGMAX_BELOW
@@ -142,11 +142,12 @@ def expected(name: str, batch: list[list[int]], max_tokens: int) -> dict[str, li
 ARGMAX_OR_SAMPLED = """
 ## Argmax or sampled drafts
 
-An argmax draft passes with probability p(draft), which falls as the target's law flattens. A sampled draft passes with
-the overlap of both laws, the sum of min(p, q), which stays high because the draft's law flattens too. Where the draft's
-law is far from the target's, the overlap is small and the likeliest token is the better bet for longer: so the marginal
-drafters, `parallel` and `medusa`, whose drafts do not see each other, change over later. `draft_sampling="auto"` samples
-from a temperature of its own for each method, and these figures are what it rests on:
+An argmax draft passes with probability p(draft), which falls as the target's distribution flattens. A sampled draft
+passes with the overlap of both distributions, the sum of min(p, q), which stays high because the draft's distribution
+flattens too. Where the draft's distribution is far from the target's, the overlap is small and the likeliest token is the
+better bet for longer: so the marginal drafters, `parallel` and `medusa`, whose drafts do not see each other, change
+over later. `draft_sampling="auto"` samples from a temperature of its own for each method, and these figures are what it
+rests on:
 
 | drafter | method | sampled drafts are ahead from | `auto` samples from |
 |---|---|---|---|"""
@@ -206,7 +207,8 @@ def _overview(name: str, m: Measured, plain: float) -> str:
 
 
 def _changeover(m: Measured) -> tuple[str, str]:
-    """From which temperature on sampled drafts are accepted more than argmax drafts, and where ``auto`` changes over."""
+    """From which temperature on sampled drafts are accepted more than argmax drafts, and where ``auto`` changes
+    over."""
     pairs = zip(m.lengths["argmax, rejection"], m.lengths["sample, rejection"], strict=True)
     last = max(i for i, (argmax, sample) in enumerate(pairs) if sample <= argmax or i == 0)  # at 0 both are the same
     ahead = f"{TEMPERATURES[last + 1]:g}" if last + 1 < len(TEMPERATURES) else "nowhere here"

@@ -5,10 +5,9 @@
     python -m benchmarks.efficiency --report                     # table and plot again, from the .json
     python -m benchmarks.efficiency --smoke --out FOLDER         # tiny and anywhere, with meaningless times
 
-The .json is a table of costs for ``jspec.costs``. Random models never agree, so drafts are accepted by chance ("synthetic
-acceptance"); shapes are fixed, so a round does the same work however many are. K = 0 is plain decoding without a drafter,
-and speed-up is over it.
-"""
+The .json is a table of costs for ``jspec.engine.costs``. Random models never agree, so drafts are accepted by chance
+("synthetic acceptance"); shapes are fixed, so a round does the same work however many are. K = 0 is plain decoding
+without a drafter, and speed-up is over it."""
 
 import argparse
 import dataclasses
@@ -32,7 +31,8 @@ START, NEW, SMALLER = 512, 256, 16
 
 @dataclasses.dataclass
 class Costs:
-    """Of one drafter on one device; ``rounds``, ``floors`` and ``kernels`` are by batch size, then by K, as JSON has them.
+    """Of one drafter on one device; ``rounds``, ``floors`` and ``kernels`` are by batch size, then by K, as JSON has
+    them.
 
     Attributes:
       device, method, shape, dtype: what was measured.

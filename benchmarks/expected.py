@@ -9,13 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.config import EngineConfig
+from jspec.engine.state import RequestArrays, admit, init_state
+from jspec.engine.step import DecodeStep
 from jspec.models.params import DTYPES
 from jspec.models.split import split
-from jspec.sampling.law import Warp, make_law
+from jspec.sampling.distribution import Warp, make_distribution
 from jspec.sampling.params import MAX_STOP_TOKENS
 from jspec.sampling.verify import rejection
-from jspec.state import Request, admit, init_state
-from jspec.step import Step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Texts:
     max_tokens: int
     temperature: float
 
-    def request(self, row: int, config: EngineConfig) -> Request:
+    def request(self, row: int, config: EngineConfig) -> RequestArrays:
         M, length = config.pages_per_row, len(self.prompts[row])
-        return Request(
+        return RequestArrays(
             length=jnp.int32(length),
             limit=jnp.int32(length + self.max_tokens),
             min_length=jnp.int32(0),
@@ -53,10 +53,10 @@ class Recorder:
         (of, merge_of), (by, merge_by) = split(target), split(draft)
         self._leaves = (of, by)
 
-        def step(leaves, verify) -> Step:
+        def step(leaves, verify) -> DecodeStep:
             model = merge_of(leaves[0])
             drafter = make(model, merge_by(leaves[1]))
-            return Step(model, drafter, verify, drafter.num_draft_tokens + 1)
+            return DecodeStep(model, drafter, verify, drafter.num_draft_tokens + 1)
 
         def one_round(leaves, state):
             seen = []
@@ -96,12 +96,14 @@ class Recorder:
 
 def expectations(logits, warp, proposal) -> tuple[jax.Array, jax.Array]:
     """Drafts that ``rejection`` and ``block`` accept in expectation, float32 ``[B]`` each, given what was drafted."""
-    law, best = make_law(logits, warp)
+    distribution, best = make_distribution(logits, warp)
     K = proposal.tokens.shape[1]
-    first = dataclasses.replace(law, rows=type(law.rows)(*(x[:, :K] for x in law.rows)))
+    first = dataclasses.replace(
+        distribution, warped=type(distribution.warped)(*(x[:, :K] for x in distribution.warped))
+    )
     point = jnp.where(proposal.tokens == best[:, :K], 0.0, -jnp.inf)
-    log_p = jnp.where(law.greedy[:, None], point, first.log_prob(proposal.tokens))
-    log_q = jnp.where(proposal.point_mass[:, None], 0.0, proposal.law.log_prob(proposal.tokens))
+    log_p = jnp.where(distribution.greedy[:, None], point, first.log_prob(proposal.tokens))
+    log_q = jnp.where(proposal.point_mass[:, None], 0.0, proposal.distribution.log_prob(proposal.tokens))
     ratio = jnp.where(jnp.arange(K, dtype=jnp.int32)[None] < proposal.count[:, None], log_p - log_q, -jnp.inf)
     stands, w = jnp.zeros(ratio.shape[0]), jnp.zeros(ratio.shape[0])  # log of the two products
     by_rejection, by_block = jnp.zeros(ratio.shape[0]), jnp.zeros(ratio.shape[0])

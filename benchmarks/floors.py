@@ -1,4 +1,5 @@
-"""The least time of a round: what has to be read at the rate of memory, and multiplied at the rate of the tensor cores."""
+"""The least time of a round: what has to be read at the rate of memory, and multiplied at the rate of the tensor
+cores."""
 
 import dataclasses
 from collections.abc import Sequence

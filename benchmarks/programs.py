@@ -1,4 +1,5 @@
-"""The programs that are timed: rounds of a batch in flight and passes of the target, at set lengths, on random weights."""
+"""The programs that are timed: rounds of a batch in flight and passes of the target, at set lengths, on random
+weights."""
 
 import dataclasses
 import functools
@@ -15,18 +16,18 @@ from benchmarks.floors import draft_passes, floor, target_pass
 from benchmarks.hlo import launched
 from benchmarks.profile import kernel_times, report
 from benchmarks.shapes import Pair, head_for, random_module
-from jspec.cache import PagedView, init_pool
-from jspec.compiling import decode_options
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
+from jspec.engine.compiling import decode_options
+from jspec.engine.state import LIVE, init_state
+from jspec.engine.step import DecodeStep, RoundLog
+from jspec.models.cache import PagedView, init_pool
 from jspec.models.params import DTYPES
 from jspec.models.split import split
-from jspec.sampling.law import Warp
+from jspec.sampling.distribution import Warp
 from jspec.sampling.stops import forbid_early_stops
 from jspec.sampling.synthetic import rule_of
 from jspec.sampling.verify import RULES
-from jspec.state import LIVE, init_state
-from jspec.step import RoundLog, Step
 
 PAGE = 64
 
@@ -87,7 +88,8 @@ class Decoding:
 
 @dataclasses.dataclass(frozen=True)
 class Forward:
-    """Passes of the target over ``width`` tokens in each of ``batch`` rows, at the end of ``live`` slots of ``capacity``."""
+    """Passes of the target over ``width`` tokens in each of ``batch`` rows, at the end of ``live`` slots of
+    ``capacity``."""
 
     batch: int
     width: int
@@ -149,7 +151,7 @@ def decoding_program(target, module, draft, config: EngineConfig, what: Decoding
 
     def rounds(leaves, state):
         model = merge_of(leaves[0])
-        return Step(model, make(model, merge_by(leaves[1])), rule, what.K + 1).decode(state, what.rounds)
+        return DecodeStep(model, make(model, merge_by(leaves[1])), rule, what.K + 1).decode(state, what.rounds)
 
     def fresh():
         state = init_state(config, target, make(target, module), DTYPES[config.dtype])

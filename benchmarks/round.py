@@ -10,11 +10,11 @@ products by 790 TFLOP/s where those take longer; attention is added, because it 
 models never agree, so drafts are accepted by chance, 0.7 of them given those before ("synthetic acceptance"). Times are
 medians of calls of many rounds each, compilation left out.
 
-Lines: 1 plain decoding at one row; 2 the target over 5 and 8 rows; 3 plain decoding of batches; 4, 5, 6 the target over a
-batch of 5 rows, 5 with a cache of which an eighth is live; 9 rounds with an EAGLE head, 10 with a draft model, 11 with an
-EAGLE-3 head; 12 a parallel head's round of 8 drafts over one of 3; 13 wall time of ``generate`` over device rounds; 14
-sampled over argmax drafts; 15 line 1 with quantised weights. Lines 7 and 8 are those of ``benchmarks.verify``.
-"""
+Lines: 1 plain decoding at one row; 2 the target over 5 and 8 rows; 3 plain decoding of batches; 4, 5, 6 the target over
+a batch of 5 rows, 5 with a cache of which an eighth is live; 9 rounds with an EAGLE head, 10 with a draft model, 11
+with an EAGLE-3 head; 12 a parallel head's round of 8 drafts over one of 3; 13 wall time of ``generate`` over device
+rounds; 14 sampled over argmax drafts; 15 line 1 with quantised weights. Lines 7 and 8 are those of
+``benchmarks.verify``."""
 
 import argparse
 import dataclasses

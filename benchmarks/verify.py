@@ -1,8 +1,8 @@
-"""Verification on a GPU: do the kernels decide as their twins do, and how long do they and whole rules take?
+"""Verification on a GPU: do the kernels decide as their reference implementations do, and how long do they and whole
+rules take?
 
-``python -m benchmarks.verify`` needs an NVIDIA GPU; ``--smoke`` runs it small on any machine, with interpreted kernels and
-meaningless times. Exits 1 if a kernel decides otherwise than its twin outside the margin.
-"""
+``python -m benchmarks.verify`` needs an NVIDIA GPU; ``--smoke`` runs it small on any machine, with interpreted kernels
+and meaningless times. Exits 1 if a kernel decides otherwise than its reference implementation outside the margin."""
 
 import argparse
 import functools
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from benchmarks.twins import COMPARISONS, FLAT, PEAKED, K, check, residual_inputs, row_keys
+from benchmarks.references import COMPARISONS, FLAT, PEAKED, K, check, residual_inputs, row_keys
 from jspec.pallas.draw import draw_kernel, draw_reference
 from jspec.pallas.residual import (
     residual_draw_kernel,
@@ -23,7 +23,7 @@ from jspec.pallas.residual import (
     residual_masses_kernel,
     residual_masses_reference,
 )
-from jspec.sampling.law import Warp, make_law
+from jspec.sampling.distribution import Warp, make_distribution
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES, Proposal
 
@@ -55,7 +55,7 @@ class Piece:
     Attributes:
       op, label: what it is.
       kernel: ``(*args, interpret)``, and
-      reference: its twin, None for a whole rule, which has none of its own.
+      reference: its reference implementation, None for a whole rule, which has none of its own.
       inputs: ``key -> args`` of both.
       tied: which argument ties it to the call before.
       bytes: of logits that it has to read.
@@ -99,7 +99,8 @@ def timed_draw(key, requests, V, settings, noise=True):
 
 
 def timed_masses(key, requests, V, one):
-    """Of every row, or after ``one`` refusal per request: the arguments of ``masses_with`` its kernel or twin."""
+    """Of every row, or after ``one`` refusal per request: the arguments of ``masses_with`` its kernel or reference
+    implementation."""
     residual, *_ = residual_inputs(key, requests, V, "bfloat16")
     at = jnp.arange(requests, dtype=jnp.int32) % K if one else None
     count, point_mass = jnp.full(requests, K, jnp.int32), jnp.zeros(requests, bool)
@@ -126,23 +127,23 @@ def rule_inputs(key, requests, V, settings):
     near = logits[:, :K] + jax.random.normal(keys[1], (requests, K, V)).astype(logits.dtype)
     noise = RoundNoise(row_keys(keys[2], (requests,)), jnp.full(requests, 9, jnp.int32))
     index = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), (requests, K))
-    law, tokens = make_law(near, Warp(*warp), noise.draft_keys(index))
+    distribution, tokens = make_distribution(near, Warp(*warp), noise.draft_keys(index))
     count, point_mass = jnp.full(requests, K, jnp.int32), jnp.zeros(requests, bool)
-    return *warp, logits, law, tokens, count, point_mass, noise
+    return *warp, logits, distribution, tokens, count, point_mass, noise
 
 
-def judged(temperature, top_k, top_p, min_p, logits, law, *drafted, rule, draft_rows, interpret=False):
-    """A whole verification; with ``draft_rows``, the laws of the draft's rows are made anew as well."""
+def judged(temperature, top_k, top_p, min_p, logits, distribution, *drafted, rule, draft_rows, interpret=False):
+    """A whole verification; with ``draft_rows``, the distributions of the draft's rows are made anew as well."""
     del interpret
     warp = Warp(temperature, top_k, top_p, min_p)
     if draft_rows:
-        law, _ = make_law(law.rows.logits, warp)
+        distribution, _ = make_distribution(distribution.warped.logits, warp)
     tokens, count, point_mass, noise = drafted
-    return RULES[rule](logits, warp, Proposal(tokens, count, law, point_mass), noise)
+    return RULES[rule](logits, warp, Proposal(tokens, count, distribution, point_mass), noise)
 
 
 def without_logits(draw: Callable) -> Callable:
-    """A draw that returns what it computed: the loop would copy the logits that its laws refer to."""
+    """A draw that returns what it computed: the loop would copy the logits that its distributions refer to."""
 
     def draw_alone(*args, **how):
         token, rows = draw(*args, **how)
@@ -159,7 +160,7 @@ def pieces(sizes: Sizes):
     V, row_bytes = sizes.V, 2 * sizes.V
     for B in sizes.requests:
         read = B * (K + 1) * row_bytes
-        for label, noise in (("law only", False), ("noise", True)):
+        for label, noise in (("distribution only", False), ("noise", True)):
             inputs = functools.partial(timed_draw, requests=B, V=V, settings=FILTERS["off"], noise=noise)
             yield Piece("draw", f"B={B}, {label}", *DRAWS, inputs, 1, read)
         if B in sizes.filtered:
@@ -190,9 +191,8 @@ def pieces(sizes: Sizes):
 def seconds_per_call(function, inputs, tied: int, sizes: Sizes) -> float:
     """Median over repeats of one call, in a device loop over copies of the inputs.
 
-    Argument ``tied`` of each call gets a zero that only the outputs of the call before can tell, so that the calls run one
-    after another and none is hoisted; every output is kept. The zero is a launch of its own.
-    """
+    Argument ``tied`` of each call gets a zero that only the outputs of the call before can tell, so that the calls run
+    one after another and none is hoisted; every output is kept. The zero is a launch of its own."""
     rounds = max(1, sizes.calls // len(inputs))
 
     @jax.jit
@@ -220,7 +220,7 @@ def seconds_per_call(function, inputs, tied: int, sizes: Sizes) -> float:
 
 def measure(sizes: Sizes, ops, interpret: bool):
     print(f"\nV = {sizes.V}, bfloat16; floor: logits read once at {BANDWIDTH / 1e12} TB/s; times in us")
-    print(f"{'op':<15} {'what':<28} {'MB':>6} {'from':>4} {'floor':>6} {'time':>7} {'goal':>6} {'twin':>7}")
+    print(f"{'op':<15} {'what':<28} {'MB':>6} {'from':>4} {'floor':>6} {'time':>7} {'goal':>6} {'reference':>7}")
     for piece in pieces(sizes):
         if piece.op not in ops:
             continue
@@ -228,12 +228,12 @@ def measure(sizes: Sizes, ops, interpret: bool):
         inputs = [jax.jit(piece.inputs)(jax.random.key(seed)) for seed in range(copies)]
         time_of = lambda f: 1e6 * seconds_per_call(f, inputs, piece.tied, sizes)  # noqa: B023, E731
         took = time_of(functools.partial(piece.kernel, interpret=interpret))
-        twin = f"{time_of(piece.reference):>7.1f}" if piece.reference else f"{'-':>7}"
+        reference = f"{time_of(piece.reference):>7.1f}" if piece.reference else f"{'-':>7}"
         goal = f"{piece.goal:>6.0f}" if piece.goal else f"{'-':>6}"
         source = "HBM" if copies * piece.bytes > L2_BYTES else "L2"
         floor = 1e6 * piece.bytes / BANDWIDTH
         sizes_and_floor = f"{piece.bytes / 1e6:>6.1f} {source:>4} {floor:>6.1f}"
-        print(f"{piece.op:<15} {piece.label:<28} {sizes_and_floor} {took:>7.1f} {goal} {twin}", flush=True)
+        print(f"{piece.op:<15} {piece.label:<28} {sizes_and_floor} {took:>7.1f} {goal} {reference}", flush=True)
 
 
 OPS = [*COMPARISONS, *GOALS]

@@ -18,9 +18,8 @@ WARM = 8  # tokens of the shorter text
 def generate_seconds(bench: Bench, what: Decoding) -> float:
     """Seconds per token of one request's plain decoding, with the engine's usual rounds between two host visits.
 
-    Two texts after the same prompt, one of ``WARM`` tokens and one of ``what.new`` more: the difference of their times has
-    no prefill in it, and around as many live tokens as the rounds that it is compared with.
-    """
+    Two texts after the same prompt, one of ``WARM`` tokens and one of ``what.new`` more: the difference of their times
+    has no prefill in it, and around as many live tokens as the rounds that it is compared with."""
     config = EngineConfig(max_batch=1, max_len=what.capacity, dtype=bench.dtype)
     llm = LLM(
         bench.target, None, drafter_for(None, bench.pair.target, Speculation()), None, None, Speculation(), config

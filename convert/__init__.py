@@ -6,11 +6,10 @@ head, params = load_draft("path/to/a-draft-head")
 problems = check("path/to/converted")
 """
 
-import jspec  # noqa: F401  jspec's front door imports modules of this package; let it do so before this one goes on
 from convert.conversion import Report, convert
-from convert.loading import load_draft, load_folder, read_draft_config, verifier_of
-from convert.manifest import check
-from convert.refusal import Mismatch, Refusal
+from jspec.checkpoints.loading import load_draft, load_folder, read_draft_config, verifier_of
+from jspec.checkpoints.manifest import check
+from jspec.checkpoints.refusal import Mismatch, Refusal
 
 __all__ = [
     "Mismatch",

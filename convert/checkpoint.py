@@ -4,18 +4,15 @@ The checkpoint is a plain one, a nested dict of numpy arrays that ``orbax.checkp
 uncompressed with one folder a parameter: weights hardly compress, and a damaged file then names its parameter.
 """
 
-import contextlib
 import dataclasses
-import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from convert.refusal import Refusal
+from jspec.checkpoints.orbax import quiet
 
 _MARKER = "commit_success.txt"
 
@@ -58,20 +55,6 @@ def save_params(path: Path, params: dict[str, LazyArray]):
         marker.write_text("committed\n")
 
 
-def load_params(path: Path) -> dict[str, np.ndarray]:
-    """Dotted name -> array of the checkpoint at ``path``, in the stored dtype.
-
-    Raises:
-      Refusal: Orbax cannot read it.
-    """
-    try:
-        with quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            tree = checkpointer.restore(path.resolve())
-    except Exception as error:  # Orbax and TensorStore raise many kinds
-        raise Refusal(f"{path}: cannot be restored ({' '.join(str(error).split())[:300]})") from error
-    return dict(_flatten(tree))
-
-
 def _nest(flat: dict) -> dict:
     tree: dict = {}
     for name, leaf in flat.items():
@@ -81,20 +64,3 @@ def _nest(flat: dict) -> dict:
             node = node.setdefault(part, {})
         node[last] = leaf
     return tree
-
-
-def _flatten(tree: dict) -> Iterator[tuple[str, np.ndarray]]:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        yield ".".join(str(part.key) for part in path), np.asarray(leaf)
-
-
-@contextlib.contextmanager
-def quiet():
-    """Hold back what Orbax logs about every save, and about features that are off here on purpose."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 
 from convert.conversion import VERIFICATIONS, convert, require_fit
-from convert.heads.eagle3 import CONVENTIONS
 from convert.listing import listing, matches
-from convert.manifest import check
 from convert.quantize import quantized
-from convert.refusal import Mismatch, Refusal
-from convert.source import NUMPY_DTYPES, open_source
+from jspec.checkpoints.heads.eagle3 import CONVENTIONS
+from jspec.checkpoints.manifest import check
+from jspec.checkpoints.refusal import Mismatch, Refusal
+from jspec.checkpoints.source import NUMPY_DTYPES, open_source
 from jspec.config import QUANTIZATIONS
 
 OK, MISMATCH, REFUSED = 0, 1, 2

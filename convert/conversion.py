@@ -14,16 +14,18 @@ import numpy as np
 from tqdm import tqdm
 
 from convert.checkpoint import LazyArray, save_params
-from convert.heads import stored
-from convert.heads.kinds import describe
-from convert.loading import read_draft_config
-from convert.manifest import PARAMS, is_converted, write_manifest
-from convert.quantize import lazy_params, quantization_of, quantized
-from convert.refusal import Refusal
-from convert.source import NUMPY_DTYPES, Source, open_source
+from convert.manifest import write_manifest
+from convert.quantize import lazy_params, quantized
 from convert.staging import staged
 from convert.verify import require_transformers, verify_logits, verify_shapes, verify_weights
 from jspec._arguments import require
+from jspec.checkpoints.heads import stored
+from jspec.checkpoints.heads.kinds import describe
+from jspec.checkpoints.loading import read_draft_config
+from jspec.checkpoints.manifest import PARAMS, is_converted
+from jspec.checkpoints.quantized import quantization_of
+from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.source import NUMPY_DTYPES, Source, open_source
 from jspec.config import QUANTIZATIONS, ModelConfig
 from jspec.heads import PardConfig, check_head
 
@@ -91,12 +93,12 @@ def convert(
         nothing is rounded unasked: float16 weights become float32.
       overwrite: replace an existing converted folder, after success.
       verify: ``shapes`` reads the written params back; ``logits`` also compares with transformers. Of quantised weights
-        both repeat the rounding, and ``logits`` reports how far it moves the law.
+        both repeat the rounding, and ``logits`` reports how far it moves the distribution.
       progress: show a bar if stderr is a terminal.
       allow_pickle: read the tensors of ``torch.save`` files, in a separate process that runs nothing of them, where
         there is no safetensors file.
-      aux_convention: what the layer ids of an EAGLE-3 head mean: ``input_of`` or ``output_of`` these layers. Needed when
-        the checkpoint lists ids in a native layout, which does not say.
+      aux_convention: what the layer ids of an EAGLE-3 head mean: ``input_of`` or ``output_of`` these layers. Needed
+        when the checkpoint lists ids in a native layout, which does not say.
       target: folder of the model that a draft head is for; refuse one that does not fit it.
       quantize: ``int8`` or ``fp8``: store linear maps and output head in eight bits, with a scale for each output
         channel; ``dtype`` is then that of the rest. For language models; see ``jspec.models.quantized``.

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 
-from convert.heads.kinds import describe
-from convert.quantize import stored_params
-from convert.source import Source
+from jspec.checkpoints.heads.kinds import describe
+from jspec.checkpoints.quantized import stored_params
+from jspec.checkpoints.source import Source
 
 
 def listing(source: Source, dtype: str) -> Iterator[str]:
-    """What it is, a line a tensor, ``name -> param[rows]  shape  dtype``, and what is ignored, missing, unused or wrong."""
+    """What it is, a line a tensor, ``name -> param[rows]  shape  dtype``, and what is ignored, missing, unused or
+    wrong."""
     yield describe(source.layout, source.verifier)
     width = max(map(len, source.table))
     stacked, stored = source.shapes, stored_params(source.config, source.shapes, dtype)

@@ -7,14 +7,12 @@ from collections.abc import Callable
 import numpy as np
 
 from convert.checkpoint import LazyArray
-from convert.refusal import Refusal
-from convert.source import Source, param_dtype
+from jspec.checkpoints.quantized import quantization_of, scale_names, stored_params
+from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.source import Source
 from jspec.config import ModelConfig
-from jspec.heads import HeadConfig, PardConfig, decoder_of
-from jspec.models.quantized import STORED, quantize
-
-EMBEDDING = "embedding"
-Shapes = dict[str, tuple[int, ...]]
+from jspec.heads import PardConfig
+from jspec.models.quantized import quantize
 
 
 def quantized(source: Source, quantization: str) -> Source:
@@ -34,45 +32,6 @@ def quantized(source: Source, quantization: str) -> Source:
             f"({source.layout.label}); convert it as it is"
         )
     return dataclasses.replace(source, layout=dataclasses.replace(source.layout, config=config))
-
-
-def quantization_of(config: ModelConfig | HeadConfig) -> str | None:
-    """``int8``, ``fp8``, or None."""
-    decoder = decoder_of(config)
-    return None if decoder is None else decoder.quantization
-
-
-def scale_names(config: ModelConfig | HeadConfig, shapes: Shapes) -> dict[str, str]:
-    """Parameter -> the name of its scales, for each of ``shapes`` that ``config`` quantises.
-
-    Those are the linear maps, and an embedding that is the output head as well.
-    """
-    if quantization_of(config) is None:
-        return {}
-    names = {name: f"{name.removesuffix('.weight')}.scale" for name, shape in shapes.items() if len(shape) == 2}
-    names[EMBEDDING] = "embedding_scale"
-    if "head.weight" in names:
-        del names[EMBEDDING]
-    return names
-
-
-def stored_params(
-    config: ModelConfig | HeadConfig, shapes: Shapes, dtype: str
-) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Parameter -> shape and dtype in a converted folder, scales included.
-
-    Args:
-      config: what the folder holds.
-      shapes: of its parameters without scales.
-      dtype: of what is not quantised.
-    """
-    params = {name: (shape, param_dtype(name, dtype)) for name, shape in shapes.items()}
-    quantization = quantization_of(config)
-    for name, scale in scale_names(config, shapes).items():
-        assert quantization is not None
-        params[name] = shapes[name], STORED[quantization]
-        params[scale] = shapes[name][:1], np.dtype(np.float32)
-    return params
 
 
 def lazy_params(source: Source, dtype: str) -> dict[str, LazyArray]:

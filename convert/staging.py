@@ -1,9 +1,8 @@
 """Atomic creation of a folder: it is written beside its place, synced to disk, and renamed.
 
 For an OUT named ``x``, three names beside it belong to this module: ``.x.jspec-lock`` (held while a run lasts),
-``.x.jspec-partial`` (what is being written) and ``.x.jspec-replaced`` (the old OUT between two renames). After a kill the
-next run for the same OUT finds them and tidies up.
-"""
+``.x.jspec-partial`` (what is being written) and ``.x.jspec-replaced`` (the old OUT between two renames). After a kill
+the next run for the same OUT finds them and tidies up."""
 
 import contextlib
 import fcntl
@@ -12,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from convert.refusal import Refusal
+from jspec.checkpoints.refusal import Refusal
 
 
 @contextlib.contextmanager

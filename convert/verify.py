@@ -1,9 +1,8 @@
 """Proof that a converted folder is the same model: shapes against jspec's modules, logits against transformers.
 
-Quantised weights are another model. Of them the rounding is repeated and has to agree bit for bit, and how far it moves the
-law is reported: KL has no limit here, because what is too much depends on the use. The unquantised weights, read by the same
-code, have to pass the ordinary comparison.
-"""
+Quantised weights are another model. Of them the rounding is repeated and has to agree bit for bit, and how far it moves
+the distribution is reported: KL has no limit here, because what is too much depends on the use. The unquantised
+weights, read by the same code, have to pass the ordinary comparison."""
 
 import dataclasses
 import importlib.util
@@ -14,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from convert.loading import load_draft, load_folder
-from convert.quantize import quantization_of, quantized_param, scale_names
-from convert.refusal import Mismatch, Refusal
-from convert.source import Source
+from convert.quantize import quantized_param
+from jspec.checkpoints.loading import load_draft, load_folder
+from jspec.checkpoints.quantized import quantization_of, scale_names
+from jspec.checkpoints.refusal import Mismatch, Refusal
+from jspec.checkpoints.source import Source
 from jspec.heads import decoder_of
 from jspec.models.causal import causal_logits
 from jspec.models.params import abstract_params, build
@@ -25,7 +25,8 @@ from jspec.models.split import split
 
 LENGTHS = (5, 33, 128)
 
-# Both sides compute in fp32. With weights kept exactly only rounding differs; weights rounded to bfloat16 move the law.
+# Both sides compute in fp32. With weights kept exactly only rounding differs; weights rounded to bfloat16 move the
+# distribution.
 EXACT_KL, EXACT_RELATIVE_ERROR = 1e-5, 1e-3
 ROUNDED_KL = 0.015
 
@@ -92,8 +93,8 @@ def verify_logits(source: Source, folder: Path, dtype: str) -> list[str]:
     """Compare the fp32 logits of ``folder`` with transformers' on the source; returns what to tell, a sentence each.
 
     Raises:
-      Mismatch: they are further apart than rounding to ``dtype`` explains. Of a quantised ``folder``: those of the source's
-        own weights are further apart than fp32 rounding explains, or those of ``folder`` are not finite.
+      Mismatch: they are further apart than rounding to ``dtype`` explains. Of a quantised ``folder``: those of the
+        source's own weights are further apart than fp32 rounding explains, or those of ``folder`` are not finite.
     """
     quantization, where = quantization_of(source.config), source.folder.given
     sequences = _sequences(source)

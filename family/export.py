@@ -7,9 +7,9 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from convert.export import save_weights, to_tensors, write_json
-from convert.hf_config import sizes
-from convert.names import tensor_table
+from jspec.checkpoints.export import save_weights, to_tensors, write_json
+from jspec.checkpoints.hf_config import sizes
+from jspec.checkpoints.names import tensor_table
 from jspec.config import ModelConfig
 
 

@@ -3,9 +3,8 @@
     python -m family.heads --data DIR --out DIR              # DIR of family.corpus; minutes on one H200
     python -m family.heads --data DIR --out DIR --bench      # 30 steps of each head, and how long a run would take
 
-writes ``eagle/``, ``eagle3/``, ``parallel/``, ``mlp/`` and ``medusa/``, ready to lie beside ``target/``; their logs, plots,
-figures and states are in ``runs/``. A run that was stopped goes on with the same command.
-"""
+writes ``eagle/``, ``eagle3/``, ``parallel/``, ``mlp/`` and ``medusa/``, ready to lie beside ``target/``; their logs,
+plots, figures and states are in ``runs/``. A run that was stopped goes on with the same command."""
 
 import argparse
 import dataclasses
@@ -15,15 +14,15 @@ from pathlib import Path
 
 import jax.numpy as jnp
 
-from convert.folder import Folder
-from convert.hf_config import read_config
 from family.train import TOKENS, time_steps
+from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.hf_config import read_config
 from jspec.models.split import split
 from jspec.train.loop import Plan
 from jspec.train.methods import Sizes, make_objective
 from jspec.train.objectives import loss_of
 from jspec.train.report import FIGURES
-from jspec.train.run import HEAD, SETTINGS, Run, prepare, start, train
+from jspec.train.run import HEAD, SETTINGS, TrainingRun, prepare, start, train
 
 TARGET = Path(__file__).parent / "checkpoints" / "target"
 MOST_BYTES = 18e6  # of all heads in bf16
@@ -41,8 +40,8 @@ def plan(steps: int, peak_rate: float) -> Plan:
     return Plan(steps, peak_rate, weight_decay=0.1, evaluate_every=500)
 
 
-# MLPs narrower than the target's, so that Medusa heads, which other engines read only with output heads of their own, find
-# room within MOST_BYTES.
+# MLPs narrower than the target's, so that Medusa heads, which other engines read only with output heads of their own,
+# find room within MOST_BYTES.
 RECIPES = {
     "eagle": Recipe(plan(6000, 2e-3), Sizes(intermediate_size=768)),
     "eagle3": Recipe(plan(4000, 2e-3), Sizes(intermediate_size=768, draft_vocab_size=1024)),
@@ -63,10 +62,10 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run_of(name: str, args: argparse.Namespace) -> Run:
+def run_of(name: str, args: argparse.Namespace) -> TrainingRun:
     """The training run of a head; it goes on if it has begun."""
     out, recipe = args.out / "runs" / name, RECIPES[name]
-    return Run(
+    return TrainingRun(
         method=name,
         target=args.target,
         data=args.data / TOKENS,
@@ -80,7 +79,7 @@ def run_of(name: str, args: argparse.Namespace) -> Run:
     )
 
 
-def bench(run: Run) -> float:
+def bench(run: TrainingRun) -> float:
     """Print the time of a step; returns the projected seconds of the run without its evaluations."""
     material = prepare(run)
     leaves, merge = split(material.target)

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jspec.cache import CausalView
 from jspec.config import ModelConfig
 from jspec.models import build
+from jspec.models.cache import CausalView
 from jspec.train.loop import Loss, Params
 from jspec.train.losses import wide_logits
 
@@ -37,7 +37,8 @@ def language_modelling(config: ModelConfig) -> Loss:
 
 
 def distillation(target: ModelConfig, draft: ModelConfig) -> Loss:
-    """``loss(params, target_params, windows, key)``: mean KL(target || draft) in nats per token (Hinton et al., 2015)."""
+    """``loss(params, target_params, windows, key)``: mean KL(target || draft) in nats per token (Hinton et al.,
+    2015)."""
 
     def loss(params, teacher, windows, key):
         del key

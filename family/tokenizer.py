@@ -10,8 +10,9 @@ END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
 VOCAB_SIZE = 2048
 
-# Pieces that merges may not cross. A newline carries the indentation behind it, so a step to another depth is one token;
-# a word carries the space, dot or underscore before it; digits stand alone, so numbers do not eat the vocabulary.
+# Pieces that merges may not cross. A newline carries the indentation behind it, so a step to another depth is one
+# token; a word carries the space, dot or underscore before it; digits stand alone, so numbers do not eat the
+# vocabulary.
 PIECES = "|".join(
     (
         r"[^\r\n\p{L}\p{N}]?\p{L}+",

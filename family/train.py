@@ -25,7 +25,7 @@ from family.export import save_checkpoint
 from family.objectives import agreement, distillation, language_modelling
 from jspec.config import ModelConfig
 from jspec.models import Decoder, flat_params
-from jspec.train.loop import Params, Plan, Progress, fit, make_step, over_held_out
+from jspec.train.loop import Params, Plan, TrainingProgress, fit, make_step, over_held_out
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 BENCH_STEPS = 30
@@ -78,7 +78,7 @@ def train(
 ) -> Params:
     """Weights of one model; its progress goes to the terminal and to ``log``."""
 
-    def report(progress: Progress, params):
+    def report(progress: TrainingProgress, params):
         del params
         row = dataclasses.asdict(progress)
         print(name, " ".join(f"{field} {value:.4g}" for field, value in row.items()), flush=True)

@@ -1,12 +1,43 @@
 """Lossless speculative decoding for JAX."""
 
-from jspec.api import generate as generate
-from jspec.api import load as load
-from jspec.config import Speculation as Speculation
-from jspec.costs import CostTable as CostTable
-from jspec.llm import LLM as LLM
-from jspec.results import Result as Result
-from jspec.results import Stats as Stats
-from jspec.sampling.params import SamplingParams as SamplingParams
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jspec.api import generate as generate
+    from jspec.api import load as load
+    from jspec.config import Speculation as Speculation
+    from jspec.engine.costs import CostTable as CostTable
+    from jspec.llm import LLM as LLM
+    from jspec.results import Result as Result
+    from jspec.results import Stats as Stats
+    from jspec.sampling.params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
+
+# Public name -> the module that defines it. A name is imported when it is first used (PEP 562), so that ``import jspec``
+# loads neither JAX nor anything that reads checkpoints.
+_PUBLIC = {
+    "CostTable": "jspec.engine.costs",
+    "LLM": "jspec.llm",
+    "Result": "jspec.results",
+    "SamplingParams": "jspec.sampling.params",
+    "Speculation": "jspec.config",
+    "Stats": "jspec.results",
+    "generate": "jspec.api",
+    "load": "jspec.api",
+}
+
+__all__ = [*_PUBLIC, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'jspec' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from convert.loading import load_folder, read_draft_config, read_model_config
 from jspec._arguments import is_int, require, resolve_names
+from jspec.checkpoints.loading import load_folder, read_draft_config, read_model_config
 from jspec.config import EngineConfig, ModelConfig, Speculation
-from jspec.costs import CostTable
 from jspec.drafting.methods import NGRAM, drafter_for, method_of
+from jspec.engine.costs import CostTable
 from jspec.llm import LLM, Prompt, check_lossless
 from jspec.loading import Path, check_fit, find_folders, load_draft_module, within_reach
 from jspec.memory import check_memory
@@ -53,8 +53,8 @@ def load(
       aux_convention: what the layer ids of an EAGLE-3 checkpoint count, ``input_of`` or ``output_of`` a layer; see
         ``jspec-convert --help``. Converted folders and ``speculators`` heads know it.
       speculation: how drafts are made and judged; the default is ``Speculation()``.
-      costs: what rounds cost, for ``num_draft_tokens="auto"``: a table or the path of one as JSON, see ``CostTable``. None
-        lets the engine measure, in ``warmup`` or when the first prompts come.
+      costs: what rounds cost, for ``num_draft_tokens="auto"``: a table or the path of one as JSON, see ``CostTable``.
+        None lets the engine measure, in ``warmup`` or when the first prompts come.
       max_batch: requests decoded together; more prompts than that wait.
       max_len: longest prompt plus completion, in tokens; None takes the target's own, at most 2048.
       dtype: ``float32`` or ``bfloat16``; None takes bfloat16 on a GPU and float32 elsewhere.

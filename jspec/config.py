@@ -1,4 +1,5 @@
-"""What a model is, how to speculate with it, and what the engine may use: small frozen dataclasses, validated when built.
+"""What a model is, how to speculate with it, and what the engine may use: small frozen dataclasses, validated when
+built.
 
 Dimension letters, used in code, comments and einsums everywhere in jspec:
 
@@ -69,8 +70,8 @@ class ModelConfig:
     """The architecture of a dense pre-norm decoder; nothing about devices, kernels or sampling.
 
     ``windows`` has one entry per layer: None for full attention, W for a sliding window of W keys (the query included).
-    ``quantization`` says what linear maps and output head are stored in (``jspec.models.quantized``); None is as the rest.
-    """
+    ``quantization`` says what linear maps and output head are stored in (``jspec.models.quantized``); None is as the
+    rest."""
 
     architecture: str
     vocab_size: int  # V
@@ -170,16 +171,17 @@ class Speculation:
         and from what rounds cost; 0, no drafts, where they would not pay. Alias ``num_speculative_tokens``.
       verify: ``match`` (accept a draft that equals the target's own sample), ``rejection`` (Leviathan et al., 2023;
         Chen et al., 2023) or ``block`` (Sun et al., 2024).
-      draft_sampling: how a draft model's tokens are drawn: ``sample`` from its law; ``argmax``; ``coupled``, with the
-        target's own noise (``match`` only); ``auto``, argmax for rows whose temperature is below ``argmax_below`` and
-        sampled above. N-gram drafts are not drawn, so it does not concern them.
+      draft_sampling: how a draft model's tokens are drawn: ``sample`` from its distribution; ``argmax``; ``coupled``,
+        with the target's own noise (``match`` only); ``auto``, argmax for rows whose temperature is below
+        ``argmax_below`` and sampled above. N-gram drafts are not drawn, so it does not concern them.
       argmax_below: the temperature at which ``auto`` changes over; None takes the one measured for the kind of drafter,
         in docs/drafters.md.
-      draft_temperature: temperature of the draft's law; None takes the request's. Any value is lossless.
+      draft_temperature: temperature of the draft's distribution; None takes the request's. Any value is lossless.
       ngram_min, ngram_max: shortest and longest suffix that the n-gram drafter looks up.
       synthetic_acceptance: for benchmarks of random weights, whose models never agree: the probability that a draft is
         accepted given that those before it were, for every draft, or a tuple with one each (0 for drafts past its end).
-        The rule's work is done and its decision replaced, so the output does not follow the target; ``load`` refuses it.
+        The rule's work is done and its decision replaced, so the output does not follow the target; ``load`` refuses
+        it.
       max_draft_tokens: the largest K that ``auto`` may choose; None takes 8, or as many as the drafter has weights for.
     """
 

@@ -25,7 +25,7 @@ FAMILY = pathlib.Path(jspec.__file__).parents[1] / "family" / "checkpoints"
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class TimedRun:
     results: list[jspec.Result]
     seconds: float
 
@@ -108,11 +108,11 @@ def _load(folder: pathlib.Path, draft: str | None = None, speculation: jspec.Spe
     ).warmup()
 
 
-def _timed(llm: LLM, params: jspec.SamplingParams) -> Run:
+def _timed(llm: LLM, params: jspec.SamplingParams) -> TimedRun:
     start = time.perf_counter()
     results = jspec.generate(llm, list(PROMPTS), params)
     assert isinstance(results, list)
-    return Run(results, time.perf_counter() - start)
+    return TimedRun(results, time.perf_counter() - start)
 
 
 def _coloured(llm: LLM, prompt: str, result: jspec.Result) -> Text:
@@ -127,7 +127,7 @@ def _coloured(llm: LLM, prompt: str, result: jspec.Result) -> Text:
     return text
 
 
-def _table(plain: Run, drafted: Run, speculation: jspec.Speculation) -> Table:
+def _table(plain: TimedRun, drafted: TimedRun, speculation: jspec.Speculation) -> Table:
     stats = drafted.stats
     table = Table(box=None, show_header=False)
     table.add_row("acceptance length", f"{stats.mean_acceptance_length:.2f} tokens per pass of the target")

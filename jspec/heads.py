@@ -1,8 +1,8 @@
 """What a trained draft head is: frozen dataclasses beside ``ModelConfig``, validated when built.
 
 A head drafts for one target: it reads the target's features and borrows its embedding or its output head. In shapes, E
-stands for the numbers of a feature and Vd for a reduced draft vocabulary; the other letters are those of ``jspec.config``.
-"""
+stands for the numbers of a feature and Vd for a reduced draft vocabulary; the other letters are those of
+``jspec.config``."""
 
 import dataclasses
 from typing import Any
@@ -35,7 +35,7 @@ class EagleConfig:
     own_embedding: bool = False
 
     method = "eagle"
-    taps: tuple[int, ...] | None = ()
+    aux_layers: tuple[int, ...] | None = ()
     max_drafts = None
     trained_drafts = None
 
@@ -57,10 +57,10 @@ class Eagle3Config:
       layers: its decoder layers. The first reads (embedding, feature), twice as wide; vocabulary is the target's.
       draft_vocab_size: Vd, rows of its output head.
       target_hidden_size: width of the target's residual stream.
-      num_taps: residual streams that one feature is made of; 0 takes the target's final hidden state as it is.
-      taps: which: k is the stream after k layers. None takes 2, L // 2 and L - 3 of the target's L.
+      num_aux_layers: residual streams that one feature is made of; 0 takes the target's final hidden state as it is.
+      aux_layers: which: k is the stream after k layers. None takes 2, L // 2 and L - 3 of the target's L.
       norm_before_fuse: one RMS norm over the joined streams.
-      norm_each_tap: an RMS norm over each of them.
+      norm_each_aux: an RMS norm over each of them.
       norm_before_residual: the first layer adds to the normed feature.
       norm_output: the normed output is fed back, as EAGLE-3.1 does.
       own_embedding, own_head: whether the checkpoint has them, else the target's serve.
@@ -71,10 +71,10 @@ class Eagle3Config:
     layers: ModelConfig
     draft_vocab_size: int
     target_hidden_size: int
-    num_taps: int = 3
-    taps: tuple[int, ...] | None = None
+    num_aux_layers: int = 3
+    aux_layers: tuple[int, ...] | None = None
     norm_before_fuse: bool = False
-    norm_each_tap: bool = False
+    norm_each_aux: bool = False
     norm_before_residual: bool = False
     norm_output: bool = False
     own_embedding: bool = False
@@ -88,21 +88,23 @@ class Eagle3Config:
         V, Vd = self.layers.vocab_size, self.draft_vocab_size
         _require_plain(self.layers)
         _require_count("target_hidden_size", self.target_hidden_size)
-        _require_count("num_taps", self.num_taps, least=0)
+        _require_count("num_aux_layers", self.num_aux_layers, least=0)
         require(is_int(Vd) and 1 <= Vd <= V, "draft_vocab_size", Vd, f"an integer in 1..{V}, the target's vocabulary")
         if not self.own_head:
             require(Vd == V, "draft_vocab_size", Vd, f"{V}, the target's vocabulary, because its head is borrowed")
-        if self.num_taps == 0:
+        if self.num_aux_layers == 0:
             D = self.layers.hidden_size
             require(
                 self.target_hidden_size == D, "target_hidden_size", self.target_hidden_size, f"{D}, the head's width"
             )
-        if self.taps is not None:
-            ordered = all(is_int(k) and k >= 0 for k in self.taps) and list(self.taps) == sorted(set(self.taps))
-            right = ordered and len(self.taps) == self.num_taps
-            require(right, "taps", self.taps, f"{self.num_taps} layer ids of at least 0, ascending")
-        if self.norm_before_fuse and self.norm_each_tap:
-            raise ValueError("norm_before_fuse and norm_each_tap are both set: expected at most one of them")
+        if self.aux_layers is not None:
+            ordered = all(is_int(k) and k >= 0 for k in self.aux_layers) and list(self.aux_layers) == sorted(
+                set(self.aux_layers)
+            )
+            right = ordered and len(self.aux_layers) == self.num_aux_layers
+            require(right, "aux_layers", self.aux_layers, f"{self.num_aux_layers} layer ids of at least 0, ascending")
+        if self.norm_before_fuse and self.norm_each_aux:
+            raise ValueError("norm_before_fuse and norm_each_aux are both set: expected at most one of them")
         if self.trained_drafts is not None:
             _require_count("trained_drafts", self.trained_drafts)
         mask = self.mask_token_id
@@ -120,14 +122,14 @@ class Eagle3Config:
     @property
     def feature_size(self) -> int:
         """E, numbers of the target per position."""
-        return max(self.num_taps, 1) * self.target_hidden_size
+        return max(self.num_aux_layers, 1) * self.target_hidden_size
 
     @property
     def num_parameters(self) -> int:
         c, D, E = self.layers, self.layers.hidden_size, self.feature_size
         count = _layers_only(c) + (c.num_heads + 2 * c.num_kv_heads) * c.head_dim * D  # the first layer's wider input
         count += D + D  # its second norm, the final norm
-        count += D * E * bool(self.num_taps) + E * (self.norm_before_fuse or self.norm_each_tap)
+        count += D * E * bool(self.num_aux_layers) + E * (self.norm_before_fuse or self.norm_each_aux)
         count += c.vocab_size * D * self.own_embedding + self.draft_vocab_size * D * self.own_head
         return count + c.vocab_size * self.reduced + E * (self.mask_token_id is not None)
 
@@ -145,7 +147,7 @@ class PardConfig:
     mask_token_id: int
 
     method = "parallel"
-    taps = None
+    aux_layers = None
     max_drafts = None
     trained_drafts = None
 
@@ -183,7 +185,7 @@ class MLPConfig:
     scale_input: bool = False
 
     method = "mlp"
-    taps: tuple[int, ...] | None = ()
+    aux_layers: tuple[int, ...] | None = ()
     layers = None
 
     def __post_init__(self):
@@ -224,7 +226,7 @@ class MedusaConfig:
     own_head: bool = True
 
     method = "medusa"
-    taps: tuple[int, ...] | None = ()
+    aux_layers: tuple[int, ...] | None = ()
     layers = None
     trained_drafts = None
 
@@ -254,16 +256,16 @@ def decoder_of(draft: ModelConfig | HeadConfig | None) -> ModelConfig | None:
     return draft if draft is None or isinstance(draft, ModelConfig) else draft.layers
 
 
-def default_taps(num_layers: int) -> tuple[int, ...]:
+def default_aux_layers(num_layers: int) -> tuple[int, ...]:
     """The residual streams that EAGLE-3 reads of a target of L layers when its checkpoint does not say."""
     return tuple(sorted({2, num_layers // 2, num_layers - 3}))
 
 
-def resolved_taps(target: ModelConfig, head: EagleConfig | Eagle3Config) -> tuple[int, ...]:
+def resolved_aux_layers(target: ModelConfig, head: EagleConfig | Eagle3Config) -> tuple[int, ...]:
     """The target's residual streams that a feature is made of; () is its hidden state after the final norm."""
-    if isinstance(head, EagleConfig) or head.num_taps == 0:
+    if isinstance(head, EagleConfig) or head.num_aux_layers == 0:
         return ()
-    return default_taps(target.num_layers) if head.taps is None else head.taps
+    return default_aux_layers(target.num_layers) if head.aux_layers is None else head.aux_layers
 
 
 def check_head(target: ModelConfig, head: HeadConfig):
@@ -283,20 +285,21 @@ def check_head(target: ModelConfig, head: HeadConfig):
 
 
 def _check_streams(target: ModelConfig, head: Eagle3Config):
-    ours, theirs, taps = head.layers.hidden_size, target.hidden_size, resolved_taps(target, head)
+    ours, theirs, aux_layers = head.layers.hidden_size, target.hidden_size, resolved_aux_layers(target, head)
     if ours != theirs and not (head.own_embedding and head.own_head):
         raise ValueError(
             f"the {head.method} head has a width of {ours} and borrows the embedding or the output head of the target, "
             f"whose width is {theirs}; expected a checkpoint that has its own"
         )
-    if len(taps) != head.num_taps:
+    if len(aux_layers) != head.num_aux_layers:
         raise ValueError(
-            f"the {head.method} head reads {head.num_taps} residual streams and does not say which, and a target of "
-            f"{target.num_layers} layers has {len(taps)} by default, {taps}; expected a config that lists layer ids"
+            f"the {head.method} head reads {head.num_aux_layers} residual streams and does not say which, and a target of "
+            f"{target.num_layers} layers has {len(aux_layers)} by default, {aux_layers}; "
+            "expected a config that lists layer ids"
         )
-    if taps and (taps[0] < 0 or taps[-1] > target.num_layers):
+    if aux_layers and (aux_layers[0] < 0 or aux_layers[-1] > target.num_layers):
         raise ValueError(
-            f"the {head.method} head reads residual streams {taps}, and the target has {target.num_layers} layers; "
+            f"the {head.method} head reads residual streams {aux_layers}, and the target has {target.num_layers} layers; "
             "expected the target that the head was trained on"
         )
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.config import EngineConfig, Speculation
-from jspec.costs import CostTable
-from jspec.engine import Engine
-from jspec.jobs import FINISH_REASONS, Job, Progress
+from jspec.engine.costs import CostTable
+from jspec.engine.engine import Engine
+from jspec.engine.request import FINISH_REASONS, ActiveRequest, Request
 from jspec.models.causal import causal_logits
 from jspec.models.split import split
 from jspec.results import Result, Stats
@@ -106,20 +106,21 @@ class LLM:
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], keys: Sequence[np.ndarray]
     ) -> Generator[tuple[int, Result], None, None]:
         """Decode prompts and yield (index, result) as they finish. ``jspec.generate`` is the front door."""
-        jobs = [
-            self._job(i, prompt, p, key) for i, (prompt, p, key) in enumerate(zip(prompts, params, keys, strict=True))
+        requests = [
+            self._request(i, prompt, p, key)
+            for i, (prompt, p, key) in enumerate(zip(prompts, params, keys, strict=True))
         ]
-        for progress in self.engine.run(jobs):
-            yield progress.job.index, self._result(progress)
+        for progress in self.engine.run(requests):
+            yield progress.request.index, self._result(progress)
 
-    def _job(self, index: int, prompt: Prompt, params: SamplingParams, key_data: np.ndarray) -> Job:
+    def _request(self, index: int, prompt: Prompt, params: SamplingParams, key_data: np.ndarray) -> Request:
         stop_tokens = params.stop_tokens(self.target.config.eos_token_ids)
         self._checked_ids(params.stop_token_ids, "stop_token_ids")
         find_stop = None
         if params.stop:
             strings = self._stop_strings(params)
             find_stop = lambda tokens, seen: (stop := strings.find(tokens, seen)) and stop.tokens  # noqa: E731
-        return Job(index, self._tokens(index, prompt), params, key_data, stop_tokens, find_stop)
+        return Request(index, self._tokens(index, prompt), params, key_data, stop_tokens, find_stop)
 
     def _tokens(self, index: int, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
@@ -147,25 +148,25 @@ class LLM:
         assert self.tokenizer is not None
         return functools.partial(self.tokenizer.decode, skip_special_tokens=True)
 
-    def _result(self, progress: Progress) -> Result:
-        job, tokens = progress.job, progress.tokens
+    def _result(self, progress: ActiveRequest) -> Result:
+        request, tokens = progress.request, progress.tokens
         finish_reason = FINISH_REASONS[progress.outcome]
-        ended_by_token = finish_reason == "stop" and tokens and tokens[-1] in job.stop_tokens
+        ended_by_token = finish_reason == "stop" and tokens and tokens[-1] in request.stop_tokens
         text = stop_reason = None
         if self.tokenizer is not None:
             text = self._decode(tokens[:-1] if ended_by_token else tokens)
-        if ended_by_token and tokens[-1] in job.params.stop_token_ids:
+        if ended_by_token and tokens[-1] in request.params.stop_token_ids:
             stop_reason = tokens[-1]
         elif finish_reason == "stop" and not ended_by_token:
-            stop = self._stop_strings(job.params).find(tokens, len(tokens) - 1)
+            stop = self._stop_strings(request.params).find(tokens, len(tokens) - 1)
             assert stop is not None
             text, stop_reason = stop.text, stop.string
         elif finish_reason == "error":
-            stop_reason = f"the target's logits at position {len(job.prompt) + len(tokens)} are not finite"
+            stop_reason = f"the target's logits at position {len(request.prompt) + len(tokens)} are not finite"
         return Result(
             text=text,
             token_ids=tokens,
-            prompt_token_ids=list(job.prompt),
+            prompt_token_ids=list(request.prompt),
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             stats=Stats.of(self.engine.num_draft_tokens, progress.drafted, progress.accepted),

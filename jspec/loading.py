@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 
-from convert.loading import load_draft, verifier_of
+from jspec.checkpoints.loading import load_draft, verifier_of
 from jspec.config import ModelConfig, Speculation
 from jspec.drafting.methods import NGRAM
 from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, PardConfig, check_head

@@ -30,7 +30,8 @@ def load_tokenizer(folder: pathlib.Path) -> Tokenizer | None:
 
 
 class Stop(NamedTuple):
-    """The completion ends: keep ``tokens`` new tokens, whose text is cut to ``text`` before the stop string ``string``."""
+    """The completion ends: keep ``tokens`` new tokens, whose text is cut to ``text`` before the stop string
+    ``string``."""
 
     tokens: int
     text: str

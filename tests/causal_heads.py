@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jspec.cache import CausalView
-from jspec.heads import EagleConfig, HeadConfig, MedusaConfig, MLPConfig, PardConfig, resolved_taps
+from jspec.heads import EagleConfig, HeadConfig, MedusaConfig, MLPConfig, PardConfig, resolved_aux_layers
+from jspec.models.cache import CausalView
 
 
 class Drafts(NamedTuple):
@@ -15,7 +15,8 @@ class Drafts(NamedTuple):
     Attributes:
       logits: ``[B, K, V]``, of draft i if the drafts before it are those in the text.
       kv: keys and values of the head's slots, ``[G, B, S, H]`` a layer; () for a head that keeps none.
-      real: int32 ``[B]``, how many of them, from the first on, were made of committed tokens and features of the target.
+      real: int32 ``[B]``, how many of them, from the first on, were made of committed tokens and features of the
+      target.
     """
 
     logits: jax.Array
@@ -84,9 +85,9 @@ def _mlp(head, features, text, length, K: int) -> Drafts:
 def _features(config, of, text):
     """What the target knows at every position, ``[B, S, E]``."""
     positions = _positions(text)
-    taps = resolved_taps(of.config, config) if config.layers else ()
+    aux_layers = resolved_aux_layers(of.config, config) if config.layers else ()
     view = CausalView(positions)
-    return of.tapped(text, positions, (None,) * of.config.num_layers, view, taps)[1]
+    return of.with_auxiliary(text, positions, (None,) * of.config.num_layers, view, aux_layers)[1]
 
 
 def _read(head, embedded, fused):

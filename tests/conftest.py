@@ -18,7 +18,8 @@ def pytest_addoption(parser):
 
 @pytest.fixture(scope="module", autouse=True)
 def few_mappings():
-    """A compiled program keeps pieces of memory mapped, of which Linux gives a process 65,530; XLA aborts at the next."""
+    """A compiled program keeps pieces of memory mapped, of which Linux gives a process 65,530; XLA aborts at the
+    next."""
     yield
     mappings = Path("/proc/self/maps")
     if mappings.exists() and mappings.read_text().count("\n") > MOST_MAPPINGS:

@@ -13,15 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jspec.cache import CausalView
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
-from jspec.engine import Engine
-from jspec.jobs import Job, Progress
+from jspec.engine.engine import Engine
+from jspec.engine.request import ActiveRequest, Request
 from jspec.llm import LLM
 from jspec.models import Decoder, build, flat_params
+from jspec.models.cache import CausalView
 from jspec.models.split import split
 from jspec.sampling.params import SamplingParams
 
@@ -161,19 +161,19 @@ def ragged_prompts(lengths: Sequence[int] = (1, 2, 5, 8, 9, 17, 23, 38), seed: i
     return [rng.integers(V, size=n).tolist() for n in lengths]
 
 
-def decode(engine: Engine, prompts, params=GREEDY, keys=None, **job) -> list[Progress]:
+def decode(engine: Engine, prompts, params=GREEDY, keys=None, **fields) -> list[ActiveRequest]:
     """Run the prompts, with one SamplingParams or one each, and keys or seeds 0.. ; in the order of the prompts."""
     params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     keys = [key_of(seed) for seed in range(len(prompts))] if keys is None else keys
-    jobs = [Job(i, *request, **job) for i, request in enumerate(zip(prompts, params, keys, strict=True))]
-    return sorted(engine.run(jobs), key=lambda progress: progress.job.index)
+    requests = [Request(i, *request, **fields) for i, request in enumerate(zip(prompts, params, keys, strict=True))]
+    return sorted(engine.run(requests), key=lambda progress: progress.request.index)
 
 
 def key_of(seed: int) -> np.ndarray:
     return np.asarray(jax.random.key_data(jax.random.key(seed)))
 
 
-def tokens_of(progresses: Sequence[Progress]) -> list[list[int]]:
+def tokens_of(progresses: Sequence[ActiveRequest]) -> list[list[int]]:
     return [progress.tokens for progress in progresses]
 
 

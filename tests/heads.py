@@ -12,7 +12,7 @@ from engines import CONFIG, DRAFT, MAX_LEN, TARGET, V, plain_greedy, ragged_prom
 
 from jspec.config import Speculation
 from jspec.drafting.methods import drafter_for
-from jspec.engine import Engine
+from jspec.engine.engine import Engine
 from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, PardConfig
 from jspec.models import abstract_params, build_head, flat_params
 from jspec.models.split import split
@@ -24,8 +24,8 @@ MASK = 5
 
 HEADS: dict[str, HeadConfig] = {
     "eagle": EagleConfig(LAYERS, fuse_bias=True),
-    "eagle3": Eagle3Config(LAYER, REDUCED, D, 3, taps=(0, 1, 3)),
-    "p-eagle": Eagle3Config(LAYERS, REDUCED, D, 2, taps=(1, 3), mask_token_id=MASK),
+    "eagle3": Eagle3Config(LAYER, REDUCED, D, 3, aux_layers=(0, 1, 3)),
+    "p-eagle": Eagle3Config(LAYERS, REDUCED, D, 2, aux_layers=(1, 3), mask_token_id=MASK),
     "pard": PardConfig(DRAFT, MASK),
     "mlp": MLPConfig(V, D, 24, 4),
     "medusa": MedusaConfig(V, D, 4),
@@ -33,15 +33,15 @@ HEADS: dict[str, HeadConfig] = {
 SHORT = 27  # positions of a head that has fewer than its target
 VARIANTS: dict[str, HeadConfig] = HEADS | {
     "eagle-short": EagleConfig(dataclasses.replace(LAYER, max_position=SHORT), own_embedding=True),
-    "eagle3-final-feature": Eagle3Config(LAYER, V, D, num_taps=0, norm_output=True, own_head=False),
+    "eagle3-final-feature": Eagle3Config(LAYER, V, D, num_aux_layers=0, norm_output=True, own_head=False),
     "eagle3-norms": Eagle3Config(
-        LAYERS, REDUCED, D, taps=(1, 2, 3), norm_each_tap=True, norm_before_residual=True, own_embedding=True
+        LAYERS, REDUCED, D, aux_layers=(1, 2, 3), norm_each_aux=True, norm_before_residual=True, own_embedding=True
     ),
     "p-eagle-short": Eagle3Config(
         dataclasses.replace(LAYER, max_position=SHORT),
         V,
         D,
-        taps=(1, 2, 3),
+        aux_layers=(1, 2, 3),
         norm_before_fuse=True,
         own_embedding=True,
         mask_token_id=V - 1,
@@ -83,7 +83,8 @@ def serving(config: HeadConfig, head):
 
 @functools.cache
 def trained_head(config: HeadConfig, steps: int = 300, depth: int = 3):
-    """A head that has learnt a part of what the target says after ``ragged_prompts()``: it is right often, not always."""
+    """A head that has learnt a part of what the target says after ``ragged_prompts()``: it is right often, not
+    always."""
     prompts = ragged_prompts()
     texts = [prompt + tokens for prompt, tokens in zip(prompts, plain_greedy(target(), prompts), strict=True)]
     texts = jnp.pad(jnp.array(texts, jnp.int32), ((0, 0), (0, depth)))

@@ -11,7 +11,7 @@ from benchmarks import bandwidth, efficiency, hlo, round
 from benchmarks.floors import draft_passes, floor, target_pass
 from benchmarks.programs import Decoding
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, SHAPES, TINY, Pair, abstract_module, head_for, random_module
-from jspec.costs import CostTable
+from jspec.engine.costs import CostTable
 from jspec.models.split import split
 
 RATE = 4.3e12

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.cache import NULL_PAGE, CausalView, LayerKV, PagedView, causal_mask, init_pool
 from jspec.config import EngineConfig
-from jspec.pages import PageAllocator
+from jspec.engine.pages import PageAllocator
+from jspec.models.cache import NULL_PAGE, CausalView, LayerKV, PagedView, causal_mask, init_pool
 
 G, H, N, S = 2, 4, 4, 17
 attend = functools.partial(jax.jit, static_argnames="window")(lambda view, q, kv, window: view.attend(q, kv, window))

@@ -1,4 +1,5 @@
-"""The draft model beside the target: other vocabularies, a shorter reach, its own temperature, laws that break."""
+"""The draft model beside the target: other vocabularies, a shorter reach, its own temperature, distributions that
+break."""
 
 import dataclasses
 import functools
@@ -26,9 +27,9 @@ from engines import (
 from jspec.config import Speculation
 from jspec.drafting.base import Context
 from jspec.drafting.draft_model import DraftModel
-from jspec.engine import Engine
+from jspec.engine.engine import Engine
 from jspec.models import build, flat_params
-from jspec.sampling.law import Warp, make_law
+from jspec.sampling.distribution import Warp, make_distribution
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise
 
@@ -137,11 +138,11 @@ def test_the_drafts_temperature_is_its_own():
     temperatures = [0.0, 0.5, 1.0, 2.0, 4.0]
     hot = proposal_of(model, temperatures, draft_sampling="sample", draft_temperature=4.0)
     assert hot.point_mass.tolist() == [False] * B
-    np.testing.assert_allclose(hot.law.rows.scale, 0.25, rtol=1e-6)
+    np.testing.assert_allclose(hot.distribution.warped.scale, 0.25, rtol=1e-6)
     cold = proposal_of(model, temperatures, draft_sampling="sample", draft_temperature=0)
     assert cold.point_mass.tolist() == [True] * B
     own = proposal_of(model, temperatures, draft_sampling="sample")
-    np.testing.assert_allclose(own.law.rows.scale[:, 0], [1, 2, 1, 0.5, 0.25], rtol=1e-6)
+    np.testing.assert_allclose(own.distribution.warped.scale[:, 0], [1, 2, 1, 0.5, 0.25], rtol=1e-6)
 
 
 def test_coupled_drafts_are_what_the_target_would_draw():
@@ -150,13 +151,13 @@ def test_coupled_drafts_are_what_the_target_would_draw():
     noise = RoundNoise(jnp.stack([jnp.arange(B, dtype=jnp.uint32)] * 2, axis=1), jnp.full(B, 3, jnp.int32))
     one = jnp.ones(B, jnp.float32)
     keys = noise.sample_keys(jnp.tile(jnp.arange(K, dtype=jnp.int32)[None], (B, 1)))
-    _, drawn = make_law(jnp.zeros((B, K, V)), Warp(one, jnp.zeros(B, jnp.int32), one, 0 * one), keys)
+    _, drawn = make_distribution(jnp.zeros((B, K, V)), Warp(one, jnp.zeros(B, jnp.int32), one, 0 * one), keys)
     assert coupled.tolist() == drawn.tolist()
     independent = proposal_of(model, [1.0] * B, draft_sampling="sample").tokens
     assert not np.any(np.all(coupled == independent, axis=1))
 
 
-def test_a_draft_row_that_is_no_law_ends_the_drafts():
+def test_a_draft_row_that_is_no_distribution_ends_the_drafts():
     table = successor_table()
     table[4] = np.nan  # 3 and 4 are proposed; what follows 4 is unknown
     assert proposal_of(bigram(table), [0.0, 1.0] + [1.0] * 3, draft_sampling="sample").count.tolist() == [2] * B
@@ -169,11 +170,12 @@ def test_stop_tokens_are_not_drafted_before_min_tokens():
     drafted = proposal_of(model, [0.0] + [1.0] * 4, stop_token=9, min_length=5, draft_sampling="sample")
     assert drafted.tokens[0].tolist() == [5, 5, 9, 9]  # positions 3 and 4 are early
     assert 9 not in drafted.tokens[:, :2].ravel().tolist()
-    assert jnp.all(drafted.law.log_prob(jnp.full((B, K), 9, jnp.int32))[:, :2] == -jnp.inf)
+    assert jnp.all(drafted.distribution.log_prob(jnp.full((B, K), 9, jnp.int32))[:, :2] == -jnp.inf)
 
 
 def test_an_equal_draft_is_accepted_whole_under_min_tokens():
-    """Had the draft's law kept what the target's forbids, every round before min_tokens would lose its drafts."""
+    """Had the draft's distribution kept what the target's forbids, every round before min_tokens would lose its
+    drafts."""
     model = bigram(3.0 * np.eye(V)[np.full(V, 9)])
     params = SamplingParams(temperature=1.0, max_tokens=30, min_tokens=20, stop_token_ids=[9])
     same = table_engine(model, model, draft_sampling="sample")

@@ -18,9 +18,9 @@ from family.configs import DRAFT, TARGET
 from family.export import save_checkpoint
 from family.objectives import agreement, distillation, language_modelling
 from family.tokenizer import END_OF_TEXT, END_OF_TEXT_ID, save_tokenizer, train_tokenizer
-from jspec.cache import CausalView
 from jspec.config import ModelConfig
 from jspec.models import abstract_params, build
+from jspec.models.cache import CausalView
 from jspec.train import loop
 from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
 from jspec.train.methods import Sizes

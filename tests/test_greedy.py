@@ -36,7 +36,7 @@ def test_speculative_equals_plain(method, K, verify, how):
     prompts = PROMPTS + REPETITIVE
     progresses = decode(engine(method, K, verify, **how), prompts)
     assert tokens_of(progresses) == plain_greedy(target(), prompts)
-    assert all(len(p.job.prompt) + len(p.tokens) == MAX_LEN for p in progresses)
+    assert all(len(p.request.prompt) + len(p.tokens) == MAX_LEN for p in progresses)
     accepted, drafted = (sum(sum(getattr(p, name)) for p in progresses) for name in ("accepted", "drafted"))
     assert 0 < accepted < drafted
 

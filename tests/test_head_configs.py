@@ -15,8 +15,8 @@ from jspec.heads import (
     PardConfig,
     check_head,
     decoder_of,
-    default_taps,
-    resolved_taps,
+    default_aux_layers,
+    resolved_aux_layers,
 )
 from jspec.memory import budget
 from jspec.models import abstract_params
@@ -30,7 +30,7 @@ HEADS = [
     EagleConfig(TWO, fuse_bias=True, own_embedding=True),
     EAGLE3,
     Eagle3Config(TWO, V, 24, 2, (0, 3), norm_before_fuse=True, own_embedding=True, mask_token_id=3),
-    Eagle3Config(ONE, V, D, 3, (0, 1, 2), norm_each_tap=True, own_head=False),
+    Eagle3Config(ONE, V, D, 3, (0, 1, 2), norm_each_aux=True, own_head=False),
     Eagle3Config(ONE, 7, D, 0),
     PardConfig(TARGET, 5),
     MLPConfig(V, D, 12, 4),
@@ -62,14 +62,17 @@ def test_an_engine_counts_the_head(head):
         ({"draft_vocab_size": V + 1}, rf"draft_vocab_size={V + 1}: expected an integer in 1..{V}"),
         ({"draft_vocab_size": 0}, "draft_vocab_size=0"),
         ({"own_head": False}, rf"draft_vocab_size=20: expected {V}, .*because its head is borrowed"),
-        ({"taps": (1, 2)}, r"taps=\(1, 2\): expected 3 layer ids"),
-        ({"taps": (2, 1, 3)}, "ascending"),
-        ({"taps": (1, 1, 3)}, "ascending"),
-        ({"taps": (-1, 1, 3)}, "at least 0"),
-        ({"num_taps": 0, "taps": None, "target_hidden_size": D + 1}, f"target_hidden_size={D + 1}: expected {D}"),
+        ({"aux_layers": (1, 2)}, r"aux_layers=\(1, 2\): expected 3 layer ids"),
+        ({"aux_layers": (2, 1, 3)}, "ascending"),
+        ({"aux_layers": (1, 1, 3)}, "ascending"),
+        ({"aux_layers": (-1, 1, 3)}, "at least 0"),
+        (
+            {"num_aux_layers": 0, "aux_layers": None, "target_hidden_size": D + 1},
+            f"target_hidden_size={D + 1}: expected {D}",
+        ),
         ({"mask_token_id": V}, f"mask_token_id={V}"),
         ({"trained_drafts": 0}, "trained_drafts=0"),
-        ({"norm_before_fuse": True, "norm_each_tap": True}, "expected at most one of them"),
+        ({"norm_before_fuse": True, "norm_each_aux": True}, "expected at most one of them"),
     ],
 )
 def test_what_no_eagle3_head_can_be(change, message):
@@ -106,13 +109,13 @@ def test_how_many_drafts_there_are_weights_for():
     assert EAGLE3.max_drafts is None
 
 
-def test_default_taps():
-    assert default_taps(32) == (2, 16, 29)
-    assert default_taps(6) == (2, 3)
+def test_default_aux_layers():
+    assert default_aux_layers(32) == (2, 16, 29)
+    assert default_aux_layers(6) == (2, 3)
     deep = dataclasses.replace(TARGET, num_layers=36, windows=())
-    assert resolved_taps(deep, dataclasses.replace(EAGLE3, taps=None)) == (2, 18, 33)
-    assert resolved_taps(deep, EAGLE3) == (1, 2, 3)
-    assert resolved_taps(deep, Eagle3Config(ONE, 7, D, 0)) == resolved_taps(deep, EagleConfig(ONE)) == ()
+    assert resolved_aux_layers(deep, dataclasses.replace(EAGLE3, aux_layers=None)) == (2, 18, 33)
+    assert resolved_aux_layers(deep, EAGLE3) == (1, 2, 3)
+    assert resolved_aux_layers(deep, Eagle3Config(ONE, 7, D, 0)) == resolved_aux_layers(deep, EagleConfig(ONE)) == ()
 
 
 def test_a_head_that_fits():
@@ -131,7 +134,7 @@ def test_a_head_that_fits():
         (MedusaConfig(V, 32, 3), f"hidden size of 32, and this target's is {D}"),
         (EagleConfig(dataclasses.replace(ONE, vocab_size=31)), f"vocabulary of 31, and this target's is {V}"),
         (MedusaConfig(31, D, 3), f"vocabulary of 31, and this target's is {V}"),
-        (dataclasses.replace(EAGLE3, taps=(1, 2, 4)), r"streams \(1, 2, 4\), and the target has 3 layers"),
+        (dataclasses.replace(EAGLE3, aux_layers=(1, 2, 4)), r"streams \(1, 2, 4\), and the target has 3 layers"),
     ],
 )
 def test_a_head_of_another_target_is_refused_with_both_numbers(head, message):
@@ -141,7 +144,7 @@ def test_a_head_of_another_target_is_refused_with_both_numbers(head, message):
 
 def test_a_target_with_too_few_streams_of_its_own():
     six, two = (dataclasses.replace(TARGET, num_layers=n, windows=()) for n in (6, 2))
-    anywhere = dataclasses.replace(EAGLE3, taps=None)
+    anywhere = dataclasses.replace(EAGLE3, aux_layers=None)
     with pytest.raises(ValueError, match=r"reads 3 residual streams .*target of 6 layers has 2 by default"):
         check_head(six, anywhere)
     with pytest.raises(ValueError, match="the target has 2 layers"):

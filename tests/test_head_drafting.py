@@ -16,12 +16,12 @@ from test_step import never, request
 
 from jspec.config import Speculation
 from jspec.drafting.methods import drafter_for
+from jspec.engine.state import admit, init_state
+from jspec.engine.step import DecodeStep
 from jspec.heads import PardConfig
 from jspec.models import build_head, flat_params
 from jspec.models.split import split
 from jspec.sampling.verify import Verdict
-from jspec.state import admit, init_state
-from jspec.step import Step
 
 PROMPTS = ragged_prompts((1, 6, 24))  # the last is read in three chunks
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -39,8 +39,8 @@ class Bench:
         _, merge_unprepared = split(self.head)
         make_drafter = drafter_for(self.config, TARGET, Speculation(K, draft_sampling="sample"))
 
-        def step(leaves, verify=never) -> Step:
-            return Step(target(), make_drafter(target(), merge(leaves)), verify, width=K + 2)
+        def step(leaves, verify=never) -> DecodeStep:
+            return DecodeStep(target(), make_drafter(target(), merge(leaves)), verify, width=K + 2)
 
         def forced_round(leaves, state, accepted, token):
             seen = {}
@@ -105,9 +105,9 @@ class Bench:
             by_target = np.asarray(causal(target())(text[:, :MAX_LEN]))
             for row in np.flatnonzero(live):
                 n, k = length[row], int(proposal.count[row])
-                assert k == min(self.room(n), laws(expected.logits[row]))
+                assert k == min(self.room(n), distributions(expected.logits[row]))
                 np.testing.assert_allclose(logits[row, : k + 1], by_target[row, n - 1 : n + k], **CLOSE)
-                self.compare(row, k, proposal.law.rows.logits, state, expected)
+                self.compare(row, k, proposal.distribution.warped.logits, state, expected)
                 assert int(log.count[row]) == min(accepted[row], k) + 1
                 drafted.append((k, self.room(n)))
         for pool in jax.tree.leaves(state.draft):
@@ -131,8 +131,8 @@ class Bench:
         return min(MAX_LEN, MAX_LEN if self.config.layers is None else self.config.layers.max_position)
 
 
-def laws(logits) -> int:
-    """How many of the K rows come before the first that is no law."""
+def distributions(logits) -> int:
+    """How many of the K rows come before the first that is no distribution."""
     return int(np.sum(np.cumprod(~np.isnan(np.asarray(logits)).any(axis=-1))))
 
 
@@ -189,13 +189,18 @@ def test_cache_and_proposals_after_any_acceptance(name, K, pattern):
 @pytest.mark.parametrize(
     ("name", "K", "parameter", "at"),
     [
-        ("eagle-short", 10, "embedding", 20),  # a draft, or a committed token, after which there is no law any more
+        (
+            "eagle-short",
+            10,
+            "embedding",
+            20,
+        ),  # a draft, or a committed token, after which there is no distribution any more
         ("pard", 10, "embedding", 0),  # a token of the third prompt
         ("mlp", 4, "embeddings.2", slice(0, V, 3)),  # some tokens, if drafted second
         ("medusa", 4, "heads.2.head.weight", 0),  # the third draft, always
     ],
 )
-def test_drafts_end_before_the_first_that_has_no_law(name, K, parameter, at):
+def test_drafts_end_before_the_first_that_has_no_distribution(name, K, parameter, at):
     """And nothing of it is left in what later rounds read, unless the token itself is committed."""
     play = bench(name, K)
     params = flat_params(play.head)

@@ -1,4 +1,5 @@
-"""Greedy output with every kind of head is, token for token, the target's own, and drafts are accepted as they should."""
+"""Greedy output with every kind of head is, token for token, the target's own, and drafts are accepted as they
+should."""
 
 import dataclasses
 
@@ -9,7 +10,7 @@ from causal_heads import causal_drafts
 from engines import CONFIG, GREEDY, MAX_LEN, V, decode, engine, key_of, plain_greedy, ragged_prompts, target, tokens_of
 from heads import HEADS, compile_fast, head_engine, trained_head
 
-from jspec.engine import Engine
+from jspec.engine.engine import Engine
 from jspec.models import build_head, flat_params
 from jspec.sampling.params import SamplingParams
 
@@ -60,8 +61,8 @@ def test_every_round_accepts_what_a_pass_without_cache_drafts(name, verify):
     progresses = decode(an_engine(name, verify), PROMPTS)
     texts, lengths, drafted, accepted = [], [], [], []
     for progress in progresses:
-        text = [*progress.job.prompt, *progress.tokens]
-        length = len(progress.job.prompt)
+        text = [*progress.request.prompt, *progress.tokens]
+        length = len(progress.request.prompt)
         for many, stood in zip(progress.drafted, progress.accepted, strict=True):
             texts.append(text + [0] * (MAX_LEN + K - len(text)))
             lengths.append(length)
@@ -79,7 +80,8 @@ def test_every_round_accepts_what_a_pass_without_cache_drafts(name, verify):
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if i % 2 else long) for i, name in enumerate(HEADS)])
 def test_match_with_coupled_drafts_is_drafter_invariant(name):
-    """One text for a key, with any drafter and with none, in any slot and batch, as long as the target reads one width."""
+    """One text for a key, with any drafter and with none, in any slot and batch, as long as the target reads one
+    width."""
     keys = [key_of(seed) for seed in range(len(PROMPTS))]
     params = [
         SamplingParams(temperature=(0.5, 1.0, 0.0, 0.8)[i % 4], top_k=i, max_tokens=40) for i in range(len(PROMPTS))

@@ -1,4 +1,5 @@
-"""Each head's forward equals its original implementation, whose outputs are kept in golden/ (README.md there says how)."""
+"""Each head's forward equals its original implementation, whose outputs are kept in golden/ (README.md there says
+how)."""
 
 import functools
 from pathlib import Path
@@ -10,9 +11,9 @@ from tiny import tiny_checkpoint
 from tiny_heads import CASES, MASK, V, Vd, vocabulary
 
 from convert import convert, load_draft, load_folder
-from jspec.cache import CausalView, PagedView, init_pool
-from jspec.heads import default_taps
+from jspec.heads import default_aux_layers
 from jspec.models import build, build_head, causal_logits
+from jspec.models.cache import CausalView, PagedView, init_pool
 
 TOLERANCE = 2e-5
 GOLDEN = Path(__file__).parent / "golden"
@@ -58,7 +59,8 @@ def assert_close(found, expected):
 
 
 def known(logits) -> np.ndarray:
-    """``[..., V] -> [..., Vd]``: the logits that a head with a reduced vocabulary knows, once they are the right ones."""
+    """``[..., V] -> [..., Vd]``: the logits that a head with a reduced vocabulary knows, once they are the right
+    ones."""
     logits = np.asarray(logits)
     finite = np.isfinite(logits)
     if finite.all():
@@ -72,9 +74,11 @@ FED_BACK = [(file, case) for file in ("eagle", "eagle3") for case in CASES[file]
 
 def test_the_targets_features_are_those_that_the_originals_read(target):
     positions = jnp.arange(T, dtype=jnp.int32)[None]
-    for taps in ((1, 6), (1, 3, 7), default_taps(8)):
-        hidden, streams, _ = target.tapped(TOKENS[None, :T], positions, (None,) * 8, CausalView(positions), taps)
-        assert_close(streams[0], golden("target")["streams-" + "-".join(map(str, taps))])
+    for aux_layers in ((1, 6), (1, 3, 7), default_aux_layers(8)):
+        hidden, streams, _ = target.with_auxiliary(
+            TOKENS[None, :T], positions, (None,) * 8, CausalView(positions), aux_layers
+        )
+        assert_close(streams[0], golden("target")["streams-" + "-".join(map(str, aux_layers))])
     assert_close(hidden[0], golden("target")["final"])
 
 

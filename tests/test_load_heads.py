@@ -10,7 +10,7 @@ from tiny import tiny_checkpoint
 
 import convert
 import jspec
-from convert.refusal import Refusal
+from jspec.checkpoints.refusal import Refusal
 
 SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
 K3 = jspec.Speculation(num_draft_tokens=3)

@@ -11,7 +11,7 @@ import jspec
 from jspec.models.quantized import STORED
 from jspec.train.loop import Plan
 from jspec.train.methods import Sizes
-from jspec.train.run import Run, train
+from jspec.train.run import TrainingRun, train
 
 SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
 K3 = jspec.Speculation(num_draft_tokens=3)
@@ -100,6 +100,6 @@ def test_a_head_learns_from_a_quantised_target(folders, tmp_path, method, sizes)
     np.savez(tmp_path / "tokens.npz", train=tokens[:1600], held_out=tokens[1600:])
     plan = Plan(6, 1e-2, 0.0, tokens_per_step=64, length=16, evaluate_every=3)
     target, out = folders / "int8-True", tmp_path / "out"
-    figures = train(Run(method, target, tmp_path / "tokens.npz", out, plan, sizes, prompts=1, dtype="float32"))
+    figures = train(TrainingRun(method, target, tmp_path / "tokens.npz", out, plan, sizes, prompts=1, dtype="float32"))
     assert np.isfinite(figures["held_out_loss"])
     assert jspec.load(target, out / "head", speculation=jspec.Speculation(2), **SMALL).method == method

@@ -9,7 +9,7 @@ import pytest
 
 from jspec.drafting.base import Context
 from jspec.drafting.ngram import NGram
-from jspec.sampling.law import Warp
+from jspec.sampling.distribution import Warp
 from jspec.sampling.streams import RoundNoise
 
 B, S, K = 8, 32, 6
@@ -53,7 +53,7 @@ def drafts(texts, shortest=1, longest=4, room=K) -> list[list[int]]:
         row[: len(text)] = text
     length = np.array([*map(len, texts), *[1] * (B - len(texts))], np.int32)
     proposal = propose(NGram(K, shortest, longest), tokens, length, jnp.full(B, room, jnp.int32))
-    assert proposal.law is None
+    assert proposal.distribution is None
     assert np.all(proposal.point_mass)
     return [proposal.tokens[i, : proposal.count[i]].tolist() for i in range(len(texts))]
 

@@ -14,7 +14,7 @@ from tiny import tiny_checkpoint
 import jspec
 from jspec.config import VERIFY_RULES, Speculation
 from jspec.llm import LLM
-from jspec.sampling.law import Warp, make_law
+from jspec.sampling.distribution import Warp, make_distribution
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.synthetic import rule_of
 from jspec.sampling.verify import RULES, Proposal
@@ -35,15 +35,15 @@ def batch(temperature: float = 1.0):
     noise = RoundNoise(jax.random.key_data(jax.random.split(keys[1], B)), jnp.full(B, 9, jnp.int32))
     index = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), (B, K))
     warp = warp_of(jnp.full(B, temperature))
-    law, tokens = make_law(2 * jax.random.normal(keys[2], (B, K, V)), warp, noise.draft_keys(index))
-    return logits, warp, Proposal(tokens, jnp.full(B, K, jnp.int32), law, warp.greedy), noise
+    distribution, tokens = make_distribution(2 * jax.random.normal(keys[2], (B, K, V)), warp, noise.draft_keys(index))
+    return logits, warp, Proposal(tokens, jnp.full(B, K, jnp.int32), distribution, warp.greedy), noise
 
 
 def judge(verify: str, rates, logits, warp, proposal, noise):
     return jax.jit(rule_of(Speculation(K, verify, synthetic_acceptance=rates)))(logits, warp, proposal, noise)
 
 
-def law_of_accepted(rates) -> np.ndarray:
+def distribution_of_accepted(rates) -> np.ndarray:
     """Probability of 0 .. K accepted drafts."""
     reached = np.cumprod([1.0, *rates])
     return reached - np.append(reached[1:], 0.0)
@@ -55,7 +55,7 @@ def law_of_accepted(rates) -> np.ndarray:
 def test_rates_are_those_asked_for(verify, temperature, rates):
     verdict = judge(verify, rates, *batch(temperature))
     accepted = np.bincount(verdict.accepted, minlength=K + 1)
-    expected = law_of_accepted(rates if isinstance(rates, tuple) else (rates,) * K)
+    expected = distribution_of_accepted(rates if isinstance(rates, tuple) else (rates,) * K)
     assert p_value(accepted, expected) > 1e-6, (accepted / B, expected)
     own = np.bincount(RULES[verify](*batch(temperature)).accepted, minlength=K + 1)
     assert p_value(own, expected) < 1e-6  # the rule itself would have decided otherwise
@@ -70,7 +70,7 @@ def test_the_end_of_a_short_tuple_accepts_nothing(verify):
 
 
 @pytest.mark.parametrize("verify", VERIFY_RULES)
-def test_never_past_the_valid_drafts_or_a_row_that_is_no_law(verify):
+def test_never_past_the_valid_drafts_or_a_row_that_is_no_distribution(verify):
     logits, warp, proposal, noise = batch()
     row, count, broken = np.arange(B), np.arange(B) % (K + 1), np.arange(B) // 4 % (K + 1)
     logits = logits.at[row, broken].set(jnp.nan)
@@ -82,15 +82,18 @@ def test_never_past_the_valid_drafts_or_a_row_that_is_no_law(verify):
 
 
 def test_the_token_comes_from_the_rule():
-    """After a refusal the residual's, which is no token that the draft likes better; after all drafts the bonus draw."""
+    """After a refusal the residual's, which is no token that the draft likes better; after all drafts the bonus
+    draw."""
     logits, warp, proposal, noise = batch()
     verdict = judge("rejection", RATES, logits, warp, proposal, noise)
-    law, sampled = make_law(logits, warp, noise.sample_keys(jnp.broadcast_to(jnp.arange(K + 1), (B, K + 1))))
+    distribution, sampled = make_distribution(
+        logits, warp, noise.sample_keys(jnp.broadcast_to(jnp.arange(K + 1), (B, K + 1)))
+    )
     every = np.asarray(verdict.accepted) == K
     assert 0 < np.sum(every) < B
     np.testing.assert_array_equal(np.asarray(verdict.token)[every], np.asarray(sampled)[every, K])
     tokens = jnp.broadcast_to(verdict.token[:, None], (B, K + 1))
-    p, q = law.log_prob(tokens), proposal.law.log_prob(tokens[:, :K])
+    p, q = distribution.log_prob(tokens), proposal.distribution.log_prob(tokens[:, :K])
     gap = jnp.take_along_axis(p[:, :K] - q, jnp.minimum(verdict.accepted, K - 1)[:, None], axis=1)[:, 0]
     assert np.all(np.asarray(gap)[~every] > 0)
 

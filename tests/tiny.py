@@ -10,9 +10,9 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from convert.folder import Folder
-from convert.hf_config import read_config
-from convert.names import tensor_table
+from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.hf_config import read_config
+from jspec.checkpoints.names import tensor_table
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

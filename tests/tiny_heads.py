@@ -1,9 +1,9 @@
 """Tiny random draft heads in the public layout of each kind, for a target with V=97 and D=64 (tests/tiny.py).
 
-Every function writes config.json and the weights and returns the folder. Keyword arguments that it does not name are keys
-of config.json; a value of None removes the key. ``leave_out`` names tensors that are drawn but not written, so that the
-others do not depend on it. ``file`` is where the weights go: what ends in .pt or .bin is written by torch as a pickle.
-"""
+Every function writes config.json and the weights and returns the folder. Keyword arguments that it does not name are
+keys of config.json; a value of None removes the key. ``leave_out`` names tensors that are drawn but not written, so
+that the others do not depend on it. ``file`` is where the weights go: what ends in .pt or .bin is written by torch as a
+pickle."""
 
 import json
 import os
@@ -40,7 +40,8 @@ LLAMA = {
 
 
 def eagle(path: str | os.PathLike, *, seed: int = 0, leave_out=(), file="model.safetensors", **keys) -> Path:
-    """EAGLE-1 and -2 as SafeAILab publishes them: MHA if ``num_key_value_heads`` is None, fc.bias unless ``bias=False``."""
+    """EAGLE-1 and -2 as SafeAILab publishes them: MHA if ``num_key_value_heads`` is None, fc.bias unless
+    ``bias=False``."""
     config = _merge(LLAMA, keys)
     shapes: Shapes = {"embed_tokens.weight": (V, D), "fc.weight": (D, 2 * D)}
     if config.get("bias", True):
@@ -80,8 +81,8 @@ def speculators(
 
     Args:
       verifier: name or path of the target, which the file states.
-      layers: keys of ``transformer_layer_config``, which leaves out what equals the defaults of its class; so a key left
-        out here means that default, e.g. an rms_norm_eps of 1e-6.
+      layers: keys of ``transformer_layer_config``, which leaves out what equals the defaults of its class; so a key
+        left out here means that default, e.g. an rms_norm_eps of 1e-6.
     """
     parallel = kind == "peagle"
     sizes = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
@@ -155,19 +156,20 @@ def medusa(path: str | os.PathLike, *, seed: int = 0, file="medusa_lm_head.safet
 
 
 def _eagle3_tensors(seed: int, config: dict, flags: dict, first: str, mask: bool = False) -> dict[str, np.ndarray]:
-    """Tensors of an EAGLE-3 head: ``config`` describes its layers, ``flags`` the rest, ``first`` names the first layer."""
+    """Tensors of an EAGLE-3 head: ``config`` describes its layers, ``flags`` the rest, ``first`` names the first
+    layer."""
     V, D, Vd = config["vocab_size"], config["hidden_size"], flags["draft_vocab_size"]
     Dt = flags.get("target_hidden_size") or D
-    taps = (
+    aux_layers = (
         len(flags.get("eagle_aux_hidden_state_layer_ids") or range(3)) if flags.get("use_aux_hidden_state", True) else 0
     )
     bias = config.get("attention_bias", False)
     rest = {"qkv_bias": bias, "out_bias": bias, "qk_norm": config["model_type"] == "qwen3"}
     shapes: Shapes = {"embed_tokens.weight": (V, D), "norm.weight": (D,), "lm_head.weight": (Vd, D)}
-    shapes |= {"fc.weight": (D, taps * Dt)} if taps else {}
-    shapes |= {"input_norm.weight": (taps * Dt,)} if flags.get("norm_before_fc") else {}
-    shapes |= {f"fc_norm.{i}.weight": (Dt,) for i in range(taps if flags.get("fc_norm") else 0)}
-    shapes |= {"mask_hidden": (1, 1, taps * Dt)} if mask else {}
+    shapes |= {"fc.weight": (D, aux_layers * Dt)} if aux_layers else {}
+    shapes |= {"input_norm.weight": (aux_layers * Dt,)} if flags.get("norm_before_fc") else {}
+    shapes |= {f"fc_norm.{i}.weight": (Dt,) for i in range(aux_layers if flags.get("fc_norm") else 0)}
+    shapes |= {"mask_hidden": (1, 1, aux_layers * Dt)} if mask else {}
     norms = ("input_layernorm", "post_attention_layernorm")
     shapes |= _layer(first, config, 2 * D, ("hidden_norm", *norms), **rest)
     for layer in range(1, config["num_hidden_layers"]):

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from jspec.cache import PagedView
-from jspec.sampling.law import Warp
+from jspec.models.cache import PagedView
+from jspec.sampling.distribution import Warp
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import Proposal
 
@@ -91,8 +91,8 @@ class Drafter(Protocol):
         ...
 
     @property
-    def taps(self) -> tuple[int, ...] | None:
-        """What it needs of the target, as ``Decoder.tapped`` takes it; None if it needs nothing."""
+    def aux_layers(self) -> tuple[int, ...] | None:
+        """What it needs of the target, as ``Decoder.with_auxiliary`` takes it; None if it needs nothing."""
         ...
 
     def init(self, pages: int, page_size: int, dtype) -> Any:
@@ -111,7 +111,7 @@ class Drafter(Protocol):
 class Stateless:
     """What is the same in every drafter that keeps nothing between rounds."""
 
-    taps: tuple[int, ...] | None = None
+    aux_layers: tuple[int, ...] | None = None
 
     def init(self, pages: int, page_size: int, dtype) -> tuple[()]:
         """No state."""

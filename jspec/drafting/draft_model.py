@@ -5,10 +5,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jspec.cache import PagedView, init_pool
 from jspec.config import Speculation
 from jspec.drafting.base import Context, Prompt
 from jspec.drafting.drawing import Drawing
+from jspec.models.cache import PagedView, init_pool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class DraftModel:
     vocab_size: int
     speculation: Speculation
 
-    taps = None
+    aux_layers = None
 
     @property
     def num_draft_tokens(self) -> int:

@@ -5,31 +5,31 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jspec.cache import PagedView, init_pool
 from jspec.config import Speculation
 from jspec.drafting.base import Context, Prompt
 from jspec.drafting.drawing import Drawing
 from jspec.drafting.window import make_window
+from jspec.models.cache import PagedView, init_pool
 
 
 @dataclasses.dataclass(frozen=True)
 class Eagle:
     """A head that reads (feature i, token i + 1) in slot i (Li et al., 2024 and 2025).
 
-    The window of a round holds the slots of the last round's tokens, whose features the target has computed by now: they
-    replace entries that were made from the head's own outputs. The newest token has no feature yet, so a prompt of one
-    token drafts nothing in its first round.
+    The window of a round holds the slots of the last round's tokens, whose features the target has computed by now:
+    they replace entries that were made from the head's own outputs. The newest token has no feature yet, so a prompt of
+    one token drafts nothing in its first round.
 
     Attributes:
       head: an ``EagleHead`` or ``Eagle3Head``.
       target: the model that it drafts for, whose embedding and output head it may borrow.
-      taps: the target's streams that a feature is made of.
+      aux_layers: the target's streams that a feature is made of.
       speculation: K and how tokens are drawn.
     """
 
     head: Any
     target: Any
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
     speculation: Speculation
 
     @property

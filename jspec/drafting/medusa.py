@@ -24,7 +24,7 @@ class MedusaHeads(Stateless):
     target: Any
     speculation: Speculation
 
-    taps = ()
+    aux_layers = ()
 
     @property
     def num_draft_tokens(self) -> int:
@@ -33,5 +33,5 @@ class MedusaHeads(Stateless):
     def propose(self, state, context: Context):
         drawing = Drawing(self.speculation, context, self.head.config.method)
         logits = self.head.logits(context.newest_feature, self.target, self.num_draft_tokens)[:, 0]
-        law, tokens = drawing.draw(logits, 0)
-        return state, drawing.proposal(law, tokens, jnp.where(context.length > 1, context.room, 0))
+        distribution, tokens = drawing.draw(logits, 0)
+        return state, drawing.proposal(distribution, tokens, jnp.where(context.length > 1, context.room, 0))

@@ -11,7 +11,7 @@ from jspec.drafting.mlp import MLP
 from jspec.drafting.ngram import NGram
 from jspec.drafting.parallel import ParallelHead, ParallelModel
 from jspec.drafting.plain import NoDrafts
-from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MLPConfig, PardConfig, resolved_taps
+from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MLPConfig, PardConfig, resolved_aux_layers
 
 NGRAM = "ngram"
 METHODS = ("draft_model", NGRAM, "eagle", "eagle3", "parallel", "mlp", "medusa")
@@ -47,7 +47,7 @@ def drafter_for(
             return ParallelModel(by, target.vocab_size, how, draft.mask_token_id)
         if isinstance(draft, EagleConfig | Eagle3Config):
             kind = ParallelHead if draft.method == "parallel" else Eagle
-            return kind(by, of, resolved_taps(target, draft), how)
+            return kind(by, of, resolved_aux_layers(target, draft), how)
         return MLP(by, how) if isinstance(draft, MLPConfig) else MedusaHeads(by, of, how)
 
     return make

@@ -1,4 +1,5 @@
-"""Drafting with an MLP speculator (Wertheimer et al., 2024): K small stages from the target's last known hidden state."""
+"""Drafting with an MLP speculator (Wertheimer et al., 2024): K small stages from the target's last known hidden
+state."""
 
 import dataclasses
 from typing import Any
@@ -22,7 +23,7 @@ class MLP(Stateless):
     head: Any
     speculation: Speculation
 
-    taps = ()
+    aux_layers = ()
 
     @property
     def num_draft_tokens(self) -> int:

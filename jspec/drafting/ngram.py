@@ -1,4 +1,5 @@
-"""Prompt lookup (Saxena, 2023): propose what followed the last occurrence of the text's own ending. On device, no model."""
+"""Prompt lookup (Saxena, 2023): propose what followed the last occurrence of the text's own ending. On device, no
+model."""
 
 import dataclasses
 
@@ -39,4 +40,4 @@ class NGram(Stateless):
         source = end + 1 + jnp.arange(K, dtype=jnp.int32)[None] % period
         drafts = jnp.take_along_axis(context.tokens, jnp.clip(source, 0, S - 1), axis=1)
         count = jnp.where(longest[:, 0] >= self.ngram_min, context.room, 0)
-        return state, Proposal(drafts, count, law=None, point_mass=jnp.ones(B, bool))
+        return state, Proposal(drafts, count, distribution=None, point_mass=jnp.ones(B, bool))

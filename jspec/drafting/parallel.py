@@ -1,7 +1,7 @@
 """Parallel drafting: K tokens in ONE pass, the first after the last real slot, the others after K - 1 mask slots.
 
-Drafts of a pass do not see each other, so draft i has the law of position i alone, whatever was drawn before it.
-"""
+Drafts of a pass do not see each other, so draft i has the distribution of position i alone, whatever was drawn before
+it."""
 
 import dataclasses
 
@@ -31,8 +31,8 @@ class ParallelHead(Eagle):
         embedded = head.embed(tokens, self.target)
         hidden, cache = head(embedded, features, window.positions, state, window.view(context))
 
-        law, tokens = drawing.draw(head.logits(window.after_newest(hidden, K), self.target), 0)
-        return cache, drawing.proposal(law, tokens, room)
+        distribution, tokens = drawing.draw(head.logits(window.after_newest(hidden, K), self.target), 0)
+        return cache, drawing.proposal(distribution, tokens, room)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,5 +56,5 @@ class ParallelModel(DraftModel):
         hidden, cache = self.model(tokens, window.positions, state, window.view(context))
 
         logits = self.model.logits(window.after_newest(hidden, K))[..., : self.vocab_size]
-        law, tokens = drawing.draw(logits, 0)
-        return cache, drawing.proposal(law, tokens, room)
+        distribution, tokens = drawing.draw(logits, 0)
+        return cache, drawing.proposal(distribution, tokens, room)

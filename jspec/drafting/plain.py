@@ -13,13 +13,13 @@ class NoDrafts(Stateless):
     """Every round emits one token, the target's own draw.
 
     Attributes:
-      taps: what a drafter that rests, and reads later, needs of the target; see ``Step.decode_plainly``.
+      aux_layers: what a drafter that rests, and reads later, needs of the target; see ``DecodeStep.decode_plainly``.
     """
 
-    taps: tuple[int, ...] | None = None
+    aux_layers: tuple[int, ...] | None = None
     num_draft_tokens: int = 0
 
     def propose(self, state, context: Context):
         B = context.length.shape[0]
-        none = Proposal(jnp.zeros((B, 0), jnp.int32), context.room, law=None, point_mass=jnp.ones(B, bool))
+        none = Proposal(jnp.zeros((B, 0), jnp.int32), context.room, distribution=None, point_mass=jnp.ones(B, bool))
         return state, none

@@ -1,17 +1,16 @@
 """The window: the slots that a drafter's first pass of a round reads, the same number in every round.
 
 A round leaves a drafter's cache behind in two ways: tokens that were committed but not read, and entries that were made
-from guesses. Both begin at the first slot that the last round touched, so reading K + 1 slots from there on, right-padded,
-always catches up; a slot that is read again is rewritten with the same numbers, or with better ones.
-"""
+from guesses. Both begin at the first slot that the last round touched, so reading K + 1 slots from there on,
+right-padded, always catches up; a slot that is read again is rewritten with the same numbers, or with better ones."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-from jspec.cache import PagedView
 from jspec.drafting.base import Context
+from jspec.models.cache import PagedView
 
 
 @jax.tree_util.register_dataclass

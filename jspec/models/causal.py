@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jspec.cache import CausalView
+from jspec.models.cache import CausalView
 
 
 def causal_logits(model, tokens) -> jax.Array:

@@ -1,6 +1,6 @@
 """The dense pre-norm decoder: Llama 1 to 3.2, Vicuna, Mistral, Qwen2, Qwen2.5 and Qwen3 are settings of this one.
 
-A call reads T new tokens per row through a *view* (``jspec.cache``), which knows where keys and values are kept:
+A call reads T new tokens per row through a *view* (``jspec.models.cache``), which knows where keys and values are kept:
 
     hidden, cache = model(tokens, positions, cache, view)
     logits = model.logits(hidden)
@@ -90,7 +90,8 @@ class Layer(nnx.Module):
 
 
 def add_mlp(layer, x, attended, after: RMSNorm | None):
-    """The second half of a layer that has ``mlp_norm`` and ``mlp``: the stream and, as ``Layer`` returns it, its norm."""
+    """The second half of a layer that has ``mlp_norm`` and ``mlp``: the stream and, as ``Layer`` returns it, its
+    norm."""
     x, normed = layer.mlp_norm.after_adding(x, attended)
     added = layer.mlp(normed)
     return (x + added, x + added) if after is None else after.after_adding(x, added)
@@ -132,17 +133,18 @@ class Decoder(nnx.Module):
         Returns:
           hidden states after the final norm ``[B, T, D]``, and the cache with the new keys and values.
         """
-        hidden, _, cache = self.tapped(tokens, positions, cache, view, ())
+        hidden, _, cache = self.with_auxiliary(tokens, positions, cache, view, ())
         return hidden, cache
 
-    def tapped(self, tokens, positions, cache, view, taps: tuple[int, ...]):
+    def with_auxiliary(self, tokens, positions, cache, view, aux_layers: tuple[int, ...]):
         """Read tokens as ``__call__`` does, and listen to residual streams on the way.
 
         Args:
-          taps: k is the stream after k layers: 0 the embeddings, L what enters the final norm.
+          aux_layers: k is the stream after k layers: 0 the embeddings, L what enters the final norm.
 
         Returns:
-          hidden states, the streams joined ``[B, T, len(taps) D]`` (the hidden states if taps is ()), and the cache.
+          hidden states, the streams joined ``[B, T, len(aux_layers) D]`` (the hidden states if aux_layers is ()), and
+          the cache.
         """
         x = self.embed(tokens)
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
@@ -151,14 +153,18 @@ class Decoder(nnx.Module):
             x, normed, kv = layer(x, normed, positions, kv, view, after)
             streams.append(x)
             written.append(kv)
-        return normed, jnp.concatenate([streams[k] for k in taps], axis=-1) if taps else normed, tuple(written)
+        return (
+            normed,
+            jnp.concatenate([streams[k] for k in aux_layers], axis=-1) if aux_layers else normed,
+            tuple(written),
+        )
 
-    def feature_size(self, taps: tuple[int, ...]) -> int:
-        """E, the numbers per position that ``taps`` ask for; () is the hidden state after the final norm."""
-        return max(len(taps), 1) * self.config.hidden_size
+    def feature_size(self, aux_layers: tuple[int, ...]) -> int:
+        """E, the numbers per position that ``aux_layers`` ask for; () is the hidden state after the final norm."""
+        return max(len(aux_layers), 1) * self.config.hidden_size
 
     def logits(self, hidden):
-        """``[..., D] -> [..., V]``, in the model's dtype: the stored logits that every law is defined by."""
+        """``[..., D] -> [..., V]``, in the model's dtype: the stored logits that every distribution is defined by."""
         return project(hidden, self.output_weight, self.output_scale)
 
     @property

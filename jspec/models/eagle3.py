@@ -50,10 +50,10 @@ class Eagle3Head(nnx.Module):
         Dt, eps = config.target_hidden_size, config.layers.rms_norm_eps
         self.config = config
         self.embedding = init_embedding(c, rngs, dtype) if config.own_embedding else None
-        self.fuse_in = Linear(E, D, dtype=dtype, rngs=rngs) if config.num_taps else None
+        self.fuse_in = Linear(E, D, dtype=dtype, rngs=rngs) if config.num_aux_layers else None
         self.fuse_norm = RMSNorm(E, eps, dtype=dtype) if config.norm_before_fuse else None
-        taps = range(config.num_taps if config.norm_each_tap else 0)
-        self.tap_norms = nnx.List([RMSNorm(Dt, eps, dtype=dtype) for _ in taps])
+        aux_layers = range(config.num_aux_layers if config.norm_each_aux else 0)
+        self.aux_norms = nnx.List([RMSNorm(Dt, eps, dtype=dtype) for _ in aux_layers])
         rest = [Layer(c, i, dtype=dtype, rngs=rngs) for i in range(1, c.num_layers)]
         self.layers: Any = nnx.List([FusedLayer(config, dtype=dtype, rngs=rngs), *rest])  # of two kinds
         self.norm = RMSNorm(D, eps, dtype=dtype)
@@ -70,9 +70,9 @@ class Eagle3Head(nnx.Module):
         """Joined streams of the target ``[..., E]`` as the layers read them, ``[..., D]``."""
         if self.fuse_norm is not None:
             features = self.fuse_norm(features)
-        if self.tap_norms:
-            parts = jnp.split(features, len(self.tap_norms), axis=-1)
-            features = jnp.concatenate([norm(part) for norm, part in zip(self.tap_norms, parts, strict=True)], axis=-1)
+        if self.aux_norms:
+            parts = jnp.split(features, len(self.aux_norms), axis=-1)
+            features = jnp.concatenate([norm(part) for norm, part in zip(self.aux_norms, parts, strict=True)], axis=-1)
         return features if self.fuse_in is None else self.fuse_in(features)
 
     def __call__(self, embedded, features, positions, cache, view):
@@ -95,7 +95,8 @@ class Eagle3Head(nnx.Module):
         return target.logits(normed) if self.head is None else self.head(normed)
 
     def logits(self, hidden, target):
-        """``[..., D] -> [..., V]``: -inf for tokens that the head does not know, so that its law has no mass there."""
+        """``[..., D] -> [..., V]``: -inf for tokens that the head does not know, so that its distribution has no mass
+        there."""
         logits = self.draft_logits(hidden, target)
         if self.draft_ids is None:
             return logits

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jspec.attention import Rotation
 from jspec.config import Rope
 from jspec.models.quantized import random_weight
+from jspec.pallas.attention_reference import Rotation
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.norm import add_norm, rms_norm
 
@@ -75,7 +75,8 @@ def _product(x, weight):
 
 
 def _two_rows(x, weight):
-    """``_product`` of one row, and of one of zeros: a GPU's matrix product converts a weight faster than XLA's reduction."""
+    """``_product`` of one row, and of one of zeros: a GPU's matrix product converts a weight faster than XLA's
+    reduction."""
     y = _product(jnp.pad(x.reshape(1, -1), ((0, 1), (0, 0))), weight)
     return y[:1].reshape(*x.shape[:-1], -1)
 

@@ -23,7 +23,8 @@ class MedusaHead(nnx.Module):
 
 
 class Medusa(nnx.Module):
-    """Head i reads the target's hidden state (after its final norm) at position t and predicts the token at t + 2 + i."""
+    """Head i reads the target's hidden state (after its final norm) at position t and predicts the token at t + 2 +
+    i."""
 
     def __init__(self, config: MedusaConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         self.config = config

@@ -27,8 +27,8 @@ class ScaledNorm(nnx.Module):
 class MLPSpeculator(nnx.Module):
     """Stage i: s = gelu(norm_i(proj_i s + ratio emb_i[token])), and the logits of the next token are head_i s.
 
-    The state starts as the target's hidden state (after its final norm) at the newest position whose next token is known.
-    """
+    The state starts as the target's hidden state (after its final norm) at the newest position whose next token is
+    known."""
 
     def __init__(self, config: MLPConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         V, D, W, n = config.vocab_size, config.hidden_size, config.inner_size, config.num_stages

@@ -1,8 +1,7 @@
 """Weights of eight bits: a row of W is ``scale * weight``, integers or fp8 numbers with one float32 scale a row.
 
-Symmetric and per output channel, as W8A16 checkpoints have it: a row's largest magnitude becomes 127 or 448. Activations
-are never quantised.
-"""
+Symmetric and per output channel, as W8A16 checkpoints have it: a row's largest magnitude becomes 127 or 448.
+Activations are never quantised."""
 
 import jax
 import jax.numpy as jnp

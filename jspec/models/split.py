@@ -1,4 +1,5 @@
-"""A model as flat leaves for jit: calling a jitted function on an NNX module costs milliseconds, on leaves microseconds."""
+"""A model as flat leaves for jit: calling a jitted function on an NNX module costs milliseconds, on leaves
+microseconds."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +16,8 @@ class Split(NamedTuple):
 
 
 def split(model) -> Split:
-    """Take apart an NNX module, or any pytree that acts as a model. None, and a model without arrays, have no leaves."""
+    """Take apart an NNX module, or any pytree that acts as a model. None, and a model without arrays, have no
+    leaves."""
     if not isinstance(model, nnx.Module):
         leaves, tree = jax.tree.flatten(model)
         return Split(leaves, tree.unflatten)

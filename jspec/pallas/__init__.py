@@ -1,1 +1,1 @@
-"""Pallas kernels for NVIDIA GPUs, each beside the jnp twin that is its specification."""
+"""Pallas kernels for NVIDIA GPUs, each beside the jnp reference implementation that is its specification."""

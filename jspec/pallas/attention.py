@@ -1,9 +1,8 @@
 """Attention over the pages of the KV cache, reading the live slots of each row and nothing else.
 
-The T queries of a row times the R query heads of one KV head are the rows of one matrix, so that keys and values are read
-once for all of them (Ainslie et al., 2023), and the live slots of a row are dealt to several programs whose partial
-softmaxes are merged afterwards (Dao et al., 2023), so that one row keeps a whole GPU busy.
-"""
+The T queries of a row times the R query heads of one KV head are the rows of one matrix, so that keys and values are
+read once for all of them (Ainslie et al., 2023), and the live slots of a row are dealt to several programs whose
+partial softmaxes are merged afterwards (Dao et al., 2023), so that one row keeps a whole GPU busy."""
 
 import functools
 
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.attention import causal_mask, grouped_attention
+from jspec.pallas.attention_reference import causal_mask, grouped_attention
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.flash import SMALLEST, TILINGS, Plan, Queries, Tiling, attend_pages, each, rows, run, store
 
@@ -23,7 +22,7 @@ def paged_attention(q, k_pool, v_pool, table, positions, valid, window: int | No
     """``paged_attention_reference``, and on an NVIDIA GPU the kernel, which reads live slots only.
 
     The kernel is for bfloat16 and float32 and for head dimensions that are powers of two in 16..256; any other model
-    runs the twin on a GPU too.
+    runs the reference implementation on a GPU too.
     """
     kernel, reference = (
         functools.partial(f, window=window) for f in (paged_attention_kernel, paged_attention_reference)

@@ -1,4 +1,5 @@
-"""Kernel or twin, decided when a program is lowered: by the platform it is lowered for, never by global state."""
+"""Kernel or reference implementation, decided when a program is lowered: by the platform it is lowered for, never by
+global state."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""From logits to laws and tokens: temperature, threshold, log-normaliser and a draw from every row."""
+"""From logits to distributions and tokens: temperature, threshold, log-normaliser and a draw from every row."""
 
 import functools
 
@@ -8,9 +8,9 @@ from jax.experimental import pallas as pl
 
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.pick import best_of, group_words, gumbel_block, pick_reference
-from jspec.pallas.rows import Rows, group_size, in_groups, load_groups, num_groups, store_groups
 from jspec.pallas.threshold import ROW_WARPS, row_folder, threshold_if_any, threshold_of_row
 from jspec.pallas.triton import LOG2_E, block_ids, exp, exp2, kernel_call, load_block
+from jspec.pallas.warped_logits import WarpedLogits, group_size, in_groups, load_groups, num_groups, store_groups
 
 _GROUPS = 4  # that one program sums
 _WARPS = 4
@@ -22,7 +22,7 @@ def draw(logits, temperature, top_k, top_p, min_p, key_data=None):
 
 
 def draw_reference(logits, temperature, top_k, top_p, min_p, key_data=None):
-    """The law of each row under its request's settings, and a token of it.
+    """The distribution of each row under its request's settings, and a token of it.
 
     Args:
       logits: ``[B, J, V]``, float32 or bfloat16, as stored.
@@ -31,8 +31,8 @@ def draw_reference(logits, temperature, top_k, top_p, min_p, key_data=None):
       key_data: uint32 ``[B, J, 2]``, Threefry keys, or None: nothing is drawn.
 
     Returns:
-      token int32 ``[B, J]``, of greedy requests the likeliest, the lowest id among equals, and -1 where none was drawn; and
-      the laws, ``Rows``, whose lse is NaN or infinite if the row has a number that is no logit.
+      token int32 ``[B, J]``, of greedy requests the likeliest, the lowest id among equals, and -1 where none was drawn;
+      and the distributions, ``WarpedLogits``, whose lse is NaN or infinite if the row has a number that is no logit.
     """
     B, J, V = logits.shape
     greedy = temperature == 0
@@ -48,11 +48,12 @@ def draw_reference(logits, temperature, top_k, top_p, min_p, key_data=None):
     log_weight, log_mass, lse = weigh(flat, scale, threshold)
     drawn = -1 if key_data is None else pick_reference(log_mass, log_weight, key_data.reshape(B * J, 2))
     token = jnp.where(jnp.repeat(greedy, J), jnp.argmax(log_weight, axis=-1).astype(jnp.int32), drawn)
-    return token.reshape(B, J), Rows(logits, *(x.reshape(B, J) for x in (scale, threshold, lse)))
+    return token.reshape(B, J), WarpedLogits(logits, *(x.reshape(B, J) for x in (scale, threshold, lse)))
 
 
 def weigh(logits, scale, threshold):
-    """What rows are drawn by: log weights of tokens ``[R, V]`` and of groups ``[R, groups]``, and lse ``[R]``, float32."""
+    """What rows are drawn by: log weights of tokens ``[R, V]`` and of groups ``[R, groups]``, and lse ``[R]``,
+    float32."""
     z = logits.astype(jnp.float32)
     scaled = z * scale[:, None]
     cut = z < threshold[:, None]  # False for NaN, so that a NaN reaches the sum
@@ -83,7 +84,7 @@ def draw_kernel(logits, temperature, top_k, top_p, min_p, key_data=None, *, inte
         interpret=interpret,
         shape=(_GROUPS, size),
     )
-    token, *law = kernel_call(
+    token, *distribution = kernel_call(
         _finish_row,
         *(logits, temperature, top_k, top_p, min_p, peak, total, *(() if key_data is None else (key_data,))),
         grid=(B, J),
@@ -92,7 +93,7 @@ def draw_kernel(logits, temperature, top_k, top_p, min_p, key_data=None, *, inte
         interpret=interpret,
         size=size,
     )
-    return token, Rows(logits, *law)
+    return token, WarpedLogits(logits, *distribution)
 
 
 def _scale(temperature):

@@ -1,8 +1,7 @@
 """Rotation, cache writes and attention in one launch, where a row has few new tokens.
 
-Every program rotates the queries that it has and reads slots of before. The first split of a row also has the new keys and
-values, in registers: it attends to them from there, and puts them into their pages for the rounds to come.
-"""
+Every program rotates the queries that it has and reads slots of before. The first split of a row also has the new keys
+and values, in registers: it attends to them from there, and puts them into their pages for the rounds to come."""
 
 import functools
 
@@ -52,7 +51,7 @@ def extend_kernel(
     tiling: Tiling | None = None,
     interpret=False,
 ):
-    """``View.extend`` of a ``PagedView`` (``jspec.cache``) as a kernel.
+    """``View.extend`` of a ``PagedView`` (``jspec.models.cache``) as a kernel.
 
     Args:
       qkv: ``[B, T, N + 2G, H]``, queries, keys and values, not rotated.
@@ -113,7 +112,8 @@ def _extend_split(qkv_ref, cos_ref, sin_ref, k_ref, v_ref, table_ref, last_ref, 
 
 
 def _load_pairs(qkv_ref, cos_ref, sin_ref, b, at, token, real):
-    """Heads ``at`` of a row, the same with their halves exchanged, and the angles of their tokens; 0 where not ``real``."""
+    """Heads ``at`` of a row, the same with their halves exchanged, and the angles of their tokens; 0 where not
+    ``real``."""
     H = qkv_ref.shape[2]
     row, column = rows(at, H)
     half, mask = H // 2, each(real, H)
@@ -123,7 +123,7 @@ def _load_pairs(qkv_ref, cos_ref, sin_ref, b, at, token, real):
 
 
 def _turned(x, other, cos, sin):
-    """``jspec.attention.rotated`` of heads ``[rows, H]`` in fp32."""
+    """``jspec.pallas.attention_reference.rotated`` of heads ``[rows, H]`` in fp32."""
     column = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
     x32, other = x.astype(jnp.float32), other.astype(jnp.float32)
     return (x32 * cos + jnp.where(column < x.shape[1] // 2, -other, other) * sin).astype(x.dtype)

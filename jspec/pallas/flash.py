@@ -40,7 +40,8 @@ class Tiling:
         return min(max(self.tile // row_bytes, SMALLEST), _MOST_SLOTS)
 
     def splits(self, cells: int, tiles: int) -> int:
-        """Programs that share up to ``tiles`` tiles of one of ``cells`` (row of the batch, KV head, block of queries)."""
+        """Programs that share up to ``tiles`` tiles of one of ``cells`` (row of the batch, KV head, block of
+        queries)."""
         wanted = max(1, self.programs // cells)
         return min(1 << (wanted.bit_length() - 1), pl.next_power_of_2(tiles))
 
@@ -87,7 +88,8 @@ class Plan:
 
 
 class Softmax(NamedTuple):
-    """Of a block of query rows: float32 sums ``[block, H]``, the peak of the scores and the sum of weights ``[block]``."""
+    """Of a block of query rows: float32 sums ``[block, H]``, the peak of the scores and the sum of weights
+    ``[block]``."""
 
     acc: Any
     peak: Any
@@ -167,7 +169,8 @@ def run(kernel: Callable, plan: Plan, args, dtype, tiling: Tiling, *, others=(),
 
 
 def attend_pages(q, queries: Queries, newest, k_ref, v_ref, table_ref, plan: Plan) -> Softmax:
-    """In a kernel: the softmax of q ``[block, H]`` over the split's share of the row's slots up to ``newest``, -1 for none.
+    """In a kernel: the softmax of q ``[block, H]`` over the split's share of the row's slots up to ``newest``, -1 for
+    none.
 
     Pools are ``[G, pages P, H]``.
     """

@@ -1,9 +1,9 @@
-"""Noise from counters: the bits are ``jax.random.bits`` of a Threefry key, the transforms are shared by kernel and twin.
+"""Noise from counters: the bits are ``jax.random.bits`` of a Threefry key, the transforms are shared by kernel and
+reference implementation.
 
 Gumbel noise is -log(E) of an exponential E = -log1p(-u) with a 32-bit u, so a winning (small) E keeps full relative
-resolution. -log(-log(u)) in fp32 knows only 2^24 values near u = 1: its tail ends at 16.6, and ties there would favour low
-token ids; here the tail reaches 22.9.
-"""
+resolution. -log(-log(u)) in fp32 knows only 2^24 values near u = 1: its tail ends at 16.6, and ties there would favour
+low token ids; here the tail reaches 22.9."""
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,8 @@ def threefry_bits(key_0, key_1, index):
 
 
 def threefry(key_0, key_1, index):
-    """Threefry-2x32 with 20 rounds (Salmon et al., 2011) of the counter (0, index): two words, ``fold_in`` of the index."""
+    """Threefry-2x32 with 20 rounds (Salmon et al., 2011) of the counter (0, index): two words, ``fold_in`` of the
+    index."""
     keys = (key_0, key_1, key_0 ^ key_1 ^ np.uint32(0x1BD11BDA))
     x_1 = index + key_1
     x_0 = jnp.broadcast_to(key_0, jnp.shape(x_1))

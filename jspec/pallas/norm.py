@@ -32,7 +32,8 @@ def add_norm_reference(x, y, weight, eps: float):
 
 
 def rms_norm(x, weight, eps: float):
-    """Root-mean-square norm of ``[..., D]`` (Zhang and Sennrich, 2019) in fp32, then times ``weight`` in the dtype of x."""
+    """Root-mean-square norm of ``[..., D]`` (Zhang and Sennrich, 2019) in fp32, then times ``weight`` in the dtype of
+    x."""
     x32 = x.astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
     return normed.astype(x.dtype) * weight.reshape((1,) * (x.ndim - 1) + weight.shape)

@@ -1,14 +1,13 @@
 """A token of a row by two Gumbel draws (Gumbel, 1954): of a group of tokens by its mass, then of a token in it.
 
-The pass that reads the logits knows what each group weighs, and P(group) P(token | group) is P(token). So noise, which costs
-four times what reading a logit does, is computed for the groups and for the tokens of one of them: of 128,256 tokens for
-1,150. Token v takes the v-th word of the row's key, group g the g-th from the end of all 2^32.
-"""
+The pass that reads the logits knows what each group weighs, and P(group) P(token | group) is P(token). So noise, which
+costs four times what reading a logit does, is computed for the groups and for the tokens of one of them: of 128,256
+tokens for 1,150. Token v takes the v-th word of the row's key, group g the g-th from the end of all 2^32."""
 
 import jax.numpy as jnp
 
 from jspec.pallas.noise import gumbel_of_bits, threefry_bits
-from jspec.pallas.rows import in_groups
+from jspec.pallas.warped_logits import in_groups
 
 
 def pick_reference(log_mass, log_weight, key_data):

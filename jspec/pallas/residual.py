@@ -2,9 +2,8 @@
 
 The draft's vocabulary may be narrower than the target's; q is 0 past its end.
 
-Every token keeps at least ``LEAST`` of its w p. Where rounding leaves a residual nothing, the draw is therefore from p, and
-elsewhere that adds less than 1e-18 to the probability of anything.
-"""
+Every token keeps at least ``LEAST`` of its w p. Where rounding leaves a residual nothing, the draw is therefore from p,
+and elsewhere that adds less than 1e-18 to the probability of anything."""
 
 from typing import Any, NamedTuple
 
@@ -14,8 +13,8 @@ from jax.experimental import pallas as pl
 
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.pick import best_of, group_words, gumbel_of, pick_reference
-from jspec.pallas.rows import Rows, group_size, in_groups, load_groups, num_groups, store_groups
 from jspec.pallas.triton import block_ids, exp, kernel_call, multiply_add
+from jspec.pallas.warped_logits import WarpedLogits, group_size, in_groups, load_groups, num_groups, store_groups
 
 LEAST = 2.0**-60
 _GROUPS = 2  # that one program sums
@@ -27,19 +26,20 @@ _LOWEST = -1e4  # stands for log 0 where log 0 - log 0 would be NaN; e^-1e4 is 0
 class Residual(NamedTuple):
     """What the token after i drafts is drawn from, i = 0 .. K, for each of B requests.
 
-    For i < valid draft i was refused, and it is max(w_i p_i - q_i, 0), normalised; for i = valid none was, and it is p_i.
+    For i < valid draft i was refused, and it is max(w_i p_i - q_i, 0), normalised; for i = valid none was, and it is
+    p_i.
 
     Attributes:
-      p: laws of the target, K + 1 rows or more.
-      q: laws of the draft, K rows.
+      p: distributions of the target, K + 1 rows or more.
+      q: distributions of the draft, K rows.
       drafts: int32 ``[B, K]``.
       point_mass: bool ``[B]``; q_i is 1 at drafts[i] and 0 elsewhere, whatever ``q`` says.
       valid: int32 ``[B]``, how many of the drafts count.
       log_weight: float32 ``[B, K + 1]``, log w <= 0, or None: w = 1.
     """
 
-    p: Rows
-    q: Rows
+    p: WarpedLogits
+    q: WarpedLogits
     drafts: jax.Array
     point_mass: jax.Array
     valid: jax.Array
@@ -80,7 +80,7 @@ def residual_draw_reference(residual: Residual, masses, at, noise, best):
       best: int32 ``[B, K + 1]`` or wider, the token where it needs no draw, elsewhere -1.
 
     Returns:
-      the token, int32 ``[B]``, and whether p is a law there, bool ``[B]``.
+      the token, int32 ``[B]``, and whether p is a distribution there, bool ``[B]``.
     """
     one = jnp.minimum(at, masses.shape[1] - 1)
     key = jnp.stack(noise.of_requests().last_key(at, residual.valid), axis=-1)
@@ -96,9 +96,9 @@ def log_left(residual: Residual, at=None):
     row = jnp.broadcast_to(jnp.arange(K + 1, dtype=jnp.int32), (B, K + 1)) if at is None else at[:, None]
     refused, drafted = row < valid[:, None], jnp.minimum(row, K - 1)
     weight = 0.0 if log_weight is None else jnp.where(refused, _at(log_weight, row), 0.0)[..., None]
-    log_p = Rows(*(_at(x, row) for x in p)).log_prob(V) + weight
+    log_p = WarpedLogits(*(_at(x, row) for x in p)).log_prob(V) + weight
     log_p = jnp.where((row <= valid[:, None])[..., None], log_p, -jnp.inf)
-    log_q = Rows(*(_at(x, drafted) for x in q)).log_prob(V)
+    log_q = WarpedLogits(*(_at(x, drafted) for x in q)).log_prob(V)
     log_q = jnp.where((refused & ~point_mass[:, None])[..., None], log_q, -jnp.inf)
     excluded = jnp.where(refused & point_mass[:, None], _at(drafts, drafted), -1)
     excludes = jnp.arange(V, dtype=jnp.int32)[None, None] == excluded[..., None]

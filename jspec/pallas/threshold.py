@@ -1,8 +1,8 @@
 """Exact top-k, top-p and min-p as ONE threshold per row, found by bisection over the bits of the logits: no sort.
 
-A token survives iff its stored logit is at least the threshold, so ties at the threshold are all kept, and drawing and the
-accept ratio read the same law. Order: min-p, then top-k over its survivors, then top-p over theirs, renormalised.
-"""
+A token survives iff its stored logit is at least the threshold, so ties at the threshold are all kept, and drawing and
+the accept ratio read the same distribution. Order: min-p, then top-k over its survivors, then top-p over theirs,
+renormalised."""
 
 import jax
 import jax.numpy as jnp
@@ -109,10 +109,9 @@ def row_folder(logits_ref, at):
 def threshold_of_row(logits_ref, at, scale, top_k, top_p, min_p):
     """In a kernel: ``threshold_reference`` of the row ``at``, which it reads once or twice unless the row is flat.
 
-    The row is dealt to ``_BLOCK`` lanes, and each lane keeps its ``_DEPTH`` largest logits in registers. What a lane drops
-    is at most its smallest kept one, so a threshold above all of those is exact. One that is not (a flat row, a large
-    top-k) is searched again over the whole row, in passes that read it from L2.
-    """
+    The row is dealt to ``_BLOCK`` lanes, and each lane keeps its ``_DEPTH`` largest logits in registers. What a lane
+    drops is at most its smallest kept one, so a threshold above all of those is exact. One that is not (a flat row, a
+    large top-k) is searched again over the whole row, in passes that read it from L2."""
     V, dtype = logits_ref.shape[-1], logits_ref.dtype
     fold, size = row_folder(logits_ref, at)
     kept = fold(_keep_largest, (jnp.full(size, -jnp.inf),) * _DEPTH)

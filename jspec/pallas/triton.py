@@ -1,8 +1,7 @@
 """The one door to Pallas' Triton lowering: how a kernel is called and how it reads a row in blocks.
 
-Lowering rules that shape the kernels: every array inside one has a power of two of elements, so rows are read in blocks and
-masked; arguments arrive whole and are indexed by hand.
-"""
+Lowering rules that shape the kernels: every array inside one has a power of two of elements, so rows are read in blocks
+and masked; arguments arrive whole and are indexed by hand."""
 
 import contextvars
 import functools
@@ -29,7 +28,8 @@ def kernel_call(
     aliases=None,
     **static,
 ):
-    """Run ``function(*arg_refs, *out_refs, **static)`` once per grid cell; ``interpret`` runs it on any platform, slowly.
+    """Run ``function(*arg_refs, *out_refs, **static)`` once per grid cell; ``interpret`` runs it on any platform,
+    slowly.
 
     The first axis of the grid runs fastest. ``num_stages`` is how many trips of a loop have their loads under way.
     ``aliases`` maps arguments to the outputs that take their place in memory.

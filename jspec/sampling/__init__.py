@@ -1,1 +1,1 @@
-"""What a request asks for, the law it makes of logits, where noise comes from, and the verification rules."""
+"""What a request asks for, the distribution it makes of logits, where noise comes from, and the verification rules."""

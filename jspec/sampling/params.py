@@ -16,8 +16,8 @@ MAX_STOP_TOKENS = 128  # room per row on the device, the model's end-of-sequence
 class SamplingParams:
     """How one request is sampled and when it ends. Names, meaning and defaults are vLLM's.
 
-    The law of a token is the softmax of logits / temperature, cut by min-p, then top-k, then top-p (each over what the
-    one before left, ties at a threshold kept), renormalised.
+    The distribution of a token is the softmax of logits / temperature, cut by min-p, then top-k, then top-p (each over
+    what the one before left, ties at a threshold kept), renormalised.
 
     Args:
       temperature: 0 is greedy, exactly; so is anything below 1e-5.

@@ -4,10 +4,10 @@ import jax.numpy as jnp
 
 
 def forbid_early_stops(logits, positions, stop_tokens, min_length):
-    """Take stop tokens out of the law of every position before ``min_length``.
+    """Take stop tokens out of the distribution of every position before ``min_length``.
 
     Args:
-      logits: ``[B, J, V]`` as stored; changed in place under jit, so that every reader sees the same law.
+      logits: ``[B, J, V]`` as stored; changed in place under jit, so that every reader sees the same distribution.
       positions: int32 ``[B, J]``, the position of the token that each row decides.
       stop_tokens: int32 ``[B, E]``, padded with -1.
       min_length: int32 ``[B]``.

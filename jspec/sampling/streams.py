@@ -1,11 +1,11 @@
-"""Where noise comes from: a key per draw, computed from the request's key and the place of the draw, never from a counter.
+"""Where noise comes from: a key per draw, computed from the request's key and the place of the draw, never from a
+counter.
 
-``SAMPLE`` noise belongs to an absolute position: whoever asks for the token at that position with that key gets the same
-noise, whatever was drafted on the way. The other streams belong to a round, named by the committed length at its start.
-A length starts at most one round, so no word is ever used twice: not in a later round, and not by the accept test after
-the draft. Sharing a stream between draft and residual, or keying ``block``'s accept noise by position, breaks
-losslessness silently.
-"""
+``SAMPLE`` noise belongs to an absolute position: whoever asks for the token at that position with that key gets the
+same noise, whatever was drafted on the way. The other streams belong to a round, named by the committed length at its
+start. A length starts at most one round, so no word is ever used twice: not in a later round, and not by the accept
+test after the draft. Sharing a stream between draft and residual, or keying ``block``'s accept noise by position,
+breaks losslessness silently."""
 
 import dataclasses
 import enum

@@ -1,4 +1,5 @@
-"""Acceptance by decree, for benchmarks: random weights never agree, so a round of theirs would say nothing of real ones."""
+"""Acceptance by decree, for benchmarks: random weights never agree, so a round of theirs would say nothing of real
+ones."""
 
 import dataclasses
 import functools
@@ -8,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.sampling.law import leading
+from jspec.sampling.distribution import leading
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES, Verdict
 

@@ -1,7 +1,7 @@
 """The verification rules: how many drafts are accepted, and which token follows them.
 
-Every rule emits tokens with exactly the target's law, whatever was drafted. With drafts d_0 .. d_{K-1} drawn from q_0 ..
-q_{K-1}, p_0 .. p_K the target's laws after 0 .. K of them, and k <= K valid drafts:
+Every rule emits tokens with exactly the target's distribution, whatever was drafted. With drafts d_0 .. d_{K-1} drawn
+from q_0 .. q_{K-1}, p_0 .. p_K the target's distributions after 0 .. K of them, and k <= K valid drafts:
 
     match      accept while d_i equals the target's own draw from p_i; emit that draw at the first difference, or at k
     rejection  accept while u_i < p_i(d_i) / q_i(d_i); else emit a draw from max(p_i - q_i, 0), or from p_k after k
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.pallas.residual import Residual, residual_draw, residual_masses
-from jspec.sampling.law import Law, Warp, leading, make_law
+from jspec.sampling.distribution import Distribution, Warp, leading, make_distribution
 from jspec.sampling.streams import RoundNoise
 
 
@@ -28,20 +28,21 @@ class Proposal:
 
     Attributes:
       tokens: int32 ``[B, K]``.
-      count: int32 ``[B]``, k <= K valid drafts, known before any of them was drawn (or at a stop of the drafter that does
-        not look at the token drawn last).
-      law: the laws that the tokens were drawn from, K rows; None if every row is a point mass.
+      count: int32 ``[B]``, k <= K valid drafts, known before any of them was drawn (or at a stop of the drafter that
+        does not look at the token drawn last).
+      distribution: the distributions that the tokens were drawn from, K rows; None if every row is a point mass.
       point_mass: bool ``[B]``; q_i is 1 at d_i and 0 elsewhere (argmax and n-gram drafts).
     """
 
     tokens: jax.Array
     count: jax.Array
-    law: Law | None
+    distribution: Distribution | None
     point_mass: jax.Array
 
 
 class Verdict(NamedTuple):
-    """``accepted`` int32 [B] drafts stand; then comes ``token`` int32 [B], unless its law was no law: ``ok`` bool [B]."""
+    """``accepted`` int32 [B] drafts stand; then comes ``token`` int32 [B], unless its distribution was no distribution:
+    ``ok`` bool [B]."""
 
     accepted: jax.Array
     token: jax.Array
@@ -65,36 +66,36 @@ def by_rule(accepted: jax.Array, count: jax.Array, noise: RoundNoise) -> jax.Arr
 def match(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Decide = by_rule) -> Verdict:
     """Accept drafts that equal the target's own seeded samples.
 
-    With ``coupled`` drafts the acceptance is a(p, q) = sum_i 1 / sum_j max(p_j / p_i, q_j / q_i) (Daliri, Musco and Suresh,
-    2024) if one group holds the vocabulary. Else it is that of the groups' masses, each term of its sum times a(p, q) within
-    the group: the same for laws with most mass on a few tokens, some points less for flat ones.
+    With ``coupled`` drafts the acceptance is a(p, q) = sum_i 1 / sum_j max(p_j / p_i, q_j / q_i) (Daliri, Musco and
+    Suresh, 2024) if one group holds the vocabulary. Else it is that of the groups' masses, each term of its sum times
+    a(p, q) within the group: the same for distributions with most mass on a few tokens, some points less for flat ones.
 
     Args:
       logits: ``[B, T, V]`` of the target, as stored.
       warp: the requests' settings.
-      proposal: the drafts; their laws do not matter here.
+      proposal: the drafts; their distributions do not matter here.
       noise: the round's noise.
       decide: how many drafts stand in the end; only the default is lossless.
     """
     B, T, _ = logits.shape
     offset = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
-    law, sampled = make_law(logits, warp, noise.sample_keys(offset))
-    valid = _valid(law, proposal)
+    distribution, sampled = make_distribution(logits, warp, noise.sample_keys(offset))
+    valid = _valid(distribution, proposal)
     K = proposal.tokens.shape[1]
     same, accepted = (proposal.tokens == sampled[:, :K]) & valid, jnp.zeros(B, jnp.int32)
     for i in reversed(range(K)):  # ``leading``, and what follows, in one kernel
         accepted = jnp.where(same[:, i], accepted + 1, 0)
     accepted = decide(accepted, leading(valid), noise)
-    return Verdict(accepted, _pick(sampled, accepted), _pick(law.finite, accepted))
+    return Verdict(accepted, _pick(sampled, accepted), _pick(distribution.finite, accepted))
 
 
 def rejection(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Decide = by_rule) -> Verdict:
     """Token-level speculative sampling (Leviathan et al., 2023; Chen et al., 2023). Arguments as for ``match``."""
-    law, best = make_law(logits, warp)
-    valid = _valid(law, proposal)
+    distribution, best = make_distribution(logits, warp)
+    valid = _valid(distribution, proposal)
     u = noise.accept_uniforms(proposal.tokens.shape[1])
-    accepted = decide(leading((jnp.log(u) < _log_ratio(law, best, proposal)) & valid), leading(valid), noise)
-    residual = _residual(law, proposal)
+    accepted = decide(leading((jnp.log(u) < _log_ratio(distribution, best, proposal)) & valid), leading(valid), noise)
+    residual = _residual(distribution, proposal)
     token, ok = residual_draw(residual, residual_masses(residual, accepted), accepted, noise, best)
     return Verdict(accepted, token, ok)
 
@@ -105,15 +106,15 @@ def block(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Dec
     With w_0 = 1, w_{i+1} = min(w_i p_i(d_i) / q_i(d_i), 1) and R_i the mass of max(w_i p_i - q_i, 0), the prefix of i
     drafts passes with probability R_i / (R_i + 1 - w_i), that of all k with w_k; the longest that passes is accepted.
     """
-    law, best = make_law(logits, warp)
-    count, ratio = leading(_valid(law, proposal)), _log_ratio(law, best, proposal)
+    distribution, best = make_distribution(logits, warp)
+    count, ratio = leading(_valid(distribution, proposal)), _log_ratio(distribution, best, proposal)
     K = proposal.tokens.shape[1]
     log_w = [jnp.zeros(count.shape, jnp.float32)]
     for i in range(K):
         log_w.append(jnp.minimum(log_w[-1] + ratio[:, i], 0.0))
     log_w = jnp.stack(log_w, axis=1)  # [B, K + 1]
 
-    residual = _residual(law, proposal, log_w)
+    residual = _residual(distribution, proposal, log_w)
     masses = residual_masses(residual)
     # Without the barrier the sum is fused with what follows, and a single lane adds up a row.
     mass = jax.lax.optimization_barrier(jnp.sum(masses, axis=-1))[:, :K]
@@ -135,26 +136,27 @@ RULES: dict[str, Callable[..., Verdict]] = {
 }
 
 
-def _valid(law: Law, proposal: Proposal):
-    """bool ``[B, K]``: the draft may be accepted, if those before it are. A target row that is no law ends the request."""
+def _valid(distribution: Distribution, proposal: Proposal):
+    """bool ``[B, K]``: the draft may be accepted, if those before it are. A target row that is no distribution ends the
+    request."""
     K = proposal.tokens.shape[1]
-    return law.finite[:, :K] & (jnp.arange(K, dtype=jnp.int32)[None] < proposal.count[:, None])
+    return distribution.finite[:, :K] & (jnp.arange(K, dtype=jnp.int32)[None] < proposal.count[:, None])
 
 
-def _log_ratio(law: Law, best, proposal: Proposal):
+def _log_ratio(distribution: Distribution, best, proposal: Proposal):
     """log p_i(d_i) - log q_i(d_i), float32 ``[B, K]``; greedy targets and point-mass drafts are point masses."""
     drafts, K = proposal.tokens, proposal.tokens.shape[1]
     point = jnp.where(drafts == best[:, :K], 0.0, -jnp.inf)
-    log_p = jnp.where(best[:, :K] >= 0, point, law.log_prob(drafts))
-    if proposal.law is None:
+    log_p = jnp.where(best[:, :K] >= 0, point, distribution.log_prob(drafts))
+    if proposal.distribution is None:
         return log_p
-    return log_p - jnp.where(proposal.point_mass[:, None], 0.0, proposal.law.log_prob(drafts))
+    return log_p - jnp.where(proposal.point_mass[:, None], 0.0, proposal.distribution.log_prob(drafts))
 
 
-def _residual(law: Law, proposal: Proposal, log_weight=None) -> Residual:
+def _residual(distribution: Distribution, proposal: Proposal, log_weight=None) -> Residual:
     """What the next token is drawn from, by how many drafts stand."""
-    q = law if proposal.law is None else proposal.law
-    return Residual(law.rows, q.rows, proposal.tokens, proposal.point_mass, proposal.count, log_weight)
+    q = distribution if proposal.distribution is None else proposal.distribution
+    return Residual(distribution.warped, q.warped, proposal.tokens, proposal.point_mass, proposal.count, log_weight)
 
 
 def _pick(values, index):

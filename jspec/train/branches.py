@@ -1,8 +1,9 @@
 """Attention of a head that is trained on its own drafts: every position of a text branches off into a draft of its own.
 
-A head that drafts after slot b reads text up to slot b, and then slots that it made up itself. Training does that at all
-b at once. Slots of depth 0 are those of the text, ``0 .. n - 1``, causal. The branch at b has one slot a depth: that of
-depth s stands at position b + s and sees text slots ``j <= b`` and the slots of its own branch at depths 1 to s.
+A head that drafts after slot b reads text up to slot b, and then slots that it made up itself. Training does that at
+all b at once. Slots of depth 0 are those of the text, ``0 .. n - 1``, causal. The branch at b has one slot a depth:
+that of depth s stands at position b + s and sees text slots ``j <= b`` and the slots of its own branch at depths 1 to
+s.
 
     cache = ((),) * L
     for depth, bases in enumerate(...):               # bases int32 [m]: the branches that go on
@@ -18,18 +19,20 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jspec.attention import causal_mask
-from jspec.cache import LayerKV, View
+from jspec.models.cache import LayerKV, View
+from jspec.pallas.attention_reference import causal_mask
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Branches(View):
-    """The slots of one depth, as a view (``jspec.cache``) that keeps a tuple of ``LayerKV``, one a depth, per layer.
+    """The slots of one depth, as a view (``jspec.models.cache``) that keeps a tuple of ``LayerKV``, one a depth, per
+    layer.
 
     Attributes:
-      bases: int32 ``[m]``, the slot at which each branch leaves the text. At depth 0 it is ``0 .. n - 1``, the text; the
-        branches of depth s + 1 are the first so many of those of depth s, in the same order; those of depth 1 may be any.
+      bases: int32 ``[m]``, the slot at which each branch leaves the text. At depth 0 it is ``0 .. n - 1``, the text;
+        the branches of depth s + 1 are the first so many of those of depth s, in the same order; those of depth 1 may
+        be any.
       depth: s.
     """
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from convert.checkpoint import quiet
+from jspec.checkpoints.orbax import quiet
 from jspec.train.loop import TrainState
 
 KEPT = 2

@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser):
     head.add_argument(
         "--draft-vocab-size", type=int, help="eagle3, parallel: tokens it knows, the most frequent of DATA"
     )
-    head.add_argument("--taps", type=_integers, help="eagle3, parallel: residual streams it reads, e.g. 2,16,29")
+    head.add_argument(
+        "--aux-layers", "--taps", type=_integers, help="eagle3, parallel: residual streams it reads, e.g. 2,16,29"
+    )
     head.add_argument("--inner-size", type=int, help="mlp: width of the state")
     head.add_argument("--tie", action="store_true", help="mlp: stages share their weights")
     head.add_argument("--borrow-head", action="store_true", help="medusa: no output heads of their own")
@@ -56,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     """Train, and say what came of it."""
     from jspec.train.loop import Plan
     from jspec.train.methods import Sizes
-    from jspec.train.run import HEAD, Run, train
+    from jspec.train.run import HEAD, TrainingRun, train
 
     plan = Plan(
         steps=args.steps,
@@ -71,12 +73,12 @@ def run(args: argparse.Namespace) -> int:
         layers=args.layers,
         intermediate_size=args.intermediate_size,
         draft_vocab_size=args.draft_vocab_size,
-        taps=args.taps,
+        aux_layers=args.aux_layers,
         inner_size=args.inner_size,
         tie=args.tie,
         borrow_head=args.borrow_head,
     )
-    job = Run(
+    job = TrainingRun(
         method=args.method,
         target=args.target,
         data=args.data,

@@ -32,8 +32,8 @@ def read_corpus(path: pathlib.Path, tokenizer: Any, vocab_size: int, eos_token_i
     """A file or a folder as a ``Corpus``.
 
     Texts (.txt, .py, .md) are one document each; .jsonl has one a line, under ``text``, or under ``messages`` for the
-    tokenizer's chat template; .npz has arrays ``train`` and ``held_out`` of token ids, as ``family.corpus`` writes them.
-    Whole documents are held out, chosen by a hash of their names, so that the same data is always parted alike.
+    tokenizer's chat template; .npz has arrays ``train`` and ``held_out`` of token ids, as ``family.corpus`` writes
+    them. Whole documents are held out, chosen by a hash of their names, so that the same data is always parted alike.
 
     Args:
       path: the file, or a folder that is searched.

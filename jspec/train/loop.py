@@ -76,7 +76,7 @@ class Plan:
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """One row of the training log; losses in nats per token."""
 
     step: int
@@ -175,7 +175,7 @@ def fit(
     frozen: Any,
     tokens: jax.Array,
     key: jax.Array,
-    report: Callable[[Progress, Params], None],
+    report: Callable[[TrainingProgress, Params], None],
     store: Store | None = None,
 ) -> Params:
     """Train, and return the weights whose held-out loss was lowest.
@@ -189,8 +189,8 @@ def fit(
       tokens: integers ``[N]`` on the device.
       key: of the windows and of the loss's noise.
       report: ``report(progress, params)`` sees every evaluation.
-      store: keeps the state of every evaluation; a run that finds one there goes on from it, with the same numbers as if
-        it had never stopped.
+      store: keeps the state of every evaluation; a run that finds one there goes on from it, with the same numbers as
+        if it had never stopped.
 
     Raises:
       FloatingPointError: the held-out loss is not finite.
@@ -211,7 +211,7 @@ def fit(
             continue
         train_loss, held_out_loss = float(np.mean(recent)), held_out(params, frozen)
         seconds = earlier + time.perf_counter() - started
-        report(Progress(done, seconds, train_loss, held_out_loss), params)
+        report(TrainingProgress(done, seconds, train_loss, held_out_loss), params)
         if not math.isfinite(held_out_loss):
             raise FloatingPointError(f"held-out loss {held_out_loss} at step {done}: lower the learning rate")
         recent = []

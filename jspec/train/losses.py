@@ -1,4 +1,5 @@
-"""What a head is trained towards: the target's law some places ahead, and how far a head's logits are from it."""
+"""What a head is trained towards: the target's distribution some places ahead, and how far a head's logits are from
+it."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -7,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jspec.cache import CausalView
+from jspec.models.cache import CausalView
 from jspec.models.layers import wide_project
 
 
@@ -20,14 +21,14 @@ class Lesson:
       tokens: int32 ``[B, n + 1]``.
       hidden: ``[B, n, D]``, after the target's final norm.
       features: ``[B, n, E]``, the joined streams that the head listens to.
-      law: float32 ``[B, n, V']``, the target's probabilities of the token after each: sums to less than 1 where the head
-        knows a part of the vocabulary only.
+      distribution: float32 ``[B, n, V']``, the target's probabilities of the token after each: sums to less than 1
+        where the head knows a part of the vocabulary only.
     """
 
     tokens: jax.Array
     hidden: jax.Array
     features: jax.Array
-    law: jax.Array
+    distribution: jax.Array
 
     @property
     def slots(self) -> jax.Array:
@@ -39,23 +40,24 @@ class Lesson:
         return self.tokens[:, jnp.minimum(positions, self.tokens.shape[1] - 1)]
 
 
-def read(target, windows, taps: tuple[int, ...], known=None) -> Lesson:
+def read(target, windows, aux_layers: tuple[int, ...], known=None) -> Lesson:
     """The target reads windows, int32 ``[B, n + 1]``; ``known`` are the tokens of the head's rows, None for all.
 
-    The law is that of the stored logits, which is what drafts are judged by.
+    The distribution is that of the stored logits, which is what drafts are judged by.
     """
     tokens = windows[:, :-1]
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     cache = (None,) * target.config.num_layers
-    hidden, features, _ = target.tapped(tokens, positions, cache, CausalView(positions), taps)
-    law = jax.nn.softmax(target.logits(hidden).astype(jnp.float32))
+    hidden, features, _ = target.with_auxiliary(tokens, positions, cache, CausalView(positions), aux_layers)
+    distribution = jax.nn.softmax(target.logits(hidden).astype(jnp.float32))
     if known is not None:
-        law = law[..., known]
-    return Lesson(windows, hidden, features, law)
+        distribution = distribution[..., known]
+    return Lesson(windows, hidden, features, distribution)
 
 
 def wide_logits(hidden, own, target) -> jax.Array:
-    """float32 ``[..., V']`` of hidden states ``[..., D]``, by a head's ``own`` output map, or the target's if it is None.
+    """float32 ``[..., V']`` of hidden states ``[..., D]``, by a head's ``own`` output map, or the target's if it is
+    None.
 
     Serving rounds logits to the model's dtype; here that would cost the gradient two digits.
     """
@@ -64,12 +66,12 @@ def wide_logits(hidden, own, target) -> jax.Array:
     return wide_project(hidden, own.weight[...])
 
 
-def soft_cross_entropy(law, logits) -> jax.Array:
-    """``-sum p log q`` in nats, float32 ``[...]``, of a law p and of logits of q, float32 ``[..., V']``.
+def soft_cross_entropy(distribution, logits) -> jax.Array:
+    """``-sum p log q`` in nats, float32 ``[...]``, of a distribution p and of logits of q, float32 ``[..., V']``.
 
     Where p sums to less than 1, the rest is on tokens that the head cannot propose, and costs nothing.
     """
-    return -jnp.sum(law * jax.nn.log_softmax(logits), axis=-1)
+    return -jnp.sum(distribution * jax.nn.log_softmax(logits), axis=-1)
 
 
 class Depth(NamedTuple):
@@ -80,15 +82,15 @@ class Depth(NamedTuple):
 
 
 def draft_loss(lesson: Lesson, depths: Iterable[Depth], decay: float) -> jax.Array:
-    """Soft cross-entropy of depth 0, 1, .. against the target's law one place further each; float32 ``[]``.
+    """Soft cross-entropy of depth 0, 1, .. against the target's distribution one place further each; float32 ``[]``.
 
-    Depth d counts ``decay ** d``. What a branch drafts past the window has no law to compare with and does not count.
-    """
-    n = lesson.law.shape[1]
+    Depth d counts ``decay ** d``. What a branch drafts past the window has no distribution to compare with and does not
+    count."""
+    n = lesson.distribution.shape[1]
     total, weights = jnp.float32(0), 0.0
     for d, (bases, logits) in enumerate(depths):
         ahead = bases + 1 + d
-        losses = soft_cross_entropy(lesson.law[:, jnp.minimum(ahead, n - 1)], logits)
+        losses = soft_cross_entropy(lesson.distribution[:, jnp.minimum(ahead, n - 1)], logits)
         inside = (ahead < n)[None]
         count = losses.shape[0] * jnp.maximum(inside.sum(), 1)
         total += decay**d * jnp.sum(jnp.where(inside, losses, 0.0)) / count

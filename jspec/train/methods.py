@@ -9,7 +9,7 @@ from flax import nnx
 
 from jspec._arguments import is_int, require
 from jspec.config import ModelConfig
-from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, default_taps
+from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, default_aux_layers
 from jspec.models import flat_params, init
 from jspec.models.quantized import wide
 from jspec.train.objectives import ConditionalDrop, FeatureRegression, Heads, Objective, Stages, TrainingTimeTest
@@ -25,7 +25,7 @@ class Sizes:
       layers: decoder layers (eagle3, 1; parallel, 4).
       intermediate_size: their MLP width.
       draft_vocab_size: Vd, the tokens that it knows, the most frequent of the data (at most 32,000).
-      taps: the target's residual streams that it reads; k is the stream after k layers.
+      aux_layers: the target's residual streams that it reads; k is the stream after k layers.
       inner_size: width of an MLP speculator's state (the target's).
       tie: whether the stages of an MLP speculator share their weights.
       borrow_head: Medusa heads without output heads of their own.
@@ -35,7 +35,7 @@ class Sizes:
     layers: int | None = None
     intermediate_size: int | None = None
     draft_vocab_size: int | None = None
-    taps: tuple[int, ...] | None = None
+    aux_layers: tuple[int, ...] | None = None
     inner_size: int | None = None
     tie: bool = False
     borrow_head: bool = False
@@ -43,8 +43,8 @@ class Sizes:
 
 TAKES = {
     "eagle": ("intermediate_size",),
-    "eagle3": ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "taps"),
-    "parallel": ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "taps"),
+    "eagle3": ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers"),
+    "parallel": ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers"),
     "mlp": ("num_draft_tokens", "inner_size", "tie"),
     "medusa": ("num_draft_tokens", "borrow_head"),
 }
@@ -70,22 +70,24 @@ def make_objective(method: str, target: ModelConfig, sizes: Sizes) -> Objective:
         return Stages(MLPConfig(V, D, width, K or 4, tied=sizes.tie, scale_input=True))
     if method == "medusa":
         return Heads(MedusaConfig(V, D, K or 3, own_head=not sizes.borrow_head))
-    taps = _taps(target) if sizes.taps is None else tuple(sizes.taps)
-    furthest = max(taps, default=0)
-    require(furthest <= target.num_layers, "taps", taps, f"at most {target.num_layers}, the target's layers")
+    aux_layers = _aux_layers(target) if sizes.aux_layers is None else tuple(sizes.aux_layers)
+    furthest = max(aux_layers, default=0)
+    require(
+        furthest <= target.num_layers, "aux_layers", aux_layers, f"at most {target.num_layers}, the target's layers"
+    )
     parallel = method == "parallel"
     depths = K or (8 if parallel else 7)
     config = Eagle3Config(
         layers=_layers(target, sizes, 4 if parallel else 1),
         draft_vocab_size=min(V, 32_000) if sizes.draft_vocab_size is None else sizes.draft_vocab_size,
         target_hidden_size=D,
-        num_taps=len(taps),
-        taps=taps,
+        num_aux_layers=len(aux_layers),
+        aux_layers=aux_layers,
         # Mask slots are told apart by their feature, so any token that the target knows will do.
         mask_token_id=next(iter(target.eos_token_ids), 0) if parallel else None,
         trained_drafts=depths,
     )
-    return (ConditionalDrop if parallel else TrainingTimeTest)(config, taps, depths)
+    return (ConditionalDrop if parallel else TrainingTimeTest)(config, aux_layers, depths)
 
 
 def _layers(target: ModelConfig, sizes: Sizes, layers: int) -> ModelConfig:
@@ -113,15 +115,16 @@ def _eagle_layer(target: ModelConfig, sizes: Sizes) -> ModelConfig:
     return dataclasses.replace(_layers(target, sizes, 1), head_dim=D // N)
 
 
-def _taps(target: ModelConfig) -> tuple[int, ...]:
+def _aux_layers(target: ModelConfig) -> tuple[int, ...]:
     """EAGLE-3's three streams; in a target too shallow for them an early, a middle and a late one."""
     L = target.num_layers
-    usual = default_taps(L)
+    usual = default_aux_layers(L)
     return usual if len(usual) == 3 and usual[0] > 0 else tuple(sorted({1, L // 2, L - 1}))
 
 
 def frequent_tokens(tokens: np.ndarray, vocab_size: int, count: int) -> np.ndarray:
-    """int32 ``[V]``: the row of each of the ``count`` most frequent tokens, in the order of their ids; -1 for others."""
+    """int32 ``[V]``: the row of each of the ``count`` most frequent tokens, in the order of their ids; -1 for
+    others."""
     frequency = np.bincount(tokens, minlength=vocab_size)
     chosen = np.sort(np.argsort(-frequency, kind="stable")[:count])
     rows = np.full(vocab_size, -1, np.int32)

@@ -1,7 +1,7 @@
 """How each kind of head is trained: one frozen dataclass each, around the head's own module as it serves.
 
-Slot t of a head reads token t + 1, so its draft of depth d is compared with the target's law after token t + 1 + d.
-"""
+Slot t of a head reads token t + 1, so its draft of depth d is compared with the target's distribution after token t + 1
++ d."""
 
 import abc
 import dataclasses
@@ -29,7 +29,7 @@ class Objective(Protocol):
         ...
 
     @property
-    def taps(self) -> tuple[int, ...]:
+    def aux_layers(self) -> tuple[int, ...]:
         """Streams of the target that it listens to."""
         ...
 
@@ -45,7 +45,7 @@ class Objective(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class FeatureRegression:
-    """EAGLE (Li et al., 2024): the next feature by smooth L1, and by it the target's law, one slot ahead.
+    """EAGLE (Li et al., 2024): the next feature by smooth L1, and by it the target's distribution, one slot ahead.
 
     Attributes:
       config: the head.
@@ -59,7 +59,7 @@ class FeatureRegression:
     cross_entropy: float = 0.1
     noise: float = 0.1
 
-    taps = ()
+    aux_layers = ()
     depths = 1
 
     def loss(self, head, target, lesson: Lesson, key) -> jax.Array:
@@ -71,12 +71,13 @@ class FeatureRegression:
         hidden = hidden[:, :-1]  # the last slot's feature lies past the window
         distance = optax.losses.huber_loss(hidden.astype(jnp.float32), lesson.hidden[:, 1:].astype(jnp.float32))
         logits = wide_logits(hidden, None, target)
-        entropy = soft_cross_entropy(lesson.law[:, 1:], logits)
+        entropy = soft_cross_entropy(lesson.distribution[:, 1:], logits)
         return self.regression * distance.mean() + self.cross_entropy * entropy.mean()
 
 
 class Chain(abc.ABC):
-    """Objectives that compare drafts of depth 0, 1, .. with the target's law; depth d counts ``decay ** d``."""
+    """Objectives that compare drafts of depth 0, 1, .. with the target's distribution; depth d counts ``decay **
+    d``."""
 
     decay: float
 
@@ -94,13 +95,13 @@ class TrainingTimeTest(Chain):
 
     Attributes:
       config: the head.
-      taps: the target's streams that it reads.
+      aux_layers: the target's streams that it reads.
       depths: slots in a row, 7 in the paper.
       decay: weight of a slot against the one before it, 0.8 in the paper.
     """
 
     config: Eagle3Config
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
     depths: int = 7
     decay: float = 0.8
 
@@ -124,16 +125,16 @@ class ConditionalDrop(Chain):
 
     Attributes:
       config: the head.
-      taps: the target's streams that it reads.
+      aux_layers: the target's streams that it reads.
       depths: drafts of a pass, K.
       keep: r.
       floor: smallest share.
-      decay: weight of a depth against the one before it. With ``decay == keep`` every slot that is kept counts alike, as
-        in a plain mean over them.
+      decay: weight of a depth against the one before it. With ``decay == keep`` every slot that is kept counts alike,
+        as in a plain mean over them.
     """
 
     config: Eagle3Config
-    taps: tuple[int, ...]
+    aux_layers: tuple[int, ...]
     depths: int = 8
     keep: float = 0.8
     floor: float = 0.2
@@ -172,7 +173,7 @@ class Stages(Chain):
     config: MLPConfig
     decay: float = 1.0
 
-    taps = ()
+    aux_layers = ()
 
     @property
     def depths(self) -> int:
@@ -188,7 +189,7 @@ class Stages(Chain):
 
 @dataclasses.dataclass(frozen=True)
 class Heads(Chain):
-    """Medusa (Cai et al., 2024) on a frozen target: head i against the target's law i + 1 places ahead.
+    """Medusa (Cai et al., 2024) on a frozen target: head i against the target's distribution i + 1 places ahead.
 
     Attributes:
       config: the head.
@@ -198,7 +199,7 @@ class Heads(Chain):
     config: MedusaConfig
     decay: float = 0.8
 
-    taps = ()
+    aux_layers = ()
 
     @property
     def depths(self) -> int:
@@ -226,7 +227,7 @@ def loss_of(objective: Objective, merge_target, dtype: str) -> Loss:
         leaves, constants = frozen
         target, head = merge_target(leaves), build_head(objective.config, {**params, **constants}, dtype)
         return objective.loss(
-            head, target, read(target, windows, objective.taps, _known(objective.config, constants)), key
+            head, target, read(target, windows, objective.aux_layers, _known(objective.config, constants)), key
         )
 
     return loss

@@ -11,7 +11,7 @@ import jax
 
 import jspec
 from jspec.results import Stats
-from jspec.train.loop import Progress
+from jspec.train.loop import TrainingProgress
 
 LOG, PLOT, FIGURES = "losses.csv", "losses.png", "figures.json"
 FIELDS = ("step", "seconds", "train_loss", "held_out_loss")
@@ -36,7 +36,7 @@ class Log:
             writer.writeheader()
             writer.writerows(kept)
 
-    def add(self, progress: Progress, served: Mapping[float, Stats]) -> str:
+    def add(self, progress: TrainingProgress, served: Mapping[float, Stats]) -> str:
         """Append one row, and return it for people to read; a loss that is NaN stays empty."""
         values = [str(progress.step), f"{progress.seconds:.2f}"]
         values += ["" if math.isnan(x) else f"{x:.6g}" for x in (progress.train_loss, progress.held_out_loss)]

@@ -12,16 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from convert.export import export_draft
-from convert.loading import load_folder
 from jspec._arguments import require
+from jspec.checkpoints.export import export_draft
+from jspec.checkpoints.loading import load_folder
 from jspec.models import build
 from jspec.models.split import split
 from jspec.text import load_tokenizer
 from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
 from jspec.train.checkpoints import Checkpoints
 from jspec.train.data import Corpus, read_corpus
-from jspec.train.loop import Plan, Progress, fit, over_held_out
+from jspec.train.loop import Plan, TrainingProgress, fit, over_held_out
 from jspec.train.methods import Sizes, initial_params, make_objective
 from jspec.train.objectives import Objective, loss_of
 from jspec.train.report import FIGURES, Log, versions, write_json
@@ -31,7 +31,7 @@ HELD_OUT_TOKENS = 2**18  # more would make an evaluation slow and its loss hardl
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """What is to be trained.
 
     Attributes:
@@ -70,7 +70,7 @@ class Material:
     objective: Objective
 
 
-def prepare(run: Run) -> Material:
+def prepare(run: TrainingRun) -> Material:
     """Read target and data.
 
     Raises:
@@ -88,7 +88,7 @@ def prepare(run: Run) -> Material:
     return Material(build(config, params, run.dtype), corpus, objective)
 
 
-def train(run: Run) -> dict:
+def train(run: TrainingRun) -> dict:
     """Train a head; returns what figures.json says. The head lies in ``out/head`` afterwards.
 
     Raises:
@@ -112,17 +112,19 @@ def train(run: Run) -> dict:
     )
     log = Log(run.out, TEMPERATURES, after=-1 if store.step is None else store.step)
 
-    def report(progress: Progress, params):
+    def report(progress: TrainingProgress, params):
         tqdm.write(log.add(progress, served({**params, **constants})))
 
     if store.step is None:
-        report(Progress(0, 0.0, math.nan, held_out(params, frozen)), params)
+        report(TrainingProgress(0, 0.0, math.nan, held_out(params, frozen)), params)
     best = fit(plan, loss, held_out, params, frozen, jnp.asarray(material.corpus.train), key, report, store)
 
     return _finish(run, material, {**best, **constants}, held_out(best, frozen), served, log)
 
 
-def _finish(run: Run, material: Material, params: dict, loss: float, served: ServedAcceptance, log: Log) -> dict:
+def _finish(
+    run: TrainingRun, material: Material, params: dict, loss: float, served: ServedAcceptance, log: Log
+) -> dict:
     """Write the head, the plot and figures.json, which is returned."""
     config, target = material.objective.config, material.target.config
     export_draft(
@@ -147,7 +149,7 @@ def _finish(run: Run, material: Material, params: dict, loss: float, served: Ser
     return figures
 
 
-def start(run: Run, material: Material) -> tuple[dict, dict, jax.Array]:
+def start(run: TrainingRun, material: Material) -> tuple[dict, dict, jax.Array]:
     """fp32 weights to begin with, parameters that are not trained, and the key of the steps."""
     key_of_weights, key = jax.random.split(jax.random.key(run.seed))
     config = material.objective.config
@@ -162,7 +164,7 @@ def _held_out_windows(corpus: Corpus, plan: Plan) -> tuple[np.ndarray, tuple[int
     return tokens, (min(batch, (len(tokens) - 1) // length), length)
 
 
-def _check_out(run: Run):
+def _check_out(run: TrainingRun):
     """Whether ``out`` can take a new run, or has one to go on with."""
     file = run.out / SETTINGS
     if run.resume and not file.is_file():
@@ -171,7 +173,7 @@ def _check_out(run: Run):
         raise ValueError(f"out={str(run.out)!r} is not empty: expected a new folder, or --resume to go on with its run")
 
 
-def _settings(run: Run, material: Material) -> dict:
+def _settings(run: TrainingRun, material: Material) -> dict:
     """What decides a run's numbers, as JSON gives it back."""
     settings = {
         "method": run.method,
@@ -184,7 +186,7 @@ def _settings(run: Run, material: Material) -> dict:
     return json.loads(json.dumps(settings))
 
 
-def _keep_settings(run: Run, material: Material):
+def _keep_settings(run: TrainingRun, material: Material):
     """Write them down, or compare with those of the run that is resumed."""
     file, ours = run.out / SETTINGS, _settings(run, material)
     if not run.resume:

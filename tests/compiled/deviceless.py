@@ -16,8 +16,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 UNCHECKED = "JAX_SKIP_CUDA_CONSTRAINTS_CHECK"
 os.environ.setdefault(UNCHECKED, "1")  # there is no driver to check
 
-# What XLA asks of a device when it cuts programs into kernels. Clocks and widths of its units, which only its cost model
-# reads, are left out where it has defaults.
+# What XLA asks of a device when it cuts programs into kernels. Clocks and widths of its units, which only its cost
+# model reads, are left out where it has defaults.
 _H200 = """
 platform_name: "CUDA"
 device_description_str: "NVIDIA H200"

@@ -23,7 +23,7 @@ K, LAYERS = 2, 2
 DRAFTERS = {
     None: None,
     "draft_model": dataclasses.replace(LLAMA_1B, num_layers=1, windows=()),
-    "eagle3": dataclasses.replace(head_for(LLAMA_8B, "eagle3"), taps=(0, 1, 2)),
+    "eagle3": dataclasses.replace(head_for(LLAMA_8B, "eagle3"), aux_layers=(0, 1, 2)),
 }
 # Launches of a round over two layers, by drafter and rows, under jax 0.11.2, whose untuned products are not those of a
 # card. Lower them when they fall; raise one only for a gain in time.

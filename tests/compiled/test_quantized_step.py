@@ -26,9 +26,8 @@ def temporaries(compiled) -> int:
 def test_a_round_makes_no_wide_weight(kind, batch):
     """Of two layers and the output head, and of a draft model with a tied one.
 
-    The loop over rounds is a trap of its own: what does not change from round to round, as a wide weight does not, might
-    be computed before it and kept.
-    """
+    The loop over rounds is a trap of its own: what does not change from round to round, as a wide weight does not,
+    might be computed before it and kept."""
     target = abstract_module(dataclasses.replace(LLAMA_8B, num_layers=2, windows=(), quantization=kind))
     draft = dataclasses.replace(LLAMA_1B, num_layers=1, windows=(), quantization=kind)
     what = Decoding("draft_model", 2, batch, start=64, new=32)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from convert import Refusal
-from convert.folder import Folder
-from convert.pickles import read_pickle_header
+from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.pickles import read_pickle_header
 
 
 def plain(value) -> bytes:

@@ -58,11 +58,11 @@ def fail_at(monkeypatch, point: str):
     elif point == "copy":
         monkeypatch.setattr("shutil.copyfile", failing_once(None, lambda *a: True))
     elif point == "params":
-        monkeypatch.setattr("convert.source.Source.param", failing_once(None, lambda self, name, d: True))
+        monkeypatch.setattr("jspec.checkpoints.source.Source.param", failing_once(None, lambda self, name, d: True))
     elif point == "late param":
-        original = __import__("convert.source", fromlist=["Source"]).Source.param
+        original = __import__("jspec.checkpoints.source", fromlist=["Source"]).Source.param
         fails = failing_once(original, lambda self, name, dtype: name == "head.weight")
-        monkeypatch.setattr("convert.source.Source.param", fails)
+        monkeypatch.setattr("jspec.checkpoints.source.Source.param", fails)
     elif point == "sync":
         monkeypatch.setattr("os.fsync", failing_once(None, lambda *a: True))
     elif point == "rename into place":
@@ -167,7 +167,7 @@ CHILD = """
     import sys, time
     import convert.conversion, convert.staging
     from convert import convert as run
-    from convert.source import Source
+    from jspec.checkpoints.source import Source
 
     def stop(*args):
         print("here", flush=True)

@@ -7,11 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import ARCHITECTURES, tiny_config
 
-from convert.fields import Fields
-from convert.folder import Folder
-from convert.hf_config import read_config
-from convert.hf_rope import read_rope, write_rope
-from convert.refusal import Refusal
+from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.hf_config import read_config
+from jspec.checkpoints.hf_rope import read_rope, write_rope
+from jspec.checkpoints.refusal import Refusal
 from jspec.config import ModelConfig, Rope
 
 

@@ -11,7 +11,7 @@ from head_cases import ALL, same, write
 from safetensors.numpy import load_file
 
 from convert import convert, load_draft, verifier_of
-from convert.export import export_draft
+from jspec.checkpoints.export import export_draft
 from jspec.config import ModelConfig
 from jspec.heads import Eagle3Config, EagleConfig, MedusaConfig, MLPConfig, PardConfig
 
@@ -54,7 +54,7 @@ def test_draft_ids_of_rows_in_any_order(tmp_path):
     ("config", "message"),
     [
         (Eagle3Config(TARGET, 97, 64), "trained_drafts=None"),
-        (Eagle3Config(TARGET, 97, 64, num_taps=0, trained_drafts=3), "num_taps=0"),
+        (Eagle3Config(TARGET, 97, 64, num_aux_layers=0, trained_drafts=3), "num_aux_layers=0"),
         (MedusaConfig(97, 64, 2, num_blocks=0), "num_blocks=0"),
         (EagleConfig(ModelConfig("LlamaForCausalLM", 97, 64, 96, 1, 4, 2, 24, 128)), "head_dim=24"),
         (EagleConfig(ModelConfig("LlamaForCausalLM", 97, 64, 96, 1, 4, 2, 16, 128, windows=(8,))), "windows=(8,)"),

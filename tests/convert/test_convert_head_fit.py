@@ -7,7 +7,7 @@ from tiny import tiny_checkpoint
 from convert import Refusal, convert, read_draft_config
 from convert.cli import main
 from jspec.config import ModelConfig
-from jspec.heads import Eagle3Config, MedusaConfig, MLPConfig, PardConfig, check_head, resolved_taps
+from jspec.heads import Eagle3Config, MedusaConfig, MLPConfig, PardConfig, check_head, resolved_aux_layers
 
 TARGET = ModelConfig("LlamaForCausalLM", 97, 64, 96, 8, 4, 2, 16, 256)
 
@@ -52,7 +52,7 @@ def test_head_and_target_that_fit(tmp_path):
     model, head = read_draft_config(target), read_draft_config(tmp_path / "out")
     assert isinstance(model, ModelConfig)
     assert isinstance(head, Eagle3Config)
-    assert resolved_taps(model, head) == (2, 4, 5)
+    assert resolved_aux_layers(model, head) == (2, 4, 5)
     with pytest.raises(Refusal, match="a language model, not a draft head"):
         convert(target, tmp_path / "again", target=target)
     with pytest.raises(Refusal, match="holds a draft head"):

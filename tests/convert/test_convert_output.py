@@ -16,9 +16,9 @@ from tiny import ARCHITECTURES, tiny_checkpoint, write_weights
 
 import jspec
 from convert import check, convert, load_folder
-from convert.checkpoint import load_params
 from convert.cli import main
-from convert.source import open_source
+from jspec.checkpoints.orbax import load_params
+from jspec.checkpoints.source import open_source
 
 TOKENIZER = {"tokenizer.json": '{"version": "1.0"}', "tokenizer_config.json": "{}", "chat_template.jinja": "{{ x }}"}
 
@@ -238,7 +238,7 @@ def test_dry_run_reads_headers_only(monkeypatch, src):
     def refuse(self):
         raise AssertionError("read a tensor")
 
-    monkeypatch.setattr("convert.weights.SafeTensor.read", refuse)
+    monkeypatch.setattr("jspec.checkpoints.weights.SafeTensor.read", refuse)
     assert main([str(src), "--dry-run"]) == 0
     with pytest.raises(AssertionError):
         load_folder(src)

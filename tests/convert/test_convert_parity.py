@@ -1,4 +1,5 @@
-"""fp32 logits of every supported architecture equal transformers', over odd configurations and both config spellings."""
+"""fp32 logits of every supported architecture equal transformers', over odd configurations and both config
+spellings."""
 
 import json
 
@@ -7,8 +8,8 @@ import numpy as np
 import pytest
 
 from convert import load_folder
-from convert.names import param_shapes, tensor_table
 from convert.verify import jspec_logits, transformers_logits
+from jspec.checkpoints.names import param_shapes, tensor_table
 from jspec.models.params import abstract_params, build
 
 torch = pytest.importorskip("torch")

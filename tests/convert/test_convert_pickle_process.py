@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from archives import assert_refused, read, saved, state_dict, tensor
 
-from convert import Refusal, pickles
-from convert.folder import Folder
-from convert.pickles import read_pickle_header
+from convert import Refusal
+from jspec.checkpoints import pickles
+from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.pickles import read_pickle_header
 
 
 def python(monkeypatch, code: str):

@@ -11,9 +11,9 @@ from tiny import tiny_checkpoint
 import jspec
 from convert import Refusal, convert, load_folder
 from convert.cli import main
-from convert.folder import Folder
-from convert.pickles import read_pickle_header
-from convert.source import open_source
+from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.pickles import read_pickle_header
+from jspec.checkpoints.source import open_source
 
 torch = pytest.importorskip("torch")
 load_torch = pytest.importorskip("safetensors.torch").load_file
@@ -129,17 +129,19 @@ def pickled(folder, shards: int = 1, name: str = "pytorch_model.bin"):
 
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
-def test_checkpoint_equals_its_safetensors_twin(tmp_path, shards, stored):
-    twin = tiny_checkpoint(tmp_path / "twin", dtype=stored)
+def test_checkpoint_equals_its_safetensors_reference(tmp_path, shards, stored):
+    reference = tiny_checkpoint(tmp_path / "reference", dtype=stored)
     src = pickled(tiny_checkpoint(tmp_path / "src", dtype=stored), shards)
     assert main([str(src), str(tmp_path / "out"), "--allow-pickle", "--verify", "shapes"]) == 0
-    convert(twin, tmp_path / "out-twin")
-    (config, params), (twin_config, twin_params) = (load_folder(tmp_path / out) for out in ("out", "out-twin"))
-    assert config == twin_config
-    assert params.keys() == twin_params.keys()
+    convert(reference, tmp_path / "out-reference")
+    (config, params), (reference_config, reference_params) = (
+        load_folder(tmp_path / out) for out in ("out", "out-reference")
+    )
+    assert config == reference_config
+    assert params.keys() == reference_params.keys()
     for name, array in params.items():
-        assert array.dtype == twin_params[name].dtype
-        assert array.tobytes() == twin_params[name].tobytes()
+        assert array.dtype == reference_params[name].dtype
+        assert array.tobytes() == reference_params[name].tobytes()
 
 
 @pytest.mark.parametrize("name", ["medusa_lm_head.pt", "consolidated.00.pth", "anything.bin"])

@@ -11,11 +11,12 @@ from safetensors.numpy import load_file
 from tiny import ARCHITECTURES, tiny_checkpoint, write_weights
 
 from convert import Mismatch, Refusal, check, convert, load_draft, load_folder, read_draft_config
-from convert.checkpoint import LazyArray, load_params, save_params
+from convert.checkpoint import LazyArray, save_params
 from convert.cli import main
-from convert.loading import read_model_config
 from convert.manifest import write_manifest
 from convert.verify import compare, jspec_logits
+from jspec.checkpoints.loading import read_model_config
+from jspec.checkpoints.orbax import load_params
 from jspec.demo import FAMILY
 from jspec.models.params import abstract_params, build
 from jspec.models.quantized import STORED, quantize
@@ -151,7 +152,7 @@ def test_verify_sees_one_changed_bit(src, out, monkeypatch, name):
     assert not out.exists()
 
 
-def test_how_far_the_law_moves(family):
+def test_how_far_the_distribution_moves(family):
     """Of the shipped target: little in int8, ten times as much in fp8, which has four significant bits."""
     rng = np.random.default_rng(0)
     sequences = [rng.integers(2048, size=64) for _ in range(4)]

@@ -1,4 +1,5 @@
-"""Whole steps whose K changes from round to round: every row has a controller of its own, as an engine of one row has."""
+"""Whole steps whose K changes from round to round: every row has a controller of its own, as an engine of one row
+has."""
 
 import copy
 import dataclasses
@@ -9,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.adaptive import Controller
+from jspec.engine.adaptive import Controller
+from jspec.engine.state import STOPPED, DecodeState
+from jspec.engine.step import DecodeStep, RoundLog
 from jspec.sampling.verify import RULES
-from jspec.state import STOPPED, DecodeState
-from jspec.step import RoundLog, Step
 from lossless.statistics import count_pairs
 from lossless.steps import ASKS, Ask, K, N, Program, S, V, _code, deal, prefilled
 
@@ -86,8 +87,8 @@ def play_adaptively(
 
 
 def _play(program: Program, models, state: DecodeState, controllers: Controllers):
-    """N rounds of a batch: tokens ``[B, S]``, length ``[B]``, and of each round, all ``[B]``, the length before it, whether
-    K changed, K, drafted and accepted."""
+    """N rounds of a batch: tokens ``[B, S]``, length ``[B]``, and of each round, all ``[B]``, the length before it,
+    whether K changed, K, drafted and accepted."""
     history, last, played = np.zeros(len(state.tokens), int), None, []
     for _ in range(N):
         chosen, length = controllers.chosen[history], np.asarray(state.request.length)
@@ -108,14 +109,14 @@ def _round(program: Program, drafts: int, target, draft, state: DecodeState, row
     waiting = dataclasses.replace(state, outcome=jnp.where(rows, state.outcome, STOPPED))
     own = program.drafter(target, draft, drafts or K)
     if drafts:
-        after, logs = Step(target, own, program.rule, drafts + 1, program.noise).decode(waiting, 1)
+        after, logs = DecodeStep(target, own, program.rule, drafts + 1, program.noise).decode(waiting, 1)
     else:
-        after, logs = Step(target, own, RULES["match"], 1, program.noise).decode_plainly(waiting, 1)
+        after, logs = DecodeStep(target, own, RULES["match"], 1, program.noise).decode_plainly(waiting, 1)
     return dataclasses.replace(after, outcome=jnp.where(rows, after.outcome, state.outcome)), RoundLog.unpacked(logs)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _catch_up(program: Program, target, draft, state: DecodeState, rows) -> DecodeState:
     waiting = dataclasses.replace(state, outcome=jnp.where(rows, state.outcome, STOPPED))
-    step = Step(target, program.drafter(target, draft), program.rule, K + 1, program.noise)
+    step = DecodeStep(target, program.drafter(target, draft), program.rule, K + 1, program.noise)
     return dataclasses.replace(step.catch_up(waiting, K + 1), outcome=state.outcome)

@@ -1,6 +1,6 @@
 """Trained kinds of heads in whole steps: real drafters over a real decoder, so small that every history can be asked.
 
-Laws come from causal passes over all histories that a completion can have; nothing of a cache is used.
+Distributions come from causal passes over all histories that a completion can have; nothing of a cache is used.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLP
 from jspec.models import causal_logits, init
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES
-from lossless import laws
+from lossless import distributions
 from lossless.oracle import Oracle
 from lossless.rounds import node
 from lossless.steps import ARGMAX_BELOW, K, N, S
@@ -32,8 +32,8 @@ TARGET = ModelConfig(
 LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
 HEADS: dict[str, HeadConfig] = {
     "eagle": EagleConfig(LAYER),
-    "eagle3": Eagle3Config(LAYER, 2, D, 2, taps=(0, 2)),  # knows two tokens of four
-    "p-eagle": Eagle3Config(LAYER, 3, D, 2, taps=(1, 2), mask_token_id=2),
+    "eagle3": Eagle3Config(LAYER, 2, D, 2, aux_layers=(0, 2)),  # knows two tokens of four
+    "p-eagle": Eagle3Config(LAYER, 3, D, 2, aux_layers=(1, 2), mask_token_id=2),
     "pard": PardConfig(LAYER, 0),
     "mlp": MLPConfig(V, D, 8, K),
     "medusa": MedusaConfig(V, D, K),
@@ -70,7 +70,7 @@ def target():
     return init(TARGET, nnx.Rngs(3))
 
 
-def histories(prompt: laws.History, depth: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+def histories(prompt: distributions.History, depth: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """The prompt and every sequence of at most ``depth`` tokens after it, in the order of their nodes.
 
     Returns:
@@ -83,7 +83,7 @@ def histories(prompt: laws.History, depth: int, length: int) -> tuple[np.ndarray
 
 
 @functools.cache
-def target_logits(prompt: laws.History) -> np.ndarray:
+def target_logits(prompt: distributions.History) -> np.ndarray:
     """Of the token after each history, a block of drafts included: ``[nodes(N + K - 1), V]``."""
     text, length = histories(prompt, N + K - 1, len(prompt) + N + K - 1)
     logits = compile_fast(causal_logits)(target(), text)
@@ -91,7 +91,7 @@ def target_logits(prompt: laws.History) -> np.ndarray:
 
 
 @functools.cache
-def draft_logits(name: str, prompt: laws.History) -> np.ndarray:
+def draft_logits(name: str, prompt: distributions.History) -> np.ndarray:
     """Of all drafts after each history, for every block of drafts: ``[nodes(N - 1), V] * (K - 1), K, V]``."""
     config, drafts = HEADS[name], np.array(list(itertools.product(range(V), repeat=K - 1)), np.int32)
     text, length = histories(prompt, N - 1, len(prompt) + N + 2 * K)
@@ -107,34 +107,36 @@ class HeadOracle(Oracle):
     """What an ask of a head's program should lead to."""
 
     @functools.cached_property
-    def target(self) -> laws.Model:
+    def target(self) -> distributions.Model:
         logits = target_logits(self.ask.prompt)
-        return lambda history: self._law(logits[node(self._after_prompt(history))], len(history), self.ask.warp)
+        return lambda history: self._distribution(
+            logits[node(self._after_prompt(history))], len(history), self.ask.warp
+        )
 
-    def drafts(self, history) -> tuple[int, laws.Model]:
-        """How many drafts a round after this history has, and their law."""
+    def drafts(self, history) -> tuple[int, distributions.Model]:
+        """How many drafts a round after this history has, and their distribution."""
         logits = draft_logits(self.program.head, self.ask.prompt)[node(self._after_prompt(history))]
         room, first = min(K, S - 1 - len(history)), isinstance(HEADS[self.program.head], PardConfig)
 
         def draft(seen):
             block = (*seen[len(history) :], *[0] * (K - 1))[: K - 1]
-            return self._law(logits[block][len(seen) - len(history)], len(seen), self._draft_warp)
+            return self._distribution(logits[block][len(seen) - len(history)], len(seen), self._draft_warp)
 
         return (room if first or len(history) > 1 else 0), draft
 
     @property
-    def _draft_warp(self) -> laws.Warp:
+    def _draft_warp(self) -> distributions.Warp:
         how, warp = self.program, self.ask.warp
         temperature = warp.temperature if how.draft_temperature is None else how.draft_temperature
         if how.draft_sampling == "argmax" or (how.draft_sampling == "auto" and warp.temperature < ARGMAX_BELOW):
             temperature = 0.0
         return dataclasses.replace(warp, temperature=temperature)
 
-    def _law(self, logits, length: int, warp: laws.Warp) -> np.ndarray:
+    def _distribution(self, logits, length: int, warp: distributions.Warp) -> np.ndarray:
         logits = np.array(logits, np.float64)
         if length < len(self.ask.prompt) + self.ask.min_tokens:
             logits[list(self.ask.stop_tokens)] = -np.inf
-        return laws.law(logits, warp)
+        return distributions.distribution(logits, warp)
 
-    def _after_prompt(self, history) -> laws.History:
+    def _after_prompt(self, history) -> distributions.History:
         return tuple(history[len(self.ask.prompt) :])

@@ -6,11 +6,11 @@ from lossless.oracle import Oracle
 from lossless.statistics import assert_follows, assert_not_vacuous
 from lossless.steps import K, N, Tally, decoded
 
-VIEWS = ((0, 1, 2), (3, 4, 5), (1, 3, 5), tuple(range(N)))  # tokens whose joint law is compared
+VIEWS = ((0, 1, 2), (3, 4, 5), (1, 3, 5), tuple(range(N)))  # tokens whose joint distribution is compared
 
 
 def assert_texts(oracle: Oracle, tally: Tally, views=VIEWS):
-    """The joint law of completions, seen through some of their tokens."""
+    """The joint distribution of completions, seen through some of their tokens."""
     for view in views:
         others = tuple(i for i in range(N) if i not in view)
         counts, probabilities = tally.texts.sum(axis=others), oracle.texts.sum(axis=others)

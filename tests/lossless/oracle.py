@@ -1,11 +1,11 @@
-"""What a step should do: the law of its texts, how many drafts a round has, and how many it accepts."""
+"""What a step should do: the distribution of its texts, how many drafts a round has, and how many it accepts."""
 
 import dataclasses
 import functools
 
 import numpy as np
 
-from lossless.laws import Model, Warp, completion_law, law, round_law
+from lossless.distributions import Model, Warp, completion_distribution, distribution, round_distribution
 from lossless.steps import ARGMAX_BELOW, NGRAM, Ask, K, N, Program, S
 from lossless.table_model import V, context
 
@@ -38,17 +38,17 @@ class Oracle:
             logits = np.array(table[row], np.float64)
             if ended_too_early:
                 logits[list(self.ask.stop_tokens)] = -np.inf
-            return np.pad(law(logits, warp), (0, V - len(logits)))
+            return np.pad(distribution(logits, warp), (0, V - len(logits)))
 
         return lambda history: of(context(history), len(history) < first_end)
 
     @functools.cached_property
     def texts(self) -> np.ndarray:
-        """Joint law of N tokens, ``[V + 1] * N``."""
-        return completion_law(self.target, self.ask.prompt, N, self.ask.stop_tokens)
+        """Joint distribution of N tokens, ``[V + 1] * N``."""
+        return completion_distribution(self.target, self.ask.prompt, N, self.ask.stop_tokens)
 
     def drafts(self, history) -> tuple[int, Model]:
-        """How many drafts a round after this history has, and their law."""
+        """How many drafts a round after this history has, and their distribution."""
         room, length = min(K, S - 1 - len(history)), len(history)
         if self.program.method == "draft_model":
             return min(room, max(self.program.draft_positions - length + 1, 0)), self.draft_model
@@ -56,11 +56,13 @@ class Oracle:
         return (room if copied else 0), lambda seen: np.eye(V)[copied[len(seen) - length]]
 
     def accepted(self, history) -> np.ndarray:
-        """Law of the number of drafts accepted in a round after this history, ``[K + 1]``."""
+        """Distribution of the number of drafts accepted in a round after this history, ``[K + 1]``."""
         count, draft = self.drafts(history)
         coupled = self.program.draft_sampling == "coupled"
         probabilities = np.zeros(K + 1)
-        for tokens, mass in round_law(self.program.verify, coupled, self.target, draft, history, count).items():
+        for tokens, mass in round_distribution(
+            self.program.verify, coupled, self.target, draft, history, count
+        ).items():
             probabilities[len(tokens) - 1] += mass
         return probabilities
 

@@ -1,7 +1,7 @@
 """Rounds of a verification rule by itself, many at once: drafts are drawn as ``DraftModel`` draws them, then judged.
 
-Target and draft are tables over whole histories: the row of a history is its node in the tree of all token sequences, so
-a wrong row, a stale draft or a shifted position shows. Logits are multiples of 1/2, so that thresholds meet ties.
+Target and draft are tables over whole histories: the row of a history is its node in the tree of all token sequences,
+so a wrong row, a stale draft or a shifted position shows. Logits are multiples of 1/2, so that thresholds meet ties.
 """
 
 import concurrent.futures
@@ -15,14 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.sampling.law import Law, Warp, make_law
+from jspec.sampling.distribution import Distribution, Warp, make_distribution
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES, Proposal
-from lossless import laws
+from lossless import distributions
 from lossless.statistics import count_pairs
 from lossless.table_model import stored
 
-V, K, L = 4, 3, 3  # vocabulary; drafts in a round; tokens of the joint law: 64 cells
+V, K, L = 4, 3, 3  # vocabulary; drafts in a round; tokens of the joint distribution: 64 cells
 PROMPT_LENGTH = 1
 BATCH = 6_144
 THREADS = 2  # batches in flight: a CPU runs a batch of small arrays on one core
@@ -60,26 +60,26 @@ class Case:
     share: int = 4
 
     @property
-    def warp(self) -> laws.Warp:
-        return laws.Warp(self.temperature, self.top_k, self.top_p, self.min_p)
+    def warp(self) -> distributions.Warp:
+        return distributions.Warp(self.temperature, self.top_k, self.top_p, self.min_p)
 
     @property
-    def draft_warp(self) -> laws.Warp:
+    def draft_warp(self) -> distributions.Warp:
         """The draft's settings; argmax is temperature 0, as in ``DraftModel``."""
         temperature = self.temperature if self.draft_temperature is None else self.draft_temperature
         return dataclasses.replace(self.warp, temperature=0.0 if self.draft == "argmax" else temperature)
 
 
-def as_models(tables, case: Case) -> tuple[laws.Model, laws.Model]:
+def as_models(tables, case: Case) -> tuple[distributions.Model, distributions.Model]:
     """What target and draft are to the oracle; a narrower draft has no mass past its end."""
 
     @functools.cache
     def target(history):
-        return laws.law(tables[0][node(history)], case.warp)
+        return distributions.distribution(tables[0][node(history)], case.warp)
 
     @functools.cache
     def draft(history):
-        q = laws.law(tables[1][node(history)], case.draft_warp)
+        q = distributions.distribution(tables[1][node(history)], case.draft_warp)
         return np.pad(q, (0, V - len(q)))
 
     return target, draft
@@ -101,9 +101,11 @@ def predicted(rule: str, case: Case, tables) -> Tally:
     """The probabilities that ``play``'s counts should follow."""
     target, draft = as_models(tables, case)
     first_round = np.zeros(nodes(K + 1))
-    for tokens, mass in laws.round_law(rule, case.draft == "coupled", target, draft, (), case.count).items():
+    for tokens, mass in distributions.round_distribution(
+        rule, case.draft == "coupled", target, draft, (), case.count
+    ).items():
         first_round[node(tokens)] = mass
-    return Tally(first_round, laws.completion_law(target, (), L)[(slice(V),) * L].ravel())
+    return Tally(first_round, distributions.completion_distribution(target, (), L)[(slice(V),) * L].ravel())
 
 
 def play(
@@ -122,17 +124,20 @@ def play(
 
     first_round, texts = np.zeros((len(cases), nodes(K + 1)), int), np.zeros((len(cases), V**L), int)
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-        # The first compiles, before there are threads: jax 0.10 that traces in two at once may take another trace for it.
+        # The first compiles, before there are threads: jax 0.10 that traces in two at once may take another trace for
+        # it.
         for emitted, text in itertools.chain([batch(0)], pool.map(batch, range(1, -(-samples // full)))):
             first_round += count_pairs(which, emitted, first_round.shape)
             texts += count_pairs(which, text - nodes(L - 1), texts.shape)
     return [Tally(*tally) for tally in zip(first_round, texts, strict=True)]
 
 
-def as_warp(warps: Sequence[laws.Warp]) -> Warp:
+def as_warp(warps: Sequence[distributions.Warp]) -> Warp:
     """The settings of a batch, one entry per row."""
     column = lambda name, dtype: jnp.array([getattr(warp, name) for warp in warps], dtype)  # noqa: E731
-    return Warp(*(column(name, jnp.int32 if name == "top_k" else jnp.float32) for name in laws.Warp.__annotations__))
+    return Warp(
+        *(column(name, jnp.int32 if name == "top_k" else jnp.float32) for name in distributions.Warp.__annotations__)
+    )
 
 
 class _Settings(NamedTuple):
@@ -156,13 +161,17 @@ def _round(tables, settings: _Settings, stream: RoundNoise, history, rule: str):
     def draw(history, i):
         index = jnp.full((history.shape[0], 1), i, jnp.int32)
         keys = jnp.where(settings.coupled[:, None, None], stream.sample_keys(index), stream.draft_keys(index))
-        law, token = make_law(tables[1][history][:, None], settings.draft_warp, keys)
-        return V * history + 1 + token[:, 0], (history, token[:, 0], jax.tree.map(lambda x: x[:, 0], law.rows))
+        distribution, token = make_distribution(tables[1][history][:, None], settings.draft_warp, keys)
+        return V * history + 1 + token[:, 0], (
+            history,
+            token[:, 0],
+            jax.tree.map(lambda x: x[:, 0], distribution.warped),
+        )
 
     last, drawn = jax.lax.scan(draw, history, jnp.arange(K, dtype=jnp.int32))
     path, drafts, rows = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), drawn)
     greedy = settings.draft_warp.greedy
-    proposal = Proposal(drafts, settings.count, Law(rows, greedy), point_mass=greedy)
+    proposal = Proposal(drafts, settings.count, Distribution(rows, greedy), point_mass=greedy)
     logits = tables[0][jnp.concatenate([path, last[:, None]], axis=1)]
     verdict = RULES[rule](logits, settings.warp, proposal, stream)
     emitted = jnp.pad(drafts, ((0, 0), (0, 1)))

@@ -27,7 +27,7 @@ def _count():
 
 
 def assert_follows(counts, probabilities, what: str):
-    """Counts are draws from these laws. Arguments as for ``p_value``."""
+    """Counts are draws from these distributions. Arguments as for ``p_value``."""
     _count()
     p = p_value(counts, probabilities)
     assert p >= LEVEL, f"{what}: p = {p:.3g} is below {LEVEL:.3g}"
@@ -52,19 +52,22 @@ def p_value(counts, probabilities) -> float:
 
     Args:
       counts: ``[cells]``, or ``[groups, cells]`` of independent multinomials of their own sizes.
-      probabilities: the law of each group, of the same shape.
+      probabilities: the distribution of each group, of the same shape.
 
     Returns:
       the p-value; 0 if a cell of probability 0 was hit. With nothing left to test after pooling it is 1.
     """
-    counts, laws = np.atleast_2d(np.asarray(counts, np.float64)), np.atleast_2d(np.asarray(probabilities, np.float64))
-    assert counts.shape == laws.shape, (counts.shape, laws.shape)
-    np.testing.assert_allclose(laws.sum(axis=1), 1.0, atol=1e-9)
-    if counts[laws <= 0].any():
+    counts, distributions = (
+        np.atleast_2d(np.asarray(counts, np.float64)),
+        np.atleast_2d(np.asarray(probabilities, np.float64)),
+    )
+    assert counts.shape == distributions.shape, (counts.shape, distributions.shape)
+    np.testing.assert_allclose(distributions.sum(axis=1), 1.0, atol=1e-9)
+    if counts[distributions <= 0].any():
         return 0.0
     statistic, freedom = 0.0, 0
-    for observed, law in zip(counts, laws, strict=True):
-        observed, expected = _pool(observed, law * observed.sum())
+    for observed, distribution in zip(counts, distributions, strict=True):
+        observed, expected = _pool(observed, distribution * observed.sum())
         statistic += np.sum((observed - expected) ** 2 / expected)
         freedom += len(expected) - 1
     return float(stats.chi2.sf(statistic, freedom)) if freedom else 1.0

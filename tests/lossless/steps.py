@@ -1,4 +1,5 @@
-"""Whole decode steps, thousands of rows at once: mixed requests, each on its own scattered pages, to their last token."""
+"""Whole decode steps, thousands of rows at once: mixed requests, each on its own scattered pages, to their last
+token."""
 
 import concurrent.futures
 import dataclasses
@@ -13,11 +14,11 @@ from jspec.config import EngineConfig, Speculation
 from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
+from jspec.engine.state import LIVE, DecodeState, RequestArrays, init_state
+from jspec.engine.step import DecodeStep, RoundLog
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES
-from jspec.state import LIVE, DecodeState, Request, init_state
-from jspec.step import RoundLog, Step
-from lossless import laws
+from lossless import distributions
 from lossless.rounds import as_warp
 from lossless.statistics import count_pairs
 from lossless.table_model import TableConfig, TableModel, V, stored
@@ -63,18 +64,18 @@ class Program:
 class Ask:
     """One row of a mixed batch; ``share`` rows of every batch ask for it."""
 
-    prompt: laws.History
-    warp: laws.Warp
-    stop_tokens: laws.History = ()
+    prompt: distributions.History
+    warp: distributions.Warp
+    stop_tokens: distributions.History = ()
     min_tokens: int = 0
     share: int = 8
 
 
 ASKS = (
-    Ask((1,), laws.Warp()),
-    Ask((2, 0, 1), laws.Warp(1.3, top_k=3)),  # to the last slot of the cache
-    Ask((3, 1), laws.Warp(0.6, top_p=0.9, min_p=0.05), stop_tokens=(2,), min_tokens=2),
-    Ask((0, 2), laws.Warp(0.0), share=1),
+    Ask((1,), distributions.Warp()),
+    Ask((2, 0, 1), distributions.Warp(1.3, top_k=3)),  # to the last slot of the cache
+    Ask((3, 1), distributions.Warp(0.6, top_p=0.9, min_p=0.05), stop_tokens=(2,), min_tokens=2),
+    Ask((0, 2), distributions.Warp(0.0), share=1),
 )
 
 
@@ -84,7 +85,8 @@ class Tally:
 
     Attributes:
       texts: int ``[V + 1] * N``, completions; V stands for what follows a stop token.
-      rounds: int ``[(V + 1) ** N, K + 1, K + 1]``, rounds by completion so far (V for tokens to come), drafted, accepted.
+      rounds: int ``[(V + 1) ** N, K + 1, K + 1]``, rounds by completion so far (V for tokens to come), drafted,
+      accepted.
       recovered: texts with at least two rounds after a rejection.
     """
 
@@ -111,7 +113,8 @@ def play(program: Program, tables, samples: int, seed: int, asks: Sequence[Ask] 
 
 
 def _tally(asks: Sequence[Ask], which, tokens, length, count, drafted, accepted) -> list[Tally]:
-    """Tallies of n rows that played ask ``which`` ``[n]``: tokens ``[n, S]``, length ``[n]``, the rest ``[n, rounds]``."""
+    """Tallies of n rows that played ask ``which`` ``[n]``: tokens ``[n, S]``, length ``[n]``, the rest ``[n,
+    rounds]``."""
     start = np.array([len(ask.prompt) for ask in asks])[which]
     tokens = np.take_along_axis(tokens, np.minimum(start[:, None] + np.arange(N), S - 1), axis=1)
     texts = count_pairs(which, _code(tokens, length - start), (len(asks), (V + 1) ** N))
@@ -137,11 +140,12 @@ def deal(asks: Sequence[Ask]) -> tuple[np.ndarray, int]:
 
 
 def prefilled(program: Program, asks: Sequence[Ask], tables) -> DecodeState:
-    """A full batch, every prompt read by ``Step.prefill`` into its row's pages, which are scattered over the pool."""
+    """A full batch, every prompt read by ``DecodeStep.prefill`` into its row's pages, which are scattered over the
+    pool."""
     B = len(asks)
     column = lambda values, dtype: jnp.array(list(values), dtype)  # noqa: E731
     pages = np.random.default_rng(1).permutation(np.arange(1, CONFIG.pool_pages, dtype=np.int32))
-    request = Request(
+    request = RequestArrays(
         length=column((len(a.prompt) for a in asks), jnp.int32),
         limit=column((len(a.prompt) + N for a in asks), jnp.int32),
         min_length=column((len(a.prompt) + a.min_tokens for a in asks), jnp.int32),
@@ -154,13 +158,13 @@ def prefilled(program: Program, asks: Sequence[Ask], tables) -> DecodeState:
     return _prefill(program, *program.models(tables), tokens, request)
 
 
-def _step(program: Program, target, draft) -> Step:
+def _step(program: Program, target, draft) -> DecodeStep:
     drafter = program.drafter(target, draft)
-    return Step(target, drafter, program.rule, drafter.num_draft_tokens + 1, program.noise)
+    return DecodeStep(target, drafter, program.rule, drafter.num_draft_tokens + 1, program.noise)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _prefill(program: Program, target, draft, tokens, request: Request) -> DecodeState:
+def _prefill(program: Program, target, draft, tokens, request: RequestArrays) -> DecodeState:
     step = _step(program, target, draft)
     state = init_state(CONFIG, target, step.drafter, jnp.float32)
     live = jnp.full_like(state.outcome, LIVE)
@@ -190,7 +194,7 @@ def _code(tokens, count) -> np.ndarray:
     return symbols @ (V + 1) ** np.arange(N)[::-1]
 
 
-def decoded(code: int) -> laws.History:
+def decoded(code: int) -> distributions.History:
     """The tokens behind ``_code``."""
     symbols = np.unravel_index(code, (V + 1,) * N)
     return tuple(int(s) for s in symbols if s < V)

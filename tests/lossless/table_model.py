@@ -1,8 +1,7 @@
 """A tiny language model that is a lookup table, and reads its own history back from the pages of the cache.
 
-The law of a token depends on the two tokens before it and on the parity of the sum of all tokens before those, so any slot
-that a rollback, a catch-up or a page boundary gets wrong shows in the text or in the acceptance.
-"""
+The distribution of a token depends on the two tokens before it and on the parity of the sum of all tokens before those,
+so any slot that a rollback, a catch-up or a page boundary gets wrong shows in the text or in the acceptance."""
 
 import dataclasses
 

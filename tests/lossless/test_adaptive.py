@@ -1,5 +1,5 @@
-"""K chosen by acceptance so far leaves the law of the texts, and the acceptance of every round, as they are; K chosen by the
-drafts of its own round does not, and the suite sees it."""
+"""K chosen by acceptance so far leaves the distribution of the texts, and the acceptance of every round, as they are; K
+chosen by the drafts of its own round does not, and the suite sees it."""
 
 import dataclasses
 from unittest import mock
@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import adaptive
+from jspec.engine import adaptive
 from lossless.adaptive import Adapted, play_adaptively
+from lossless.distributions import round_distribution
 from lossless.judge import assert_texts
-from lossless.laws import round_law
 from lossless.oracle import Oracle
 from lossless.statistics import LEVEL, assert_follows, assert_not_vacuous, p_value
 from lossless.steps import ASKS, K, Program, decoded, play
@@ -43,7 +43,7 @@ def played(request) -> list[tuple[Oracle, Adapted]]:
     return [(Oracle(program, ask, TABLES), tally) for ask, tally in zip(ASKS, tallies, strict=True)]
 
 
-def test_joint_law_of_completions(played):
+def test_joint_distribution_of_completions(played):
     for oracle, tally in played:
         assert_texts(oracle, tally)
 
@@ -56,14 +56,14 @@ def test_acceptance_of_every_round(played):
         for code, chosen in np.argwhere(tally.rounds.sum(axis=(2, 3)) >= 100):
             history = oracle.ask.prompt + decoded(code)
             most, draft = oracle.drafts(history)
-            count, law = min(most, chosen), np.zeros(K + 1)
-            for tokens, mass in round_law(
+            count, distribution = min(most, chosen), np.zeros(K + 1)
+            for tokens, mass in round_distribution(
                 oracle.program.verify if chosen else "match", coupled, oracle.target, draft, history, count
             ).items():
-                law[len(tokens) - 1] += mass
+                distribution[len(tokens) - 1] += mass
             assert tally.rounds[code, chosen].sum() == tally.rounds[code, chosen, count].sum()
             counts.append(tally.rounds[code, chosen, count])
-            probabilities.append(law)
+            probabilities.append(distribution)
         assert_follows(counts, probabilities, f"accepted drafts of {oracle.ask}")
 
 
@@ -80,7 +80,8 @@ def test_every_K_was_chosen_and_changed(played):
 
 @dataclasses.dataclass(frozen=True)
 class Peeking:
-    """A drafter that makes do without drafts where it does not like what it drew: K depends on the round's own drafts."""
+    """A drafter that makes do without drafts where it does not like what it drew: K depends on the round's own
+    drafts."""
 
     drafter: object
 

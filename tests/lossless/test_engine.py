@@ -1,4 +1,4 @@
-"""Whole steps: the joint law of completions over many rounds, and the acceptance of every round."""
+"""Whole steps: the joint distribution of completions over many rounds, and the acceptance of every round."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def played(request) -> list[tuple[Oracle, Tally]]:
     return [(Oracle(request.param, ask, TABLES), tally) for ask, tally in zip(ASKS, tallies, strict=True)]
 
 
-def test_joint_law_of_completions(played):
+def test_joint_distribution_of_completions(played):
     for oracle, tally in played:
         assert_texts(oracle, tally)
 
@@ -66,8 +66,8 @@ def test_something_was_drafted_accepted_rejected_and_recovered(played):
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection", "block"])
-def test_drafts_that_break_off_leave_the_texts_law(rule):
-    """A draft row that is no law ends the row's drafts, and whether it is one depends on the drafts before."""
+def test_drafts_that_break_off_leave_the_texts_distribution(rule):
+    """A draft row that is no distribution ends the row's drafts, and whether it is one depends on the drafts before."""
     draft = TABLES[1].copy()
     draft[::3, 0] = np.nan
     program = Program(rule)

@@ -26,7 +26,8 @@ class OneStream(RoundNoise):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PositionKeyed(RoundNoise):
-    """Accept noise belongs to a position: ``block`` looks past its rejection, and the next round meets the same coins."""
+    """Accept noise belongs to a position: ``block`` looks past its rejection, and the next round meets the same
+    coins."""
 
     def accept_uniforms(self, K):
         position = self.length[:, None] + jnp.arange(K, dtype=jnp.int32)[None]
@@ -47,9 +48,11 @@ class TestRules:
     def p_values(self, rule, noise, tables):
         """Of the first round and of the texts, ``[2, cases]``."""
         tallies = rounds.play(rule, self.CASES, tables, self.SAMPLES, seed=31, noise=noise)
-        laws = [rounds.predicted(rule, case, tables) for case in self.CASES]
-        pairs = [zip(tally, law, strict=True) for tally, law in zip(tallies, laws, strict=True)]
-        return np.array([[p_value(counts, law) for counts, law in pair] for pair in pairs]).T
+        distributions = [rounds.predicted(rule, case, tables) for case in self.CASES]
+        pairs = [
+            zip(tally, distribution, strict=True) for tally, distribution in zip(tallies, distributions, strict=True)
+        ]
+        return np.array([[p_value(counts, distribution) for counts, distribution in pair] for pair in pairs]).T
 
     @pytest.mark.parametrize("rule", ["rejection", "block"])
     def test_one_stream_for_draft_and_residual_is_seen(self, rule):

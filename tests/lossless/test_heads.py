@@ -1,4 +1,5 @@
-"""Whole steps with every kind of head: the joint law of completions over many rounds, the acceptance of every round."""
+"""Whole steps with every kind of head: the joint distribution of completions over many rounds, the acceptance of every
+round."""
 
 import itertools
 from unittest import mock
@@ -41,7 +42,7 @@ def played(request):
     return samples, [(HeadOracle(program, ask, None), tally) for ask, tally in zip(ASKS, tallies, strict=True)]
 
 
-def test_joint_law_of_completions(played):
+def test_joint_distribution_of_completions(played):
     for oracle, tally in played[1]:
         assert_texts(oracle, tally)
 
@@ -71,7 +72,7 @@ def dropping(rule):
     residual_draw = verify.residual_draw
 
     def faulty(logits, warp, proposal, noise):
-        unknown = jnp.isneginf(proposal.law.rows.logits[:, :1])
+        unknown = jnp.isneginf(proposal.distribution.warped.logits[:, :1])
 
         def draw(residual, masses, at, *how):
             del masses
@@ -90,7 +91,7 @@ def projecting(rule):
     """A rule that compares with p on the head's vocabulary, renormalised."""
 
     def faulty(logits, warp, proposal, noise):
-        unknown = jnp.isneginf(proposal.law.rows.logits[:, :1])
+        unknown = jnp.isneginf(proposal.distribution.warped.logits[:, :1])
         drafted = jnp.arange(logits.shape[1], dtype=jnp.int32)[None] < proposal.count[:, None]
         return rule(jnp.where(unknown & drafted[:, :, None], -jnp.inf, logits), warp, proposal, noise)
 

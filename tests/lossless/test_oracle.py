@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import integrate
 
-from lossless.laws import Warp, agreement, completion_law, law, round_law
+from lossless.distributions import Warp, agreement, completion_distribution, distribution, round_distribution
 from lossless.oracle import prompt_lookup
 from lossless.statistics import LEVEL, p_value, smallest_tv
 
@@ -17,10 +17,10 @@ def random_model(seed: int):
     return lambda history: np.random.default_rng([seed, *history]).dirichlet(np.ones(V))
 
 
-def test_a_law_is_cut_in_order_and_keeps_ties():
+def test_a_distribution_is_cut_in_order_and_keeps_ties():
     p = np.array([0.4, 0.25, 0.25, 0.07, 0.03])
     logits = np.log(p)
-    kept = lambda warp: np.flatnonzero(law(logits, warp)).tolist()  # noqa: E731
+    kept = lambda warp: np.flatnonzero(distribution(logits, warp)).tolist()  # noqa: E731
     assert kept(Warp()) == [0, 1, 2, 3, 4]
     assert kept(Warp(top_k=2)) == [0, 1, 2]  # a tie
     assert kept(Warp(top_p=0.6)) == [0, 1, 2]  # a tie
@@ -28,23 +28,23 @@ def test_a_law_is_cut_in_order_and_keeps_ties():
     assert kept(Warp(top_p=0.92)) == [0, 1, 2, 3]
     assert kept(Warp(top_p=0.92, min_p=0.1)) == [0, 1, 2]  # 0.9 of 0.97 is enough
     assert kept(Warp(temperature=0.0)) == [0]
-    np.testing.assert_allclose(law(logits, Warp(0.5, top_k=1)), [1, 0, 0, 0, 0])
-    np.testing.assert_allclose(law(logits, Warp(0.5)), p**2 / np.sum(p**2))
+    np.testing.assert_allclose(distribution(logits, Warp(0.5, top_k=1)), [1, 0, 0, 0, 0])
+    np.testing.assert_allclose(distribution(logits, Warp(0.5)), p**2 / np.sum(p**2))
 
 
 @pytest.mark.parametrize(
     ("rule", "coupled"), [("match", False), ("match", True), ("rejection", False), ("block", False)]
 )
-def test_a_round_that_goes_on_with_plain_sampling_has_the_targets_law(rule, coupled):
+def test_a_round_that_goes_on_with_plain_sampling_has_the_targets_distribution(rule, coupled):
     target, draft, K = random_model(1), random_model(2), 3
     joint = np.zeros((V,) * (K + 1))
-    for tokens, mass in round_law(rule, coupled, target, draft, (), K).items():
-        rest = completion_law(target, tokens, K + 1 - len(tokens))[(slice(V),) * (K + 1 - len(tokens))]
+    for tokens, mass in round_distribution(rule, coupled, target, draft, (), K).items():
+        rest = completion_distribution(target, tokens, K + 1 - len(tokens))[(slice(V),) * (K + 1 - len(tokens))]
         joint[tokens] += mass * rest
-    np.testing.assert_allclose(joint, completion_law(target, (), K + 1)[(slice(V),) * (K + 1)], atol=1e-12)
+    np.testing.assert_allclose(joint, completion_distribution(target, (), K + 1)[(slice(V),) * (K + 1)], atol=1e-12)
 
 
-def test_block_law_is_that_of_its_coins():
+def test_block_distribution_is_that_of_its_coins():
     """Sun et al. (2024) word for word: a coin per prefix, the longest prefix that passes, the scaled residual."""
     target, draft, K = random_model(1), random_model(2), 3
     emitted: dict = {}
@@ -62,7 +62,7 @@ def test_block_law_is_that_of_its_coins():
             after = p[K] if i == K else residual[i] / mass[i] if mass[i] else np.zeros(V)
             for v in range(V):
                 emitted[(*path[:i], v)] = emitted.get((*path[:i], v), 0.0) + probability * after[v]
-    predicted = round_law("block", False, target, draft, (), K)
+    predicted = round_distribution("block", False, target, draft, (), K)
     for tokens, mass in emitted.items():
         assert predicted.get(tokens, 0.0) == pytest.approx(mass, abs=1e-12)
 

@@ -1,4 +1,5 @@
-"""Every rule by itself, jitted: the joint law of a round, the joint law of texts over rounds, and the acceptance."""
+"""Every rule by itself, jitted: the joint distribution of a round, the joint distribution of texts over rounds, and the
+acceptance."""
 
 import functools
 import itertools
@@ -65,7 +66,7 @@ class Play(NamedTuple):
 
     case: Case
     counts: Tally
-    law: Tally
+    distribution: Tally
 
 
 @pytest.fixture(scope="module", params=[300_000, pytest.param(3_500_000, marks=pytest.mark.long)])
@@ -90,26 +91,26 @@ def test_processors_are_covered_pairwise():
             assert {getattr(case, name) for case in SAMPLED} <= {getattr(case, name) for case in others}, name
 
 
-def test_joint_law_of_a_round(play_of):
+def test_joint_distribution_of_a_round(play_of):
     """How many drafts were accepted, jointly with the first and the last token emitted: at most 52 cells."""
-    counts, law = np.zeros((2, K + 1, V, V))
+    counts, distribution = np.zeros((2, K + 1, V, V))
     for length in range(1, K + 2):
         for tokens in itertools.product(range(V), repeat=length):
             cell = (length - 1, tokens[0], tokens[-1])
             counts[cell] += play_of.counts.first_round[node(tokens)]
-            law[cell] += play_of.law.first_round[node(tokens)]
-    assert_follows(counts.ravel(), law.ravel(), "accepted, first and last token of a round")
+            distribution[cell] += play_of.distribution.first_round[node(tokens)]
+    assert_follows(counts.ravel(), distribution.ravel(), "accepted, first and last token of a round")
 
 
-def test_joint_law_of_texts_over_rounds(play_of):
-    assert_follows(play_of.counts.texts, play_of.law.texts, f"the first {L} tokens")
+def test_joint_distribution_of_texts_over_rounds(play_of):
+    assert_follows(play_of.counts.texts, play_of.distribution.texts, f"the first {L} tokens")
 
 
 def test_acceptance(play_of):
-    case, counts, law = play_of.case, play_of.counts.first_round, play_of.law.first_round
+    case, counts, distribution = play_of.case, play_of.counts.first_round, play_of.distribution.first_round
     for i in range(1, case.count + 1):  # node nodes(i) is the first with more than i tokens
         accepted = counts[nodes(i) :].sum()
-        assert_rate(accepted, counts.sum(), law[nodes(i) :].sum(), f"draft {i} accepted")
+        assert_rate(accepted, counts.sum(), distribution[nodes(i) :].sum(), f"draft {i} accepted")
     if case.count and case.temperature:
         assert_not_vacuous(counts.sum(), counts[nodes(1) :].sum())
 
@@ -118,7 +119,7 @@ def test_acceptance(play_of):
 def groups_of_two(monkeypatch):
     """Programs in which the vocabulary spans two groups of noise; those of other tests must not be taken for them."""
     jax.clear_caches()
-    monkeypatch.setattr("jspec.pallas.rows.GROUP", 2)
+    monkeypatch.setattr("jspec.pallas.warped_logits.GROUP", 2)
     yield
     jax.clear_caches()
 
@@ -126,10 +127,10 @@ def groups_of_two(monkeypatch):
 @pytest.mark.usefixtures("groups_of_two")
 @pytest.mark.parametrize(("rule", "width"), [("match", V), ("rejection", V), ("block", V), ("block", V - 1)])
 def test_tokens_drawn_by_groups(rule, width):
-    """Coupled drafts meet other coins then, so that only their texts have a known law."""
+    """Coupled drafts meet other coins then, so that only their texts have a known distribution."""
     cases = (*NARROW, *([Case("coupled")] if rule == "match" else []))
     for case, counts in zip(cases, play(rule, cases, TABLES[width], 150_000, seed=12), strict=True):
-        law = predicted(rule, case, TABLES[width])
-        assert_follows(counts.texts, law.texts, f"the first {L} tokens")
+        distribution = predicted(rule, case, TABLES[width])
+        assert_follows(counts.texts, distribution.texts, f"the first {L} tokens")
         if case.draft != "coupled":
-            assert_follows(counts.first_round, law.first_round, "a round")
+            assert_follows(counts.first_round, distribution.first_round, "a round")

@@ -1,4 +1,5 @@
-"""Two cheap checks that see much: a target that drafts for itself, and the law of the draft tokens themselves."""
+"""Two cheap checks that see much: a target that drafts for itself, and the distribution of the draft tokens
+themselves."""
 
 import functools
 
@@ -60,7 +61,7 @@ def propose(program: Program, draft, state, key_data):
     ],
     ids=lambda program: program.draft_sampling,
 )
-def test_draft_tokens_follow_the_drafts_own_law(program):
+def test_draft_tokens_follow_the_drafts_own_distribution(program):
     which, _ = deal(ASKS)
     state = prefilled(program, [ASKS[i] for i in which], TABLES)
     counts = np.zeros((len(ASKS), V, V), int)
@@ -71,5 +72,5 @@ def test_draft_tokens_follow_the_drafts_own_law(program):
         np.add.at(counts, (which, *np.asarray(tokens).T), 1)
     for ask, drafted in zip(ASKS, counts, strict=True):
         q = Oracle(program, ask, TABLES).draft_model
-        law = np.array([q(ask.prompt)[v] * q((*ask.prompt, v)) for v in range(V)])
-        assert_follows(drafted.ravel(), law.ravel(), f"drafts of {ask}")
+        distribution = np.array([q(ask.prompt)[v] * q((*ask.prompt, v)) for v in range(V)])
+        assert_follows(drafted.ravel(), distribution.ravel(), f"drafts of {ask}")

@@ -1,4 +1,5 @@
-"""One test class per kernel, run over its implementations: the twin, the kernel interpreted, the kernel on a GPU."""
+"""One test class per kernel, run over its implementations: the reference implementation, the kernel interpreted, the
+kernel on a GPU."""
 
 import functools
 
@@ -22,7 +23,7 @@ def _compiled(reference, kernel):
 
 @pytest.fixture(
     params=[
-        pytest.param(_reference, id="twin"),
+        pytest.param(_reference, id="reference"),
         pytest.param(_interpreted, id="interpreted"),
         pytest.param(_compiled, id="compiled", marks=pytest.mark.gpu),
     ]
@@ -30,7 +31,7 @@ def _compiled(reference, kernel):
 def implementation(request, monkeypatch):
     """(reference, kernel) -> the one that this run is about, jitted."""
     if request.param is not _compiled:
-        monkeypatch.setattr("jspec.pallas.rows.GROUP", SMALL_GROUP)
+        monkeypatch.setattr("jspec.pallas.warped_logits.GROUP", SMALL_GROUP)
         monkeypatch.setattr("jspec.pallas.threshold._BLOCK", 2 * SMALL_GROUP)
         monkeypatch.setattr("jspec.pallas.threshold._UNROLL", 2)  # half of what an interpreted kernel compiles
     return request.param

@@ -4,7 +4,7 @@ import numpy as np
 
 from jspec.pallas.noise import threefry_bits, uniform_of_bits
 from jspec.pallas.pick import group_words
-from jspec.pallas.rows import group_size, num_groups
+from jspec.pallas.warped_logits import group_size, num_groups
 
 
 def shortfall(weight, key_data, noisy, token) -> np.ndarray:

@@ -1,4 +1,5 @@
-"""paged_attention against a float64 oracle that reads the text slot by slot, for its twin and its kernel."""
+"""paged_attention against a float64 oracle that reads the text slot by slot, for its reference implementation and its
+kernel."""
 
 import functools
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.cache import LayerKV, PagedView
+from jspec.models.cache import LayerKV, PagedView
 from jspec.pallas.attention import paged_attention, paged_attention_kernel, paged_attention_reference
 from jspec.pallas.flash import Tiling
 
@@ -50,7 +51,8 @@ CASES = [
 
 @functools.cache
 def problem(case: Case, spread: float = 1.0):
-    """Rows whose texts are long, over, at the end of their table, with queries that are invalid behind or before, and new.
+    """Rows whose texts are long, over, at the end of their table, with queries that are invalid behind or before, and
+    new.
 
     Pages lie scattered; what no query may see, and the null page, is NaN, and table entries past the text are no pages.
     """
@@ -150,14 +152,14 @@ def test_one_row_fills_the_gpu_and_many_rows_are_not_split(cells, tiles, splits)
     assert Tiling(programs=264).splits(cells, tiles) == splits
 
 
-def test_a_view_attends_by_the_twin_on_a_cpu():
+def test_a_view_attends_by_the_reference_on_a_cpu():
     case = CASES[3]
     (q, k, v, table, positions, valid), _ = problem(case)
     with jax.default_device(jax.devices("cpu")[0]):
         view = PagedView(table, positions, valid)
         got = jax.jit(lambda view, q, kv: view.attend(q, kv, case.window))(view, q, LayerKV(k, v))
-        twin = jax.jit(functools.partial(paged_attention_reference, window=case.window))
-        np.testing.assert_array_equal(got, twin(q, k, v, table, positions, valid))
+        reference = jax.jit(functools.partial(paged_attention_reference, window=case.window))
+        np.testing.assert_array_equal(got, reference(q, k, v, table, positions, valid))
 
 
 @pytest.mark.gpu

@@ -1,4 +1,5 @@
-"""draw against a float64 oracle, for its twin and its kernel; thresholds have a file of their own."""
+"""draw against a float64 oracle, for its reference implementation and its kernel; thresholds have a file of their
+own."""
 
 import jax
 import jax.numpy as jnp
@@ -120,7 +121,7 @@ class TestDraw:
         np.testing.assert_array_equal(moved.lse, rows.lse[order])
 
 
-def test_the_public_function_is_the_twin_on_a_cpu():
+def test_the_public_function_is_the_reference_on_a_cpu():
     args = problem(127, "float32")
     with jax.default_device(jax.devices("cpu")[0]):
         for got, expected in zip(

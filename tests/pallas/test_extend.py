@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.attention import Rotation
-from jspec.cache import LayerKV, PagedView, View
+from jspec.models.cache import LayerKV, PagedView, View
+from jspec.pallas.attention_reference import Rotation
 from jspec.pallas.extend import extend_kernel, has_extend_kernel
 from jspec.pallas.flash import Tiling
 from tests.pallas.test_attention import CASES, DEAD, SMALL, WHOLE, Case, G, problem

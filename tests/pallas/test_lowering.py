@@ -1,4 +1,5 @@
-"""The public functions lower to Triton kernels for CUDA on a machine without a GPU, and to their twins elsewhere."""
+"""The public functions lower to Triton kernels for CUDA on a machine without a GPU, and to their reference
+implementations elsewhere."""
 
 import contextlib
 import functools
@@ -8,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jspec.attention import Rotation
-from jspec.cache import LayerKV, PagedView
+from jspec.models.cache import LayerKV, PagedView
 from jspec.pallas.attention import paged_attention
+from jspec.pallas.attention_reference import Rotation
 from jspec.pallas.draw import draw
 from jspec.pallas.norm import add_norm
 from jspec.pallas.residual import Residual, residual_draw, residual_masses
-from jspec.pallas.rows import Rows, num_groups
+from jspec.pallas.warped_logits import WarpedLogits, num_groups
 from jspec.sampling.streams import RoundNoise
 
 B, K = 2, 4
@@ -28,10 +29,10 @@ def _shapes(V, dtype):
     i32 = lambda *shape: array(shape, jnp.int32)  # noqa: E731
     flag = lambda *shape: array(shape, jnp.bool_)  # noqa: E731
     keys = lambda *rows: array((*rows, 2), jnp.uint32)  # noqa: E731
-    laws = lambda J, width: Rows(array((B, J, width), dtype), f32(B, J), f32(B, J), f32(B, J))  # noqa: E731
+    distributions = lambda J, width: WarpedLogits(array((B, J, width), dtype), f32(B, J), f32(B, J), f32(B, J))  # noqa: E731
     settings = f32(B), i32(B), f32(B), f32(B)
     rows = array((B, T, V), dtype)
-    residual = Residual(laws(T, V), laws(K, V - V // 4), i32(B, K), flag(B), i32(B), f32(B, T))
+    residual = Residual(distributions(T, V), distributions(K, V - V // 4), i32(B, K), flag(B), i32(B), f32(B, T))
     after = residual, f32(B, T, num_groups(V)), i32(B), RoundNoise(keys(B), i32(B)), i32(B, T)
     return {
         "draw": (draw, (rows, *settings, keys(B, T)), {"weigh_groups", "finish_row"}),
@@ -80,7 +81,7 @@ def test_lowers_for_cuda(name, V, dtype):
 
 
 @pytest.mark.parametrize("name", _shapes(1031, "float32"))
-def test_lowers_to_the_twin_elsewhere(name):
+def test_lowers_to_the_reference_elsewhere(name):
     function, args, _ = _shapes(1031, jnp.dtype("float32"))[name]
     assert "triton" not in jax.jit(function).trace(*args).lower(lowering_platforms=("cpu",)).as_text()
 
@@ -103,7 +104,7 @@ def test_attention_of_many_rows_merges_nothing():
 
 
 @pytest.mark.parametrize("H", [8, 80, 512])
-def test_attention_without_a_kernel_for_its_heads_is_the_twin(H):
+def test_attention_without_a_kernel_for_its_heads_is_the_reference(H):
     assert not _kernels(_for_cuda(*_attention(B=1, T=5, H=H)))
 
 
@@ -131,7 +132,7 @@ def test_extending_by_many_tokens_takes_three_steps():
     assert sorted(_kernels(_for_cuda(*_extension(B=1, T=17)))) == ["attend_split", "merge_splits"]
 
 
-def test_extending_elsewhere_is_the_twin():
+def test_extending_elsewhere_is_the_reference():
     function, args = _extension(B=1, T=5)
     assert "triton" not in jax.jit(function).trace(*args).lower(lowering_platforms=("cpu",)).as_text()
 
@@ -144,6 +145,6 @@ def test_a_sum_and_its_norm_lower_for_cuda(D, dtype):
     assert _kernels(_for_cuda(functools.partial(add_norm, eps=1e-5), args)) == ["add_norm"]
 
 
-def test_attention_elsewhere_is_the_twin():
+def test_attention_elsewhere_is_the_reference():
     function, args = _attention(B=1, T=5)
     assert "triton" not in jax.jit(function).trace(*args).lower(lowering_platforms=("cpu",)).as_text()

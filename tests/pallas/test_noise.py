@@ -66,7 +66,7 @@ def test_transforms_stay_finite_at_both_ends():
     np.testing.assert_allclose(gumbel[[0, -1]], [22.87, -2.81], atol=0.01)
 
 
-def test_gumbel_noise_has_the_moments_of_its_law():
+def test_gumbel_noise_has_the_moments_of_its_distribution():
     noise = np.asarray(gumbel_of_bits(jax.random.bits(jax.random.key(5), (400_000,), jnp.uint32)), np.float64)
     assert abs(noise.mean() - np.euler_gamma) < 5 * 1.2825 / np.sqrt(noise.size)
     assert abs(noise.var() - np.pi**2 / 6) < 0.03

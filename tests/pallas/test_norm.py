@@ -1,4 +1,5 @@
-"""The residual sum with its norm, against the same in float64, for kernel and twin; and its derivative."""
+"""The residual sum with its norm, against the same in float64, for kernel and reference implementation; and its
+derivative."""
 
 import functools
 
@@ -45,7 +46,7 @@ class TestAddNorm:
         np.testing.assert_array_equal(normed[0], clean[0])
 
 
-def test_has_the_derivative_of_its_twin():
+def test_has_the_derivative_of_its_reference():
     args = problem((2, 3, 64), "float32")
     loss = lambda f: jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(f(*a)[1])), argnums=(0, 1, 2)))(*args)  # noqa: E731
     got = loss(lambda *a: add_norm(*a, EPS))

@@ -1,4 +1,4 @@
-"""Two draws, of a group and of a token in it, follow the law of the token."""
+"""Two draws, of a group and of a token in it, follow the distribution of the token."""
 
 import jax
 import jax.numpy as jnp
@@ -7,14 +7,14 @@ import pytest
 from lossless.statistics import p_value
 
 from jspec.pallas.pick import group_words, pick_reference
-from jspec.pallas.rows import in_groups
+from jspec.pallas.warped_logits import in_groups
 
 V, SAMPLES = 11, 60_000
 
 
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch):
-    monkeypatch.setattr("jspec.pallas.rows.GROUP", 4)
+    monkeypatch.setattr("jspec.pallas.warped_logits.GROUP", 4)
 
 
 def tokens(log_weight, key_data):
@@ -26,16 +26,16 @@ def keys(seed):
     return jax.random.key_data(jax.random.split(jax.random.key(seed), SAMPLES))
 
 
-def test_tokens_follow_their_law_across_groups():
+def test_tokens_follow_their_distribution_across_groups():
     log_weight = 2 * jax.random.normal(jax.random.key(1), (V,))
     log_weight = log_weight.at[jnp.array([0, 5])].set(-jnp.inf)
-    law = np.exp(np.asarray(log_weight, np.float64))
+    distribution = np.exp(np.asarray(log_weight, np.float64))
     counts = np.bincount(tokens(jnp.broadcast_to(log_weight, (SAMPLES, V)), keys(2)), minlength=V)
     assert counts[[0, 5]].sum() == 0
-    assert p_value(counts, law / law.sum()) > 1e-6
+    assert p_value(counts, distribution / distribution.sum()) > 1e-6
 
 
-def test_another_law_is_told_apart():
+def test_another_distribution_is_told_apart():
     uniform = np.full(V, 1 / V)
     counts = np.bincount(tokens(jnp.broadcast_to(0.1 * jnp.arange(V), (SAMPLES, V)), keys(3)), minlength=V)
     assert p_value(counts, uniform) < 1e-6

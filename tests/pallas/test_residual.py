@@ -1,4 +1,4 @@
-"""residual_masses and residual_draw against a float64 oracle, for their twins and their kernels."""
+"""residual_masses and residual_draw against a float64 oracle, for their reference implementations and their kernels."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jspec.pallas.residual import (
     residual_masses_kernel,
     residual_masses_reference,
 )
-from jspec.pallas.rows import Rows, group_size, num_groups
+from jspec.pallas.warped_logits import WarpedLogits, group_size, num_groups
 from jspec.sampling.streams import RoundNoise
 
 B, K, T = 4, 3, 4
@@ -34,7 +34,7 @@ CASES = [
 ]
 
 
-def laws(key, J, V, dtype, spread=3.0):
+def distributions(key, J, V, dtype, spread=3.0):
     """J rows per request, every second one cut below its median."""
     keys = jax.random.split(key, 2)
     logits = (spread * jax.random.normal(keys[0], (B, J, V))).astype(dtype)
@@ -42,13 +42,14 @@ def laws(key, J, V, dtype, spread=3.0):
     median = jnp.sort(logits.astype(jnp.float32), axis=-1)[..., V // 2]
     threshold = jnp.where((jnp.arange(B)[:, None] + jnp.arange(J)[None, :]) % 2 == 0, -jnp.inf, median)
     *_, lse = weigh(logits.reshape(-1, V), scale.reshape(-1), threshold.reshape(-1))
-    return Rows(logits, scale, threshold, lse.reshape(B, J))
+    return WarpedLogits(logits, scale, threshold, lse.reshape(B, J))
 
 
 def problem(V, V_q, dtype, seed=0, weighed=True):
-    """A residual and the rest of ``residual_draw``: accepted drafts at both ends, of point masses and of few valid ones."""
+    """A residual and the rest of ``residual_draw``: accepted drafts at both ends, of point masses and of few valid
+    ones."""
     keys = jax.random.split(jax.random.key(seed), 4)
-    p, q = laws(keys[0], T, V, dtype), laws(keys[1], K, V_q, dtype)
+    p, q = distributions(keys[0], T, V, dtype), distributions(keys[1], K, V_q, dtype)
     drafts = jax.random.randint(keys[2], (B, K), 0, V)
     point_mass, valid = jnp.arange(B) == 3, jnp.array([K, K, K, K - 1], jnp.int32)
     log_weight = jnp.log(jax.random.uniform(keys[2], (B, T), minval=0.2)).at[0].set(0.0) if weighed else None
@@ -128,9 +129,9 @@ class TestResidual:
         alone = self.draw_one(residual, self.masses(residual, at), at, *rest)
         np.testing.assert_array_equal(alone, self.draw(residual, at, *rest))
 
-    def test_equal_laws_leave_next_to_nothing_and_the_draw_is_from_p(self):
+    def test_equal_distributions_leave_next_to_nothing_and_the_draw_is_from_p(self):
         (p, _, *rest), *args = problem(257, 257, "bfloat16", weighed=False)
-        residual = Residual(p, Rows(*(x[:, :K] for x in p)), *rest)
+        residual = Residual(p, WarpedLogits(*(x[:, :K] for x in p)), *rest)
         total = np.asarray(self.masses(residual)).sum(-1)
         refused = (np.arange(T) < np.asarray(residual.valid)[:, None]) & ~np.asarray(residual.point_mass)[:, None]
         np.testing.assert_allclose(total[refused], LEAST, rtol=1e-5)
@@ -148,8 +149,8 @@ class TestResidual:
 
     def test_a_residual_of_one_rounding_step_is_still_found(self):
         z = jnp.full((1, 2, 300), -5.0).at[0, :, 130].set(-0.1)
-        p = Rows(z, jnp.ones((1, 2)), jnp.full((1, 2), -jnp.inf), jnp.zeros((1, 2)))
-        q = Rows(*(x[:, :1] for x in p))
+        p = WarpedLogits(z, jnp.ones((1, 2)), jnp.full((1, 2), -jnp.inf), jnp.zeros((1, 2)))
+        q = WarpedLogits(*(x[:, :1] for x in p))
         q = q._replace(logits=jnp.full((1, 1, 300), -4.0).at[0, 0, 130].set(jnp.nextafter(-0.1, -1.0)))
         none = jnp.zeros((1, 1), jnp.int32)
         residual = Residual(p, q, none, jnp.zeros(1, bool), jnp.ones(1, jnp.int32), None)
@@ -174,14 +175,14 @@ class TestResidual:
         np.testing.assert_array_equal(self.draw(poisoned, at, *rest), self.draw(residual, at, *rest))
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
-    def test_a_row_that_is_no_law_is_told(self, bad):
+    def test_a_row_that_is_no_distribution_is_told(self, bad):
         residual, at, *rest = problem(257, 200, "float32")
         lse = residual.p.lse.at[1, at[1]].set(bad).at[2, 0].set(bad)
         _, ok = self.draw(residual._replace(p=residual.p._replace(lse=lse)), at, *rest)
         np.testing.assert_array_equal(ok, [True, False, True, True])
 
 
-def test_the_public_functions_are_the_twins_on_a_cpu():
+def test_the_public_functions_are_the_references_on_a_cpu():
     residual, *rest = problem(127, 100, "float32")
     with jax.default_device(jax.devices("cpu")[0]):
         masses = jax.jit(residual_masses)(residual)

@@ -1,4 +1,4 @@
-"""threshold against a float64 oracle that sorts, for its twin and its kernel."""
+"""threshold against a float64 oracle that sorts, for its reference implementation and its kernel."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,5 @@
-"""Branches: attention of every slot's own draft, against one big mask, and against what the drafters do when they serve."""
+"""Branches: attention of every slot's own draft, against one big mask, and against what the drafters do when they
+serve."""
 
 import dataclasses
 import functools
@@ -9,11 +10,11 @@ import numpy as np
 import pytest
 from train_toys import HEADS, TARGET, V, head_params, module, objective, target
 
-from jspec.cache import LayerKV, PagedView, grouped_attention
 from jspec.config import Speculation
 from jspec.drafting.base import Context, Prompt
 from jspec.drafting.methods import drafter_for
-from jspec.sampling.law import Warp
+from jspec.models.cache import LayerKV, PagedView, grouped_attention
+from jspec.sampling.distribution import Warp
 from jspec.sampling.streams import RoundNoise
 from jspec.train.branches import Branches
 from jspec.train.losses import read
@@ -77,7 +78,7 @@ def test_what_is_trained_is_what_serves(method):
     @jax.jit
     def branch(windows):
         known = jnp.nonzero(params["draft_ids"] >= 0, size=trained.config.draft_vocab_size)[0] if reduced else None
-        lesson = read(target(), windows, trained.taps, known)
+        lesson = read(target(), windows, trained.aux_layers, known)
         drafts = trained.drafts(head, target(), lesson, jax.random.key(3))
         return [one.logits[0, jnp.argmax(one.bases == length - 2)] for one in drafts][:K]
 
@@ -92,7 +93,7 @@ def test_what_is_trained_is_what_serves(method):
         assert np.isneginf(np.delete(logits, known, axis=-1)).all()
         logits = logits[:, known]
     np.testing.assert_allclose(ours, logits, rtol=0, atol=1e-5)
-    assert len({tuple(row.round(3)) for row in ours}) == K  # the drafts have laws of their own
+    assert len({tuple(row.round(3)) for row in ours}) == K  # the drafts have distributions of their own
 
 
 def served(method: str, text, K: int) -> tuple[jax.Array, np.ndarray]:
@@ -107,7 +108,7 @@ def served(method: str, text, K: int) -> tuple[jax.Array, np.ndarray]:
         table = jnp.arange(1, 9, dtype=jnp.int32)[None]
         positions = jnp.arange(length - 1, dtype=jnp.int32)[None]
         view = PagedView(table, positions, jnp.ones_like(positions, bool))
-        features = read(target(), text, drafter.taps).features
+        features = read(target(), text, drafter.aux_layers).features
         state = drafter.init(9, 8, jnp.float32)
         state = drafter.prefill(state, Prompt(text[:, :-1], text[:, 1:], features, view))
         one = functools.partial(jnp.full, (1,))
@@ -125,7 +126,7 @@ def served(method: str, text, K: int) -> tuple[jax.Array, np.ndarray]:
             noise=RoundNoise(jnp.zeros((1, 2), jnp.uint32), one(length)),
         )
         _, proposal = drafter.propose(state, context)
-        return proposal.tokens, proposal.law.rows.logits[0]
+        return proposal.tokens, proposal.distribution.warped.logits[0]
 
     tokens, logits = propose(text)
     return tokens, np.asarray(logits)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jspec.train.checkpoints import KEPT, Checkpoints
-from jspec.train.loop import Plan, Progress, fit, over_held_out
+from jspec.train.loop import Plan, TrainingProgress, fit, over_held_out
 
 V = 11
 PLAN = Plan(steps=12, peak_rate=0.1, weight_decay=0.1, tokens_per_step=64, length=16, evaluate_every=3)
@@ -22,11 +22,11 @@ class Stop(Exception):
 def loss(params, frozen, windows, key):
     """A bigram model whose table is shaken a little, so that every source of randomness counts."""
     noise = 0.1 * jax.random.normal(key, params["table"].shape)
-    log_law = jax.nn.log_softmax((params["table"] + noise)[windows[:, :-1]] * frozen)
-    return -jnp.take_along_axis(log_law, windows[:, 1:, None], axis=-1).mean()
+    log_distribution = jax.nn.log_softmax((params["table"] + noise)[windows[:, :-1]] * frozen)
+    return -jnp.take_along_axis(log_distribution, windows[:, 1:, None], axis=-1).mean()
 
 
-def run(store=None, stop_after: int | None = None) -> tuple[list[Progress], dict]:
+def run(store=None, stop_after: int | None = None) -> tuple[list[TrainingProgress], dict]:
     rows = []
 
     def report(progress, params):

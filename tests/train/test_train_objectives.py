@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from train_toys import HEADS, SIZES, TARGET, V, Vd, head_params, module, objective, target
 
-from jspec.cache import CausalView
-from jspec.heads import default_taps
+from jspec.heads import default_aux_layers
 from jspec.models import flat_params
+from jspec.models.cache import CausalView
 from jspec.models.split import split
 from jspec.train.losses import Depth, Lesson, draft_loss, read, soft_cross_entropy
 from jspec.train.methods import Sizes, frequent_tokens, initial_params, make_objective
@@ -31,23 +31,23 @@ def windows():
 
 def test_soft_cross_entropy():
     logits = 3 * jax.random.normal(jax.random.key(0), (4, 5))
-    law = jax.nn.softmax(jax.random.normal(jax.random.key(1), (4, 5)))
-    part = law.at[:, 0].set(0.0)  # mass on a token that cannot be proposed
-    for p in (law, part):
+    distribution = jax.nn.softmax(jax.random.normal(jax.random.key(1), (4, 5)))
+    part = distribution.at[:, 0].set(0.0)  # mass on a token that cannot be proposed
+    for p in (distribution, part):
         expected = -(np.asarray(p, np.float64) * log_softmax(logits)).sum(-1)
         np.testing.assert_allclose(soft_cross_entropy(p, logits), expected, rtol=1e-5)
 
 
-def test_a_draft_is_compared_with_the_law_one_place_further_and_none_past_the_window():
-    law = jax.nn.softmax(2 * jax.random.normal(jax.random.key(0), (B, n, V)))
+def test_a_draft_is_compared_with_the_distribution_one_place_further_and_none_past_the_window():
+    distribution = jax.nn.softmax(2 * jax.random.normal(jax.random.key(0), (B, n, V)))
     bases = [np.arange(n), np.array([7, n - 1, 2, n - 2, 0]), np.array([7, n - 1, 2])]
     logits = [jax.random.normal(jax.random.key(i), (B, len(at), V)) for i, at in enumerate(bases)]
-    lesson = Lesson(jnp.zeros((B, n + 1), jnp.int32), jnp.zeros((B, n, 1)), jnp.zeros((B, n, 1)), law)
+    lesson = Lesson(jnp.zeros((B, n + 1), jnp.int32), jnp.zeros((B, n, 1)), jnp.zeros((B, n, 1)), distribution)
     depths = [Depth(jnp.asarray(at), x) for at, x in zip(bases, logits, strict=True)]
     means = []
     for d, (at, x) in enumerate(zip(bases, logits, strict=True)):
         inside = [i for i, b in enumerate(at) if b + d + 1 < n]
-        p, q = np.asarray(law)[:, at[inside] + d + 1], log_softmax(x)[:, inside]
+        p, q = np.asarray(distribution)[:, at[inside] + d + 1], log_softmax(x)[:, inside]
         means.append(-(p * q).sum(-1).mean())
     assert len(inside) == 2
     expected = sum(0.8**d * mean for d, mean in enumerate(means)) / (1 + 0.8 + 0.64)
@@ -55,7 +55,7 @@ def test_a_draft_is_compared_with_the_law_one_place_further_and_none_past_the_wi
     assert draft_loss(lesson, depths[:1], 0.3) == pytest.approx(means[0], rel=1e-5)
 
 
-def test_eagle_learns_features_and_laws(windows):
+def test_eagle_learns_features_and_distributions(windows):
     trained = dataclasses.replace(objective("eagle"), noise=0.0)
     head = module("eagle")
 
@@ -69,7 +69,7 @@ def test_eagle_learns_features_and_laws(windows):
     loss, hidden, lesson, logits = parts(windows)
     gap = np.abs(np.asarray(hidden[:, :-1] - lesson.hidden[:, 1:], np.float64))
     distance = np.where(gap < 1, 0.5 * gap**2, gap - 0.5).mean()
-    entropy = -(np.asarray(lesson.law[:, 1:]) * log_softmax(logits[:, :-1])).sum(-1).mean()
+    entropy = -(np.asarray(lesson.distribution[:, 1:]) * log_softmax(logits[:, :-1])).sum(-1).mean()
     assert loss == pytest.approx(distance + 0.1 * entropy, rel=1e-5)
 
 
@@ -82,20 +82,20 @@ def test_eagle_reads_noisy_features(windows):
     assert one == pytest.approx(other, rel=0.05)
 
 
-def test_the_law_is_that_of_the_tokens_that_the_head_knows(windows):
+def test_the_distribution_is_that_of_the_tokens_that_the_head_knows(windows):
     known = jnp.array([2, 3, 30])
     lesson = read(target(), windows, (1, 3), known)
-    hidden, features, _ = target().tapped(
+    hidden, features, _ = target().with_auxiliary(
         windows[:, :-1],
         jnp.arange(n)[None],
         (None,) * 3,
         CausalView(jnp.broadcast_to(jnp.arange(n)[None], (B, n))),
         (1, 3),
     )
-    np.testing.assert_allclose(lesson.law, jax.nn.softmax(target().logits(hidden))[..., known], atol=1e-6)
+    np.testing.assert_allclose(lesson.distribution, jax.nn.softmax(target().logits(hidden))[..., known], atol=1e-6)
     np.testing.assert_allclose(lesson.features, features, atol=1e-5)
     assert lesson.features.shape == (B, n, 2 * TARGET.hidden_size)
-    assert (lesson.law.sum(-1) < 0.9).all()
+    assert (lesson.distribution.sum(-1) < 0.9).all()
 
 
 def test_dropped_branches_were_dropped_before_too():
@@ -107,7 +107,7 @@ def test_dropped_branches_were_dropped_before_too():
 
 def test_bases_of_a_depth_are_a_prefix_of_those_before(windows):
     trained, head = objective("parallel"), module("parallel")
-    lesson = jax.eval_shape(lambda w: read(target(), w, trained.taps), windows)
+    lesson = jax.eval_shape(lambda w: read(target(), w, trained.aux_layers), windows)
     lesson = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), lesson)
     depths = jax.jit(lambda key: list(trained.drafts(head, target(), lesson, key)))(jax.random.key(0))
     assert [len(one.bases) for one in depths] == list(trained.kept(n)) == [12, 10, 8, 7]
@@ -162,12 +162,12 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens_in_the_order_of_their_
     np.testing.assert_array_equal(frequent_tokens(np.array([2]), vocab_size=3, count=3), [0, 1, 2])
 
 
-def test_taps_are_those_of_eagle3_where_the_target_is_deep_enough():
-    def taps(layers: int) -> tuple[int, ...]:
-        return make_objective("eagle3", dataclasses.replace(TARGET, num_layers=layers, windows=()), Sizes()).taps
+def test_aux_layers_are_those_of_eagle3_where_the_target_is_deep_enough():
+    def aux_layers(layers: int) -> tuple[int, ...]:
+        return make_objective("eagle3", dataclasses.replace(TARGET, num_layers=layers, windows=()), Sizes()).aux_layers
 
-    assert taps(32) == default_taps(32) == (2, 16, 29)
-    assert (taps(6), taps(3), taps(2), taps(1)) == ((1, 3, 5), (1, 2), (1,), (0, 1))
+    assert aux_layers(32) == default_aux_layers(32) == (2, 16, 29)
+    assert (aux_layers(6), aux_layers(3), aux_layers(2), aux_layers(1)) == ((1, 3, 5), (1, 2), (1,), (0, 1))
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_taps_are_those_of_eagle3_where_the_target_is_deep_enough():
         ("eagle", Sizes(layers=2), "layers=2: expected nothing, a head of method 'eagle' has no such size"),
         ("medusa", Sizes(tie=True), "tie=True: expected nothing"),
         ("eagle3", Sizes(draft_vocab_size=V + 1), rf"draft_vocab_size=32: expected an integer in 1\.\.{V}"),
-        ("parallel", Sizes(taps=(1, 4)), r"taps=\(1, 4\): expected at most 3, the target's layers"),
-        ("eagle3", Sizes(taps=(2, 1)), r"taps=\(2, 1\): expected 2 layer ids of at least 0, ascending"),
+        ("parallel", Sizes(aux_layers=(1, 4)), r"aux_layers=\(1, 4\): expected at most 3, the target's layers"),
+        ("eagle3", Sizes(aux_layers=(2, 1)), r"aux_layers=\(2, 1\): expected 2 layer ids of at least 0, ascending"),
         ("mlp", Sizes(inner_size=0), "inner_size=0: expected"),
         ("medusa", Sizes(num_draft_tokens=0), "num_draft_tokens=0: expected an integer of at least 1"),
         ("hydra", Sizes(), "method='hydra': expected one of eagle, eagle3, parallel, mlp, medusa"),

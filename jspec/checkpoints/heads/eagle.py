@@ -1,0 +1,53 @@
+"""EAGLE and EAGLE-2 heads (Li et al., 2024) as SafeAILab publishes them: ``fc`` and ``layers.0``, no norms around
+them."""
+
+from typing import Any
+
+from jspec._arguments import require
+from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.heads.layers import (
+    EMBEDDING,
+    OUTPUT_HEAD,
+    by_presence,
+    layer_fields,
+    placed,
+    plain_layers,
+    read_layers,
+)
+from jspec.checkpoints.layout import Layout
+from jspec.checkpoints.names import Placement, layer_table
+from jspec.checkpoints.tensor import Tensor
+from jspec.heads import EagleConfig
+
+
+def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
+    """The layout of such a folder."""
+    # Its class has no head_dim of its own.
+    sizes = Fields({key: value for key, value in fields.raw.items() if key != "head_dim"}, fields.where)
+    config = EagleConfig(
+        layers=read_layers(sizes, tensors, "layers.0.", bias_key="qkv_bias"),
+        fuse_bias=by_presence(fields, "bias", "fc.bias", tensors),
+        own_embedding=EMBEDDING in tensors,
+    )
+    # Some files carry a copy of the target's output head, which the authors' loader leaves out too.
+    return Layout(config, "EAGLE head", table(config), tensors, left_out=frozenset((OUTPUT_HEAD,)))
+
+
+def table(config: EagleConfig) -> dict[str, Placement]:
+    """Tensor name -> its place."""
+    c, D = config.layers, config.layers.hidden_size
+    rows = {EMBEDDING: Placement("embedding", 0, (c.vocab_size, D))} if config.own_embedding else {}
+    rows["fc.weight"] = Placement("fuse_in.weight", 0, (D, 2 * D))
+    if config.fuse_bias:
+        rows["fc.bias"] = Placement("fuse_in.bias", 0, (D,))
+    first = {name: place for name, place in layer_table(c).items() if name != "input_layernorm.weight"}
+    return rows | placed(first, "layers.0.", "layers.0.") | plain_layers(c, start=1)
+
+
+def hf_config(config: EagleConfig) -> dict[str, Any]:
+    """config.json of a head."""
+    c = config.layers
+    require(c.num_heads * c.head_dim == c.hidden_size, "head_dim", c.head_dim, "hidden_size / num_heads in this layout")
+    fields = {key: value for key, value in layer_fields(c).items() if key != "head_dim"}
+    qkv_bias = {"qkv_bias": True} if c.qkv_bias else {}  # SafeAILab's class looks for the key, whatever its value
+    return {"architectures": ["LlamaForCausalLM"], **fields, "bias": config.fuse_bias, **qkv_bias}

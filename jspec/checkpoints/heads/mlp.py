@@ -1,0 +1,71 @@
+"""MLP speculators (Wertheimer et al., 2024) as ibm-fms publishes them, with or without the prefix ``speculator.``."""
+
+from typing import Any
+
+from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.layout import Layout
+from jspec.checkpoints.names import Placement
+from jspec.checkpoints.tensor import Tensor
+from jspec.heads import MLPConfig
+
+PREFIX = "speculator."
+MAX_STAGES = 256
+
+
+def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
+    """The layout of such a folder."""
+    hidden_size = fields.integer("emb_dim")
+    config = MLPConfig(
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden_size,
+        inner_size=fields.integer("inner_dim", 0, low=0) or hidden_size,
+        num_stages=fields.integer("n_predict", high=MAX_STAGES),
+        tied=fields.flag("tie_weights"),
+        scale_input=fields.flag("scale_input"),
+    )
+    prefix = PREFIX if any(name.startswith(PREFIX) for name in tensors) else ""
+    spares = {copy: of for copy, of in _spares(config, prefix).items() if copy in tensors}
+    return Layout(config, "MLP speculator", table(config, prefix), tensors, spares=spares, shared_by="tie_weights")
+
+
+def table(config: MLPConfig, prefix: str = PREFIX) -> dict[str, Placement]:
+    """Tensor name -> its place. Of stages that share a tensor, the first one's name counts."""
+    V, D, W, n = config.vocab_size, config.hidden_size, config.inner_size, config.num_stages
+    rows: dict[str, Placement] = {}
+    for i in range(1 if config.tied else n):
+        rows[f"{prefix}emb.{i}.weight"] = Placement(f"embeddings.{i}", 0, (V, W))
+        rows[f"{prefix}ln.{i}.weight"] = Placement(f"norms.{i}.weight", 0, (W,))
+        rows[f"{prefix}ln.{i}.bias"] = Placement(f"norms.{i}.bias", 0, (W,))
+        rows[f"{prefix}head.{i}.weight"] = Placement(f"heads.{i}.weight", 0, (V, W))
+    for i in range(min(n, 2) if config.tied else n):
+        rows[f"{prefix}proj.{i}.weight"] = Placement(f"projections.{i}.weight", 0, (W, W if i else D))
+    return rows
+
+
+def _spares(config: MLPConfig, prefix: str) -> dict[str, str]:
+    """Every name under which a tied checkpoint may repeat a tensor -> the name that counts."""
+    spares: dict[str, str] = {}
+    if not config.tied:
+        return spares
+    for i in range(1, config.num_stages):
+        for name in ("emb.{}.weight", "ln.{}.weight", "ln.{}.bias", "head.{}.weight"):
+            spares[prefix + name.format(i)] = prefix + name.format(0)
+        if i > 1:
+            spares[f"{prefix}proj.{i}.weight"] = f"{prefix}proj.1.weight"
+    return spares
+
+
+def hf_config(config: MLPConfig) -> dict[str, Any]:
+    """config.json of a speculator, which drafts a chain."""
+    return {
+        "architectures": ["MLPSpeculatorPreTrainedModel"],
+        "model_type": "mlp_speculator",
+        "vocab_size": config.vocab_size,
+        "emb_dim": config.hidden_size,
+        "inner_dim": config.inner_size,
+        "n_predict": config.num_stages,
+        "top_k_tokens_per_head": [1] * config.num_stages,
+        "n_candidates": 1,
+        "tie_weights": config.tied,
+        "scale_input": config.scale_input,
+    }

@@ -1,0 +1,125 @@
+"""EAGLE-3 and P-EAGLE heads in the format of the ``speculators`` package, which names its target.
+
+Its ``transformer_layer_config`` leaves out what equals the defaults of the transformers class of its ``model_type``.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jspec._arguments import require
+from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.heads import eagle3
+from jspec.checkpoints.heads.eagle3 import IDS, Settings
+from jspec.checkpoints.heads.layers import layer_fields
+from jspec.checkpoints.layout import Layout
+from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.tensor import Tensor
+from jspec.heads import Eagle3Config
+
+KINDS = ("eagle3", "peagle")
+VERSION = "0.5.0"  # of the format that is written
+TYPE, LAYERS, CONFIG = "speculators_model_type", "transformer_layer_config", "speculators_config"
+
+_SHARED = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6}
+CLASS_DEFAULTS = {
+    "llama": {**_SHARED, "intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 2048},
+    "qwen3": {**_SHARED, "intermediate_size": 22016, "vocab_size": 151936, "max_position_embeddings": 32768},
+}
+
+
+def read(fields: Fields, tensors: dict[str, Tensor], aux_convention: str | None) -> Layout:
+    """The layout of such a folder."""
+    kind = fields.raw.get(TYPE)
+    if kind not in KINDS:
+        raise fields.refuse(TYPE, f"one of {', '.join(KINDS)}; other kinds of speculators are not supported")
+    if aux_convention not in (None, "input_of"):
+        raise Refusal(
+            f"{fields.where}: aux_convention={aux_convention!r}: the speculators format means the inputs of the layers in "
+            f"{IDS}; expected 'input_of' or nothing"
+        )
+    if kind == "eagle3" and fields.raw.get("norm_before_residual") is None:
+        raise Refusal(
+            f"{fields.where}: norm_before_residual is missing, and readers of this format disagree on what that means; "
+            "set it to what the head was trained with, true or false"
+        )
+    if kind == "eagle3" and eagle3.MASK in tensors:
+        raise fields.refuse(TYPE, f"'peagle', because tensor {eagle3.MASK!r} is there")
+    layout = eagle3.build(
+        _layers(fields, tensors),
+        Settings((fields,)),
+        tensors,
+        eagle3.listed_aux_layers(fields, "input_of"),
+        parallel=kind == "peagle",
+    )
+    config = dataclasses.replace(layout.config, trained_drafts=_trained_drafts(fields))
+    return dataclasses.replace(
+        layout, config=config, label=f"{layout.label} (speculators format)", aux_convention="input_of"
+    )
+
+
+def hf_config(config: Eagle3Config, target_name: str, target_architectures: Sequence[str]) -> dict[str, Any]:
+    """config.json of a head; vLLM reads from it which target it is for and how many tokens to draft."""
+    require(
+        config.num_aux_layers > 0, "num_aux_layers", 0, "at least 1, because the speculators format always has an fc"
+    )
+    require(config.trained_drafts is not None, "trained_drafts", None, "a number, which the speculators format states")
+    kind = "peagle" if config.method == "parallel" else "eagle3"
+    proposal = {"proposal_type": "greedy", "speculative_tokens": config.trained_drafts}
+    return {
+        "architectures": ["PEagleSpeculator" if kind == "peagle" else "Eagle3Speculator"],
+        TYPE: kind,
+        "speculators_version": VERSION,
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fuse,
+        "fc_norm": config.norm_each_aux,
+        "norm_output": config.norm_output,
+        IDS: None if config.aux_layers is None else list(config.aux_layers),
+        **({"mask_token_id": config.mask_token_id} if kind == "peagle" else {}),
+        "tie_word_embeddings": False,
+        LAYERS: {**layer_fields(config.layers), "attention_bias": config.layers.qkv_bias},
+        CONFIG: {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{**proposal, "accept_tolerance": 0.0, "verifier_accept_k": 1}],
+            "verifier": {"name_or_path": target_name, "architectures": list(target_architectures)},
+        },
+    }
+
+
+def verifier(fields: Fields) -> str | None:
+    """Name or path of the target that a head was trained for."""
+    outer = fields.nested(CONFIG)
+    inner = outer.nested("verifier") if outer else None
+    return inner.text("name_or_path", None) if inner else None
+
+
+def _layers(fields: Fields, tensors: dict[str, Tensor]) -> Fields:
+    """The config of the layers, complete.
+
+    An absent number of key/value heads, or width of a head, can stand for the class default or for what follows from
+    other numbers, depending on who wrote the file: the tensors decide."""
+    layers = fields.nested(LAYERS)
+    if layers is None:
+        raise fields.refuse(LAYERS, "an object, the config of the layers")
+    kind = layers.text("model_type")
+    if kind not in CLASS_DEFAULTS:
+        raise layers.refuse("model_type", f"one of {', '.join(CLASS_DEFAULTS)}")
+    whole: dict[str, Any] = {**CLASS_DEFAULTS[kind], **layers.raw}
+    query, key = (tensors.get(f"layers.0.self_attn.{name}_proj.weight") for name in "qk")
+    heads = dataclasses.replace(layers, raw=whole).integer("num_attention_heads")
+    if whole.get("head_dim") is None and query is not None:
+        whole["head_dim"] = query.shape[0] // heads or None
+    width = whole.get("head_dim")
+    if whole.get("num_key_value_heads") is None and key is not None and isinstance(width, int) and width > 0:
+        whole["num_key_value_heads"] = key.shape[0] // width or None
+    return dataclasses.replace(layers, raw=whole)
+
+
+def _trained_drafts(fields: Fields) -> int | None:
+    outer = fields.nested(CONFIG)
+    methods = outer.raw.get("proposal_methods") if outer else None
+    first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}
+    return Fields(first, fields.where, f"{CONFIG}.proposal_methods.").integer("speculative_tokens", None)

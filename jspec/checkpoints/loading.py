@@ -1,0 +1,165 @@
+"""A folder as config and params in memory: a Hugging Face folder, or one that ``convert`` wrote."""
+
+import dataclasses
+import os
+
+import numpy as np
+
+from jspec._arguments import require
+from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.heads import stored
+from jspec.checkpoints.heads.speculators import verifier
+from jspec.checkpoints.hf_config import read_config, read_fields
+from jspec.checkpoints.manifest import NAME, PARAMS, is_converted, read_manifest
+from jspec.checkpoints.names import param_shapes, tensor_table
+from jspec.checkpoints.orbax import load_params
+from jspec.checkpoints.quantized import scale_names, stored_params
+from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.source import NUMPY_DTYPES, Source, open_model, open_source
+from jspec.config import ModelConfig
+from jspec.heads import HeadConfig, PardConfig
+from jspec.models.params import abstract_params
+
+Params = dict[str, np.ndarray]
+
+
+def load_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[ModelConfig, Params]:
+    """Config and params of a language model, on the host.
+
+    Args:
+      path: a folder with config.json and safetensors, or one that ``convert`` wrote.
+      dtype: ``float32`` or ``bfloat16`` (rounded to nearest even); None takes the converted folder's own, or the
+        narrower of the two that holds every tensor exactly.
+
+    Returns:
+      the architecture, and dotted name -> array as ``jspec.models.params.build`` takes them.
+
+    Raises:
+      Refusal: one sentence with the file and the reason.
+    """
+    _require_dtype(dtype)
+    config, params = _load_converted(Folder(path), dtype) if is_converted(path) else _load(open_model(path), dtype)
+    if isinstance(config, PardConfig):
+        config = config.model
+    if not isinstance(config, ModelConfig):
+        raise Refusal(f"{path}: holds a draft head, not a language model; give it as draft=, with its target")
+    return config, params
+
+
+def load_draft(
+    path: str | os.PathLike, dtype: str | None = None, aux_convention: str | None = None
+) -> tuple[ModelConfig | HeadConfig, Params]:
+    """Config and params of what drafts, a language model or a head, on the host.
+
+    Args:
+      path: as in ``load_folder``.
+      dtype: as in ``load_folder``. Integer params are int32 in any case.
+      aux_convention: what the layer ids of an EAGLE-3 head mean: ``input_of`` or ``output_of`` these layers. Needed
+        when the checkpoint lists ids in a native layout, which does not say.
+
+    Returns:
+      what it is, and dotted name -> array as ``jspec.models.params.build`` or ``build_head`` takes them.
+
+    Raises:
+      Refusal: one sentence with the file and the reason.
+    """
+    _require_dtype(dtype)
+    if is_converted(path):
+        return _load_converted(Folder(path), dtype, aux_convention)
+    return _load(open_source(path, aux_convention=aux_convention), dtype)
+
+
+def read_draft_config(path: str | os.PathLike, aux_convention: str | None = None) -> ModelConfig | HeadConfig:
+    """What ``load_draft`` would return first, from configs and headers alone."""
+    if is_converted(path):
+        return _converted_config(Folder(path), aux_convention)
+    source = open_source(path, aux_convention=aux_convention)
+    source.require_match()
+    return source.config
+
+
+def read_model_config(path: str | os.PathLike) -> ModelConfig:
+    """The config that ``load_folder`` would return, from JSON alone; refuses less.
+
+    Raises:
+      Refusal: one sentence with the file and the reason.
+    """
+    folder = Folder(path)
+    return _model_config(folder) if is_converted(path) else read_config(folder)
+
+
+def verifier_of(path: str | os.PathLike) -> str | None:
+    """Name or path of the target that a checkpoint in the speculators format says it was made for, else None."""
+    return verifier(read_fields(Folder(path)))
+
+
+def _load(source: Source, dtype: str | None) -> tuple[ModelConfig | HeadConfig, Params]:
+    source.require_match()
+    chosen = dtype or source.exact_dtype
+    return source.config, {name: source.param(name, chosen) for name in source.shapes}
+
+
+def _converted_config(folder: Folder, aux_convention: str | None) -> ModelConfig | HeadConfig:
+    head, where = read_manifest(folder).get("head"), f"{folder.given}/{NAME}"
+    if head is None:
+        if aux_convention is not None:
+            raise Refusal(f"{folder.given}: aux_convention={aux_convention!r} is for EAGLE-3 heads, and this is none")
+        return _model_config(folder)
+    config, used = stored.from_json(head, where), head.get("aux_convention")
+    if None not in (used, aux_convention) and used != aux_convention:
+        raise Refusal(f"{where}: aux_convention={aux_convention!r}, but the head was converted with {used!r}")
+    return config
+
+
+def _model_config(folder: Folder) -> ModelConfig:
+    """The language model in a converted folder: config.json is the source's, so the manifest says what was
+    quantised."""
+    config, quantization = read_config(folder), read_manifest(folder).get("quantization")
+    try:
+        return dataclasses.replace(config, quantization=quantization)
+    except ValueError as error:
+        raise Refusal(f"{folder.given}/{NAME}: {error}; convert the checkpoint again") from None
+
+
+def _load_converted(
+    folder: Folder, dtype: str | None, aux_convention: str | None = None
+) -> tuple[ModelConfig | HeadConfig, Params]:
+    config = _converted_config(folder, aux_convention)
+    found = {stored.renamed_param(name): array for name, array in load_params(folder.root / PARAMS).items()}
+    shapes = _shapes(config)
+    expected = stored_params(config, shapes, dtype or read_manifest(folder)["dtype"])
+    where = f"{folder.given}/{PARAMS}"
+    for name in sorted(expected.keys() | found.keys()):
+        if name not in found or name not in expected:
+            state = "missing" if name not in found else "unknown"
+            raise Refusal(f"{where}: parameter {name!r} is {state}; convert the checkpoint again")
+        if found[name].shape != expected[name][0]:
+            raise Refusal(
+                f"{where}: parameter {name!r} has shape {list(found[name].shape)}, "
+                f"but its config asks for {list(expected[name][0])}"
+            )
+    for name, scale in scale_names(config, shapes).items():
+        _require_quantized(where, name, found[name].dtype, expected[name][1])
+        _require_quantized(where, scale, found[scale].dtype, expected[scale][1])
+        if not (np.isfinite(found[scale]) & (found[scale] > 0)).all():
+            raise Refusal(
+                f"{where}: parameter {scale!r} has a scale that is no positive number; convert the checkpoint again"
+            )
+    return config, {name: found.pop(name).astype(kind, copy=False) for name, (_, kind) in expected.items()}
+
+
+def _require_quantized(where: str, name: str, found: np.dtype, expected: np.dtype):
+    if found != expected:
+        raise Refusal(
+            f"{where}: parameter {name!r} is stored as {found}, expected {expected}; convert the checkpoint again"
+        )
+
+
+def _shapes(config: ModelConfig | HeadConfig) -> dict[str, tuple[int, ...]]:
+    if isinstance(config, ModelConfig | PardConfig):
+        return param_shapes(tensor_table(config if isinstance(config, ModelConfig) else config.model))
+    return {name: leaf.shape for name, leaf in abstract_params(config).items()}
+
+
+def _require_dtype(dtype: str | None):
+    require(dtype is None or dtype in NUMPY_DTYPES, "dtype", dtype, f"None or one of {', '.join(NUMPY_DTYPES)}")

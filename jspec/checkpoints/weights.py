@@ -1,0 +1,119 @@
+"""The weight files of a Hugging Face folder: what they hold, from their headers, and one tensor at a time."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.pickles import read_pickle_header
+from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.tensor import Tensor
+
+SINGLE = "model.safetensors"
+MEDUSA = "medusa_lm_head.safetensors"
+INDEX = "model.safetensors.index.json"
+PICKLE_INDEX = "pytorch_model.bin.index.json"
+PICKLE_NAMES = ("pytorch_model.bin", PICKLE_INDEX, "medusa_lm_head.pt")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+SOURCE_DTYPES = {
+    "F32": "float32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "I64": "int64",
+    "I32": "int32",
+    "BOOL": "bool",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SafeTensor(Tensor):
+    """A tensor in a safetensors file."""
+
+    def read(self) -> np.ndarray:
+        try:
+            with safe_open(self.path, framework="numpy") as file:
+                return file.get_tensor(self.name)
+        except (SafetensorError, OSError) as error:
+            raise _damaged(self.file, error) from None
+
+
+def read_headers(folder: Folder, allow_pickle: bool = False) -> dict[str, Tensor]:
+    """Name -> tensor of every weight in ``folder``; reads headers only.
+
+    Args:
+      folder: the folder. Its safetensors files come first.
+      allow_pickle: read tensors from pickles too; see ``jspec.checkpoints.pickles``.
+
+    Raises:
+      Refusal: pickles unasked, a pickle that asks for more than tensors, several files that could be meant, a shard
+        outside the folder, a damaged file, an index that disagrees with its shards, a tensor stored twice, or one of a
+        dtype that cannot be converted.
+    """
+    if folder.has(SINGLE):
+        return _header(folder, SINGLE)
+    if folder.has(INDEX):
+        return _sharded(folder, INDEX, ".safetensors", _header)
+    if folder.has(MEDUSA):
+        return _header(folder, MEDUSA)
+    pickles = [name for name in PICKLE_NAMES if folder.has(name)]
+    pickles = pickles or [name for name in folder.names() if name.endswith(PICKLE_SUFFIXES)]
+    if not pickles:
+        raise Refusal(f"{folder.given}: holds neither {SINGLE} nor {INDEX}")
+    if not allow_pickle:
+        raise Refusal(
+            f"{folder.given}/{pickles[0]}: pickle weights are refused, because loading them can run code; convert them "
+            "with jspec-convert --allow-pickle (allow_pickle=True), which reads tensors alone in a separate process, "
+            "or use a safetensors copy"
+        )
+    if len(pickles) > 1:
+        raise Refusal(f"{folder.given}: {', '.join(pickles)} could each be the weights; keep one of them")
+    if pickles == [PICKLE_INDEX]:
+        return _sharded(folder, PICKLE_INDEX, ".bin", read_pickle_header)
+    return read_pickle_header(folder, pickles[0])
+
+
+def _sharded(
+    folder: Folder, index: str, suffix: str, header: Callable[[Folder, str, str | None], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    where = f"{folder.given}/{index}"
+    weight_map = folder.json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(s, str) for s in weight_map.values()):
+        raise Refusal(f"{where}: weight_map must be an object of tensor names and shard names")
+    tensors: dict[str, Tensor] = {}
+    for shard in dict.fromkeys(weight_map.values()):
+        if not shard.endswith(suffix):
+            raise Refusal(f"{where}: shard {shard!r} is refused, because only {suffix} files are read")
+        held = header(folder, shard, where)
+        listed = {name for name, at in weight_map.items() if at == shard}
+        for name in sorted(listed - held.keys()):
+            raise Refusal(f"{where}: puts tensor {name!r} in {shard}, which does not hold it")
+        for name in sorted(held.keys() - listed):
+            at = weight_map.get(name)
+            reason = "the index does not list" if at is None else f"the index puts in {at}: it is stored twice"
+            raise Refusal(f"{folder.given}/{shard}: holds tensor {name!r}, which {reason}")
+        tensors |= held
+    return tensors
+
+
+def _header(folder: Folder, name: str, named_by: str | None = None) -> dict[str, Tensor]:
+    path, where = folder.path(name, named_by), f"{folder.given}/{name}"
+    tensors: dict[str, Tensor] = {}
+    try:
+        with safe_open(path, framework="numpy") as file:
+            for key in file.keys():  # noqa: SIM118 (a safetensors file is no mapping)
+                view = file.get_slice(key)
+                tensors[key] = SafeTensor(key, name, path, tuple(view.get_shape()), view.get_dtype())
+    except (SafetensorError, OSError) as error:
+        raise _damaged(where, error) from None
+    for key, tensor in tensors.items():
+        if tensor.dtype not in SOURCE_DTYPES:
+            known = ", ".join(SOURCE_DTYPES)
+            raise Refusal(f"{where}: tensor {key!r} is stored as {tensor.dtype}; only {known} can be converted")
+        tensors[key] = dataclasses.replace(tensor, dtype=SOURCE_DTYPES[tensor.dtype])
+    return tensors
+
+
+def _damaged(where: str, error: Exception) -> Refusal:
+    return Refusal(f"{where}: truncated, padded or damaged ({error}); fetch the file again")

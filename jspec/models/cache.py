@@ -1,0 +1,133 @@
+"""The KV cache: a pool of pages per layer, a block table per row, and views that write to it and attend over it.
+
+Pages are head-major, ``[G, pages, P, H]``, so that gathering a row's pages gives ``[G, B, S, H]`` and no step
+transposes a cache. Page 0 is the null page: block tables are padded with it and nothing is ever written there.
+
+Rolling back is a change of length alone. A slot at or past a row's length may hold anything: it is rewritten before a
+query can see it, because a query at position p attends to slots j <= p and every valid position is written first.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jspec.pallas.attention import paged_attention
+from jspec.pallas.attention_reference import Rotation, causal_mask, grouped_attention, rotated
+from jspec.pallas.dispatch import by_platform
+from jspec.pallas.extend import extend_kernel, has_extend_kernel
+
+NULL_PAGE = 0
+
+
+class LayerKV(NamedTuple):
+    """Keys and values of one layer: ``[G, pages, P, H]`` in a pool, ``[G, B, T, H]`` under ``CausalView``."""
+
+    k: jax.Array
+    v: jax.Array
+
+
+def init_pool(shape: tuple[int, int, int], pages: int, page_size: int, dtype) -> tuple[LayerKV, ...]:
+    """An empty pool for a model whose ``cache_shape()`` is ``shape`` = (L, G, H); ``pages`` includes the null page."""
+    L, G, H = shape
+
+    def zeros():
+        return jnp.zeros((G, pages, page_size, H), dtype)
+
+    return tuple(LayerKV(zeros(), zeros()) for _ in range(L))
+
+
+class View:
+    """Where T tokens of each row stand: how their keys and values are kept, and what they attend to."""
+
+    def write(self, kv, k, v):
+        """What is kept once rotated keys, and values, ``[B, T, G, H]`` are there."""
+        raise NotImplementedError
+
+    def attend(self, q, kv, window: int | None) -> jax.Array:
+        """Attention of rotated queries ``[B, T, N, H]`` over what they may see; the same shape."""
+        raise NotImplementedError
+
+    def extend(self, qkv, rotation: Rotation, kv, num_kv_heads: int, window: int | None):
+        """Rotate, write and attend.
+
+        Args:
+          qkv: ``[B, T, N + 2G, H]``: queries, keys and values.
+          rotation: by the tokens' positions.
+          kv: what is kept so far.
+          num_kv_heads: G.
+          window: None, or W: a query sees W slots, its own included.
+
+        Returns:
+          ``[B, T, N, H]``, and what is kept now.
+        """
+        N = qkv.shape[2] - 2 * num_kv_heads
+        q, k, v = jnp.split(qkv, [N, N + num_kv_heads], axis=2)
+        kv = self.write(kv, rotated(k, rotation), v)
+        return self.attend(rotated(q, rotation), kv, window), kv
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PagedView(View):
+    """Where T tokens of each row stand in the pool.
+
+    Attributes:
+      table: int32 ``[B, M]``, the pages of each row in order, padded with the null page.
+      positions: int32 ``[B, T]``, the slot of each token; those of a row's valid tokens are consecutive.
+      valid: bool ``[B, T]``; an invalid token is written nowhere and its output means nothing.
+    """
+
+    table: jax.Array
+    positions: jax.Array
+    valid: jax.Array
+
+    def write(self, kv: LayerKV, k, v) -> LayerKV:
+        """Scatter k and v, ``[B, T, G, H]``, into their pages; tokens that are invalid or off the table are dropped."""
+        pages, page_size = kv.k.shape[1:3]
+        index = self.positions // page_size
+        inside = (self.positions >= 0) & (index < self.table.shape[1])
+        page = jnp.take_along_axis(self.table, jnp.clip(index, 0, self.table.shape[1] - 1), axis=1)
+        page = jnp.where(self.valid & inside & (page != NULL_PAGE), page, pages)  # out of range: dropped
+        slot = self.positions % page_size
+
+        def put(pool, new):
+            new = jnp.moveaxis(new, 2, 0).astype(pool.dtype)  # [G, B, T, H], small
+            return pool.at[:, page, slot].set(new, mode="drop")
+
+        return LayerKV(put(kv.k, k), put(kv.v, v))
+
+    def attend(self, q, kv: LayerKV, window: int | None) -> jax.Array:
+        """Attention of q ``[B, T, N, H]`` over each row's slots up to its own position; returns ``[B, T, N, H]``."""
+        return paged_attention(q, kv.k, kv.v, self.table, self.positions, self.valid, window)
+
+    def extend(self, qkv, rotation: Rotation, kv: LayerKV, num_kv_heads: int, window: int | None):
+        """``View.extend``; on an NVIDIA GPU a kernel, where a row has few tokens."""
+
+        def composed(view, qkv, rotation, kv):
+            return View.extend(view, qkv, rotation, kv, num_kv_heads, window)
+
+        def kernel(view, qkv, rotation, kv):
+            where = view.table, view.positions, view.valid
+            out, *kv = extend_kernel(qkv, *rotation, *kv, *where, window)
+            return out, LayerKV(*kv)
+
+        args = self, qkv, rotation, kv
+        return by_platform(kernel, composed, *args) if has_extend_kernel(qkv, kv.k) else composed(*args)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CausalView(View):
+    """Plain causal attention among the T tokens of the call, with nothing cached: for whole texts and for training."""
+
+    positions: jax.Array  # int32 [B, T]
+
+    def write(self, kv, k, v) -> LayerKV:
+        del kv
+        return LayerKV(jnp.moveaxis(k, 2, 0), jnp.moveaxis(v, 2, 0))  # [G, B, T, H]
+
+    def attend(self, q, kv: LayerKV, window: int | None) -> jax.Array:
+        slots = jnp.arange(q.shape[1], dtype=jnp.int32)
+        return grouped_attention(q, kv.k, kv.v, causal_mask(jnp.broadcast_to(slots[None], q.shape[:2]), slots, window))

@@ -1,0 +1,84 @@
+"""The one meaning of a distribution: stored logits, a temperature, and ONE threshold that min-p, top-k and top-p agree
+on.
+
+Target rows, draft rows and the bonus row are all made here, so drawing and the accept ratio cannot disagree.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.pallas.draw import draw
+from jspec.pallas.warped_logits import WarpedLogits
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Warp:
+    """Per-request settings that turn logits into a distribution, each ``[B]``.
+
+    Attributes:
+      temperature: float32, 0 is greedy.
+      top_k: int32, 0 is off.
+      top_p: float32, 1 is off.
+      min_p: float32, 0 is off.
+    """
+
+    temperature: jax.Array
+    top_k: jax.Array
+    top_p: jax.Array
+    min_p: jax.Array
+
+    @property
+    def greedy(self) -> jax.Array:
+        return self.temperature == 0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Distribution:
+    """J distributions for each of B requests: p(v) = exp(scale * logit[v] - lse) where logit[v] >= threshold, else 0.
+
+    Attributes:
+      warped: logits ``[B, J, V]`` as stored, and scale, threshold, lse float32 ``[B, J]``.
+      greedy: bool ``[B]``; a greedy distribution is a point mass at its likeliest token.
+    """
+
+    warped: WarpedLogits
+    greedy: jax.Array
+
+    @property
+    def finite(self) -> jax.Array:
+        """bool ``[B, J]``: the row is a distribution, that is, no logit is NaN or +inf and one is finite."""
+        return jnp.isfinite(self.warped.lse)
+
+    def log_prob(self, tokens) -> jax.Array:
+        """float32 ``[B, J]``: log p of int32 tokens ``[B, J]`` in the first J rows, as if no row were greedy."""
+        B, J = tokens.shape
+        warped, V = self.warped, self.warped.logits.shape[2]
+        row = jnp.arange(B, dtype=jnp.int32)[:, None] * warped.lse.shape[1] + jnp.arange(J, dtype=jnp.int32)[None]
+        # One flat index: XLA makes a kernel of its own of an index of three coordinates.
+        z = warped.logits.reshape(-1).at[row * V + tokens].get(mode="clip").astype(jnp.float32)
+        return jnp.where(z >= warped.threshold[:, :J], z * warped.scale[:, :J] - warped.lse[:, :J], -jnp.inf)
+
+
+def make_distribution(logits, warp: Warp, key_data=None) -> tuple[Distribution, jax.Array]:
+    """Distributions of logits ``[B, J, V]``, and a token of each, int32 ``[B, J]``.
+
+    The token is drawn with ``key_data``, uint32 ``[B, J, 2]``, and -1 without; greedy rows take the likeliest.
+    """
+    # The distribution is that of the stored logits. Without the barrier XLA may keep bfloat16 logits in float32 for
+    # some readers, and the threshold, the draw and the ratio would then speak of different numbers.
+    logits = jax.lax.optimization_barrier(logits)
+    token, warped = draw(logits, warp.temperature, warp.top_k, warp.top_p, warp.min_p, key_data)
+    return Distribution(warped, warp.greedy), token
+
+
+def leading(flags) -> jax.Array:
+    """How many flags of each row hold before the first that does not: bool ``[B, J]`` -> int32 ``[B]``."""
+    J = flags.shape[1]
+    failures = jnp.where(flags, J, jnp.arange(J, dtype=jnp.int32)[None])
+    # In place of jnp.min, whose initial value is a kernel of its own.
+    return jax.lax.reduce(failures, np.int32(J), jax.lax.min, (1,))

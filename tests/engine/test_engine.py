@@ -1,0 +1,222 @@
+"""The host loop: admission, pages, what is refused, what broken numbers do, and that nothing is compiled twice."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from engines import (
+    CONFIG,
+    GREEDY,
+    MAX_LEN,
+    V,
+    decode,
+    draft,
+    engine,
+    plain_greedy,
+    poisoned,
+    ragged_prompts,
+    target,
+    tokens_of,
+)
+
+from jspec.drafting.ngram import NGram
+from jspec.drafting.plain import NoDrafts
+from jspec.engine.engine import Engine
+from jspec.engine.request import Request
+from jspec.engine.state import BROKEN, FULL, STOPPED
+from jspec.sampling.params import MAX_STOP_TOKENS, SamplingParams
+
+PROMPTS = ragged_prompts()
+KEYS = [np.array([0, i], np.uint32) for i in range(len(PROMPTS))]
+SETTINGS = [
+    GREEDY,
+    SamplingParams(temperature=1.0, max_tokens=3),
+    SamplingParams(temperature=0.3, top_k=5, min_tokens=2, stop_token_ids=[1, 2], max_tokens=9),
+    SamplingParams(temperature=1.5, top_p=0.7, max_tokens=40),
+    SamplingParams(temperature=0.8, min_p=0.2, max_tokens=1),
+    SamplingParams(temperature=2.0, top_k=-1, top_p=0.5, min_p=0.5, seed=2**40, max_tokens=12),
+]
+
+
+def test_nothing_is_compiled_after_warmup(xla_compilations):
+    fresh = engine("draft_model", 2, config=dataclasses.replace(CONFIG, rounds=3))
+    assert fresh.num_compilations == 0
+    fresh.warmup()
+    assert fresh.num_compilations == 4
+    before = len(xla_compilations)
+    assert before > 0  # the listener hears
+
+    for settings in SETTINGS:
+        decode(fresh, PROMPTS, settings, KEYS)
+    decode(fresh, PROMPTS, [SETTINGS[i % len(SETTINGS)] for i in range(len(PROMPTS))], KEYS)
+    decode(fresh, PROMPTS[:1], GREEDY, KEYS[:1])
+    decode(fresh, [np.array(PROMPTS[2])], GREEDY, KEYS[:1])
+    decode(fresh, PROMPTS, GREEDY, KEYS, find_stop=lambda tokens, seen: 5 if len(tokens) >= 5 else None)
+    abandoned = fresh.run([Request(0, PROMPTS[0], GREEDY, KEYS[0]), Request(1, PROMPTS[-1], GREEDY, KEYS[1])])
+    next(abandoned)
+    abandoned.close()
+    with pytest.raises(ValueError, match="is empty"):
+        decode(fresh, [[]], GREEDY, KEYS[:1])
+    fresh.warmup()
+    assert fresh.num_compilations == 4
+    assert len(xla_compilations) == before
+
+
+def order_of(busy: Engine, requests) -> list[str]:
+    """When the engine sends a call and when it reads what one did."""
+    order = []
+    send, read = busy._call, busy._collect
+    busy._call = lambda: order.append("send") or send()
+    busy._collect = lambda call: order.append("read") or read(call)
+    list(busy.run(requests))
+    busy._call, busy._collect = send, read
+    return order
+
+
+def test_a_call_is_sent_before_the_last_one_is_read_where_that_changes_nothing():
+    busy = engine("ngram", 2, config=dataclasses.replace(CONFIG, rounds=2))
+    rows = [Request(i, prompt, GREEDY, KEYS[i]) for i, prompt in enumerate(PROMPTS[: CONFIG.max_batch])]
+    ahead = order_of(busy, rows)
+    assert len(ahead) > 5
+    assert ahead == ["send"] + ["send", "read"] * (len(ahead) // 2)
+
+    turns = lambda order: order == ["send", "read"] * (len(order) // 2)  # noqa: E731
+    assert turns(order_of(busy, [dataclasses.replace(rows[0], find_stop=lambda tokens, seen: None)]))
+    queued = order_of(busy, [Request(i, prompt, GREEDY, KEYS[i]) for i, prompt in enumerate(PROMPTS)])
+    assert len(PROMPTS) > CONFIG.max_batch
+    assert turns(queued[:4])  # somebody waits for a row that a call may free
+    assert queued[-3:] == ["read", "send", "read"]
+
+
+def test_every_job_is_handed_out_once():
+    requests = [Request(i, prompt, GREEDY, KEYS[i]) for i, prompt in enumerate(PROMPTS)]
+    finished = [progress.request.index for progress in engine("ngram", 4, "block").run(requests)]
+    assert sorted(finished) == list(range(len(PROMPTS)))
+    assert finished[0] != 0  # in the order in which they end, not in which they came
+
+
+def test_requests_wait_for_pages():
+    """A pool that holds one long request, or a few short ones; and what is taken is given back."""
+    pool = engine("ngram", 2, config=dataclasses.replace(CONFIG, num_pages=CONFIG.pages_per_row))
+    few = dataclasses.replace(GREEDY, max_tokens=4)
+    for _ in range(2):
+        assert tokens_of(decode(pool, PROMPTS)) == plain_greedy(target(), PROMPTS)
+        assert tokens_of(decode(pool, PROMPTS, few)) == [tokens[:4] for tokens in plain_greedy(target(), PROMPTS)]
+    assert pool.num_compilations == 4  # without a warm-up the first request compiles the same
+
+
+def unstarted(method=None, **changes) -> Engine:
+    """An engine that never runs, and so compiles nothing."""
+    make = {None: lambda *_: NoDrafts(), "ngram": lambda *_: NGram(4, 1, 4)}[method]
+    return Engine(target(), None, make, "match", dataclasses.replace(CONFIG, **changes))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "stop_tokens", "changes", "words"),
+    [
+        ([], GREEDY, (), {}, ["prompt 7 is empty", "at least one token"]),
+        ([1] * MAX_LEN, GREEDY, (), {}, ["prompt 7 has 40 tokens", "max_len=40", "39"]),
+        ([1], GREEDY, tuple(range(MAX_STOP_TOKENS + 1)), {}, ["prompt 7 has 129 stop tokens", "at most 128"]),
+        ([1] * 20, GREEDY, (), {"num_pages": 5}, ["prompt 7 needs 6 pages of 7 tokens", "40", "has 5", "num_pages"]),
+    ],
+)
+def test_what_can_never_be_served_is_refused(prompt, params, stop_tokens, changes, words):
+    refusing = unstarted(**changes)
+    fine = Request(0, [1], dataclasses.replace(GREEDY, max_tokens=2), KEYS[0])
+    with pytest.raises(ValueError, match=".*".join(words)):
+        next(refusing.run([fine, Request(7, prompt, params, KEYS[0], stop_tokens)]))
+    assert refusing.num_compilations == 0  # not even the fine one was started
+
+
+def test_pages_for_drafts_are_counted():
+    request = Request(0, [1] * 10, SamplingParams(max_tokens=4), KEYS[0])  # 14 slots, two pages; 4 drafts take a third
+    unstarted(num_pages=2).check(request)
+    with pytest.raises(ValueError, match="needs 3 pages"):
+        unstarted("ngram", num_pages=2).check(request)
+
+
+def test_a_width_below_the_drafts_is_refused():
+    with pytest.raises(ValueError, match="width=4: expected at least num_draft_tokens \\+ 1, which is 5"):
+        unstarted("ngram", width=4)
+
+
+def test_an_abandoned_run_leaves_the_engine_usable():
+    busy = engine("ngram", 4, "block")
+    run = busy.run([Request(i, prompt, GREEDY, KEYS[i]) for i, prompt in enumerate(PROMPTS)])
+    next(run)
+    with pytest.raises(RuntimeError, match="busy"):
+        next(busy.run([Request(0, [1], GREEDY, KEYS[0])]))
+    with pytest.raises(RuntimeError, match="idle"):
+        busy.warmup()
+    run.close()
+    assert tokens_of(decode(busy, PROMPTS)) == plain_greedy(target(), PROMPTS)
+
+
+def token_that_some_write(completions) -> int:
+    """A token that at least two of the completions contain, after their third place, and at least two do not."""
+    for token in range(V):
+        late = sum(token in tokens[3:-1] and token not in tokens[:3] for tokens in completions)
+        if late >= 2 and sum(token not in tokens for tokens in completions) >= 2:
+            return token
+    raise AssertionError("no such token; choose other prompts")
+
+
+def test_broken_target_numbers_end_one_request_only():
+    """Whoever has read the poisoned token ends there; neighbours, and those that get its pages, do not notice."""
+    whole = plain_greedy(target(), PROMPTS)
+    poison = token_that_some_write(whole)
+    broken = engine("ngram", 3, "rejection", models=(poisoned(target(), poison), None))
+    expected = []
+    for prompt, tokens in zip(PROMPTS, whole, strict=True):
+        cut = tokens.index(poison) + 1 if poison in tokens[:-1] else len(tokens)
+        expected.append([] if poison in prompt else tokens[:cut])
+    for _ in range(2):
+        progresses = decode(broken, PROMPTS)
+        assert tokens_of(progresses) == expected
+        for tokens, progress, plain in zip(expected, progresses, whole, strict=True):
+            assert progress.outcome == (FULL if tokens == plain else BROKEN)
+    assert {progress.outcome for progress in progresses} == {FULL, BROKEN}
+
+
+def test_broken_draft_numbers_only_cost_drafts():
+    whole = plain_greedy(draft(), PROMPTS)
+    poison = token_that_some_write(whole)
+    broken = engine("draft_model", 2, "rejection", models=(draft(), poisoned(draft(), poison)))
+    progresses = decode(broken, PROMPTS)
+    assert tokens_of(progresses) == whole
+    for prompt, progress in zip(PROMPTS, progresses, strict=True):
+        if poison in prompt:
+            assert sum(progress.drafted) == 0
+        elif poison in progress.tokens[:-3]:
+            assert progress.drafted[0] > 0
+            assert progress.drafted[-1] == 0
+        elif len(progress.tokens) > 3:
+            assert min(progress.drafted[:-3]) == 2
+
+
+@pytest.mark.parametrize("verify", ["rejection", "block"])
+def test_the_target_as_its_own_draft_accepts_everything(verify):
+    same = engine("draft_model", 2, verify, models=(draft(), draft()), draft_sampling="sample")
+    settings = [SETTINGS[i % len(SETTINGS)] for i in range(len(PROMPTS))]
+    settings = [dataclasses.replace(s, max_tokens=MAX_LEN, min_tokens=0, stop_token_ids=()) for s in settings]
+    for prompt, progress in zip(PROMPTS, decode(same, PROMPTS, settings), strict=True):
+        assert progress.accepted == progress.drafted
+        room = MAX_LEN - len(prompt)
+        assert progress.accepted == [2] * (room // 3) + [room % 3 - 1] * (room % 3 > 0)
+
+
+def test_a_stop_found_by_the_host_discards_what_ran_past_it():
+    """Rounds after it are in no count; of the round it fell in, the tokens past it are not in the completion."""
+    stopping, overshoot = engine("draft_model", 4, "block"), 0
+    whole = decode(stopping, PROMPTS[:6])
+    for keep in range(1, 10):
+        stop = lambda tokens, seen, keep=keep: keep if len(tokens) >= keep else None  # noqa: E731
+        for full, cut in zip(whole, decode(stopping, PROMPTS[:6], find_stop=stop), strict=True):
+            steps = int(np.argmax(np.cumsum([n + 1 for n in full.accepted]) >= keep)) + 1
+            overshoot += sum(full.accepted[:steps]) + steps - keep
+            assert cut.outcome == STOPPED
+            assert cut.tokens == full.tokens[:keep]
+            assert cut.from_draft == full.from_draft[:keep]
+            assert cut.accepted == full.accepted[:steps]
+            assert cut.drafted == full.drafted[:steps]
+    assert overshoot > 0

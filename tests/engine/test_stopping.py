@@ -1,0 +1,162 @@
+"""Where completions end, and what they then say: stop tokens, stop strings, limits, broken numbers.
+
+The models are tables over letters: the alphabet in order, drafted for by one that errs after some of them.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines import EOS, LETTERS, Letters, V, bigram, successor_table, table_llm
+
+import jspec
+from jspec.sampling.params import SamplingParams
+from jspec.sampling.stops import first_stop, forbid_early_stops
+
+
+@pytest.fixture(scope="module")
+def llm():
+    """Drafts that are always right: blocks of five."""
+    model = bigram(successor_table(), eos_token_ids=(EOS,))
+    return table_llm(model, model, Letters())
+
+
+@pytest.fixture(scope="module")
+def eager():
+    """A model that wants to end, or to write "j", wherever it is; its draft even more so."""
+    wishes = np.zeros((V, V))
+    wishes[:, EOS], wishes[:, 9] = 31, 30
+    return table_llm(bigram(wishes, eos_token_ids=(EOS,)), bigram(2 * wishes), Letters())
+
+
+def greedy(llm, prompt="a", **settings) -> jspec.Result:
+    return jspec.generate(llm, prompt, SamplingParams(**{"temperature": 0, "max_tokens": 20, **settings}))
+
+
+def test_a_stop_token_at_every_place_of_a_block(llm):
+    params = [SamplingParams(temperature=0, max_tokens=30, stop_token_ids=[1 + i]) for i in range(12)]
+    for i, result in enumerate(jspec.generate(llm, ["a"] * 12, params)):
+        assert result.token_ids == list(range(1, 2 + i))
+        assert (result.text, result.finish_reason, result.stop_reason) == (LETTERS[1 : 1 + i], "stop", 1 + i)
+        assert result.stats.num_steps == 1 + i // 5
+        assert result.accepted == [j % 5 != 4 for j in range(i + 1)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "tokens", "finish_reason", "stop_reason"),
+    [
+        ({}, "vwxyz", 6, "stop", None),
+        ({"ignore_eos": True}, "vwxyzabcdefghijkl", 20, "length", None),
+        ({"max_tokens": 5}, "vwxyz", 5, "length", None),
+        ({"max_tokens": 6}, "vwxyz", 6, "stop", None),
+        ({"stop_token_ids": [24, 22]}, "v", 2, "stop", 22),
+        ({"stop_token_ids": [EOS]}, "vwxyz", 6, "stop", EOS),
+        ({"ignore_eos": True, "stop_token_ids": [EOS]}, "vwxyz", 6, "stop", EOS),
+        ({"ignore_eos": True, "stop_token_ids": [0]}, "vwxyz", 9, "stop", 0),
+        ({"stop": "yz"}, "vwx", 5, "stop", "yz"),
+        ({"stop": "z", "stop_token_ids": [24]}, "vwx", 4, "stop", 24),
+        ({"stop": "x", "stop_token_ids": [24]}, "vw", 3, "stop", "x"),
+        ({"stop": "nothing"}, "vwxyz", 6, "stop", None),
+        ({"stop": "x", "max_tokens": 3}, "vw", 3, "stop", "x"),
+        ({"stop_token_ids": [23], "max_tokens": 3}, "vw", 3, "stop", 23),
+    ],
+)
+def test_how_a_completion_ends(llm, settings, text, tokens, finish_reason, stop_reason):
+    result = greedy(llm, "u", **settings)
+    assert (result.text, result.finish_reason, result.stop_reason) == (text, finish_reason, stop_reason)
+    assert result.token_ids == [(21 + i) % V for i in range(tokens)]
+    assert len(result.accepted) == tokens
+
+
+def test_several_stop_strings_the_earliest_wins(llm):
+    assert greedy(llm, stop=["ij", "fgh", "ghi"]).text == "bcde"
+    assert greedy(llm, stop=["hij", "gh"]).stop_reason == "gh"
+    assert greedy(llm, stop=["fg", "fgh", "g"]).text == "bcde"
+
+
+def test_a_stop_string_is_sought_in_new_text_only(llm):
+    assert greedy(llm, "abc", stop=["bc", "cd"], max_tokens=4).text == "defg"
+
+
+def test_rounds_past_a_stop_string_count_for_nothing(llm):
+    """The device ran up to eight rounds of five tokens before the host saw "gh"."""
+    result = greedy(llm, stop="gh")
+    assert result.token_ids == [1, 2, 3, 4, 5, 6, 7]
+    assert result.text == "bcdef"
+    assert result.accepted == [True] * 4 + [False] + [True] * 2
+    assert (result.stats.num_steps, result.stats.num_draft_tokens, result.stats.num_accepted_draft_tokens) == (2, 8, 8)
+    assert result.stats.acceptance_histogram == (0, 0, 0, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "settings", "tokens"),
+    [
+        (0, {"stop_token_ids": [3]}, [1, 2, 3]),
+        (2, {"stop_token_ids": [3]}, [1, 2, 3]),
+        (3, {"stop_token_ids": [3]}, [1, 2, 0, 1, 2, 3]),  # the third token must be another one
+        (3, {"stop": ["d", "g"]}, [1, 2, 3, 4, 5, 6]),
+        (3, {"stop": ["de", "gh"]}, [1, 2, 3, 4]),
+        (4, {"stop": ["de", "gh"]}, [1, 2, 3, 4, 5, 6, 7]),  # "de" is complete with the fourth token
+    ],
+)
+def test_min_tokens(llm, min_tokens, settings, tokens):
+    result = greedy(llm, min_tokens=min_tokens, **settings)
+    assert (result.token_ids, result.finish_reason) == (tokens, "stop")
+
+
+def test_no_stop_token_before_min_tokens_however_likely(eager):
+    """They have probability 0 there, also in the draft, and are as likely as ever at the next position."""
+    params = SamplingParams(temperature=1.0, max_tokens=25, min_tokens=11, stop_token_ids=[9])
+    for result in jspec.generate(eager, ["a"] * 30, params, key=jax.random.key(0)):
+        assert not {9, EOS} & set(result.token_ids[:11])
+        assert len(result.token_ids) == 12
+        assert result.token_ids[11] in (9, EOS)
+        assert (result.finish_reason, result.stop_reason) == ("stop", 9 if result.token_ids[11] == 9 else None)
+
+
+def test_ignored_ends_of_text_may_come_before_min_tokens(eager):
+    result = greedy(eager, ignore_eos=True, min_tokens=5, max_tokens=8)
+    assert result.token_ids == [EOS] * 8
+    assert (result.text, result.finish_reason) == ("", "length")
+
+
+@pytest.mark.parametrize("verify", ["match", "rejection", "block"])
+def test_broken_numbers_end_a_request_with_what_came_before(verify):
+    """The draft goes on past the token after which the target has no distribution, and nothing after it is accepted."""
+    table = successor_table()
+    table[6] = np.nan
+    model, draft = bigram(table, eos_token_ids=(EOS,)), bigram(successor_table())
+    broken = table_llm(model, draft, Letters(), verify=verify, draft_sampling="sample")
+    for temperature in (0, 1.0):
+        params = SamplingParams(temperature=temperature, max_tokens=9, seed=0)
+        ending, at_once, whole = jspec.generate(broken, ["a", "g", "h"], params)
+        assert (ending.text, ending.token_ids, ending.finish_reason) == ("bcdefg", [1, 2, 3, 4, 5, 6], "error")
+        assert ending.stop_reason == "the target's logits at position 7 are not finite"
+        assert (at_once.text, at_once.token_ids, at_once.finish_reason) == ("", [], "error")
+        assert (whole.text, whole.finish_reason) == ("ijklmnopq", "length")
+
+
+def test_what_cannot_be_honoured_is_refused(llm):
+    with pytest.raises(ValueError, match=f"stop_token_ids has token id {V}: expected 0..{V - 1}"):
+        greedy(llm, stop_token_ids=[V])
+    without = table_llm(bigram(successor_table()))
+    with pytest.raises(ValueError, match="stop=\\('x',\\) is text, but the checkpoint has no tokenizer"):
+        greedy(without, [1], stop="x")
+    with pytest.raises(ValueError, match="prompt 0 is text, but the checkpoint has no tokenizer"):
+        greedy(without, "x")
+    assert without.engine.num_compilations == 0
+
+
+def test_forbidden_until_min_length():
+    logits = jnp.zeros((2, 3, 5))
+    positions = jnp.array([[4, 5, 6], [4, 5, 6]])
+    out = forbid_early_stops(logits, positions, jnp.array([[1, 3, -1], [4, -1, -1]]), jnp.array([6, 5]))
+    expected = np.zeros((2, 3, 5))
+    expected[0, :2, [1, 3]] = expected[1, 0, 4] = -np.inf
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_first_stop():
+    tokens = jnp.array([[1, 2, 3], [3, 3, 1], [-2, -2, -2], [-1, 0, 0]])
+    stops = jnp.array([[3, 2, -1], [3, -1, -1], [1, 2, 3], [7, 8, 9]])
+    assert first_stop(tokens, stops).tolist() == [1, 0, 3, 3]
