@@ -34,8 +34,9 @@ smoke: export JAX_SKIP_CUDA_CONSTRAINTS_CHECK = 1
 smoke: $(VENV)/smoke
 	$(BIN)/python -m pytest tests/pallas tests/compiled tests/test_api.py tests/test_engine.py
 
-docs: $(VENV)/test  # the tables and plots under docs/ that come from measurements
-	$(BIN)/python -m benchmarks.drafters
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/docs  # the site, in build/site; a broken link is an error
+	$(BIN)/python -m mkdocs build --quiet --strict
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -57,6 +58,10 @@ $(VENV)/test: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/gpu: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable '.[test,$(CUDA)]'
+	@touch $@
+
+$(VENV)/docs: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 $(VENV)/dev: pyproject.toml | $(VENV)/bin/python
