@@ -17,7 +17,7 @@ from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLP
 from jspec.models import build_head
 from jspec.train.branches import Branches
 from jspec.train.loop import Loss, Params
-from jspec.train.losses import Depth, Lesson, draft_loss, read, soft_cross_entropy, wide_logits
+from jspec.train.losses import DepthLogits, TrainingBatch, draft_loss, float32_logits, read_windows, soft_cross_entropy
 
 
 class Objective(Protocol):
@@ -38,7 +38,7 @@ class Objective(Protocol):
         """Places ahead that it is trained for."""
         ...
 
-    def loss(self, head: Any, target: Any, lesson: Lesson, key: jax.Array) -> jax.Array:
+    def loss(self, head: Any, target: Any, batch: TrainingBatch, key: jax.Array) -> jax.Array:
         """float32 ``[]`` of a head's module."""
         ...
 
@@ -62,16 +62,16 @@ class FeatureRegression:
     aux_layers = ()
     depths = 1
 
-    def loss(self, head, target, lesson: Lesson, key) -> jax.Array:
-        noise = jax.random.uniform(key, lesson.features.shape, lesson.features.dtype, -self.noise, self.noise)
-        view = Branches(lesson.slots, 0)
-        embedded = head.embed(lesson.tokens[:, 1:], target)
+    def loss(self, head, target, batch: TrainingBatch, key) -> jax.Array:
+        noise = jax.random.uniform(key, batch.features.shape, batch.features.dtype, -self.noise, self.noise)
+        view = Branches(batch.slots, 0)
+        embedded = head.embed(batch.tokens[:, 1:], target)
         cache = ((),) * self.config.layers.num_layers
-        hidden, _ = head(embedded, lesson.features + noise, view.positions(len(embedded)), cache, view)
+        hidden, _ = head(embedded, batch.features + noise, view.positions(len(embedded)), cache, view)
         hidden = hidden[:, :-1]  # the last slot's feature lies past the window
-        distance = optax.losses.huber_loss(hidden.astype(jnp.float32), lesson.hidden[:, 1:].astype(jnp.float32))
-        logits = wide_logits(hidden, None, target)
-        entropy = soft_cross_entropy(lesson.distribution[:, 1:], logits)
+        distance = optax.losses.huber_loss(hidden.astype(jnp.float32), batch.hidden[:, 1:].astype(jnp.float32))
+        logits = float32_logits(hidden, None, target)
+        entropy = soft_cross_entropy(batch.distribution[:, 1:], logits)
         return self.regression * distance.mean() + self.cross_entropy * entropy.mean()
 
 
@@ -81,11 +81,11 @@ class Chain(abc.ABC):
 
     decay: float
 
-    def loss(self, head, target, lesson: Lesson, key) -> jax.Array:
-        return draft_loss(lesson, self.drafts(head, target, lesson, key), self.decay)
+    def loss(self, head, target, batch: TrainingBatch, key) -> jax.Array:
+        return draft_loss(batch, self.drafts(head, target, batch, key), self.decay)
 
     @abc.abstractmethod
-    def drafts(self, head, target, lesson: Lesson, key) -> Iterator[Depth]:
+    def drafts(self, head, target, batch: TrainingBatch, key) -> Iterator[DepthLogits]:
         """What the head drafts after each slot, depth by depth."""
 
 
@@ -105,14 +105,14 @@ class TrainingTimeTest(Chain):
     depths: int = 7
     decay: float = 0.8
 
-    def drafts(self, head, target, lesson: Lesson, key) -> Iterator[Depth]:
+    def drafts(self, head, target, batch: TrainingBatch, key) -> Iterator[DepthLogits]:
         del key
-        cache, features = ((),) * self.config.layers.num_layers, head.fuse(lesson.features)
+        cache, features = ((),) * self.config.layers.num_layers, head.fuse(batch.features)
         for depth in range(self.depths):
-            view = Branches(lesson.slots, depth)
-            embedded = head.embed(lesson.tokens_at(lesson.slots + depth + 1), target)
+            view = Branches(batch.slots, depth)
+            embedded = head.embed(batch.tokens_at(batch.slots + depth + 1), target)
             hidden, cache = head(embedded, features, view.positions(len(embedded)), cache, view)
-            yield Depth(lesson.slots, wide_logits(head.norm(hidden), head.head, target))
+            yield DepthLogits(batch.slots, float32_logits(head.norm(hidden), head.head, target))
             features = head.recycle(hidden)
 
 
@@ -144,18 +144,18 @@ class ConditionalDrop(Chain):
         """Branches at each depth, of n slots of text."""
         return tuple(math.ceil(n * max(self.keep**depth, self.floor)) for depth in range(self.depths))
 
-    def drafts(self, head, target, lesson: Lesson, key) -> Iterator[Depth]:
-        B, n = lesson.hidden.shape[:2]
+    def drafts(self, head, target, batch: TrainingBatch, key) -> Iterator[DepthLogits]:
+        B, n = batch.hidden.shape[:2]
         cache = ((),) * self.config.layers.num_layers
         masked = head.fuse(head.mask_hidden[...].reshape(1, 1, -1))
         assert self.config.mask_token_id is not None
         mask_token = head.embed(jnp.full((1, 1), self.config.mask_token_id), target)
         order = jax.random.permutation(key, n).astype(jnp.int32)
-        embedded, features = head.embed(lesson.tokens[:, 1:], target), head.fuse(lesson.features)
+        embedded, features = head.embed(batch.tokens[:, 1:], target), head.fuse(batch.features)
         for depth, count in enumerate(self.kept(n)):
-            view = Branches(order[:count] if depth else lesson.slots, depth)
+            view = Branches(order[:count] if depth else batch.slots, depth)
             hidden, cache = head(embedded, features, view.positions(B), cache, view)
-            yield Depth(view.bases, wide_logits(head.norm(hidden), head.head, target))
+            yield DepthLogits(view.bases, float32_logits(head.norm(hidden), head.head, target))
             if depth + 1 < self.depths:
                 shape = (B, self.kept(n)[depth + 1], masked.shape[-1])
                 embedded, features = jnp.broadcast_to(mask_token, shape), jnp.broadcast_to(masked, shape)
@@ -179,12 +179,12 @@ class Stages(Chain):
     def depths(self) -> int:
         return self.config.num_stages
 
-    def drafts(self, head, target, lesson: Lesson, key) -> Iterator[Depth]:
+    def drafts(self, head, target, batch: TrainingBatch, key) -> Iterator[DepthLogits]:
         del key
-        state = head.start(lesson.hidden)
+        state = head.start(batch.hidden)
         for i in range(self.depths):
-            state = head.stage(i, state, lesson.tokens_at(lesson.slots + 1 + i))
-            yield Depth(lesson.slots, wide_logits(state, head.heads[0 if self.config.tied else i], target))
+            state = head.stage(i, state, batch.tokens_at(batch.slots + 1 + i))
+            yield DepthLogits(batch.slots, float32_logits(state, head.heads[0 if self.config.tied else i], target))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,13 +205,13 @@ class Heads(Chain):
     def depths(self) -> int:
         return self.config.num_heads
 
-    def drafts(self, head, target, lesson: Lesson, key) -> Iterator[Depth]:
+    def drafts(self, head, target, batch: TrainingBatch, key) -> Iterator[DepthLogits]:
         del key
         for one in head.heads:
-            hidden = lesson.hidden
+            hidden = batch.hidden
             for block in one.blocks:
                 hidden = hidden + jax.nn.silu(block(hidden))
-            yield Depth(lesson.slots, wide_logits(hidden, one.head, target))
+            yield DepthLogits(batch.slots, float32_logits(hidden, one.head, target))
 
 
 def loss_of(objective: Objective, merge_target, dtype: str) -> Loss:
@@ -227,7 +227,7 @@ def loss_of(objective: Objective, merge_target, dtype: str) -> Loss:
         leaves, constants = frozen
         target, head = merge_target(leaves), build_head(objective.config, {**params, **constants}, dtype)
         return objective.loss(
-            head, target, read(target, windows, objective.aux_layers, _known(objective.config, constants)), key
+            head, target, read_windows(target, windows, objective.aux_layers, _known(objective.config, constants)), key
         )
 
     return loss
