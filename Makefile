@@ -36,6 +36,7 @@ smoke: $(VENV)/smoke
 
 docs: $(VENV)/test  # the tables and plots under docs/ that come from measurements
 	$(BIN)/python -m benchmarks.drafters
+	$(BIN)/python -m benchmarks.tables
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -88,17 +88,20 @@ class Decoding:
 
 @dataclasses.dataclass(frozen=True)
 class Forward:
-    """Passes of the target over ``width`` tokens in each of ``batch`` rows, at the end of ``live`` slots of
-    ``capacity``."""
+    """Verify passes of the target over ``width`` query tokens in each of ``batch`` rows. Each row has a cache of
+    ``capacity`` slots, of which ``live`` are in use; the query tokens are the last of these."""
 
     batch: int
     width: int
     live: int
     capacity: int
     passes: int
+    quantization: Any = None  # of the target's weights
 
     def __str__(self) -> str:
-        return f"target, batch {self.batch} x {self.width} rows, {self.live:,} live of {self.capacity:,}"
+        weights = f"{self.quantization} weights, " if self.quantization else ""
+        where = f"{weights}{self.live:,} live slots of {self.capacity:,}"
+        return f"verify pass, {self.batch} x {self.width} query tokens, {where}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,8 +245,9 @@ class Bench:
         return Timed(seconds, floor(passes, self.bandwidth), kernels, length, tokens)
 
     def _forward(self, what: Forward) -> Timed:
-        seconds, kernels, _ = self._run(forward_program(self.target, self.dtype, what), what.passes)
-        passes = [target_pass(self.target, what.batch, what.width, what.live)]
+        target = self.target_in(what.quantization)
+        seconds, kernels, _ = self._run(forward_program(target, self.dtype, what), what.passes)
+        passes = [target_pass(target, what.batch, what.width, what.live)]
         return Timed(seconds, floor(passes, self.bandwidth), kernels, what.live, 0.0)
 
     def _run(self, program: Program, rounds: int):
