@@ -16,6 +16,7 @@ import dataclasses
 import pathlib
 import sys
 import tempfile
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -33,13 +34,14 @@ FORMATS = ("int8", "fp8")
 LAYERS = 8
 
 
-def divergences(folder: pathlib.Path = FAMILY / "target") -> dict[str, Comparison]:
-    """How far each format moves the logits of a checkpoint."""
+def divergences(lengths: Sequence[int] = LENGTHS) -> dict[str, Comparison]:
+    """How far each format moves the logits of the shipped target, over random texts of these lengths."""
+    folder = FAMILY / "target"
 
     def logits(of: pathlib.Path) -> list[np.ndarray]:
         config, params = load_folder(of, "float32")
         rng = np.random.default_rng(0)
-        sequences = [rng.integers(config.vocab_size, size=length) for length in LENGTHS]
+        sequences = [rng.integers(config.vocab_size, size=length) for length in lengths]
         return jspec_logits(build(config, jax.tree.map(jax.numpy.asarray, params)), sequences)
 
     original, found = logits(folder), {}

@@ -233,18 +233,24 @@ def run(args) -> bool:
         if time.monotonic() > until:
             result.settings["left_out"].append([line, batch])
             print(f"{line:>4}  batch {batch} left out: {args.seconds:.0f} seconds are over", flush=True)
-            continue
-        try:
-            for figure in measure(batch):
-                figure.add_to(result)
-                print(printed(results.latest([result])[figure.key]), flush=True)
-        except Exception:  # the device's time is dear: one line that cannot be measured must not cost the others
+        elif not add_figures(measure, batch, result):
             result.settings["failed"].append([line, batch])
             print(f"{line:>4}  batch {batch} FAILED", flush=True)
-            traceback.print_exc()
         if args.json:
             results.write(result, args.json)
     return not result.settings["failed"]
+
+
+def add_figures(measure: Measure, batch: int, result: results.Result) -> bool:
+    """Print the figures of a line and put them into the result; whether all of them could be measured."""
+    try:
+        for figure in measure(batch):
+            figure.add_to(result)
+            print(printed(results.latest([result])[figure.key]), flush=True)
+    except Exception:  # the device's time is dear: one line that cannot be measured must not cost the others
+        traceback.print_exc()
+        return False
+    return True
 
 
 def main() -> int:
