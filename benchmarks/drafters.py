@@ -270,7 +270,7 @@ def main() -> None:
     file = args.json or results.RESULTS / f"drafters-{result.day}.json"
     batch = prompts(args.prompts)
     alone = jspec.load(FAMILY / "target", max_batch=8, max_len=128, page_size=32).warmup()
-    result.measured |= {"plain_rounds_per_second": rounds_per_second(alone, batch), "drafters": {}}
+    result.measured.update(plain_rounds_per_second=rounds_per_second(alone, batch), drafters={})
     for name in args.only or [*drafters(FAMILY), NGRAM]:
         started = time.perf_counter()
         if args.rates:

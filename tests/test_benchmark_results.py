@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -126,6 +127,21 @@ def test_a_run_of_one_drafter_takes_the_others_from_runs_before():
     found = drafters.comparison_of([early, result("2026-01-02", measured=rates)])
     assert {name: m.rounds_per_second for name, m in found.drafters.items()} == {"draft": 5.0, "eagle": 6.0}
     assert (found.plain, found.last.day) == (8.0, "2026-01-02")
+
+
+def test_a_run_of_rates_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(drafters, "prompts", lambda count: [[0]] * count)
+    monkeypatch.setattr(drafters, "load", lambda *how: how)
+    monkeypatch.setattr(drafters.jspec, "load", MagicMock())
+    monkeypatch.setattr(
+        drafters, "rounds_per_second", lambda llm, _: 3.0 if llm == ("eagle", "rejection", "sample") else 2.0
+    )
+    file = tmp_path / "out.json"
+    monkeypatch.setattr(sys, "argv", ["drafters", "--rates", "--only", "eagle", "--prompts", "2", "--json", str(file)])
+    drafters.main()
+    found = results.read(file)
+    assert found.measured == {"plain_rounds_per_second": 2.0, "drafters": {"eagle": {"rounds_per_second": 3.0}}}
+    assert found.settings["prompts"] == 2
 
 
 class TestAll:
