@@ -6,7 +6,7 @@ WORKERS ?= 2
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test long gpu lint types smoke docs clean
+.PHONY: demo test long gpu lint types smoke docs tables clean
 
 demo: $(VENV)/run
 	$(BIN)/jspec demo
@@ -37,6 +37,9 @@ smoke: $(VENV)/smoke
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(VENV)/docs  # the site, in build/site; a broken link is an error
 	$(BIN)/python -m mkdocs build --quiet --strict
+
+tables: $(VENV)/test  # every table of figures in README and docs, from benchmarks/results
+	$(BIN)/python -m benchmarks.tables
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
