@@ -199,7 +199,9 @@ def _rebuild(function: Any, arguments: Any) -> Any:
 def _rebuild_tensor(storage, offset, shape, strides) -> View:
     """A view that stays inside its storage and is no larger."""
     if max(len(shape), len(strides)) > MAX_DIMS:
-        raise Refused(f"holds a tensor of {max(len(shape), len(strides))} dimensions; no weight has more than {MAX_DIMS}")
+        raise Refused(
+            f"holds a tensor of {max(len(shape), len(strides))} dimensions; no weight has more than {MAX_DIMS}"
+        )
     if type(storage) is not Storage or not all(map(_is_count, (offset, *shape, *strides))):
         raise Refused("holds a tensor whose storage, offset, shape or strides are out of bounds")
     numel = math.prod(shape)
