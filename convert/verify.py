@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from convert.quantize import quantized_param
+from jspec.checkpoints.json_files import reason_of
 from jspec.checkpoints.loading import load_draft, load_folder
 from jspec.checkpoints.quantized import quantization_of, scale_names
 from jspec.checkpoints.refusal import Mismatch, Refusal
@@ -24,6 +25,7 @@ from jspec.models.params import abstract_params, build
 from jspec.models.split import split
 
 LENGTHS = (5, 33, 128)
+MAX_REASON = 500  # characters
 
 # Both sides compute in fp32. With weights kept exactly only rounding differs; weights rounded to bfloat16 move the
 # distribution.
@@ -150,18 +152,27 @@ def require_transformers():
 
 
 def transformers_logits(folder: str | os.PathLike, sequences: list[np.ndarray]) -> list[np.ndarray]:
-    """fp32 CPU logits ``[T, V]`` of each token sequence by transformers; never runs code from the folder."""
+    """fp32 CPU logits ``[T, V]`` of each token sequence by transformers; never runs code from the folder.
+
+    Raises:
+      Refusal: transformers cannot load the model.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
-    ).eval()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        ).eval()
+    except Exception as error:  # of many kinds
+        raise Refusal(
+            f"{folder}: transformers cannot load it ({reason_of(error)[:MAX_REASON]}); correct that, or verify shapes only"
+        ) from None
     with torch.no_grad():
         return [model(torch.from_numpy(tokens)[None], use_cache=False).logits[0].numpy() for tokens in sequences]
 

@@ -14,7 +14,8 @@ import numpy as np
 from tqdm import tqdm
 
 from jspec._arguments import is_int, require, resolve_names
-from jspec.checkpoints.loading import load_folder, read_draft_config, read_model_config
+from jspec.checkpoints.loading import load_folder, read_draft_config, read_model_config, require_intact
+from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.drafting.methods import NGRAM, drafter_for, method_of
 from jspec.engine.costs import CostTable
@@ -24,7 +25,6 @@ from jspec.memory import check_memory
 from jspec.models import build
 from jspec.results import Result
 from jspec.sampling.params import SamplingParams
-from jspec.text import load_tokenizer
 
 
 def load(
@@ -42,6 +42,7 @@ def load(
     prefill_chunk: int = 256,
     rounds: int = 8,
     width: int | None = None,
+    check_files: bool = False,
 ) -> LLM:
     """Load a target and the way to draft for it.
 
@@ -59,6 +60,8 @@ def load(
       max_len: longest prompt plus completion, in tokens; None takes the target's own, at most 2048.
       dtype: ``float32`` or ``bfloat16``; None takes bfloat16 on a GPU and float32 elsewhere.
       page_size, num_pages, prefill_chunk, rounds, width: see ``EngineConfig``.
+      check_files: hash every file of the folders, which have to be converted ones, as ``jspec-convert --check`` does.
+        Without it, names, sizes and small files of converted folders are compared with their manifests.
 
     Raises:
       ValueError: an argument or a checkpoint that cannot be used; the message says which and what would be right.
@@ -71,7 +74,11 @@ def load(
             f"draft_temperature={speculation.draft_temperature!r} has no place with draft='ngram', which draws nothing; "
             "leave it out"
         )
+    require(isinstance(check_files, bool), "check_files", check_files, "True or False")
     target_path, draft_path = find_folders(target, draft)
+    for folder in (target_path, draft_path) if check_files else ():
+        if folder is not None:
+            require_intact(folder)
     target_config = read_model_config(target_path)
     config = EngineConfig(
         max_batch=max_batch,

@@ -16,7 +16,7 @@ from jspec.models.causal import causal_logits
 from jspec.models.split import split
 from jspec.results import Result, Stats
 from jspec.sampling.params import SamplingParams
-from jspec.text import StopStrings, Tokenizer
+from jspec.text import StopStrings, Tokenizer, encode
 
 Prompt = str | Sequence[int]
 
@@ -127,7 +127,7 @@ class LLM:
             return self._checked_ids(prompt, f"prompt {index}")
         if self.tokenizer is None:
             raise ValueError(f"prompt {index} is text, but the checkpoint has no tokenizer; pass token ids")
-        return self._checked_ids(self.tokenizer.encode(prompt), f"prompt {index}")
+        return self._checked_ids(encode(self.tokenizer, prompt, f"prompt {index}"), f"prompt {index}")
 
     def _checked_ids(self, token_ids: Sequence[int], what: str) -> list[int]:
         V = self.target.config.vocab_size

@@ -15,9 +15,9 @@ from tqdm import tqdm
 from jspec._arguments import require
 from jspec.checkpoints.export import export_draft
 from jspec.checkpoints.loading import load_folder
+from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.models import build
 from jspec.models.split import split
-from jspec.text import load_tokenizer
 from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
 from jspec.train.checkpoints import Checkpoints
 from jspec.train.data import Corpus, read_corpus

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import tiny_checkpoint, tiny_tokenizer
 
-from jspec.text import load_tokenizer
+from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.train.data import Corpus, read_corpus
 
 EOS = 1
