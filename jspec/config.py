@@ -25,6 +25,8 @@ QUANTIZATIONS = ("int8", "fp8")
 MAX_POSITIONS = 2**22
 MAX_DRAFTS = 255
 
+NULL_PAGE = 0  # of the KV cache's pages: block tables are padded with it, and nothing is ever written there
+
 # What ``auto`` may choose, up to a limit: a program is compiled for each, and between them the best is nearly as good.
 DRAFT_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
 DEFAULT_MAX_DRAFT_TOKENS = 8

@@ -110,8 +110,8 @@ class LLM:
             self._request(i, prompt, p, key)
             for i, (prompt, p, key) in enumerate(zip(prompts, params, keys, strict=True))
         ]
-        for progress in self.engine.run(requests):
-            yield progress.request.index, self._result(progress)
+        for active in self.engine.run(requests):
+            yield active.request.index, self._result(active)
 
     def _request(self, index: int, prompt: Prompt, params: SamplingParams, key_data: np.ndarray) -> Request:
         stop_tokens = params.stop_tokens(self.target.config.eos_token_ids)
@@ -148,9 +148,9 @@ class LLM:
         assert self.tokenizer is not None
         return functools.partial(self.tokenizer.decode, skip_special_tokens=True)
 
-    def _result(self, progress: ActiveRequest) -> Result:
-        request, tokens = progress.request, progress.tokens
-        finish_reason = FINISH_REASONS[progress.outcome]
+    def _result(self, active: ActiveRequest) -> Result:
+        request, tokens = active.request, active.tokens
+        finish_reason = FINISH_REASONS[active.outcome]
         ended_by_token = finish_reason == "stop" and tokens and tokens[-1] in request.stop_tokens
         text = stop_reason = None
         if self.tokenizer is not None:
@@ -169,7 +169,7 @@ class LLM:
             prompt_token_ids=list(request.prompt),
             finish_reason=finish_reason,
             stop_reason=stop_reason,
-            stats=Stats.of(self.engine.num_draft_tokens, progress.drafted, progress.accepted),
-            accepted=progress.from_draft,
+            stats=Stats.of(self.engine.num_draft_tokens, active.drafted, active.accepted),
+            accepted=active.from_draft,
             reproducible=self.reproducible,
         )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from causal_heads import causal_drafts
-from engines import CONFIG, DRAFT, MAX_LEN, TARGET, V, plain_greedy, ragged_prompts, target
+from engines import CONFIG, DRAFT, MAX_LEN, TARGET, V, plain_greedy, ragged_prompts, shared, target
 
 from jspec.config import Speculation
 from jspec.drafting.methods import drafter_for
@@ -118,7 +118,7 @@ def trained_head(config: HeadConfig, steps: int = 300, depth: int = 3):
     return merge(leaves)
 
 
-@functools.cache
+@shared
 def head_engine(name: str, K: int, verify="rejection", config=CONFIG, **speculation) -> Engine:
     """An engine over the target and the trained head of this name."""
     settings, head = Speculation(K, verify, **speculation), HEADS[name]
