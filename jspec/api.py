@@ -16,10 +16,10 @@ from tqdm import tqdm
 from jspec._arguments import is_int, require, resolve_names
 from jspec.checkpoints.loading import load_folder, read_draft_config, read_model_config
 from jspec.config import EngineConfig, ModelConfig, Speculation
-from jspec.drafting.methods import NGRAM, drafter_for, method_of
+from jspec.drafting.methods import drafter_for, method_of
 from jspec.engine.costs import CostTable
 from jspec.llm import LLM, Prompt, check_lossless
-from jspec.loading import Path, check_fit, find_folders, load_draft_module, within_reach
+from jspec.loading import Path, check_fit, check_options, find_folders, load_draft_module, within_reach
 from jspec.memory import check_memory
 from jspec.models import build
 from jspec.results import Result
@@ -66,11 +66,6 @@ def load(
     """
     speculation = speculation or Speculation()
     check_lossless(speculation)
-    if draft == NGRAM and speculation.draft_temperature is not None:
-        raise ValueError(
-            f"draft_temperature={speculation.draft_temperature!r} has no place with draft='ngram', which draws nothing; "
-            "leave it out"
-        )
     target_path, draft_path = find_folders(target, draft)
     target_config = read_model_config(target_path)
     config = EngineConfig(
@@ -89,7 +84,9 @@ def load(
         draft_config = read_draft_config(draft_path, aux_convention)
         speculation = within_reach(speculation, draft_config)
         check_fit(target_config, draft_config, tokenizer, load_tokenizer(draft_path))
-    how = NGRAM if draft == NGRAM else draft_config
+    how = draft_config if draft_path is not None else None if draft is None else str(draft)
+    if how is not None:
+        check_options(how, speculation)
     K = 0 if how is None else speculation.most_draft_tokens
     check_memory(target_config, draft_config, config, width or K + 1)
     seconds = None if costs is None else _seconds(costs, method_of(how), speculation, max_batch)

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Prompt
+from jspec.drafting.base import Context, Prompt, Setup
 from jspec.drafting.drawing import Drawing
 from jspec.models.cache import PagedView, init_pool
 
@@ -29,6 +29,10 @@ class DraftModel:
     speculation: Speculation
 
     aux_layers = None
+
+    @classmethod
+    def build(cls, setup: Setup):
+        return cls(setup.draft, setup.target_config.vocab_size, setup.speculation)
 
     @property
     def num_draft_tokens(self) -> int:

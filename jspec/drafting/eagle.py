@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Prompt
+from jspec.drafting.base import Context, Prompt, Setup
 from jspec.drafting.drawing import Drawing
 from jspec.drafting.window import make_window
 from jspec.models.cache import PagedView, init_pool
@@ -31,6 +31,12 @@ class Eagle:
     target: Any
     aux_layers: tuple[int, ...]
     speculation: Speculation
+
+    @classmethod
+    def build(cls, setup: Setup):
+        config: Any = setup.config
+        aux_layers = config.resolved_aux_layers(setup.target_config)
+        return cls(setup.draft, setup.target, aux_layers, setup.speculation)
 
     @property
     def num_draft_tokens(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Stateless
+from jspec.drafting.base import Context, Setup, Stateless
 from jspec.drafting.drawing import Drawing
 
 
@@ -25,6 +25,10 @@ class MedusaHeads(Stateless):
     speculation: Speculation
 
     aux_layers = ()
+
+    @classmethod
+    def build(cls, setup: Setup):
+        return cls(setup.draft, setup.target, setup.speculation)
 
     @property
     def num_draft_tokens(self) -> int:

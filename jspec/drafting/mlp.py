@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Stateless
+from jspec.drafting.base import Context, Setup, Stateless
 from jspec.drafting.drawing import Drawing
 
 
@@ -24,6 +24,10 @@ class MLP(Stateless):
     speculation: Speculation
 
     aux_layers = ()
+
+    @classmethod
+    def build(cls, setup: Setup):
+        return cls(setup.draft, setup.speculation)
 
     @property
     def num_draft_tokens(self) -> int:

@@ -4,10 +4,11 @@ Drafts of a pass do not see each other, so draft i has the distribution of posit
 it."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 
-from jspec.drafting.base import Context
+from jspec.drafting.base import Context, Setup
 from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.drawing import Drawing
 from jspec.drafting.eagle import Eagle
@@ -44,6 +45,11 @@ class ParallelModel(DraftModel):
     """
 
     mask_token_id: int
+
+    @classmethod
+    def build(cls, setup: Setup):
+        config: Any = setup.config
+        return cls(setup.draft, setup.target_config.vocab_size, setup.speculation, config.mask_token_id)
 
     def propose(self, state, context: Context):
         drawing = Drawing(self.speculation, context, "parallel")

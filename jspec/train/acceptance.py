@@ -9,7 +9,7 @@ import numpy as np
 
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.drafting.methods import drafter_for
-from jspec.heads import Eagle3Config, HeadConfig
+from jspec.heads import HeadConfig
 from jspec.llm import LLM
 from jspec.models import build_head
 from jspec.results import Stats
@@ -47,9 +47,7 @@ class ServedAcceptance:
 
     def __call__(self, params: Params) -> dict[float, Stats]:
         """Temperature -> the steps of all prompts together, for all params of a head (dotted names)."""
-        head: Any = build_head(self._config, params, self._dtype)
-        if isinstance(self._config, Eagle3Config):
-            head.prepare()
+        head = build_head(self._config, params, self._dtype).prepare()
         if self._llm is None:
             self._llm = self._serve(head)
         else:

@@ -152,8 +152,7 @@ def _finish(
 def start(run: TrainingRun, material: Material) -> tuple[dict, dict, jax.Array]:
     """fp32 weights to begin with, parameters that are not trained, and the key of the steps."""
     key_of_weights, key = jax.random.split(jax.random.key(run.seed))
-    config = material.objective.config
-    params, constants = initial_params(config, material.target, material.corpus.train, key_of_weights)
+    params, constants = initial_params(material.objective, material.target, material.corpus.train, key_of_weights)
     return params, constants, key
 
 

@@ -15,7 +15,6 @@ from jspec.cli import main
 from jspec.results import Stats
 from jspec.train import command
 from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
-from jspec.train.methods import TAKES
 from jspec.train.report import Log
 
 METHODS = {
@@ -146,7 +145,7 @@ def test_divergence_is_told(folder, capsys, monkeypatch):
 
 
 def test_methods_are_known_before_training_is_imported():
-    assert tuple(METHODS) == command.METHODS == tuple(TAKES)
+    assert METHODS.keys() == set(command.METHODS)
 
 
 def test_a_run_is_not_written_over(folder, capsys):
