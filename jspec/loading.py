@@ -3,6 +3,8 @@
 import dataclasses
 import pathlib
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +12,7 @@ from jspec.checkpoints.loading import load_draft, verifier_of
 from jspec.config import ModelConfig, Speculation
 from jspec.heads import DraftConfig, HeadConfig
 from jspec.models import Decoder, build, build_head
-from jspec.registry import chosen_by_name, entry_of, particular_options
+from jspec.registry import DraftMethod, chosen_by_name, entry_of, particular_options, resolve
 from jspec.text import Tokenizer
 
 Path = str | pathlib.Path
@@ -34,6 +36,15 @@ def check_options(draft: DraftConfig | str, speculation: Speculation):
             raise ValueError(
                 f"{option}={value!r} has no place with the drafting method {method.name!r}, {method.help}; leave it out"
             )
+
+
+def prepared(
+    method: DraftMethod, arguments: Mapping[str, Any], tokenizer: Tokenizer | None, target: ModelConfig
+) -> Any:
+    """The arrays that the drafter of a method without a checkpoint reads; None if it reads none."""
+    if method.prepare is None or method.argument is None:
+        return None
+    return resolve(method.prepare)(arguments[method.argument], tokenizer, target)
 
 
 def within_reach(speculation: Speculation, draft: ModelConfig | HeadConfig) -> Speculation:

@@ -17,6 +17,7 @@ docs/adding-a-drafter.md shows how an entry comes about.
 import dataclasses
 import functools
 import importlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,10 +33,12 @@ class DraftMethod:
       help: what it is, in a line.
       drafter: a class with the methods of ``jspec.drafting.base.Drafter`` and its classmethod ``build``.
       config: the dataclass of a checkpoint, with the properties of ``jspec.heads.DraftConfig``; None for a method that
-        has no checkpoint, which users choose by name: ``jspec.load(target, draft=name)``.
+        has no checkpoint.
       module: what is built from that config and holds its parameters, ``module(config, dtype=, rngs=)``.
       formats: the public layouts of its checkpoints, each a ``jspec.checkpoints.heads.format.HeadFormat``. The first that
         can be written is the one that is exported. Checkpoints are told apart in the order of ``METHODS``.
+      draft: for a method that has no checkpoint, what ``jspec.load`` takes as ``draft`` to choose it; methods that share
+        one are told apart by ``argument``.
       argument: the argument of ``jspec.load`` that this method needs besides ``draft``; None if it needs none.
       prepare: ``prepare(value, tokenizer, target config)`` makes the arrays that the drafter reads, a pytree, from that
         argument. They are arguments of the compiled programs, as weights are.
@@ -53,6 +56,7 @@ class DraftMethod:
     config: str | None = None
     module: str | None = None
     formats: tuple[str, ...] = ()
+    draft: str | None = None
     argument: str | None = None
     prepare: str | None = None
     argmax_below: float | None = None
@@ -152,6 +156,16 @@ METHODS = (
         name=NGRAM,
         help="what followed the last occurrence of the text's own ending",
         drafter="jspec.drafting.ngram:NGram",
+        draft=NGRAM,
+        options=LOOKED_UP,
+    ),
+    DraftMethod(
+        name="ngram_corpus",
+        help="what followed the text's own ending, in the text itself or else in a corpus",
+        drafter="jspec.drafting.corpus:NGramCorpus",
+        draft=NGRAM,
+        argument="ngram_corpus",
+        prepare="jspec.drafting.corpus:prepare",
         options=LOOKED_UP,
     ),
 )
@@ -167,7 +181,7 @@ def entry_of(draft: "DraftConfig | str") -> DraftMethod:
         for entry in METHODS:
             if entry.name == draft and entry.config is None:
                 return entry
-        raise ValueError(f"draft={draft!r}: expected one of {', '.join(chosen_by_name())}")
+        raise ValueError(f"{draft!r} is no method without a checkpoint in jspec.registry")
     path = f"{type(draft).__module__}:{type(draft).__qualname__}"
     for entry in METHODS:
         if entry.config == path and entry.name == draft.method:
@@ -176,8 +190,30 @@ def entry_of(draft: "DraftConfig | str") -> DraftMethod:
 
 
 def chosen_by_name() -> tuple[str, ...]:
-    """Methods that have no checkpoint, which ``jspec.load`` takes as ``draft``."""
-    return tuple(entry.name for entry in METHODS if entry.config is None)
+    """What ``jspec.load`` takes as ``draft`` instead of a checkpoint."""
+    return tuple(dict.fromkeys(entry.draft for entry in METHODS if entry.draft is not None))
+
+
+def choose(draft: Any, given: Mapping[str, Any]) -> DraftMethod | None:
+    """The method without a checkpoint that ``jspec.load(draft=draft)`` means; None if it means none of them.
+
+    Args:
+      draft: one of ``chosen_by_name``, the path of a checkpoint, or None.
+      given: the arguments of ``jspec.load`` that methods need -> their values, None where the user gave none.
+
+    Raises:
+      ValueError: an argument that no method of this ``draft`` needs.
+    """
+    present = {name for name, value in given.items() if value is not None}
+    for entry in METHODS:
+        if entry.draft is not None and entry.draft == draft and present == {entry.argument} - {None}:
+            return entry
+    for name in sorted(present):
+        needed = " or ".join(repr(entry.draft) for entry in METHODS if entry.argument == name)
+        raise ValueError(
+            f"{name} has no place with draft={None if draft is None else str(draft)!r}: expected draft={needed}"
+        )
+    return None
 
 
 def trained() -> dict[str, DraftMethod]:
