@@ -55,7 +55,7 @@ def load(
         smaller model with the same vocabulary, a PARD model, or an EAGLE, EAGLE-3, P-EAGLE, MLP or Medusa head.
       ngram_corpus: texts to look drafts up in, with ``draft="ngram"``, where the request's own text has no match: the path
         of a text file, a list of texts, or a list of lists of token ids. At most 4,194,304 tokens (2^22); every round
-        compares ``ngram_max`` times as many numbers for each request, on the device.
+        compares ``ngram_max`` times as many numbers for each request, on the device, in up to 4 bytes a token and request.
       aux_convention: what the layer ids of an EAGLE-3 checkpoint count, ``input_of`` or ``output_of`` a layer; see
         ``jspec-convert --help``. Converted folders and ``speculators`` heads know it.
       speculation: how drafts are made and judged; the default is ``Speculation()``.

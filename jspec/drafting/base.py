@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jspec.config import ModelConfig, Speculation
 from jspec.heads import DraftConfig
 from jspec.models.cache import PagedView
+from jspec.models.contract import Target
 from jspec.sampling.distribution import Warp
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import Proposal
@@ -98,7 +99,7 @@ class Setup:
 
     config: DraftConfig | None
     target_config: ModelConfig
-    target: Any
+    target: Target
     draft: Any
     speculation: Speculation
 

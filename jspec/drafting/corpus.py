@@ -18,6 +18,7 @@ from jspec.sampling.verify import Proposal
 from jspec.text import Tokenizer
 
 MAX_CORPUS_TOKENS = 2**22
+LONGEST_MATCH = 2**31 // MAX_CORPUS_TOKENS - 1  # (length, place) of a match is one int32
 END = -1  # stands after each text of a corpus: no token, so that no match and no continuation crosses it
 
 Corpus = str | os.PathLike | Sequence[str] | Sequence[Sequence[int]]
@@ -29,7 +30,7 @@ class NGramCorpus(NGram):
 
     The longest suffix of ngram_min..ngram_max tokens that occurs in the corpus is continued by the tokens after that
     occurrence, up to the end of the text there; of several, the first in the corpus. A round compares B x C x ngram_max
-    numbers for a corpus of C tokens.
+    numbers for a corpus of C tokens, with a workspace of up to 4 B C bytes.
 
     Attributes:
       corpus: int32 ``[C]``, texts one after another, ``END`` after each.
@@ -40,6 +41,7 @@ class NGramCorpus(NGram):
     @classmethod
     def build(cls, setup: Setup):
         how = setup.speculation
+        require(how.ngram_max <= LONGEST_MATCH, "ngram_max", how.ngram_max, f"at most {LONGEST_MATCH} with a corpus")
         return cls(how.most_draft_tokens, how.ngram_min, how.ngram_max, setup.draft)
 
     def propose(self, state, context: Context):
@@ -53,11 +55,15 @@ class NGramCorpus(NGram):
             shifted = jnp.pad(self.corpus, (back, 0), constant_values=END)[:C]  # the token ``back`` places before
             unbroken &= shifted[None] == suffix
             matched += unbroken
-        source = jnp.argmax(matched, axis=1)[:, None] + 1 + jnp.arange(K, dtype=jnp.int32)[None]  # [B, K]
+        # The longest match, of several the first, by one reduction.
+        places = jnp.arange(C, dtype=jnp.int32)[None]
+        best = jnp.max(matched * MAX_CORPUS_TOKENS + (C - 1 - places), axis=1, keepdims=True)  # [B, 1]
+        longest, end = best // MAX_CORPUS_TOKENS, C - 1 - best % MAX_CORPUS_TOKENS
+        source = end + 1 + jnp.arange(K, dtype=jnp.int32)[None]  # [B, K]
         drafts = jnp.where(source < C, self.corpus[jnp.minimum(source, C - 1)], END)
         inside = jnp.sum(jnp.cumprod(drafts != END, axis=1), axis=1, dtype=jnp.int32)
-        found = jnp.max(matched, axis=1) >= self.ngram_min
-        count = jnp.where(own.count > 0, own.count, jnp.where(found, jnp.minimum(inside, context.room), 0))
+        found = jnp.where(longest[:, 0] >= self.ngram_min, jnp.minimum(inside, context.room), 0)
+        count = jnp.where(own.count > 0, own.count, found)
         tokens = jnp.where(own.count[:, None] > 0, own.tokens, jnp.maximum(drafts, 0))
         return state, Proposal(tokens, count, distribution=None, point_mass=own.point_mass)
 

@@ -1,7 +1,6 @@
 """Drafting with a smaller language model of the target's vocabulary: K passes, one token each."""
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -9,6 +8,7 @@ from jspec.config import Speculation
 from jspec.drafting.base import Context, Prompt, Setup
 from jspec.drafting.drawing import Drawing
 from jspec.models.cache import PagedView, init_pool
+from jspec.models.contract import LanguageModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class DraftModel:
       speculation: K and how tokens are drawn.
     """
 
-    model: Any
+    model: LanguageModel
     vocab_size: int
     speculation: Speculation
 

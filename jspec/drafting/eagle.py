@@ -10,6 +10,7 @@ from jspec.drafting.base import Context, Prompt, Setup
 from jspec.drafting.drawing import Drawing
 from jspec.drafting.window import make_window
 from jspec.models.cache import PagedView, init_pool
+from jspec.models.contract import DraftHead, Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Eagle:
       speculation: K and how tokens are drawn.
     """
 
-    head: Any
-    target: Any
+    head: DraftHead
+    target: Target
     aux_layers: tuple[int, ...]
     speculation: Speculation
 

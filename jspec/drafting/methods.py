@@ -7,6 +7,7 @@ from jspec.config import ModelConfig, Speculation
 from jspec.drafting.base import Drafter, Setup
 from jspec.drafting.plain import NoDrafts
 from jspec.heads import DraftConfig
+from jspec.models.contract import Target
 from jspec.registry import entry_of, resolve
 
 
@@ -29,7 +30,7 @@ def drafter_for(
     kind: type[Drafter] = NoDrafts if draft is None else resolve(entry_of(draft).drafter)
     config = None if isinstance(draft, str) else draft
 
-    def make(target_module: Any, draft_module: Any, num_draft_tokens: int | None = None) -> Drafter:
+    def make(target_module: Target, draft_module: Any, num_draft_tokens: int | None = None) -> Drafter:
         how = speculation if num_draft_tokens is None else speculation.fixed(num_draft_tokens)
         return kind.build(Setup(config, target, target_module, draft_module, how))
 

@@ -13,11 +13,14 @@ from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.drawing import Drawing
 from jspec.drafting.eagle import Eagle
 from jspec.drafting.window import make_window
+from jspec.models.contract import MaskedHead
 
 
 @dataclasses.dataclass(frozen=True)
 class ParallelHead(Eagle):
     """A P-EAGLE head (2026): an EAGLE-3 head whose mask slots read a learnt feature and a mask token."""
+
+    head: MaskedHead
 
     def propose(self, state, context: Context):
         drawing = Drawing(self.speculation, context, self.head.config.method)
@@ -26,6 +29,7 @@ class ParallelHead(Eagle):
 
         window = make_window(context, context.previous - 1, newest + 1, K, K - 1, self.max_position)
         masks = window.masks
+        assert head.config.mask_token_id is not None
         tokens = jnp.where(masks, head.config.mask_token_id, context.tokens_at(window.positions + 1))
         features = jnp.pad(head.fuse(context.features), ((0, 0), (0, K - 1), (0, 0)))
         features = jnp.where(masks[:, :, None], head.mask_feature[...].reshape(1, 1, -1), features)

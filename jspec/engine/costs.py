@@ -19,7 +19,7 @@ class CostTable:
 
     Args:
       device: its ``device_kind``, as JAX has it.
-      method: how drafts are made, one of ``drafting.methods.METHODS``.
+      method: how drafts are made, the name of an entry in ``jspec.registry``.
       rounds: batch size -> drafts per round, 0 for plain decoding -> seconds.
     """
 

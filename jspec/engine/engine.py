@@ -21,6 +21,7 @@ from jspec.engine.pages import PageAllocator
 from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.state import LIVE, DecodeState, admit, init_state, retire
 from jspec.engine.step import DecodeStep, RoundLog
+from jspec.models.contract import Target
 from jspec.models.params import DTYPES
 from jspec.models.split import split
 from jspec.sampling.params import MAX_STOP_TOKENS, SamplingParams
@@ -54,7 +55,7 @@ class Engine:
 
     def __init__(
         self,
-        target: Any,
+        target: Target,
         draft_model: Any,
         make_drafter: Callable[..., Drafter],
         verify: str,

@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jspec.config import EngineConfig
+from jspec.drafting.base import Drafter
 from jspec.models.cache import NULL_PAGE, LayerKV, init_pool
+from jspec.models.contract import Target
 from jspec.sampling.distribution import Warp
 from jspec.sampling.params import MAX_STOP_TOKENS
 
@@ -69,7 +71,7 @@ class DecodeState:
         return self.outcome == LIVE
 
 
-def init_state(config: EngineConfig, target, drafter, dtype) -> DecodeState:
+def init_state(config: EngineConfig, target: Target, drafter: Drafter, dtype) -> DecodeState:
     """An empty batch: every row free, every page unwritten."""
     B, S, M = config.max_batch, config.max_len, config.pages_per_row
 

@@ -15,6 +15,7 @@ from jspec.drafting.base import Context, Drafter, Prompt
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.state import BROKEN, FULL, LIVE, STOPPED, DecodeState
 from jspec.models.cache import PagedView
+from jspec.models.contract import Target
 from jspec.sampling.stops import first_stop, forbid_early_stops
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import Proposal, Verdict
@@ -64,7 +65,7 @@ class DecodeStep:
       noise: where the round's noise comes from.
     """
 
-    target: Any
+    target: Target
     drafter: Drafter
     verify: Verify
     width: int

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.models.cache import CausalView
+from jspec.models.contract import Target
 from jspec.models.layers import wide_project
 
 
@@ -40,7 +41,7 @@ class Lesson:
         return self.tokens[:, jnp.minimum(positions, self.tokens.shape[1] - 1)]
 
 
-def read(target, windows, aux_layers: tuple[int, ...], known=None) -> Lesson:
+def read(target: Target, windows, aux_layers: tuple[int, ...], known=None) -> Lesson:
     """The target reads windows, int32 ``[B, n + 1]``; ``known`` are the tokens of the head's rows, None for all.
 
     The distribution is that of the stored logits, which is what drafts are judged by.
@@ -55,7 +56,7 @@ def read(target, windows, aux_layers: tuple[int, ...], known=None) -> Lesson:
     return Lesson(windows, hidden, features, distribution)
 
 
-def wide_logits(hidden, own, target) -> jax.Array:
+def wide_logits(hidden, own, target: Target) -> jax.Array:
     """float32 ``[..., V']`` of hidden states ``[..., D]``, by a head's ``own`` output map, or the target's if it is
     None.
 

@@ -1,7 +1,6 @@
 """From a target and a few sizes to a head: its config, how it is trained, and where its weights start."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from jspec._arguments import is_int, require
 from jspec.config import ModelConfig
 from jspec.heads import Eagle3Config, EagleConfig, MedusaConfig, MLPConfig, default_aux_layers
 from jspec.models import flat_params, init
+from jspec.models.contract import Target
 from jspec.registry import resolve, trained
 from jspec.train.objectives import ConditionalDrop, FeatureRegression, Heads, Objective, Stages, TrainingTimeTest
 
@@ -136,7 +136,7 @@ def _eagle_layer(target: ModelConfig, sizes: Sizes) -> ModelConfig:
     return dataclasses.replace(_layers(target, sizes, 1), head_dim=D // N)
 
 
-def initial_params(objective: Objective, target: Any, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
+def initial_params(objective: Objective, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
     """fp32 weights to start from, and the parameters that are not trained.
 
     Args:

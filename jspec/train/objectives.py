@@ -16,6 +16,7 @@ import optax
 
 from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig
 from jspec.models import build_head
+from jspec.models.contract import Target
 from jspec.models.quantized import wide
 from jspec.train.branches import Branches
 from jspec.train.loop import Loss, Params
@@ -40,11 +41,11 @@ class Objective(Protocol):
         """Places ahead that it is trained for."""
         ...
 
-    def loss(self, head: Any, target: Any, lesson: Lesson, key: jax.Array) -> jax.Array:
+    def loss(self, head: Any, target: Target, lesson: Lesson, key: jax.Array) -> jax.Array:
         """float32 ``[]`` of a head's module."""
         ...
 
-    def start(self, params: Params, target: Any, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
+    def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
         """Where training begins: parameters that do not begin at random, and parameters that are not trained.
 
         Args:
@@ -63,7 +64,7 @@ class Objective(Protocol):
 class FullVocabulary:
     """A head that knows every token, and whose weights begin at random."""
 
-    def start(self, params: Params, target: Any, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
+    def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
         del params, target, tokens, key
         return {}, {}
 
@@ -77,13 +78,13 @@ class DraftVocabulary:
 
     config: Eagle3Config
 
-    def start(self, params: Params, target: Any, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
+    def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
         config, known, constants = self.config, slice(None), {}
         if config.reduced:
             rows = frequent_tokens(tokens, config.layers.vocab_size, config.draft_vocab_size)
             constants["draft_ids"], known = jnp.asarray(rows), np.flatnonzero(rows >= 0)
         output = wide(target.output_weight, target.output_scale)
-        start = {"head.weight": output[known], "norm.weight": target.norm.weight[...]}
+        start = {"head.weight": output[known], "norm.weight": target.output_norm}
         if config.mask_token_id is not None:
             start["mask_hidden"] = jax.random.normal(key, (config.feature_size,))
         return start, constants
@@ -266,7 +267,7 @@ class Heads(FullVocabulary, Chain):
     def depths(self) -> int:
         return self.config.num_heads
 
-    def start(self, params: Params, target: Any, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
+    def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
         """The blocks begin as the identity, the output heads as the target's."""
         del tokens, key
         blocks = {name: jnp.zeros_like(one) for name, one in params.items() if name.endswith("0.weight")}
