@@ -132,12 +132,13 @@ class Declared:
 
     def scale_names(self) -> dict[str, str]:
         """Name of every quantised parameter -> the name of its scales."""
-        quantized = (pair for pair in expanded(self.parameters) if pair[0].quantization is not None)
-        return {one.name.format(*copy): one.scale.format(*copy) for one, copy in quantized}
+        quantized = [one for one in self.parameters if one.quantization is not None]
+        return {one.name.format(*copy): one.scale.format(*copy) for one, copy in expanded(quantized)}
 
     def integer_names(self) -> frozenset[str]:
         """Names of the parameters that are int32."""
-        return frozenset(one.name.format(*copy) for one, copy in expanded(self.parameters) if one.integer)
+        integers = [one for one in self.parameters if one.integer]
+        return frozenset(one.name.format(*copy) for one, copy in expanded(integers))
 
 
 def expanded(parameters: Sequence[Parameter]) -> Iterator[tuple[Parameter, tuple[int, ...]]]:

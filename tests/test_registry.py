@@ -157,6 +157,16 @@ def test_config_and_params(one):
         assert stored.from_json(json.loads(json.dumps(stored.to_json(head))), "manifest.json") == head
 
 
+@pytest.mark.parametrize("name", ["eagle", "mlp", "medusa"])
+def test_folders_that_were_written_with_an_empty_choice_of_layers(name):
+    written = stored.to_json(HEADS[name])
+    written["config"]["aux_layers"] = []
+    assert stored.from_json(written, "manifest.json") == HEADS[name]
+    written["config"]["aux_layers"] = [1]
+    with pytest.raises(ValueError, match=r"manifest\.json: head is damaged"):
+        stored.from_json(written, "manifest.json")
+
+
 @functools.cache
 def engine_of(index: int) -> Engine:
     one = EXAMPLES[index]

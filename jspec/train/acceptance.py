@@ -30,14 +30,15 @@ class ServedAcceptance:
       config: the head.
       held_out: token ids ``[N]`` that prompts are taken from, evenly spaced.
       prompts: how many.
-      depths: places ahead that the head is trained for; up to ``MOST_DRAFTS`` of them are drafted. EAGLE, which is
-        trained for one, drafts ``MOST_DRAFTS``.
+      depths: places ahead that the head is trained for; up to ``MOST_DRAFTS`` of them are drafted. A head whose
+        checkpoint knows no number of drafts, such as EAGLE's, drafts ``MOST_DRAFTS``.
       dtype: ``bfloat16`` or ``float32``.
     """
 
     def __init__(self, target: Any, config: HeadConfig, held_out: np.ndarray, prompts: int, depths: int, dtype: str):
         of: ModelConfig = target.config
-        self.num_draft_tokens = MOST_DRAFTS if config.method == "eagle" else min(depths, MOST_DRAFTS)
+        bounded = config.trained_drafts is not None or config.max_drafts is not None
+        self.num_draft_tokens = min(depths, MOST_DRAFTS) if bounded else MOST_DRAFTS
         self._config, self._dtype, self._target = config, dtype, target
         size = min(PROMPT_TOKENS, of.max_position // 2, len(held_out))
         starts = np.linspace(0, len(held_out) - size, prompts, dtype=np.int64)

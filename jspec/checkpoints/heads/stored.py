@@ -31,7 +31,10 @@ def from_json(stored: dict[str, Any], where: str) -> HeadConfig:
     """
     try:
         values = {RENAMED_FIELDS.get(name, name): value for name, value in stored["config"].items()}
-        config = resolve(KINDS[stored["kind"]])(**{str(name): _value(value) for name, value in values.items()})
+        kind = resolve(KINDS[stored["kind"]])
+        if values.get("aux_layers") == [] and "aux_layers" not in kind.__dataclass_fields__:
+            del values["aux_layers"]  # heads that have no choice of layers were once stored with an empty one
+        config = kind(**{str(name): _value(value) for name, value in values.items()})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Refusal(f"{where}: head is damaged ({error}); convert the checkpoint again") from None
     require_size(config, where)
