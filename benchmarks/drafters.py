@@ -30,11 +30,11 @@ from family.corpus import is_held_out, read_sources
 from jspec.checkpoints.loading import load_folder
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.demo import FAMILY, drafters
-from jspec.drafting.drawing import ARGMAX_BELOW
-from jspec.drafting.methods import NGRAM, drafter_for
+from jspec.drafting.methods import drafter_for
 from jspec.llm import LLM
 from jspec.loading import load_draft_module
 from jspec.models import build
+from jspec.registry import NGRAM, argmax_below
 
 TEMPERATURES = (0.0, 0.3, 0.5, 0.7, 1.0, 1.3, 1.5, 2.0)
 K = 4
@@ -228,7 +228,7 @@ def _changeover(m: Measured) -> tuple[str, str]:
     pairs = zip(m.lengths["argmax, rejection"], m.lengths["sample, rejection"], strict=True)
     last = max(i for i, (argmax, sample) in enumerate(pairs) if sample <= argmax or i == 0)  # at 0 both are the same
     ahead = f"{TEMPERATURES[last + 1]:g}" if last + 1 < len(TEMPERATURES) else "nowhere here"
-    return ahead, f"{ARGMAX_BELOW[m.method]:g}"
+    return ahead, f"{argmax_below(m.method):g}"
 
 
 def plot(found: Comparison, file: Path):

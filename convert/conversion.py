@@ -29,7 +29,6 @@ from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.source import NUMPY_DTYPES, Source, open_source
 from jspec.checkpoints.tokenizer import FILES
 from jspec.config import QUANTIZATIONS, ModelConfig
-from jspec.heads import PardConfig, check_head
 
 COPIED = ("config.json", "generation_config.json", *FILES)
 MANIFEST_BYTES = 512  # of the manifest for each file: its name twice, size and SHA-256
@@ -148,7 +147,7 @@ def _place(out: str | os.PathLike) -> Path:
 def _require_reference(source: Source):
     """Raise unless transformers can run ``source`` here."""
     where = source.folder.given
-    if not isinstance(source.config, ModelConfig | PardConfig):
+    if source.config.language_model is None:
         raise Refusal(
             f"{where}: --verify logits compares with transformers, which has no model for the {source.layout.label}; ask "
             "for shapes"
@@ -168,7 +167,7 @@ def require_fit(source: Source, target: str | os.PathLike):
     if not isinstance(model, ModelConfig):
         raise Refusal(f"{target}: is the target to be, but holds a draft head")
     try:
-        check_head(model, source.config)
+        source.config.require_fit(model)
     except ValueError as error:
         raise Refusal(f"{source.folder.given}: {error}") from None
 

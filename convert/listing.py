@@ -12,7 +12,7 @@ def listing(source: Source, dtype: str) -> Iterator[str]:
     wrong."""
     yield describe(source.layout, source.verifier)
     width = max(map(len, source.table))
-    stacked, stored = source.shapes, stored_params(source.config, source.shapes, dtype)
+    stacked, stored = source.shapes, stored_params(source.config, dtype)
     for name, rows in source.table.items():
         if name not in source.tensors:
             continue

@@ -16,10 +16,9 @@ import numpy as np
 from convert.quantize import quantized_param
 from jspec.checkpoints.json_files import reason_of
 from jspec.checkpoints.loading import load_draft, load_folder
-from jspec.checkpoints.quantized import quantization_of, scale_names
+from jspec.checkpoints.quantized import quantization_of
 from jspec.checkpoints.refusal import Mismatch, Refusal
 from jspec.checkpoints.source import Source
-from jspec.heads import decoder_of
 from jspec.models.causal import causal_logits
 from jspec.models.params import abstract_params, build
 from jspec.models.split import split
@@ -83,7 +82,7 @@ def verify_weights(source: Source, folder: Path) -> str:
     Raises:
       Mismatch: they differ.
     """
-    scales, (_, params) = scale_names(source.config, source.shapes), load_draft(folder)
+    scales, (_, params) = source.config.scale_names(), load_draft(folder)
     for name, scale in scales.items():
         for one, expected in zip((name, scale), quantized_param(source, name), strict=True):
             if not np.array_equal(params[one].view(np.uint8), expected.view(np.uint8)):
@@ -132,7 +131,7 @@ def compare(reference: list[np.ndarray], ours: list[np.ndarray]) -> Comparison:
 
 def _sequences(source: Source) -> list[np.ndarray]:
     """Random token ids, a few lengths of them."""
-    model = decoder_of(source.config)
+    model = source.config.language_model
     assert model is not None
     rng = np.random.default_rng(0)
     lengths = sorted({min(length, model.max_position) for length in LENGTHS})

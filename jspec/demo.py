@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 import jspec
-from jspec.drafting.methods import NGRAM
 from jspec.llm import LLM
+from jspec.registry import NGRAM
 
 PROMPTS = (
     "import os\nimport sys\n\n\ndef main(argv=None):",

@@ -13,6 +13,7 @@ from jspec.engine.costs import CostTable
 from jspec.engine.engine import Engine
 from jspec.engine.request import FINISH_REASONS, ActiveRequest, Request
 from jspec.models.causal import causal_logits
+from jspec.models.contract import Target
 from jspec.models.split import split
 from jspec.results import Result, Stats
 from jspec.sampling.params import SamplingParams
@@ -44,7 +45,7 @@ class LLM:
 
     def __init__(
         self,
-        target: Any,
+        target: Target,
         draft_model: Any,
         make_drafter: Callable,
         method: str | None,

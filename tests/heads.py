@@ -78,7 +78,7 @@ def _drawn(config: HeadConfig, name: str, shape: tuple[int, ...], seed: int) -> 
 def serving(config: HeadConfig, head):
     """A copy of ``head``, made ready for drafting."""
     copy = build_head(config, flat_params(head))
-    return copy.prepare() if isinstance(config, Eagle3Config) else copy
+    return copy if config.language_model else copy.prepare()
 
 
 @functools.cache

@@ -11,14 +11,12 @@ from jspec.checkpoints.heads import stored
 from jspec.checkpoints.heads.speculators import verifier
 from jspec.checkpoints.hf_config import read_config, read_fields
 from jspec.checkpoints.manifest import NAME, PARAMS, is_converted, read_manifest, require_whole
-from jspec.checkpoints.names import param_shapes, tensor_table
 from jspec.checkpoints.orbax import METADATA, load_params, read_shapes
-from jspec.checkpoints.quantized import scale_names, stored_params
+from jspec.checkpoints.quantized import stored_params
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.source import NUMPY_DTYPES, Source, open_model, open_source
 from jspec.config import ModelConfig
-from jspec.heads import HeadConfig, PardConfig
-from jspec.models.params import abstract_params
+from jspec.heads import HeadConfig
 
 Params = dict[str, np.ndarray]
 
@@ -39,11 +37,9 @@ def load_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[Mode
     """
     _require_dtype(dtype)
     config, params = _load_converted(Folder(path), dtype) if _is_converted(path) else _load(open_model(path), dtype)
-    if isinstance(config, PardConfig):
-        config = config.model
-    if not isinstance(config, ModelConfig):
+    if config.language_model is None:
         raise Refusal(f"{path}: holds a draft head, not a language model; give it as draft=, with its target")
-    return config, params
+    return config.language_model, params
 
 
 def load_draft(
@@ -145,11 +141,10 @@ def _load_converted(
 ) -> tuple[ModelConfig | HeadConfig, Params]:
     config, where = _converted_config(folder, aux_convention), f"{folder.given}/{PARAMS}"
     require_whole(folder)
-    shapes = _shapes(config)
-    expected = stored_params(config, shapes, dtype or read_manifest(folder)["dtype"])
+    expected = stored_params(config, dtype or read_manifest(folder)["dtype"])
     _require_shapes(where, read_shapes(folder.root / PARAMS, where), {n: shape for n, (shape, _) in expected.items()})
     found = {stored.renamed_param(name): array for name, array in load_params(folder.root / PARAMS).items()}
-    for name, scale in scale_names(config, shapes).items():
+    for name, scale in config.scale_names().items():
         _require_quantized(where, name, found[name].dtype, expected[name][1])
         _require_quantized(where, scale, found[scale].dtype, expected[scale][1])
         if not (np.isfinite(found[scale]) & (found[scale] > 0)).all():
@@ -177,12 +172,6 @@ def _require_quantized(where: str, name: str, found: np.dtype, expected: np.dtyp
         raise Refusal(
             f"{where}: parameter {name!r} is stored as {found}, expected {expected}; convert the checkpoint again"
         )
-
-
-def _shapes(config: ModelConfig | HeadConfig) -> dict[str, tuple[int, ...]]:
-    if isinstance(config, ModelConfig | PardConfig):
-        return param_shapes(tensor_table(config if isinstance(config, ModelConfig) else config.model))
-    return {name: leaf.shape for name, leaf in abstract_params(config).items()}
 
 
 def _require_dtype(dtype: str | None):

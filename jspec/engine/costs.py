@@ -19,7 +19,7 @@ class CostTable:
 
     Args:
       device: the ``device_kind`` that JAX gives the device.
-      method: how drafts are made, one of ``drafting.methods.METHODS``.
+      method: how drafts are made, the name of an entry in ``jspec.registry``.
       rounds: batch size -> K, the drafts of a round, 0 for plain decoding -> seconds per round.
     """
 

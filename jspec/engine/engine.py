@@ -14,6 +14,7 @@ from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.runner import Runner
 from jspec.engine.scheduler import Scheduler
 from jspec.engine.turns import Turn
+from jspec.models.contract import Target
 from jspec.sampling.streams import RoundNoise
 
 
@@ -47,7 +48,7 @@ class Engine:
 
     def __init__(
         self,
-        target: Any,
+        target: Target,
         draft_model: Any,
         make_drafter: Callable[..., Drafter],
         verify: str,

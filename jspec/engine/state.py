@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.config import EngineConfig
+from jspec.drafting.base import Drafter
 from jspec.engine.request import LARGEST, LIVE, STOPPED, Request
 from jspec.models.cache import NULL_PAGE, LayerKV, init_pool
+from jspec.models.contract import Target
 from jspec.sampling.distribution import Warp
 from jspec.sampling.params import MAX_STOP_TOKENS
 
@@ -71,7 +73,7 @@ class DecodeState:
         return self.outcome == LIVE
 
 
-def init_state(config: EngineConfig, target, drafter, dtype) -> DecodeState:
+def init_state(config: EngineConfig, target: Target, drafter: Drafter, dtype) -> DecodeState:
     """An empty batch: every row is free and every page unwritten."""
     B, S, M = config.max_batch, config.max_len, config.pages_per_row
 

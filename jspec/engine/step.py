@@ -20,6 +20,7 @@ from jspec.drafting.plain import NoDrafts
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED
 from jspec.engine.state import DecodeState
 from jspec.models.cache import PagedView
+from jspec.models.contract import Target
 from jspec.sampling.stops import first_stop, forbid_early_stops
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import Proposal, Verdict
@@ -84,7 +85,7 @@ class DecodeStep:
       noise: where the noise of a round comes from.
     """
 
-    target: Any
+    target: Target
     drafter: Drafter
     verify: Verify
     width: int

@@ -13,7 +13,7 @@ import numpy as np
 
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
-from jspec.heads import Eagle3Config, HeadConfig
+from jspec.heads import HeadConfig
 from jspec.llm import LLM
 from jspec.models import build_head
 from jspec.results import Stats
@@ -37,8 +37,9 @@ class ServedAcceptance:
       held_out: token ids ``[N]`` on the host. The prompts are excerpts of it at evenly spaced positions.
       prompts: number of prompts.
       depths: number of drafts that the head is trained to make. K, the number of drafts per round, is the smaller of
-        this and ``MAX_DRAFT_TOKENS``. For an EAGLE head K is always ``MAX_DRAFT_TOKENS``: it is trained to make a single
-        draft, but when it serves it reads its own hidden states as features and drafts any number.
+        this and ``MAX_DRAFT_TOKENS``. For a draft head whose checkpoint knows no number of drafts, K is always
+        ``MAX_DRAFT_TOKENS``: an EAGLE head is trained to make a single draft, but when it serves it reads its own hidden
+        states as features and drafts any number.
       dtype: ``bfloat16`` or ``float32``.
 
     Attributes:
@@ -47,7 +48,8 @@ class ServedAcceptance:
 
     def __init__(self, target: Any, config: HeadConfig, held_out: np.ndarray, prompts: int, depths: int, dtype: str):
         max_position = target.config.max_position
-        self.num_draft_tokens = MAX_DRAFT_TOKENS if config.method == "eagle" else min(depths, MAX_DRAFT_TOKENS)
+        bounded = config.trained_drafts is not None or config.max_drafts is not None
+        self.num_draft_tokens = min(depths, MAX_DRAFT_TOKENS) if bounded else MAX_DRAFT_TOKENS
         self._config, self._dtype, self._target = config, dtype, target
         size = min(PROMPT_TOKENS, max_position // 2, len(held_out))
         starts = np.linspace(0, len(held_out) - size, prompts, dtype=np.int64)
@@ -61,9 +63,7 @@ class ServedAcceptance:
         Args:
           params: all parameters of the head under dotted names, the ones that are not trained included.
         """
-        head: Any = build_head(self._config, params, self._dtype)
-        if isinstance(self._config, Eagle3Config):
-            head.prepare()
+        head = build_head(self._config, params, self._dtype).prepare()
         if self._llm is None:
             self._llm = self._make_llm(head)
         else:

@@ -3,7 +3,9 @@
 import argparse
 import pathlib
 
-METHODS = ("eagle", "eagle3", "parallel", "mlp", "medusa")
+from jspec.registry import trained
+
+METHODS = tuple(trained())
 
 
 def add_arguments(parser: argparse.ArgumentParser):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.models.cache import CausalView
+from jspec.models.contract import Target
 from jspec.models.layers import wide_project
 
 
@@ -45,7 +46,7 @@ class TrainingBatch:
         return self.tokens[:, jnp.minimum(positions, self.tokens.shape[1] - 1)]
 
 
-def read_windows(target, windows, aux_layers: tuple[int, ...], draft_vocabulary=None) -> TrainingBatch:
+def read_windows(target: Target, windows, aux_layers: tuple[int, ...], draft_vocabulary=None) -> TrainingBatch:
     """Run the target over windows, and return them with its hidden states, features and distributions.
 
     The logits are rounded to the target's dtype before the softmax, as they are when drafts are verified.
@@ -67,7 +68,7 @@ def read_windows(target, windows, aux_layers: tuple[int, ...], draft_vocabulary=
     return TrainingBatch(windows, hidden, features, distribution)
 
 
-def float32_logits(hidden, output_head, target) -> jax.Array:
+def float32_logits(hidden, output_head, target: Target) -> jax.Array:
     """Logits in float32 ``[..., Vd]``, not rounded to the dtype of the hidden states ``[..., D]``.
 
     When serving, logits are rounded to the model's dtype. In training, rounding to bf16 would cost the gradient two

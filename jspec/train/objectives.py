@@ -11,10 +11,13 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig
 from jspec.models import build_head
+from jspec.models.contract import Target
+from jspec.models.quantized import wide
 from jspec.train.branches import Branches
 from jspec.train.loop import Loss, Params
 from jspec.train.losses import DepthLogits, TrainingBatch, draft_loss, float32_logits, read_windows, soft_cross_entropy
@@ -38,13 +41,72 @@ class Objective(Protocol):
         """Places ahead that it is trained for."""
         ...
 
-    def loss(self, head: Any, target: Any, batch: TrainingBatch, key: jax.Array) -> jax.Array:
+    def loss(self, head: Any, target: Target, batch: TrainingBatch, key: jax.Array) -> jax.Array:
         """float32 ``[]`` of a head's module."""
         ...
 
+    def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
+        """Where training begins: parameters that do not begin at random, and parameters that are not trained.
+
+        Args:
+          params: the head's random weights.
+          target: the target's module.
+          tokens: the training data.
+          key: of what is drawn.
+        """
+        ...
+
+    def known(self, constants: Mapping[str, jax.Array]) -> jax.Array | None:
+        """int32 ``[Vd]``, the tokens that the head knows, in the order of its rows; None if it knows all."""
+        ...
+
+
+class FullVocabulary:
+    """A head that knows every token, and whose weights begin at random."""
+
+    def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
+        del params, target, tokens, key
+        return {}, {}
+
+    def known(self, constants: Mapping[str, jax.Array]) -> jax.Array | None:
+        del constants
+
+
+class DraftVocabulary:
+    """An EAGLE-3 head: it may know a part of the vocabulary; its output head and the norm before it begin as the
+    target's."""
+
+    config: Eagle3Config
+
+    def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
+        config, known, constants = self.config, slice(None), {}
+        if config.reduced:
+            rows = frequent_tokens(tokens, config.layers.vocab_size, config.draft_vocab_size)
+            constants["draft_ids"], known = jnp.asarray(rows), np.flatnonzero(rows >= 0)
+        output = wide(target.output_weight, target.output_scale)
+        start = {"head.weight": output[known], "norm.weight": target.output_norm}
+        if config.mask_token_id is not None:
+            start["mask_hidden"] = jax.random.normal(key, (config.feature_size,))
+        return start, constants
+
+    def known(self, constants: Mapping[str, jax.Array]) -> jax.Array | None:
+        if not self.config.reduced:
+            return None
+        return jnp.nonzero(constants["draft_ids"] >= 0, size=self.config.draft_vocab_size)[0]
+
+
+def frequent_tokens(tokens: np.ndarray, vocab_size: int, count: int) -> np.ndarray:
+    """int32 ``[V]``: the row of each of the ``count`` most frequent tokens, in the order of their ids; -1 for
+    others."""
+    frequency = np.bincount(tokens, minlength=vocab_size)
+    chosen = np.sort(np.argsort(-frequency, kind="stable")[:count])
+    rows = np.full(vocab_size, -1, np.int32)
+    rows[chosen] = np.arange(count, dtype=np.int32)
+    return rows
+
 
 @dataclasses.dataclass(frozen=True)
-class FeatureRegression:
+class FeatureRegression(FullVocabulary):
     """EAGLE (Li et al., 2024): the next feature by smooth L1, and by it the target's distribution, one slot ahead.
 
     Attributes:
@@ -90,7 +152,7 @@ class Chain(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingTimeTest(Chain):
+class TrainingTimeTest(DraftVocabulary, Chain):
     """EAGLE-3 (Li et al., 2025): the head reads its own outputs, as it will when it serves, several slots in a row.
 
     Attributes:
@@ -117,7 +179,7 @@ class TrainingTimeTest(Chain):
 
 
 @dataclasses.dataclass(frozen=True)
-class ConditionalDrop(Chain):
+class ConditionalDrop(DraftVocabulary, Chain):
     """P-EAGLE (2026): mask slots behind every text slot, fewer at each depth (COD, An et al., 2025).
 
     Depth d keeps n r^d of the n branches, at least a share of ``floor``; a branch that is kept was kept at every depth
@@ -162,7 +224,7 @@ class ConditionalDrop(Chain):
 
 
 @dataclasses.dataclass(frozen=True)
-class Stages(Chain):
+class Stages(FullVocabulary, Chain):
     """MLP speculator (Wertheimer et al., 2024): every stage reads the true token, and all count alike.
 
     Attributes:
@@ -188,7 +250,7 @@ class Stages(Chain):
 
 
 @dataclasses.dataclass(frozen=True)
-class Heads(Chain):
+class Heads(FullVocabulary, Chain):
     """Medusa (Cai et al., 2024) on a frozen target: head i against the target's distribution i + 1 places ahead.
 
     Attributes:
@@ -204,6 +266,13 @@ class Heads(Chain):
     @property
     def depths(self) -> int:
         return self.config.num_heads
+
+    def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
+        """The blocks begin as the identity, the output heads as the target's."""
+        del tokens, key
+        blocks = {name: jnp.zeros_like(one) for name, one in params.items() if name.endswith("0.weight")}
+        output = wide(target.output_weight, target.output_scale)
+        return blocks | {name: output for name in params if name.endswith("head.weight")}, {}
 
     def drafts(self, head, target, batch: TrainingBatch, key) -> Iterator[DepthLogits]:
         del key
@@ -227,14 +296,7 @@ def loss_of(objective: Objective, merge_target, dtype: str) -> Loss:
         leaves, constants = frozen
         target, head = merge_target(leaves), build_head(objective.config, {**params, **constants}, dtype)
         return objective.loss(
-            head, target, read_windows(target, windows, objective.aux_layers, _known(objective.config, constants)), key
+            head, target, read_windows(target, windows, objective.aux_layers, objective.known(constants)), key
         )
 
     return loss
-
-
-def _known(config: HeadConfig, constants: Mapping[str, jax.Array]) -> jax.Array | None:
-    """int32 ``[Vd]``, the tokens that the head knows, in the order of its rows; None if it knows all."""
-    if not (isinstance(config, Eagle3Config) and config.reduced):
-        return None
-    return jnp.nonzero(constants["draft_ids"] >= 0, size=config.draft_vocab_size)[0]

@@ -160,8 +160,7 @@ def _finish(
 def initialise(run: TrainingRun, inputs: TrainingInputs) -> tuple[dict, dict, jax.Array]:
     """What training starts from: initial fp32 weights, parameters that stay constant, and the key for ``fit``."""
     weight_key, key = jax.random.split(jax.random.key(run.seed))
-    config = inputs.objective.config
-    params, constants = initial_params(config, inputs.target, inputs.corpus.train, weight_key)
+    params, constants = initial_params(inputs.objective, inputs.target, inputs.corpus.train, weight_key)
     return params, constants, key
 
 

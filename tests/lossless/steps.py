@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.config import EngineConfig, Speculation
+from jspec.drafting.corpus import END, NGramCorpus
 from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
@@ -26,6 +27,7 @@ from lossless.table_model import TableConfig, TableModel, V, stored
 K, S, N = 2, 9, 6  # drafts of a round, slots of a row, new tokens of a text
 CONFIG = EngineConfig(max_batch=4_000, max_len=S, page_size=4)
 NGRAM = (1, 2)  # shortest and longest suffix looked up
+CORPUS = ((1, 3), (0, 1, 2), (3, 1, 1, 0), (2, 2, 3, 0, 2))  # texts looked up in, some of them shorter than K
 THREADS = 2  # batches in flight
 ARGMAX_BELOW = 0.75  # where ``auto`` changes over: between the temperatures of ASKS
 
@@ -51,6 +53,8 @@ class Program:
         speculation = Speculation(drafts, self.verify, self.draft_sampling, ARGMAX_BELOW, self.draft_temperature)
         if self.method == "draft_model":
             return DraftModel(model, V, speculation)
+        if self.method == "ngram_corpus":
+            return NGramCorpus(drafts, *NGRAM, corpus=jnp.array([token for text in CORPUS for token in (*text, END)]))
         return NGram(drafts, *NGRAM) if self.method == "ngram" else NoDrafts()
 
     def models(self, tables) -> tuple[TableModel, TableModel]:

@@ -19,6 +19,7 @@ PROGRAMS = (
     Program("block", draft_sampling="auto", draft_temperature=1.4),
     Program("rejection", "ngram"),
     Program("block", "ngram"),
+    Program("rejection", "ngram_corpus"),
     Program("match", "none"),
 )
 OTHERS = (

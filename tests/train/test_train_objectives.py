@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from train_toys import HEADS, SIZES, TARGET, V, Vd, head_params, module, objective, target
+from train_toys import SIZES, TARGET, V, Vd, head_params, module, objective, target
 
 from jspec.heads import default_aux_layers
 from jspec.models import flat_params
 from jspec.models.cache import CausalView
 from jspec.models.split import split
 from jspec.train.losses import DepthLogits, TrainingBatch, draft_loss, read_windows, soft_cross_entropy
-from jspec.train.methods import Sizes, frequent_tokens, initial_params, make_objective
-from jspec.train.objectives import loss_of
+from jspec.train.methods import Sizes, initial_params, make_objective
+from jspec.train.objectives import frequent_tokens, loss_of
 
 B, n = 2, 12
 
@@ -144,7 +144,7 @@ def test_dropped_slots_are_not_computed():
 @pytest.mark.parametrize("method", SIZES)
 def test_weights_start_from_the_target(method):
     text = np.array([3] * 5 + [9] * 4 + [1] * 3 + list(range(V)))
-    params, constants = initial_params(HEADS[method], target(), text, jax.random.key(0))
+    params, constants = initial_params(objective(method), target(), text, jax.random.key(0))
     assert params.keys() | constants.keys() == flat_params(module(method)).keys()
     assert all(leaf.dtype == jnp.float32 for leaf in params.values())
     theirs = [id(leaf) for leaf in jax.tree.leaves(split(target()).leaves)]
@@ -184,7 +184,7 @@ def test_aux_layers_are_those_of_eagle3_where_the_target_is_deep_enough():
         ("eagle3", Sizes(aux_layers=(2, 1)), r"aux_layers=\(2, 1\): expected 2 layer ids of at least 0, ascending"),
         ("mlp", Sizes(inner_size=0), "inner_size=0: expected"),
         ("medusa", Sizes(num_draft_tokens=0), "num_draft_tokens=0: expected an integer of at least 1"),
-        ("hydra", Sizes(), "method='hydra': expected one of eagle, eagle3, parallel, mlp, medusa"),
+        ("hydra", Sizes(), "method='hydra': expected one of eagle3, parallel, eagle, mlp, medusa"),
     ],
 )
 def test_invalid_sizes_are_refused(method, sizes, message):

@@ -48,10 +48,9 @@ HEADS = {method: objective(method).config for method in SIZES}
 
 def head_params(method: str) -> dict[str, jax.Array]:
     """Random weights of a method's draft head, and its draft vocabulary if that is reduced; dotted names."""
-    config = HEADS[method]
     text = jnp.arange(400) ** 2 % V  # some tokens are more frequent than others
-    _, constants = initial_params(config, target(), text.astype(jnp.int32), jax.random.key(0))
-    return flat_params(init(config, nnx.Rngs(1))) | constants
+    _, constants = initial_params(objective(method), target(), text.astype(jnp.int32), jax.random.key(0))
+    return flat_params(init(HEADS[method], nnx.Rngs(1))) | constants
 
 
 def module(method: str) -> Any:

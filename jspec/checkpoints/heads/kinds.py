@@ -1,21 +1,19 @@
 """Telling checkpoints apart, by their config.json and the names of their tensors."""
 
-import dataclasses
 from collections.abc import Callable, Iterable
 
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
-from jspec.checkpoints.heads import eagle, eagle3, medusa, mlp, speculators
-from jspec.checkpoints.hf_config import decoder_config, require_size
-from jspec.checkpoints.layout import Layout, decoder_layout
+from jspec.checkpoints.heads.format import HeadFormat, architectures
+from jspec.checkpoints.hf_config import require_size
+from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
-from jspec.config import ModelConfig
-from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, PardConfig
+from jspec.registry import METHODS, resolve
 
 # What would be taken for something else -> whether config.json or a tensor's name says so.
 _UNSUPPORTED: tuple[tuple[str, Callable[[Fields, Iterable[str]], bool]], ...] = (
-    ("DFlash heads", lambda fields, names: "dflash" in _architectures(fields) or "hidden_norm.weight" in names),
+    ("DFlash heads", lambda fields, names: "dflash" in architectures(fields) or "hidden_norm.weight" in names),
     ("Hydra heads", lambda fields, names: "hydra_num_heads" in fields.raw or any("hydra" in name for name in names)),
     ("PARD-2 models", lambda fields, names: any(key.startswith("pard2") for key in fields.raw)),
     ("heads in vLLM's wrapper of EAGLE configs", lambda fields, _: fields.raw.get("model_type") == "eagle"),
@@ -24,7 +22,7 @@ _UNSUPPORTED: tuple[tuple[str, Callable[[Fields, Iterable[str]], bool]], ...] = 
 
 def is_head(fields: Fields, names: Iterable[str]) -> bool:
     """Whether a folder holds a draft head, which needs a target. PARD does not: it is a language model."""
-    return _kind(fields, names) not in ("pard", "decoder")
+    return _format(fields, names).needs_target
 
 
 def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], aux_convention: str | None = None) -> Layout:
@@ -42,11 +40,11 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], aux_co
     for what, applies in _UNSUPPORTED:
         if applies(fields, tensors):
             raise Refusal(f"{folder.given}: {what} are not supported")
-    kind = _kind(fields, tensors)
-    if aux_convention is not None and kind not in ("eagle3", "speculators"):
+    found = _format(fields, tensors)
+    if aux_convention is not None and not found.lists_layers:
         raise Refusal(f"{folder.given}: aux_convention={aux_convention!r} is for EAGLE-3 heads, and this is none")
     try:
-        layout = _read(kind, folder, fields, tensors, aux_convention)
+        layout = found.read(folder, fields, tensors, aux_convention)
     except Refusal:
         raise
     except ValueError as error:
@@ -58,64 +56,11 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], aux_co
 def describe(layout: Layout, verifier: str | None = None) -> str:
     """``layout`` in a line."""
     target = f", verifier {verifier}" if verifier else ""
-    return f"recognised: {layout.label}, {_sizes(layout.config)}{target}"
+    return f"recognised: {layout.label}, {layout.config.summary}{target}"
 
 
-def _kind(fields: Fields, names: Iterable[str]) -> str:
-    names, architectures = set(names), _architectures(fields)
-    if speculators.TYPE in fields.raw:
-        return "speculators"
-    if fields.raw.get("model_type") == "mlp_speculator":
-        return "mlp"
-    if "medusa_num_heads" in fields.raw or medusa.is_medusa(names):
-        return "medusa"
-    if "eagle3" in architectures or "peagle" in architectures or "layers.0.hidden_norm.weight" in names:
-        return "eagle3"
-    if any(name.startswith("midlayer.") for name in names):
-        return "eagle3"
-    if "fc.weight" in names and any(name.startswith("layers.0.") for name in names):
-        return "eagle"
-    return "decoder" if fields.raw.get("pard_token") is None else "pard"
-
-
-def _read(kind: str, folder: Folder, fields: Fields, tensors: dict[str, Tensor], aux_convention: str | None) -> Layout:
-    if kind == "eagle3":
-        return eagle3.read(fields, tensors, aux_convention)
-    if kind == "speculators":
-        return speculators.read(fields, tensors, aux_convention)
-    if kind in ("eagle", "mlp", "medusa"):
-        return {"eagle": eagle, "mlp": mlp, "medusa": medusa}[kind].read(fields, tensors)
-    model = decoder_config(folder, fields)
-    layout = decoder_layout(model, tensors)
-    if kind == "decoder":
-        return layout
-    config = PardConfig(model, fields.integer("pard_token", low=0))
-    return dataclasses.replace(layout, config=config, label=f"PARD model, {layout.label}")
-
-
-def _architectures(fields: Fields) -> str:
-    return str(fields.raw.get("architectures")).lower()
-
-
-def _sizes(config: ModelConfig | HeadConfig) -> str:
-    match config:
-        case Eagle3Config():
-            V, Vd = config.layers.vocab_size, config.draft_vocab_size
-            vocabulary = f"draft vocabulary {Vd} of {V}" if config.reduced else f"vocabulary {V}"
-            streams = (
-                "" if config.aux_layers is None else f", residual streams {', '.join(map(str, config.aux_layers))}"
-            )
-            return f"{_count(config.layers.num_layers, 'layer')}, {vocabulary}{streams}"
-        case MLPConfig():
-            return f"{_count(config.num_stages, 'stage')}{', tied' * config.tied}, vocabulary {config.vocab_size}"
-        case MedusaConfig():
-            known = "the target's output head" if config.vocab_size is None else f"vocabulary {config.vocab_size}"
-            return f"{_count(config.num_heads, 'head')} of {_count(config.num_blocks, 'block')}, {known}"
-        case EagleConfig() | PardConfig():
-            return f"{_count(config.layers.num_layers, 'layer')}, vocabulary {config.layers.vocab_size}"
-        case _:
-            return f"{_count(config.num_layers, 'layer')}, vocabulary {config.vocab_size}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
+def _format(fields: Fields, names: Iterable[str]) -> HeadFormat:
+    """The first layout in the registry that recognises a folder; the last of them recognises any."""
+    paths, present = dict.fromkeys(path for method in METHODS for path in method.formats), set(names)
+    formats: Iterable[HeadFormat] = map(resolve, paths)
+    return next(one for one in formats if one.recognises(fields, present))

@@ -7,12 +7,10 @@ from typing import Any
 from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.hf_config import model_config, sizes
-from jspec.checkpoints.names import Placement, layer_table
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
 
-EMBEDDING = "embed_tokens.weight"
 OUTPUT_HEAD = "lm_head.weight"
 
 # What the target decides, and a head's config only repeats.
@@ -64,16 +62,3 @@ def layer_fields(config: ModelConfig) -> dict[str, Any]:
         **sizes(config),
         "mlp_bias": config.mlp_bias,
     }
-
-
-def placed(rows: dict[str, Placement], tensor: str, param: str) -> dict[str, Placement]:
-    """A layer's table with the prefixes of its tensors and params."""
-    return {tensor + name: place._replace(param=param + place.param) for name, place in rows.items()}
-
-
-def plain_layers(config: ModelConfig, start: int) -> dict[str, Placement]:
-    """Tensors of the layers from ``start`` on, which are those of a language model."""
-    table: dict[str, Placement] = {}
-    for layer in range(start, config.num_layers):
-        table |= placed(layer_table(config), f"layers.{layer}.", f"layers.{layer}.")
-    return table
