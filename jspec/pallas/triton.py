@@ -63,14 +63,31 @@ def block_ids(block, size: int):
 
 
 def load_block(ref, row, block, ids, width: int, *, when=True, other=-jnp.inf):
-    """``ref[*row, ids]``, and ``other`` where an id is past ``width`` or not ``when``."""
-    at = ref.at[(*row, pl.ds(block * ids.shape[0], ids.shape[0]))]
-    return pltriton.load(at, mask=(ids < width) & when, other=other)
+    """``ref[*row, ids]``, and ``other`` where an id is past ``width`` or not ``when``.
+
+    Args:
+      row: indices of all axes of ``ref`` but the last.
+      block: the number of a block of the last axis, an int or a traced int32.
+      ids: ``block_ids(block, size)``.
+      width: how many elements the last axis has.
+    """
+    return pltriton.load(ref.at[(*row, _span(block, ids, width))], mask=(ids < width) & when, other=other)
 
 
 def store_block(ref, row, block, ids, width: int, x):
-    """``ref[*row, ids] = x``, where an id is within ``width``."""
-    pltriton.store(ref.at[(*row, pl.ds(block * ids.shape[0], ids.shape[0]))], x, mask=ids < width)
+    """``ref[*row, ids] = x``, where an id is within ``width``; arguments as for ``load_block``."""
+    pltriton.store(ref.at[(*row, _span(block, ids, width))], x, mask=ids < width)
+
+
+def _span(block, ids, width: int):
+    """Where a block lies on the last axis: a slice, or ``ids`` themselves where it is known to pass the end.
+
+    A masked load or store may pass the end of an array. Since 0.12, jax refuses a slice that does so if it can tell
+    when it traces, which is if ``block`` is an int; indices are never refused."""
+    size = ids.shape[0]
+    if isinstance(block, int) and (block + 1) * size > width:
+        return ids
+    return pl.ds(block * size, size)
 
 
 def exp2(x):
