@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from family.train import TOKENS, time_steps
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.hf_config import read_config
+from jspec.demo import FAMILY
 from jspec.models.split import split
 from jspec.train.loop import Plan
 from jspec.train.methods import Sizes, make_objective
@@ -24,7 +25,7 @@ from jspec.train.objectives import loss_of
 from jspec.train.report import FIGURES
 from jspec.train.run import HEAD, SETTINGS, TrainingRun, prepare, start, train
 
-TARGET = Path(__file__).parent / "checkpoints" / "target"
+TARGET = FAMILY / "target"
 MOST_BYTES = 18e6  # of all heads in bf16
 
 
