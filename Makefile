@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 CUDA ?= cuda13
+JAX ?=
 WORKERS ?= 2
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -12,7 +13,7 @@ demo: $(VENV)/run
 	$(BIN)/jspec demo
 
 test: $(VENV)/test  # everything but the long statistical tier and what needs a GPU
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 long: $(VENV)/test  # the statistical tests at full power, minutes each
 	$(BIN)/python -m pytest -m long
@@ -27,12 +28,15 @@ lint: $(VENV)/dev
 types: $(VENV)/dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# Lowering of the kernels, the decode step as XLA compiles it for a card that is not here, and one trip through every layer,
-# for other versions of Python and jax.
+# Lowering of the kernels, the decode step as XLA compiles it for a card that is not here, and a trip through every layer,
+# with another Python or jax in an environment of its own:
+#     make smoke PYTHON=python3.12 JAX=0.12.0.1 VENV=.venv312-jax0.12.0.1
+SMOKE = tests/pallas/test_lowering.py tests/pallas/test_triton.py tests/pallas/test_norm.py tests/compiled \
+	tests/test_api.py tests/test_greedy.py
 smoke: export JAX_PLATFORMS = cpu
 smoke: export JAX_SKIP_CUDA_CONSTRAINTS_CHECK = 1
 smoke: $(VENV)/smoke
-	$(BIN)/python -m pytest tests/pallas tests/compiled tests/test_api.py tests/test_engine.py
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(SMOKE)
 
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(VENV)/docs  # the site, in build/site; a broken link is an error
@@ -49,7 +53,7 @@ $(VENV)/run: pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/smoke: pyproject.toml | $(VENV)/bin/python
-	$(PIP) --editable '.[test]'
+	$(PIP) --editable '.[test]' $(if $(JAX),jax==$(JAX))
 	version=$$($(BIN)/python -c 'import jax; print(jax.__version__)'); \
 	$(PIP) --no-deps jax-$(CUDA)-plugin==$$version jax-$(CUDA)-pjrt==$$version \
 	|| echo "no CUDA plugin: tests/compiled will be left out"

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from family.train import TOKENS, time_steps
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.hf_config import read_config
+from jspec.demo import FAMILY
 from jspec.models.split import split
 from jspec.train.loop import Plan
 from jspec.train.methods import Sizes, make_objective
@@ -25,7 +26,7 @@ from jspec.train.objectives import loss_of
 from jspec.train.report import FIGURES_FILE
 from jspec.train.run import HEAD_FOLDER, SETTINGS_FILE, TrainingRun, initialise, prepare, train
 
-TARGET = Path(__file__).parent / "checkpoints" / "target"
+TARGET = FAMILY / "target"
 MAX_BYTES = 18e6  # for the bf16 weights of all five draft heads together
 
 

@@ -1,4 +1,4 @@
-"""The checkpoints that come with the repository: small, readable by others, and worth drafting with."""
+"""The checkpoints that come with jspec: small, readable by others, and worth drafting with."""
 
 import functools
 import operator

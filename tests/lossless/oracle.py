@@ -12,7 +12,7 @@ from lossless.table_model import V, context
 
 @dataclasses.dataclass(frozen=True)
 class Oracle:
-    """What an ask should lead to."""
+    """The distributions that the requests of one kind should follow under a program."""
 
     program: Program
     ask: Ask
