@@ -6,6 +6,7 @@ import os
 import numpy as np
 
 from jspec._arguments import require
+from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads import stored
 from jspec.checkpoints.heads.speculators import verifier
@@ -21,6 +22,7 @@ from jspec.heads import HeadConfig, PardConfig
 from jspec.models.params import abstract_params
 
 Params = dict[str, np.ndarray]
+GENERATION_CONFIG = "generation_config.json"
 
 
 def load_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[ModelConfig, Params]:
@@ -86,6 +88,13 @@ def read_model_config(path: str | os.PathLike) -> ModelConfig:
     """
     folder = Folder(path)
     return _model_config(folder) if is_converted(path) else read_config(folder)
+
+
+def read_generation_config(path: str | os.PathLike) -> Fields:
+    """The fields of the checkpoint's ``generation_config.json``, unchecked; none where it has no such file."""
+    folder = Folder(path)
+    raw = folder.json(GENERATION_CONFIG) if folder.has(GENERATION_CONFIG) else {}
+    return Fields(raw, f"{folder.given}/{GENERATION_CONFIG}")
 
 
 def verifier_of(path: str | os.PathLike) -> str | None:

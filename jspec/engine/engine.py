@@ -222,7 +222,8 @@ class Engine:
 
     def _slots(self, request: Request) -> int:
         """Cache slots the request may touch: the last round may draft past its end."""
-        return min(len(request.prompt) + request.params.max_tokens + self.num_draft_tokens, self.config.max_len)
+        new = request.params.most_tokens(self.config.max_len) + self.num_draft_tokens
+        return min(len(request.prompt) + new, self.config.max_len)
 
     def _may_run_ahead(self, waiting: collections.deque) -> bool:
         """Whether the next call can be sent before the host knows what the last one did, and need not change it.

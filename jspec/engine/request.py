@@ -48,7 +48,7 @@ class Request:
         stop_tokens = [*self.stop_tokens, *[-1] * (MAX_STOP_TOKENS - len(self.stop_tokens))]
         return RequestArrays(
             length=_array(length, np.int32),
-            limit=_array(min(length + params.max_tokens, config.max_len), np.int32),
+            limit=_array(length + params.most_tokens(config.max_len - length), np.int32),
             min_length=_array(length + params.min_tokens, np.int32),
             stop_tokens=_array(stop_tokens, np.int32),
             key_data=_array(self.key_data, np.uint32),
