@@ -1,4 +1,4 @@
-"""Arguments that explain themselves: checks that name field, value and fix; aliases; a suggestion for a near miss."""
+"""Arguments that explain themselves: checks that name field, value and fix; aliases; what a foreign name means here."""
 
 import difflib
 import functools
@@ -7,25 +7,52 @@ import math
 import numbers
 from collections.abc import Iterable, Mapping
 
+from jspec._foreign_names import FOREIGN_NAMES
 
-def resolve_names(where: str, given: Mapping, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> dict:
+LARGEST_INT = 2**31 - 1  # what an int32 on the device holds
+LARGEST_NUMBER = 1e30  # its reciprocal is a normal float32 too
+
+
+def resolve_names(
+    where: str,
+    given: Mapping,
+    known: Iterable[str],
+    aliases: Mapping[str, str] | None = None,
+    elsewhere: Mapping[str, str] | None = None,
+) -> dict:
     """Return ``given`` under canonical names.
 
+    Args:
+      where: what was called, for the message.
+      given: arguments by the names that the caller used.
+      known: canonical names.
+      aliases: other names -> canonical names.
+      elsewhere: names that belong to another function of jspec -> a sentence that says to which.
+
     Raises:
-      TypeError: an unknown name (with the nearest known one), or a name given together with its alias.
+      TypeError: an unknown name, with what it means here if other libraries have it, else with the nearest known one;
+        or a name given together with its alias.
     """
     known, aliases, resolved = list(known), dict(aliases or {}), {}
     for name, value in given.items():
         canonical = aliases.get(name, name)
         if canonical not in known:
-            near = difflib.get_close_matches(name, [*known, *aliases], n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
-            raise TypeError(f"{where} has no argument {name!r}{hint}")
+            raise TypeError(f"{where} has no argument {name!r}{_hint(name, known, aliases, elsewhere or {})}")
         if canonical in resolved:
             other = next(n for n in given if n != name and aliases.get(n, n) == canonical)
             raise TypeError(f"{where}: {name!r} and {other!r} are the same argument; give one of them")
         resolved[canonical] = value
     return resolved
+
+
+def _hint(name: str, known: list[str], aliases: dict[str, str], elsewhere: Mapping[str, str]) -> str:
+    sentence = elsewhere.get(name) or FOREIGN_NAMES.get(name)
+    if sentence is not None:
+        return f": {sentence}"
+    near = difflib.get_close_matches(name, [*known, *aliases], n=1) or difflib.get_close_matches(name, elsewhere, n=1)
+    if not near:
+        return f"; known are {', '.join(sorted(known))}"
+    return f"; did you mean {near[0]!r}?" + (f" ({elsewhere[near[0]]})" if near[0] in elsewhere else "")
 
 
 def named_arguments(**aliases: str):
@@ -65,4 +92,9 @@ def is_int(value) -> bool:
 
 def is_number(value) -> bool:
     """A finite real number, but no bool."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond what a float can be
+        return False

@@ -3,10 +3,11 @@
 import contextlib
 import dataclasses
 import inspect
+import os
 import secrets
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +17,24 @@ from tqdm import tqdm
 from jspec._arguments import is_int, require, resolve_names
 from jspec.checkpoints.loading import load_folder, read_draft_config, read_model_config, require_intact
 from jspec.checkpoints.tokenizer import load_tokenizer
-from jspec.config import EngineConfig, ModelConfig, Speculation
+from jspec.config import VERIFY_RULES, EngineConfig, ModelConfig, Speculation
 from jspec.drafting.corpus import Corpus
 from jspec.drafting.methods import drafter_for, method_of
 from jspec.engine.costs import CostTable
-from jspec.llm import LLM, Prompt, check_lossless
-from jspec.loading import Path, check_fit, check_options, find_folders, load_draft_module, prepared, within_reach
+from jspec.llm import LLM, check_lossless
+from jspec.loading import (
+    Path,
+    check_fit,
+    check_options,
+    default_params,
+    find_folders,
+    load_draft_module,
+    prepared,
+    within_reach,
+)
 from jspec.memory import check_memory
 from jspec.models import build
+from jspec.prompts import Prompt, as_list, flat_ids, text_or_ids
 from jspec.registry import choose
 from jspec.results import Result
 from jspec.sampling.params import SamplingParams
@@ -45,7 +56,9 @@ def load(
     prefill_chunk: int = 256,
     rounds: int = 8,
     width: int | None = None,
-    check_files: bool = False,
+    generation_config: str = "auto",
+    verify: bool | str = False,
+    **options,
 ) -> LLM:
     """Load a target and the way to draft for it.
 
@@ -59,34 +72,48 @@ def load(
         compares ``ngram_max`` times as many numbers for each request, on the device, in up to 4 bytes a token and request.
       aux_convention: what the layer ids of an EAGLE-3 checkpoint count, ``input_of`` or ``output_of`` a layer; see
         ``jspec-convert --help``. Converted folders and ``speculators`` heads know it.
-      speculation: how drafts are made and judged; the default is ``Speculation()``.
+      speculation: how drafts are made and judged; the default is ``Speculation()``. With ``num_draft_tokens=0`` the draft
+        is not loaded: the model decodes plainly, as it does with ``draft=None``.
       costs: what rounds cost, for ``num_draft_tokens="auto"``: a table or the path of one as JSON, see ``CostTable``.
         None lets the engine measure, in ``warmup`` or when the first prompts come.
       max_batch: requests decoded together; more prompts than that wait.
       max_len: longest prompt plus completion, in tokens; None takes the target's own, at most 2048.
       dtype: ``float32`` or ``bfloat16``; None takes bfloat16 on a GPU and float32 elsewhere.
       page_size, num_pages, prefill_chunk, rounds, width: see ``EngineConfig``.
-      check_files: hash every file of the folders, which have to be converted ones, as ``jspec-convert --check`` does.
-        Without it, names, sizes and small files of converted folders are compared with their manifests.
+      generation_config: where ``generate`` takes the temperature, top_k, top_p and min_p that a call does not give:
+        ``auto``, from the target's ``generation_config.json``, as vLLM does; ``jspec``, from ``SamplingParams``. See
+        ``LLM.default_sampling_params``.
+      verify: True hashes every file of the folders, which have to be converted ones, as ``jspec-convert --check`` does.
+        Without it, names, sizes and small files of converted folders are compared with their manifests. The name of a
+        verification rule is the field of ``Speculation`` that is called so.
+      **options: fields of ``Speculation`` instead of ``speculation``, as in ``num_draft_tokens=4``.
 
     Raises:
       ValueError: an argument or a checkpoint that cannot be used; the message says which and what would be right.
+      TypeError: an unknown argument, with what it may have meant.
       MemoryError: weights, cache and workspace do not fit, with the numbers, before anything is compiled.
     """
-    speculation = speculation or Speculation()
+    if isinstance(verify, str):
+        options, verify = {**options, "verify": verify}, False
+    speculation = _speculation(speculation, options)
     check_lossless(speculation)
-    require(isinstance(check_files, bool), "check_files", check_files, "True or False")
+    ok = isinstance(verify, bool)
+    require(ok, "verify", verify, f"True or False, or the rule of speculation: {', '.join(VERIFY_RULES)}")
+    _check_costs(costs)
     arguments = {"ngram_corpus": ngram_corpus}
     method = choose(draft, arguments)
     target_path, draft_path = find_folders(target, draft)
-    for folder in (target_path, draft_path) if check_files else ():
+    if speculation.most_draft_tokens == 0:
+        method = draft_path = None
+    for folder in (target_path, draft_path) if verify else ():
         if folder is not None:
             require_intact(folder)
+    defaults = default_params(target_path, generation_config)
     target_config = read_model_config(target_path)
     config = EngineConfig(
         max_batch=max_batch,
         max_len=_max_len(max_len, target_config),
-        dtype=dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32"),
+        dtype=("bfloat16" if jax.default_backend() == "gpu" else "float32") if dtype is None else dtype,
         page_size=page_size,
         num_pages=num_pages,
         prefill_chunk=prefill_chunk,
@@ -111,12 +138,12 @@ def load(
     if draft_path is not None:
         how, head = load_draft_module(draft_path, config.dtype, aux_convention, model)
     make_drafter = drafter_for(how, target_config, speculation)
-    return LLM(model, head, make_drafter, method_of(how), tokenizer, speculation, config, seconds)
+    return LLM(model, head, make_drafter, method_of(how), tokenizer, speculation, config, seconds, defaults)
 
 
 def generate(
     llm: LLM | Path,
-    prompts: Prompt | Sequence[Prompt],
+    prompts: Prompt | Iterable[Prompt],
     params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
     key: jax.Array | None = None,
@@ -126,34 +153,29 @@ def generate(
 
     Args:
       llm: what ``load`` returned, or a target folder, which is then loaded for this call.
-      prompts: text or token ids, or a list of such; one prompt gives one result, a list a list in the same order.
+      prompts: text or token ids, or vLLM's ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``, or a list or other
+        iterable of such; one prompt gives one result, several a list in the same order.
       params: one for all prompts or one per prompt.
       key: a JAX key for all prompts (prompt i gets ``fold_in(key, i)``) or an array of one key per prompt; instead of
         ``SamplingParams.seed``, which gives a prompt the same text at every place in the list. With neither, a fresh
         key is drawn.
-      **options: fields of ``SamplingParams`` instead of ``params``; with a folder also ``draft``, the arguments of
-        ``load`` and the fields of ``Speculation``.
+      **options: fields of ``SamplingParams`` instead of ``params``, over ``LLM.default_sampling_params``; with a folder
+        also ``draft``, the arguments of ``load`` and the fields of ``Speculation``.
 
     Raises:
       ValueError: a prompt that is empty, too long or no text or ids; a value out of range. Nothing has run then.
-      TypeError: an unknown or doubled option, with the nearest known name.
+      TypeError: an unknown or doubled option, with what it may have meant.
     """
     sampling, loading = _split_options(options, loadable=not isinstance(llm, LLM))
     if params is not None and sampling:
         raise TypeError(f"{', '.join(sampling)}: give either params or its fields, not both")
-    params = SamplingParams(**sampling) if params is None else params
+    every_prompt, single = as_list(prompts)
+    every_params = _params_list(SamplingParams(**sampling) if params is None else params, len(every_prompt))
     if not isinstance(llm, LLM):
+        _check_before_loading(every_prompt, every_params, key)
         llm = load(llm, **loading)
-
-    single = _is_one(prompts)
-    every_prompt: list = [prompts] if single else list(prompts)
-    every_params = [params] * len(every_prompt) if isinstance(params, SamplingParams) else list(params)
-    if len(every_params) != len(every_prompt):
-        raise ValueError(
-            f"params has {len(every_params)} entries: expected one, or one per prompt, {len(every_prompt)}"
-        )
-    for one in every_params:
-        require(isinstance(one, SamplingParams), "params", one, "SamplingParams, one or one per prompt")
+    if params is None:
+        every_params = [dataclasses.replace(llm.default_sampling_params, **sampling)] * len(every_prompt)
     keys = _keys(every_params, key)
 
     results: list = [None] * len(every_prompt)
@@ -166,33 +188,70 @@ def generate(
     return results[0] if single else results
 
 
-def _is_one(prompts) -> bool:
-    """Whether this is one prompt, text or a flat sequence of ids, and no sequence of prompts."""
-    if isinstance(prompts, str):
-        return True
-    return len(prompts) > 0 and not isinstance(prompts[0], str) and np.ndim(prompts[0]) == 0
+def _check_before_loading(prompts: Sequence[Prompt], params: Sequence[SamplingParams], key: jax.Array | None):
+    """Refuse what needs no model to be refused, before minutes go into loading one."""
+    for index, prompt in enumerate(prompts):
+        given = text_or_ids(index, prompt)
+        if not isinstance(given, str):
+            flat_ids(given, f"prompt {index}", "a string or ")
+    _keys(params, key)
+
+
+def _params_list(params, count: int) -> list[SamplingParams]:
+    """One SamplingParams for each of ``count`` prompts."""
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    several = isinstance(params, Iterable) and not isinstance(params, Mapping | str | bytes | set | frozenset)
+    listed: list = list(params) if several else [params]
+    for one in listed:
+        hint = f": SamplingParams(**{one!r})" if isinstance(one, Mapping) else ""
+        require(isinstance(one, SamplingParams), "params", one, f"SamplingParams, one or one per prompt{hint}")
+    if len(listed) != count:
+        raise ValueError(f"params has {len(listed)} entries: expected one, or one per prompt, {count}")
+    return listed
+
+
+def _speculation(speculation: Speculation | None, options: dict) -> Speculation:
+    """How to speculate: as given in one piece or by its fields, which are the remaining keywords of ``load``."""
+    why = "it belongs to a request: give it to jspec.generate(), by name or in SamplingParams"
+    elsewhere = dict.fromkeys([*_SAMPLING, *SamplingParams.aliases], why)
+    fields = resolve_names("load()", options, [*_LOADING, *_SPECULATION], Speculation.aliases, elsewhere)
+    if speculation is None:
+        return Speculation(**fields)
+    if fields:
+        raise TypeError(f"{', '.join(fields)}: give either speculation or its fields, not both")
+    if not isinstance(speculation, Speculation):
+        fix = f"**{speculation!r}" if isinstance(speculation, Mapping) else f"num_draft_tokens={speculation!r}"
+        raise TypeError(f"speculation={speculation!r}: expected Speculation, as in jspec.Speculation({fix})")
+    return speculation
 
 
 def _split_options(options: dict, loadable: bool) -> tuple[dict, dict]:
-    """Options of ``generate`` as arguments of SamplingParams and, for a folder, of ``load``."""
-    sampling = [field.name for field in dataclasses.fields(SamplingParams)]
-    speculation = [field.name for field in dataclasses.fields(Speculation)]
-    loading = [name for name in inspect.signature(load).parameters if name != "target"]
-    known = sampling + (loading + speculation if loadable else [])
-    aliases = SamplingParams.aliases | (Speculation.aliases if loadable else {})
-    options = resolve_names("generate()", options, known, aliases)
-    fields = {name: options.pop(name) for name in speculation if name in options}
-    if fields and "speculation" in options:
-        raise TypeError(f"{', '.join(fields)}: give either speculation or its fields, not both")
-    if fields:
-        options["speculation"] = Speculation(**fields)
-    return {n: v for n, v in options.items() if n in sampling}, {n: v for n, v in options.items() if n in loading}
+    """Options of ``generate`` as fields of SamplingParams and, for a folder, as arguments of ``load``."""
+    known, aliases, elsewhere = list(_SAMPLING), dict(SamplingParams.aliases), {}
+    loading = [*_LOADING, *_SPECULATION]
+    if loadable:
+        known, aliases = known + loading, aliases | Speculation.aliases
+    else:
+        why = "it is chosen when a model is loaded: give it to jspec.load()"
+        elsewhere = dict.fromkeys([*loading, *Speculation.aliases], why)
+    options = resolve_names("generate()", options, known, aliases, elsewhere)
+    chosen = {name: value for name, value in options.items() if name in _LOADING}
+    fields = {name: value for name, value in options.items() if name in _SPECULATION}
+    if fields or "speculation" in chosen:
+        chosen["speculation"] = _speculation(chosen.get("speculation"), fields)
+    return {name: value for name, value in options.items() if name in _SAMPLING}, chosen
+
+
+def _check_costs(costs: CostTable | Path | None):
+    known = costs is None or isinstance(costs, CostTable | str | os.PathLike)
+    require(known, "costs", costs, "None, a CostTable, or the path of one as JSON")
 
 
 def _seconds(costs: CostTable | Path, method: str | None, speculation: Speculation, max_batch: int) -> dict[int, float]:
     """K -> seconds per round; a table of another way to draft is refused, one of another device warned of."""
     if method is None or not speculation.auto:
-        given = "draft=None" if method is None else f"num_draft_tokens={speculation.num_draft_tokens!r}"
+        given = "draft=None" if speculation.auto else f"num_draft_tokens={speculation.num_draft_tokens!r}"
         raise ValueError(
             f"costs has no place with {given}, which leaves nothing to choose; leave it out, or give a draft and "
             "num_draft_tokens='auto'"
@@ -215,8 +274,13 @@ def _keys(params: Sequence[SamplingParams], key: jax.Array | None) -> list[np.nd
         return [np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32) for seed in seeds]
     if any(p.seed is not None for p in params):
         raise ValueError("key and SamplingParams.seed are both given: expected one of them")
-    require(hasattr(key, "dtype"), "key", key, "a JAX key; a number goes into SamplingParams.seed")
-    keys = key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
+    ok = hasattr(key, "dtype") and hasattr(key, "shape")
+    require(ok, "key", key, "a JAX key; a number goes into SamplingParams.seed")
+    keys = key
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        ok = key.dtype == np.uint32 and key.shape[-1:] == (2,)
+        require(ok, "key", key, "a JAX key, of jax.random.key, or its data, uint32 [2]")
+        keys = jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32")
     implementation = str(jax.random.key_impl(keys))
     if implementation != "threefry2x32":
         raise ValueError(f"key has implementation {implementation}: expected jax.random's default, threefry2x32")
@@ -234,3 +298,12 @@ def _max_len(max_len: int | None, config: ModelConfig) -> int:
     fits = not is_int(max_len) or max_len <= longest  # EngineConfig speaks of what is no integer
     require(fits, "max_len", max_len, f"at most {longest}, the positions the target has")
     return max_len
+
+
+_SAMPLING = [field.name for field in dataclasses.fields(SamplingParams)]
+_SPECULATION = [field.name for field in dataclasses.fields(Speculation)]
+_LOADING = [
+    name
+    for name, parameter in inspect.signature(load).parameters.items()
+    if name != "target" and parameter.kind != parameter.VAR_KEYWORD
+]

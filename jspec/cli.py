@@ -7,17 +7,31 @@ from collections.abc import Sequence
 
 import jspec
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
+from jspec.generate_command import add_arguments as add_generate_arguments
 from jspec.train.command import add_arguments as add_train_arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 0 is success, 2 a mistake in the arguments or a checkpoint, told in one sentence."""
-    args = _parser().parse_args(argv)
+    """Run the command.
+
+    Returns:
+      the exit code: 0 is success, 2 a mistake in the arguments or a checkpoint, told in one sentence, and 130 an
+      interruption by Ctrl-C.
+    """
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    if args.command == "generate" and not any(text.startswith("-") for text in rest):
+        args.prompts += rest  # argparse ends a list of prompts at the first option, and these come after one
+    elif rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return args.run(args)
     except (ValueError, TypeError, MemoryError, OSError) as error:
         print(f"jspec {args.command}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print(f"jspec {args.command}: interrupted", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -29,14 +43,15 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--checkpoints", type=pathlib.Path, help="folder that holds target/ and drafters beside it")
     demo.add_argument("--all", action="store_true", help="compare every drafter in one table")
     demo.add_argument("--max-tokens", type=int, default=96)
-    demo.set_defaults(run=_demo, temperature=0.8, num_draft_tokens=3)  # rows to verify are not free on a CPU
+    demo.set_defaults(run=_demo, temperature=0.8, top_p=1.0, num_draft_tokens=3)  # rows to verify are not free on a CPU
 
-    generate = commands.add_parser("generate", help="complete one prompt")
-    generate.add_argument("target", help="checkpoint folder")
-    generate.add_argument("prompt", help="text to complete")
-    generate.add_argument("--max-tokens", type=int, default=128)
-    generate.add_argument("--ngram-corpus", help="text file to look drafts up in, with --draft ngram")
-    generate.set_defaults(run=_generate, temperature=1.0, num_draft_tokens=4)
+    generate = commands.add_parser(
+        "generate",
+        help="complete prompts",
+        description="Complete prompts. What is not given follows the checkpoint's generation_config.json.",
+    )
+    add_generate_arguments(generate)
+    generate.set_defaults(run=_generate, num_draft_tokens=4)
 
     train = commands.add_parser("train", help="train a draft head for a target")
     add_train_arguments(train)
@@ -45,13 +60,13 @@ def _parser() -> argparse.ArgumentParser:
     for command in (demo, generate):
         command.add_argument("--draft", help="checkpoint folder, or ngram; for the demo also a name beside its target")
         command.add_argument("--temperature", type=float, default=command.get_default("temperature"))
-        command.add_argument("--top-p", type=float, default=1.0)
+        command.add_argument("--top-p", type=float, default=command.get_default("top_p"))
         command.add_argument("--seed", type=int, default=0)
         command.add_argument(
             "--num-draft-tokens",
             type=_drafts,
             default=command.get_default("num_draft_tokens"),
-            help="drafts per round, or auto: as many as pay, measured on this machine",
+            help="drafts per round, 0 for none, or auto: as many as pay, measured on this machine",
         )
         command.add_argument("--max-draft-tokens", type=int, help="the most that auto may choose")
         command.add_argument("--verify", choices=VERIFY_RULES, default="rejection")
@@ -76,14 +91,9 @@ def _demo(args) -> int:
 
 
 def _generate(args) -> int:
-    llm = jspec.load(
-        args.target, args.draft, speculation=_speculation(args), ngram_corpus=args.ngram_corpus, max_batch=1
-    )
-    result = jspec.generate(llm, args.prompt, _params(args))
-    assert isinstance(result, jspec.Result)
-    print(result.token_ids if result.text is None else result.text)
-    print(f"acceptance length {result.stats.mean_acceptance_length:.2f}", file=sys.stderr)
-    return 0
+    from jspec import generate_command
+
+    return generate_command.run(args, _speculation(args))
 
 
 def _train(args) -> int:

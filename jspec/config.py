@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
 
-from jspec._arguments import is_int, is_number, named_arguments, require
+from jspec._arguments import LARGEST_INT, LARGEST_NUMBER, is_int, is_number, named_arguments, require
 from jspec.parameters import Declared, Parameter, language_model
 
 VERIFY_RULES = ("match", "rejection", "block")
@@ -26,6 +26,8 @@ QUANTIZATIONS = ("int8", "fp8")
 # A noise key packs (position, index in the block, stream) into one 32-bit word: see sampling/noise.py.
 MAX_POSITIONS = 2**22
 MAX_DRAFTS = 255
+MAX_NGRAM = 64  # each token more of a suffix is a pass over the text in every round
+MAX_ROUNDS = 2**16  # of a call
 
 NULL_PAGE = 0  # of the KV cache's pages: block tables are padded with it, and nothing is ever written there
 
@@ -205,8 +207,9 @@ class Speculation:
     """How drafts are made and judged. All that ``jspec.load`` takes leaves the target's distribution unchanged.
 
     Args:
-      num_draft_tokens: K, drafts per round, or ``auto``: the engine chooses K as it goes, from what was accepted so far
-        and from what rounds cost; 0, no drafts, where they would not pay. Alias ``num_speculative_tokens``.
+      num_draft_tokens: K, drafts per round; 0 is plain decoding, for which ``load`` does not load the draft. Or
+        ``auto``: the engine chooses K as it goes, from what was accepted so far and from what rounds cost; 0, no drafts,
+        where they would not pay. Alias ``num_speculative_tokens``.
       verify: ``match`` (accept a draft that equals the target's own sample), ``rejection`` (Leviathan et al., 2023;
         Chen et al., 2023) or ``block`` (Sun et al., 2024).
       draft_sampling: how a draft model's tokens are drawn: ``sample`` from its distribution; ``argmax``; ``coupled``,
@@ -255,12 +258,15 @@ class Speculation:
                 "which follows the request's temperature; leave it out"
             )
         below = self.argmax_below
-        require(below is None or (is_number(below) and below >= 0), "argmax_below", below, "None or at least 0")
+        expected = f"None or a number in 0..{LARGEST_NUMBER:g}"
+        ok = below is None or (is_number(below) and 0 <= below <= LARGEST_NUMBER)
+        require(ok, "argmax_below", below, expected)
         t = self.draft_temperature
-        require(t is None or (is_number(t) and t >= 0), "draft_temperature", t, "None or a number of at least 0")
+        require(t is None or (is_number(t) and 0 <= t <= LARGEST_NUMBER), "draft_temperature", t, expected)
         lo, hi = self.ngram_min, self.ngram_max
-        require(is_int(lo) and lo >= 1, "ngram_min", lo, "an integer of at least 1")
-        require(is_int(hi) and hi >= lo, "ngram_max", hi, f"an integer of at least ngram_min, {lo}")
+        require(is_int(lo) and 1 <= lo <= MAX_NGRAM, "ngram_min", lo, f"an integer in 1..{MAX_NGRAM}")
+        ok = is_int(hi) and lo <= hi <= MAX_NGRAM
+        require(ok, "ngram_max", hi, f"an integer of at least ngram_min, {lo}, and at most {MAX_NGRAM}")
         self._check_synthetic_acceptance()
 
     @property
@@ -287,8 +293,8 @@ class Speculation:
 
     def _check_num_draft_tokens(self):
         K, most = self.num_draft_tokens, self.max_draft_tokens
-        ok = K == "auto" or (is_int(K) and 1 <= K <= MAX_DRAFTS)
-        require(ok, "num_draft_tokens", K, f"an integer in 1..{MAX_DRAFTS}, or 'auto'")
+        ok = (isinstance(K, str) and K == "auto") or (is_int(K) and 0 <= K <= MAX_DRAFTS)
+        require(ok, "num_draft_tokens", K, f"an integer in 0..{MAX_DRAFTS}, or 'auto'")
         ok = most is None or (is_int(most) and 1 <= most <= MAX_DRAFTS)
         require(ok, "max_draft_tokens", most, f"None or an integer in 1..{MAX_DRAFTS}")
         if most is not None and K != "auto":
@@ -333,28 +339,23 @@ class EngineConfig:
     width: int | None = None
 
     def __post_init__(self):
-        for name in ("max_batch", "page_size", "prefill_chunk", "rounds"):
+        most = {
+            "max_batch": LARGEST_INT,
+            "page_size": MAX_POSITIONS,
+            "prefill_chunk": MAX_POSITIONS,
+            "rounds": MAX_ROUNDS,
+        }
+        for name, high in most.items():
             value = getattr(self, name)
-            require(is_int(value) and value >= 1, name, value, "an integer of at least 1")
-        require(
-            is_int(self.max_len) and 2 <= self.max_len <= MAX_POSITIONS,
-            "max_len",
-            self.max_len,
-            f"an integer in 2..{MAX_POSITIONS}",
-        )
-        require(self.dtype in ("float32", "bfloat16"), "dtype", self.dtype, "'float32' or 'bfloat16'")
-        require(
-            self.num_pages is None or (is_int(self.num_pages) and self.num_pages >= 1),
-            "num_pages",
-            self.num_pages,
-            "None or an integer of at least 1",
-        )
-        require(
-            self.width is None or (is_int(self.width) and self.width >= 1),
-            "width",
-            self.width,
-            "None or an integer of at least 1",
-        )
+            require(is_int(value) and 1 <= value <= high, name, value, f"an integer in 1..{high}")
+        n = self.max_len
+        require(is_int(n) and 2 <= n <= MAX_POSITIONS, "max_len", n, f"an integer in 2..{MAX_POSITIONS}")
+        known = isinstance(self.dtype, str) and self.dtype in ("float32", "bfloat16")
+        require(known, "dtype", self.dtype, "'float32' or 'bfloat16'")
+        for name, high in (("num_pages", LARGEST_INT), ("width", LARGEST_INT)):
+            value = getattr(self, name)
+            ok = value is None or (is_int(value) and 1 <= value <= high)
+            require(ok, name, value, f"None or an integer in 1..{high}")
 
     @property
     def pages_per_row(self) -> int:

@@ -15,6 +15,7 @@ from rich.text import Text
 import jspec
 from jspec.llm import LLM
 from jspec.registry import NGRAM
+from jspec.text import Detokenizer
 
 PROMPTS = (
     "import os\nimport sys\n\n\ndef main(argv=None):",
@@ -119,14 +120,13 @@ def _timed(llm: LLM, params: jspec.SamplingParams) -> TimedRun:
 
 def _coloured(llm: LLM, prompt: str, result: jspec.Result) -> Text:
     """The prompt dim, the target's own tokens bold, accepted drafts green."""
-    text = Text(prompt, style="dim")
+    text, style = Text(prompt, style="dim"), ""
     assert llm.tokenizer is not None
-    written = ""
-    for i, accepted in enumerate(result.accepted):
-        so_far = llm.tokenizer.decode(result.token_ids[: i + 1], skip_special_tokens=True)
-        text.append(so_far[len(written) :], style="green" if accepted else "bold")
-        written = so_far
-    return text
+    completion = Detokenizer(functools.partial(llm.tokenizer.decode, skip_special_tokens=True), result.prompt_token_ids)
+    for token, accepted in zip(result.token_ids, result.accepted, strict=True):
+        style = "green" if accepted else "bold"
+        text.append(completion.add([token]), style)
+    return text.append(completion.held, style)
 
 
 def _table(plain: TimedRun, drafted: TimedRun, speculation: jspec.Speculation) -> Table:

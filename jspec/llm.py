@@ -15,11 +15,10 @@ from jspec.engine.request import FINISH_REASONS, ActiveRequest, Request
 from jspec.models.causal import causal_logits
 from jspec.models.contract import Target
 from jspec.models.split import split
+from jspec.prompts import Prompt, checked_ids, text_or_ids
 from jspec.results import Result, Stats
 from jspec.sampling.params import SamplingParams
-from jspec.text import StopStrings, Tokenizer, encode
-
-Prompt = str | Sequence[int]
+from jspec.text import Detokenizer, StopStrings, Tokenizer, encode
 
 
 def check_lossless(speculation: Speculation):
@@ -41,6 +40,8 @@ class LLM:
       speculation: how they are judged.
       engine: decodes token ids.
       reproducible: see ``Result``.
+      default_sampling_params: what the keyword arguments of ``generate`` start from: the checkpoint's own temperature,
+        top_k, top_p and min_p, where its ``generation_config.json`` has them. A SamplingParams object stands as it is.
     """
 
     def __init__(
@@ -53,9 +54,11 @@ class LLM:
         speculation: Speculation,
         config: EngineConfig,
         costs: Mapping[int, float] | None = None,
+        default_sampling_params: SamplingParams | None = None,
     ):
         check_lossless(speculation)
         self.target, self.tokenizer, self.method, self.speculation = target, tokenizer, method, speculation
+        self.default_sampling_params = default_sampling_params or SamplingParams()
         auto = speculation.auto and method is not None
         invariant = (speculation.verify, speculation.draft_sampling) == (
             "match",
@@ -80,7 +83,7 @@ class LLM:
 
     def logits(self, token_ids: Sequence[int]) -> jax.Array:
         """Logits of the target after each token, float32 ``[T, V]``: one plain causal forward, nothing cached."""
-        tokens = self._checked_ids(token_ids, "token_ids")
+        tokens = checked_ids(token_ids, self.target.config.vocab_size, "token_ids")
         if not tokens:
             raise ValueError("token_ids is empty: expected at least one token")
         longest = self.target.config.max_position
@@ -115,39 +118,37 @@ class LLM:
             yield active.request.index, self._result(active)
 
     def _request(self, index: int, prompt: Prompt, params: SamplingParams, key_data: np.ndarray) -> Request:
+        tokens = self._tokens(index, prompt)
         stop_tokens = params.stop_tokens(self.target.config.eos_token_ids)
-        self._checked_ids(params.stop_token_ids, "stop_token_ids")
+        checked_ids(params.stop_token_ids, self.target.config.vocab_size, "stop_token_ids")
         find_stop = None
         if params.stop:
-            strings = self._stop_strings(params)
-            find_stop = lambda tokens, seen: (stop := strings.find(tokens, seen)) and stop.tokens  # noqa: E731
-        return Request(index, self._tokens(index, prompt), params, key_data, stop_tokens, find_stop)
+            strings = self._stop_strings(tokens, params)
+            find_stop = lambda new, seen: (stop := strings.find(new)) and stop.tokens  # noqa: E731
+        return Request(index, tokens, params, key_data, stop_tokens, find_stop)
 
     def _tokens(self, index: int, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str):
-            return self._checked_ids(prompt, f"prompt {index}")
-        if self.tokenizer is None:
-            raise ValueError(f"prompt {index} is text, but the checkpoint has no tokenizer; pass token ids")
-        return self._checked_ids(encode(self.tokenizer, prompt, f"prompt {index}"), f"prompt {index}")
+        prompt = text_or_ids(index, prompt)
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError(f"prompt {index} is text, but the checkpoint has no tokenizer; pass token ids")
+            prompt = encode(self.tokenizer, prompt, f"prompt {index}")
+        return checked_ids(prompt, self.target.config.vocab_size, f"prompt {index}", "a string or ")
 
-    def _checked_ids(self, token_ids: Sequence[int], what: str) -> list[int]:
-        V = self.target.config.vocab_size
-        tokens = np.asarray(token_ids)
-        if tokens.ndim != 1 or (tokens.size and not np.issubdtype(tokens.dtype, np.integer)):
-            raise ValueError(f"{what}: expected a string or a flat list of integer token ids")
-        for token in tokens[(tokens < 0) | (tokens >= V)][:1]:
-            raise ValueError(f"{what} has token id {token}: expected 0..{V - 1}, the target's vocabulary")
-        return tokens.tolist()
+    def _detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
+        assert self.tokenizer is not None
+        return Detokenizer(functools.partial(self.tokenizer.decode, skip_special_tokens=True), prompt)
 
-    def _stop_strings(self, params: SamplingParams) -> StopStrings:
+    def _stop_strings(self, prompt: Sequence[int], params: SamplingParams) -> StopStrings:
         if self.tokenizer is None:
             raise ValueError(f"stop={params.stop!r} is text, but the checkpoint has no tokenizer; use stop_token_ids")
-        return StopStrings(self._decode, params.stop, params.min_tokens)
+        return StopStrings(self._detokenizer(prompt), params.stop, params.min_tokens)
 
-    @functools.cached_property
-    def _decode(self) -> Callable[[Sequence[int]], str]:
-        assert self.tokenizer is not None
-        return functools.partial(self.tokenizer.decode, skip_special_tokens=True)
+    def _text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
+        """The text of new tokens after those of a prompt."""
+        detokenizer = self._detokenizer(prompt)
+        detokenizer.add(new)
+        return detokenizer.text + detokenizer.held
 
     def _result(self, active: ActiveRequest) -> Result:
         request, tokens = active.request, active.tokens
@@ -155,11 +156,11 @@ class LLM:
         ended_by_token = finish_reason == "stop" and tokens and tokens[-1] in request.stop_tokens
         text = stop_reason = None
         if self.tokenizer is not None:
-            text = self._decode(tokens[:-1] if ended_by_token else tokens)
+            text = self._text(request.prompt, tokens[:-1] if ended_by_token else tokens)
         if ended_by_token and tokens[-1] in request.params.stop_token_ids:
             stop_reason = tokens[-1]
         elif finish_reason == "stop" and not ended_by_token:
-            stop = self._stop_strings(request.params).find(tokens, len(tokens) - 1)
+            stop = self._stop_strings(request.prompt, request.params).find(tokens)
             assert stop is not None
             text, stop_reason = stop.text, stop.string
         elif finish_reason == "error":

@@ -1,21 +1,27 @@
 """From checkpoint folders to a target and a draft that fit together."""
 
 import dataclasses
+import os
 import pathlib
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from jspec.checkpoints.loading import load_draft, verifier_of
+from jspec._arguments import require
+from jspec.checkpoints.loading import load_draft, read_generation_config, verifier_of
 from jspec.config import ModelConfig, Speculation
 from jspec.heads import DraftConfig, HeadConfig
 from jspec.models import Decoder, build, build_head
 from jspec.registry import DraftMethod, chosen_by_name, entry_of, particular_options, resolve
+from jspec.sampling.params import SamplingParams
 from jspec.text import Tokenizer
 
 Path = str | pathlib.Path
+ADOPTED = ("temperature", "top_k", "top_p", "min_p")  # of a checkpoint's generation_config.json
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def find_folders(target: Path, draft: Path | None) -> tuple[pathlib.Path, pathlib.Path | None]:
@@ -45,6 +51,40 @@ def prepared(
     if method.prepare is None or method.argument is None:
         return None
     return resolve(method.prepare)(arguments[method.argument], tokenizer, target)
+
+
+def default_params(target: pathlib.Path, generation_config: str) -> SamplingParams:
+    """What arguments of ``generate`` default to.
+
+    The temperature, top_k, top_p and min_p in the checkpoint's ``generation_config.json``, as vLLM takes them; what else
+    is in there, ``do_sample`` for one, is not looked at. A repetition penalty is, to warn that it is not followed.
+
+    Args:
+      target: the checkpoint folder.
+      generation_config: ``auto`` reads that file, ``jspec`` does not.
+
+    Raises:
+      ValueError: ``generation_config`` is neither, or the file holds a value that cannot be used.
+    """
+    known = ("auto", "jspec")
+    ok = isinstance(generation_config, str) and generation_config in known
+    require(ok, "generation_config", generation_config, "'auto', the checkpoint's own defaults, or 'jspec', jspec's")
+    if generation_config == "jspec":
+        return SamplingParams()
+    fields = read_generation_config(target)
+    given = {name: fields.raw[name] for name in ADOPTED if fields.raw.get(name) is not None}
+    try:
+        params = SamplingParams(**given)
+    except ValueError as error:
+        raise ValueError(f"{fields.where}: {error}; correct it, or load with generation_config='jspec'") from None
+    penalty = fields.number("repetition_penalty", 1.0)
+    if penalty != 1:
+        warnings.warn(
+            f"{fields.where}: repetition_penalty={penalty:g} is not followed, because penalties are not supported yet; "
+            "generation_config='jspec' leaves the whole file aside",
+            stacklevel=3,
+        )
+    return params
 
 
 def within_reach(speculation: Speculation, draft: ModelConfig | HeadConfig) -> Speculation:
@@ -115,11 +155,21 @@ def _same(ours, theirs) -> bool:
 
 
 def _folder(what: str, path: Path) -> pathlib.Path:
-    folder = pathlib.Path(path)
-    if not folder.is_dir():
-        hint = "; jspec reads local folders, download the checkpoint first" if "/" in str(path) else ""
-        raise ValueError(f"{what}={str(path)!r}: expected a checkpoint folder{hint}")
-    return folder
+    if not isinstance(path, str | os.PathLike):
+        also = ", 'ngram' or None" if what == "draft" else ""
+        raise ValueError(f"{what}={path!r}: expected the path of a checkpoint folder{also}")
+    folder, name = pathlib.Path(path), str(path)
+    if folder.is_dir():
+        return folder
+    if folder.is_file():
+        raise ValueError(f"{what}={name!r} is a file: expected the checkpoint folder that it is in")
+    hint = ""
+    if HUB_NAME.fullmatch(name):
+        hint = (
+            "; jspec reads local folders, so if this is a name on the Hugging Face hub, download it with "
+            f"'hf download {name} --local-dir {folder.name}' and give the folder {folder.name!r}"
+        )
+    raise ValueError(f"{what}={name!r}: expected a checkpoint folder{hint}")
 
 
 def _verifier(head: pathlib.Path, name: str) -> pathlib.Path:

@@ -1,7 +1,12 @@
-"""Between text and tokens: what is asked of a tokenizer, and stop strings."""
+"""Between text and tokens: what is asked of a tokenizer, the text of a completion as it grows, and stop strings."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders write for bytes that are no character, or not yet one
+CONTEXT = 6  # tokens before the new ones that are decoded with them; vLLM's number
+MAX_SETTLED = 16  # settled tokens that are kept for context before they are cut to CONTEXT
+MAX_HELD = 16  # tokens whose text is held back; a character has at most four bytes, so more of them never become one
 
 
 class Tokenizer(Protocol):
@@ -32,6 +37,100 @@ def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
         ) from None
 
 
+class Detokenizer:
+    """The text of a completion, decoded as its tokens come: the prompt's text and ``text`` are the text of the whole.
+
+    Decoding new tokens alone would be wrong: decoders of the Llama-2 kind drop the first space of what they are given,
+    those of the BERT kind put one before every word but the first, and a character of several bytes may be spread over
+    tokens. So new tokens are decoded together with a few tokens before them, whose text is then taken off. Text that
+    ends in U+FFFD is held back until later tokens complete the character or show that it is none. As in vLLM and
+    ``tokenizers.DecodeStream``, each token costs a decode of a few tokens, however long the completion is.
+
+    Args:
+      decode: tokens -> their text, special tokens left out.
+      prompt: the tokens before the completion. If they end within a character, the completion has that character.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int] = ()):
+        self._decode, self._pieces = decode, list[str]()
+        # The last tokens. Text of the first ``_settled`` of them, ``_before``, is already out; the rest is held back.
+        self._window, self._before = self._context(prompt)
+        self._settled = len(self._window)
+
+    @property
+    def text(self) -> str:
+        """What is settled so far: later tokens only add to it."""
+        return "".join(self._pieces)
+
+    @property
+    def held(self) -> str:
+        """What would follow ``text`` if no token came any more: nothing, or an incomplete character as U+FFFD."""
+        return self._added(self._window, self._decode(self._window)) if len(self._window) > self._settled else ""
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """Take in new tokens and return the text that they settle, which may be none."""
+        added = self._add_at_once(tokens) if len(tokens) > 1 else None
+        if added is None:
+            added = "".join([self._add_one(token) for token in tokens])
+        if added:
+            self._pieces.append(added)
+        return added
+
+    def _add_at_once(self, tokens: Sequence[int]) -> str | None:
+        """The text that the tokens settle, from one decode; None, and nothing is done, if that could hold some
+        back."""
+        window = [*self._window, *tokens]
+        text = self._decode(window)
+        if REPLACEMENT in text or not (added := self._added(window, text)):
+            return None
+        self._settle(window, text)
+        return added
+
+    def _add_one(self, token: int) -> str:
+        self._window.append(token)
+        text, crowded = self._decode(self._window), len(self._window) - self._settled > MAX_HELD
+        if text.endswith(REPLACEMENT) and not crowded:
+            return ""
+        added = self._added(self._window, text)
+        if added:
+            self._settle(self._window, text)
+        elif crowded:  # so many tokens without text, special ones say, mean nothing to the text of later ones
+            del self._window[self._settled :]
+        return added
+
+    def _added(self, window: list[int], text: str) -> str:
+        """The new part of ``text``, which is that of ``window``."""
+        if text.startswith(self._before):
+            return text[len(self._before) :]
+        same = next(
+            (i for i, pair in enumerate(zip(self._before, text, strict=False)) if len(set(pair)) > 1), len(text)
+        )
+        if self._before[same:].strip(REPLACEMENT) == "":  # the prompt ended within a character, now complete
+            return text[same:]
+        # Byte tokens of the Llama-2 kind: a run of them with one bad byte is U+FFFD throughout, good characters that are
+        # already out included. Those stay.
+        return self._decode(window[self._settled :])
+
+    def _settle(self, window: list[int], text: str):
+        if len(window) > MAX_SETTLED:
+            window, text = self._context(window)
+        if len(window) > MAX_SETTLED and text.startswith(REPLACEMENT):  # bytes that are no characters, all of them
+            window = window[-CONTEXT:]
+            text = self._decode(window)
+        self._window, self._before, self._settled = window, text, len(window)
+
+    def _context(self, tokens: Sequence[int]) -> tuple[list[int], str]:
+        """The last of these tokens, from a character's start on and with some text, so that what follows decodes as it
+        does after all of them; and their text."""
+        size = CONTEXT
+        while True:
+            window = list(tokens[-size:])
+            text = self._decode(window) if window else ""
+            if len(window) == len(tokens) or (text and not text.startswith(REPLACEMENT)):
+                return window, text
+            size *= 4
+
+
 class Stop(NamedTuple):
     """The completion ends: keep ``tokens`` new tokens, whose text is cut to ``text`` before the stop string
     ``string``."""
@@ -42,31 +141,37 @@ class Stop(NamedTuple):
 
 
 class StopStrings:
-    """Finds the first stop string in a growing completion.
+    """Finds the first stop string in a growing completion; looks at every token once.
 
     Args:
-      decode: new tokens -> their text.
+      detokenizer: a fresh one, which has read the prompt.
       strings: what to stop at.
       min_tokens: a stop string that is complete within the first min_tokens tokens does not count.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], strings: Sequence[str], min_tokens: int):
-        self._decode, self._strings, self._min_tokens = decode, strings, min_tokens
+    def __init__(self, detokenizer: Detokenizer, strings: Sequence[str], min_tokens: int = 0):
+        self._detokenizer, self._strings, self._min_tokens = detokenizer, strings, min_tokens
+        self._tokens, self._length = 0, 0  # looked at, and characters of their settled text
+        self._recent = ""  # the end of that text, in which a stop string may have begun
+        self._longest = max(map(len, strings))
 
-    def find(self, tokens: Sequence[int], seen: int) -> Stop | None:
-        """The stop in these new tokens, of which the first ``seen`` are known to hold none."""
-        if len(tokens) <= self._min_tokens or self._first(tokens) is None:
-            return None
-        for n in range(max(seen, self._min_tokens) + 1, len(tokens) + 1):
-            found = self._first(tokens[:n])
-            if found is not None:
+    def find(self, tokens: Sequence[int]) -> Stop | None:
+        """The stop in these new tokens, which begin with those of the last call and held none then."""
+        for token in tokens[self._tokens :]:
+            self._tokens += 1
+            added = self._detokenizer.add([token])
+            if added and (found := self._first(added)):
                 start, string = found
-                return Stop(n, self._decode(tokens[:n])[:start], string)
+                return Stop(self._tokens, self._detokenizer.text[:start], string)
         return None
 
-    def _first(self, tokens: Sequence[int]) -> tuple[int, str] | None:
-        """Where the earliest stop string begins that ends after the first min_tokens tokens, and which it is."""
-        text = self._decode(tokens)
-        settled = len(self._decode(tokens[: self._min_tokens])) if self._min_tokens else 0
-        starts = [(text.find(string, max(settled - len(string) + 1, 0)), string) for string in self._strings]
-        return min((found for found in starts if found[0] >= 0), default=None)
+    def _first(self, added: str) -> tuple[int, str] | None:
+        """Where the earliest stop string begins that the text just added completes, and which it is."""
+        text, known = self._recent + added, len(self._recent)
+        start = self._length - known
+        self._length += len(added)
+        self._recent = text[max(len(text) - self._longest + 1, 0) :]
+        if self._tokens <= self._min_tokens:
+            return None
+        places = [(text.find(string, max(known - len(string) + 1, 0)), string) for string in self._strings]
+        return min(((start + place, string) for place, string in places if place >= 0), default=None)

@@ -45,7 +45,20 @@ def ids(results) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "prompt", ["abc", [0, 1, 2], (0, 1, 2), np.array([0, 1, 2]), np.array([0, 1, 2], np.uint16), jnp.array([0, 1, 2])]
+    "prompt",
+    [
+        "abc",
+        [0, 1, 2],
+        (0, 1, 2),
+        range(3),
+        iter([0, 1, 2]),
+        np.array([0, 1, 2]),
+        np.array([0, 1, 2], np.uint16),
+        jnp.array([0, 1, 2]),
+        {"prompt": "abc"},
+        {"prompt_token_ids": [0, 1, 2]},
+        {"prompt": "not looked at", "prompt_token_ids": jnp.array([0, 1, 2])},
+    ],
 )
 def test_one_prompt_gives_one_result(letters, prompt):
     result = one(letters, prompt, temperature=0, max_tokens=3)
@@ -53,7 +66,22 @@ def test_one_prompt_gives_one_result(letters, prompt):
     assert all(type(token) is int for token in result.token_ids + result.prompt_token_ids)
 
 
-@pytest.mark.parametrize("prompts", [["abc", [7]], ("abc", "h"), [np.array([0, 1, 2]), [np.int64(7)]]], ids=str)
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        ["abc", [7]],
+        ("abc", "h"),
+        [np.array([0, 1, 2]), [np.int64(7)]],
+        [jnp.array([0, 1, 2]), range(7, 8)],
+        [{"prompt": "abc"}, {"prompt_token_ids": [7]}],
+        np.array(["abc", "h"]),
+        np.array([[1, 2], [6, 7]]),
+        jnp.array([[1, 2], [6, 7]]),
+        (prompt for prompt in ("abc", "h")),
+        {"a": "abc", "b": "h"}.values(),
+    ],
+    ids=str,
+)
 def test_several_prompts_give_a_list(letters, prompts):
     results = many(letters, prompts, temperature=0, max_tokens=2)
     assert [result.text for result in results] == ["de", "ij"]
@@ -63,6 +91,7 @@ def test_a_list_of_one_and_a_list_of_none(letters):
     assert [result.text for result in many(letters, ["a"], temperature=0, max_tokens=1)] == ["b"]
     assert many(letters, []) == []
     assert many(letters, [], key=jax.random.key(0)) == []
+    assert many(letters, iter([])) == many(letters, ()) == []
 
 
 def test_results_are_in_the_order_of_the_prompts(letters):
@@ -89,10 +118,21 @@ def test_settings_as_an_object_or_as_words(llm):
         ({"params": SAMPLED, "temperature": 1.0}, TypeError, "temperature: give either params or its fields"),
         ({"max_tokens": 3, "max_new_tokens": 3}, TypeError, "are the same argument; give one of them"),
         ({"temprature": 1.0}, TypeError, "has no argument 'temprature'; did you mean 'temperature'"),
-        ({"top_k": -5}, ValueError, "top_k=-5: expected at least 1"),
+        ({"top_k": -5}, ValueError, "top_k=-5: expected an integer of at least 1"),
         ({"draft": "ngram"}, TypeError, "has no argument 'draft'"),
         ({"params": [SAMPLED]}, ValueError, "params has 1 entries: expected one, or one per prompt, 2"),
         ({"params": [SAMPLED, {"temperature": 0}]}, ValueError, "params={'temperature': 0}: expected SamplingParams"),
+        ({"params": {"top_k": 3}}, ValueError, r"params={'top_k': 3}: expected .*: SamplingParams\(\*\*{'top_k': 3}\)"),
+        ({"params": 3}, ValueError, "params=3: expected SamplingParams"),
+        ({"params": "greedy"}, ValueError, "params='greedy': expected SamplingParams"),
+        ({"draft": "ngram"}, TypeError, r"'draft': it is chosen when a model is loaded: give it to jspec.load\(\)"),
+        ({"num_speculative_tokens": 2}, TypeError, r"give it to jspec.load\(\)"),
+        ({"sampling_params": SAMPLED}, TypeError, "no argument 'sampling_params': it is params"),
+        ({"max_length": 9}, TypeError, "max_tokens counts new tokens only"),
+        ({"stop_token_ids": [V]}, ValueError, f"stop_token_ids has token id {V}: expected 0..{V - 1}"),
+        ({"key": "0"}, ValueError, "key='0': expected a JAX key"),
+        ({"key": np.zeros(2)}, ValueError, "key=array.*: expected a JAX key"),
+        ({"key": np.zeros(3, np.uint32)}, ValueError, "key=array.*: expected a JAX key"),
         ({"key": 0}, ValueError, "key=0: expected a JAX key"),
         ({"key": jax.random.key(0), "seed": 1}, ValueError, "key and SamplingParams.seed are both given"),
         ({"key": jax.random.key(0, impl="rbg")}, ValueError, "key has implementation rbg: expected .*threefry2x32"),
@@ -118,6 +158,22 @@ def test_refused_options(llm, options, error, words):
         (["a", 3], "prompt 1: expected a string or a flat list"),
         (["a", None], "prompt 1: expected a string or a flat list"),
         ([[[1, 2]]], "prompt 0: expected a string or a flat list"),
+        ([[[1], [1, 2]]], "prompt 0: expected a string or a flat list"),
+        ([1, "a"], "prompt 0: expected a string or a flat list"),
+        ([[2**70]], f"prompt 0 has token id {2**70}: expected 0..{V - 1}"),
+        ([-(2**70), 1], f"prompt 0 has token id -{2**70}"),
+        (None, "prompts=None: expected text, token ids, "),
+        (7, "prompts=7: expected text, token ids, "),
+        (np.array(7), r"prompts=array\(7\): expected text"),
+        (b"abc", "prompts is bytes; decode them first"),
+        ({"abc", "d"}, "prompts is a set, which has no order"),
+        ({"text": "abc"}, r"prompt 0 is a dictionary with 'text': expected text, .*{'prompt_token_ids': ids}"),
+        (["a", {"prompt": 3}], "prompt 1 is a dictionary with prompt=3: expected"),
+        (["a", {}], "prompt 1 is a dictionary with prompt=None: expected"),
+        ([{"prompt_token_ids": "abc"}], "prompt 0 is a dictionary with prompt_token_ids='abc': expected"),
+        ([{"prompt_token_ids": [V]}], f"prompt 0 has token id {V}"),
+        ([{"role": "user", "content": "a"}], "prompt 0 is a chat message"),
+        ({"input_ids": [1], "attention_mask": [1]}, r"prompt 0 is what a tokenizer returns; give its \['input_ids'\]"),
     ],
 )
 def test_refused_prompts(llm, prompts, words):
@@ -125,6 +181,19 @@ def test_refused_prompts(llm, prompts, words):
     with pytest.raises(ValueError, match=words):
         jspec.generate(llm, prompts, SAMPLED)
     assert len(one(llm, "a", SAMPLED).token_ids) == 9
+
+
+@pytest.mark.parametrize("most", [None, 2**31, 10**30])
+def test_to_the_end_of_the_context(letters, most):
+    result = one(letters, "abc", temperature=0, max_tokens=most, ignore_eos=True)
+    assert (len(result.token_ids), result.finish_reason) == (MAX_LEN - 3, "length")
+
+
+def test_numbers_at_the_edge_run(llm):
+    """The largest that are taken: no token is forbidden, none is forced."""
+    edge = SamplingParams(temperature=1e30, top_k=2**31 - 1, max_tokens=None, min_tokens=2**22)
+    assert one(llm, "abc", edge).finish_reason == "length"
+    assert one(llm, "abc", top_p=2.0**-126, temperature=1.0, seed=1).finish_reason in ("stop", "length")
 
 
 def test_a_seed_is_the_key_it_means(llm):

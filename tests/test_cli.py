@@ -1,6 +1,9 @@
 """The ``jspec`` command: what it prints, and one sentence and exit code 2 for every mistake."""
 
+import io
+import json
 import re
+import sys
 
 import pytest
 from tiny import tiny_checkpoint, tiny_tokenizer
@@ -40,6 +43,101 @@ def test_generate_prints_the_text_and_how_it_went(checkpoints, capsys):
     assert err == f"acceptance length {expected.stats.mean_acceptance_length:.2f}\n"
 
 
+@pytest.fixture(scope="module")
+def llm(checkpoints):
+    return jspec.load(checkpoints / "target", max_batch=2)
+
+
+@pytest.fixture
+def calls(checkpoints, monkeypatch, llm):
+    """What the command calls ``jspec.generate`` with; the model is loaded already, and lives through all tests."""
+    seen, generate = [], jspec.generate
+
+    def call(target, prompts, **options):
+        seen.append((target, prompts, dict(options)))
+        for name in ("draft", "speculation", "max_batch", "max_len", "dtype", "generation_config"):
+            options.pop(name, None)
+        return generate(llm, prompts, **options)
+
+    monkeypatch.setattr(jspec, "generate", call, raising=False)
+    return seen
+
+
+def generated(capsys, *arguments: str) -> str:
+    assert main(["generate", *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert re.fullmatch(r"acceptance length \d\.\d\d\n", err)
+    return out
+
+
+def texts(llm, prompts) -> list[str]:
+    return [result.text for result in jspec.generate(llm, prompts, max_tokens=5, seed=0)]
+
+
+def test_every_option_is_that_of_the_library(capsys, calls):
+    generated(capsys, "folder", "x")
+    speculation = jspec.Speculation(4)
+    default = {"draft": None, "speculation": speculation, "max_batch": 1, "max_tokens": 128, "seed": 0}
+    assert calls.pop() == ("folder", ["x"], default)  # nothing else: the checkpoint's own defaults hold
+    sampling = "--temperature 0.5 --top-k 3 --top-p 0.3 --min-p 0.4 --seed 7 --ignore-eos --min-tokens 2 --max-tokens 5"
+    loading = "--max-len 12 --dtype bfloat16 --max-batch 3 --generation-config jspec --draft d --num-draft-tokens 0"
+    generated(capsys, "folder", "x", *sampling.split(), *loading.split(), "--stop", "a b", "--stop", "c")
+    assert calls.pop()[2] == {
+        **{"temperature": 0.5, "top_k": 3, "top_p": 0.3, "min_p": 0.4, "seed": 7, "ignore_eos": True},
+        **{"min_tokens": 2, "max_tokens": 5, "max_len": 12, "dtype": "bfloat16", "max_batch": 3, "draft": "d"},
+        **{"generation_config": "jspec", "speculation": jspec.Speculation(0), "stop": ["a b", "c"]},
+    }
+
+
+def test_several_prompts_on_the_command_line(capsys, calls, llm):
+    """Before options and after."""
+    first, second = texts(llm, ["import os", "x"])
+    out = generated(capsys, "folder", "import os", "--max-tokens", "5", "x")
+    assert (
+        out
+        == f"==> prompt 0: 'import os' (length, 5 tokens)\n{first}\n==> prompt 1: 'x' (length, 5 tokens)\n{second}\n"
+    )
+    assert calls[-1][2]["max_batch"] == 2
+    out = generated(capsys, "folder", *["a" * 100] * 9, "--max-tokens", "1")
+    assert out.startswith(f"==> prompt 0: '{'a' * 55} ... (length, 1 tokens)\n")
+    assert calls[-1][2]["max_batch"] == 8
+
+
+def test_prompts_in_a_file_as_json_lines(capsys, calls, llm, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "import os", "id": 3}\n\n{"prompt_token_ids": [5, 6]}\n')
+    out = generated(capsys, "folder", "x", "--prompts", str(file), "--json", "--max-tokens", "5")
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [record["prompt"] for record in found] == ["x", "import os", [5, 6]]
+    assert [record["text"] for record in found] == texts(llm, ["x", "import os", [5, 6]])
+    numbers = [(record["index"], record["num_prompt_tokens"], record["num_tokens"]) for record in found]
+    assert numbers == [(0, 1, 5), (1, 9, 5), (2, 2, 5)]
+    assert found[0].keys() >= {"finish_reason", "stop_reason", "acceptance_length", "token_ids"}
+
+
+def test_prompts_from_standard_input(capsys, calls, monkeypatch, tmp_path):
+    for arguments, given, expected in (
+        (["-"], "import os\nx\n", ["import os\nx"]),
+        (["--prompts", "-"], "import os\r\n\nx", ["import os", "x"]),
+        (["a", "-"], "b", ["a", "b"]),
+    ):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(given))
+        generated(capsys, "folder", *arguments, "--max-tokens", "1")
+        assert calls.pop()[1] == expected
+    (tmp_path / "prompts.txt").write_text("x\ny\n")
+    generated(capsys, "folder", "--prompts", str(tmp_path / "prompts.txt"), "--max-tokens", "1")
+    assert calls.pop()[1] == ["x", "y"]
+
+
+def test_an_interruption_is_no_traceback(capsys, monkeypatch):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jspec, "generate", interrupt, raising=False)
+    assert main(["generate", "folder", "x"]) == 130
+    assert capsys.readouterr() == ("", "jspec generate: interrupted\n")
+
+
 def test_drafts_that_are_chosen(checkpoints, capsys):
     chosen = ["--num-draft-tokens", "auto", "--max-draft-tokens", "1", "--max-tokens", "3"]
     assert main(["generate", str(checkpoints / "target"), "import os", "--draft", "ngram", *chosen]) == 0
@@ -58,7 +156,16 @@ def test_drafts_that_are_chosen(checkpoints, capsys):
         (["{target}", "x", "--temperature", "-1"], "temperature=-1.0: expected"),
         (["{target}", "x", "--top-p", "0"], "top_p=0.0: expected"),
         (["{target}", "x", "--max-tokens", "0"], "max_tokens=0: expected"),
-        (["{target}", "x", "--num-draft-tokens", "0"], "num_draft_tokens=0: expected"),
+        (["{target}", "x", "--num-draft-tokens", "-1"], "num_draft_tokens=-1: expected"),
+        (["{target}", "x", "--top-k", "2147483648"], "top_k=2147483648: expected"),
+        (["{target}", "x", "--stop", ""], "stop='': expected non-empty strings"),
+        (["{target}", "x", "--max-len", "257"], "max_len=257: expected at most 256"),
+        (["{target}", "x", "--max-batch", "0"], "max_batch=0: expected"),
+        (["{target}", "-", "--prompts", "-"], "standard input can be read once"),
+        (["{target}", "--prompts", "nowhere"], "--prompts nowhere: expected a file with a prompt a line"),
+        (["{target}", "--prompts", "{target}/empty.txt"], "expected a prompt a line, and there is none"),
+        (["{target}", "--prompts", "{target}/bad.jsonl"], 'bad.jsonl, line 2: expected a JSON object with "prompt"'),
+        (["{target}", "--prompts", "{target}/model.safetensors"], "model.safetensors: expected text in UTF-8"),
         (
             ["{target}", "x", "--draft-sampling", "coupled"],
             "draft_sampling='coupled' with verify='rejection' is biased",
@@ -66,6 +173,8 @@ def test_drafts_that_are_chosen(checkpoints, capsys):
     ],
 )
 def test_a_mistake_is_told_in_one_sentence(checkpoints, capsys, arguments, words):
+    (checkpoints / "target" / "empty.txt").write_text("\n\n")
+    (checkpoints / "target" / "bad.jsonl").write_text('{"prompt": "x"}\n{"text": "x"}\n')
     arguments = [argument.format(target=checkpoints / "target") for argument in arguments]
     assert main(["generate", *arguments]) == 2
     out, err = capsys.readouterr()
@@ -77,7 +186,15 @@ def test_a_mistake_is_told_in_one_sentence(checkpoints, capsys, arguments, words
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["generat"], ["generate", "x"], ["generate", "a", "b", "--verify", "c"], ["demo", "--num-draft-tokens", "x"]],
+    [
+        [],
+        ["generat"],
+        ["generate", "x"],
+        ["generate", "a", "b", "--nonsense"],
+        ["demo", "x"],
+        ["generate", "a", "b", "--verify", "c"],
+        ["demo", "--num-draft-tokens", "x"],
+    ],
 )
 def test_usage_errors_exit_with_2(capsys, arguments):
     with pytest.raises(SystemExit) as exit_:

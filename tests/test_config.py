@@ -43,8 +43,8 @@ BAD = [
     *refused(Rope, "theta", [*NO_NUMBERS, 0, -1.0]),
     *refused(Rope, "factor", [*NO_NUMBERS, 0, -1.0]),
     *refused(Rope, "attention_factor", [*NO_NUMBERS, 0, -1.0]),
-    *refused(Speculation, "num_draft_tokens", [*NO_INTEGERS, 0, -1, 256]),
-    *refused(Speculation, "num_draft_tokens", ["Auto", "4"]),
+    *refused(Speculation, "num_draft_tokens", [*NO_INTEGERS, -1, 256]),
+    *refused(Speculation, "num_draft_tokens", ["Auto", "4", np.array([1, 2])]),
     *refused(
         Speculation,
         "max_draft_tokens",
@@ -55,21 +55,21 @@ BAD = [
     *refused(Speculation, "max_draft_tokens", [0, 256], num_draft_tokens="auto"),
     *refused(Speculation, "verify", ["typical", "", None, "Match", 1]),
     *refused(Speculation, "draft_sampling", ["greedy", None, 0]),
-    *refused(Speculation, "argmax_below", [bad for bad in NO_NUMBERS if bad is not None] + [-0.1]),
-    *refused(Speculation, "draft_temperature", [-1, "1", math.nan, math.inf, True]),
-    *refused(Speculation, "ngram_min", [*NO_INTEGERS, 0, -1]),
-    *refused(Speculation, "ngram_max", [*NO_INTEGERS, 0, 2], ngram_min=3),
+    *refused(Speculation, "argmax_below", [bad for bad in NO_NUMBERS if bad is not None] + [-0.1, 1e39]),
+    *refused(Speculation, "draft_temperature", [-1, "1", math.nan, math.inf, True, 1e39]),
+    *refused(Speculation, "ngram_min", [*NO_INTEGERS, 0, -1, 65]),
+    *refused(Speculation, "ngram_max", [*NO_INTEGERS, 0, 2, 65], ngram_min=3),
     *refused(Speculation, "synthetic_acceptance", [*(bad for bad in NO_NUMBERS if bad is not None), -0.1, 1.01, [0.5]]),
     *refused(Speculation, "synthetic_acceptance", [(), (0.5, 1.01), (0.5, None), (0.5,) * 5]),
     *(
         case
         for name in ("max_batch", "page_size", "prefill_chunk", "rounds")
-        for case in refused(EngineConfig, name, [*NO_INTEGERS, 0, -1])
+        for case in refused(EngineConfig, name, [*NO_INTEGERS, 0, -1, 2**31])
     ),
     *refused(EngineConfig, "max_len", [*NO_INTEGERS, 0, 1, 2**22 + 1]),
     *refused(EngineConfig, "dtype", ["float16", "fp32", None, np.float32]),
-    *refused(EngineConfig, "num_pages", [1.5, "3", True, 0, -1]),
-    *refused(EngineConfig, "width", [1.5, "3", True, 0, -1]),
+    *refused(EngineConfig, "num_pages", [1.5, "3", True, 0, -1, 2**31]),
+    *refused(EngineConfig, "width", [1.5, "3", True, 0, -1, 2**31]),
 ]
 
 
@@ -98,6 +98,7 @@ def test_lossless_pairs_are_taken(verify, draft_sampling):
 
 
 def test_values_at_the_edge_are_taken():
+    assert Speculation(num_draft_tokens=0).draft_lengths == (0,)
     assert Speculation(num_draft_tokens=255, argmax_below=0, draft_temperature=0, ngram_min=2, ngram_max=2)
     assert Speculation(2, synthetic_acceptance=(0, 1)).synthetic_acceptance == (0, 1)
     assert EngineConfig(max_batch=np.int64(1), max_len=2, page_size=1, num_pages=1, prefill_chunk=1, rounds=1, width=1)

@@ -13,6 +13,7 @@ from tiny import tiny_checkpoint, tiny_tokenizer
 import convert
 import jspec
 from jspec import memory
+from jspec.loading import default_params
 
 V, EOS = 264, 1  # six ids more than the tokenizer has
 SIZES = {
@@ -147,7 +148,7 @@ def test_logits_of_what_is_no_text(llm):
     for tokens, words in (
         ([], "token_ids is empty"),
         ([0, V], f"token_ids has token id {V}: expected 0..{V - 1}"),
-        ([0.5], "token_ids: expected a string or a flat list of integer token ids"),
+        ([0.5], "token_ids: expected a flat list of integer token ids"),
         ([1] * 257, "token_ids has 257 tokens: expected at most 256"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -166,7 +167,25 @@ def test_what_load_tells(folders, llm):
     ("options", "error", "words"),
     [
         ({"draft": "nowhere"}, ValueError, "draft='nowhere': expected a checkpoint folder$"),
-        ({"draft": "org/model"}, ValueError, "jspec reads local folders, download the checkpoint first"),
+        ({"draft": "org/model"}, ValueError, "'hf download org/model --local-dir model' and give the folder 'model'"),
+        ({"draft": 3}, ValueError, "draft=3: expected the path of a checkpoint folder, 'ngram' or None"),
+        ({"costs": 3}, ValueError, "costs=3: expected None, a CostTable, or the path of one"),
+        ({"speculation": 3}, TypeError, r"speculation=3: .* jspec.Speculation\(num_draft_tokens=3\)"),
+        ({"speculation": {"verify": "match"}}, TypeError, r"as in jspec.Speculation\(\*\*{'verify': 'match'}\)"),
+        ({"generation_config": "vllm"}, ValueError, "generation_config='vllm': expected 'auto', .* or 'jspec'"),
+        ({"generation_config": None}, ValueError, "generation_config=None: expected 'auto'"),
+        ({"page_size": "64"}, ValueError, "page_size='64': expected"),
+        ({"num_pages": 0}, ValueError, "num_pages=0: expected"),
+        ({"prefill_chunk": 2.0}, ValueError, "prefill_chunk=2.0: expected"),
+        ({"rounds": 2**31}, ValueError, f"rounds={2**31}: expected"),
+        ({"dtype": ""}, ValueError, "dtype='': expected 'float32' or 'bfloat16'"),
+        ({"dtype": np.float32}, ValueError, "dtype=.*float32.*: expected 'float32' or 'bfloat16'"),
+        ({"max_model_len": 9}, TypeError, "no argument 'max_model_len': it is max_len of jspec.load"),
+        ({"speculative_model": "x"}, TypeError, "no argument 'speculative_model': it is draft of jspec.load"),
+        ({"speculative_config": {}}, TypeError, "its model is draft of jspec.load"),
+        ({"assistant_model": "x"}, TypeError, "no argument 'assistant_model': it is draft of jspec.load"),
+        ({"tensor_parallel_size": 2}, TypeError, "jspec runs on one GPU"),
+        ({"gpu_memory_utilization": 0.9}, TypeError, "max_batch times max_len tokens, or for num_pages pages"),
         ({"max_len": 257}, ValueError, "max_len=257: expected at most 256, the positions the target has"),
         ({"max_len": 1.5}, ValueError, "max_len=1.5: expected an integer"),
         ({"max_batch": 0}, ValueError, "max_batch=0: expected"),
@@ -182,11 +201,124 @@ def test_what_load_tells(folders, llm):
 def test_refused_settings(folders, options, error, words):
     with pytest.raises(error, match=words):
         jspec.generate(folders / "target", "x", **options)
+    if "drafter" not in options:  # which generate() has no likelier meaning for either
+        with pytest.raises(error, match=words):
+            jspec.load(folders / "target", **options)
 
 
-def test_a_target_that_is_no_folder(tmp_path):
-    with pytest.raises(ValueError, match="target='meta/model': expected a checkpoint folder; jspec reads local"):
-        jspec.load("meta/model")
+def test_nothing_is_loaded_for_what_cannot_run(folders, monkeypatch):
+    monkeypatch.setattr(jspec.api, "load", lambda *_, **__: pytest.fail("loaded"))
+    for prompts, options, words in (
+        (None, {}, "prompts=None"),
+        ([[0.5]], {}, "prompt 0: expected a string or a flat list"),
+        ([{"text": "x"}], {}, "prompt 0 is a dictionary with 'text'"),
+        ("x", {"top_p": 2}, "top_p=2"),
+        ("x", {"num_draft_tokens": 256}, "num_draft_tokens=256"),
+        ("x", {"key": 0}, "key=0"),
+        (["x", "y"], {"params": [jspec.SamplingParams()]}, "params has 1 entries"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            jspec.generate(folders / "target", prompts, **options)
+
+
+def test_a_field_of_a_request_is_no_argument_of_load(folders):
+    with pytest.raises(TypeError, match=r"'max_new_tokens': it belongs to a request: give it to jspec.generate\(\)"):
+        jspec.load(folders / "target", max_new_tokens=3)
+    with pytest.raises(TypeError, match="has no argument 'max_btach'; did you mean 'max_batch'"):
+        jspec.load(folders / "target", max_btach=3)
+
+
+def test_no_drafts_is_plain_decoding(folders, plain, monkeypatch):
+    """The draft, which must be there, is not read; the same by name, in a Speculation and in one call."""
+    monkeypatch.setattr(jspec.api, "load_draft_module", lambda *_: pytest.fail("the draft was read"))
+    target, draft = folders / "target", folders / "draft"
+    llm = jspec.load(target, draft, num_draft_tokens=0, **SMALL)
+    assert (llm.method, llm.engine.num_draft_tokens, llm.speculation) == (None, 0, jspec.Speculation(0))
+    results = jspec.generate(llm, PROMPTS, **GREEDY)
+    assert [result.token_ids for result in results] == plain
+    assert results[0].stats.num_draft_tokens == 0
+    assert jspec.load(target, "ngram", speculation=jspec.Speculation(num_draft_tokens=0), **SMALL).method is None
+    assert [
+        r.token_ids for r in jspec.generate(target, PROMPTS, draft=draft, num_draft_tokens=0, **SMALL, **GREEDY)
+    ] == plain
+    with pytest.raises(ValueError, match="draft='nowhere': expected a checkpoint folder"):
+        jspec.load(target, "nowhere", num_draft_tokens=0)
+    with pytest.raises(ValueError, match="costs has no place with num_draft_tokens=0"):
+        jspec.load(target, draft, num_draft_tokens=0, costs=jspec.CostTable("x", "ngram", {1: {0: 1.0}}))
+
+
+def test_drafts_by_name(folders):
+    llm = jspec.load(folders / "target", "ngram", num_speculative_tokens=2, verify="match", **SMALL)
+    assert llm.speculation == jspec.Speculation(2, "match")
+
+
+@pytest.fixture
+def suggesting(folders, tmp_path):
+    """A copy of the target whose generation_config.json is what the test says."""
+    target = shutil.copytree(folders / "target", tmp_path / "suggesting")
+
+    def write(**fields):
+        (target / "generation_config.json").write_text(json.dumps(fields))
+        return target
+
+    return write
+
+
+def test_sampling_follows_the_checkpoint(suggesting, llm, tmp_path):
+    """Fields by name start from its generation_config.json, in a converted folder too; SamplingParams stand."""
+    assert llm.default_sampling_params == jspec.SamplingParams()
+    others = {"do_sample": False, "max_new_tokens": 3, "repetition_penalty": 1.0, "min_p": None, "eos_token_id": 1}
+    target = suggesting(temperature=0.5, top_k=3, top_p=0.9, **others)
+    cool = jspec.load(target, **SMALL)
+    assert cool.default_sampling_params == jspec.SamplingParams(temperature=0.5, top_k=3, top_p=0.9)
+    some = {"max_tokens": 9, "seed": 1, "ignore_eos": True}
+
+    def tokens(model, *params, **options):
+        return jspec.generate(model, "import os", *params, **options).token_ids
+
+    expected = tokens(llm, temperature=0.5, top_k=3, top_p=0.9, **some)
+    assert tokens(cool, **some) == expected
+    assert tokens(cool, temperature=2.0, **some) == tokens(llm, temperature=2.0, top_k=3, top_p=0.9, **some)
+    assert tokens(cool, jspec.SamplingParams(**some)) == tokens(llm, **some) != expected
+    assert len(tokens(cool)) <= 16
+    convert.convert(target, tmp_path / "converted")
+    assert default_params(tmp_path / "converted", "auto") == cool.default_sampling_params
+    assert default_params(target, "jspec") == jspec.SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"temperature": "hot"}, "temperature='hot': expected a number"),
+        ({"temperature": 1e39}, r"temperature=1e\+39: expected a number"),
+        ({"top_p": 1.5}, "top_p=1.5: expected"),
+        ({"top_k": 2.5}, "top_k=2.5: expected"),
+        ({"min_p": True}, "min_p=True: expected"),
+        ({"repetition_penalty": "1.1"}, "repetition_penalty='1.1': expected a positive number"),
+    ],
+)
+def test_bad_values_of_a_checkpoint_are_told_with_the_file(suggesting, fields, words):
+    with pytest.raises(ValueError, match=rf"suggesting/generation_config\.json: {words}"):
+        jspec.load(suggesting(**fields))
+    assert default_params(suggesting(**fields), "jspec") == jspec.SamplingParams()
+
+
+def test_a_penalty_that_is_not_followed_is_told(suggesting):
+    with pytest.warns(UserWarning, match=r"generation_config\.json: repetition_penalty=1\.05 is not followed"):
+        assert default_params(suggesting(repetition_penalty=1.05, top_k=20), "auto").top_k == 20
+
+
+def test_a_target_that_is_no_folder(folders, tmp_path):
+    for name in ("meta/model", "meta-llama/Llama-3.1-8B"):
+        with pytest.raises(ValueError, match=f"target='{name}': expected a checkpoint folder; .*'hf download {name} "):
+            jspec.load(name)
+    for target, words in (
+        (None, "target=None: expected the path of a checkpoint folder"),
+        (folders / "target" / "config.json", "config.json' is a file: expected the checkpoint folder that it is in"),
+        ("/no/such/folder", "target='/no/such/folder': expected a checkpoint folder$"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            jspec.load(target)
     with pytest.raises(ValueError, match=r"config\.json"):
         jspec.load(tmp_path)
 

@@ -1,10 +1,12 @@
-"""Stop strings by themselves, and tokenizers of checkpoint folders."""
+"""Stop strings by themselves, and tokenizers of checkpoint folders; ``test_detokenizer.py`` has real families."""
+
+import json
 
 import pytest
 from tiny import tiny_checkpoint, tiny_tokenizer
 
 from jspec.checkpoints.tokenizer import load_tokenizer
-from jspec.text import Stop, StopStrings
+from jspec.text import Detokenizer, Stop, StopStrings
 
 PIECES = ["a", "b", "ab", "cab", "\n", "", "é"]
 
@@ -33,20 +35,18 @@ def decode(tokens) -> str:
     ],
 )
 def test_the_first_stop_string(strings, tokens, min_tokens, expected):
-    assert StopStrings(decode, strings, min_tokens).find(tokens, 0) == expected
+    assert StopStrings(Detokenizer(decode), strings, min_tokens).find(tokens) == expected
 
 
 def test_growing_text_finds_what_whole_text_does():
     """However many tokens each visit brings."""
-    tokens, strings = [0, 4, 2, 5, 3, 1, 1, 0], StopStrings(decode, ["bcab", "bb"], 0)
-    whole = strings.find(tokens, 0)
-    assert whole == Stop(5, "a\na", "bcab")
-    for step in (1, 2, 3, 5):
-        seen, found = 0, None
+    tokens = [0, 4, 2, 5, 3, 1, 1, 0]
+    for step in (1, 2, 3, 5, 8):
+        seen, found, strings = 0, None, StopStrings(Detokenizer(decode), ["bcab", "bb"])
         while found is None:
-            upto = min(seen + step, len(tokens))
-            found, seen = strings.find(tokens[:upto], seen), upto
-        assert found == whole
+            seen = min(seen + step, len(tokens))
+            found = strings.find(tokens[:seen])
+        assert found == Stop(5, "a\na", "bcab")
 
 
 def test_a_folder_without_tokenizer_files_has_none(tmp_path):
@@ -62,3 +62,14 @@ def test_any_text_survives_the_tokenizer(tmp_path):
     assert tokenizer.decode(tokens, skip_special_tokens=True) == text
     assert tokenizer.decode([0, *tokens, 1], skip_special_tokens=True) == text
     assert len(tokenizer.get_vocab()) == 258
+
+
+def test_spaces_are_not_cleaned_up(tmp_path):
+    """Whatever the folder asks for, as Llama 3's does: text that a model wrote is not edited."""
+    tiny_tokenizer(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"clean_up_tokenization_spaces": True}))
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer is not None
+    assert tokenizer.clean_up_tokenization_spaces is False  # pyright: ignore[reportAttributeAccessIssue]
+    assert tokenizer.decode(tokenizer.encode("a . b n't"), skip_special_tokens=True) == "a . b n't"

@@ -6,6 +6,7 @@ import os
 import numpy as np
 
 from jspec._arguments import require
+from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads import stored
 from jspec.checkpoints.heads.speculators import verifier
@@ -19,6 +20,7 @@ from jspec.config import ModelConfig
 from jspec.heads import HeadConfig
 
 Params = dict[str, np.ndarray]
+GENERATION_CONFIG = "generation_config.json"
 
 
 def load_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[ModelConfig, Params]:
@@ -92,7 +94,7 @@ def require_intact(path: str | os.PathLike):
     """
     if not _is_converted(path):
         raise Refusal(
-            f"{path}: has no {NAME} to check its files by; convert it with jspec-convert, or leave out check_files"
+            f"{path}: has no {NAME} to check its files by; convert it with jspec-convert, or leave out verify=True"
         )
     require_whole(Folder(path), hash_all=True)
 
@@ -101,6 +103,13 @@ def _is_converted(path: str | os.PathLike) -> bool:
     if not is_converted(path) and os.path.isfile(os.path.join(path, PARAMS, METADATA)):
         raise Refusal(f"{path}/{NAME}: missing, so nothing says what its {PARAMS} are; convert the checkpoint again")
     return is_converted(path)
+
+
+def read_generation_config(path: str | os.PathLike) -> Fields:
+    """The fields of the checkpoint's ``generation_config.json``, unchecked; none where it has no such file."""
+    folder = Folder(path)
+    raw = folder.json(GENERATION_CONFIG) if folder.has(GENERATION_CONFIG) else {}
+    return Fields(raw, f"{folder.given}/{GENERATION_CONFIG}")
 
 
 def verifier_of(path: str | os.PathLike) -> str | None:

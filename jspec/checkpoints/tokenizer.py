@@ -63,7 +63,10 @@ def _read(copies: str) -> Tokenizer:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return AutoTokenizer.from_pretrained(copies, local_files_only=True, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(copies, local_files_only=True, trust_remote_code=False)
+    # Some folders ask for it: it would take spaces out of finished text (" ." to "."), which no model has written so.
+    tokenizer.clean_up_tokenization_spaces = False
+    return tokenizer
 
 
 def _contents(folder: Folder) -> Iterator[tuple[str, bytes]]:

@@ -134,4 +134,5 @@ class Scheduler:
 
     def _slots(self, request: Request) -> int:
         """How many cache slots the request may touch."""
-        return min(len(request.prompt) + request.params.max_tokens + self._num_draft_tokens, self._config.max_len)
+        new = request.params.most_tokens(self._config.max_len) + self._num_draft_tokens
+        return min(len(request.prompt) + new, self._config.max_len)

@@ -126,7 +126,7 @@ def request_arrays(request: Request, config: EngineConfig, table: np.ndarray) ->
 
     return RequestArrays(
         length=array(length, np.int32),
-        limit=array(min(length + params.max_tokens, S), np.int32),
+        limit=array(length + params.most_tokens(S - length), np.int32),
         min_length=array(min(length + params.min_tokens, LARGEST[np.int32]), np.int32),
         stop_tokens=array(stop_tokens, np.int32),
         key_data=array(request.key_data, np.uint32),

@@ -3,11 +3,14 @@
 The models are tables over letters: the alphabet in order, drafted for by one that errs after some of them.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines import EOS, LETTERS, Letters, V, bigram, successor_table, table_llm
+from tokenizer_families import FAMILIES
 
 import jspec
 from jspec.sampling.params import SamplingParams
@@ -160,3 +163,17 @@ def test_first_stop():
     tokens = jnp.array([[1, 2, 3], [3, 3, 1], [-2, -2, -2], [-1, 0, 0]])
     stops = jnp.array([[3, 2, -1], [3, -1, -1], [1, 2, 3], [7, 8, 9]])
     assert first_stop(tokens, stops).tolist() == [1, 0, 3, 3]
+
+
+def test_the_space_before_a_completion_can_stop_it():
+    """Decoders of the Llama-2 kind drop it when they are given the completion alone."""
+    family = FAMILIES["sentencepiece"]()
+    prompt, whole = family.encode("x"), family.encode("x the cat")
+    table = np.zeros((family.size, family.size), np.float32)
+    for token, following in itertools.pairwise(whole):
+        table[token, following] = 40
+    copying = table_llm(bigram(table), tokenizer=family)
+    for most, text in ((1, " the"), (2, " the cat")):
+        assert greedy(copying, "x", max_tokens=most).text == text
+    assert greedy(copying, prompt, max_tokens=2, stop=" the").token_ids == whole[2:3]
+    assert greedy(copying, prompt, max_tokens=2, stop=" the").text == ""

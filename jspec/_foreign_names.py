@@ -1,0 +1,85 @@
+"""Arguments that vLLM, SGLang, transformers or mlx-lm have and jspec has not, each with what it means here."""
+
+_LATER = "not supported yet"
+_PARALLEL = "jspec runs on one GPU, several are not supported yet"
+_PENALTY = "penalties are not supported yet"
+_LOGPROBS = "log-probabilities of a completion are not supported yet; LLM.logits() has those of given tokens"
+_BEAMS = "jspec samples and has no beam search; leave it out"
+_ONE = "a prompt has one completion; give the prompt as often as you want completions, without a seed or with several"
+_DRAFT = "it is draft of jspec.load(): a checkpoint folder, or 'ngram'"
+_MAX_LEN = "it is max_len of jspec.load(), the longest prompt plus completion"
+_LOADED = "jspec reads local folders only; download the checkpoint and give its folder"
+
+# Name -> what to do instead: the end of a sentence that says that there is no such argument.
+FOREIGN_NAMES = {
+    # How a request is sampled and when it ends.
+    "sampling_params": "it is params, or its fields by name",
+    "stop_strings": "it is stop",
+    "stop_sequences": "it is stop",
+    "stopping_criteria": "use stop, stop_token_ids or max_tokens",
+    "eos_token_id": "use stop_token_ids; the checkpoint's own end-of-sequence ids count unless ignore_eos=True",
+    "max_length": "in transformers it counts the prompt too; max_tokens counts new tokens only, and max_len of "
+    "jspec.load() is the longest prompt plus completion",
+    "min_length": "in transformers it counts the prompt too; min_tokens counts new tokens only",
+    "min_new_tokens": "it is min_tokens",
+    "do_sample": "temperature says it: 0 is greedy, anything above samples",
+    "num_beams": _BEAMS,
+    "use_beam_search": _BEAMS,
+    "beam_width": _BEAMS,
+    "length_penalty": _BEAMS,
+    "repetition_penalty": _PENALTY,
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "no_repeat_ngram_size": _PENALTY,
+    "logit_bias": _LATER,
+    "bad_words": _LATER,
+    "allowed_token_ids": _LATER,
+    "n": _ONE,
+    "best_of": _ONE,
+    "num_return_sequences": _ONE,
+    "logprobs": _LOGPROBS,
+    "prompt_logprobs": _LOGPROBS,
+    "output_scores": _LOGPROBS,
+    "stream": _LATER,
+    "streamer": "streaming is not supported yet",
+    "rng": "it is key, a JAX key, or seed, a number",
+    "prompt": "it is prompts, the second argument of jspec.generate()",
+    "prompt_token_ids": "give token ids as prompts, the second argument of jspec.generate()",
+    "input_ids": "give token ids as prompts, the second argument of jspec.generate()",
+    "messages": "chat templates are not supported yet; give the text that llm.tokenizer.apply_chat_template() makes",
+    "attention_mask": "prompts of different lengths go into one list as they are, without padding",
+    "pad_token_id": "prompts of different lengths go into one list as they are, without padding",
+    # What is loaded, and how it drafts.
+    "model": "it is target, the first argument",
+    "max_model_len": _MAX_LEN,
+    "max_seq_len": _MAX_LEN,
+    "context_length": _MAX_LEN,
+    "max_num_seqs": "it is max_batch of jspec.load()",
+    "batch_size": "it is max_batch of jspec.load()",
+    "block_size": "it is page_size of jspec.load()",
+    "torch_dtype": "it is dtype of jspec.load(): 'float32' or 'bfloat16'",
+    "device": "JAX chooses the device; the variable JAX_PLATFORMS says otherwise",
+    "device_map": "JAX chooses the device; the variable JAX_PLATFORMS says otherwise",
+    "tensor_parallel_size": _PARALLEL,
+    "pipeline_parallel_size": _PARALLEL,
+    "data_parallel_size": _PARALLEL,
+    "gpu_memory_utilization": "the cache has room for max_batch times max_len tokens, or for num_pages pages, and "
+    "jspec.load() says in bytes if that does not fit; XLA_CLIENT_MEM_FRACTION is JAX's share of the GPU",
+    "quantization": "quantise with jspec-convert --quantize, and load the folder that it writes",
+    "load_in_8bit": "quantise with jspec-convert --quantize int8, and load the folder that it writes",
+    "trust_remote_code": "jspec never runs code from a checkpoint",
+    "enforce_eager": "jspec always compiles; leave it out",
+    "revision": _LOADED,
+    "download_dir": _LOADED,
+    "tokenizer": "the tokenizer is read from the target's folder",
+    "speculative_model": _DRAFT,
+    "assistant_model": _DRAFT,
+    "draft_model": _DRAFT,
+    "speculative_draft_model_path": _DRAFT,
+    "speculative_config": "its model is draft of jspec.load(), its num_speculative_tokens is num_draft_tokens",
+    "num_assistant_tokens": "it is num_draft_tokens",
+    "speculative_num_draft_tokens": "it is num_draft_tokens",
+    "prompt_lookup_num_tokens": "it is num_draft_tokens, with draft='ngram'",
+    "prompt_lookup_max": "it is ngram_max, with draft='ngram'",
+    "prompt_lookup_min": "it is ngram_min, with draft='ngram'",
+}
