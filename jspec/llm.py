@@ -31,7 +31,9 @@ def check_lossless(speculation: Speculation):
 
 
 class LLM:
-    """Made by ``jspec.load``.
+    """A model to generate from, made by ``jspec.load``.
+
+    Any thread may call it; callers take turns. An exception or Ctrl-C, at any point of any call, leaves it usable.
 
     Attributes:
       target: the Flax module of the target.

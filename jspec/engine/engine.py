@@ -113,7 +113,7 @@ class Engine:
             finally:
                 if not self._settled:
                     self._forget()
-        finally:
+        finally:  # ``Turn`` says why this is no method
             if caller.taken:
                 self._turn.holder = None
                 self._turn.lock.release()
@@ -178,7 +178,7 @@ class Engine:
             self._turn.take(caller)
             self._settle()
             function()
-        finally:
+        finally:  # ``Turn`` says why this is no method
             if caller.taken:
                 self._turn.holder = None
                 self._turn.lock.release()

@@ -19,6 +19,7 @@ from engines import CONFIG, GREEDY, Bigram, bigram, decode, key_of, successor_ta
 import jspec
 from jspec.engine.compiling import Program
 from jspec.engine.engine import Engine
+from jspec.engine.programs import StepBuilder
 from jspec.engine.request import Request
 from jspec.sampling.params import SamplingParams
 
@@ -104,8 +105,10 @@ def warm():
 
 
 @pytest.mark.parametrize("how", [by_signal, by_exception])
-def test_an_interrupt_at_any_place_of_a_warm_engine(warm, how):
+def test_an_interrupt_at_any_place_of_a_warm_engine(warm, how, monkeypatch):
     llm, expected = warm
+    rebuilt, empty_state = [], StepBuilder.empty_state
+    monkeypatch.setattr(StepBuilder, "empty_state", lambda *args: rebuilt.append(1) or empty_state(*args))
     total = count_places(llm)
     assert total > 1000
     for at in [*range(1, 60), *range(60, total - 40, 19), *range(total - 40, total)]:
@@ -115,6 +118,7 @@ def test_an_interrupt_at_any_place_of_a_warm_engine(warm, how):
         assert texts(llm) == expected, f"after an interrupt at place {at} of {total}"
     assert llm.engine.num_compilations == 4
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert bool(rebuilt) == (how is by_exception)  # Ctrl-C is held off while the state changes hands
 
 
 def test_an_interrupt_while_programs_are_compiled():
