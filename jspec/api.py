@@ -236,8 +236,9 @@ def _split_options(options: dict, loadable: bool) -> tuple[dict, dict]:
         why = "it is chosen when a model is loaded: give it to jspec.load()"
         elsewhere = dict.fromkeys([*loading, *Speculation.aliases], why)
     options = resolve_names("generate()", options, known, aliases, elsewhere)
-    chosen = {name: value for name, value in options.items() if name in _LOADING}
-    fields = {name: value for name, value in options.items() if name in _SPECULATION}
+    # ``verify`` is both: the name of a rule, and whether to hash the files of the folders.
+    fields = {name: value for name, value in options.items() if name in _SPECULATION and not isinstance(value, bool)}
+    chosen = {name: value for name, value in options.items() if name in _LOADING and name not in fields}
     if fields or "speculation" in chosen:
         chosen["speculation"] = _speculation(chosen.get("speculation"), fields)
     return {name: value for name, value in options.items() if name in _SAMPLING}, chosen
