@@ -80,7 +80,18 @@ def test_one_prompt_gives_one_result(letters, prompt):
         (prompt for prompt in ("abc", "h")),
         {"a": "abc", "b": "h"}.values(),
     ],
-    ids=["lists", "tuple", "numpy", "jax", "dictionaries", "text array", "id array", "jax id array", "generator", "values"],
+    ids=[
+        "lists",
+        "tuple",
+        "numpy",
+        "jax",
+        "dictionaries",
+        "text array",
+        "id array",
+        "jax id array",
+        "generator",
+        "values",
+    ],
 )
 def test_several_prompts_give_a_list(letters, prompts):
     results = many(letters, prompts, temperature=0, max_tokens=2)
