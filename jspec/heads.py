@@ -63,6 +63,8 @@ class Eagle3Config:
       norm_each_aux: an RMS norm over each of them.
       norm_before_residual: the first layer adds to the normed feature.
       norm_output: the normed output is fed back, as EAGLE-3.1 does.
+      norm_before_head: the output head reads the normed output, as in nearly every head; if not, there is no final norm.
+      fuse_bias: whether the map of the joined streams to the layers' width has a bias.
       own_embedding, own_head: whether the checkpoint has them, else the target's serve.
       mask_token_id: the token of mask slots; None for a sequential head.
       trained_drafts: drafts per round that it was trained for, if the checkpoint says.
@@ -77,6 +79,8 @@ class Eagle3Config:
     norm_each_aux: bool = False
     norm_before_residual: bool = False
     norm_output: bool = False
+    norm_before_head: bool = True
+    fuse_bias: bool = False
     own_embedding: bool = False
     own_head: bool = True
     mask_token_id: int | None = None
@@ -105,6 +109,10 @@ class Eagle3Config:
             require(right, "aux_layers", self.aux_layers, f"{self.num_aux_layers} layer ids of at least 0, ascending")
         if self.norm_before_fuse and self.norm_each_aux:
             raise ValueError("norm_before_fuse and norm_each_aux are both set: expected at most one of them")
+        if self.norm_output and not self.norm_before_head:
+            raise ValueError("norm_output is set and norm_before_head is not: expected a final norm to feed back from")
+        if self.fuse_bias and self.num_aux_layers == 0:
+            raise ValueError("fuse_bias is set and num_aux_layers is 0: expected residual streams to fuse")
         if self.trained_drafts is not None:
             _require_count("trained_drafts", self.trained_drafts)
         mask = self.mask_token_id
@@ -128,8 +136,10 @@ class Eagle3Config:
     def num_parameters(self) -> int:
         c, D, E = self.layers, self.layers.hidden_size, self.feature_size
         count = _layers_only(c) + (c.num_heads + 2 * c.num_kv_heads) * c.head_dim * D  # the first layer's wider input
-        count += D + D  # its second norm, the final norm
-        count += D * E * bool(self.num_aux_layers) + E * (self.norm_before_fuse or self.norm_each_aux)
+        count += D + D * self.norm_before_head  # its second norm, the final norm
+        count += (
+            D * self.fuse_bias + D * E * bool(self.num_aux_layers) + E * (self.norm_before_fuse or self.norm_each_aux)
+        )
         count += c.vocab_size * D * self.own_embedding + self.draft_vocab_size * D * self.own_head
         return count + c.vocab_size * self.reduced + E * (self.mask_token_id is not None)
 

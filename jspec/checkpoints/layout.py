@@ -27,6 +27,8 @@ class Layout:
       shared_by: the key of config.json that says so.
       left_out: tensors that are understood and follow from others.
       aux_convention: what its layer ids were said to mean, if it lists any.
+      norm_output: what its ``norm_output`` means, if it has it.
+      notes: what the user ought to know of how it was read, a sentence each.
     """
 
     config: ModelConfig | HeadConfig
@@ -37,6 +39,8 @@ class Layout:
     shared_by: str = ""
     left_out: frozenset[str] = frozenset()
     aux_convention: str | None = None
+    norm_output: str | None = None
+    notes: tuple[str, ...] = ()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Parameter name -> shape."""
