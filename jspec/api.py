@@ -14,12 +14,13 @@ import numpy as np
 from tqdm import tqdm
 
 from jspec._arguments import is_int, require, resolve_names
+from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.loading import load_folder, read_draft_config, read_model_config
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.drafting.methods import NGRAM, drafter_for, method_of
 from jspec.engine.costs import CostTable
 from jspec.llm import LLM, Prompt, check_lossless
-from jspec.loading import Path, check_fit, find_folders, load_draft_module, within_reach
+from jspec.loading import Path, check_fit, find_folders, load_draft_module, with_positions, within_reach
 from jspec.memory import check_memory
 from jspec.models import build
 from jspec.results import Result
@@ -32,6 +33,8 @@ def load(
     draft: Path | None = None,
     *,
     aux_convention: str | None = None,
+    norm_output: str | None = None,
+    mask_token_id: int | None = None,
     speculation: Speculation | None = None,
     costs: CostTable | Path | None = None,
     max_batch: int = 8,
@@ -52,6 +55,8 @@ def load(
         smaller model with the same vocabulary, a PARD model, or an EAGLE, EAGLE-3, P-EAGLE, MLP or Medusa head.
       aux_convention: what the layer ids of an EAGLE-3 checkpoint count, ``input_of`` or ``output_of`` a layer; see
         ``jspec-convert --help``. Converted folders and ``speculators`` heads know it.
+      norm_output: what ``norm_output`` of an EAGLE-3 checkpoint means, ``recycled`` or ``before_head``; see there too.
+      mask_token_id: the token of a P-EAGLE head's mask slots, where its config.json does not name it.
       speculation: how drafts are made and judged; the default is ``Speculation()``.
       costs: what rounds cost, for ``num_draft_tokens="auto"``: a table or the path of one as JSON, see ``CostTable``.
         None lets the engine measure, in ``warmup`` or when the first prompts come.
@@ -64,7 +69,7 @@ def load(
       ValueError: an argument or a checkpoint that cannot be used; the message says which and what would be right.
       MemoryError: weights, cache and workspace do not fit, with the numbers, before anything is compiled.
     """
-    speculation = speculation or Speculation()
+    speculation, options = speculation or Speculation(), HeadOptions(aux_convention, norm_output, mask_token_id)
     check_lossless(speculation)
     if draft == NGRAM and speculation.draft_temperature is not None:
         raise ValueError(
@@ -86,17 +91,18 @@ def load(
     tokenizer = load_tokenizer(target_path)
     draft_config = None
     if draft_path is not None:
-        draft_config = read_draft_config(draft_path, aux_convention)
+        draft_config = read_draft_config(draft_path, **dataclasses.asdict(options))
         speculation = within_reach(speculation, draft_config)
-        check_fit(target_config, draft_config, tokenizer, load_tokenizer(draft_path))
+        check_fit(target_config, draft_config, tokenizer, draft_path)
+        draft_config = with_positions(target_config, draft_config, config.max_len)
     how = NGRAM if draft == NGRAM else draft_config
     K = 0 if how is None else speculation.most_draft_tokens
     check_memory(target_config, draft_config, config, width or K + 1)
     seconds = None if costs is None else _seconds(costs, method_of(how), speculation, max_batch)
 
     model, head = build(*load_folder(target_path, config.dtype), config.dtype), None
-    if draft_path is not None:
-        how, head = load_draft_module(draft_path, config.dtype, aux_convention, model)
+    if draft_path is not None and draft_config is not None:
+        how, head = load_draft_module(draft_path, config.dtype, options, draft_config, model)
     make_drafter = drafter_for(how, target_config, speculation)
     return LLM(model, head, make_drafter, method_of(how), tokenizer, speculation, config, seconds)
 

@@ -48,6 +48,7 @@ class Engine:
     Attributes:
       num_draft_tokens: K, the largest if there are several.
       width: rows that the target reads per round, for that K.
+      longest_text: tokens of the longest text after which the drafter can draft, None if it has no limit.
       num_compilations: programs compiled so far.
       controller: what chooses K; None if there is no choice, or before costs are known.
     """
@@ -65,6 +66,7 @@ class Engine:
     ):
         drafter = make_drafter(target, draft_model)
         self.config, self.num_draft_tokens = config, drafter.num_draft_tokens
+        self.longest_text = drafter.longest_text
         self.width = config.width or self.num_draft_tokens + 1
         if self.width <= self.num_draft_tokens:
             raise ValueError(
