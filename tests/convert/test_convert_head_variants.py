@@ -102,6 +102,12 @@ def test_a_prefix_that_nobody_knows_is_named(tmp_path):
             load_draft(folder)
 
 
+def test_a_model_with_drafting_layers_of_its_own_is_no_prefixed_head(tmp_path):
+    folder = resave(tiny_checkpoint(tmp_path / "src"), add={"mtp.fc.weight": np.zeros((64, 128), np.float32)})
+    with pytest.raises(Refusal, match=r"tensor 'mtp.fc.weight' has no place in LlamaForCausalLM"):
+        load_draft(folder)
+
+
 def test_a_tensor_with_and_without_the_prefix(tmp_path):
     folder = resave(heads.eagle3(tmp_path / "src"), add={"model.fc.weight": np.zeros((64, 192), np.float32)})
     with pytest.raises(Refusal, match=r"both 'fc.weight' and 'model.fc.weight'"):
@@ -307,6 +313,8 @@ def test_a_bias_of_the_fusing_map(tmp_path, target):
     config, params = load_draft(folder)
     assert config == dataclasses.replace(read_draft_config(heads.eagle3(tmp_path / "plain")), fuse_bias=True)
     assert config.num_parameters == sum(array.size for array in params.values())
+    assert read_draft_config(resave(folder, bias=True)) == config
+    assert not read_draft_config(resave(tmp_path / "plain", bias=True)).fuse_bias  # left over from an EAGLE config
     head, plain = build_head(config, params), build_head(*load_draft(tmp_path / "plain"))
     embedded, features, positions = inputs(target, head)
     expected = plain.logits(
@@ -430,7 +438,11 @@ def test_norm_output_needs_a_meaning(tmp_path, target, value, meaning):
 
 
 def test_where_norm_output_is_settled(tmp_path):
-    """Nothing has to be said where the key is absent or the format says it, and nothing else may be."""
+    """Nothing has to be said where the key is absent, the format says it or nothing is fed back, and nothing else may
+    be."""
+    assert read_draft_config(heads.p_eagle(tmp_path / "masks", norm_output=True)).norm_before_head
+    with pytest.raises(Refusal, match="norm_output=False can mean"):
+        read_draft_config(heads.p_eagle(tmp_path / "masks", norm_output=False))
     assert not read_draft_config(heads.eagle3(tmp_path / "absent")).norm_output
     assert not read_draft_config(tmp_path / "absent", norm_output="recycled").norm_output
     said = heads.speculators(tmp_path / "speculators", norm_output=True)

@@ -76,7 +76,7 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
     inner = fields.nested("eagle_config")
     settings = Settings((inner, fields) if inner else (fields,))
     aux_layers = native_aux_layers(settings.of(IDS), options.aux_convention)
-    norm_output = _norm_convention(fields, settings.of(NORM_KEY), options.norm_output)
+    norm_output = _norm_convention(fields, settings.of(NORM_KEY), options.norm_output, tensors)
     norm = native_norm(settings, tensors, norm_output)
     parallel = "peagle" in str(fields.raw.get("architectures")).lower() or fields.flag("parallel_drafting")
     if "Qwen3" in str(fields.raw.get("architectures")) and not any("q_norm" in name for name in tensors):
@@ -101,7 +101,7 @@ def _layers(fields: Fields, tensors: Iterable[str]) -> Fields:
     return fields
 
 
-def _norm_convention(fields: Fields, place: Fields, said: str | None) -> str | None:
+def _norm_convention(fields: Fields, place: Fields, said: str | None, tensors: Iterable[str]) -> str | None:
     """What ``norm_output`` means here, one of ``NORM_OUTPUTS``; None if config.json does not have it."""
     value = place.raw.get(NORM_KEY)
     if value is None:
@@ -113,6 +113,8 @@ def _norm_convention(fields: Fields, place: Fields, said: str | None) -> str | N
                 "fed back; expected 'recycled' or nothing"
             )
         return "recycled"
+    if said is None and value and MASK in tensors:
+        return "recycled"  # of a head that feeds nothing back, both meanings are the same
     if said is None:
         head = "reads the normed output" if value else "reads the output without a norm"
         raise Refusal(
@@ -204,7 +206,7 @@ def build(
         norm_before_residual=settings.of("norm_before_residual").flag("norm_before_residual"),
         norm_output=norm.recycled,
         norm_before_head=norm.before_head,
-        fuse_bias=num_aux_layers > 0 and by_presence(settings.of("bias"), "bias", "fc.bias", tensors),
+        fuse_bias=_fuse_bias(settings, tensors),
         own_embedding=EMBEDDING in tensors,
         own_head=OUTPUT_HEAD in tensors,
         mask_token_id=settings.mask_token(layers.vocab_size, mask_token_id) if mask else None,
@@ -292,6 +294,15 @@ def _num_aux_layers(
     if settings.of("num_aux_hidden_states").integer("num_aux_hidden_states", count) != count:
         raise settings.of("num_aux_hidden_states").refuse("num_aux_hidden_states", f"{count}, as 'fc.weight' has")
     return count
+
+
+def _fuse_bias(settings: Settings, tensors: Iterable[str]) -> bool:
+    """Whether ``fc`` has a bias: the tensor decides. ``bias`` may be left over from an EAGLE config, where it means its
+    own ``fc``; the authors' EAGLE-3 class does not look at it."""
+    place, present = settings.of("bias"), "fc.bias" in tensors
+    if present and not place.flag("bias", True):
+        raise place.refuse("bias", "true, because tensor 'fc.bias' is there")
+    return present
 
 
 def _token(place: Fields, name: str, vocab_size: int, said: int | None) -> int:

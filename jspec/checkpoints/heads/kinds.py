@@ -18,6 +18,10 @@ from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLP
 # What would be taken for something else -> whether config.json or a tensor's name says so.
 _UNSUPPORTED: tuple[tuple[str, Callable[[Fields, Iterable[str]], bool]], ...] = (
     ("DFlash heads", lambda fields, names: "dflash" in _architectures(fields) or "hidden_norm.weight" in names),
+    (
+        "EAGLE heads of NeMo Automodel, which have norms around their layer,",
+        lambda fields, _: "llamaeagledraftmodel" in _architectures(fields),
+    ),
     ("Hydra heads", lambda fields, names: "hydra_num_heads" in fields.raw or any("hydra" in name for name in names)),
     ("PARD-2 models", lambda fields, names: any(key.startswith("pard2") for key in fields.raw)),
 )

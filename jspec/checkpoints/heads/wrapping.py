@@ -5,7 +5,7 @@ heads whose config.json is ``{"model_type": "eagle", "model": {the config of the
 "truncated_vocab_size": ..}``, and dropped up to two such prefixes. That engine fed zeros into slot 0, which no other
 reader does, and neither does jspec."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from jspec.checkpoints.fields import Fields
@@ -73,7 +73,9 @@ def plain_names(fields: Fields, names: Iterable[str]) -> dict[str, str]:
     return plain
 
 
-def _require_no_prefix(fields: Fields, names: Iterable[str]):
+def _require_no_prefix(fields: Fields, names: Collection[str]):
+    if any(name.startswith("model.layers.") for name in names):
+        return  # a language model, which may have layers of its own for drafting
     for name in names:
         for mark in _OF_HEADS:
             if name.endswith(f".{mark}"):
