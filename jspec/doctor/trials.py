@@ -107,14 +107,13 @@ def _correct(config: Eagle3Config, head, target, tokens, features, K: int) -> ja
     """bool ``[K, S]``: whether draft d after slot t is token t + 2 + d of int32 ``[S]``, if those before it are."""
     S = tokens.shape[0]
     slots, cache = jnp.arange(S, dtype=jnp.int32), ((),) * config.layers.num_layers
-    fused, masked = head.fuse(features), None
-    if config.method == "parallel":
-        masked = head.fuse(head.mask_hidden[...].reshape(1, 1, -1))
+    fused, mask = head.fuse(features), config.mask_token_id
+    masked = fused if mask is None else head.fuse(head.mask_hidden[...].reshape(1, 1, -1))
     right = []
     for depth in range(K):
         view, following = Branches(slots, depth), jnp.roll(tokens, -depth - 1)[None]
-        if depth and masked is not None:
-            following, fused = jnp.full_like(following, config.mask_token_id), jnp.broadcast_to(masked, fused.shape)
+        if depth and mask is not None:
+            following, fused = jnp.full_like(following, mask), jnp.broadcast_to(masked, fused.shape)
         hidden, cache = head(head.embed(following, target), fused, view.positions(1), cache, view)
         drafts = jnp.argmax(head.logits(hidden, target), axis=-1)[0]
         right.append(drafts == jnp.roll(tokens, -depth - 2))

@@ -27,7 +27,10 @@ def from_json(stored: dict[str, Any], where: str) -> HeadConfig:
       Refusal: ``stored`` is no such object; ``where`` is the file that it comes from.
     """
     try:
-        values = {RENAMED_FIELDS.get(name, name): value for name, value in stored["config"].items()}
+        values: dict[str, Any] = dict(stored["config"])
+        for old, new in RENAMED_FIELDS.items():
+            if old in values:
+                values[new] = values.pop(old)
         for key in ("layers", "model"):
             if key in values:
                 values[key] = _model(values[key])
