@@ -2,17 +2,18 @@
 PYTHON ?= python3
 VENV ?= .venv
 CUDA ?= cuda13
+JAX ?=
 WORKERS ?= 2
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test long gpu lint types smoke docs clean
+.PHONY: demo test long gpu lint types smoke docs tables clean
 
 demo: $(VENV)/run
 	$(BIN)/jspec demo
 
 test: $(VENV)/test  # everything but the long statistical tier and what needs a GPU
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 long: $(VENV)/test  # the statistical tests at full power, minutes each
 	$(BIN)/python -m pytest -m long
@@ -27,15 +28,22 @@ lint: $(VENV)/dev
 types: $(VENV)/dev
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# Lowering of the kernels, the decode step as XLA compiles it for a card that is not here, and one trip through every layer,
-# for other versions of Python and jax.
+# Lowering of the kernels, the decode step as XLA compiles it for a card that is not here, and a trip through every layer,
+# with another Python or jax in an environment of its own:
+#     make smoke PYTHON=python3.12 JAX=0.12.0.1 VENV=.venv312-jax0.12.0.1
+SMOKE = tests/pallas/test_lowering.py tests/pallas/test_triton.py tests/pallas/test_norm.py tests/compiled \
+	tests/test_api.py tests/test_greedy.py
 smoke: export JAX_PLATFORMS = cpu
 smoke: export JAX_SKIP_CUDA_CONSTRAINTS_CHECK = 1
 smoke: $(VENV)/smoke
-	$(BIN)/python -m pytest tests/pallas tests/compiled tests/test_api.py tests/test_engine.py
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(SMOKE)
 
-docs: $(VENV)/test  # the tables and plots under docs/ that come from measurements
-	$(BIN)/python -m benchmarks.drafters
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(VENV)/docs  # the site, in build/site; a broken link is an error
+	$(BIN)/python -m mkdocs build --quiet --strict
+
+tables: $(VENV)/test  # every table of figures in README and docs, from benchmarks/results
+	$(BIN)/python -m benchmarks.tables
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -45,7 +53,7 @@ $(VENV)/run: pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/smoke: pyproject.toml | $(VENV)/bin/python
-	$(PIP) --editable '.[test]'
+	$(PIP) --editable '.[test]' $(if $(JAX),jax==$(JAX))
 	version=$$($(BIN)/python -c 'import jax; print(jax.__version__)'); \
 	$(PIP) --no-deps jax-$(CUDA)-plugin==$$version jax-$(CUDA)-pjrt==$$version \
 	|| echo "no CUDA plugin: tests/compiled will be left out"
@@ -57,6 +65,10 @@ $(VENV)/test: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/gpu: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable '.[test,$(CUDA)]'
+	@touch $@
+
+$(VENV)/docs: pyproject.toml | $(VENV)/bin/python
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 $(VENV)/dev: pyproject.toml | $(VENV)/bin/python

@@ -1,18 +1,25 @@
 """Attention over the paged cache on a GPU: is the kernel right, and how far is it from reading the live slots once?
 
-``python -m benchmarks.attention`` needs an NVIDIA GPU; ``--sweep`` times other tilings as well, ``--smoke`` runs it
-small on any machine, with interpreted kernels and meaningless times. Exits 1 if the kernel is wrong."""
+    python -m benchmarks.attention                  # needs an NVIDIA GPU
+    python -m benchmarks.attention --sweep          # times other tilings as well
+    python -m benchmarks.attention --json FILE      # also writes a result, see benchmarks/results.py
+    python -m benchmarks.attention --smoke          # small and anywhere: interpreted kernels, meaningless times
+
+It exits 1 if the kernel is wrong. The floor of a time is that of reading the keys and values of the live slots once, at the
+read rate that is measured first. A figure's key in the result is its shape; times are in microseconds."""
 
 import argparse
 import functools
 import math
+import pathlib
 import sys
 from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.verify import BANDWIDTH, FULL, L2_BYTES, SMOKE, seconds_per_call
+from benchmarks import bandwidth, results
+from benchmarks.verify import FULL, L2_BYTES, SMOKE, seconds_per_call
 from jspec.pallas.attention import paged_attention_kernel, paged_attention_reference
 from jspec.pallas.flash import Tiling
 
@@ -22,7 +29,7 @@ MOST_COPIES = 16
 
 @dataclass(frozen=True)
 class Shape:
-    """T queries in each of B rows, at the end of ``live`` slots of a cache with room for ``max_len``."""
+    """T query tokens in each of B rows. They are the last of ``live`` cache slots, of which there are ``max_len``."""
 
     B: int
     T: int
@@ -36,12 +43,12 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """Of the keys and values that have to be read, in bfloat16."""
+        """How many bytes of keys and values have to be read, in bfloat16."""
         return 2 * 2 * self.B * self.live * self.G * self.H
 
     @property
     def copies(self) -> int:
-        """Different pages of a timed loop: in a step, the weights push the cache out of L2."""
+        """How many sets of pages a timed loop goes through: in a decode step too, the weights push the cache out of L2."""
         return min(max(2, math.ceil(2 * L2_BYTES / self.bytes)), MOST_COPIES)
 
     def __str__(self):
@@ -137,19 +144,24 @@ def kernel(shape: Shape, tiling: Tiling | None, interpret: bool):
     return functools.partial(paged_attention_kernel, window=shape.window, tiling=tiling, interpret=interpret)
 
 
-def measure(shapes, sizes, interpret: bool):
-    print(f"\nbfloat16, 32/8 heads of 128; floor: live slots read once at {BANDWIDTH / 1e12} TB/s; times in us")
+def measure(shapes, sizes, interpret: bool, result: results.Result):
+    """Print a line for each shape and put its time into ``result``."""
+    rate = result.device["bandwidth"]
+    print(f"\nbfloat16, 32/8 heads of 128; floor: live slots read once at {rate / 1e9:,.0f} GB/s; times in us")
     print(f"{'B x T, live of max_len':<24} {'MB':>6} {'floor':>6} {'kernel':>7} {'ratio':>6} {'reference':>7}")
     for shape in shapes:
         calls = timed_inputs(shape)
         reference = functools.partial(paged_attention_reference, window=shape.window)
         functions = kernel(shape, None, interpret), reference
         took, by_reference = (1e6 * seconds_per_call(f, calls, POSITIONS, sizes) for f in functions)
-        floor = 1e6 * shape.bytes / BANDWIDTH
+        floor = 1e6 * shape.bytes / rate
         print(
             f"{shape} {shape.bytes / 1e6:>6.1f} {floor:>6.1f} {took:>7.1f} {took / floor:>6.2f} {by_reference:>7.1f}",
             flush=True,
         )
+        key = " ".join(str(shape).split())
+        result.measured[key], result.floors[key] = took, floor
+        result.details[key] = {"unit": "us", "bytes": shape.bytes, "reference": by_reference}
 
 
 def measure_tilings(shapes, tilings, sizes, interpret: bool):
@@ -173,13 +185,18 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="small shapes, interpreted kernels, any machine")
     parser.add_argument("--sweep", action="store_true", help="time other tilings too")
     parser.add_argument("--only", choices=("check", "time"), help="one half of it")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
     args = parser.parse_args()
     if not args.smoke and jax.default_backend() != "gpu":
         parser.error("no GPU: the kernel is compiled for NVIDIA GPUs; --smoke runs a small interpreted version here")
     shapes, odd, sizes, seeds = (TINY, (), SMOKE, 1) if args.smoke else (SHAPES, ODD, FULL, 3)
     good = args.only == "time" or check((*shapes, *odd), ("bfloat16", "float32"), seeds, args.smoke)
     if args.only != "check":
-        measure(shapes, sizes, args.smoke)
+        rates, rate = bandwidth.for_floors(None)
+        result = results.begin("attention", {"dtype": "bfloat16", "smoke": args.smoke}, rate, rates)
+        measure(shapes, sizes, args.smoke, result)
+        if args.json:
+            results.write(result, args.json)
     if args.sweep:
         measure_tilings(shapes, sweep()[:1] if args.smoke else sweep(), sizes, args.smoke)
     return 0 if good else 1

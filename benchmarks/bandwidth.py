@@ -1,4 +1,4 @@
-"""How fast this device reads and copies memory: ``python -m benchmarks.bandwidth``. Floors are bytes over the read
+"""How fast this device reads and copies memory: ``python -m benchmarks.bandwidth``. Floors are counted at the read
 rate."""
 
 import functools
@@ -26,7 +26,7 @@ def sum_by_xla(x, floor):
 
 
 def sum_by_pallas(x, floor, interpret: bool = False):
-    """The same, a program to a row."""
+    """The same by a Pallas kernel, with a program for each row of the array."""
 
     def kernel(x_ref, floor_ref, out_ref):
         row, least = pl.program_id(0), floor_ref[0]
@@ -53,7 +53,7 @@ def seconds(function: Callable, *args, repeats: int) -> float:
 
 
 def rates(small: bool = False) -> dict[str, float]:
-    """Bytes per second by way: reading with two kernels, and a copy, whose reads and writes both count."""
+    """Bytes per second of reading with either kernel, and of a copy, where reads and writes both count."""
     size = SMALL if small else ARRAY_BYTES
     arrays = jax.jit(lambda: [jnp.full((size // (4 * ROW), ROW), i, jnp.float32) for i in range(ARRAYS)])()
 

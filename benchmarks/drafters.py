@@ -1,42 +1,41 @@
-"""Every drafter of the shipped family: how much of it is accepted by temperature and rule, and how fast rounds are.
+"""Every drafter of the shipped family: how many of its drafts are accepted by temperature and rule, and how fast rounds
+are.
 
-    python -m benchmarks.drafters          # writes docs/drafters.md, .png and .json; half an hour on two cores
-    python -m benchmarks.drafters --only eagle3 mlp     # these alone, the rest from docs/drafters.json
-    python -m benchmarks.drafters --rates               # how fast rounds are, again, and nothing else
+    python -m benchmarks.drafters                       # all of them; half an hour on two cores
+    python -m benchmarks.drafters --only eagle3 mlp     # these alone
+    python -m benchmarks.drafters --rates               # how fast rounds are, and nothing else
 
-Prompts are pieces of standard-library files that the family was not trained on, completions a fixed number of tokens.
+It writes a result into benchmarks/results/, from which ``python -m benchmarks.tables`` makes docs/drafters.md and its plot;
+what a run leaves out is taken from earlier results. Prompts are pieces of standard-library files that the family was not
+trained on, completions a fixed number of tokens.
 """
 
 import argparse
 import dataclasses
 import functools
-import json
 import operator
-import platform
 import sysconfig
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-import matplotlib
 
 import jspec
+from benchmarks import results
 from benchmarks.expected import Recorder, Texts
+from benchmarks.markdown import paragraph, table
 from family.corpus import is_held_out, read_sources
 from jspec.checkpoints.loading import load_folder
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.demo import FAMILY, drafters
-from jspec.drafting.drawing import ARGMAX_BELOW
-from jspec.drafting.methods import NGRAM, drafter_for
+from jspec.drafting.methods import drafter_for
 from jspec.llm import LLM
 from jspec.loading import load_draft_module
 from jspec.models import build
+from jspec.registry import NGRAM, argmax_below
 
-matplotlib.use("Agg")
-from matplotlib import pyplot
-
-DOCS = Path(__file__).parents[1] / "docs"
 TEMPERATURES = (0.0, 0.3, 0.5, 0.7, 1.0, 1.3, 1.5, 2.0)
 K = 4
 PROMPT_TOKENS = 48
@@ -50,15 +49,15 @@ WAYS = {
 
 @dataclasses.dataclass
 class Measured:
-    """Of one drafter; lists have an entry per temperature.
+    """The figures of one drafter; lists have an entry for each temperature.
 
     Attributes:
       method: how it drafts.
       num_draft_tokens: K.
-      lengths: way -> acceptance length, the bonus or correction token included.
-      positions: way -> share of rounds that accept draft 1 to K.
+      lengths: way of drafting and rule -> acceptance length, the bonus or correction token included.
+      positions: way of drafting and rule -> share of rounds that accept draft 1 to K.
       expected: rule -> acceptance length by exact expectation over the coins, on the same rounds of sampled drafts.
-      rounds_per_second: row rounds per second of a batch of 8 at temperature 1, on this machine.
+      rounds_per_second: rounds per second, summed over the 8 rows of a batch at temperature 1, on this machine.
     """
 
     method: str
@@ -88,25 +87,25 @@ def load(name: str, verify: str, draft_sampling: str) -> LLM:
 
 
 def accepted(llm: LLM, batch: list[list[int]], max_tokens: int) -> list[jspec.Stats]:
-    """Rounds of all prompts together, one entry per temperature."""
-    rows = [(t, prompt) for t in TEMPERATURES for prompt in batch]
-    params = [jspec.SamplingParams(temperature=t, max_tokens=max_tokens, ignore_eos=True) for t, _ in rows]
-    results = jspec.generate(llm, [prompt for _, prompt in rows], params, key=jax.random.key(0))
-    assert isinstance(results, list)
-    stats = [result.stats for result in results]
+    """The counts of all prompts together, an entry for each temperature."""
+    requests = [(t, prompt) for t in TEMPERATURES for prompt in batch]
+    params = [jspec.SamplingParams(temperature=t, max_tokens=max_tokens, ignore_eos=True) for t, _ in requests]
+    texts = jspec.generate(llm, [prompt for _, prompt in requests], params, key=jax.random.key(0))
+    assert isinstance(texts, list)
+    stats = [text.stats for text in texts]
     n = len(batch)
     return [functools.reduce(operator.add, stats[i * n : (i + 1) * n]) for i in range(len(TEMPERATURES))]
 
 
 def rounds_per_second(llm: LLM, batch: list[list[int]]) -> float:
-    """Row rounds per second of eight prompts at temperature 1, the better of two runs."""
+    """Rounds per second, summed over eight rows at temperature 1, the better of two runs."""
     params = jspec.SamplingParams(max_tokens=64, ignore_eos=True)
     rates = []
     for _ in range(2):
         started = time.perf_counter()
-        results = jspec.generate(llm, batch[:8], params, key=jax.random.key(1))
-        assert isinstance(results, list)
-        rates.append(sum(r.stats.num_steps for r in results) / (time.perf_counter() - started))
+        texts = jspec.generate(llm, batch[:8], params, key=jax.random.key(1))
+        assert isinstance(texts, list)
+        rates.append(sum(text.stats.num_steps for text in texts) / (time.perf_counter() - started))
     return max(rates)
 
 
@@ -139,71 +138,88 @@ def expected(name: str, batch: list[list[int]], max_tokens: int) -> dict[str, li
     return {"rejection": [pair[0] for pair in pairs], "block": [pair[1] for pair in pairs]}
 
 
-ARGMAX_OR_SAMPLED = """
-## Argmax or sampled drafts
+ARGMAX_OR_SAMPLED = """An argmax draft is accepted with probability p(draft), which falls as the target's distribution
+flattens. A sampled draft is accepted with probability sum of min(p, q), the overlap of both distributions, which stays high
+because the draft's distribution flattens too. Where the draft's distribution is far from the target's, the overlap is small
+and the likeliest token stays the better draft up to a higher temperature. This is so for `parallel` and `medusa`, whose
+drafts do not depend on each other. `draft_sampling="auto"` therefore has a temperature for each method from which on it
+samples, chosen by these figures:"""
 
-An argmax draft passes with probability p(draft), which falls as the target's distribution flattens. A sampled draft
-passes with the overlap of both distributions, the sum of min(p, q), which stays high because the draft's distribution
-flattens too. Where the draft's distribution is far from the target's, the overlap is small and the likeliest token is the
-better bet for longer: so the marginal drafters, `parallel` and `medusa`, whose drafts do not see each other, change
-over later. `draft_sampling="auto"` samples from a temperature of its own for each method, and these figures are what it
-rests on:
-
-| drafter | method | sampled drafts are ahead from | `auto` samples from |
-|---|---|---|---|"""
-
-BY_EXPECTATION = """
-## `block` against `rejection`, by exact expectation
-
-The same rounds of sampled drafts, judged by both rules; the coins are not thrown but averaged over. With r the ratio
-p / q of a draft, `rejection` accepts the sum over i of the product of min(r, 1), and `block` the sum of its w, which is
-never the smaller (Sun et al., 2024).
-"""
+BY_EXPECTATION = """Both rules judge the same rounds of sampled drafts; the coins are not thrown but averaged over.
+With r_i the
+ratio p / q of draft i, the expected number of accepted drafts is the sum over i of min(r_1, 1) ... min(r_i, 1) under
+`rejection`, and the sum over i of w_i with w_i = min(w_{i-1} r_i, 1) under `block`, which is never smaller (Sun et al.,
+2024)."""
 
 
-def report(found: dict[str, Measured], plain: float, count: int, max_tokens: int) -> str:
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """The drafters of several runs side by side.
+
+    Attributes:
+      drafters: by name, in the order of the tables.
+      plain: rounds per second of plain decoding, as ``Measured.rounds_per_second`` counts them.
+      last: the run that was the last.
+    """
+
+    drafters: dict[str, Measured]
+    plain: float
+    last: results.Result
+
+
+def comparison_of(found: Sequence[results.Result]) -> Comparison:
+    """What was measured last of every drafter. The results are in order, the earliest first."""
+    fields, plain = {}, 0.0
+    for one in found:
+        plain = one.measured["plain_rounds_per_second"]
+        for name, measured in one.measured["drafters"].items():
+            fields[name] = fields.get(name, {}) | measured
+    names = [name for name in (*drafters(FAMILY), NGRAM) if name in fields]
+    return Comparison({name: Measured(**fields[name]) for name in names}, plain, found[-1])
+
+
+def markdown(found: Comparison) -> str:
     """docs/drafters.md."""
-    versions = f"Python {platform.python_version()}, jax {jax.__version__}, {jax.default_backend()}, float32"
-    temperatures = " | ".join(f"{t:g}" for t in TEMPERATURES)
-    head = f"""# Every drafter, by temperature and rule
+    last, how = found.last, found.last.settings
+    versions = f"Python {last.versions['python']}, jax {last.versions['jax']}, {last.device['kind']}, {how['dtype']}"
+    written = f"""Measured by `python -m benchmarks.drafters` ({versions}); written by `python -m benchmarks.tables` from
+    [`benchmarks/results/`](../benchmarks/results)."""
+    introduction = f"""The shipped family, K = {K} (three Medusa heads give K = 3). An acceptance length is the number
+    of tokens
+    that a round gives, the bonus or correction token included, so plain decoding is at 1.00. {how["prompts"]} prompts of
+    {how["prompt_tokens"]} tokens are from standard-library files held out of training; each gets {how["max_tokens"]} new
+    tokens, without top-k, top-p or min-p. Rounds per second are summed over the 8 rows of a batch on this CPU at temperature
+    1; plain decoding makes {found.plain:.0f}."""
+    overview = ("at temperature 0", "sampled, at 1", "by position, sampled, at 1", "rounds/s", "tokens/s against plain")
+    temperatures = [f"{t:g}" for t in TEMPERATURES]
+    each = found.drafters.items()
+    lengths = [(name, way, *(f"{x:.2f}" for x in row)) for name, m in each for way, row in m.lengths.items()]
+    expected = [(name, rule, *(f"{x:.3f}" for x in row)) for name, m in each for rule, row in m.expected.items()]
+    changes = ("drafter", "method", "sampled drafts are ahead from", "`auto` samples from")
+    parts = [
+        "# Every drafter, by temperature and rule",
+        paragraph(written),
+        paragraph(introduction),
+        "![acceptance length by temperature](drafters.png)",
+        table(("drafter", "method", *overview), [_overview(name, m, found.plain) for name, m in each]),
+        "## By temperature",
+        table(("drafter", "drafts, rule", *temperatures), lengths),
+        "## Argmax or sampled drafts",
+        paragraph(ARGMAX_OR_SAMPLED),
+        table(changes, [(name, m.method, *_changeover(m)) for name, m in each if m.expected]),
+        "## `block` against `rejection`, by exact expectation",
+        paragraph(BY_EXPECTATION),
+        table(("drafter", "rule", *temperatures), expected),
+    ]
+    return "\n\n".join(parts) + "\n"
 
-Written by `python -m benchmarks.drafters` ({versions}).
 
-The shipped family, K = {K} (three Medusa heads give K = 3): tokens per pass of the target, the bonus or correction token
-included, so plain decoding is 1.00. {count} prompts of {PROMPT_TOKENS} tokens from standard-library files held out of
-training, {max_tokens} new tokens each, no top-k, top-p or min-p. Row rounds per second are rounds times rows of a batch
-of 8 on this CPU at temperature 1; plain decoding makes {plain:.0f}.
-
-![acceptance length by temperature](drafters.png)
-
-| drafter | method | at temperature 0 | sampled, at 1 | by position, sampled, at 1 | row rounds/s | tokens/s against plain |
-|---|---|---|---|---|---|---|"""
-    by_temperature = [f"\n## By temperature\n\n| drafter | way | {temperatures} |", _rule(2 + len(TEMPERATURES))]
-    for name, m in found.items():
-        by_temperature += [_row(name, way, *(f"{x:.2f}" for x in lengths)) for way, lengths in m.lengths.items()]
-    changes = [_row(name, m.method, *_changeover(m)) for name, m in found.items() if m.expected]
-    expectations = [f"| drafter | rule | {temperatures} |", _rule(2 + len(TEMPERATURES))]
-    for name, m in found.items():
-        expectations += [_row(name, rule, *(f"{x:.3f}" for x in lengths)) for rule, lengths in m.expected.items()]
-    overview = [_overview(name, m, plain) for name, m in found.items()]
-    lines = [head, *overview, *by_temperature, ARGMAX_OR_SAMPLED, *changes, BY_EXPECTATION, *expectations]
-    return "\n".join(lines) + "\n"
-
-
-def _row(*cells) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _rule(cells: int) -> str:
-    return "|" + "---|" * cells
-
-
-def _overview(name: str, m: Measured, plain: float) -> str:
+def _overview(name: str, m: Measured, plain: float) -> tuple[str, ...]:
     at_one, way = TEMPERATURES.index(1.0), "sample, rejection" if m.expected else "argmax, rejection"
     length, rate = m.lengths[way][at_one], m.rounds_per_second
     positions = " ".join(f"{share:.2f}" for share in m.positions[way][at_one])
     greedy, gain = m.lengths["argmax, rejection"][0], length * rate / plain
-    return _row(name, m.method, f"{greedy:.2f}", f"{length:.2f}", positions, f"{rate:.0f}", f"{gain:.2f}")
+    return name, m.method, f"{greedy:.2f}", f"{length:.2f}", positions, f"{rate:.0f}", f"{gain:.2f}"
 
 
 def _changeover(m: Measured) -> tuple[str, str]:
@@ -212,26 +228,32 @@ def _changeover(m: Measured) -> tuple[str, str]:
     pairs = zip(m.lengths["argmax, rejection"], m.lengths["sample, rejection"], strict=True)
     last = max(i for i, (argmax, sample) in enumerate(pairs) if sample <= argmax or i == 0)  # at 0 both are the same
     ahead = f"{TEMPERATURES[last + 1]:g}" if last + 1 < len(TEMPERATURES) else "nowhere here"
-    return ahead, f"{ARGMAX_BELOW[m.method]:g}"
+    return ahead, f"{argmax_below(m.method):g}"
 
 
-def plot(found: dict[str, Measured], file: Path):
-    """A panel per drafter, a line per way."""
+def plot(found: Comparison, file: Path):
+    """A panel for each drafter, a line for each way of drafting and rule."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
     columns = 3
-    lines = -(-len(found) // columns)
+    lines = -(-len(found.drafters) // columns)
     figure, axes = pyplot.subplots(lines, columns, figsize=(11, 3 * lines), sharex=True, sharey=True, squeeze=False)
-    for panel, (name, m) in zip(axes.flat, found.items(), strict=False):
+    for panel, (name, m) in zip(axes.flat, found.drafters.items(), strict=False):
         for way, lengths in m.lengths.items():
             panel.plot(TEMPERATURES, lengths, marker=".", label=way)
         panel.set_title(name, fontsize=10)
         panel.grid(alpha=0.3)
-    for panel in axes.flat[len(found) :]:
+    for panel in axes.flat[len(found.drafters) :]:
         panel.axis("off")
     axes.flat[0].legend(fontsize=7)
     figure.supxlabel("temperature")
-    figure.supylabel("tokens per pass of the target")
+    figure.supylabel("tokens per round")
     figure.tight_layout()
     figure.savefig(file, dpi=100)
+    pyplot.close(figure)
 
 
 def main() -> None:
@@ -239,24 +261,27 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--only", nargs="+", metavar="DRAFTER")
-    parser.add_argument("--rates", action="store_true")
+    parser.add_argument("--rates", action="store_true", help="measure rounds per second alone")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the result, by default in benchmarks/results/")
     args = parser.parse_args()
+    settings = {"num_draft_tokens": K, "prompts": args.prompts, "prompt_tokens": PROMPT_TOKENS}
+    settings |= {"max_tokens": args.max_tokens, "temperatures": TEMPERATURES, "dtype": "float32"}
+    result = results.begin("drafters", settings)
+    file = args.json or results.RESULTS / f"drafters-{result.day}.json"
     batch = prompts(args.prompts)
-    stored = DOCS / "drafters.json"
-    known = {name: Measured(**m) for name, m in json.loads(stored.read_text()).items()} if stored.exists() else {}
-    everything = [*drafters(FAMILY), NGRAM]
-    for name in args.only or everything:
+    alone = jspec.load(FAMILY / "target", max_batch=8, max_len=128, page_size=32).warmup()
+    result.measured.update(plain_rounds_per_second=rounds_per_second(alone, batch), drafters={})
+    for name in args.only or [*drafters(FAMILY), NGRAM]:
         started = time.perf_counter()
         if args.rates:
-            known[name].rounds_per_second = rounds_per_second(load(name, "rejection", "sample"), batch)
+            how = ("argmax" if name == NGRAM else "sample", "rejection")
+            measured = {"rounds_per_second": rounds_per_second(load(name, how[1], how[0]), batch)}
         else:
-            known[name] = measure(name, batch, args.max_tokens)
-        print(f"{name}: {time.perf_counter() - started:.0f} s", known[name].lengths, flush=True)
-        stored.write_text(json.dumps({n: dataclasses.asdict(m) for n, m in known.items()}, indent=1) + "\n")
-    found = {name: known[name] for name in everything if name in known}
-    alone = jspec.load(FAMILY / "target", max_batch=8, max_len=128, page_size=32).warmup()
-    (DOCS / "drafters.md").write_text(report(found, rounds_per_second(alone, batch), len(batch), args.max_tokens))
-    plot(found, DOCS / "drafters.png")
+            measured = dataclasses.asdict(measure(name, batch, args.max_tokens))
+        result.measured["drafters"][name] = measured
+        print(f"{name}: {time.perf_counter() - started:.0f} s", measured, flush=True)
+        results.write(result, file)
+    print(f"wrote {file}")
 
 
 if __name__ == "__main__":

@@ -1,29 +1,31 @@
-"""Where speculation pays: what a round costs by batch size and number of drafts, and the speed-up by acceptance length.
+"""Where speculation pays: what a round costs by batch size and number of drafts, and the speed-up that follows from it by
+acceptance length.
 
-    python -m benchmarks.efficiency --method eagle3              # writes docs/efficiency-eagle3.json, .md and .png
-    python -m benchmarks.efficiency --batches 16 --drafts 0 4    # some rounds, the rest from the .json that is there
-    python -m benchmarks.efficiency --report                     # table and plot again, from the .json
-    python -m benchmarks.efficiency --smoke --out FOLDER         # tiny and anywhere, with meaningless times
+    python -m benchmarks.efficiency --method eagle3 --json FILE    # every batch and number of drafts; needs an NVIDIA GPU
+    python -m benchmarks.efficiency --batches 16 --drafts 0 4      # some rounds
+    python -m benchmarks.efficiency --smoke                        # tiny and anywhere, with meaningless times
 
-The .json is a table of costs for ``jspec.engine.costs``. Random models never agree, so drafts are accepted by chance
-("synthetic acceptance"); shapes are fixed, so a round does the same work however many are. K = 0 is plain decoding
-without a drafter, and speed-up is over it."""
+``--json`` writes a result, see benchmarks/results.py; its figures are seconds by batch size, then by K. Kept under
+benchmarks/results/, ``python -m benchmarks.tables`` makes a document, a plot and a table of costs for
+``jspec.load(costs=...)`` of it. Random models never agree, so drafts are accepted by chance ("synthetic acceptance"). Shapes
+are fixed, so a round does the same work however many drafts are accepted. K = 0 is plain decoding without a drafter;
+speed-up is over K = 0."""
 
 import argparse
 import dataclasses
-import importlib.util
-import json
 import pathlib
 import sys
+import time
+from collections.abc import Sequence
 
 import jax
 
-from benchmarks import bandwidth
+from benchmarks import bandwidth, results
+from benchmarks.markdown import paragraph, table
 from benchmarks.programs import Bench, Decoding
 from benchmarks.shapes import SHAPES
 
-DOCS = pathlib.Path(__file__).parents[1] / "docs"
-BATCHES, DRAFTS = (1, 4, 16, 64), tuple(range(9))
+BATCHES, DRAFTS = (1, 16, 64, 4), tuple(range(9))  # the most telling batch first
 LENGTHS = (1.5, 2.0, 2.5, 3.0)  # acceptance lengths, the bonus or correction token included
 ACCEPTANCE = 0.7
 START, NEW, SMALLER = 512, 256, 16
@@ -31,8 +33,9 @@ START, NEW, SMALLER = 512, 256, 16
 
 @dataclasses.dataclass
 class Costs:
-    """Of one drafter on one device; ``rounds``, ``floors`` and ``kernels`` are by batch size, then by K, as JSON has
-    them.
+    """What rounds of one drafter cost on one kind of device.
+
+    ``rounds``, ``floors`` and ``kernels`` are by batch size, then by K, both as strings, as JSON has them.
 
     Attributes:
       device, method, shape, dtype: what was measured.
@@ -41,6 +44,7 @@ class Costs:
       rounds: seconds of a round.
       floors: the least that it could take.
       kernels: its launches.
+      measured_in: the run that the rounds of a batch size were measured in.
     """
 
     device: str
@@ -52,12 +56,12 @@ class Costs:
     rounds: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     floors: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     kernels: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    measured_in: dict[str, results.Result] = dataclasses.field(default_factory=dict)
 
-    def put(self, batch: int, K: int, seconds: float, floor: float, kernels: int):
-        for table, value in ((self.rounds, seconds), (self.floors, floor), (self.kernels, kernels)):
-            row = table.setdefault(str(batch), {})
-            row[str(K)] = value
-            table[str(batch)] = dict(sorted(row.items(), key=lambda item: int(item[0])))
+    @property
+    def table(self) -> dict:
+        """The table of costs that ``jspec.engine.costs.CostTable`` reads."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[:-1]}
 
     def speed_up(self, batch: str, K: str, length: float, floors: bool = False) -> float | None:
         """Tokens per second over those of plain decoding, or None if no round gives so many or one was not measured."""
@@ -66,37 +70,56 @@ class Costs:
             return None
         return length * row["0"] / row[K]
 
+    def break_even(self, batch: str, K: str) -> float:
+        """The acceptance length from which on K drafts give more tokens per second than plain decoding."""
+        return self.rounds[batch][K] / self.rounds[batch]["0"]
 
-def of_same(file: pathlib.Path, fresh: Costs) -> Costs:
-    """What ``file`` has of the same device, drafter and shape, else ``fresh``."""
-    if not file.exists():
-        return fresh
-    stored = Costs(**json.loads(file.read_text()))
-    same = ("device", "method", "shape", "dtype", "synthetic_acceptance")
-    return stored if all(getattr(stored, name) == getattr(fresh, name) for name in same) else fresh
+
+def costs_of(found: Sequence[results.Result]) -> Costs:
+    """The costs in several runs of one method on one kind of device, the earliest run first.
+
+    Rounds of a batch size are compared with each other, so they are all of one run: the one that has most of them, and of
+    several the last.
+    """
+    last = found[-1]
+    settings = (last.settings[name] for name in ("method", "shape", "dtype", "synthetic_acceptance"))
+    costs = Costs(last.device["kind"], *settings, last.device["bandwidth"])
+    for batch in sorted({batch for one in found for batch in one.measured}, key=int):
+        one = max((one for one in found if batch in one.measured), key=lambda one: (len(one.measured[batch]), one.date))
+        tables = (costs.rounds, one.measured), (costs.floors, one.floors), (costs.kernels, one.details["kernels"])
+        for by_batch, measured in tables:
+            by_batch[batch] = dict(sorted(measured[batch].items(), key=lambda item: int(item[0])))
+        costs.measured_in[batch] = one
+    return costs
 
 
 def markdown(costs: Costs) -> str:
-    """The table, a section per batch size."""
-    lines = [
-        f"# What rounds cost: {costs.shape}, {costs.method}",
-        f"\nWritten by `python -m benchmarks.efficiency --method {costs.method}` on {costs.device}, {costs.dtype}, random "
-        f"weights, synthetic acceptance {costs.synthetic_acceptance:g} of every draft.\nFloors are at "
-        f"{costs.bandwidth / 1e9:,.0f} GB/s. Speed-up is in tokens per second over K = 0, at an acceptance length (bonus "
-        "token included).",
-        f"\n![Speed-up by drafts per round](efficiency-{costs.method}.png)",
-    ]
-    for batch, row in sorted(costs.rounds.items(), key=lambda item: int(item[0])):
-        lengths = " | ".join(f"x at {length:g}" for length in LENGTHS)
-        lines += [f"\n## Batch {batch}\n", f"| K | ms a round | floor | ratio | launches | {lengths} |"]
-        lines.append("|" + "---|" * (5 + len(LENGTHS)))
-        for K, seconds in row.items():
-            floor = costs.floors[batch][K]
-            found = [costs.speed_up(batch, K, length) for length in LENGTHS if K != "0"] or [None] * len(LENGTHS)
-            cells = [K, f"{1e3 * seconds:.3f}", f"{1e3 * floor:.3f}", f"{seconds / floor:.2f}", costs.kernels[batch][K]]
-            cells += ["-" if x is None else f"{x:.2f}" for x in found]
-            lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines) + "\n"
+    """docs/efficiency-<method>.md: a section for each batch size."""
+    introduction = f"""Measured by `python -m benchmarks.efficiency --method {costs.method}` on {costs.device},
+    {costs.dtype},
+    random weights, synthetic acceptance {costs.synthetic_acceptance:g} of every draft; written by `python -m
+    benchmarks.tables` from [`benchmarks/results/`](../benchmarks/results). The floor is the time in which what a round needs
+    can be read and multiplied. Speed-up is in tokens per second over K = 0, at an acceptance length (bonus token included).
+    The same round times are in [efficiency-{costs.method}.json](efficiency-{costs.method}.json), for
+    `jspec.load(costs=...)`."""
+    parts = [f"# What rounds cost: {costs.shape}, {costs.method}", paragraph(introduction)]
+    parts.append(f"![Speed-up by drafts per round](efficiency-{costs.method}.png)")
+    columns = ("K", "ms a round", "floor", "ratio", "launches", *(f"x at {length:g}" for length in LENGTHS))
+    for batch, row in costs.rounds.items():
+        one = costs.measured_in[batch]
+        commit = f", commit {one.code}" if one.commit else ""
+        where = f"Measured {one.day} with jax {one.versions['jax']}{commit}; floors at"
+        parts += [f"## Batch {batch}", f"{where} {one.device['bandwidth'] / 1e9:,.0f} GB/s."]
+        parts.append(table(columns, (_cells(costs, batch, K) for K in row)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _cells(costs: Costs, batch: str, K: str) -> list[str]:
+    """A row of the table: times, floor and launches of a round, and the speed-up by acceptance length."""
+    seconds, floor = costs.rounds[batch][K], costs.floors[batch][K]
+    found = [costs.speed_up(batch, K, length) if K != "0" else None for length in LENGTHS]
+    cells = [K, f"{1e3 * seconds:.3f}", f"{1e3 * floor:.3f}", f"{seconds / floor:.2f}", str(costs.kernels[batch][K])]
+    return cells + ["-" if x is None else f"{x:.2f}" for x in found]
 
 
 def plot(costs: Costs, file: pathlib.Path):
@@ -127,32 +150,31 @@ def plot(costs: Costs, file: pathlib.Path):
     pyplot.close(figure)
 
 
-def report(costs: Costs, stem: pathlib.Path):
-    """Write the table and the plot."""
-    stem.with_suffix(".md").write_text(markdown(costs))
-    if importlib.util.find_spec("matplotlib"):
-        plot(costs, stem.with_suffix(".png"))
-    else:
-        print(f"no matplotlib here, so no plot: {stem.with_suffix('.json')} is all that --report needs")
-
-
-def measure(args, stem: pathlib.Path) -> Costs:
-    """Time the rounds asked for; the .json is written after each."""
+def measure(args) -> results.Result:
+    """Time the rounds asked for; the result is written after each."""
+    until = time.monotonic() + args.seconds
     rates, rate = bandwidth.for_floors(args.bandwidth)
     dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     shape, divisor = ("tiny", SMALLER) if args.smoke else (args.shape, 1)
-    fresh = Costs(jax.devices()[0].device_kind, args.method, shape, dtype, ACCEPTANCE, rate)
-    costs = of_same(stem.with_suffix(".json"), fresh)
-    bench = Bench(SHAPES[shape], dtype, costs.bandwidth, 1 if args.smoke else args.repeats)
-    print(f"{bandwidth.describe(rates)}; floors at {costs.bandwidth / 1e9:,.0f} GB/s", flush=True)
+    settings = {"method": args.method, "shape": shape, "dtype": dtype, "synthetic_acceptance": ACCEPTANCE}
+    result = results.begin("efficiency", settings | {"smoke": args.smoke}, rate, rates)
+    result.details["kernels"] = {}
+    bench = Bench(SHAPES[shape], dtype, rate, 1 if args.smoke else args.repeats)
+    print(f"{bandwidth.describe(rates)}; floors at {rate / 1e9:,.0f} GB/s", flush=True)
     for batch in args.batches:
         for K in args.drafts:
             what = Decoding(args.method if K else None, K, batch, START // divisor, NEW // divisor, ACCEPTANCE)
+            if time.monotonic() > until:
+                print(f"{what} left out: {args.seconds:.0f} seconds are over", flush=True)
+                continue
             timed = bench.time(what)
-            costs.put(batch, K, timed.seconds, timed.floor, timed.kernels)
+            tables = (result.measured, timed.seconds), (result.floors, timed.floor)
+            for by_batch, value in (*tables, (result.details["kernels"], timed.kernels)):
+                by_batch.setdefault(str(batch), {})[str(K)] = value
             print(f"{what}: {1e3 * timed.seconds:.3f} ms, floor {1e3 * timed.floor:.3f}", flush=True)
-            stem.with_suffix(".json").write_text(json.dumps(dataclasses.asdict(costs), indent=1) + "\n")
-    return costs
+            if args.json:
+                results.write(result, args.json)
+    return result
 
 
 def main() -> int:
@@ -163,19 +185,15 @@ def main() -> int:
     parser.add_argument("--drafts", type=int, nargs="+", default=DRAFTS, metavar="K", help="0 is plain decoding")
     parser.add_argument("--repeats", type=int, default=3, help="timed calls of each program")
     parser.add_argument("--bandwidth", type=float, help="bytes per second for the floors, instead of measuring")
-    parser.add_argument("--out", type=pathlib.Path, help="folder of the results, by default docs/", metavar="FOLDER")
-    parser.add_argument("--report", action="store_true", help="measure nothing, write table and plot of the .json")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further rounds after so long")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes and lengths, any machine, meaningless times")
     args = parser.parse_args()
-    if args.smoke and args.out is None:
-        parser.error("--smoke needs --out: meaningless times have no place in docs/")
-    if not args.smoke and not args.report and args.shape != "tiny" and jax.default_backend() != "gpu":
+    if not args.smoke and args.shape != "tiny" and jax.default_backend() != "gpu":
         parser.error("no GPU: times of this shape need one; --smoke runs a tiny version here")
-    stem = (args.out or DOCS) / f"efficiency-{args.method}"
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    costs = Costs(**json.loads(stem.with_suffix(".json").read_text())) if args.report else measure(args, stem)
-    report(costs, stem)
-    print(markdown(costs))
+    result = measure(args)
+    if result.measured:
+        print(markdown(costs_of([result])))
     return 0
 
 

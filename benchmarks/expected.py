@@ -1,4 +1,5 @@
-"""What `rejection` and `block` accept in expectation over their coins, on the same rounds of sampled drafts."""
+"""How many drafts ``rejection`` and ``block`` accept in expectation over their coins, on the same rounds of sampled
+drafts."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from jspec.sampling.verify import rejection
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """Prompts of one length, to be continued by so many tokens, all at one temperature."""
+    """Prompts of one length, each to be continued by ``max_tokens`` tokens, all at one temperature."""
 
     prompts: Sequence[Sequence[int]]
     max_tokens: int
@@ -43,8 +44,9 @@ class Recorder:
     """Rounds under ``rejection`` that also say what both rules would accept in expectation.
 
     Args:
-      target, draft: modules; ``make`` builds the drafter around them, with sampled drafts.
-      config: rows and slots.
+      target, draft: modules.
+      make: builds the drafter around them, with sampled drafts.
+      config: of the engine.
     """
 
     def __init__(self, target: Any, draft: Any, make: Callable[[Any, Any], Any], config: EngineConfig):

@@ -1,5 +1,5 @@
-"""The least time of a round: what has to be read at the rate of memory, and multiplied at the rate of the tensor
-cores."""
+"""The floor of a round: the least time in which its bytes can be read at the rate of the memory and its products made at
+the rate of the tensor cores."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ ITEMSIZE = 2  # of a number in the cache
 
 
 class Weights(NamedTuple):
-    """Of the arrays that one pass reads: their bytes, and how many of their numbers are multiplied."""
+    """How large the arrays are that one pass reads: their bytes, and how many of their numbers are multiplied."""
 
     bytes: float
     numbers: float
@@ -27,22 +27,22 @@ class Weights(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """A trip through a model.
+    """One pass through a model, as its floor sees it.
 
     Attributes:
-      weights: what it reads of the model, once.
-      rows: tokens that it reads, in all rows of the batch together.
+      weights: the arrays of the model that it reads, each once.
+      tokens: query tokens that it reads, in all rows of the batch together.
       kv_bytes: live keys and values, read once; attention does not overlap the products.
-      times: trips of this kind in a round.
+      times: passes of this kind in a round.
     """
 
     weights: Weights
-    rows: int
+    tokens: int
     kv_bytes: float
     times: int = 1
 
     def seconds(self, bandwidth: float) -> float:
-        products = max(self.weights.bytes / bandwidth, 2 * self.weights.numbers * self.rows / FLOPS)
+        products = max(self.weights.bytes / bandwidth, 2 * self.weights.numbers * self.tokens / FLOPS)
         return self.times * (products + self.kv_bytes / bandwidth)
 
 
@@ -52,7 +52,7 @@ def floor(passes: Sequence[Pass], bandwidth: float) -> float:
 
 
 def weights_of(model, without: Sequence[str] = ()) -> Weights:
-    """All arrays of an NNX module but those whose path has a name in ``without``."""
+    """The size of all arrays of an NNX module, except those whose path has a name in ``without``."""
     total = Weights(0, 0)
     for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.state(model)):
         names = {str(getattr(key, "key", getattr(key, "name", key))) for key in path}
@@ -63,12 +63,12 @@ def weights_of(model, without: Sequence[str] = ()) -> Weights:
 
 
 def language_model(model) -> Weights:
-    """Of a decoder: everything, the embedding only where it is the output head too."""
+    """The size of what a pass of a decoder reads: all of it, but the embedding only if it is the output head too."""
     return weights_of(model, () if model.head is None else ("embedding",))
 
 
 def output_head(model) -> Weights:
-    """Of a decoder's output head alone."""
+    """The size of a decoder's output head."""
     if model.head is not None:
         return weights_of(model.head)
     every, rest = weights_of(model), weights_of(model, ("embedding",))
@@ -76,13 +76,13 @@ def output_head(model) -> Weights:
 
 
 def kv_bytes(model, slots: float) -> float:
-    """Keys and values of so many slots."""
+    """Bytes of the keys and values in so many cache slots."""
     L, G, H = model.cache_shape()
     return 2 * L * G * H * slots * ITEMSIZE
 
 
 def target_pass(target, batch: int, width: int, length: float) -> Pass:
-    """``width`` rows for each of ``batch`` requests, over ``length`` live slots each."""
+    """A pass of the target over ``width`` query tokens in each of ``batch`` rows, with ``length`` live slots each."""
     return Pass(language_model(target), batch * width, kv_bytes(target, batch * length))
 
 
@@ -95,6 +95,6 @@ def draft_passes(target, module, K: int, batch: int, length: float) -> list[Pass
     first = weights_of(module, ("embedding",)) + borrowed
     if module.config.method == "parallel":
         return [Pass(first, batch * K, kv)]
-    # Only the first pass of an EAGLE-3 head reads streams of the target, which it joins.
+    # Only the first pass of an EAGLE-3 head reads auxiliary hidden states of the target, which it joins.
     later = weights_of(module, ("embedding", "fuse_in")) + borrowed if isinstance(module, Eagle3Head) else first
     return [Pass(first, batch, kv), Pass(later, batch, kv, times=K - 1)]

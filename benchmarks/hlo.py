@@ -1,4 +1,5 @@
-"""What XLA made of a program: the kernels that a pass launches, and the large arrays that it copies or transposes."""
+"""What a program became when XLA compiled it: the kernels that it launches, and the large arrays that it copies or
+transposes."""
 
 import re
 from typing import NamedTuple
@@ -13,7 +14,7 @@ BYTES = {"pred": 1, "bf16": 2, "f8e4m3fn": 1, "f8e5m2": 1}  # others end in thei
 
 
 class Op(NamedTuple):
-    """One instruction: its name, what it does, what it gives and the line that says so."""
+    """One instruction: its name, its kind, the types of its result, and its line of the text."""
 
     name: str
     kind: str
@@ -29,7 +30,7 @@ class Op(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """Size of the result."""
+        """Size of the result in bytes."""
         arrays = re.findall(r"(\w+)\[([\d,]*)\]", self.result)
         return sum(_width(kind) * float(np.prod([int(d) for d in dims.split(",") if d])) for kind, dims in arrays)
 
@@ -54,11 +55,11 @@ def computations(hlo: str) -> dict[str, list[Op]]:
 
 
 def launched(hlo: str, loop: bool = False) -> list[Op]:
-    """What a program launches: kernels, library calls and device copies; the body of a loop, and of ``call``, once.
+    """What a program launches: kernels, library calls and device copies. The body of a loop or of a ``call`` counts once.
 
     Args:
       hlo: text of a compiled program.
-      loop: of the program's largest loop alone, a round of it.
+      loop: whether to count only one round of the program's largest loop.
     """
     found = computations(hlo)
     if not loop:
@@ -78,7 +79,8 @@ def _launched(found: dict[str, list[Op]], name: str) -> list[Op]:
 
 
 def moves(hlo: str, at_least: float) -> list[Op]:
-    """Copies and transposes that write at least so many bytes, alone or as what a fusion is named for."""
+    """Copies and transposes that write at least so many bytes: instructions of their own, and fusions that are named for
+    them."""
 
     def is_move(op: Op) -> bool:
         named = op.kind == "fusion" and re.search(r"copy|transpose", op.name)

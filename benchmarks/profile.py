@@ -1,4 +1,4 @@
-"""Which kernels a program's time goes to, by their names in CUPTI's trace."""
+"""Which kernels take the time of a program, by their names in CUPTI's trace."""
 
 import collections
 import pathlib
@@ -10,7 +10,7 @@ import jax
 
 
 class KernelTime(NamedTuple):
-    """Of all launches of one kernel: how many, and their seconds together."""
+    """One kernel: how often it was launched, and the seconds of all its launches together."""
 
     name: str
     launches: int
@@ -18,7 +18,7 @@ class KernelTime(NamedTuple):
 
 
 def kernel_times(call: Callable) -> list[KernelTime]:
-    """The kernels that a call launches, the dearest first; empty where there is no GPU.
+    """The kernels that a call launches, that with most seconds first; empty where there is no GPU.
 
     Kernels inside a CUDA graph are one event to CUPTI, so ``XLA_FLAGS=--xla_gpu_enable_command_buffer=`` has to be set.
     """
@@ -41,7 +41,7 @@ def kernel_times(call: Callable) -> list[KernelTime]:
 
 
 def report(times: list[KernelTime], rounds: int, most: int = 30) -> str:
-    """A line for each of the dearest kernels, a round's share of it."""
+    """A line for each of the ``most`` kernels with most seconds: the time that they take in one round."""
     total = sum(one.seconds for one in times)
     lines = [f"{1e6 * total / rounds:9.1f} us in {sum(one.launches for one in times) / rounds:.1f} kernels a round"]
     for one in times[:most]:

@@ -1,5 +1,5 @@
-"""The programs that are timed: rounds of a batch in flight and passes of the target, at set lengths, on random
-weights."""
+"""The programs that are timed, on random weights and at set lengths: rounds of a batch that is being decoded, and verify
+passes of the target."""
 
 import dataclasses
 import functools
@@ -39,7 +39,7 @@ class Decoding:
     Attributes:
       method: how drafts are made, as ``shapes.head_for`` names it or ``draft_model``; None for plain decoding.
       K: drafts per round, 0 without a method.
-      batch: rows, all of them live from the first round to the last.
+      batch: number of rows, all of them live from the first round to the last.
       start: committed tokens of each row before the first round.
       new: tokens that a row gets on average, in whole rounds.
       acceptance: synthetic acceptance of every draft.
@@ -73,7 +73,8 @@ class Decoding:
 
     @property
     def capacity(self) -> int:
-        """S, with room for rows that are luckier than most; rounds are many, so no row reaches it."""
+        """S, the cache slots of a row. A row whose drafts are accepted more often than most still has room: over many
+        rounds none gets that many more tokens."""
         return _whole_pages(self.start + self.new + max(self.new // 2, 5 * (self.K + 1)))
 
     @property
@@ -88,22 +89,25 @@ class Decoding:
 
 @dataclasses.dataclass(frozen=True)
 class Forward:
-    """Passes of the target over ``width`` tokens in each of ``batch`` rows, at the end of ``live`` slots of
-    ``capacity``."""
+    """Verify passes of the target over ``width`` query tokens in each of ``batch`` rows. Each row has a cache of
+    ``capacity`` slots, of which ``live`` are in use; the query tokens are the last of these."""
 
     batch: int
     width: int
     live: int
     capacity: int
     passes: int
+    quantization: Any = None  # of the target's weights
 
     def __str__(self) -> str:
-        return f"target, batch {self.batch} x {self.width} rows, {self.live:,} live of {self.capacity:,}"
+        weights = f"{self.quantization} weights, " if self.quantization else ""
+        where = f"{weights}{self.live:,} live slots of {self.capacity:,}"
+        return f"verify pass, {self.batch} x {self.width} query tokens, {where}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """Of one program.
+    """What was measured of one program, and its floor.
 
     Attributes:
       seconds: of a round, the median over calls.
@@ -140,9 +144,9 @@ def decoding_program(target, module, draft, config: EngineConfig, what: Decoding
     """Rounds as the engine runs them.
 
     Args:
-      target, module: of target and draft, which may have shapes for arrays.
-      draft: the configuration of the draft, None without.
-      config: of the batch.
+      target, module: modules of target and draft; they may have shapes in place of arrays.
+      draft: the configuration of the draft, None for plain decoding.
+      config: of the engine.
       what: the rounds.
     """
     make = drafter_for(draft, target.config, what.speculation)
@@ -161,7 +165,8 @@ def decoding_program(target, module, draft, config: EngineConfig, what: Decoding
 
 
 def forward_program(target, dtype: str, what: Forward) -> Program:
-    """Passes of the target as a step makes them, logits and all, one after another at the same place."""
+    """Verify passes of the target as a decode step makes them, logits included, one after another over the same
+    slots."""
     leaves, merge = split(target)
     B, M = what.batch, what.capacity // PAGE
     positions = jnp.broadcast_to(what.live - what.width + jnp.arange(what.width, dtype=jnp.int32), (B, what.width))
@@ -187,14 +192,14 @@ def forward_program(target, dtype: str, what: Forward) -> Program:
 
 
 class Bench:
-    """Random weights of one shape, made once, and the programs that were timed on them.
+    """Random weights of one shape, made once, and the times of the programs that ran on them.
 
     Args:
       pair: the target and the model that drafts for it.
       dtype: of weights and cache.
       bandwidth: bytes per second, for floors.
       repeats: timed calls of each program, after one that is not.
-      profiled: also print which kernels a round's time goes to.
+      profiled: whether to print, too, which kernels take the time of a round.
     """
 
     def __init__(self, pair: Pair, dtype: str, bandwidth: float, repeats: int, profiled: bool = False):
@@ -204,7 +209,7 @@ class Bench:
 
     @functools.cache  # noqa: B019 (a bench lives as long as the program)
     def target_in(self, quantization: str | None):
-        """The target, its weights stored so."""
+        """The target with weights in this format, None for those of ``dtype``."""
         return random_module(dataclasses.replace(self.pair.target, quantization=quantization), dtype=self.dtype)
 
     @property
@@ -213,14 +218,14 @@ class Bench:
 
     @functools.cache  # noqa: B019
     def draft(self, method: str | None):
-        """(configuration, module) of what drafts, (None, None) without."""
+        """(configuration, module) of the draft that a method uses; (None, None) for plain decoding."""
         if method is None:
             return None, None
         config = self.pair.draft if method == "draft_model" else head_for(self.pair.target, method)
         return config, random_module(config, 1, self.dtype)
 
     def time(self, what: Decoding | Forward) -> Timed:
-        """Compile a program and time it, unless that has been done."""
+        """The times of a program, which is compiled and run the first time that it is asked for."""
         if what not in self._timed:
             self._timed[what] = self._decoding(what) if isinstance(what, Decoding) else self._forward(what)
         return self._timed[what]
@@ -242,8 +247,9 @@ class Bench:
         return Timed(seconds, floor(passes, self.bandwidth), kernels, length, tokens)
 
     def _forward(self, what: Forward) -> Timed:
-        seconds, kernels, _ = self._run(forward_program(self.target, self.dtype, what), what.passes)
-        passes = [target_pass(self.target, what.batch, what.width, what.live)]
+        target = self.target_in(what.quantization)
+        seconds, kernels, _ = self._run(forward_program(target, self.dtype, what), what.passes)
+        passes = [target_pass(target, what.batch, what.width, what.live)]
         return Timed(seconds, floor(passes, self.bandwidth), kernels, what.live, 0.0)
 
     def _run(self, program: Program, rounds: int):
@@ -264,7 +270,8 @@ class Bench:
 
 
 def _in_flight(state, config: EngineConfig, length: int):
-    """Every row decoding a text of ``length`` tokens at temperature 1, over random numbers in cache and features."""
+    """A state in which every row is decoding a text of ``length`` tokens at temperature 1. Cache and features hold random
+    numbers."""
     B = config.max_batch
     every = lambda value, dtype=jnp.int32: jnp.full(B, value, dtype)  # noqa: E731
     request = dataclasses.replace(
@@ -288,7 +295,8 @@ def _in_flight(state, config: EngineConfig, length: int):
 
 
 def _random(tree):
-    """Random numbers for those of a tree: zeros would cost less power than real ones."""
+    """The tree with random numbers in its floating-point arrays: computing with zeros would take less power than with real
+    ones."""
     leaves, structure = jax.tree.flatten(tree)
     keys = jax.random.split(jax.random.key(2), len(leaves) + 1)
     floats = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]
@@ -299,7 +307,7 @@ def _random(tree):
 
 
 def _tables(B: int, M: int):
-    """int32 ``[B, M]``: every row has pages of its own."""
+    """Page tables in which every row has pages of its own, int32 ``[B, M]``."""
     return 1 + jnp.arange(B * M, dtype=jnp.int32).reshape(B, M)
 
 

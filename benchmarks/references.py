@@ -1,7 +1,9 @@
 """Do the verification kernels decide as their reference implementations? Thousands of fresh random rows each, for
 ``benchmarks.verify``."""
 
+import dataclasses
 import functools
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -146,42 +148,66 @@ COMPARISONS = {
 }
 
 
-def check(vocabularies, total: int, batch: int, ops, interpret: bool) -> bool:
-    """Compare kernels with their reference implementations, and print a line per op and vocabulary.
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """One kernel beside its reference implementation, over many rows of one vocabulary.
+
+    Attributes:
+      op: the kernel.
+      V, dtype: of the logits.
+      rows: compared.
+      mismatches: rows that were decided otherwise.
+      margin: in such a row, how far the decision was at most from falling as in the reference implementation.
+      error: largest difference of the numbers that are computed on the way.
+      ok: whether all of that is what rounding explains.
+    """
+
+    op: str
+    V: int
+    dtype: str
+    rows: int
+    mismatches: int
+    margin: float
+    error: float
+    ok: bool
+
+    @property
+    def key(self) -> str:
+        return f"check {self.op}, V = {self.V}, {self.dtype}"
+
+
+def check(vocabularies, total: int, batch: int, ops, interpret: bool) -> Iterator[Comparison]:
+    """Compare kernels with their reference implementations, and print a line for each op and vocabulary.
 
     Args:
       vocabularies: (V, dtype) of the logits.
       total: rows compared for each, ``batch`` in a call.
       ops: names of ``COMPARISONS``.
       interpret: whether kernels are interpreted, on any platform.
-
-    Returns:
-      whether all of them decide as their reference implementations do.
     """
     print(f"{'op':<15} {'V':>7} {'dtype':>9} {'rows':>6} {'mismatches':>10} {'worst margin':>12} {'largest error':>13}")
-    good = True
     for name in ops:
         for V, dtype in vocabularies:
-            inputs, compare_one = COMPARISONS[name]
-            inputs = jax.jit(functools.partial(inputs, rows=batch, V=V, dtype=dtype))
+            one = compare(name, V, dtype, total, batch, interpret)
+            numbers = f"{one.mismatches:>10} {one.margin:>12.1e} {one.error:>13.1e}"
+            print(f"{name:<15} {V:>7} {dtype:>9} {total:>6} {numbers}" + ("" if one.ok else "  WRONG"), flush=True)
+            yield one
 
-            @jax.jit
-            def compare(args, compare_one=compare_one):
-                differs, margin, error = compare_one(args, interpret)
-                return jnp.sum(differs), jnp.max(jnp.where(differs, margin, 0.0)), jnp.max(error)
 
-            seeds = range(total // batch)
-            results = [compare(inputs(jax.random.fold_in(jax.random.key(V), seed))) for seed in seeds]
-            mismatches, margin, error = (jnp.stack(x) for x in zip(*results, strict=True))
-            mismatches, margin, error = int(mismatches.sum()), float(margin.max()), float(error.max())
-            # A threshold may fall on either side of a token within the margin of top-p, whose mass is a sum in some
-            # order.
-            rare = name == "threshold" or mismatches <= MISMATCHES * total
-            ok = rare and margin < MARGIN and error < MARGIN
-            good &= ok
-            print(
-                f"{name:<15} {V:>7} {dtype:>9} {total:>6} {mismatches:>10} {margin:>12.1e} {error:>13.1e}"
-                + ("" if ok else "  WRONG"),
-                flush=True,
-            )
-    return good
+def compare(name: str, V: int, dtype: str, total: int, batch: int, interpret: bool) -> Comparison:
+    """The arguments are those of ``check``."""
+    inputs, compare_one = COMPARISONS[name]
+    inputs = jax.jit(functools.partial(inputs, rows=batch, V=V, dtype=dtype))
+
+    @jax.jit
+    def compare_batch(args):
+        differs, margin, error = compare_one(args, interpret)
+        return jnp.sum(differs), jnp.max(jnp.where(differs, margin, 0.0)), jnp.max(error)
+
+    seeds = range(total // batch)
+    found = [compare_batch(inputs(jax.random.fold_in(jax.random.key(V), seed))) for seed in seeds]
+    mismatches, margin, error = (jnp.stack(x) for x in zip(*found, strict=True))
+    mismatches, margin, error = int(mismatches.sum()), float(margin.max()), float(error.max())
+    # A threshold may fall on either side of a token within the margin of top-p, whose mass is a sum in some order.
+    rare = name == "threshold" or mismatches <= MISMATCHES * total
+    return Comparison(name, V, dtype, total, mismatches, margin, error, ok=rare and margin < MARGIN and error < MARGIN)

@@ -54,7 +54,7 @@ SHAPES = {"llama-3.1-8b": Pair(LLAMA_8B, LLAMA_1B), "tiny": Pair(TINY, TINY_DRAF
 
 
 def head_for(target: ModelConfig, method: str) -> HeadConfig:
-    """A head of the published proportions for ``target``."""
+    """The configuration of a draft head for ``target``, of the proportions of published ones."""
     D, V = target.hidden_size, target.vocab_size
     Vd = min(DRAFT_VOCABULARY, V // 2)
     one, four = (dataclasses.replace(target, num_layers=n, windows=(), quantization=None) for n in (1, 4))
@@ -68,14 +68,14 @@ def head_for(target: ModelConfig, method: str) -> HeadConfig:
 
 
 def abstract_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str = "bfloat16"):
-    """A module of ``config``, ready to serve, with shapes for arrays."""
+    """A module of ``config``, ready to serve, with shapes in place of arrays."""
     return nnx.eval_shape(lambda: _made(config, seed, dtype))
 
 
 def random_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str = "bfloat16"):
     """A module of ``config``, ready to serve, its weights made on the device.
 
-    One array after another: a program that makes them all takes minutes to compile.
+    The arrays are made one after another, because a program that makes all of them takes minutes to compile.
     """
     return _made(config, seed, dtype)
 

@@ -1,4 +1,4 @@
-"""Wall time of ``jspec.generate``: what a caller waits for, host and all."""
+"""Wall time of ``jspec.generate``: how long a caller waits, the work of the host included."""
 
 import statistics
 import time
@@ -16,10 +16,11 @@ WARM = 8  # tokens of the shorter text
 
 
 def generate_seconds(bench: Bench, what: Decoding) -> float:
-    """Seconds per token of one request's plain decoding, with the engine's usual rounds between two host visits.
+    """Seconds per token of one request's plain decoding, with as many rounds in a call to the device as the engine makes
+    by default.
 
-    Two texts after the same prompt, one of ``WARM`` tokens and one of ``what.new`` more: the difference of their times
-    has no prefill in it, and around as many live tokens as the rounds that it is compared with."""
+    Two texts after the same prompt are timed, one of ``WARM`` tokens and one of ``what.new`` more. The difference of the two
+    times contains no prefill, and on average about as many slots are live as in the rounds that it is compared with."""
     config = EngineConfig(max_batch=1, max_len=what.capacity, dtype=bench.dtype)
     llm = LLM(
         bench.target, None, drafter_for(None, bench.pair.target, Speculation()), None, None, Speculation(), config

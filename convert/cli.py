@@ -32,10 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _check(options.check)
         return _dry_run(options) if options.dry_run else _convert(options)
     except Mismatch as mismatch:
-        print(f"jspec-convert: {mismatch}", file=sys.stderr)
+        print(f"jspec-convert: {_printable(mismatch)}", file=sys.stderr)
         return MISMATCH
     except (Refusal, OSError) as refusal:
-        print(f"jspec-convert: {refusal}", file=sys.stderr)
+        print(f"jspec-convert: {_printable(refusal)}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
         print("jspec-convert: interrupted; nothing was written", file=sys.stderr)
@@ -104,7 +104,7 @@ def _token_id(text: str) -> int:
 def _check(out: str) -> int:
     problems = check(out)
     for problem in problems:
-        print(problem)
+        print(_printable(problem))
     if not problems:
         print(f"{out}: every file matches the manifest")
     return MISMATCH if problems else OK
@@ -118,7 +118,7 @@ def _dry_run(options: argparse.Namespace) -> int:
     if options.target is not None:
         require_fit(source, options.target)
     for line in listing(source, options.dtype or source.exact_dtype):
-        print(line)
+        print(_printable(line))
     return OK if matches(source) else MISMATCH
 
 
@@ -138,14 +138,19 @@ def _convert(options: argparse.Namespace) -> int:
         quantize=options.quantize,
     )
     kinds = report.dtype if report.quantization is None else f"{report.quantization} and {report.dtype}"
-    print(report.recognised)
+    print(_printable(report.recognised))
     for note in report.notes:
-        print(f"note: {note}")
+        print(f"note: {_printable(note)}")
     print(
         f"{report.out}: {report.tensors} tensors, {report.parameters:,} parameters in {kinds}, "
         f"{report.seconds:.1f} s, peak memory {report.peak_bytes / 2**20:,.0f} MiB"
     )
     return OK
+
+
+def _printable(text: object) -> str:
+    """``text`` in one line; it may quote names from a checkpoint, with line breaks or half of a character."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ import resource
 import shutil
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from convert.checkpoint import LazyArray, save_params
+from convert.checkpoint import LazyArray, bytes_on_disk, save_params, whole_blocks
 from convert.manifest import write_manifest
 from convert.quantize import lazy_params, quantized
 from convert.staging import staged
@@ -27,21 +28,11 @@ from jspec.checkpoints.manifest import PARAMS, is_converted
 from jspec.checkpoints.quantized import quantization_of
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.source import NUMPY_DTYPES, Source, open_source
+from jspec.checkpoints.tokenizer import FILES
 from jspec.config import QUANTIZATIONS, ModelConfig
-from jspec.heads import PardConfig, check_head
 
-COPIED = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "chat_template.jinja",
-)
+COPIED = ("config.json", "generation_config.json", *FILES)
+MANIFEST_BYTES = 512  # of the manifest for each file: its name twice, size and SHA-256
 VERIFICATIONS = ("shapes", "logits")
 
 
@@ -163,7 +154,7 @@ def _place(out: str | os.PathLike) -> Path:
 def _require_reference(source: Source):
     """Raise unless transformers can run ``source`` here."""
     where = source.folder.given
-    if not isinstance(source.config, ModelConfig | PardConfig):
+    if source.config.language_model is None:
         raise Refusal(
             f"{where}: --verify logits compares with transformers, which has no model for the {source.layout.label}; ask "
             "for shapes"
@@ -183,7 +174,7 @@ def require_fit(source: Source, target: str | os.PathLike):
     if not isinstance(model, ModelConfig):
         raise Refusal(f"{target}: is the target to be, but holds a draft head")
     try:
-        check_head(model, source.config)
+        source.config.require_fit(model)
     except ValueError as error:
         raise Refusal(f"{source.folder.given}: {error}") from None
 
@@ -191,10 +182,11 @@ def require_fit(source: Source, target: str | os.PathLike):
 def _write(source: Source, folder: Path, dtype: str, progress: bool) -> list[str]:
     """Params, copied files and manifest into ``folder``; returns a note if a parameter holds NaN or infinity."""
     params = lazy_params(source, dtype)
-    need = sum(array.nbytes for array in params.values())
-    free = shutil.disk_usage(folder).free
-    if need > free:
-        raise Refusal(f"{folder.parent}: the params need {need} bytes and {free} are free on that disk")
+    copied = {name: source.folder.path(name) for name in COPIED if source.folder.has(name)}
+    for name in copied:
+        if name.endswith(".json"):
+            source.folder.json(name)  # raises if it is damaged
+    _require_space(folder, params, copied.values())
     nonfinite: list[str] = []
     with tqdm(total=len(params), unit="param", disable=None if progress else True) as bar:
 
@@ -207,11 +199,24 @@ def _write(source: Source, folder: Path, dtype: str, progress: bool) -> list[str
 
         watched = {n: dataclasses.replace(a, make=functools.partial(make, n, a)) for n, a in params.items()}
         save_params(folder / PARAMS, watched)
-    for name in COPIED:
-        if source.folder.has(name):
-            shutil.copyfile(source.folder.path(name), folder / name)
+    for name, path in copied.items():
+        shutil.copyfile(path, folder / name)
     write_manifest(folder, _description(source, dtype))
     return [f"NaN or infinity in {', '.join(nonfinite)}, kept as found"] if nonfinite else []
+
+
+def _require_space(folder: Path, params: dict[str, LazyArray], copied: Collection[Path]):
+    """Raise unless the disk of ``folder`` has room for all that a conversion writes."""
+    block = os.statvfs(folder).f_frsize
+    need = bytes_on_disk(params, block)
+    need += sum(whole_blocks(path.stat().st_size, block) for path in copied)
+    need += whole_blocks(MANIFEST_BYTES * (2 * len(params) + len(copied) + 1), block)
+    free = shutil.disk_usage(folder).free
+    if need > free:
+        raise Refusal(
+            f"{folder.parent}: the converted folder needs {need:,} bytes and {free:,} are free on that disk; free some "
+            "space, or choose another place"
+        )
 
 
 def _description(source: Source, dtype: str) -> dict:

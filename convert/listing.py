@@ -13,7 +13,7 @@ def listing(source: Source, dtype: str) -> Iterator[str]:
     yield describe(source.layout, source.verifier)
     yield from (f"note: {note}" for note in source.layout.notes)
     width = max(map(len, source.table))
-    stacked, stored = source.shapes, stored_params(source.config, source.shapes, dtype)
+    stacked, stored = source.shapes, stored_params(source.config, dtype)
     for name, rows in source.table.items():
         if name not in source.tensors:
             continue

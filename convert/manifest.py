@@ -12,7 +12,8 @@ _PACKAGES = {"jax": "jax", "flax": "flax", "orbax": "orbax-checkpoint", "numpy":
 
 
 def write_manifest(folder: Path, description: dict[str, Any]):
-    """Hash every file in ``folder`` and write its manifest; ``description`` says what the files are."""
+    """Measure and hash every file in ``folder`` and write its manifest; ``description`` says what the files are."""
+    names = file_names(folder)
     manifest = {
         "format": FORMAT,
         "format_version": VERSION,
@@ -21,7 +22,8 @@ def write_manifest(folder: Path, description: dict[str, Any]):
             "jspec": jspec.__version__,
             **{name: importlib.metadata.version(package) for name, package in _PACKAGES.items()},
         },
-        "files": {name: sha256(folder / name) for name in file_names(folder)},
+        "files": {name: sha256(folder / name) for name in names},
+        "sizes": {name: (folder / name).stat().st_size for name in names},
     }
     manifest["manifest_sha256"] = own_digest(manifest)
     (folder / NAME).write_text(json.dumps(manifest, indent=2) + "\n", "utf-8")

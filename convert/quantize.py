@@ -7,11 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from convert.checkpoint import LazyArray
-from jspec.checkpoints.quantized import quantization_of, scale_names, stored_params
+from jspec.checkpoints.quantized import quantization_of, stored_params
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.source import Source
-from jspec.config import ModelConfig
-from jspec.heads import PardConfig
 from jspec.models.quantized import quantize
 
 
@@ -22,24 +20,21 @@ def quantized(source: Source, quantization: str) -> Source:
       Refusal: it is a draft head.
     """
     config = source.config
-    if isinstance(config, ModelConfig):
-        config = dataclasses.replace(config, quantization=quantization)
-    elif isinstance(config, PardConfig):
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, quantization=quantization))
-    else:
+    if config.language_model is None:
         raise Refusal(
             f"{source.folder.given}: quantize={quantization!r} is for targets and draft models, and this is a draft head "
             f"({source.layout.label}); convert it as it is"
         )
+    config = config.with_quantization(quantization)
     return dataclasses.replace(source, layout=dataclasses.replace(source.layout, config=config))
 
 
 def lazy_params(source: Source, dtype: str) -> dict[str, LazyArray]:
     """Every parameter of the folder that ``source`` becomes, made when it is written."""
     makers = {name: functools.partial(source.param, name, dtype) for name in source.shapes}
-    for name, scale in scale_names(source.config, source.shapes).items():
+    for name, scale in source.config.scale_names().items():
         makers |= _pair(source, name, scale)
-    stored = stored_params(source.config, source.shapes, dtype)
+    stored = stored_params(source.config, dtype)
     return {name: LazyArray(shape, kind, makers[name]) for name, (shape, kind) in stored.items()}
 
 

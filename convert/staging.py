@@ -5,13 +5,17 @@ For an OUT named ``x``, three names beside it belong to this module: ``.x.jspec-
 the next run for the same OUT finds them and tidies up."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from jspec.checkpoints.json_files import reason_of
 from jspec.checkpoints.refusal import Refusal
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -24,11 +28,11 @@ def staged(out: Path, overwrite: bool, may_replace: Callable[[Path], bool]) -> I
       may_replace: whether a folder is one of ours; any other is never replaced.
 
     Raises:
-      Refusal: ``out`` exists and may not be replaced, or another run is writing it.
+      Refusal: ``out`` exists and may not be replaced, another run is writing it, or the system refuses something, such
+        as more space on a full disk.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
     partial, replaced = _beside(out, "partial"), _beside(out, "replaced")
-    with _lock(out):
+    with _told(out), _lock(out):
         _tidy(out, partial, replaced)
         _require_replaceable(out, overwrite, may_replace)
         partial.mkdir()
@@ -40,6 +44,20 @@ def staged(out: Path, overwrite: bool, may_replace: Callable[[Path], bool]) -> I
             shutil.rmtree(partial, ignore_errors=True)
             raise
         shutil.rmtree(replaced, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _told(out: Path) -> Iterator[None]:
+    """An error of the system in a sentence."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        at = f" at {error.filename}" if error.filename else ""
+        fix = "free some space" if error.errno in FULL else "set that right"
+        raise Refusal(
+            f"{out}: cannot be written ({reason_of(error)}{at}), so nothing was; {fix}, or choose another place"
+        ) from None
 
 
 def _beside(out: Path, role: str) -> Path:

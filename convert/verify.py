@@ -14,16 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from convert.quantize import quantized_param
+from jspec.checkpoints.json_files import reason_of
 from jspec.checkpoints.loading import load_draft, load_folder
-from jspec.checkpoints.quantized import quantization_of, scale_names
+from jspec.checkpoints.quantized import quantization_of
 from jspec.checkpoints.refusal import Mismatch, Refusal
 from jspec.checkpoints.source import Source
-from jspec.heads import decoder_of
 from jspec.models.causal import causal_logits
 from jspec.models.params import abstract_params, build
 from jspec.models.split import split
 
 LENGTHS = (5, 33, 128)
+MAX_REASON = 500  # characters
 
 # Both sides compute in fp32. With weights kept exactly only rounding differs; weights rounded to bfloat16 move the
 # distribution.
@@ -81,7 +82,7 @@ def verify_weights(source: Source, folder: Path) -> str:
     Raises:
       Mismatch: they differ.
     """
-    scales, (_, params) = scale_names(source.config, source.shapes), load_draft(folder)
+    scales, (_, params) = source.config.scale_names(), load_draft(folder)
     for name, scale in scales.items():
         for one, expected in zip((name, scale), quantized_param(source, name), strict=True):
             if not np.array_equal(params[one].view(np.uint8), expected.view(np.uint8)):
@@ -130,7 +131,7 @@ def compare(reference: list[np.ndarray], ours: list[np.ndarray]) -> Comparison:
 
 def _sequences(source: Source) -> list[np.ndarray]:
     """Random token ids, a few lengths of them."""
-    model = decoder_of(source.config)
+    model = source.config.language_model
     assert model is not None
     rng = np.random.default_rng(0)
     lengths = sorted({min(length, model.max_position) for length in LENGTHS})
@@ -150,18 +151,27 @@ def require_transformers():
 
 
 def transformers_logits(folder: str | os.PathLike, sequences: list[np.ndarray]) -> list[np.ndarray]:
-    """fp32 CPU logits ``[T, V]`` of each token sequence by transformers; never runs code from the folder."""
+    """fp32 CPU logits ``[T, V]`` of each token sequence by transformers; never runs code from the folder.
+
+    Raises:
+      Refusal: transformers cannot load the model.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=torch.float32,
-        attn_implementation="eager",
-        use_safetensors=True,
-        local_files_only=True,
-        trust_remote_code=False,
-    ).eval()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            use_safetensors=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        ).eval()
+    except Exception as error:  # of many kinds
+        raise Refusal(
+            f"{folder}: transformers cannot load it ({reason_of(error)[:MAX_REASON]}); correct that, or verify shapes only"
+        ) from None
     with torch.no_grad():
         return [model(torch.from_numpy(tokens)[None], use_cache=False).logits[0].numpy() for tokens in sequences]
 

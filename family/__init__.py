@@ -1,1 +1,1 @@
-"""How the checkpoints that ship with jspec were made: corpus, tokenizer, training and export."""
+"""The scripts that made the checkpoints shipped with jspec: corpus, tokenizer, training and export."""

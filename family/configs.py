@@ -1,8 +1,12 @@
-"""The two shapes. Both run on small CPUs, where a pass costs by layers as much as by bytes: few, wide layers."""
+"""The dimensions of the target and of its draft model.
+
+Both are meant for CPUs of a few cores. There the time of a pass depends on the number of layers as much as on the bytes
+of the weights, so both models have few and wide layers.
+"""
 
 from jspec.config import ModelConfig
 
-# 9.5 million weights.
+# 9.5 million parameters.
 TARGET = ModelConfig(
     architecture="llama",
     vocab_size=2048,
@@ -18,7 +22,8 @@ TARGET = ModelConfig(
     eos_token_ids=(0,),
 )
 
-# 1.2 million weights; two layers are the fewest that can copy an earlier phrase (Olsson et al., 2022, induction heads).
+# 1.2 million parameters. With fewer than two layers it could not repeat a phrase from earlier in the text: that takes an
+# induction head, which is made of attention heads in two layers (Olsson et al., 2022).
 DRAFT = ModelConfig(
     architecture="llama",
     vocab_size=2048,

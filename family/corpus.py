@@ -1,10 +1,10 @@
-"""The corpus: the standard library of the running CPython, as two arrays of tokens.
+"""The corpus: the standard library of the running CPython, as one array of tokens to train on and one held out.
 
     python -m family.corpus --out DIR
 
-writes ``tokens.npz`` (uint16 arrays ``train`` and ``held_out``), the tokenizer, and ``corpus.json``, which says what
-was read. The order is that of sorted paths and the split that of a hash of the path, so that the same Python gives the
-same bytes.
+writes ``tokens.npz`` (uint16 arrays ``train`` and ``held_out``), the tokenizer, and ``corpus.json``, which records the
+Python version, the number of files and tokens, and a SHA-256. Files are read in the order of their paths, and a hash of
+the path decides which are held out, so the same Python gives the same bytes.
 """
 
 import argparse
@@ -22,21 +22,21 @@ from tokenizers import Tokenizer
 from family.configs import TARGET
 from family.tokenizer import END_OF_TEXT_ID, save_tokenizer, train_tokenizer
 
-# encodings holds generated character tables, a thousand pages of digits that teach no Python; _sysconfigdata and config
-# are written when an interpreter is built, and say where.
+# The files under encodings are generated tables of character codes, from which a model would learn digits and no Python.
+# _sysconfigdata and config are written when an interpreter is built and contain the paths of that machine.
 LEFT_OUT = ("site-packages", "__pycache__", "encodings", "_sysconfigdata*", "config-*")
 HELD_OUT_ONE_IN = 50
 
 
 class Source(NamedTuple):
-    """One file: its path relative to the library, with forward slashes, and its text."""
+    """A file's text, and its path relative to the root of the library, with forward slashes."""
 
     path: str
     text: str
 
 
 def read_sources(root: Path) -> list[Source]:
-    """Every ``*.py`` under ``root`` that is UTF-8, in the order of its path."""
+    """All ``*.py`` files under ``root`` that are valid UTF-8 and not empty, sorted by path."""
     sources = []
     for file in root.rglob("*.py"):
         path = file.relative_to(root)
@@ -44,7 +44,7 @@ def read_sources(root: Path) -> list[Source]:
             continue
         try:
             text = file.read_bytes().decode("utf-8")
-        except UnicodeDecodeError:  # the library tests its own decoders with such files
+        except UnicodeDecodeError:  # the library's tests contain invalid files on purpose
             continue
         if text:
             sources.append(Source(path.as_posix(), text))
@@ -52,12 +52,12 @@ def read_sources(root: Path) -> list[Source]:
 
 
 def is_held_out(path: str) -> bool:
-    """Whether the file is kept from training: one path in fifty, by SHA-256."""
+    """Whether the file is held out from training. The SHA-256 of its path selects about one file in fifty."""
     return int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big") % HELD_OUT_ONE_IN == 0
 
 
 def digest(sources: list[Source]) -> str:
-    """SHA-256 over each path and text, both closed by a zero byte."""
+    """SHA-256 of all paths and texts. A zero byte follows each, so none can run into the next."""
     sha = hashlib.sha256()
     for source in sources:
         sha.update(f"{source.path}\0{source.text}\0".encode())
@@ -65,7 +65,7 @@ def digest(sources: list[Source]) -> str:
 
 
 def tokenise(tokenizer: Tokenizer, sources: list[Source]) -> np.ndarray:
-    """All files in one row, each behind the end-of-text token that closes the one before; uint16."""
+    """The tokens of all files as one sequence, uint16 ``[N]``, with an end-of-text token before, between and after them."""
     encodings = tokenizer.encode_batch([source.text for source in sources])
     parts = [np.array([END_OF_TEXT_ID, *encoding.ids], np.uint16) for encoding in encodings]
     return np.concatenate([*parts, np.array([END_OF_TEXT_ID], np.uint16)])
@@ -92,13 +92,14 @@ def main() -> None:
         "vocab_size": tokenizer.get_vocab_size(),
         "files": {"train": len(train), "held_out": len(held_out)},
         "bytes": {"train": utf8_bytes(train), "held_out": utf8_bytes(held_out)},
-        "tokens": {name: len(row) for name, row in tokens.items()},
+        "tokens": {name: len(ids) for name, ids in tokens.items()},
     }
     (out / "corpus.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(json.dumps(summary, indent=2))
 
 
 def utf8_bytes(sources: list[Source]) -> int:
+    """Bytes of all texts in UTF-8."""
     return sum(len(source.text.encode()) for source in sources)
 
 

@@ -1,4 +1,4 @@
-"""Writing a decoder as a Hugging Face checkpoint: model.safetensors in bf16, config.json, generation_config.json."""
+"""Writes a decoder as a Hugging Face checkpoint: model.safetensors in bf16, config.json, generation_config.json."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,12 +14,22 @@ from jspec.config import ModelConfig
 
 
 def to_hugging_face(config: ModelConfig, params: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
-    """Params (dotted names) under their Hugging Face names, the stacked ones parted."""
+    """The tensors of a Hugging Face checkpoint, by their names there.
+
+    jspec stacks some matrices into one parameter (queries, keys and values, for example); here they are split again.
+
+    Args:
+      config: the model.
+      params: its parameters under dotted names.
+    """
     return to_tensors(tensor_table(config), params)
 
 
 def hugging_face_config(config: ModelConfig) -> dict:
-    """``config.json`` of a Llama checkpoint with a tied head, in the spelling that old and new readers share."""
+    """The content of ``config.json`` for a Llama model with tied embeddings.
+
+    It uses the field names that old and new versions of transformers both read.
+    """
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -34,7 +44,7 @@ def hugging_face_config(config: ModelConfig) -> dict:
 
 
 def save_checkpoint(folder: Path, config: ModelConfig, params: Mapping[str, jax.Array]) -> None:
-    """Write weights, in bf16, and both configs into ``folder``; tokenizer files are the caller's to add."""
+    """Write the weights in bf16, config.json and generation_config.json; the caller adds the tokenizer's files."""
     folder.mkdir(parents=True, exist_ok=True)
     named = {name: w.astype(ml_dtypes.bfloat16) for name, w in to_hugging_face(config, params).items()}
     save_weights(folder / "model.safetensors", named)

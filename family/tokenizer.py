@@ -1,4 +1,7 @@
-"""A byte-level BPE tokenizer for Python source, so small that a draft of a million weights can afford its embedding."""
+"""A byte-level BPE tokenizer for Python source.
+
+Its vocabulary has only 2,048 entries, so that the embedding of a draft model with a million parameters can be small.
+"""
 
 import json
 from collections.abc import Iterable
@@ -10,9 +13,10 @@ END_OF_TEXT = "<|endoftext|>"
 END_OF_TEXT_ID = 0
 VOCAB_SIZE = 2048
 
-# Pieces that merges may not cross. A newline carries the indentation behind it, so a step to another depth is one
-# token; a word carries the space, dot or underscore before it; digits stand alone, so numbers do not eat the
-# vocabulary.
+# The text is first split into these pieces, and a token never spans two of them:
+# - A newline and the indentation of the next line are one piece, so a change of indentation costs one token.
+# - A word is one piece with the space, dot or underscore before it.
+# - Every digit is a piece of its own, so that numbers do not use up the vocabulary.
 PIECES = "|".join(
     (
         r"[^\r\n\p{L}\p{N}]?\p{L}+",
@@ -26,7 +30,10 @@ PIECES = "|".join(
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
-    """Learn merges (Sennrich et al., 2016) from ``texts``; every byte is in the vocabulary, so any text round-trips."""
+    """A tokenizer whose BPE merges are learnt from ``texts`` (Sennrich et al., 2016).
+
+    The vocabulary contains every single byte, so any text can be encoded and decodes to itself.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -46,7 +53,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Token
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:
-    """Write ``tokenizer.json`` and the ``tokenizer_config.json`` by which transformers finds it."""
+    """Write ``tokenizer.json``, and the ``tokenizer_config.json`` that transformers needs to load it."""
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,7 +1,7 @@
-"""Train the target, distil the draft from it, and write both as Hugging Face checkpoints.
+"""Train the target, distil the draft model from it, and write both as Hugging Face checkpoints.
 
-    python -m family.train --data DIR --out DIR            # DIR of family.corpus; minutes on one H200
-    python -m family.train --data DIR --out DIR --bench    # 30 steps of each model, and how long a run would take
+    python -m family.train --data DIR --out DIR            # --data is the folder of family.corpus; minutes on one H200
+    python -m family.train --data DIR --out DIR --bench    # time 30 steps of each model, and project the full training
 
 writes ``target/``, ``draft/``, ``losses.csv`` and ``figures.json``.
 """
@@ -25,7 +25,7 @@ from family.export import save_checkpoint
 from family.objectives import agreement, distillation, language_modelling
 from jspec.config import ModelConfig
 from jspec.models import Decoder, flat_params
-from jspec.train.loop import Params, Plan, TrainingProgress, fit, make_step, over_held_out
+from jspec.train.loop import Params, Plan, TrainingProgress, fit, make_evaluator, make_step
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 BENCH_STEPS = 30
@@ -33,7 +33,7 @@ TOKENS = "tokens.npz"
 
 
 class Corpus(NamedTuple):
-    """``train`` on the device, ``held_out`` on the host; uint16."""
+    """Token ids, uint16 ``[N]``: the training part lies on the device, the held-out part on the host."""
 
     train: jax.Array
     held_out: np.ndarray
@@ -47,17 +47,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--draft-steps", type=int, default=12000, help="0 trains the target alone")
     parser.add_argument("--target-rate", type=float, default=2e-3, help="peak learning rate")
     parser.add_argument("--draft-rate", type=float, default=4e-3, help="peak learning rate")
-    parser.add_argument("--target-decay", type=float, default=0.5, help="decoupled weight decay; many epochs want much")
+    parser.add_argument("--target-decay", type=float, default=0.5, help="decoupled weight decay; large for many epochs")
     parser.add_argument("--draft-decay", type=float, default=0.1, help="decoupled weight decay")
     parser.add_argument("--tokens-per-step", type=int, default=32 * 1024)
-    parser.add_argument("--length", type=int, default=TARGET.max_position, help="tokens a window")
+    parser.add_argument("--length", type=int, default=TARGET.max_position, help="tokens of a window")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--bench", action="store_true", help="time 30 steps of each model and write nothing")
     return parser.parse_args()
 
 
 def plans(args: argparse.Namespace) -> tuple[Plan, Plan]:
-    """The target's and the draft's."""
+    """The training plans of the target and of the draft model."""
     shared = {"tokens_per_step": args.tokens_per_step, "length": args.length}
     return (
         Plan(steps=args.target_steps, peak_rate=args.target_rate, weight_decay=args.target_decay, **shared),
@@ -66,54 +66,69 @@ def plans(args: argparse.Namespace) -> tuple[Plan, Plan]:
 
 
 def initial_params(config: ModelConfig, key: jax.Array) -> dict[str, jax.Array]:
-    """fp32 weights; what is added to the residual stream is scaled down by its 2L additions (Radford et al., 2019)."""
+    """Random fp32 weights to start training from, under dotted names.
+
+    The output projections of attention and MLP are scaled by 1 / sqrt(2L), because the residual stream is a sum of 2L of
+    their outputs (GPT-2; Radford et al., 2019).
+    """
     model = Decoder(config, dtype=jnp.float32, rngs=nnx.Rngs(key))
-    damped = (".out.weight", ".down.weight")
+    residual_outputs = (".out.weight", ".down.weight")
     scale = (2 * config.num_layers) ** -0.5
-    return {name: w * scale if name.endswith(damped) else w for name, w in flat_params(model).items()}
+    return {name: w * scale if name.endswith(residual_outputs) else w for name, w in flat_params(model).items()}
 
 
 def train(
-    name: str, config: ModelConfig, plan: Plan, loss, corpus: Corpus, key: jax.Array, log: Path, teacher=None
+    name: str, config: ModelConfig, plan: Plan, loss, corpus: Corpus, key: jax.Array, log: Path, target_params=None
 ) -> Params:
-    """Weights of one model; its progress goes to the terminal and to ``log``."""
+    """Train one model and return its weights; every evaluation is printed and appended to the file ``log``.
+
+    Args:
+      name: ``target`` or ``draft``, for the log.
+      config: the model.
+      plan: number of steps, batch size and optimizer.
+      loss: a loss of ``family.objectives``.
+      corpus: the training and the held-out tokens.
+      key: seeds the initial weights and the windows.
+      log: a CSV file.
+      target_params: the target's weights, which the loss of a draft model needs.
+    """
 
     def report(progress: TrainingProgress, params):
         del params
-        row = dataclasses.asdict(progress)
-        print(name, " ".join(f"{field} {value:.4g}" for field, value in row.items()), flush=True)
+        fields = dataclasses.asdict(progress)
+        print(name, " ".join(f"{field} {value:.4g}" for field, value in fields.items()), flush=True)
         with log.open("a", newline="") as file:
-            csv.writer(file).writerow([name, *row.values()])
+            csv.writer(file).writerow([name, *fields.values()])
 
-    held_out = over_held_out(loss, corpus.held_out, plan.shape)
-    key_of_weights, key_of_windows = jax.random.split(key)
-    params = initial_params(config, key_of_weights)
-    return fit(plan, loss, held_out, params, teacher, corpus.train, key_of_windows, report)
+    evaluate = make_evaluator(loss, corpus.held_out, plan.batch_shape)
+    weight_key, window_key = jax.random.split(key)
+    params = initial_params(config, weight_key)
+    return fit(plan, loss, evaluate, params, target_params, corpus.train, window_key, report)
 
 
 def save(folder: Path, config: ModelConfig, params, data: Path) -> None:
-    """A checkpoint with the tokenizer of the corpus."""
+    """Write a model as a checkpoint into ``folder``, with the tokenizer from the corpus folder ``data``."""
     save_checkpoint(folder, config, params)
     for name in TOKENIZER_FILES:
         shutil.copy(data / name, folder / name)
 
 
 def nats_per_token(config: ModelConfig, params, plan: Plan, corpus: Corpus) -> float:
-    """Mean cross-entropy over the held-out files."""
-    return over_held_out(language_modelling(config), corpus.held_out, plan.shape)(params, None)
+    """The mean cross-entropy of the next token on the held-out files, in nats per token."""
+    return make_evaluator(language_modelling(config), corpus.held_out, plan.batch_shape)(params, None)
 
 
 def time_steps(name: str, plan: Plan, loss, params, frozen, tokens: jax.Array) -> float:
-    """Print the time of a step; returns the projected seconds of ``plan``, compilation included."""
+    """Time some steps and print the result; returns the projected seconds of all of ``plan``, compilation included."""
     optimizer = plan.optimizer()
     step = make_step(loss, optimizer)
-    moments, keys = optimizer.init(params), (jax.random.key(1), jax.random.key(2))
+    opt_state, keys = optimizer.init(params), (jax.random.key(1), jax.random.key(2))
     started = time.perf_counter()
-    params, moments, value = step(params, moments, frozen, tokens, keys, shape=plan.shape)
+    params, opt_state, value = step(params, opt_state, frozen, tokens, keys, batch_shape=plan.batch_shape)
     value.block_until_ready()
     first, started = time.perf_counter() - started, time.perf_counter()
     for _ in range(BENCH_STEPS):
-        params, moments, value = step(params, moments, frozen, tokens, keys, shape=plan.shape)
+        params, opt_state, value = step(params, opt_state, frozen, tokens, keys, batch_shape=plan.batch_shape)
     value.block_until_ready()
     seconds = (time.perf_counter() - started) / BENCH_STEPS
     total = first + plan.steps * seconds
@@ -135,7 +150,8 @@ def main() -> None:
     if args.bench:
         target, draft = initial_params(TARGET, target_key), initial_params(DRAFT, draft_key)
         seconds = time_steps("draft", draft_plan, distil, draft, target, corpus.train)
-        seconds += time_steps("target", target_plan, language, target, None, corpus.train)  # its params are used up
+        # The target comes second: its steps donate its params, which the draft model's loss needs.
+        seconds += time_steps("target", target_plan, language, target, None, corpus.train)
         print(f"projected: {seconds:.0f} s and evaluations")
         return
 
@@ -157,7 +173,7 @@ def main() -> None:
     if args.draft_steps:
         draft = train("draft", DRAFT, draft_plan, distil, corpus, draft_key, log, target)
         save(args.out / "draft", DRAFT, draft, args.data)
-        measured = over_held_out(agreement(TARGET, DRAFT), corpus.held_out, draft_plan.shape)(draft, target)
+        measured = make_evaluator(agreement(TARGET, DRAFT), corpus.held_out, draft_plan.batch_shape)(draft, target)
         figures["draft"] = {
             "parameters": DRAFT.num_parameters,
             "plan": dataclasses.asdict(draft_plan),

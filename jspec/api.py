@@ -15,23 +15,35 @@ from tqdm import tqdm
 
 from jspec._arguments import is_int, require, resolve_names
 from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.loading import load_folder, read_draft_config, read_model_config
+from jspec.checkpoints.loading import load_folder, read_draft_config, read_model_config, require_intact
+from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.config import EngineConfig, ModelConfig, Speculation
-from jspec.drafting.methods import NGRAM, drafter_for, method_of
+from jspec.drafting.corpus import Corpus
+from jspec.drafting.methods import drafter_for, method_of
 from jspec.engine.costs import CostTable
 from jspec.llm import LLM, Prompt, check_lossless
-from jspec.loading import Path, check_fit, find_folders, load_draft_module, with_positions, within_reach
+from jspec.loading import (
+    Path,
+    check_fit,
+    check_options,
+    find_folders,
+    load_draft_module,
+    prepared,
+    with_positions,
+    within_reach,
+)
 from jspec.memory import check_memory
 from jspec.models import build
+from jspec.registry import choose
 from jspec.results import Result
 from jspec.sampling.params import SamplingParams
-from jspec.text import load_tokenizer
 
 
 def load(
     target: Path,
     draft: Path | None = None,
     *,
+    ngram_corpus: Corpus | None = None,
     aux_convention: str | None = None,
     norm_output: str | None = None,
     mask_token_id: int | None = None,
@@ -45,6 +57,7 @@ def load(
     prefill_chunk: int = 256,
     rounds: int = 8,
     width: int | None = None,
+    check_files: bool = False,
 ) -> LLM:
     """Load a target and the way to draft for it.
 
@@ -53,6 +66,9 @@ def load(
         folder of a ``speculators`` head, which names its target.
       draft: a checkpoint folder, ``"ngram"``, or None for plain decoding. How it drafts follows from the checkpoint: a
         smaller model with the same vocabulary, a PARD model, or an EAGLE, EAGLE-3, P-EAGLE, MLP or Medusa head.
+      ngram_corpus: texts to look drafts up in, with ``draft="ngram"``, where the request's own text has no match: the path
+        of a text file, a list of texts, or a list of lists of token ids. At most 4,194,304 tokens (2^22); every round
+        compares ``ngram_max`` times as many numbers for each request, on the device, in up to 4 bytes a token and request.
       aux_convention: what the layer ids of an EAGLE-3 checkpoint count, ``input_of`` or ``output_of`` a layer; see
         ``jspec-convert --help``. Converted folders and ``speculators`` heads know it.
       norm_output: what ``norm_output`` of an EAGLE-3 checkpoint means, ``recycled`` or ``before_head``; see there too.
@@ -64,6 +80,8 @@ def load(
       max_len: longest prompt plus completion, in tokens; None takes the target's own, at most 2048.
       dtype: ``float32`` or ``bfloat16``; None takes bfloat16 on a GPU and float32 elsewhere.
       page_size, num_pages, prefill_chunk, rounds, width: see ``EngineConfig``.
+      check_files: hash every file of the folders, which have to be converted ones, as ``jspec-convert --check`` does.
+        Without it, names, sizes and small files of converted folders are compared with their manifests.
 
     Raises:
       ValueError: an argument or a checkpoint that cannot be used; the message says which and what would be right.
@@ -71,12 +89,13 @@ def load(
     """
     speculation, options = speculation or Speculation(), HeadOptions(aux_convention, norm_output, mask_token_id)
     check_lossless(speculation)
-    if draft == NGRAM and speculation.draft_temperature is not None:
-        raise ValueError(
-            f"draft_temperature={speculation.draft_temperature!r} has no place with draft='ngram', which draws nothing; "
-            "leave it out"
-        )
+    require(isinstance(check_files, bool), "check_files", check_files, "True or False")
+    arguments = {"ngram_corpus": ngram_corpus}
+    method = choose(draft, arguments)
     target_path, draft_path = find_folders(target, draft)
+    for folder in (target_path, draft_path) if check_files else ():
+        if folder is not None:
+            require_intact(folder)
     target_config = read_model_config(target_path)
     config = EngineConfig(
         max_batch=max_batch,
@@ -95,12 +114,15 @@ def load(
         speculation = within_reach(speculation, draft_config)
         check_fit(target_config, draft_config, tokenizer, draft_path)
         draft_config = with_positions(target_config, draft_config, config.max_len)
-    how = NGRAM if draft == NGRAM else draft_config
+    how = draft_config if method is None else method.name
+    if how is not None:
+        check_options(how, speculation)
     K = 0 if how is None else speculation.most_draft_tokens
     check_memory(target_config, draft_config, config, width or K + 1)
     seconds = None if costs is None else _seconds(costs, method_of(how), speculation, max_batch)
 
-    model, head = build(*load_folder(target_path, config.dtype), config.dtype), None
+    head = None if method is None else prepared(method, arguments, tokenizer, target_config)
+    model = build(*load_folder(target_path, config.dtype), config.dtype)
     if draft_path is not None and draft_config is not None:
         how, head = load_draft_module(draft_path, config.dtype, options, draft_config, model)
     make_drafter = drafter_for(how, target_config, speculation)

@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("target", help="checkpoint folder")
     generate.add_argument("prompt", help="text to complete")
     generate.add_argument("--max-tokens", type=int, default=128)
+    generate.add_argument("--ngram-corpus", help="text file to look drafts up in, with --draft ngram")
     generate.set_defaults(run=_generate, temperature=1.0, num_draft_tokens=4)
 
     train = commands.add_parser("train", help="train a draft head for a target")
@@ -92,7 +93,9 @@ def _demo(args) -> int:
 
 
 def _generate(args) -> int:
-    llm = jspec.load(args.target, args.draft, speculation=_speculation(args), max_batch=1)
+    llm = jspec.load(
+        args.target, args.draft, speculation=_speculation(args), ngram_corpus=args.ngram_corpus, max_batch=1
+    )
     result = jspec.generate(llm, args.prompt, _params(args))
     assert isinstance(result, jspec.Result)
     print(result.token_ids if result.text is None else result.text)

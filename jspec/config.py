@@ -12,9 +12,11 @@ Dimension letters, used in code, comments and einsums everywhere in jspec:
 
 import dataclasses
 import math
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
 
 from jspec._arguments import is_int, is_number, named_arguments, require
+from jspec.parameters import Declared, Parameter, language_model
 
 VERIFY_RULES = ("match", "rejection", "block")
 DRAFT_SAMPLINGS = ("sample", "argmax", "coupled", "auto")
@@ -25,9 +27,16 @@ QUANTIZATIONS = ("int8", "fp8")
 MAX_POSITIONS = 2**22
 MAX_DRAFTS = 255
 
+NULL_PAGE = 0  # of the KV cache's pages: block tables are padded with it, and nothing is ever written there
+
 # What ``auto`` may choose, up to a limit: a program is compiled for each, and between them the best is nearly as good.
 DRAFT_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
 DEFAULT_MAX_DRAFT_TOKENS = 8
+
+
+def count(number: int, noun: str) -> str:
+    """``1 layer``, ``2 layers``."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +75,10 @@ class Rope:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Declared):
     """The architecture of a dense pre-norm decoder; nothing about devices, kernels or sampling.
+
+    It has every property of ``jspec.heads.DraftConfig``, because a language model can draft too.
 
     ``windows`` has one entry per layer: None for full attention, W for a sliding window of W keys (the query included).
     ``quantization`` says what linear maps and output head are stored in (``jspec.models.quantized``); None is as the
@@ -93,6 +104,12 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     quantization: Literal["int8", "fp8"] | None = None
+
+    # As a draft: how it drafts, and that any number of drafts may be asked of it.
+    method = "draft_model"
+    max_drafts = None
+    trained_drafts = None
+    borrowable = ()
 
     def __post_init__(self):
         sizes = (
@@ -136,23 +153,44 @@ class ModelConfig:
         require(self.quantization in known, "quantization", self.quantization, f"one of {', '.join(map(str, known))}")
 
     @property
-    def num_parameters(self) -> int:
-        """Number of weights, biases included and scales left out; a tied head counts once."""
-        D, F, H, V = self.hidden_size, self.intermediate_size, self.head_dim, self.vocab_size
-        qkv, out = (self.num_heads + 2 * self.num_kv_heads) * H, self.num_heads * H
-        layer = (qkv + out) * D + 3 * D * F + 2 * D + 2 * H * self.qk_norm
-        layer += qkv * self.qkv_bias + D * self.output_bias + (2 * F + D) * self.mlp_bias
-        return self.num_layers * layer + V * D * (1 if self.tie_embeddings else 2) + D
+    def dimensions(self) -> Mapping[str, int]:
+        """Dimension letter -> size."""
+        return {
+            "V": self.vocab_size,
+            "D": self.hidden_size,
+            "F": self.intermediate_size,
+            "L": self.num_layers,
+            "N": self.num_heads,
+            "G": self.num_kv_heads,
+            "H": self.head_dim,
+        }
 
-    def weight_bytes(self, itemsize: int) -> int:
-        """Bytes of the weights, scales included, at ``itemsize`` bytes for a number that is not quantised."""
-        if self.quantization is None:
-            return self.num_parameters * itemsize
-        D, F, H, L, V = self.hidden_size, self.intermediate_size, self.head_dim, self.num_layers, self.vocab_size
-        qkv, out = (self.num_heads + 2 * self.num_kv_heads) * H, self.num_heads * H
-        quantized = L * ((qkv + out) * D + 3 * D * F) + V * D
-        scales = L * (qkv + D + 2 * F + D) + V
-        return quantized + 4 * scales + (self.num_parameters - quantized) * itemsize
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Every parameter, declared once: see ``jspec.parameters``."""
+        return language_model(self)
+
+    @property
+    def decoder(self) -> "ModelConfig":
+        """The decoder layers that keys and values are kept for: its own."""
+        return self
+
+    @property
+    def language_model(self) -> "ModelConfig":
+        """The language model that this is."""
+        return self
+
+    @property
+    def summary(self) -> str:
+        """Its sizes in a few words."""
+        return f"{count(self.num_layers, 'layer')}, vocabulary {self.vocab_size}"
+
+    def require_fit(self, target: "ModelConfig"):
+        """As a draft it fits any target whose tokens it reads alike, which tokenizers show and not configs."""
+
+    def with_quantization(self, quantization: str) -> Self:
+        """The same with linear maps and output head stored in eight bits."""
+        return dataclasses.replace(self, quantization=quantization)  # pyright: ignore[reportArgumentType]
 
     def kv_bytes(self, slots: int, itemsize: int) -> int:
         """Bytes of keys and values for ``slots`` cached tokens at ``itemsize`` bytes a number."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.resources
 import operator
 import pathlib
 import time
@@ -12,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 import jspec
-from jspec.drafting.methods import NGRAM
 from jspec.llm import LLM
+from jspec.registry import NGRAM
 
 PROMPTS = (
     "import os\nimport sys\n\n\ndef main(argv=None):",
@@ -21,7 +22,8 @@ PROMPTS = (
     'def read_config(path):\n    """Return the configuration',
     "class TestPath(unittest.TestCase):\n    def setUp(self):",
 )
-FAMILY = pathlib.Path(jspec.__file__).parents[1] / "family" / "checkpoints"
+# Trained by the scripts in the repository's family/; they are data of the package, so that an installed jspec has them.
+FAMILY = pathlib.Path(str(importlib.resources.files("jspec"))) / "family"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,7 @@ def run(
     """Complete the demo prompts with and without speculation and print what happened.
 
     Args:
-      checkpoints: a folder with target/ and drafters beside it; None takes the family that comes with the repository.
+      checkpoints: a folder with target/ and drafters beside it; None takes the family that comes with jspec.
       draft: which drafter: the name of one in that folder, another folder, or ``ngram``; None takes draft/.
       speculation, params: how to draft and sample.
     """

@@ -14,10 +14,11 @@ from jspec.engine.costs import CostTable
 from jspec.engine.engine import Engine
 from jspec.engine.request import FINISH_REASONS, ActiveRequest, Request
 from jspec.models.causal import causal_logits
+from jspec.models.contract import Target
 from jspec.models.split import split
 from jspec.results import Result, Stats
 from jspec.sampling.params import SamplingParams
-from jspec.text import StopStrings, Tokenizer
+from jspec.text import StopStrings, Tokenizer, encode
 
 Prompt = str | Sequence[int]
 
@@ -45,7 +46,7 @@ class LLM:
 
     def __init__(
         self,
-        target: Any,
+        target: Target,
         draft_model: Any,
         make_drafter: Callable,
         method: str | None,
@@ -112,8 +113,8 @@ class LLM:
             self._request(i, prompt, p, key)
             for i, (prompt, p, key) in enumerate(zip(prompts, params, keys, strict=True))
         ]
-        for progress in self.engine.run(requests):
-            yield progress.request.index, self._result(progress)
+        for active in self.engine.run(requests):
+            yield active.request.index, self._result(active)
 
     def _request(self, index: int, prompt: Prompt, params: SamplingParams, key_data: np.ndarray) -> Request:
         stop_tokens = params.stop_tokens(self.target.config.eos_token_ids)
@@ -129,7 +130,7 @@ class LLM:
             return self._checked_ids(prompt, f"prompt {index}")
         if self.tokenizer is None:
             raise ValueError(f"prompt {index} is text, but the checkpoint has no tokenizer; pass token ids")
-        return self._checked_ids(self.tokenizer.encode(prompt), f"prompt {index}")
+        return self._checked_ids(encode(self.tokenizer, prompt, f"prompt {index}"), f"prompt {index}")
 
     def _checked_ids(self, token_ids: Sequence[int], what: str) -> list[int]:
         V = self.target.config.vocab_size
@@ -150,9 +151,9 @@ class LLM:
         assert self.tokenizer is not None
         return functools.partial(self.tokenizer.decode, skip_special_tokens=True)
 
-    def _result(self, progress: ActiveRequest) -> Result:
-        request, tokens = progress.request, progress.tokens
-        finish_reason = FINISH_REASONS[progress.outcome]
+    def _result(self, active: ActiveRequest) -> Result:
+        request, tokens = active.request, active.tokens
+        finish_reason = FINISH_REASONS[active.outcome]
         ended_by_token = finish_reason == "stop" and tokens and tokens[-1] in request.stop_tokens
         text = stop_reason = None
         if self.tokenizer is not None:
@@ -166,7 +167,7 @@ class LLM:
         elif finish_reason == "error":
             stop_reason = f"the target's logits at position {len(request.prompt) + len(tokens)} are not finite"
         limit = self.engine.longest_text
-        stats = Stats.of(self.engine.num_draft_tokens, progress.drafted, progress.accepted, len(request.prompt), limit)
+        stats = Stats.of(self.engine.num_draft_tokens, active.drafted, active.accepted, len(request.prompt), limit)
         if stats.num_steps_past_draft_limit and not self._warned_of_limit:
             self._warned_of_limit = True
             warnings.warn(
@@ -182,6 +183,6 @@ class LLM:
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             stats=stats,
-            accepted=progress.from_draft,
+            accepted=active.from_draft,
             reproducible=self.reproducible,
         )

@@ -3,17 +3,19 @@
 import dataclasses
 import pathlib
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.loading import load_draft, verifier_of
+from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.config import MAX_POSITIONS, ModelConfig, Speculation
-from jspec.drafting.methods import NGRAM
-from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, PardConfig, check_head, decoder_of
+from jspec.heads import DraftConfig, Eagle3Config, EagleConfig, HeadConfig
 from jspec.models import Decoder, build, build_head
-from jspec.models.eagle3 import Eagle3Head
-from jspec.text import Tokenizer, load_tokenizer
+from jspec.registry import DraftMethod, chosen_by_name, entry_of, particular_options, resolve
+from jspec.text import Tokenizer
 
 Path = str | pathlib.Path
 
@@ -22,16 +24,34 @@ def find_folders(target: Path, draft: Path | None) -> tuple[pathlib.Path, pathli
     """The folders of a target and of its draft. A head in the speculators format, given alone, names its target."""
     folder = _folder("target", target)
     if draft is not None:
-        return folder, None if draft == NGRAM else _folder("draft", draft)
+        return folder, None if draft in chosen_by_name() else _folder("draft", draft)
     verifier = verifier_of(folder)
     return (folder, None) if verifier is None else (_verifier(folder, verifier), folder)
+
+
+def check_options(draft: DraftConfig | str, speculation: Speculation):
+    """Refuse an option of ``speculation`` that what drafts has no use for."""
+    method, default = entry_of(draft), Speculation()
+    for option in sorted(particular_options() - set(method.options)):
+        value = getattr(speculation, option)
+        if value != getattr(default, option):
+            raise ValueError(
+                f"{option}={value!r} has no place with the drafting method {method.name!r}, {method.help}; leave it out"
+            )
+
+
+def prepared(
+    method: DraftMethod, arguments: Mapping[str, Any], tokenizer: Tokenizer | None, target: ModelConfig
+) -> Any:
+    """The arrays that the drafter of a method without a checkpoint reads; None if it reads none."""
+    if method.prepare is None or method.argument is None:
+        return None
+    return resolve(method.prepare)(arguments[method.argument], tokenizer, target)
 
 
 def within_reach(speculation: Speculation, draft: ModelConfig | HeadConfig) -> Speculation:
     """``speculation`` with no more drafts than there are weights for; warns if it cuts, or if fewer were trained."""
     K, field = speculation.most_draft_tokens, "max_draft_tokens" if speculation.auto else "num_draft_tokens"
-    if isinstance(draft, ModelConfig):
-        return speculation
     asked = not speculation.auto or speculation.max_draft_tokens is not None
     if draft.max_drafts is not None and draft.max_drafts < K:
         if asked:
@@ -59,16 +79,16 @@ def with_positions(target: ModelConfig, draft: ModelConfig | HeadConfig, max_len
     own limit: beyond it they have never drafted anything, and every pass of one costs more than a head's.
     """
     if not isinstance(draft, EagleConfig | Eagle3Config):
-        has = decoder_of(draft)
+        has = draft.decoder
         limit = max_len if has is None else has.max_position
     else:
         layers = draft.layers
         limit = max(layers.max_position, min(_end_of_rope(layers), target.max_position))
         draft = dataclasses.replace(draft, layers=dataclasses.replace(layers, max_position=limit))
     if limit < max_len:
-        kind = "draft_model" if isinstance(draft, ModelConfig) else draft.method
         warnings.warn(
-            f"the {kind} checkpoint has {limit} positions, and max_len={max_len}: nothing is drafted after longer texts",
+            f"the {draft.method} checkpoint has {limit} positions, and max_len={max_len}: nothing is drafted after "
+            "longer texts",
             stacklevel=3,
         )
     return draft
@@ -92,11 +112,9 @@ def check_fit(
       tokenizer: the target's, None if its checkpoint has none.
       draft_path: where the draft's tokenizer may be; a head needs none, so that one beside it is not opened.
     """
-    if isinstance(draft, ModelConfig | PardConfig):
-        model = draft if isinstance(draft, ModelConfig) else draft.model
-        _check_pair(target, model, tokenizer, load_tokenizer(draft_path))
-    else:
-        check_head(target, draft)
+    draft.require_fit(target)
+    if draft.language_model is not None:
+        _check_pair(target, draft.language_model, tokenizer, load_tokenizer(draft_path))
 
 
 def load_draft_module(
@@ -112,11 +130,10 @@ def build_draft_module(config: ModelConfig | HeadConfig, params: dict, dtype: st
 
     A head that has the target's embedding or output head over again borrows them instead; they leave ``params``.
     """
-    if isinstance(config, ModelConfig):
-        return config, build(config, params, dtype)
+    if config.language_model is not None:
+        return config, build(config.language_model, params, dtype)
     config = _borrow(config, params, target)
-    head = build_head(config, params, dtype)
-    return config, head.prepare() if isinstance(head, Eagle3Head) else head
+    return config, build_head(config, params, dtype).prepare()
 
 
 def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
@@ -124,16 +141,14 @@ def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
 
     What the target has quantised is no copy of a head's weight, which stays.
     """
-    if not isinstance(config, EagleConfig | Eagle3Config):
-        return config
-    if config.own_embedding and target.embedding_scale is None and _same(params["embedding"], target.embedding[...]):
-        del params["embedding"]
-        config = dataclasses.replace(config, own_embedding=False)
-    if isinstance(config, EagleConfig) or config.reduced or not config.own_head:
-        return config
-    if target.output_scale is None and _same(params["head.weight"], target.output_weight):
-        del params["head.weight"]
-        config = dataclasses.replace(config, own_head=False)
+    lent = {
+        "own_embedding": None if target.embedding_scale is not None else target.embedding[...],
+        "own_head": None if target.output_scale is not None else target.output_weight,
+    }
+    for field, name in config.borrowable:
+        if getattr(config, field) and lent[field] is not None and _same(params[name], lent[field]):
+            del params[name]
+            config = dataclasses.replace(config, **{field: False})  # pyright: ignore[reportArgumentType]
     return config
 
 

@@ -6,7 +6,7 @@ import jax
 import psutil
 
 from jspec.config import EngineConfig, ModelConfig
-from jspec.heads import HeadConfig, PardConfig, decoder_of
+from jspec.heads import HeadConfig
 
 GIB = 2**30
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
@@ -35,13 +35,13 @@ def budget(target: ModelConfig, draft: ModelConfig | HeadConfig | None, config: 
     """What an engine of ``width`` rows per request needs."""
     size = ITEMSIZE[config.dtype]
     models = [target] if draft is None else [target, draft]
-    decoders = [model for model in (target, decoder_of(draft)) if model is not None]
+    decoders = [model.decoder for model in models if model.decoder is not None]
     slots = config.pool_pages * config.page_size
     row_slots = config.max_batch * config.pages_per_row * config.page_size
     logits = config.max_batch * width * target.vocab_size * len(models)
     gathered = max(decoder.kv_bytes(row_slots, size) // decoder.num_layers for decoder in decoders)
     return Budget(
-        weights=sum(_weight_bytes(model, size) for model in models),
+        weights=sum(model.weight_bytes(size) for model in models),
         cache=sum(decoder.kv_bytes(slots, size) for decoder in decoders),
         work=logits * (size + 4) + gathered,
     )
@@ -56,11 +56,6 @@ def check_memory(target: ModelConfig, draft: ModelConfig | HeadConfig | None, co
             f"max_batch={config.max_batch} x max_len={config.max_len}, {need.work / GIB:.1f} of workspace), but "
             f"{free / GIB:.1f} GiB are free; lower max_batch, max_len or num_pages"
         )
-
-
-def _weight_bytes(model: ModelConfig | HeadConfig, itemsize: int) -> int:
-    model = model.model if isinstance(model, PardConfig) else model
-    return model.weight_bytes(itemsize) if isinstance(model, ModelConfig) else model.num_parameters * itemsize
 
 
 def free_bytes() -> int:

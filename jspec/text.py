@@ -1,11 +1,7 @@
-"""Between text and tokens: a checkpoint's tokenizer, and stop strings."""
+"""Between text and tokens: what is asked of a tokenizer, and stop strings."""
 
-import os
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 class Tokenizer(Protocol):
@@ -18,15 +14,22 @@ class Tokenizer(Protocol):
     def get_vocab(self) -> dict[str, int]: ...
 
 
-def load_tokenizer(folder: pathlib.Path) -> Tokenizer | None:
-    """The tokenizer of a checkpoint folder, None if it has no tokenizer files. Runs no code from the folder."""
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        return None
-    # transformers would advise to install PyTorch, which tokenizers do not need.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers import AutoTokenizer  # seconds to import, and token ids need no tokenizer
+def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
+    """The tokens of ``text``.
 
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    Raises:
+      ValueError: the tokenizer fails; ``what`` says in the message which text that was.
+    """
+    try:
+        return tokenizer.encode(text)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # of many kinds; a panic of the Rust code in tokenizers is no Exception
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{what} cannot be encoded by the checkpoint's tokenizer ({type(error).__name__}: {reason}); fetch the "
+            "tokenizer files again, or pass token ids"
+        ) from None
 
 
 class Stop(NamedTuple):

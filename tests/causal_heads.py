@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jspec.heads import EagleConfig, HeadConfig, MedusaConfig, MLPConfig, PardConfig, resolved_aux_layers
+from jspec.heads import EagleConfig, HeadConfig, MedusaConfig, MLPConfig, PardConfig
 from jspec.models.cache import CausalView
 
 
@@ -85,7 +85,7 @@ def _mlp(head, features, text, length, K: int) -> Drafts:
 def _features(config, of, text):
     """What the target knows at every position, ``[B, S, E]``."""
     positions = _positions(text)
-    aux_layers = resolved_aux_layers(of.config, config) if config.layers else ()
+    aux_layers = config.resolved_aux_layers(of.config) if config.decoder else ()
     view = CausalView(positions)
     return of.with_auxiliary(text, positions, (None,) * of.config.num_layers, view, aux_layers)[1]
 

@@ -1,5 +1,7 @@
 """Strictness for every test: an implicit change of rank is an error, as every warning is (pyproject.toml)."""
 
+import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,11 +11,17 @@ import pytest
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 MOST_MAPPINGS = 20_000  # after a file of tests; one adds up to 10,000
+LONGEST = ("lossless", "engine", "train")  # folders whose files take a minute or more
 
 
 def pytest_addoption(parser):
     choices = ("float32", "bfloat16")
     parser.addoption("--logits", choices=choices, default="float32", help="as tests/lossless has its models store them")
+
+
+def pytest_collection_modifyitems(items):
+    """Long files go first: ``make test`` deals whole files to its workers in this order, and they end together."""
+    items.sort(key=lambda item: item.path.parent.name not in LONGEST)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,6 +31,9 @@ def few_mappings():
     yield
     mappings = Path("/proc/self/maps")
     if mappings.exists() and mappings.read_text().count("\n") > MOST_MAPPINGS:
+        if "engines" in sys.modules:
+            sys.modules["engines"].drop_shared()
+        gc.collect()
         jax.clear_caches()
 
 

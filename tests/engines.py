@@ -122,7 +122,23 @@ def drafting(method: str | None, speculation: Speculation, vocab_size: int = V) 
     return make
 
 
-@functools.cache
+_shared: list[Callable[[], None]] = []  # what empties each cache
+
+
+def shared(make: Callable[..., Any]) -> Callable[..., Any]:
+    """``functools.cache`` for a function that makes engines, or what holds some; ``drop_shared`` empties it."""
+    cached = functools.cache(make)
+    _shared.append(cached.cache_clear)
+    return cached
+
+
+def drop_shared():
+    """Let go of all shared engines, whose compiled programs keep memory mapped as long as they live."""
+    for empty in _shared:
+        empty()
+
+
+@shared
 def engine(method: str | None, K: int = 4, verify: Any = "rejection", models=None, config=CONFIG, **speculation):
     """An engine over ``models``, (target, draft), by default those above."""
     settings = Speculation(num_draft_tokens=K, verify=verify, **speculation)
@@ -166,15 +182,15 @@ def decode(engine: Engine, prompts, params=GREEDY, keys=None, **fields) -> list[
     params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     keys = [key_of(seed) for seed in range(len(prompts))] if keys is None else keys
     requests = [Request(i, *request, **fields) for i, request in enumerate(zip(prompts, params, keys, strict=True))]
-    return sorted(engine.run(requests), key=lambda progress: progress.request.index)
+    return sorted(engine.run(requests), key=lambda active: active.request.index)
 
 
 def key_of(seed: int) -> np.ndarray:
     return np.asarray(jax.random.key_data(jax.random.key(seed)))
 
 
-def tokens_of(progresses: Sequence[ActiveRequest]) -> list[list[int]]:
-    return [progress.tokens for progress in progresses]
+def tokens_of(ended: Sequence[ActiveRequest]) -> list[list[int]]:
+    return [active.tokens for active in ended]
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from causal_heads import causal_drafts
-from engines import CONFIG, DRAFT, MAX_LEN, TARGET, V, plain_greedy, ragged_prompts, target
+from engines import CONFIG, DRAFT, MAX_LEN, TARGET, V, plain_greedy, ragged_prompts, shared, target
 
 from jspec.config import Speculation
 from jspec.drafting.methods import drafter_for
@@ -79,7 +79,7 @@ def _drawn(config: HeadConfig, name: str, shape: tuple[int, ...], seed: int) -> 
 def serving(config: HeadConfig, head):
     """A copy of ``head``, made ready for drafting."""
     copy = build_head(config, flat_params(head))
-    return copy.prepare() if isinstance(config, Eagle3Config) else copy
+    return copy if config.language_model else copy.prepare()
 
 
 @functools.cache
@@ -119,7 +119,7 @@ def trained_head(config: HeadConfig, steps: int = 300, depth: int = 3):
     return merge(leaves)
 
 
-@functools.cache
+@shared
 def head_engine(name: str, K: int, verify="rejection", config=CONFIG, **speculation) -> Engine:
     """An engine over the target and the trained head of this name."""
     settings, head = Speculation(K, verify, **speculation), HEADS[name]

@@ -1,22 +1,24 @@
-"""The benchmark of the round: it runs, says what it did, and counts floors as they were counted by hand."""
+"""The benchmarks run and say what they did, and floors are as they were counted by hand."""
 
 import dataclasses
 import json
 import sys
 
+import jax
 import numpy as np
 import pytest
 
-from benchmarks import bandwidth, efficiency, hlo, round
+from benchmarks import bandwidth, efficiency, hlo, quantization, results, round, tables, verify
 from benchmarks.floors import draft_passes, floor, target_pass
 from benchmarks.programs import Decoding
+from benchmarks.references import Comparison
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, SHAPES, TINY, Pair, abstract_module, head_for, random_module
 from jspec.engine.costs import CostTable
 from jspec.models.split import split
 
 RATE = 4.3e12
 SHALLOW = dataclasses.replace(TINY, num_layers=2, windows=())
-SMOKE = ["round", "--smoke", "--rows", "1", "9", "2", "--batches", "1"]
+SMOKE = ["round", "--smoke", "--lines", "1", "9", "2", "--batches", "1"]
 
 
 @pytest.fixture
@@ -30,15 +32,27 @@ def test_smoke_run(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", [*SMOKE, "--json", str(tmp_path / "out.json")])
     assert round.main() == 0
     printed = capsys.readouterr().out.splitlines()[3:]
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert [line["row"] for line in found["lines"]] == [1, 9, 2, 2] == [int(line.split()[0]) for line in printed]
-    assert found["smoke"]
-    assert found["failed"] == []
-    assert all(line["measured"] > line["floor"] > 0 and line["kernels"] > 0 for line in found["lines"])
-    assert all(line["goal"] is None for line in found["lines"])  # they are for another shape
+    found = results.read(tmp_path / "out.json")
+    assert list(found.measured) == ["1", "9, batch 1", "2, T = 5", "2, T = 8"]
+    assert [one["line"] for one in found.details.values()] == [1, 9, 2, 2] == [int(line.split()[0]) for line in printed]
+    assert found.settings["smoke"]
+    assert found.settings["failed"] == found.settings["left_out"] == []
+    assert all(found.measured[key] > found.floors[key] > 0 for key in found.measured)
+    assert all(one["kernels"] > 0 for one in found.details.values())
+    assert found.goals == {}  # they are for another shape
     marked = ["synthetic acceptance 0.7" in line for line in printed]
     assert marked == [False, True, False, False]
-    assert 1 < found["lines"][1]["tokens"] <= 5
+    assert 1 < found.details["9, batch 1"]["tokens"] <= 5
+    assert found.versions["jax"] == jax.__version__
+    assert found.device["kind"] == "cpu"
+    assert found.command == "python -m benchmarks.round " + " ".join(sys.argv[1:])
+
+
+def test_no_line_begins_after_the_time_is_over(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", [*SMOKE, "--seconds", "-1", "--json", str(tmp_path / "out.json")])
+    assert round.main() == 0
+    found = results.read(tmp_path / "out.json")
+    assert (found.measured, found.settings["left_out"]) == ({}, [[1, 1], [9, 1], [2, 1]])
 
 
 @pytest.mark.usefixtures("shallow")
@@ -52,13 +66,13 @@ def test_a_line_that_fails_is_told_and_costs_no_other(monkeypatch, capsys, tmp_p
     out, err = capsys.readouterr()
     assert "FAILED" in out
     assert "ZeroDivisionError" in err
-    found = json.loads((tmp_path / "out.json").read_text())
-    assert ([line["row"] for line in found["lines"]], found["failed"]) == ([1], [[9, 1]])
+    found = results.read(tmp_path / "out.json")
+    assert (list(found.measured), found.settings["failed"]) == (["1"], [[9, 1]])
 
 
 def test_lines_are_those_of_the_table():
     lines = round.Table(None, 1, goals=True).lines()  # pyright: ignore[reportArgumentType]
-    assert {row for row, *_ in lines} == {1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 14, 15}
+    assert {line for line, *_ in lines} == {1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 14, 15}
     picked = round.chosen(lines, [9, 3], [16, 64])
     assert [line[:2] for line in picked] == [(9, 16), (9, 64), (3, 16), (3, 64)]
 
@@ -160,41 +174,84 @@ def test_moves_of_a_program():
 
 class TestEfficiency:
     @pytest.mark.usefixtures("shallow")
-    def test_smoke_run_writes_a_table_of_costs(self, monkeypatch, capsys, tmp_path):
-        options = ["efficiency", "--smoke", "--out", str(tmp_path), "--method", "eagle"]
-        for drafts in (["0"], ["2"]):  # the second run adds to the first
-            monkeypatch.setattr(sys, "argv", [*options, "--batches", "1", "--drafts", *drafts])
-            assert efficiency.main() == 0
+    def test_smoke_run_gives_a_table_of_costs(self, monkeypatch, capsys, tmp_path):
+        file = tmp_path / "result.json"
+        options = ["efficiency", "--smoke", "--json", str(file), "--method", "eagle"]
+        monkeypatch.setattr(sys, "argv", [*options, "--batches", "1", "--drafts", "0", "2"])
+        assert efficiency.main() == 0
         assert "synthetic acceptance 0.7" in capsys.readouterr().out
-        costs = CostTable.read(tmp_path / "efficiency-eagle.json")
-        assert (costs.device, costs.method, list(costs.rounds[1])) == ("cpu", "eagle", [0, 2])
-        assert "synthetic acceptance 0.7" in (tmp_path / "efficiency-eagle.md").read_text()
-        assert (tmp_path / "efficiency-eagle.png").stat().st_size > 1000
+        costs = efficiency.costs_of([results.read(file)])
+        (tmp_path / "costs.json").write_text(json.dumps(costs.table))
+        table = CostTable.read(tmp_path / "costs.json")
+        assert (table.device, table.method, list(table.rounds[1])) == ("cpu", "eagle", [0, 2])
+        efficiency.plot(costs, tmp_path / "plot.png")
+        assert (tmp_path / "plot.png").stat().st_size > 1000
 
     def test_speed_up_is_tokens_over_time(self):
-        costs = efficiency.Costs("card", "eagle", "tiny", "bfloat16", 0.7, RATE)
-        for K, seconds in ((4, 6e-3), (0, 4e-3), (1, 5e-3)):
-            costs.put(16, K, seconds, seconds / 2, 10)
+        costs = efficiency.costs_of([self.run("2026-01-01", {"16": {"4": 6e-3, "0": 4e-3, "1": 5e-3}})])
         assert list(costs.rounds["16"]) == ["0", "1", "4"]
         assert costs.speed_up("16", "4", 3.0) == pytest.approx(2.0)
         assert costs.speed_up("16", "1", 2.0) == pytest.approx(1.6)
         assert costs.speed_up("16", "1", 2.5) is None  # a round with one draft gives two tokens at most
+        assert costs.break_even("16", "4") == pytest.approx(1.5)
         row = next(line for line in efficiency.markdown(costs).splitlines() if line.startswith("| 1 |"))
         assert row == "| 1 | 5.000 | 2.500 | 2.00 | 10 | 1.20 | 1.60 | - | - |"
 
+    def test_rounds_of_a_batch_are_of_one_run(self):
+        """The last run does not replace a batch size of which it has fewer rounds."""
+        early = self.run("2026-01-01", {"1": {"0": 1.0, "1": 1.1}, "4": {"0": 2.0, "1": 2.1}})
+        late = self.run("2026-01-02", {"1": {"0": 0.5, "1": 0.6}, "4": {"0": 1.0}})
+        costs = efficiency.costs_of([early, late])
+        assert costs.rounds == {"1": late.measured["1"], "4": early.measured["4"]}
+        assert [one.date for one in costs.measured_in.values()] == ["2026-01-02", "2026-01-01"]
+
     def test_the_table_in_the_docs(self):
-        file = efficiency.DOCS / "efficiency-eagle3.json"
-        table = CostTable.read(file)
+        """Users load it by its path."""
+        table = CostTable.read(tables.DOCS / "efficiency-eagle3.json")
         assert {batch: list(rounds) for batch, rounds in table.rounds.items()} == {
             batch: list(efficiency.DRAFTS) for batch in efficiency.BATCHES
         }
-        costs = efficiency.Costs(**json.loads(file.read_text()))
-        assert file.with_suffix(".md").read_text() == efficiency.markdown(costs)
 
-    def test_other_figures_are_not_mixed_in(self, tmp_path):
-        file = tmp_path / "costs.json"
-        stored = efficiency.Costs("card", "eagle", "tiny", "bfloat16", 0.7, RATE, rounds={"1": {"0": 1.0}})
-        file.write_text(json.dumps(dataclasses.asdict(stored)))
-        assert efficiency.of_same(file, dataclasses.replace(stored, rounds={}, bandwidth=1.0)) == stored
-        other = dataclasses.replace(stored, rounds={}, device="another card")
-        assert efficiency.of_same(file, other) is other
+    @staticmethod
+    def run(date: str, rounds: dict) -> results.Result:
+        """A run of these rounds, with floors of half their time and ten launches each."""
+        settings = {"method": "eagle", "shape": "tiny", "dtype": "bfloat16", "synthetic_acceptance": 0.7}
+        floors = {batch: {K: x / 2 for K, x in row.items()} for batch, row in rounds.items()}
+        kernels = {batch: dict.fromkeys(row, 10) for batch, row in rounds.items()}
+        made = results.begin("efficiency", settings, RATE)
+        return dataclasses.replace(made, date=date, measured=rounds, floors=floors, details={"kernels": kernels})
+
+
+@pytest.mark.parametrize("mismatches", [0, 7])
+def test_smoke_run_of_verification(monkeypatch, tmp_path, mismatches):
+    """It fails if a kernel decides otherwise than its reference implementation, and says in the result how often."""
+    one = Comparison("draw", 257, "float32", 16, mismatches, 0.0, 0.0, ok=mismatches == 0)
+    monkeypatch.setattr(verify, "check", lambda *_: iter([one]))
+    monkeypatch.setattr(verify, "seconds_per_call", lambda *_: 1e-3)  # compiles for long where kernels are interpreted
+    file = tmp_path / "out.json"
+    monkeypatch.setattr(sys, "argv", ["verify", "--smoke", "--ops", "draw", "match", "--json", str(file)])
+    assert verify.main() == (1 if mismatches else 0)
+    found = results.read(file)
+    timed = ["match, B = 2", "draw, B = 2, distributions only", "draw, B = 2, noise"]
+    assert list(found.measured) == ["check draw, V = 257, float32", *timed]
+    assert found.measured["check draw, V = 257, float32"] == mismatches
+    assert found.measured["match, B = 2"] == pytest.approx(1e3)
+    assert found.floors["match, B = 2"] == pytest.approx(1e6 * 2 * 5 * 300 * 2 / found.device["bandwidth"])
+
+
+def test_keys_of_verification_are_those_of_the_documents():
+    keys = [piece.key for piece in verify.pieces(verify.FULL)]
+    assert len(keys) == len(set(keys))
+    assert {"match, B = 1", "block, B = 64", "rejection, B = 16, all filters, drafts too"} < set(keys)
+
+
+def test_divergences_of_the_shipped_target():
+    """int8 moves its distribution less than fp8, and neither by much."""
+    found = quantization.divergences(lengths=(33,))
+    assert 0 < found["int8"].mean_kl < found["fp8"].mean_kl < 0.03
+    assert found["int8"].positions == 33
+
+
+def test_documents_are_those_that_the_results_give():
+    """After other results, ``python -m benchmarks.tables`` writes them."""
+    assert tables.differing() == []

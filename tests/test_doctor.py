@@ -15,15 +15,14 @@ from heads import HEADS, random_head
 from tiny import tiny_checkpoint, tiny_tokenizer
 
 from jspec.checkpoints.loading import load_draft
+from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.cli import main
 from jspec.demo import FAMILY
 from jspec.doctor import Trial, diagnose, read_prompts
 from jspec.doctor.diagnosis import token_ids, verdict
 from jspec.doctor.trials import Text, Trials
-from jspec.heads import resolved_aux_layers
 from jspec.models import flat_params
 from jspec.results import Stats
-from jspec.text import load_tokenizer
 
 PROMPTS = [
     "import os\nimport sys\n\n\ndef main(argv=None):\n",
@@ -178,7 +177,7 @@ def test_verdicts():
 def test_trials_are_what_causal_passes_say(name):
     """Of every round in a text, the drafts that are the text's own tokens, for as long as they are."""
     config, head, K, S = HEADS[name], random_head(HEADS[name]), 3, 16
-    model, streams = target(), resolved_aux_layers(TARGET, config)
+    model, streams = target(), config.resolved_aux_layers(TARGET)
     lengths = np.arange(2, S - K + 1)
     compute = jax.jit(lambda text: causal_drafts(config, head, model, text, jnp.asarray(lengths), K).logits)
     tokens = np.random.default_rng(1).integers(V, size=S)

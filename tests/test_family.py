@@ -1,4 +1,4 @@
-"""The scripts that made the shipped checkpoints: corpus, tokenizer, training and export, each on something tiny."""
+"""The scripts that made the shipped checkpoints (corpus, tokenizer, training, export), each run on tiny data."""
 
 import dataclasses
 import json
@@ -59,7 +59,7 @@ def tokens(tokenizer, library) -> np.ndarray:
     return corpus.tokenise(tokenizer, library)
 
 
-def test_sources_are_sorted_and_leave_out_what_is_no_library(tmp_path):
+def test_sources_are_sorted_and_generated_or_foreign_files_are_left_out(tmp_path):
     kept = ("b.py", "a/z.py", "a.py", "test/test_a.py")
     dropped = ("site-packages/x.py", "a/__pycache__/x.py", "encodings/cp437.py", "_sysconfigdata_linux.py")
     for name in (*kept, *dropped, "config-3.12-linux/python-config.py", "notes.txt"):
@@ -70,13 +70,13 @@ def test_sources_are_sorted_and_leave_out_what_is_no_library(tmp_path):
     assert corpus.read_sources(tmp_path) == [corpus.Source(name, f"# {name}\n") for name in sorted(kept)]
 
 
-def test_split_is_a_function_of_the_path_alone():
+def test_the_path_alone_decides_what_is_held_out():
     held_out = [f"m{i}.py" for i in range(10_000) if corpus.is_held_out(f"m{i}.py")]
     assert 150 < len(held_out) < 250  # one in fifty
     assert held_out[:3] == ["m73.py", "m74.py", "m75.py"]
 
 
-def test_digest_sees_every_byte_and_the_border_between_path_and_text():
+def test_the_digest_covers_every_byte_and_where_a_path_ends():
     sources = [corpus.Source("a.py", "x = 1\n"), corpus.Source("b.py", "y = 2\n")]
     changed = [sources[0], corpus.Source("b.py", "y = 3\n")]
     moved = [corpus.Source("a.pyx", " = 1\n"), sources[1]]
@@ -124,7 +124,7 @@ def test_transformers_reads_the_tokenizer(tokenizer, tmp_path):
     assert (loaded.eos_token_id, len(loaded)) == (END_OF_TEXT_ID, TINY.vocab_size)
 
 
-def test_files_are_parted_by_end_of_text(tokenizer, tokens, library):
+def test_an_end_of_text_token_separates_files(tokenizer, tokens, library):
     assert tokens.dtype == np.uint16
     borders = np.flatnonzero(tokens == END_OF_TEXT_ID)
     assert (borders[0], borders[-1], len(borders)) == (0, len(tokens) - 1, len(library) + 1)
@@ -132,48 +132,48 @@ def test_files_are_parted_by_end_of_text(tokenizer, tokens, library):
         assert tokenizer.decode(tokens[start + 1 : stop].tolist()) == source.text
 
 
-def test_windows_are_stretches_of_the_corpus_and_reach_its_ends():
-    row = jnp.arange(40, dtype=jnp.uint16)
-    windows = loop.draw_windows(row, jax.random.key(0), (512, 8))
+def test_windows_are_consecutive_tokens_and_reach_both_ends_of_the_corpus():
+    text = jnp.arange(40, dtype=jnp.uint16)
+    windows = loop.draw_windows(text, jax.random.key(0), (512, 8))
     assert windows.shape == (512, 9)
     np.testing.assert_array_equal(windows, windows[:, :1] + np.arange(9)[None])
     assert (windows.min(), windows.max()) == (0, 39)
-    np.testing.assert_array_equal(windows, loop.draw_windows(row, jax.random.key(0), (512, 8)))
+    np.testing.assert_array_equal(windows, loop.draw_windows(text, jax.random.key(0), (512, 8)))
 
 
-def test_a_plan_has_room_for_a_window():
+def test_a_step_has_room_for_a_window():
     with pytest.raises(ValueError, match="tokens_per_step=1024: expected a window, 2048, or more"):
         loop.Plan(steps=1, peak_rate=1e-3, weight_decay=0.1, tokens_per_step=1024, length=2048)
 
 
-def test_held_out_loss_of_uniform_logits_is_log_of_the_vocabulary(tokens):
+def test_the_held_out_loss_of_uniform_logits_is_the_log_of_the_vocabulary_size(tokens):
     params = jax.tree.map(jnp.zeros_like, tiny_params())
-    mean = loop.over_held_out(language_modelling(TINY), tokens, (4, 16))
-    assert mean(params, None) == pytest.approx(np.log(TINY.vocab_size), rel=1e-6)
+    evaluate = loop.make_evaluator(language_modelling(TINY), tokens, (4, 16))
+    assert evaluate(params, None) == pytest.approx(np.log(TINY.vocab_size), rel=1e-6)
     with pytest.raises(ValueError, match="10 held-out tokens do not fill a batch of 4 windows of 16 tokens"):
-        loop.over_held_out(language_modelling(TINY), tokens[:10], (4, 16))
+        loop.make_evaluator(language_modelling(TINY), tokens[:10], (4, 16))
 
 
-def test_fit_learns_and_keeps_the_best(tokens):
-    loss, rows = language_modelling(TINY), []
-    held_out = loop.over_held_out(loss, tokens, (4, 16))
+def test_fit_learns_and_returns_the_weights_with_the_lowest_held_out_loss(tokens):
+    loss, evaluations = language_modelling(TINY), []
+    evaluate = loop.make_evaluator(loss, tokens, (4, 16))
     start = train.initial_params(TINY, jax.random.key(0))
-    before = held_out(start, None)
+    before = evaluate(start, None)
     best = loop.fit(
         TINY_PLAN,
         loss,
-        held_out,
+        evaluate,
         start,
         None,
         jnp.asarray(tokens),
         jax.random.key(1),
-        lambda progress, params: rows.append(progress),
+        lambda progress, params: evaluations.append(progress),
     )
-    assert [row.step for row in rows] == [5, 10, 15, 20]
-    assert held_out(best, None) == min(row.held_out_loss for row in rows) < before - 0.5
+    assert [progress.step for progress in evaluations] == [5, 10, 15, 20]
+    assert evaluate(best, None) == min(progress.held_out_loss for progress in evaluations) < before - 0.5
 
 
-def test_fit_stops_when_it_diverges(tokens):
+def test_fit_raises_when_the_loss_is_not_finite(tokens):
     plan = dataclasses.replace(TINY_PLAN, steps=1)
     start = jax.tree.map(lambda w: w * jnp.nan, tiny_params())
     with pytest.raises(FloatingPointError, match="held-out loss nan at step 1: lower the learning rate"):
@@ -200,14 +200,14 @@ def test_a_draft_that_is_its_target_agrees_everywhere():
     assert all(value < 0.99 for value in measure(params, other, windows, key))
 
 
-def test_distillation_is_kl_of_target_from_draft():
+def test_distillation_is_the_kl_divergence_of_the_draft_from_the_target():
     target, draft = tiny_params(0), tiny_params(1)
     windows = jax.random.randint(jax.random.key(2), (2, 9), 0, TINY.vocab_size)
     distil, key = distillation(TINY, TINY), jax.random.key(3)
-    entropy_terms = distil(draft, target, windows, key), distil(target, draft, windows, key)
+    divergences = distil(draft, target, windows, key), distil(target, draft, windows, key)
     p, q = (np.asarray(reference_logits(w, windows[:, :-1]), np.float64) for w in (target, draft))
     p, q = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (p, q))
-    assert entropy_terms == pytest.approx(((np.exp(p) * (p - q)).sum(-1).mean(), (np.exp(q) * (q - p)).sum(-1).mean()))
+    assert divergences == pytest.approx(((np.exp(p) * (p - q)).sum(-1).mean(), (np.exp(q) * (q - p)).sum(-1).mean()))
 
 
 def test_checkpoint_gives_the_logits_of_transformers(tmp_path):
@@ -226,14 +226,14 @@ def test_checkpoint_gives_the_logits_of_transformers(tmp_path):
     np.testing.assert_allclose(model.logits(hidden), expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
-def test_shipped_shapes_fit_the_promise():
+def test_the_shipped_models_keep_to_their_sizes():
     assert DRAFT.vocab_size == TARGET.vocab_size <= 2048
     assert 8e6 < TARGET.num_parameters < 12e6
     assert 0.8e6 < DRAFT.num_parameters < 1.3e6
     assert 2 * (TARGET.num_parameters + DRAFT.num_parameters) < 30e6
 
 
-def test_script_trains_and_writes_both_checkpoints(tmp_path, monkeypatch, tokenizer, tokens, capsys):
+def test_the_script_trains_and_writes_both_checkpoints(tmp_path, monkeypatch, tokenizer, tokens, capsys):
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()
     save_tokenizer(tokenizer, data, TINY.max_position)
@@ -257,7 +257,9 @@ def test_script_trains_and_writes_both_checkpoints(tmp_path, monkeypatch, tokeni
         assert (out / folder / "tokenizer.json").read_bytes() == (data / "tokenizer.json").read_bytes()
 
 
-def test_script_trains_heads_and_goes_on(tmp_path, monkeypatch, tokenizer, tokens, capsys):
+def test_the_script_trains_heads_and_does_not_train_a_finished_one_again(
+    tmp_path, monkeypatch, tokenizer, tokens, capsys
+):
     target, data, out = tmp_path / "target", tmp_path / "data", tmp_path / "out"
     save_checkpoint(target, TINY, tiny_params())
     save_tokenizer(tokenizer, target, TINY.max_position)
@@ -284,10 +286,10 @@ def test_script_trains_heads_and_goes_on(tmp_path, monkeypatch, tokenizer, token
     assert (out / "runs" / "mlp" / "losses.csv").read_text() == log
 
 
-def test_shipped_heads_fit_the_promise():
+def test_the_shipped_heads_keep_to_their_sizes():
     sizes = {name: heads.make_objective(name, TARGET, recipe.sizes) for name, recipe in heads.RECIPES.items()}
     assert sizes.keys() == {"eagle", "eagle3", "parallel", "mlp", "medusa"}
-    assert 2 * sum(objective.config.num_parameters for objective in sizes.values()) <= heads.MOST_BYTES
+    assert 2 * sum(objective.config.num_parameters for objective in sizes.values()) <= heads.MAX_BYTES
     mlp, medusa = sizes["mlp"].config, sizes["medusa"].config
     assert mlp.tied
     assert mlp.inner_size <= 192
@@ -296,7 +298,7 @@ def test_shipped_heads_fit_the_promise():
 
 
 def tiny_params(seed: int = 0) -> dict[str, jax.Array]:
-    """Weights large enough that attention and logits are far from uniform."""
+    """Random fp32 weights, large enough that attention and next-token distributions are far from uniform."""
     keys = jax.random.split(jax.random.key(seed), 64)
     shapes = abstract_params(TINY)
     return {
@@ -306,7 +308,7 @@ def tiny_params(seed: int = 0) -> dict[str, jax.Array]:
 
 
 def reference_logits(params, tokens) -> jax.Array:
-    """Logits as the objectives compute them: a bf16 pass, an fp32 head."""
+    """Logits as ``family.objectives`` computes them: a pass in bf16, and an output head that sums in fp32."""
     model = build(TINY, params, "bfloat16")
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None], tokens.shape)
     hidden, _ = model(tokens, positions, (None,) * TINY.num_layers, CausalView(positions))

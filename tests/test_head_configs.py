@@ -13,10 +13,7 @@ from jspec.heads import (
     MedusaConfig,
     MLPConfig,
     PardConfig,
-    check_head,
-    decoder_of,
     default_aux_layers,
-    resolved_aux_layers,
 )
 from jspec.memory import budget
 from jspec.models import abstract_params
@@ -52,7 +49,7 @@ def test_an_engine_counts_the_head(head):
     config = EngineConfig(max_batch=2, max_len=16)
     alone, with_head = budget(TARGET, None, config, 5), budget(TARGET, head, config, 5)
     assert with_head.weights - alone.weights == 4 * head.num_parameters
-    layers = decoder_of(head)
+    layers = head.decoder
     slots = config.pool_pages * config.page_size
     assert with_head.cache - alone.cache == (0 if layers is None else layers.kv_bytes(slots, 4))
 
@@ -118,18 +115,19 @@ def test_how_many_drafts_there_are_weights_for():
 
 def test_default_aux_layers():
     assert default_aux_layers(32) == (2, 16, 29)
-    assert default_aux_layers(6) == (2, 3)
+    assert default_aux_layers(6) == (1, 3, 5)  # 2, 3 and 3 are not three different ones
+    assert default_aux_layers(3) == (1, 2)
     deep = dataclasses.replace(TARGET, num_layers=36, windows=())
-    assert resolved_aux_layers(deep, dataclasses.replace(EAGLE3, aux_layers=None)) == (2, 18, 33)
-    assert resolved_aux_layers(deep, EAGLE3) == (1, 2, 3)
-    assert resolved_aux_layers(deep, Eagle3Config(ONE, 7, D, 0)) == resolved_aux_layers(deep, EagleConfig(ONE)) == ()
+    assert dataclasses.replace(EAGLE3, aux_layers=None).resolved_aux_layers(deep) == (2, 18, 33)
+    assert EAGLE3.resolved_aux_layers(deep) == (1, 2, 3)
+    assert Eagle3Config(ONE, 7, D, 0).resolved_aux_layers(deep) == EagleConfig(ONE).resolved_aux_layers(deep) == ()
 
 
 def test_a_head_that_fits():
-    check_head(TARGET, EAGLE3)
-    check_head(TARGET, EagleConfig(ONE))
-    check_head(TARGET, MLPConfig(V, D, 12, 4))
-    check_head(TARGET, MedusaConfig(V, D, 3))
+    EAGLE3.require_fit(TARGET)
+    EagleConfig(ONE).require_fit(TARGET)
+    MLPConfig(V, D, 12, 4).require_fit(TARGET)
+    MedusaConfig(V, D, 3).require_fit(TARGET)
 
 
 @pytest.mark.parametrize(
@@ -146,13 +144,13 @@ def test_a_head_that_fits():
 )
 def test_a_head_of_another_target_is_refused_with_both_numbers(head, message):
     with pytest.raises(ValueError, match=message):
-        check_head(TARGET, head)
+        head.require_fit(TARGET)
 
 
-def test_a_target_with_too_few_streams_of_its_own():
-    six, two = (dataclasses.replace(TARGET, num_layers=n, windows=()) for n in (6, 2))
+def test_a_shallow_target():
+    six, three = (dataclasses.replace(TARGET, num_layers=n, windows=()) for n in (6, 3))
     anywhere = dataclasses.replace(EAGLE3, aux_layers=None)
-    with pytest.raises(ValueError, match=r"reads 3 residual streams .*target of 6 layers has 2 by default"):
-        check_head(six, anywhere)
-    with pytest.raises(ValueError, match="the target has 2 layers"):
-        check_head(two, anywhere)
+    anywhere.require_fit(six)
+    assert anywhere.resolved_aux_layers(six) == (1, 3, 5)
+    with pytest.raises(ValueError, match=r"reads 3 residual streams .*target of 3 layers has 2 by default"):
+        anywhere.require_fit(three)

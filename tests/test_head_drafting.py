@@ -79,8 +79,8 @@ class Bench:
         slots = MAX_LEN - 1 - length
         if isinstance(self.config, PardConfig):
             return max(min(self.K, slots, self.config.model.max_position - length + 1), 0)
-        if self.config.layers is not None:
-            slots = min(slots, self.config.layers.max_position - (length - 2))
+        if self.config.decoder is not None:
+            slots = min(slots, self.config.decoder.max_position - (length - 2))
         return max(min(self.K, slots), 0) if length > 1 else 0
 
     def play(self, pattern, head=None):
@@ -128,7 +128,7 @@ class Bench:
     @property
     def reach(self) -> int:
         """Slots that the head may write."""
-        return min(MAX_LEN, MAX_LEN if self.config.layers is None else self.config.layers.max_position)
+        return min(MAX_LEN, MAX_LEN if self.config.decoder is None else self.config.decoder.max_position)
 
 
 def distributions(logits) -> int:

@@ -111,7 +111,7 @@ def test_costs_of_something_else(folders):
 
 def test_bfloat16_runs(folders):
     model = jspec.load(folders / "target", dtype="bfloat16", **SMALL)
-    assert {leaf.dtype for leaf in jax.tree.leaves(model.engine._state.cache)} == {jnp.dtype(jnp.bfloat16)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(model.engine.runner.state.cache)} == {jnp.dtype(jnp.bfloat16)}
     result = jspec.generate(model, "import os", temperature=0.8, max_tokens=9, seed=1, ignore_eos=True)
     assert (len(result.token_ids), result.finish_reason) == (9, "length")
     assert model.logits([5, 6]).dtype == jnp.float32

@@ -1,4 +1,4 @@
-"""The checkpoints that come with the repository: small, readable by others, and worth drafting with."""
+"""The checkpoints that come with jspec: small, readable by others, and worth drafting with."""
 
 import functools
 import operator
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import jspec
+from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.demo import FAMILY
-from jspec.text import load_tokenizer
 
 PROMPTS = [
     "import os\nimport sys\n\n\ndef main(argv=None):\n",

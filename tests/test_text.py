@@ -3,7 +3,8 @@
 import pytest
 from tiny import tiny_checkpoint, tiny_tokenizer
 
-from jspec.text import Stop, StopStrings, load_tokenizer
+from jspec.checkpoints.tokenizer import load_tokenizer
+from jspec.text import Stop, StopStrings
 
 PIECES = ["a", "b", "ab", "cab", "\n", "", "é"]
 

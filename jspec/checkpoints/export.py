@@ -10,13 +10,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jspec._arguments import require
-from jspec.checkpoints.heads import eagle, eagle3, medusa, mlp, speculators
-from jspec.checkpoints.heads.vocabulary import D2T, T2D, offsets
-from jspec.checkpoints.names import Placement
-from jspec.checkpoints.source import NUMPY_DTYPES, is_float
-from jspec.checkpoints.weights import MEDUSA, SINGLE
-from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig
-from jspec.models.params import abstract_params
+from jspec.checkpoints.names import Placement, tensor_table
+from jspec.checkpoints.source import NUMPY_DTYPES, param_dtype
+from jspec.heads import HeadConfig
+from jspec.registry import entry_of, resolve
 
 Params = Mapping[str, jax.typing.ArrayLike]
 
@@ -50,26 +47,15 @@ def export_draft(
       ValueError: ``config`` has no place in its method's layout, or ``params`` are not those of ``config``.
     """
     require(dtype in NUMPY_DTYPES, "dtype", dtype, f"one of {', '.join(NUMPY_DTYPES)}")
-    file = SINGLE
-    match config:
-        case EagleConfig():
-            written, table = eagle.hf_config(config), eagle.table(config)
-        case Eagle3Config():
-            written, table = speculators.hf_config(config, target_name, target_architectures), eagle3.table(config)
-        case MLPConfig():
-            written, table = mlp.hf_config(config), mlp.table(config)
-        case MedusaConfig():
-            written, table, file = medusa.hf_config(config, target_name), medusa.table(config), MEDUSA
-        case _:
-            raise ValueError(f"config={type(config).__name__}: expected a draft head; PARD is a language model")
+    formats = [found for found in map(resolve, entry_of(config).formats) if found.write_config is not None]
+    if not formats:
+        raise ValueError(f"config={type(config).__name__}: expected a draft head; PARD is a language model")
+    written = formats[0].write_config(config, target_name, target_architectures)
     _require_params(config, params)
-    tensors = to_tensors(table, {name: _cast(name, array, dtype) for name, array in params.items()})
-    if D2T in tensors:
-        tensors[D2T], tensors[T2D] = offsets(tensors[D2T])
-    if eagle3.MASK in tensors:
-        tensors[eagle3.MASK] = tensors[eagle3.MASK].reshape(1, 1, -1)
+    stored = {name: np.asarray(array).astype(param_dtype(config, name, dtype)) for name, array in params.items()}
+    tensors = formats[0].write_tensors(to_tensors(tensor_table(config), stored))
     folder.mkdir(parents=True, exist_ok=True)
-    save_weights(folder / file, tensors)
+    save_weights(folder / formats[0].file, tensors)
     write_json(folder / "config.json", {**(extra or {}), **written, "torch_dtype": dtype})
 
 
@@ -88,12 +74,8 @@ def write_json(file: Path, content: Mapping[str, Any]):
     file.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 
-def _cast(name: str, array: jax.typing.ArrayLike, dtype: str) -> np.ndarray:
-    return np.asarray(array).astype(NUMPY_DTYPES[dtype] if is_float(name) else np.int32)
-
-
 def _require_params(config: HeadConfig, params: Params):
-    expected = {name: leaf.shape for name, leaf in abstract_params(config).items()}
+    expected = config.param_shapes()
     found = {name: np.shape(array) for name, array in params.items()}
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):

@@ -1,13 +1,11 @@
 """A checkpoint folder as a boundary of trust: nothing outside it is read, whatever its files say."""
 
-import json
 import os
 import stat
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
+from jspec.checkpoints.json_files import read_json, reason_of
 from jspec.checkpoints.refusal import Refusal
-
-MAX_JSON_BYTES = 256 * 2**20
 
 
 class Folder:
@@ -51,22 +49,42 @@ class Folder:
             path = (self.root / name).resolve(strict=True)
             regular = stat.S_ISREG(path.stat().st_mode)
         except (OSError, RuntimeError) as error:
-            raise Refusal(f"{where}: cannot open {name!r} ({_reason(error)})") from None
+            raise Refusal(f"{where}: cannot open {name!r} ({reason_of(error)})") from None
         if path.parent != self.root and path.parent != self._blobs():
             raise Refusal(f"{where}: {name!r} is a symbolic link that leaves the folder, which is refused")
         if not regular:
             raise Refusal(f"{where}: {name!r} is not a regular file")
         return path
 
-    def json(self, name: str) -> dict:
-        """The JSON object in ``name``."""
-        path, where = self.path(name), f"{self.given}/{name}"
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise Refusal(f"{where}: larger than {MAX_JSON_BYTES} bytes, which no such file is")
+    def below(self, name: str) -> Path:
+        """The file ``name``, which may lie in folders of this folder, resolved.
+
+        Args:
+          name: a POSIX path relative to this folder, as a walk of it gives them.
+
+        Raises:
+          Refusal: it leads out of the folder, or is no regular file.
+        """
+        where = f"{self.given}/{name}"
         try:
-            value = json.loads(path.read_text("utf-8"), parse_constant=_refuse_constant)
-        except (ValueError, RecursionError, OSError) as error:
-            raise Refusal(f"{where}: cannot be read as JSON ({_reason(error)})") from None
+            path = (self.root / name).resolve(strict=True)
+            regular = stat.S_ISREG(path.stat().st_mode)
+        except (OSError, RuntimeError) as error:
+            raise Refusal(f"{where}: cannot be opened ({reason_of(error)})") from None
+        if not path.is_relative_to(self.root) and path.parent != self._blobs():
+            raise Refusal(f"{where}: is a symbolic link that leaves the folder, which is refused")
+        if not regular:
+            raise Refusal(f"{where}: is not a regular file")
+        return path
+
+    def json(self, name: str) -> dict:
+        """The JSON object in ``name``.
+
+        Raises:
+          Refusal: it is no JSON object, or larger or deeper than such a file is.
+        """
+        where = f"{self.given}/{name}"
+        value = read_json(self.path(name), where)
         if not isinstance(value, dict):
             raise Refusal(f"{where}: holds a {type(value).__name__}, expected a JSON object")
         return value
@@ -84,12 +102,3 @@ def is_bare_name(name) -> bool:
         and PurePosixPath(name).name == name
         and PureWindowsPath(name).name == name
     )
-
-
-def _refuse_constant(text: str):
-    raise ValueError(f"{text} is no JSON number")
-
-
-def _reason(error: Exception) -> str:
-    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    return " ".join(text.split())

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jspec.checkpoints.names import EMBEDDING, HEAD, Placement, is_buffer, param_shapes, tensor_table
+from jspec.checkpoints.names import EMBEDDING, HEAD, Placement, is_buffer, tensor_table
 from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
 from jspec.heads import HeadConfig
-
-INTEGER_PARAMS = ("draft_ids",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +40,6 @@ class Layout:
     norm_output: str | None = None
     notes: tuple[str, ...] = ()
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Parameter name -> shape."""
-        return param_shapes(self.table)
-
     def ignores(self, name: str) -> bool:
         """Whether a tensor outside the table is harmless."""
         return is_buffer(name) or name in self.spares or name in self.left_out
@@ -73,11 +67,14 @@ def reshaped(tensor: Tensor, *shape: int) -> Tensor:
 
 def decoder_layout(config: ModelConfig, tensors: dict[str, Tensor]) -> Layout:
     """The layout of a causal language model."""
-    twice = config.tie_embeddings and HEAD in tensors and EMBEDDING in tensors
+    table, tied = tensor_table(config), config.tie_embeddings and HEAD in tensors
+    twice = tied and EMBEDDING in tensors
+    if tied and not twice:  # a tied pair may be stored under the output head's name alone
+        table[HEAD] = table.pop(EMBEDDING)
     return Layout(
         config,
         config.architecture,
-        tensor_table(config, tensors),
+        table,
         tensors,
         spares={HEAD: EMBEDDING} if twice else {},
         shared_by="tie_word_embeddings",

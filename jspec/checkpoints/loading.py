@@ -11,15 +11,13 @@ from jspec.checkpoints.heads import stored
 from jspec.checkpoints.heads.options import NOTHING_SAID, HeadOptions
 from jspec.checkpoints.heads.speculators import verifier
 from jspec.checkpoints.hf_config import read_config, read_fields
-from jspec.checkpoints.manifest import NAME, PARAMS, is_converted, read_manifest
-from jspec.checkpoints.names import param_shapes, tensor_table
-from jspec.checkpoints.orbax import load_params
-from jspec.checkpoints.quantized import scale_names, stored_params
+from jspec.checkpoints.manifest import NAME, PARAMS, is_converted, read_manifest, require_whole
+from jspec.checkpoints.orbax import METADATA, load_params, read_shapes
+from jspec.checkpoints.quantized import stored_params
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.source import NUMPY_DTYPES, Source, open_model, open_source
 from jspec.config import ModelConfig
-from jspec.heads import Eagle3Config, HeadConfig, PardConfig
-from jspec.models.params import abstract_params
+from jspec.heads import Eagle3Config, HeadConfig
 
 Params = dict[str, np.ndarray]
 
@@ -39,12 +37,10 @@ def load_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[Mode
       Refusal: one sentence with the file and the reason.
     """
     _require_dtype(dtype)
-    config, params = _load_converted(Folder(path), dtype) if is_converted(path) else _load(open_model(path), dtype)
-    if isinstance(config, PardConfig):
-        config = config.model
-    if not isinstance(config, ModelConfig):
+    config, params = _load_converted(Folder(path), dtype) if _is_converted(path) else _load(open_model(path), dtype)
+    if config.language_model is None:
         raise Refusal(f"{path}: holds a draft head, not a language model; give it as draft=, with its target")
-    return config, params
+    return config.language_model, params
 
 
 def load_draft(
@@ -73,7 +69,7 @@ def load_draft(
     """
     _require_dtype(dtype)
     options = HeadOptions(aux_convention, norm_output, mask_token_id)
-    if is_converted(path):
+    if _is_converted(path):
         return _load_converted(Folder(path), dtype, options)
     return _load(open_source(path, options=options), dtype)
 
@@ -86,7 +82,7 @@ def read_draft_config(
 ) -> ModelConfig | HeadConfig:
     """What ``load_draft`` would return first, from configs and headers alone."""
     options = HeadOptions(aux_convention, norm_output, mask_token_id)
-    if is_converted(path):
+    if _is_converted(path):
         return _converted_config(Folder(path), options)
     source = open_source(path, options=options)
     source.require_match()
@@ -100,7 +96,26 @@ def read_model_config(path: str | os.PathLike) -> ModelConfig:
       Refusal: one sentence with the file and the reason.
     """
     folder = Folder(path)
-    return _model_config(folder) if is_converted(path) else read_config(folder)
+    return _model_config(folder) if _is_converted(path) else read_config(folder)
+
+
+def require_intact(path: str | os.PathLike):
+    """Hash every file of a converted folder and compare with its manifest.
+
+    Raises:
+      Refusal: a file is damaged, missing or extra; or ``path`` is no converted folder, which has nothing to compare with.
+    """
+    if not _is_converted(path):
+        raise Refusal(
+            f"{path}: has no {NAME} to check its files by; convert it with jspec-convert, or leave out check_files"
+        )
+    require_whole(Folder(path), hash_all=True)
+
+
+def _is_converted(path: str | os.PathLike) -> bool:
+    if not is_converted(path) and os.path.isfile(os.path.join(path, PARAMS, METADATA)):
+        raise Refusal(f"{path}/{NAME}: missing, so nothing says what its {PARAMS} are; convert the checkpoint again")
+    return is_converted(path)
 
 
 def verifier_of(path: str | os.PathLike) -> str | None:
@@ -143,21 +158,12 @@ def _model_config(folder: Folder) -> ModelConfig:
 def _load_converted(
     folder: Folder, dtype: str | None, options: HeadOptions = NOTHING_SAID
 ) -> tuple[ModelConfig | HeadConfig, Params]:
-    config = _converted_config(folder, options)
+    config, where = _converted_config(folder, options), f"{folder.given}/{PARAMS}"
+    require_whole(folder)
+    expected = stored_params(config, dtype or read_manifest(folder)["dtype"])
+    _require_shapes(where, read_shapes(folder.root / PARAMS, where), {n: shape for n, (shape, _) in expected.items()})
     found = {stored.renamed_param(name): array for name, array in load_params(folder.root / PARAMS).items()}
-    shapes = _shapes(config)
-    expected = stored_params(config, shapes, dtype or read_manifest(folder)["dtype"])
-    where = f"{folder.given}/{PARAMS}"
-    for name in sorted(expected.keys() | found.keys()):
-        if name not in found or name not in expected:
-            state = "missing" if name not in found else "unknown"
-            raise Refusal(f"{where}: parameter {name!r} is {state}; convert the checkpoint again")
-        if found[name].shape != expected[name][0]:
-            raise Refusal(
-                f"{where}: parameter {name!r} has shape {list(found[name].shape)}, "
-                f"but its config asks for {list(expected[name][0])}"
-            )
-    for name, scale in scale_names(config, shapes).items():
+    for name, scale in config.scale_names().items():
         _require_quantized(where, name, found[name].dtype, expected[name][1])
         _require_quantized(where, scale, found[scale].dtype, expected[scale][1])
         if not (np.isfinite(found[scale]) & (found[scale] > 0)).all():
@@ -167,17 +173,24 @@ def _load_converted(
     return config, {name: found.pop(name).astype(kind, copy=False) for name, (_, kind) in expected.items()}
 
 
+def _require_shapes(where: str, stored_shapes: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]):
+    found = {stored.renamed_param(name): shape for name, shape in stored_shapes.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if name not in found or name not in expected:
+            state = "missing" if name not in found else "unknown"
+            raise Refusal(f"{where}: parameter {name!r} is {state}; convert the checkpoint again")
+        if found[name] != expected[name]:
+            raise Refusal(
+                f"{where}: parameter {name!r} has shape {list(found[name])}, "
+                f"but its config asks for {list(expected[name])}; convert the checkpoint again"
+            )
+
+
 def _require_quantized(where: str, name: str, found: np.dtype, expected: np.dtype):
     if found != expected:
         raise Refusal(
             f"{where}: parameter {name!r} is stored as {found}, expected {expected}; convert the checkpoint again"
         )
-
-
-def _shapes(config: ModelConfig | HeadConfig) -> dict[str, tuple[int, ...]]:
-    if isinstance(config, ModelConfig | PardConfig):
-        return param_shapes(tensor_table(config if isinstance(config, ModelConfig) else config.model))
-    return {name: leaf.shape for name, leaf in abstract_params(config).items()}
 
 
 def _require_dtype(dtype: str | None):

@@ -1,18 +1,24 @@
-"""``manifest.json`` of a converted folder: where it came from, and the SHA-256 of every file."""
+"""``manifest.json`` of a converted folder: where it came from, and the size and SHA-256 of every file."""
 
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from jspec._arguments import is_int
+from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.source import NUMPY_DTYPES
 
 NAME = "manifest.json"
 PARAMS = "params"  # the Orbax checkpoint, beside it
 FORMAT = "jspec-checkpoint"
 VERSION = 1
+SMALL = 2**20  # bytes; a file up to this size is hashed whenever its folder is loaded
+UNREAD = ("README.md", "LICENSE")  # may lie beside a converted folder's files, as hidden files may: nothing reads them
 
 
 def is_converted(path: str | os.PathLike) -> bool:
@@ -33,9 +39,30 @@ def read_manifest(folder: Folder) -> dict[str, Any]:
         raise Refusal(
             f"{where}: format_version={manifest.get('format_version')!r}: this jspec reads {VERSION}; convert again"
         )
-    if manifest.get("manifest_sha256") != own_digest(manifest) or not isinstance(manifest.get("files"), dict):
-        raise Refusal(f"{where}: damaged, its own SHA-256 does not match")
+    if manifest.get("manifest_sha256") != own_digest(manifest):
+        raise Refusal(f"{where}: damaged, its own SHA-256 does not match; convert the checkpoint again")
+    _require_form(manifest, where)
     return manifest
+
+
+def _require_form(manifest: dict[str, Any], where: str):
+    """Raise unless every entry of the manifest is of its kind; older ones have no sizes."""
+    fields = Fields(manifest, where)
+    if fields.text("dtype") not in NUMPY_DTYPES:
+        raise fields.refuse("dtype", f"one of {', '.join(NUMPY_DTYPES)}")
+    for name in ("quantization", "architecture"):
+        fields.text(name, None)
+    for name in ("source", "versions", "head"):
+        fields.nested(name)
+    for name in ("tensor_count", "parameter_count"):
+        fields.integer(name, None, low=0, high=2**63)
+    files, sizes = manifest.get("files"), manifest.get("sizes")
+    if not isinstance(files, dict) or not files or not all(isinstance(digest, str) for digest in files.values()):
+        raise fields.refuse("files", "an object of file names and their SHA-256")
+    if sizes is not None and not (
+        isinstance(sizes, dict) and sizes.keys() == files.keys() and all(is_int(n) and n >= 0 for n in sizes.values())
+    ):
+        raise fields.refuse("sizes", "an object of the same file names and their sizes in bytes")
 
 
 def check(path: str | os.PathLike) -> list[str]:
@@ -48,25 +75,62 @@ def check(path: str | os.PathLike) -> list[str]:
     if not folder.has(NAME):
         raise Refusal(f"{folder.given}/{NAME}: missing, so this is no converted folder")
     try:
-        expected = read_manifest(folder)["files"]
+        manifest = read_manifest(folder)
     except Refusal as refusal:
         return [str(refusal)]
-    found = file_names(folder.root)
-    problems = [f"{name}: missing" for name in sorted(set(expected) - set(found))]
-    problems += [f"{name}: not in the manifest" for name in sorted(set(found) - set(expected))]
+    return list(_problems(folder, manifest, hash_all=True))
+
+
+def require_whole(folder: Folder, hash_all: bool = False):
+    """Raise unless a converted folder holds the files of its manifest.
+
+    Args:
+      folder: the folder.
+      hash_all: hash every file. Otherwise names, sizes and links are compared, and only small files are hashed, which
+        finds all but what changed inside a large file of the same size.
+
+    Raises:
+      Refusal: a file is damaged, missing, or not in the manifest; or the manifest itself cannot be read.
+    """
+    problems = list(_problems(folder, read_manifest(folder), hash_all))
+    if problems:
+        more = f" ({len(problems) - 1} more; jspec-convert --check names them all)" if len(problems) > 1 else ""
+        raise Refusal(f"{problems[0]}{more}; convert the checkpoint again, or fetch the folder again")
+
+
+def _problems(folder: Folder, manifest: dict[str, Any], hash_all: bool) -> Iterator[str]:
+    """What is wrong with the files, a sentence each, the names first."""
+    expected, sizes, found = manifest["files"], manifest.get("sizes") or {}, file_names(folder.root)
+    for name in sorted(expected.keys() - set(found)):
+        yield f"{folder.given}/{name}: missing"
+    for name in sorted(set(found) - expected.keys()):
+        yield f"{folder.given}/{name}: not in the manifest"
     for name in found:
-        at = folder.root / name
-        if at.is_symlink() or not at.is_file():
-            problems.append(f"{name}: not a regular file")
-        elif name in expected and sha256(at) != expected[name]:
-            problems.append(f"{name}: damaged, its SHA-256 does not match")
-    return [f"{folder.given}/{problem}" for problem in problems]
+        try:
+            path = folder.below(name)
+        except Refusal as refusal:
+            yield str(refusal)
+            continue
+        size = path.stat().st_size
+        if size != sizes.get(name, size):
+            yield f"{folder.given}/{name}: damaged, it has {size} bytes where the manifest says {sizes[name]}"
+        elif name in expected and (hash_all or size <= SMALL) and sha256(path) != expected[name]:
+            yield f"{folder.given}/{name}: damaged, its SHA-256 does not match"
 
 
 def file_names(folder: Path) -> list[str]:
-    """Everything in the tree that is no folder, as POSIX names relative to it, the manifest left out."""
-    names = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
-    return sorted(name for name in names if name != NAME)
+    """Everything in the tree that is no folder, as POSIX names relative to it; no symbolic link is followed.
+
+    Left out are the manifest and, beside it, what nothing reads: hidden names and those of ``UNREAD``.
+    """
+    names: list[str] = []
+    for at, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(at, name))]
+        if Path(at) == folder:
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            files = [name for name in files if not name.startswith(".") and name not in (NAME, *UNREAD)]
+        names += [Path(at, name).relative_to(folder).as_posix() for name in (*files, *links)]
+    return sorted(names)
 
 
 def sha256(path: Path) -> str:

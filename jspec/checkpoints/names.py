@@ -1,13 +1,12 @@
-"""Which rows of which parameter each Hugging Face tensor is.
+"""Which rows of which parameter each Hugging Face tensor is, as the config declares it (``jspec.parameters``)."""
 
-Query, key and value stack into one parameter in this order, gate and up into another; all else is one to one.
-"""
-
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from jspec.config import ModelConfig
+from jspec.heads import DraftConfig
+from jspec.parameters import expanded
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -24,62 +23,27 @@ class Placement(NamedTuple):
     shape: tuple[int, ...]
 
 
-def tensor_table(config: ModelConfig, present: Iterable[str] = ()) -> dict[str, Placement]:
-    """Tensor name -> its place, for every tensor that a checkpoint of ``config`` has to hold.
-
-    Args:
-      config: the architecture.
-      present: names in the checkpoint. A tied pair may be stored under the head's name alone.
-    """
-    D, V = config.hidden_size, config.vocab_size
-    table = {EMBEDDING: Placement("embedding", 0, (V, D))}
-    for layer in range(config.num_layers):
-        for suffix, rows in layer_table(config).items():
-            table[f"model.layers.{layer}.{suffix}"] = rows._replace(param=f"layers.{layer}.{rows.param}")
-    table["model.norm.weight"] = Placement("norm.weight", 0, (D,))
-    if not config.tie_embeddings:
-        table[HEAD] = Placement("head.weight", 0, (V, D))
-    elif HEAD in (names := set(present)) and EMBEDDING not in names:
-        table[HEAD] = table.pop(EMBEDDING)
+def tensor_table(config: DraftConfig) -> dict[str, Placement]:
+    """Tensor name -> its place, for every tensor that a checkpoint of ``config`` has to hold."""
+    table: dict[str, Placement] = {}
+    for one, copy in expanded(config.parameters):
+        (_, *columns), rows = one.shape(config.dimensions), one.rows(config.dimensions)
+        starts = itertools.accumulate(rows, initial=0)
+        for tensor, start, count in zip(one.tensors, starts, rows, strict=False):
+            table[tensor.format(*copy)] = Placement(one.name.format(*copy), start, (count, *columns))
     return table
 
 
-def param_shapes(table: dict[str, Placement]) -> dict[str, tuple[int, ...]]:
-    """Parameter name -> shape, from the tensors that stack into it."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for param, start, shape in table.values():
-        rows = max(start + shape[0], shapes.get(param, (0,))[0])
-        shapes[param] = (rows, *shape[1:])
-    return shapes
+def renamed(table: Mapping[str, Placement], prefixes: Mapping[str, str]) -> dict[str, Placement]:
+    """``table`` of a layout that has other names: prefix in the table -> prefix in the files; the first that fits."""
+
+    def rename(name: str) -> str:
+        old = next((old for old in prefixes if name.startswith(old)), "")
+        return prefixes.get(old, "") + name.removeprefix(old)
+
+    return {rename(name): place for name, place in table.items()}
 
 
 def is_buffer(name: str) -> bool:
     """Whether a tensor is a buffer, which follows from the config."""
     return bool(_BUFFERS.search(name))
-
-
-def layer_table(config: ModelConfig) -> dict[str, Placement]:
-    """The same for one decoder layer, both names without their prefix."""
-    D, F, H = config.hidden_size, config.intermediate_size, config.head_dim
-    N, G = config.num_heads, config.num_kv_heads
-    table = {
-        "input_layernorm.weight": Placement("attention_norm.weight", 0, (D,)),
-        "post_attention_layernorm.weight": Placement("mlp_norm.weight", 0, (D,)),
-    }
-    linear = (
-        ("self_attn.q_proj", "attention.qkv", 0, N * H, D, config.qkv_bias),
-        ("self_attn.k_proj", "attention.qkv", N * H, G * H, D, config.qkv_bias),
-        ("self_attn.v_proj", "attention.qkv", (N + G) * H, G * H, D, config.qkv_bias),
-        ("self_attn.o_proj", "attention.out", 0, D, N * H, config.output_bias),
-        ("mlp.gate_proj", "mlp.gate_up", 0, F, D, config.mlp_bias),
-        ("mlp.up_proj", "mlp.gate_up", F, F, D, config.mlp_bias),
-        ("mlp.down_proj", "mlp.down", 0, D, F, config.mlp_bias),
-    )
-    for tensor, param, start, rows, columns, bias in linear:
-        table[f"{tensor}.weight"] = Placement(f"{param}.weight", start, (rows, columns))
-        if bias:
-            table[f"{tensor}.bias"] = Placement(f"{param}.bias", start, (rows,))
-    if config.qk_norm:
-        table["self_attn.q_norm.weight"] = Placement("attention.q_norm.weight", 0, (H,))
-        table["self_attn.k_norm.weight"] = Placement("attention.k_norm.weight", 0, (H,))
-    return table

@@ -12,7 +12,7 @@ from jspec.checkpoints.heads.kinds import is_head, recognise
 from jspec.checkpoints.heads.options import NOTHING_SAID, HeadOptions
 from jspec.checkpoints.heads.speculators import verifier
 from jspec.checkpoints.hf_config import read_fields
-from jspec.checkpoints.layout import INTEGER_PARAMS, Layout
+from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.names import HEAD, Placement
 from jspec.checkpoints.pickles import PickledTensor
 from jspec.checkpoints.refusal import Refusal
@@ -76,7 +76,7 @@ class Source:
     @property
     def exact_dtype(self) -> str:
         """The narrower of ``bfloat16`` and ``float32`` that holds every tensor without rounding."""
-        used = {self.tensors[n].dtype for n, rows in self.table.items() if n in self.tensors and is_float(rows.param)}
+        used = {self.tensors[name].dtype for name in self._floats}
         return "bfloat16" if used == {"bfloat16"} else "float32"
 
     @property
@@ -90,7 +90,7 @@ class Source:
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Parameter name -> shape."""
-        return self.layout.shapes()
+        return self.config.param_shapes()
 
     def require_match(self):
         """Raise a ``Refusal`` that names the first disagreement between config.json and the tensors."""
@@ -117,7 +117,7 @@ class Source:
 
     def param(self, name: str, dtype: str) -> np.ndarray:
         """The parameter ``name`` in ``dtype``, stacked from its tensors."""
-        out = np.empty(self.shapes[name], param_dtype(name, dtype))
+        out = np.empty(self.shapes[name], param_dtype(self.config, name, dtype))
         for tensor in self._parts[name]:
             rows = self.table[tensor]
             out[rows.start : rows.start + rows.shape[0]] = self.tensors[tensor].read()
@@ -132,8 +132,13 @@ class Source:
 
     @property
     def _misplaced_integers(self) -> list[str]:
-        found = [n for n, rows in self.table.items() if n in self.tensors and is_float(rows.param)]
-        return [n for n in found if self.tensors[n].dtype not in FLOAT_DTYPES]
+        return [name for name in self._floats if self.tensors[name].dtype not in FLOAT_DTYPES]
+
+    @property
+    def _floats(self) -> list[str]:
+        """Tensors of the files whose parameter takes the dtype of the weights."""
+        integers = self.config.integer_names()
+        return [n for n, rows in self.table.items() if n in self.tensors and rows.param not in integers]
 
     def _require_equal_spares(self):
         for spare, name in self.layout.spares.items():
@@ -176,11 +181,6 @@ def open_model(path: str | os.PathLike) -> Source:
     return Source(folder, recognise(folder, fields, tensors))
 
 
-def param_dtype(param: str, dtype: str) -> np.dtype:
-    """What a parameter is in when the weights are in ``dtype``."""
-    return NUMPY_DTYPES[dtype] if is_float(param) else np.dtype(np.int32)
-
-
-def is_float(param: str) -> bool:
-    """Whether a parameter takes the dtype of the weights."""
-    return param not in INTEGER_PARAMS
+def param_dtype(config: ModelConfig | HeadConfig, name: str, dtype: str) -> np.dtype:
+    """What the parameter ``name`` of ``config`` is in when the weights are in ``dtype``."""
+    return np.dtype(np.int32) if name in config.integer_names() else NUMPY_DTYPES[dtype]

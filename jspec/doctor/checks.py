@@ -9,12 +9,12 @@ import numpy as np
 
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.config import ModelConfig
 from jspec.doctor.trials import Text
-from jspec.heads import Eagle3Config, HeadConfig, decoder_of, resolved_aux_layers
-from jspec.text import Tokenizer, load_tokenizer
+from jspec.heads import DraftConfig, Eagle3Config
+from jspec.text import Tokenizer
 
-Draft = ModelConfig | HeadConfig
 COVERED = 0.9  # share of the target's tokens that a draft vocabulary ought to know
 
 
@@ -75,9 +75,9 @@ def _stored_dtype(folder: Path) -> str:
     return str(config.get("torch_dtype") or config.get("dtype") or "an unnamed dtype")
 
 
-def position_limit(target: ModelConfig, given: Draft, known: Draft) -> Check:
+def position_limit(target: ModelConfig, given: DraftConfig, known: DraftConfig) -> Check:
     """How far the draft goes on: ``given`` is what its checkpoint says, ``known`` what it is used as."""
-    stated, used = decoder_of(given), decoder_of(known)
+    stated, used = given.decoder, known.decoder
     if stated is None or used is None:
         return Check("positions", "ok", "the draft has no limit of its own")
     if used.max_position > stated.max_position:
@@ -88,11 +88,11 @@ def position_limit(target: ModelConfig, given: Draft, known: Draft) -> Check:
     return Check("positions", "warning" if short else "ok", detail + "; longer texts draft nothing" * short)
 
 
-def what_is_read(target: ModelConfig, head: Draft, options: HeadOptions) -> Iterator[Check]:
+def what_is_read(target: ModelConfig, head: DraftConfig, options: HeadOptions) -> Iterator[Check]:
     """What an EAGLE-3 head reads of the target and of itself, and who said so."""
     if not isinstance(head, Eagle3Config):
         return
-    streams = resolved_aux_layers(target, head)
+    streams = head.resolved_aux_layers(target)
     how = f" ({options.aux_convention})" if options.aux_convention else " (the default)" * (head.aux_layers is None)
     what = (
         f"after layers {', '.join(map(str, streams))} of {target.num_layers}" if streams else "the final hidden state"
@@ -102,7 +102,7 @@ def what_is_read(target: ModelConfig, head: Draft, options: HeadOptions) -> Iter
     yield Check("fed back", "ok", fed + f" ({options.norm_output})" * (options.norm_output is not None))
 
 
-def draft_vocabulary(head: Draft, params: Mapping[str, Any], texts: Sequence[Text]) -> Iterator[Check]:
+def draft_vocabulary(head: DraftConfig, params: Mapping[str, Any], texts: Sequence[Text]) -> Iterator[Check]:
     """How much of what the target writes a reduced vocabulary knows."""
     if not isinstance(head, Eagle3Config) or not head.reduced:
         return

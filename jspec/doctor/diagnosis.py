@@ -14,6 +14,7 @@ import numpy as np
 from jspec._arguments import is_int, require
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.loading import load_draft, load_folder, read_draft_config, read_model_config
+from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.doctor import checks
 from jspec.doctor.checks import Check
@@ -26,7 +27,6 @@ from jspec.memory import check_memory
 from jspec.models import build
 from jspec.results import Stats
 from jspec.sampling.params import SamplingParams
-from jspec.text import load_tokenizer
 
 PROMPTS = (
     "import os\nimport sys\n\n\ndef main(argv=None):",

@@ -9,7 +9,7 @@ import numpy as np
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.config import ModelConfig
 from jspec.doctor.trials import Text, Trials
-from jspec.heads import Eagle3Config, HeadConfig, resolved_aux_layers
+from jspec.heads import DraftConfig, Eagle3Config
 from jspec.results import Stats
 
 
@@ -32,7 +32,7 @@ class Trial:
 
 def tried(
     model: Any,
-    config: ModelConfig | HeadConfig,
+    config: DraftConfig,
     params: Mapping[str, Any],
     texts: Sequence[Text],
     K: int,
@@ -52,7 +52,7 @@ def tried(
     if not isinstance(config, Eagle3Config):
         return ()
     every = list(variants(model.config, config, options))
-    streams = [resolved_aux_layers(model.config, one) for _, _, one in every]
+    streams = [one.resolved_aux_layers(model.config) for _, _, one in every]
     trials, found = Trials(model, texts, [stream for one in streams for stream in one]), []
     for (label, setting, one), read in zip(every, streams, strict=True):
         accepted = trials.accepted(one, params, read, K, dtype)
@@ -64,7 +64,7 @@ def variants(
     target: ModelConfig, head: Eagle3Config, options: HeadOptions
 ) -> Iterator[tuple[str, str | None, Eagle3Config]]:
     """(label, setting, config) of the head as it was read, and of each alternative that it has the weights for."""
-    streams, flips = resolved_aux_layers(target, head), (False,)
+    streams, flips = head.resolved_aux_layers(target), (False,)
     if head.norm_before_head and head.method == "eagle3":
         flips = (False, True)
     for shift in (0, 1, -1):

@@ -5,12 +5,15 @@ drafter's own state, a pytree that lives in ``DecodeState.draft``.
 """
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import jax
 import jax.numpy as jnp
 
+from jspec.config import ModelConfig, Speculation
+from jspec.heads import DraftConfig
 from jspec.models.cache import PagedView
+from jspec.models.contract import Target
 from jspec.sampling.distribution import Warp
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import Proposal
@@ -82,8 +85,32 @@ class Prompt:
     view: PagedView
 
 
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What a drafter is built from, inside a trace.
+
+    Attributes:
+      config: of what drafts; None for a method that has no checkpoint.
+      target_config: of what it drafts for.
+      target: the target's module.
+      draft: the draft's module, or the arrays that the method's ``prepare`` made; None if it has neither.
+      speculation: K, an integer unless the engine chooses it, and how tokens are drawn.
+    """
+
+    config: DraftConfig | None
+    target_config: ModelConfig
+    target: Target
+    draft: Any
+    speculation: Speculation
+
+
 class Drafter(Protocol):
     """A way of proposing tokens."""
+
+    @classmethod
+    def build(cls, setup: Setup) -> Self:
+        """The drafter around a target and a draft."""
+        ...
 
     @property
     def num_draft_tokens(self) -> int:

@@ -1,14 +1,14 @@
 """Drafting with a smaller language model of the target's vocabulary: K passes, one token each."""
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Prompt
+from jspec.drafting.base import Context, Prompt, Setup
 from jspec.drafting.drawing import Drawing
 from jspec.models.cache import PagedView, init_pool
+from jspec.models.contract import LanguageModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,11 +24,15 @@ class DraftModel:
       speculation: K and how tokens are drawn.
     """
 
-    model: Any
+    model: LanguageModel
     vocab_size: int
     speculation: Speculation
 
     aux_layers = None
+
+    @classmethod
+    def build(cls, setup: Setup):
+        return cls(setup.draft, setup.target_config.vocab_size, setup.speculation)
 
     @property
     def num_draft_tokens(self) -> int:

@@ -10,15 +10,13 @@ import jax.numpy as jnp
 from jspec.config import Speculation
 from jspec.drafting.base import Context
 from jspec.pallas.warped_logits import WarpedLogits
+from jspec.registry import argmax_below
 from jspec.sampling.distribution import Distribution, Warp, leading, make_distribution
 from jspec.sampling.params import GREEDY_BELOW
 from jspec.sampling.stops import forbid_early_stops
 from jspec.sampling.verify import Proposal
 
 UNROLLED_PASSES = 8  # straight-line passes let one device graph hold the round; past that, compile time matters more
-
-# From this temperature on ``auto`` samples, as measured in docs/drafters.md.
-ARGMAX_BELOW = {"draft_model": 0.3, "eagle": 0.3, "eagle3": 0.4, "parallel": 0.4, "mlp": 0.3, "medusa": 0.6}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Drawing:
         if how.draft_sampling == "argmax":
             temperature = jnp.zeros_like(temperature)
         elif how.draft_sampling == "auto":
-            below = ARGMAX_BELOW[self.method] if how.argmax_below is None else how.argmax_below
+            below = argmax_below(self.method) if how.argmax_below is None else how.argmax_below
             temperature = jnp.where(asked < below, 0.0, temperature)
         return dataclasses.replace(self.context.warp, temperature=temperature)
 

@@ -6,10 +6,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Prompt
+from jspec.drafting.base import Context, Prompt, Setup
 from jspec.drafting.drawing import Drawing
 from jspec.drafting.window import make_window
 from jspec.models.cache import PagedView, init_pool
+from jspec.models.contract import DraftHead, Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +28,16 @@ class Eagle:
       speculation: K and how tokens are drawn.
     """
 
-    head: Any
-    target: Any
+    head: DraftHead
+    target: Target
     aux_layers: tuple[int, ...]
     speculation: Speculation
+
+    @classmethod
+    def build(cls, setup: Setup):
+        config: Any = setup.config
+        aux_layers = config.resolved_aux_layers(setup.target_config)
+        return cls(setup.draft, setup.target, aux_layers, setup.speculation)
 
     @property
     def num_draft_tokens(self) -> int:

@@ -1,13 +1,14 @@
 """Drafting with Medusa heads (Cai et al., 2024), as a chain: one candidate a head."""
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Stateless
+from jspec.drafting.base import Context, Setup, Stateless
 from jspec.drafting.drawing import Drawing
+from jspec.models.contract import Target
+from jspec.models.medusa import Medusa
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +21,15 @@ class MedusaHeads(Stateless):
       speculation: K and how tokens are drawn.
     """
 
-    head: Any
-    target: Any
+    head: Medusa
+    target: Target
     speculation: Speculation
 
     aux_layers = ()
+
+    @classmethod
+    def build(cls, setup: Setup):
+        return cls(setup.draft, setup.target, setup.speculation)
 
     @property
     def num_draft_tokens(self) -> int:

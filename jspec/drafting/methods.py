@@ -1,53 +1,37 @@
-"""Which drafter goes with what a user loaded."""
+"""Which drafter goes with what a user loaded, as ``jspec.registry`` says."""
 
 from collections.abc import Callable
+from typing import Any
 
 from jspec.config import ModelConfig, Speculation
-from jspec.drafting.base import Drafter
-from jspec.drafting.draft_model import DraftModel
-from jspec.drafting.eagle import Eagle
-from jspec.drafting.medusa import MedusaHeads
-from jspec.drafting.mlp import MLP
-from jspec.drafting.ngram import NGram
-from jspec.drafting.parallel import ParallelHead, ParallelModel
+from jspec.drafting.base import Drafter, Setup
 from jspec.drafting.plain import NoDrafts
-from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MLPConfig, PardConfig, resolved_aux_layers
+from jspec.heads import DraftConfig
+from jspec.models.contract import Target
+from jspec.registry import entry_of, resolve
 
-NGRAM = "ngram"
-METHODS = ("draft_model", NGRAM, "eagle", "eagle3", "parallel", "mlp", "medusa")
 
-
-def method_of(draft: ModelConfig | HeadConfig | str | None) -> str | None:
-    """One of ``METHODS``, or None for plain decoding."""
-    if draft is None or isinstance(draft, str):
-        return draft
-    return "draft_model" if isinstance(draft, ModelConfig) else draft.method
+def method_of(draft: DraftConfig | str | None) -> str | None:
+    """Name of the drafting method, or None for plain decoding."""
+    return None if draft is None else entry_of(draft).name
 
 
 def drafter_for(
-    draft: ModelConfig | HeadConfig | str | None, target: ModelConfig, speculation: Speculation
+    draft: DraftConfig | str | None, target: ModelConfig, speculation: Speculation
 ) -> Callable[..., Drafter]:
-    """What builds the drafter around the modules of target and draft, inside a trace: ``(of, by, K=None)``.
+    """What builds the drafter around the modules of target and draft, inside a trace: ``(target, draft, K=None)``.
 
     Args:
-      draft: what drafts: a language model, a head that fits the target, ``ngram``, or None.
+      draft: what drafts: the config of a language model or of a head that fits the target, the name of a method that has
+        no checkpoint, or None for plain decoding.
       target: what it drafts for.
       speculation: the largest K, which a drafter has unless it is built with a smaller one, and how tokens are drawn.
     """
+    kind: type[Drafter] = NoDrafts if draft is None else resolve(entry_of(draft).drafter)
+    config = None if isinstance(draft, str) else draft
 
-    def make(of, by, num_draft_tokens: int | None = None) -> Drafter:
+    def make(target_module: Target, draft_module: Any, num_draft_tokens: int | None = None) -> Drafter:
         how = speculation if num_draft_tokens is None else speculation.fixed(num_draft_tokens)
-        if draft is None:
-            return NoDrafts()
-        if draft == NGRAM:
-            return NGram(how.most_draft_tokens, how.ngram_min, how.ngram_max)
-        if isinstance(draft, ModelConfig):
-            return DraftModel(by, target.vocab_size, how)
-        if isinstance(draft, PardConfig):
-            return ParallelModel(by, target.vocab_size, how, draft.mask_token_id)
-        if isinstance(draft, EagleConfig | Eagle3Config):
-            kind = ParallelHead if draft.method == "parallel" else Eagle
-            return kind(by, of, resolved_aux_layers(target, draft), how)
-        return MLP(by, how) if isinstance(draft, MLPConfig) else MedusaHeads(by, of, how)
+        return kind.build(Setup(config, target, target_module, draft_module, how))
 
     return make

@@ -2,13 +2,13 @@
 state."""
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Stateless
+from jspec.drafting.base import Context, Setup, Stateless
 from jspec.drafting.drawing import Drawing
+from jspec.models.mlp_speculator import MLPSpeculator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +20,14 @@ class MLP(Stateless):
       speculation: K and how tokens are drawn.
     """
 
-    head: Any
+    head: MLPSpeculator
     speculation: Speculation
 
     aux_layers = ()
+
+    @classmethod
+    def build(cls, setup: Setup):
+        return cls(setup.draft, setup.speculation)
 
     @property
     def num_draft_tokens(self) -> int:

@@ -5,7 +5,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from jspec.drafting.base import Context, Stateless
+from jspec.drafting.base import Context, Setup, Stateless
 from jspec.sampling.verify import Proposal
 
 
@@ -21,6 +21,11 @@ class NGram(Stateless):
     num_draft_tokens: int
     ngram_min: int
     ngram_max: int
+
+    @classmethod
+    def build(cls, setup: Setup):
+        how = setup.speculation
+        return cls(how.most_draft_tokens, how.ngram_min, how.ngram_max)
 
     def propose(self, state, context: Context):
         B, S = context.tokens.shape

@@ -4,19 +4,23 @@ Drafts of a pass do not see each other, so draft i has the distribution of posit
 it."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 
-from jspec.drafting.base import Context
+from jspec.drafting.base import Context, Setup
 from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.drawing import Drawing
 from jspec.drafting.eagle import Eagle
 from jspec.drafting.window import make_window
+from jspec.models.contract import MaskedHead
 
 
 @dataclasses.dataclass(frozen=True)
 class ParallelHead(Eagle):
     """A P-EAGLE head (2026): an EAGLE-3 head whose mask slots read a learnt feature and a mask token."""
+
+    head: MaskedHead
 
     def propose(self, state, context: Context):
         drawing = Drawing(self.speculation, context, self.head.config.method)
@@ -25,6 +29,7 @@ class ParallelHead(Eagle):
 
         window = make_window(context, context.previous - 1, newest + 1, K, K - 1, self.max_position)
         masks = window.masks
+        assert head.config.mask_token_id is not None
         tokens = jnp.where(masks, head.config.mask_token_id, context.tokens_at(window.positions + 1))
         features = jnp.pad(head.fuse(context.features), ((0, 0), (0, K - 1), (0, 0)))
         features = jnp.where(masks[:, :, None], head.mask_feature[...].reshape(1, 1, -1), features)
@@ -44,6 +49,11 @@ class ParallelModel(DraftModel):
     """
 
     mask_token_id: int
+
+    @classmethod
+    def build(cls, setup: Setup):
+        config: Any = setup.config
+        return cls(setup.draft, setup.target_config.vocab_size, setup.speculation, config.mask_token_id)
 
     def propose(self, state, context: Context):
         drawing = Drawing(self.speculation, context, "parallel")

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from jspec.drafting.base import Context, Stateless
+from jspec.drafting.base import Context, Setup, Stateless
 from jspec.sampling.verify import Proposal
 
 
@@ -18,6 +18,11 @@ class NoDrafts(Stateless):
 
     aux_layers: tuple[int, ...] | None = None
     num_draft_tokens: int = 0
+
+    @classmethod
+    def build(cls, setup: Setup):
+        del setup
+        return cls()
 
     def propose(self, state, context: Context):
         B = context.length.shape[0]

@@ -19,14 +19,19 @@ FIRST_REST, LONGEST_REST = 4, 64  # calls without drafts before they are tried a
 class Controller:
     """Chooses K before every call of the decode program, and learns from what the call did.
 
-    Draft i + 1 is judged only where draft i was accepted, so each place has an acceptance of its own: accepted over
-    judged, both fading with ``MEMORY``, next to ``PRIOR_WEIGHT`` drafts that passed as often as the place before.
+    Draft i + 1 is judged only where draft i was accepted. So each place in the block has an acceptance of its own:
+    drafts accepted there over drafts judged there. Both counts fade with ``MEMORY``. To begin with, a place counts as
+    if ``PRIOR_WEIGHT`` drafts had been judged there and passed as often as those of the place before it.
 
     While no drafts pay (K = 0) nothing is learnt. They are tried again for one call after a rest, which doubles each
     time that they still do not pay.
 
     Args:
       seconds: K -> seconds per round; 0 and at least one other.
+
+    Attributes:
+      seconds: the same, in ascending order of K.
+      trying: whether the last choice was one call with drafts after a rest.
     """
 
     def __init__(self, seconds: Mapping[int, float]):
@@ -35,7 +40,7 @@ class Controller:
         self._judged, self._accepted = np.zeros(places), np.zeros(places)
         self._current: int | None = None
         self._rest, self._resting = FIRST_REST, 0
-        self.trying = False  # whether the last choice was one call with drafts after a rest
+        self.trying = False
 
     @property
     def acceptance(self) -> np.ndarray:
@@ -47,12 +52,12 @@ class Controller:
         return np.array(estimates)
 
     def rates(self) -> dict[int, float]:
-        """K -> tokens per second and row that it promises."""
+        """K -> how many tokens per second and row it promises."""
         tokens = 1 + np.concatenate([[0.0], np.cumsum(np.cumprod(self.acceptance))])
         return {K: float(tokens[K]) / seconds for K, seconds in self.seconds.items()}
 
     def choose(self) -> int:
-        """K of the next call."""
+        """Choose K for the next call."""
         self.trying = self._resting == 1
         if self._resting:
             self._resting -= 1
@@ -69,15 +74,16 @@ class Controller:
         """Learn from a call.
 
         Args:
-          K: its drafts per round.
-          rounds: how many it made.
-          accepted: drafts that each row accepted in each of them, in any order; rounds that count for nothing left out.
+          K: the drafts of each of its rounds.
+          rounds: how many rounds it made.
+          accepted: how many drafts were accepted, one entry for each row and round that counts, in any order.
         """
         fade = np.exp(-rounds / MEMORY)
         reached = np.asarray(accepted, np.int64)[:, None] - np.arange(len(self._judged))
         drafted = np.arange(len(self._judged)) < K
-        self._judged = fade * self._judged + np.sum((reached >= 0) & drafted, axis=0)
-        self._accepted = fade * self._accepted + np.sum((reached > 0) & drafted, axis=0)
+        judged = fade * self._judged + np.sum((reached >= 0) & drafted, axis=0)
+        passed = fade * self._accepted + np.sum((reached > 0) & drafted, axis=0)
+        self._judged, self._accepted = judged, passed  # together, or an interrupt leaves more accepted than judged
 
     def _best(self, drafting: bool = False) -> int:
         rates = {K: rate for K, rate in self.rates().items() if K or not drafting}

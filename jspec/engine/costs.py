@@ -1,5 +1,5 @@
-"""What rounds cost: seconds by batch and number of drafts, measured by the engine or by
-``benchmarks/efficiency.py``."""
+"""What rounds cost: a table of seconds by batch and number of drafts, which the engine or ``benchmarks/efficiency.py``
+measures."""
 
 import dataclasses
 import json
@@ -18,9 +18,9 @@ class CostTable:
     As JSON: ``{"device": str, "method": str, "rounds": {"<batch>": {"<K>": seconds}}}``; other keys are ignored.
 
     Args:
-      device: its ``device_kind``, as JAX has it.
-      method: how drafts are made, one of ``drafting.methods.METHODS``.
-      rounds: batch size -> drafts per round, 0 for plain decoding -> seconds.
+      device: the ``device_kind`` that JAX gives the device.
+      method: how drafts are made, the name of an entry in ``jspec.registry``.
+      rounds: batch size -> K, the drafts of a round, 0 for plain decoding -> seconds per round.
     """
 
     device: str
@@ -47,7 +47,7 @@ class CostTable:
 
     @staticmethod
     def read(path: str | pathlib.Path) -> "CostTable":
-        """The table in a JSON file.
+        """Read the table that a JSON file holds.
 
         Raises:
           ValueError: the file is no such table.
@@ -63,7 +63,7 @@ class CostTable:
             raise ValueError(f"costs={str(path)!r}: expected {shape}; {type(error).__name__}: {error}") from error
 
     def write(self, path: str | pathlib.Path):
-        """Write the JSON that ``read`` reads."""
+        """Write the table as the JSON that ``read`` reads."""
         pathlib.Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
     def seconds(self, batch: int, drafts: Iterable[int]) -> dict[int, float]:

@@ -1,28 +1,35 @@
-"""Which pages of the pool are free, on the host."""
+"""Which pages of the cache are free. Nothing here needs JAX."""
 
 import math
 
-from jspec.config import EngineConfig
-from jspec.models.cache import NULL_PAGE
+from jspec.config import NULL_PAGE, EngineConfig
 
 
 class PageAllocator:
-    """Hands out pages 1.. of the pool; page 0 is the null page. A request takes all it may touch when it enters."""
+    """Hands out pages of the pool, and takes them back.
+
+    The pool has ``config.pool_pages`` pages; one of them is the null page, which is never handed out.
+    """
 
     def __init__(self, config: EngineConfig):
         self._page_size, self._total = config.page_size, config.pool_pages - 1
-        self._free = [page for page in range(config.pool_pages) if page != NULL_PAGE][::-1]
+        self._free = [page for page in reversed(range(config.pool_pages)) if page != NULL_PAGE]  # the last goes first
+
+    @property
+    def free(self) -> int:
+        """How many pages are free."""
+        return len(self._free)
 
     def pages(self, slots: int) -> int:
-        """Pages that hold ``slots`` tokens."""
+        """How many pages hold ``slots`` tokens."""
         return math.ceil(slots / self._page_size)
 
     def fits(self, slots: int) -> bool:
-        """Whether a request of ``slots`` tokens fits right now."""
-        return self.pages(slots) <= len(self._free)
+        """Whether ``take(slots)`` would succeed right now."""
+        return self.pages(slots) <= self.free
 
     def check(self, index: int, slots: int):
-        """Raise a ValueError if a request of ``slots`` tokens could not even have the whole pool."""
+        """Raise a ValueError if request ``index``, of ``slots`` tokens, could not even have the whole pool."""
         if self.pages(slots) > self._total:
             raise ValueError(
                 f"prompt {index} needs {self.pages(slots)} pages of {self._page_size} tokens (prompt, max_tokens and "
@@ -30,7 +37,7 @@ class PageAllocator:
             )
 
     def take(self, slots: int) -> list[int]:
-        """Pages for ``slots`` tokens, in order."""
+        """Pages for ``slots`` tokens, in the order of the tokens."""
         return [self._free.pop() for _ in range(self.pages(slots))]
 
     def give_back(self, pages: list[int]):

@@ -1,32 +1,39 @@
-"""A request as the engine sees it, and what became of it."""
+"""A request as the engine sees it, and what has become of one that is in a row. Nothing here needs JAX."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jspec.config import EngineConfig
-from jspec.engine.state import BROKEN, FULL, LIVE, STOPPED, RequestArrays
-from jspec.engine.step import RoundLog
-from jspec.sampling.distribution import Warp
-from jspec.sampling.params import MAX_STOP_TOKENS, SamplingParams
+from jspec._arguments import require
+from jspec.sampling.params import SamplingParams
 
+if TYPE_CHECKING:
+    from jspec.engine.step import RoundLog
+
+# The outcome of a row: it still decodes; a stop token or stop string; the length limit; logits that are not finite.
+LIVE, STOPPED, FULL, BROKEN = range(4)
 FINISH_REASONS = {STOPPED: "stop", FULL: "length", BROKEN: "error"}
+
+LARGEST = {np.int32: np.iinfo(np.int32).max, np.float32: float(np.finfo(np.float32).max)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A request as the engine sees it.
+    """A prompt to complete, and how.
 
     Attributes:
-      index: what the caller knows it by.
+      index: the number by which the caller knows this request.
       prompt: its tokens, at least one.
-      params: how to sample.
-      key_data: uint32 ``[2]``, its Threefry key.
-      stop_tokens: ids that end it.
-      find_stop: given the new tokens and how many of them were looked at before, how many to keep if the text they
-        make contains a stop string, else None.
+      params: how to sample, and when to end.
+      key_data: uint32 ``[2]``, the data of the request's Threefry key.
+      stop_tokens: ids of the tokens that end it.
+      find_stop: looks for a stop string. It is given all new tokens, and how many of them it has been given before. It
+        returns how many of them to keep if the text that they make contains a stop string, else None.
+
+    Raises:
+      ValueError: a value that the arrays of a row cannot hold.
     """
 
     index: int
@@ -36,35 +43,33 @@ class Request:
     stop_tokens: tuple[int, ...] = ()
     find_stop: Callable[[list[int], int], int | None] | None = None
 
-    def padded(self, config: EngineConfig) -> np.ndarray:
-        """The prompt, int32 ``[S]``."""
-        prompt = np.zeros(config.max_len, np.int32)
-        prompt[: len(self.prompt)] = self.prompt
-        return prompt
-
-    def arrays(self, config: EngineConfig, table: np.ndarray) -> RequestArrays:
-        """What a row needs to know of it, given its pages, int32 ``[M]``."""
-        params, length = self.params, len(self.prompt)
-        stop_tokens = [*self.stop_tokens, *[-1] * (MAX_STOP_TOKENS - len(self.stop_tokens))]
-        return RequestArrays(
-            length=_array(length, np.int32),
-            limit=_array(min(length + params.max_tokens, config.max_len), np.int32),
-            min_length=_array(length + params.min_tokens, np.int32),
-            stop_tokens=_array(stop_tokens, np.int32),
-            key_data=_array(self.key_data, np.uint32),
-            table=_array(table, np.int32),
-            warp=Warp(
-                temperature=_array(0.0 if params.greedy else params.temperature, np.float32),
-                top_k=_array(max(params.top_k, 0), np.int32),
-                top_p=_array(params.top_p, np.float32),
-                min_p=_array(params.min_p, np.float32),
-            ),
-        )
+    def __post_init__(self):
+        # ``SamplingParams`` bounds everything else from both sides, and ``min_tokens`` by ``max_tokens``, which
+        # ``max_len`` cuts.
+        what, params, largest = f"prompt {self.index}", self.params, LARGEST[np.int32]
+        require(params.top_k <= largest, f"{what}: top_k", params.top_k, f"at most {largest}")
+        hottest = LARGEST[np.float32]
+        require(params.temperature <= hottest, f"{what}: temperature", params.temperature, f"at most {hottest:.3g}")
+        for token in self.stop_tokens:
+            require(0 <= token <= largest, f"{what}: stop_tokens", token, f"token ids in 0..{largest}")
+        key = np.asarray(self.key_data)
+        ok = key.dtype == np.uint32 and key.shape == (2,)
+        require(ok, f"{what}: key_data", self.key_data, "a Threefry key, uint32 of shape (2,)")
 
 
 @dataclasses.dataclass
 class ActiveRequest:
-    """A job in flight, and after its end what became of it: ``outcome`` is STOPPED, FULL or BROKEN by then."""
+    """A request that has a row and pages; after its end, what has become of it.
+
+    Attributes:
+      request: what was asked for.
+      pages: the pages that it holds, in the order of its tokens.
+      tokens: the new tokens so far.
+      from_draft: for each of them, whether it was drafted and accepted; else the target drew it.
+      drafted: for each round that counts, how many drafts were verified.
+      accepted: for each round that counts, how many of them the target accepted.
+      outcome: LIVE until it ends, then STOPPED, FULL or BROKEN.
+    """
 
     request: Request
     pages: list[int]
@@ -74,10 +79,14 @@ class ActiveRequest:
     accepted: list[int] = dataclasses.field(default_factory=list)
     outcome: int = LIVE
 
-    def follow(self, log: RoundLog):
-        """Add what its row did in a call, fields ``[rounds]`` and tokens ``[rounds, K + 1]``, up to its end.
+    def follow(self, log: "RoundLog"):
+        """Add what the row of this request did in one call, up to the request's end.
 
-        Rounds that ran past a stop which only the host can see are left out.
+        The device knows nothing of stop strings and may have gone on behind one. Such rounds, and the tokens behind the
+        stop string in its own round, are left out.
+
+        Args:
+          log: the rounds of this row alone: fields ``[rounds]``, tokens ``[rounds, K + 1]``.
         """
         for i in range(log.count.shape[0]):
             if self.outcome != LIVE or log.accepted[i] < 0:
@@ -93,8 +102,3 @@ class ActiveRequest:
             if keep is not None:
                 del self.tokens[keep:], self.from_draft[keep:]
                 self.outcome = STOPPED
-
-
-def _array(value, dtype) -> Any:
-    """A host array that enters a program as an argument, without a transfer of its own."""
-    return np.asarray(value, dtype)

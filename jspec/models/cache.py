@@ -13,12 +13,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jspec.config import NULL_PAGE
 from jspec.pallas.attention import paged_attention
 from jspec.pallas.attention_reference import Rotation, causal_mask, grouped_attention, rotated
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.extend import extend_kernel, has_extend_kernel
-
-NULL_PAGE = 0
 
 
 class LayerKV(NamedTuple):

@@ -5,7 +5,7 @@ A call reads T new tokens per row through a *view* (``jspec.models.cache``), whi
     hidden, cache = model(tokens, positions, cache, view)
     logits = model.logits(hidden)
 
-Any object with ``cache_shape``, ``__call__``, ``logits`` and ``config`` of these shapes can be a target or a draft.
+``jspec.models.contract`` says what the rest of jspec asks of it, so what another object needs to take its place.
 """
 
 import functools
@@ -177,6 +177,11 @@ class Decoder(nnx.Module):
         """float32 ``[V]``, what each row of a quantised ``output_weight`` is to be multiplied by, else None."""
         scale = self.embedding_scale if self.head is None else self.head.scale
         return None if scale is None else scale[...]
+
+    @property
+    def output_norm(self) -> jax.Array:
+        """``[D]``, the weight of the final norm."""
+        return self.norm.weight[...]
 
     def cache_shape(self) -> tuple[int, int, int]:
         """(L, G, H) of the keys and values that a token leaves behind."""

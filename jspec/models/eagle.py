@@ -54,6 +54,10 @@ class EagleHead(nnx.Module):
         """``[..., D] -> [..., V]``: no norm comes before the target's head."""
         return target.logits(hidden)
 
+    def prepare(self):
+        """Ready to serve: nothing has to be done before."""
+        return self
+
     def recycle(self, hidden):
         """Hidden states as the fused features of the next slot."""
         return hidden

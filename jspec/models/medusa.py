@@ -30,6 +30,10 @@ class Medusa(nnx.Module):
         self.config = config
         self.heads = nnx.List([MedusaHead(config, dtype=dtype, rngs=rngs) for _ in range(config.num_heads)])
 
+    def prepare(self):
+        """Ready to serve: nothing has to be done before."""
+        return self
+
     def logits(self, hidden, target, K: int):
         """Of the first K heads: ``[B, T, D] -> [B, T, K, V]``."""
         return jnp.stack([head(hidden, target) for head in self.heads[:K]], axis=2)

@@ -41,6 +41,10 @@ class MLPSpeculator(nnx.Module):
         self.norms = nnx.List([ScaledNorm(W, dtype=dtype) for _ in range(sets)])
         self.heads = nnx.List([Linear(W, V, dtype=dtype, rngs=rngs) for _ in range(sets)])
 
+    def prepare(self):
+        """Ready to serve: nothing has to be done before."""
+        return self
+
     def start(self, hidden):
         """The first state ``[..., D]`` of the target's hidden states ``[..., D]``."""
         return unit_rms(hidden) * 0.5**0.5 if self.config.scale_input else hidden

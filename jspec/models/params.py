@@ -1,6 +1,6 @@
 """Params as a flat dict of dotted names, ``layers.0.attention.qkv.weight``, and as the module they belong to."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,36 +9,25 @@ import numpy as np
 from flax import nnx
 
 from jspec.config import ModelConfig
-from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, PardConfig
+from jspec.heads import DraftConfig, HeadConfig
 from jspec.models.decoder import Decoder
-from jspec.models.eagle import EagleHead
-from jspec.models.eagle3 import Eagle3Head
-from jspec.models.medusa import Medusa
-from jspec.models.mlp_speculator import MLPSpeculator
 from jspec.models.quantized import STORED
+from jspec.registry import entry_of, resolve
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
-MODULES: dict[type, Callable[..., nnx.Module]] = {
-    EagleConfig: EagleHead,
-    Eagle3Config: Eagle3Head,
-    MLPConfig: MLPSpeculator,
-    MedusaConfig: Medusa,
-}
 
 
-def abstract_params(config: ModelConfig | HeadConfig, dtype: str = "float32") -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_params(config: DraftConfig, dtype: str = "float32") -> dict[str, jax.ShapeDtypeStruct]:
     """Name -> shape and dtype of every parameter of ``config``; allocates nothing."""
     return {
         name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in _flat(_abstract(config, dtype)).items()
     }
 
 
-def init(config: ModelConfig | HeadConfig, rngs: nnx.Rngs, dtype: str = "float32"):
+def init(config: DraftConfig, rngs: nnx.Rngs, dtype: str = "float32"):
     """A module of ``config`` with random weights."""
-    if isinstance(config, ModelConfig | PardConfig):
-        model = config if isinstance(config, ModelConfig) else config.model
-        return Decoder(model, dtype=DTYPES[dtype], rngs=rngs)
-    return MODULES[type(config)](config, dtype=DTYPES[dtype], rngs=rngs)
+    module = resolve(entry_of(config).module or "")
+    return module(config.language_model or config, dtype=DTYPES[dtype], rngs=rngs)
 
 
 def build(config: ModelConfig, params: Mapping[str, jax.typing.ArrayLike], dtype: str = "float32") -> Decoder:

@@ -1,8 +1,8 @@
-"""Attention over the pages of the KV cache, reading the live slots of each row and nothing else.
+"""Attention over the pages of the KV cache, which reads the live slots of each row and nothing else.
 
-The T queries of a row times the R query heads of one KV head are the rows of one matrix, so that keys and values are
-read once for all of them (Ainslie et al., 2023), and the live slots of a row are dealt to several programs whose
-partial softmaxes are merged afterwards (Dao et al., 2023), so that one row keeps a whole GPU busy."""
+The T query tokens of a row times the R attention heads of one KV head make one matrix, so keys and values are read once
+for all of them (Ainslie et al., 2023). The live slots of a row are dealt to several programs, whose partial softmaxes
+are merged afterwards (Dao et al., 2023), so even a single row keeps a whole GPU busy."""
 
 import functools
 
@@ -21,8 +21,8 @@ _LARGEST_HEAD = 256
 def paged_attention(q, k_pool, v_pool, table, positions, valid, window: int | None) -> jax.Array:
     """``paged_attention_reference``, and on an NVIDIA GPU the kernel, which reads live slots only.
 
-    The kernel is for bfloat16 and float32 and for head dimensions that are powers of two in 16..256; any other model
-    runs the reference implementation on a GPU too.
+    The kernel is for bfloat16 and float32, and for head dimensions that are powers of two in 16..256. Any other model
+    runs the reference implementation, on a GPU as well.
     """
     kernel, reference = (
         functools.partial(f, window=window) for f in (paged_attention_kernel, paged_attention_reference)
@@ -32,23 +32,23 @@ def paged_attention(q, k_pool, v_pool, table, positions, valid, window: int | No
 
 
 def paged_attention_reference(q, k_pool, v_pool, table, positions, valid, window: int | None) -> jax.Array:
-    """Attention of T queries per row over the slots of the row's pages, up to the query's own.
+    """Attention of T query tokens per row over the slots of the row's pages, up to the query token's own slot.
 
     Args:
       q: ``[B, T, N, H]``.
       k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of q.
-      table: int32 ``[B, M]``, the pages of each row in order; past the newest valid query it may hold anything.
-      positions: int32 ``[B, T]``, the slot of each query, on the table where the query is valid.
-      valid: bool ``[B, T]``; what an invalid query gets means nothing. Slots past a row's newest valid query may hold
-        anything, NaN included.
-      window: None, or W: a query sees W slots, its own included.
+      table: int32 ``[B, M]``, the pages of each row in order. Past the newest valid query token it may hold anything.
+      positions: int32 ``[B, T]``, the slot of each query token, which is on the table if the query token is valid.
+      valid: bool ``[B, T]``; the attention of an invalid query token means nothing. Slots past a row's newest valid
+        query token may hold anything, NaN included.
+      window: None, or W: a query token sees W slots, its own included.
 
     Returns:
       ``[B, T, N, H]`` in the dtype of q.
     """
     k, v = gather_pages(k_pool, table), gather_pages(v_pool, table)
     slots = jnp.arange(k.shape[2], dtype=jnp.int32)
-    # Slots past the newest query may hold stale numbers of an earlier owner, NaN included, and 0 x NaN is NaN.
+    # Slots past the newest query token may hold stale numbers of an earlier owner, NaN included, and 0 x NaN is NaN.
     newest = jnp.max(jnp.where(valid, positions, -1), axis=1, keepdims=True)
     known = slots[None] <= newest  # [B, S]
     v = jnp.where(known[None, :, :, None], v, jnp.zeros((), v.dtype))
@@ -70,7 +70,7 @@ def has_kernel(q, pool) -> bool:
 
 
 def last_slots(table, positions, valid, page_size: int):
-    """The last slot that each query sees, int32 ``[B, T]``; -1 for those that are invalid or have no page."""
+    """The last slot that each query token sees, int32 ``[B, T]``; -1 if it is invalid or has no page."""
     return jnp.where(valid & (positions < table.shape[1] * page_size), positions, -1)
 
 
@@ -78,7 +78,7 @@ def last_slots(table, positions, valid, page_size: int):
 def paged_attention_kernel(
     q, k_pool, v_pool, table, positions, valid, window: int | None, *, tiling: Tiling | None = None, interpret=False
 ):
-    """``paged_attention_reference`` as a kernel; invalid queries get zeros."""
+    """``paged_attention_reference`` as a kernel; the attention of an invalid query token is 0."""
     (B, T, N, H), (G, pages, P, _) = q.shape, k_pool.shape
     tiling = tiling or TILINGS[q.dtype]
     plan = Plan.of(B, T, N, k_pool, table, window, tiling)

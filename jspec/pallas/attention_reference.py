@@ -1,4 +1,4 @@
-"""What attention is: softmax over the slots that a causal mask, perhaps with a window, lets each query see."""
+"""The definition of attention: a softmax over the slots that a causal mask, perhaps with a window, lets a token see."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,13 @@ import jax.numpy as jnp
 
 
 def causal_mask(positions, slots, window: int | None) -> jax.Array:
-    """bool ``[B, T, S]``: query at ``positions`` ``[B, T]`` sees slot ``slots`` ``[S]``; W keys including its own."""
+    """Which slots each query token sees, bool ``[B, T, S]``.
+
+    Args:
+      positions: int32 ``[B, T]``, of query tokens.
+      slots: int32 ``[S]``, positions of the keys.
+      window: None, or W: a query token sees W slots, its own included.
+    """
     query, key = positions[:, :, None], slots[None, None, :]
     seen = key <= query
     return seen if window is None else seen & (key > query - window)
@@ -27,14 +33,14 @@ def grouped_attention(q, k, v, mask) -> jax.Array:
 
 
 class Rotation(NamedTuple):
-    """Cosine and sine of the angles that positions turn the pairs of a head by, float32 ``[B, T, H / 2]`` each."""
+    """Cosine and sine of the angles by which a position turns the pairs of a head, float32 ``[B, T, H / 2]`` each."""
 
     cos: jax.Array
     sin: jax.Array
 
 
 def rotated(x, rotation: Rotation) -> jax.Array:
-    """The halves of each head ``[B, T, heads, H]`` turned by their tokens' angles, in fp32."""
+    """Heads ``[B, T, heads, H]``, each turned by the angles of its token, computed in fp32."""
     cos, sin = (angle[:, :, None] for angle in rotation)
     x1, x2 = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""From logits to distributions and tokens: temperature, threshold, log-normaliser and a draw from every row."""
+"""From logits to distributions and tokens: temperature, threshold, log-normaliser, and one draw from every distribution."""
 
 import functools
 
@@ -12,27 +12,28 @@ from jspec.pallas.threshold import ROW_WARPS, row_folder, threshold_if_any, thre
 from jspec.pallas.triton import LOG2_E, block_ids, exp, exp2, kernel_call, load_block
 from jspec.pallas.warped_logits import WarpedLogits, group_size, in_groups, load_groups, num_groups, store_groups
 
-_GROUPS = 4  # that one program sums
+_GROUPS = 4  # groups that one program sums
 _WARPS = 4
 
 
 def draw(logits, temperature, top_k, top_p, min_p, key_data=None):
-    """``draw_reference``, and on an NVIDIA GPU the kernel that decides alike."""
+    """``draw_reference``, and on an NVIDIA GPU the kernel, which takes the same decisions."""
     return by_platform(draw_kernel, draw_reference, logits, temperature, top_k, top_p, min_p, key_data)
 
 
 def draw_reference(logits, temperature, top_k, top_p, min_p, key_data=None):
-    """The distribution of each row under its request's settings, and a token of it.
+    """J distributions for each of B rows, under the settings of the row's request, and a token of each.
 
     Args:
       logits: ``[B, J, V]``, float32 or bfloat16, as stored.
-      temperature: float32 ``[B]``; 0 is greedy, and a greedy row has no filters.
+      temperature: float32 ``[B]``; 0 is greedy, and a greedy request has no filters.
       top_k, top_p, min_p: int32, float32 and float32 ``[B]``, as in ``threshold_reference``.
-      key_data: uint32 ``[B, J, 2]``, Threefry keys, or None: nothing is drawn.
+      key_data: uint32 ``[B, J, 2]``, Threefry keys; None draws nothing.
 
     Returns:
-      token int32 ``[B, J]``, of greedy requests the likeliest, the lowest id among equals, and -1 where none was drawn;
-      and the distributions, ``WarpedLogits``, whose lse is NaN or infinite if the row has a number that is no logit.
+      The tokens, int32 ``[B, J]``. A greedy request gets the likeliest token, the lowest id among equals, and any other
+      request gets -1 if nothing is drawn. And the distributions, ``WarpedLogits``, whose lse is NaN or infinite where
+      the logits make no distribution.
     """
     B, J, V = logits.shape
     greedy = temperature == 0
@@ -52,14 +53,17 @@ def draw_reference(logits, temperature, top_k, top_p, min_p, key_data=None):
 
 
 def weigh(logits, scale, threshold):
-    """What rows are drawn by: log weights of tokens ``[R, V]`` and of groups ``[R, groups]``, and lse ``[R]``,
-    float32."""
+    """What a token of each of R distributions is drawn by, float32.
+
+    Returns:
+      the log weights of tokens ``[R, V]``, those of groups ``[R, groups]``, and lse ``[R]``.
+    """
     z = logits.astype(jnp.float32)
     scaled = z * scale[:, None]
     cut = z < threshold[:, None]  # False for NaN, so that a NaN reaches the sum
     log_weight = jnp.where(cut, -jnp.inf, scaled)
     peak = jnp.max(in_groups(scaled), axis=-1)
-    shift = jnp.where(peak > -jnp.inf, peak, 0.0)  # -inf everywhere is normal in a group, not in a row
+    shift = jnp.where(peak > -jnp.inf, peak, 0.0)  # a group may well be -inf everywhere, a distribution may not
     total = jnp.sum(jnp.exp(in_groups(log_weight) - shift[..., None]), axis=-1)
     top = jnp.max(peak, axis=-1)
     lse = top + jnp.log(jnp.sum(total * jnp.exp(peak - top[:, None]), axis=-1))
@@ -67,9 +71,9 @@ def weigh(logits, scale, threshold):
 
 
 def draw_kernel(logits, temperature, top_k, top_p, min_p, key_data=None, *, interpret=False):
-    """``draw_reference`` as a kernel that weighs the groups of every row, and one that finishes a row.
+    """``draw_reference`` as two kernels: one weighs the groups of every distribution, the other draws from them.
 
-    A row that cuts tokens is read again by the second, which searches its threshold.
+    Where tokens are cut, the second kernel reads the logits again, because it has to search the threshold.
     """
     B, J, V = logits.shape
     groups, size = num_groups(V), group_size(V)
@@ -148,7 +152,7 @@ def _finish_row(logits_ref, temperature_ref, top_k_ref, top_p_ref, min_p_ref, pe
 
 
 def _totals_above(floor, logits_ref, at, scale, peak, size: int):
-    """What the groups of a row weigh, each relative to the row's peak, when tokens below ``floor`` are cut."""
+    """What the groups of distribution ``at`` weigh, relative to its peak, when tokens below ``floor`` are cut."""
     fold, block_width = row_folder(logits_ref, at)
     shape = pl.next_power_of_2(pl.cdiv(logits_ref.shape[2], block_width)), block_width // size
 

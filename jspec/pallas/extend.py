@@ -1,7 +1,7 @@
-"""Rotation, cache writes and attention in one launch, where a row has few new tokens.
+"""Rotation, cache writes and attention in one launch, for rows with few new tokens.
 
-Every program rotates the queries that it has and reads slots of before. The first split of a row also has the new keys
-and values, in registers: it attends to them from there, and puts them into their pages for the rounds to come."""
+Every program rotates its queries and reads slots that were written before. The first split of a row also has the new keys
+and values, in registers: it attends to them from there, and writes them into their pages for later rounds."""
 
 import functools
 
@@ -26,11 +26,11 @@ from jspec.pallas.flash import (
     store,
 )
 
-_MOST_ROWS = 64  # query rows of a KV head: one program has them all, and has all new keys as well
+_MOST_ROWS = 64  # queries of a KV head (T R): one program has them all, and all new keys as well
 
 
 def has_extend_kernel(qkv, pool) -> bool:
-    """Whether the kernel is for stacked queries, keys and values ``[B, T, N + 2G, H]`` and pools like these."""
+    """Whether the kernel can be used for stacked queries, keys and values ``[B, T, N + 2G, H]`` and such a pool."""
     T, G = qkv.shape[1], pool.shape[0]
     R = qkv.shape[2] // G - 2
     return has_kernel(qkv, pool) and T * R <= _MOST_ROWS
@@ -58,10 +58,10 @@ def extend_kernel(
       cos, sin: float32 ``[B, T, H / 2]``.
       k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of qkv; updated in place.
       table, positions, valid: as in ``PagedView``.
-      window: None, or W: a query sees W slots, its own included.
+      window: None, or W: a query token sees W slots, its own included.
 
     Returns:
-      attention ``[B, T, N, H]``, zeros for invalid tokens, and the pools.
+      attention ``[B, T, N, H]``, which is 0 for invalid tokens, and the two pools.
     """
     (B, T, heads, H), (G, pages, P, _) = qkv.shape, k_pool.shape
     tiling = tiling or TILINGS[qkv.dtype]
@@ -94,7 +94,7 @@ def _extend_split(qkv_ref, cos_ref, sin_ref, k_ref, v_ref, table_ref, last_ref, 
     mine = new & (queries.split == 0)
     load = functools.partial(_load_pairs, qkv_ref, cos_ref, sin_ref, b)
     q_pairs = load(queries.among(heads, plan.R), queries.token, queries.real)
-    k_pairs = load(token * heads + plan.N + g, token, mine)  # used last, on their way from now on
+    k_pairs = load(token * heads + plan.N + g, token, mine)  # needed last, loaded from now on
     v = pltriton.load(qkv_ref.at[b, *rows(token * heads + plan.N + plan.G + g, H)], mask=each(mine, H), other=0.0)
 
     q = _turned(*q_pairs)
@@ -103,7 +103,8 @@ def _extend_split(qkv_ref, cos_ref, sin_ref, k_ref, v_ref, table_ref, last_ref, 
     seen = mine[None, :] & (slot[None, :] <= queries.last[:, None])
     softmax = add_tile(softmax, q, k, v, seen & in_window(slot, queries.last, plan))
 
-    place = jnp.maximum(slot, 0)  # interpreted, what is masked is written back as it was: to the null page
+    # An interpreted kernel writes masked elements back as they were; slot 0 and page 0 send those to the null page.
+    place = jnp.maximum(slot, 0)
     page = pltriton.load(table_ref.at[b, jax.lax.div(place, jnp.int32(plan.P))], mask=mine, other=0)
     at = rows(page * plan.P + jax.lax.rem(place, jnp.int32(plan.P)), H)
     for ref, x in ((k_out_ref, k), (v_out_ref, v)):
@@ -112,8 +113,9 @@ def _extend_split(qkv_ref, cos_ref, sin_ref, k_ref, v_ref, table_ref, last_ref, 
 
 
 def _load_pairs(qkv_ref, cos_ref, sin_ref, b, at, token, real):
-    """Heads ``at`` of a row, the same with their halves exchanged, and the angles of their tokens; 0 where not
-    ``real``."""
+    """What ``_turned`` needs of heads ``at`` of row b: the heads, the heads with their halves exchanged, cosines, sines.
+
+    All are ``[n, H]``, and 0 where ``real`` is false."""
     H = qkv_ref.shape[2]
     row, column = rows(at, H)
     half, mask = H // 2, each(real, H)
@@ -123,7 +125,7 @@ def _load_pairs(qkv_ref, cos_ref, sin_ref, b, at, token, real):
 
 
 def _turned(x, other, cos, sin):
-    """``jspec.pallas.attention_reference.rotated`` of heads ``[rows, H]`` in fp32."""
+    """``jspec.pallas.attention_reference.rotated`` of heads ``[n, H]``, computed in fp32."""
     column = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
     x32, other = x.astype(jnp.float32), other.astype(jnp.float32)
     return (x32 * cos + jnp.where(column < x.shape[1] // 2, -other, other) * sin).astype(x.dtype)

@@ -1,4 +1,8 @@
-"""One program's part of attention: a running softmax over tiles of keys and values (Dao et al., 2022, 2023)."""
+"""One program's part of attention: a running softmax over tiles of keys and values (Dao et al., 2022, 2023).
+
+A KV head is shared by R attention heads. The T query tokens of a row times those R heads are the *queries* of the KV
+head, numbered token by token: query i belongs to query token i // R and to attention head i % R of the R. A kernel
+computes with matrices that have one line for each query."""
 
 import math
 from collections.abc import Callable
@@ -18,14 +22,16 @@ _MOST_SLOTS = 128  # of a tile: scores are held in registers
 
 @dataclass(frozen=True)
 class Tiling:
-    """How the work is cut; results depend on it in the last bits.
+    """How the work is cut; the last bits of the results depend on it.
 
     Attributes:
       tile: bytes of keys, and of values, that a program loads at a time.
-      rows: most query rows of one program; more of them read the keys again.
-      programs: how many the slots are split to reach, or nearly, if the batch alone does not make so many.
-      warps, stages: of the kernel that attends; stages count the tiles under way.
-      merge_warps: of the kernel that merges splits.
+      rows: the most queries of one program; if a KV head has more, several programs read its keys.
+      programs: if the batch makes fewer programs than this, the slots of a row are split among several programs, until
+        there are nearly so many.
+      warps: warps of a program that attends.
+      stages: how many tiles such a program has under way at once.
+      merge_warps: warps of a program that merges splits.
     """
 
     tile: int = 16384
@@ -36,12 +42,16 @@ class Tiling:
     merge_warps: int = 1
 
     def slots(self, row_bytes: int) -> int:
-        """Slots of one tile, whose keys have ``row_bytes`` each."""
+        """How many cache slots a tile has, if a key has ``row_bytes`` bytes."""
         return min(max(self.tile // row_bytes, SMALLEST), _MOST_SLOTS)
 
     def splits(self, cells: int, tiles: int) -> int:
-        """Programs that share up to ``tiles`` tiles of one of ``cells`` (row of the batch, KV head, block of
-        queries)."""
+        """How many programs share the slots of one cell, which is a row, a KV head and a block of queries.
+
+        Args:
+          cells: how many cells there are.
+          tiles: how many tiles the slots of a row make at most.
+        """
         wanted = max(1, self.programs // cells)
         return min(1 << (wanted.bit_length() - 1), pl.next_power_of_2(tiles))
 
@@ -52,13 +62,13 @@ TILINGS = {jnp.dtype("bfloat16"): Tiling(), jnp.dtype("float32"): Tiling(tile=81
 
 @dataclass(frozen=True)
 class Plan:
-    """What is static of a launch: letters as in ``jspec.config``, P the page size, R = N / G.
+    """What is static in a launch. Letters are those of ``jspec.config``; P is the page size, and R = N / G.
 
     Attributes:
-      window: None, or how many slots a query sees.
-      block: query rows of a program, of the T R that a KV head has.
-      slots: of a tile.
-      splits: programs that share the slots of a row.
+      window: None, or how many slots a query sees, its own included.
+      block: how many of the T R queries of a KV head a program has.
+      slots: how many cache slots a tile has.
+      splits: how many programs share the slots of a row.
     """
 
     B: int
@@ -74,7 +84,7 @@ class Plan:
 
     @classmethod
     def of(cls, B: int, T: int, N: int, pool, table, window: int | None, tiling: Tiling) -> "Plan":
-        """For a pool ``[G, pages, P, H]`` and a table ``[B, M]``."""
+        """The plan for a pool ``[G, pages, P, H]`` and a table ``[B, M]``."""
         G, _, P, H = pool.shape
         rows, slots = T * N // G, tiling.slots(H * pool.dtype.itemsize)
         block = min(tiling.rows, max(SMALLEST, pl.next_power_of_2(rows)))
@@ -88,8 +98,13 @@ class Plan:
 
 
 class Softmax(NamedTuple):
-    """Of a block of query rows: float32 sums ``[block, H]``, the peak of the scores and the sum of weights
-    ``[block]``."""
+    """A running softmax of a block of queries, float32.
+
+    Attributes:
+      acc: the weighted sums of the values seen so far, ``[block, H]``.
+      peak: the largest score so far, ``[block]``.
+      total: the sum of the weights so far, ``[block]``.
+    """
 
     acc: Any
     peak: Any
@@ -97,14 +112,16 @@ class Softmax(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """In a kernel: which query rows a program has.
+    """In a kernel: which queries a program has.
 
     Attributes:
-      b, g, split: the row of the batch, the KV head and the part of its slots.
-      row: int32 ``[block]``, token and head within the KV head: row r of token t is t R + r.
-      token: int32 ``[block]``.
-      real: bool ``[block]``.
-      last: int32 ``[block]``, the last slot that a query sees, -1 if none.
+      b: the row.
+      g: the KV head.
+      split: which part of the row's slots the program reads.
+      row: int32 ``[block]``, the number of each query, t R + r for query token t and head r of the R.
+      token: int32 ``[block]``, the query token.
+      real: bool ``[block]``; the last block may be longer than what is left of the queries.
+      last: int32 ``[block]``, the last slot that a query sees, -1 if it sees none.
     """
 
     b: Any
@@ -124,16 +141,22 @@ class Queries(NamedTuple):
         return cls(b, g, split, row, token, real, last)
 
     def among(self, heads: int, R: int):
-        """Where the queries are in rows of which a token has ``heads``."""
+        """Where the queries lie in an array ``[T * heads, H]`` of all heads of all query tokens."""
         return self.token * heads + self.g * R + self.row - self.token * R
 
 
 def run(kernel: Callable, plan: Plan, args, dtype, tiling: Tiling, *, others=(), aliases=None, interpret: bool):
-    """Launch ``kernel`` over (block of query rows, KV head, split, row of the batch), and merge the splits.
+    """Launch ``kernel`` over (block of queries, KV head, split, row), and merge what the splits found.
 
     Args:
-      kernel: ``(*arg_refs, *other_refs, *out_refs, plan)``; what ``store`` needs comes last.
-      others: shapes of further outputs, which come first.
+      kernel: ``kernel(*arg_refs, *other_refs, *out_refs, plan=plan)``; the last refs are those that ``store`` writes.
+      plan: of the launch.
+      args: arrays, which the kernel gets as refs.
+      dtype: of the attention.
+      tiling: how many warps and stages the kernels have.
+      others: shapes of further outputs of the kernel, which come before those of ``store``.
+      aliases: maps arguments to outputs that take their place in memory.
+      interpret: run on any platform, slowly.
 
     Returns:
       the other outputs, and attention ``[B, T, N, H]``.
@@ -169,10 +192,15 @@ def run(kernel: Callable, plan: Plan, args, dtype, tiling: Tiling, *, others=(),
 
 
 def attend_pages(q, queries: Queries, newest, k_ref, v_ref, table_ref, plan: Plan) -> Softmax:
-    """In a kernel: the softmax of q ``[block, H]`` over the split's share of the row's slots up to ``newest``, -1 for
-    none.
+    """In a kernel: the softmax of a block of queries over the program's share of the row's slots.
 
-    Pools are ``[G, pages P, H]``.
+    Args:
+      q: ``[block, H]``.
+      queries: which queries they are.
+      newest: the last slot of the row that is read, -1 if there is none.
+      k_ref, v_ref: pools ``[G, pages * P, H]``.
+      table_ref: int32 ``[B, M]``, the pages of each row.
+      plan: of the launch.
     """
     b, g, slots, last = queries.b, queries.g, plan.slots, queries.last
     oldest = 0
@@ -184,7 +212,7 @@ def attend_pages(q, queries: Queries, newest, k_ref, v_ref, table_ref, plan: Pla
     begin, end = (first + tiles * part // plan.splits for part in (queries.split, queries.split + 1))
 
     def pages(i):
-        """Of a tile: one, or one for every slot if the tile spans several; 0 where nothing is live."""
+        """The page of tile i, or the page of every slot of it if a tile spans several; 0 where no slot is live."""
         slot = i * slots if plan.P % slots == 0 else i * slots + jnp.arange(slots, dtype=jnp.int32)
         return pltriton.load(table_ref.at[b, jax.lax.div(slot, jnp.int32(plan.P))], mask=slot <= newest, other=0)
 
@@ -203,12 +231,12 @@ def attend_pages(q, queries: Queries, newest, k_ref, v_ref, table_ref, plan: Pla
 
 
 def in_window(slot, last, plan: Plan):
-    """bool ``[block, slots]``, or True: slots ``[slots]`` are not too far back to be seen."""
+    """Whether slots are inside each query's window: bool ``[block, slots]``, or True if there is no window."""
     return True if plan.window is None else slot[None, :] > last[:, None] - plan.window
 
 
 def add_tile(softmax: Softmax, q, k, v, seen) -> Softmax:
-    """In a kernel: go on with keys and values ``[slots, H]``, of which ``seen`` ``[block, slots]`` can be seen."""
+    """In a kernel: the softmax after further keys and values ``[slots, H]``; ``seen`` ``[block, slots]`` masks them."""
     acc, peak, total = softmax
     scale = q.shape[1] ** -0.5 * math.log2(math.e)
     scores = jnp.where(seen, dot(q, k, trans_b=True) * scale, -jnp.inf)
@@ -220,7 +248,7 @@ def add_tile(softmax: Softmax, q, k, v, seen) -> Softmax:
 
 
 def store(softmax: Softmax, queries: Queries, plan: Plan, *out_refs):
-    """In a kernel: what a program found, to be merged if slots are split."""
+    """In a kernel: write what a program found: attention, or a part of it that is to be merged if slots are split."""
     b, split, real, H = queries.b, queries.split, queries.real, plan.H
     at = queries.among(plan.N, plan.R)
     if plan.splits == 1:
@@ -248,7 +276,7 @@ def _merge_splits(acc_ref, peak_ref, total_ref, out_ref, *, splits):
 
 
 def rows(index, H: int):
-    """Indices of whole rows, as ``ref[index, :]`` would be read: interpreted kernels cannot mix indices and slices."""
+    """What ``ref[index, :]`` would read, as two arrays of indices; an interpreted kernel cannot mix indices and slices."""
     shape = index.shape[0], H
     return each(index, H), jax.lax.broadcasted_iota(jnp.int32, shape, 1)
 
@@ -260,7 +288,7 @@ def dot(a, b, trans_b: bool = False):
 
 
 def each(x, H: int):
-    """``[rows] -> [rows, H]``."""
+    """Each number repeated H times: ``[n] -> [n, H]``."""
     return jnp.broadcast_to(x[:, None], (x.shape[0], H))
 
 

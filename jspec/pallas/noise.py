@@ -1,5 +1,6 @@
-"""Noise from counters: the bits are ``jax.random.bits`` of a Threefry key, the transforms are shared by kernel and
-reference implementation.
+"""Noise from counters: the bits are those of ``jax.random.bits`` of a Threefry key.
+
+Kernels and reference implementations share the functions here, so that both make the same numbers of a key.
 
 Gumbel noise is -log(E) of an exponential E = -log1p(-u) with a 32-bit u, so a winning (small) E keeps full relative
 resolution. -log(-log(u)) in fp32 knows only 2^24 values near u = 1: its tail ends at 16.6, and ties there would favour
@@ -31,14 +32,15 @@ def random_bits(key_data, size: int):
 
 
 def threefry_bits(key_0, key_1, index):
-    """Words ``index`` (uint32) of ``random_bits`` of one key, in integer operations that lower inside a kernel."""
+    """Words ``index`` (uint32) of ``random_bits`` of one key, by integer operations that lower inside a kernel."""
     x_0, x_1 = threefry(key_0, key_1, index)
     return x_0 ^ x_1
 
 
 def threefry(key_0, key_1, index):
-    """Threefry-2x32 with 20 rounds (Salmon et al., 2011) of the counter (0, index): two words, ``fold_in`` of the
-    index."""
+    """The two words of Threefry-2x32 with 20 rounds (Salmon et al., 2011) of the counter (0, index).
+
+    They are the key that ``jax.random.fold_in`` makes of the index."""
     keys = (key_0, key_1, key_0 ^ key_1 ^ np.uint32(0x1BD11BDA))
     x_1 = index + key_1
     x_0 = jnp.broadcast_to(key_0, jnp.shape(x_1))

@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.triton import block_ids, kernel_call, load_block, store_block
 
-_NUMBERS = 512  # of a token for each warp
+_NUMBERS = 512  # numbers of a token that one warp has
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
@@ -41,7 +41,7 @@ def rms_norm(x, weight, eps: float):
 
 @functools.partial(jax.jit, static_argnames=("eps", "interpret"))  # layers share one trace
 def add_norm_kernel(x, y, weight, eps: float, *, interpret=False):
-    """``add_norm_reference`` as a kernel, a program to a token."""
+    """``add_norm_reference`` as a kernel; each of its programs has one token."""
     D = x.shape[-1]
     size = pl.next_power_of_2(D)
     tokens = x.size // D

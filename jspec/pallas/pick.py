@@ -1,8 +1,8 @@
-"""A token of a row by two Gumbel draws (Gumbel, 1954): of a group of tokens by its mass, then of a token in it.
+"""A token of a distribution by two Gumbel draws (Gumbel, 1954): first of a group of tokens, then of a token in that group.
 
-The pass that reads the logits knows what each group weighs, and P(group) P(token | group) is P(token). So noise, which
-costs four times what reading a logit does, is computed for the groups and for the tokens of one of them: of 128,256
-tokens for 1,150. Token v takes the v-th word of the row's key, group g the g-th from the end of all 2^32."""
+The pass that reads the logits knows what each group weighs, and P(group) P(token | group) is P(token). Noise costs four
+times as much as reading a logit. It is computed for the groups and for the tokens of one group only: for 1,150 words in
+place of 128,256. Token v takes word v of the key, and group g takes word 2^32 - 1 - g."""
 
 import jax.numpy as jnp
 
@@ -11,11 +11,11 @@ from jspec.pallas.warped_logits import in_groups
 
 
 def pick_reference(log_mass, log_weight, key_data):
-    """One token of each row.
+    """One token of each of R distributions.
 
     Args:
-      log_mass: float32 ``[R, groups]``, log of each group's weight, and
-      log_weight: float32 ``[R, V]``, of each token's, both up to a factor of the row.
+      log_mass: float32 ``[R, groups]``, the log of each group's weight.
+      log_weight: float32 ``[R, V]``, the log of each token's weight. Weights need not add up to 1.
       key_data: uint32 ``[R, 2]``, Threefry keys.
 
     Returns:
@@ -28,13 +28,15 @@ def pick_reference(log_mass, log_weight, key_data):
 
 
 def group_scores(log_mass, key_data):
-    """What a group is chosen by, float32 ``[R, groups]``; the lead of the best is how firmly it was decided."""
+    """The scores of groups, float32 ``[R, groups]``; the group with the highest score is drawn.
+
+    How far the highest is ahead of the next says how much rounding the decision bears."""
     group = jnp.arange(log_mass.shape[-1], dtype=jnp.int32)
     return log_mass + gumbel_of(key_data[:, :1], key_data[:, 1:], group_words(group)[None])
 
 
 def token_scores(log_weight, key_data, group):
-    """What a token of a group, int32 ``[R]``, is chosen by: float32 ``[R, size]``."""
+    """The scores of the tokens of one group, int32 ``[R]``: float32 ``[R, size]``; the token with the highest is drawn."""
     by_group = in_groups(log_weight)
     size = by_group.shape[-1]
     token = group[:, None] * size + jnp.arange(size, dtype=jnp.int32)[None]
@@ -43,22 +45,24 @@ def token_scores(log_weight, key_data, group):
 
 
 def group_words(group):
-    """Which words of a key are the groups', uint32."""
+    """Which words of a key are those of the groups, uint32."""
     return ~group.astype(jnp.uint32)
 
 
 def gumbel_of(key_0, key_1, words):
-    """Gumbel noise from some words of a key."""
+    """Gumbel noise, float32, from the words ``words`` (uint32) of a key."""
     return gumbel_of_bits(threefry_bits(key_0, key_1, words))
 
 
 def gumbel_block(key_ref, at, words):
-    """In a kernel: noise from some words of the key ``at``."""
+    """In a kernel: Gumbel noise from the words ``words`` of key ``at``."""
     column = jnp.int32(0)  # a literal index does not trace in interpret mode of jax 0.10
     return gumbel_of(key_ref[*at, column], key_ref[*at, column + 1], words)
 
 
 def best_of(score, ids, width: int):
-    """In a kernel: the best score and its id, the lowest among equals and in 0..width-1 whatever the scores are."""
+    """In a kernel: the best score and its id.
+
+    The id is the lowest among equals. It is in 0 .. width - 1 even where scores are NaN."""
     best = jnp.max(score)
     return best, jnp.min(jnp.where(score == best, ids, width - 1))

@@ -1,9 +1,10 @@
-"""What a refusal leaves: the mass of max(w p - q, 0), and a draw from it, read straight from the logits of p and q.
+"""What the target draws from after a rejected draft: max(w p - q, 0), its mass and a draw from it.
 
-The draft's vocabulary may be narrower than the target's; q is 0 past its end.
+Both are read straight from the logits of p, the target's distribution, and of q, the draft's. The draft's vocabulary may
+be narrower than the target's; q is 0 past its end.
 
-Every token keeps at least ``LEAST`` of its w p. Where rounding leaves a residual nothing, the draw is therefore from p,
-and elsewhere that adds less than 1e-18 to the probability of anything."""
+Every token keeps at least the share ``LEAST`` of its w p. So where rounding leaves nothing of a residual, the draw is from
+p; elsewhere this adds less than 1e-18 to the probability of any token."""
 
 from typing import Any, NamedTuple
 
@@ -17,25 +18,25 @@ from jspec.pallas.triton import block_ids, exp, kernel_call, multiply_add
 from jspec.pallas.warped_logits import WarpedLogits, group_size, in_groups, load_groups, num_groups, store_groups
 
 LEAST = 2.0**-60
-_GROUPS = 2  # that one program sums
+_GROUPS = 2  # groups that one program sums
 _WARPS = 4
 _DRAW_WARPS = 8
 _LOWEST = -1e4  # stands for log 0 where log 0 - log 0 would be NaN; e^-1e4 is 0
 
 
 class Residual(NamedTuple):
-    """What the token after i drafts is drawn from, i = 0 .. K, for each of B requests.
+    """What the token after i accepted drafts is drawn from, for i = 0 .. K and each of B rows.
 
-    For i < valid draft i was refused, and it is max(w_i p_i - q_i, 0), normalised; for i = valid none was, and it is
-    p_i.
+    If i < valid, draft i was rejected, and the correction token is drawn from max(w_i p_i - q_i, 0), normalised. If
+    i = valid, no draft was rejected, and the bonus token is drawn from p_i.
 
     Attributes:
-      p: distributions of the target, K + 1 rows or more.
-      q: distributions of the draft, K rows.
+      p: the target's distributions, J >= K + 1 of each row.
+      q: the draft's distributions, K of each row.
       drafts: int32 ``[B, K]``.
-      point_mass: bool ``[B]``; q_i is 1 at drafts[i] and 0 elsewhere, whatever ``q`` says.
+      point_mass: bool ``[B]``; where true, q_i is 1 at drafts[i] and 0 elsewhere, whatever ``q`` says.
       valid: int32 ``[B]``, how many of the drafts count.
-      log_weight: float32 ``[B, K + 1]``, log w <= 0, or None: w = 1.
+      log_weight: float32 ``[B, K + 1]``, log w <= 0; None stands for w = 1.
     """
 
     p: WarpedLogits
@@ -52,11 +53,13 @@ def residual_masses(residual: Residual, at=None):
 
 
 def residual_masses_reference(residual: Residual, at=None):
-    """What is left of the groups of tokens; over a row, it adds up to the probability of a refusal there.
+    """The mass of each group of tokens in the residual.
+
+    With w = 1, the masses of all groups add up to the probability that the draft there is rejected.
 
     Args:
-      residual: of every number of accepted drafts.
-      at: int32 ``[B]``, the one that is wanted; None is all of them.
+      residual: what is drawn from, for every number of accepted drafts.
+      at: int32 ``[B]``, the number of accepted drafts to compute it for; None computes it for 0 .. K.
 
     Returns:
       float32 ``[B, J, groups]``, with J = 1 or K + 1.
@@ -65,22 +68,22 @@ def residual_masses_reference(residual: Residual, at=None):
 
 
 def residual_draw(residual: Residual, masses, at, noise, best):
-    """``residual_draw_reference``, and on an NVIDIA GPU the kernel that decides alike."""
+    """``residual_draw_reference``, and on an NVIDIA GPU the kernel, which takes the same decisions."""
     return by_platform(residual_draw_kernel, residual_draw_reference, residual, masses, at, noise, best)
 
 
 def residual_draw_reference(residual: Residual, masses, at, noise, best):
-    """The token of each request after its accepted drafts.
+    """The token that follows the accepted drafts of each row: the correction token or the bonus token.
 
     Args:
-      residual: of every number of accepted drafts.
-      masses: of its groups, for all of them or for ``at`` alone.
-      at: int32 ``[B]``, how many were accepted, 0 .. valid.
-      noise: the round's, a ``RoundNoise``.
-      best: int32 ``[B, K + 1]`` or wider, the token where it needs no draw, elsewhere -1.
+      residual: what is drawn from, for every number of accepted drafts.
+      masses: ``residual_masses`` of it, for every number of accepted drafts or for ``at`` alone.
+      at: int32 ``[B]``, how many drafts were accepted, 0 .. valid.
+      noise: the ``RoundNoise`` of the round.
+      best: int32 ``[B, J]``, J >= K + 1, the token of a greedy request, which needs no draw; -1 elsewhere.
 
     Returns:
-      the token, int32 ``[B]``, and whether p is a distribution there, bool ``[B]``.
+      the tokens, int32 ``[B]``, and whether p is a distribution there, bool ``[B]``.
     """
     one = jnp.minimum(at, masses.shape[1] - 1)
     key = jnp.stack(noise.of_requests().last_key(at, residual.valid), axis=-1)
@@ -106,7 +109,7 @@ def log_left(residual: Residual, at=None):
 
 
 def _share(log_p, log_q, excludes):
-    """What is left of w p, of 1."""
+    """The share of w p that is left when q is taken away: 1 where q is 0."""
     left = -jnp.expm1(log_q - jnp.maximum(log_p, _LOWEST))  # exact where w p is a rounding step above q
     return jnp.maximum(jnp.where(excludes, 0.0, left), LEAST)
 
@@ -117,7 +120,7 @@ def _at(x, index):
 
 
 def residual_masses_kernel(residual: Residual, at=None, *, interpret=False):
-    """``residual_masses_reference`` as a kernel over (request, row, some groups)."""
+    """``residual_masses_reference`` as a kernel over (row, number of accepted drafts, some groups)."""
     (B, K), V = residual.drafts.shape, residual.p.logits.shape[2]
     J, groups, (leaves, tree) = K + 1 if at is None else 1, num_groups(V), jax.tree.flatten((residual, at))
     return kernel_call(
@@ -133,7 +136,7 @@ def residual_masses_kernel(residual: Residual, at=None, *, interpret=False):
 
 
 def residual_draw_kernel(residual: Residual, masses, at, noise, best, *, interpret=False):
-    """``residual_draw_reference`` as a kernel over requests, which reads one group of a row."""
+    """``residual_draw_reference`` as a kernel over rows; a program reads the tokens of one group."""
     leaves, tree = jax.tree.flatten((residual, masses, at, noise, best))
     return kernel_call(
         _draw_residual,
@@ -165,7 +168,8 @@ def _weigh_residual(*refs, tree, shape):
                 jnp.where(z_q >= place.floor_q, log_q, -jnp.inf),
             )
         gap = log_q - jnp.maximum(log_p, _LOWEST)
-        # The second is y - y^2 / 2 of 1 - e^-y: below it, and more than its rounding leaves of it if y is small.
+        # With y = -gap, the first is 1 - e^-y and the second is y - y^2 / 2, which is a little below it. If y is small,
+        # rounding leaves less of the first than that, and the second is the better one.
         share = jnp.maximum(1 - exp(gap), gap * multiply_add(gap, -0.5, -1.0))
         share = jnp.where(ids == place.excluded, 0.0, share) if cuts else share
         return jnp.sum((exp(log_p) * jnp.maximum(share, LEAST)).reshape(shape), axis=1)
@@ -193,7 +197,17 @@ def _draw_residual(*refs, tree, size):
 
 
 class _Place(NamedTuple):
-    """In a kernel: the residual of a request after some drafts; ``cuts`` if any of its tokens is cut or excluded."""
+    """In a kernel: the residual of a row after some accepted drafts.
+
+    Attributes:
+      p, q: indices (b, j) of the two distributions.
+      wanted: whether so many drafts can be accepted at all.
+      use_q: whether q is taken away from w p.
+      excluded: the token that a point mass takes away, -1 if there is none.
+      log_weight: log w.
+      floor_p, floor_q: thresholds of the two distributions.
+      cuts: whether any token is cut or excluded.
+    """
 
     p: tuple
     q: tuple

@@ -1,8 +1,8 @@
-"""Exact top-k, top-p and min-p as ONE threshold per row, found by bisection over the bits of the logits: no sort.
+"""Exact top-k, top-p and min-p as ONE threshold per distribution, found without a sort by bisecting the bits of a logit.
 
-A token survives iff its stored logit is at least the threshold, so ties at the threshold are all kept, and drawing and
-the accept ratio read the same distribution. Order: min-p, then top-k over its survivors, then top-p over theirs,
-renormalised."""
+A token survives if and only if its stored logit is at least the threshold. Ties at the threshold are therefore all kept,
+and the draw and the accept ratio read the same distribution. Min-p comes first, then top-k over the tokens that min-p
+left, then top-p over the tokens that top-k left, with their probabilities renormalised."""
 
 import jax
 import jax.numpy as jnp
@@ -10,22 +10,22 @@ from jax.experimental import pallas as pl
 
 from jspec.pallas.triton import block_ids, block_size, exp, load_block
 
-ROW_WARPS = 16  # of a program that reads a whole row
-_BLOCK = 4096
-_UNROLL = 4  # blocks of a row that are loaded together
+ROW_WARPS = 16  # warps of a program that reads all logits of a distribution
+_BLOCK = 4096  # tokens of a block
+_UNROLL = 4  # blocks that are loaded together
 _DEPTH = 4  # logits that a lane keeps
 _BITS = 2  # of the threshold that one pass decides
 
 
 def threshold_if_any(logits, scale, top_k, top_p, min_p):
-    """``threshold_reference``, skipped where no row cuts anything."""
+    """``threshold_reference``, which is skipped if no distribution cuts anything."""
     nothing_cut = lambda *_: jnp.full(logits.shape[0], -jnp.inf, jnp.float32)  # noqa: E731
     some_cut = jnp.any((top_k > 0) | (top_p < 1) | (min_p > 0))
     return jax.lax.cond(some_cut, threshold_reference, nothing_cut, logits, scale, top_k, top_p, min_p)
 
 
 def threshold_reference(logits, scale, top_k, top_p, min_p):
-    """Lowest surviving logit of each row.
+    """The lowest surviving logit of each of R distributions.
 
     Args:
       logits: ``[R, V]``, float32 or bfloat16, as stored.
@@ -59,7 +59,9 @@ def threshold_reference(logits, scale, top_k, top_p, min_p):
 
 
 def _largest(predicate, ordered):
-    """The largest pattern of each row for which a predicate that holds at 0 and never comes back still holds."""
+    """The largest bit pattern of each distribution at which ``predicate`` holds, unsigned ``[R]``.
+
+    The predicate holds at 0, and where it does not hold it does not hold at any larger pattern either."""
     dtype = ordered.dtype
     width = 8 * dtype.itemsize
 
@@ -71,7 +73,7 @@ def _largest(predicate, ordered):
 
 
 def to_ordered(x):
-    """Floats -> unsigned integers of the same width and the same order (NaN aside)."""
+    """Floats as unsigned integers of the same width that have the same order; NaN has no place in it."""
     dtype = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
     bits = jax.lax.bitcast_convert_type(x, dtype)
     sign = jnp.asarray(1 << (8 * x.dtype.itemsize - 1), dtype)
@@ -86,9 +88,10 @@ def from_ordered(ordered, dtype):
 
 
 def row_folder(logits_ref, at):
-    """In a kernel: a fold over the row ``at``, ``(add, initial) -> carry``.
+    """In a kernel: a fold over the logits of distribution ``at = (b, j)``, and the size of the blocks that it reads.
 
-    ``add(carry, z, block)`` gets the blocks of the row one after another, float32, -inf past its end.
+    The fold is ``(add, initial) -> carry``. It calls ``add(carry, z, block)`` with one block of logits after another,
+    float32, -inf past the end of the vocabulary.
     """
     V = logits_ref.shape[-1]
     size = block_size(V, _BLOCK)
@@ -107,18 +110,19 @@ def row_folder(logits_ref, at):
 
 
 def threshold_of_row(logits_ref, at, scale, top_k, top_p, min_p):
-    """In a kernel: ``threshold_reference`` of the row ``at``, which it reads once or twice unless the row is flat.
+    """In a kernel: ``threshold_reference`` of distribution ``at = (b, j)``.
 
-    The row is dealt to ``_BLOCK`` lanes, and each lane keeps its ``_DEPTH`` largest logits in registers. What a lane
-    drops is at most its smallest kept one, so a threshold above all of those is exact. One that is not (a flat row, a
-    large top-k) is searched again over the whole row, in passes that read it from L2."""
+    The logits are dealt to ``_BLOCK`` lanes, and each lane keeps its ``_DEPTH`` largest ones in registers. What a lane
+    drops is at most the smallest logit that it kept, so a threshold above the smallest kept logit of every lane is exact.
+    Then the logits are read once, or twice. Another threshold (of a flat distribution, of a large top-k) is searched
+    again over all logits, in passes that read them from the L2 cache."""
     V, dtype = logits_ref.shape[-1], logits_ref.dtype
     fold, size = row_folder(logits_ref, at)
     kept = fold(_keep_largest, (jnp.full(size, -jnp.inf),) * _DEPTH)
     peak, dropped = jnp.max(kept[0]), jnp.max(kept[-1])
 
     def sums_of_row(weigh, floors):
-        """The weight of the row's tokens at or above each of the floors."""
+        """What all tokens at or above each of the floors weigh together."""
 
         def add(sums, z, _):
             return tuple(x + jnp.where(z >= floor, weigh(z), 0.0) for x, floor in zip(sums, floors, strict=True))
@@ -146,7 +150,7 @@ def threshold_of_row(logits_ref, at, scale, top_k, top_p, min_p):
 
 
 def _keep_largest(kept, z, _):
-    """Insert z into lanes that are sorted from the largest on; the smallest drops out."""
+    """Insert z into lanes whose kept logits are sorted from the largest to the smallest; the smallest drops out."""
     after = []
     for value in kept:
         after.append(jnp.maximum(value, z))
@@ -155,7 +159,10 @@ def _keep_largest(kept, z, _):
 
 
 def _search(sums, wanted, dtype):
-    """The largest stored value whose tokens, at or above it, still amount to ``wanted``; float32 scalar."""
+    """The largest value, float32, at which the tokens at or above it still weigh ``wanted`` or more.
+
+    ``sums(floors)`` is what the tokens at or above each of some floors weigh; only values of ``dtype`` are tried.
+    """
     bits, lowest = jnp.finfo(dtype).bits, jnp.uint32(2 ** jnp.finfo(dtype).nmant - 1)  # the pattern of -inf
 
     def value(pattern):

@@ -1,7 +1,8 @@
-"""The one door to Pallas' Triton lowering: how a kernel is called and how it reads a row in blocks.
+"""The one door to Pallas' Triton lowering: how a kernel is called, and how it reads the last axis of an array in blocks.
 
-Lowering rules that shape the kernels: every array inside one has a power of two of elements, so rows are read in blocks
-and masked; arguments arrive whole and are indexed by hand."""
+Two rules of this lowering shape the kernels. Every array inside a kernel has a power of two of elements, so a long axis
+is read in blocks, and a block that passes the end is masked. And arguments arrive whole: a kernel indexes them itself,
+by the ids of its program."""
 
 import contextvars
 import functools
@@ -28,11 +29,18 @@ def kernel_call(
     aliases=None,
     **static,
 ):
-    """Run ``function(*arg_refs, *out_refs, **static)`` once per grid cell; ``interpret`` runs it on any platform,
-    slowly.
+    """The outputs of a kernel that runs ``function(*arg_refs, *out_refs, **static)`` once per grid cell.
 
-    The first axis of the grid runs fastest. ``num_stages`` is how many trips of a loop have their loads under way.
-    ``aliases`` maps arguments to the outputs that take their place in memory.
+    Args:
+      function: the kernel; its name, behind ``jspec``, is that of the launch.
+      args: arrays, which the kernel gets as refs.
+      grid: how many programs run along each axis; the first axis runs fastest.
+      out_shape: one ``jax.ShapeDtypeStruct``, or a list of them.
+      num_warps: warps of 32 threads that run one program.
+      interpret: run on any platform, slowly, instead of lowering for a GPU.
+      num_stages: how many trips of a loop have their loads under way at once.
+      aliases: maps the number of an argument to that of the output which takes its place in memory.
+      static: Python values that the kernel gets by name.
     """
     # jax 0.11 announces the end of this lowering whenever it is used; the move away from it will happen in this file.
     warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
@@ -53,7 +61,7 @@ def kernel_call(
 
 
 def block_size(width: int, largest: int) -> int:
-    """How many of ``width`` elements a block covers: a power of two."""
+    """How many elements a block of an axis of ``width`` elements covers: a power of two, at most ``largest``."""
     return min(largest, pl.next_power_of_2(width))
 
 
@@ -63,28 +71,51 @@ def block_ids(block, size: int):
 
 
 def load_block(ref, row, block, ids, width: int, *, when=True, other=-jnp.inf):
-    """``ref[*row, ids]``, and ``other`` where an id is past ``width`` or not ``when``."""
-    at = ref.at[(*row, pl.ds(block * ids.shape[0], ids.shape[0]))]
-    return pltriton.load(at, mask=(ids < width) & when, other=other)
+    """``ref[*row, ids]``, and ``other`` where an id is past ``width`` or not ``when``.
+
+    Args:
+      row: indices of all axes of ``ref`` but the last.
+      block: the number of a block of the last axis, an int or a traced int32.
+      ids: ``block_ids(block, size)``.
+      width: how many elements the last axis has.
+    """
+    return pltriton.load(ref.at[(*row, _span(block, ids, width))], mask=(ids < width) & when, other=other)
 
 
 def store_block(ref, row, block, ids, width: int, x):
-    """``ref[*row, ids] = x``, where an id is within ``width``."""
-    pltriton.store(ref.at[(*row, pl.ds(block * ids.shape[0], ids.shape[0]))], x, mask=ids < width)
+    """``ref[*row, ids] = x``, where an id is within ``width``; arguments as for ``load_block``."""
+    pltriton.store(ref.at[(*row, _span(block, ids, width))], x, mask=ids < width)
+
+
+def _span(block, ids, width: int):
+    """Where a block lies on the last axis: a slice, or ``ids`` themselves where it is known to pass the end.
+
+    A masked load or store may pass the end of an array. Since 0.12, jax refuses a slice that does so if it can tell
+    when it traces, which is if ``block`` is an int; indices are never refused."""
+    size = ids.shape[0]
+    if isinstance(block, int) and (block + 1) * size > width:
+        return ids
+    return pl.ds(block * size, size)
 
 
 def exp2(x):
-    """In a kernel: 2^x in one instruction where ``jnp.exp2`` takes four; 2e-7 of the result off, and 0 below 2^-126."""
+    """In a kernel: 2^x in one instruction, where ``jnp.exp2`` takes four.
+
+    The relative error is at most 2e-7, and a result below 2^-126 is 0.
+    """
     return jnp.exp2(x) if _interpreted.get() else _instruction("ex2.approx.ftz.f32 $0, $1;", x)
 
 
 def exp(x):
-    """In a kernel: e^x by ``exp2``; what x * log2(e) rounds is lost, 1e-7 of the result per unit of x."""
+    """In a kernel: e^x by ``exp2``. The rounding of x * log2(e) adds a relative error of 1e-7 per unit of x."""
     return exp2(x * LOG2_E)
 
 
 def multiply_add(x, y, z):
-    """In a kernel: x * y + z in one instruction, rounded once; the compiler is not allowed to make one of two."""
+    """In a kernel: x * y + z in one instruction, rounded once.
+
+    The compiler may not merge a product and a sum by itself, because that changes the rounding.
+    """
     return x * y + z if _interpreted.get() else _instruction("fma.rn.f32 $0, $1, $2, $3;", x, y, z)
 
 

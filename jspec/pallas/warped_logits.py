@@ -1,6 +1,6 @@
-"""Distributions given by rows of logits, and the groups of tokens that a row is read in.
+"""Distributions that are stored as logits and three numbers, and the groups of tokens that a vocabulary is read in.
 
-The distribution of a row is p(v) = exp(scale * logit[v] - lse) where logit[v] >= threshold, else 0.
+The probability of token v is p(v) = exp(scale * logit[v] - lse) where logit[v] >= threshold, and 0 elsewhere.
 """
 
 from typing import Any, NamedTuple
@@ -12,12 +12,18 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.triton import block_ids, block_size, load_block
 
-GROUP = 1024  # tokens that share a word of noise; another number draws other tokens from the same key
+GROUP = 1024  # tokens of a group, which is drawn with one word of noise; another size makes a key draw other tokens
 
 
 class WarpedLogits(NamedTuple):
-    """Distributions of J rows for each of B requests: logits ``[B, J, V]`` as stored; scale, threshold, lse float32
-    ``[B, J]``."""
+    """J distributions for each of B rows: one for each query token of the target, or for each draft.
+
+    Attributes:
+      logits: ``[B, J, V]``, float32 or bfloat16, as the model stored them.
+      scale: float32 ``[B, J]``, 1 / temperature.
+      threshold: float32 ``[B, J]``, the lowest logit that is not cut; -inf where nothing is.
+      lse: float32 ``[B, J]``, the log of the sum of exp(scale * logit) over the tokens that are not cut.
+    """
 
     logits: jax.Array
     scale: jax.Array
@@ -25,43 +31,51 @@ class WarpedLogits(NamedTuple):
     lse: jax.Array
 
     def log_prob(self, width: int) -> jax.Array:
-        """float32 ``[B, J, width]``; -inf for tokens that are cut or past the end of a narrower vocabulary."""
+        """The log of every probability, float32 ``[B, J, width]``.
+
+        It is -inf for tokens that are cut, and for those past the end of a vocabulary narrower than ``width``.
+        """
         z = self.logits.astype(jnp.float32)
         scaled = z * self.scale[..., None] - self.lse[..., None]
         log_prob = jnp.where(z >= self.threshold[..., None], scaled, -jnp.inf)
         return jnp.pad(log_prob, ((0, 0), (0, 0), (0, width - z.shape[2])), constant_values=-jnp.inf)
 
     def load(self, at, block, ids, when: Any = True):
-        """In a kernel, of refs: the logits of row ``at`` on a block of tokens, float32; -inf if not ``when``."""
+        """In a kernel, of refs: the logits of distribution ``at = (b, j)`` on a block of tokens, float32.
+
+        They are -inf past the end of the vocabulary, and everywhere if ``when`` is false.
+        """
         return load_block(self.logits, at, block, ids, self.logits.shape[2], when=when).astype(jnp.float32)
 
     def log_prob_block(self, at, block, ids, when: Any = True):
-        """In a kernel, of refs: row ``at`` of ``log_prob`` on a block of tokens, and -inf if not ``when``."""
+        """In a kernel, of refs: ``log_prob`` of distribution ``at = (b, j)`` on a block of tokens.
+
+        It is -inf everywhere if ``when`` is false."""
         z = self.load(at, block, ids, when)
         log_prob = jnp.where(z >= self.threshold[at], z * self.scale[at] - self.lse[at], -jnp.inf)
         return jnp.where(when, log_prob, -jnp.inf)
 
     def line(self, at, log_weight: Any = 0.0, when: Any = True):
-        """In a kernel, of refs: a and b where the log of the weighted distribution of row ``at`` is a * logit + b, no
-        token cut.
+        """In a kernel, of refs: the numbers (a, b) with which log_weight + log p(v) = a * logit[v] + b.
 
-        If not ``when``, those of a row whose logits were loaded as -inf.
+        They are those of distribution ``at = (b, j)`` for tokens that are not cut. If ``when`` is false they are (1, 0),
+        which keeps logits that ``load`` gave as -inf at -inf.
         """
         return jnp.where(when, self.scale[at], 1.0), jnp.where(when, log_weight - self.lse[at], 0.0)
 
 
 def group_size(V: int) -> int:
-    """Tokens of a group."""
+    """How many tokens a group of a vocabulary of V tokens has."""
     return block_size(V, GROUP)
 
 
 def num_groups(V: int) -> int:
-    """Groups of a row, the last of them not always full."""
+    """How many groups a vocabulary of V tokens has; the last one is not always full."""
     return pl.cdiv(V, group_size(V))
 
 
 def in_groups(x) -> jax.Array:
-    """float32 ``[..., V] -> [..., groups, size]``; what is past the end is -inf."""
+    """The vocabulary cut into groups: float32 ``[..., V] -> [..., groups, size]``, padded with -inf."""
     V = x.shape[-1]
     groups, size = num_groups(V), group_size(V)
     padding = [(0, 0)] * (x.ndim - 1) + [(0, groups * size - V)]
@@ -69,12 +83,12 @@ def in_groups(x) -> jax.Array:
 
 
 def store_groups(ref, at, block, x):
-    """In a kernel: ``ref[*at, groups of a block] = x``."""
+    """In a kernel: write x, one number for each of the n groups of a block, to ``ref[*at, block * n : (block + 1) * n]``."""
     ids = block_ids(block, x.shape[0])
     pltriton.store(ref.at[(*at, pl.ds(block * x.shape[0], x.shape[0]))], x, mask=ids < ref.shape[-1])
 
 
 def load_groups(ref, at, *, other):
-    """In a kernel: ``ref[*at, :]``, padded to a power of two with ``other``, and the ids of the groups."""
+    """In a kernel: the numbers of all groups, ``ref[*at, :]`` padded to a power of two with ``other``, and their ids."""
     ids = block_ids(0, pl.next_power_of_2(ref.shape[-1]))
     return load_block(ref, at, 0, ids, ref.shape[-1], other=other), ids

@@ -1,7 +1,7 @@
-"""The one meaning of a distribution: stored logits, a temperature, and ONE threshold that min-p, top-k and top-p agree
-on.
+"""The one meaning of a distribution: stored logits, a temperature, and ONE threshold for min-p, top-k and top-p together.
 
-Target rows, draft rows and the bonus row are all made here, so drawing and the accept ratio cannot disagree.
+The distributions of the target, of the draft and of the bonus token are all made here, so the draw and the accept ratio
+cannot disagree.
 """
 
 import dataclasses
@@ -51,11 +51,13 @@ class Distribution:
 
     @property
     def finite(self) -> jax.Array:
-        """bool ``[B, J]``: the row is a distribution, that is, no logit is NaN or +inf and one is finite."""
+        """bool ``[B, J]``: the logits make a distribution, that is, none is NaN or +inf and at least one is finite."""
         return jnp.isfinite(self.warped.lse)
 
     def log_prob(self, tokens) -> jax.Array:
-        """float32 ``[B, J]``: log p of int32 tokens ``[B, J]`` in the first J rows, as if no row were greedy."""
+        """log p of tokens int32 ``[B, J]`` under the first J distributions of each row, float32 ``[B, J]``.
+
+        Greedy requests get the same as others here: that of temperature 1."""
         B, J = tokens.shape
         warped, V = self.warped, self.warped.logits.shape[2]
         row = jnp.arange(B, dtype=jnp.int32)[:, None] * warped.lse.shape[1] + jnp.arange(J, dtype=jnp.int32)[None]
@@ -67,7 +69,8 @@ class Distribution:
 def make_distribution(logits, warp: Warp, key_data=None) -> tuple[Distribution, jax.Array]:
     """Distributions of logits ``[B, J, V]``, and a token of each, int32 ``[B, J]``.
 
-    The token is drawn with ``key_data``, uint32 ``[B, J, 2]``, and -1 without; greedy rows take the likeliest.
+    The token is drawn with ``key_data``, uint32 ``[B, J, 2]``; without keys it is -1. A greedy request gets the likeliest
+    token in both cases.
     """
     # The distribution is that of the stored logits. Without the barrier XLA may keep bfloat16 logits in float32 for
     # some readers, and the threshold, the draw and the ratio would then speak of different numbers.
@@ -77,7 +80,7 @@ def make_distribution(logits, warp: Warp, key_data=None) -> tuple[Distribution, 
 
 
 def leading(flags) -> jax.Array:
-    """How many flags of each row hold before the first that does not: bool ``[B, J]`` -> int32 ``[B]``."""
+    """How many flags of each row are true before the first that is false: bool ``[B, J]`` -> int32 ``[B]``."""
     J = flags.shape[1]
     failures = jnp.where(flags, J, jnp.arange(J, dtype=jnp.int32)[None])
     # In place of jnp.min, whose initial value is a kernel of its own.

@@ -8,9 +8,9 @@ def forbid_early_stops(logits, positions, stop_tokens, min_length):
 
     Args:
       logits: ``[B, J, V]`` as stored; changed in place under jit, so that every reader sees the same distribution.
-      positions: int32 ``[B, J]``, the position of the token that each row decides.
+      positions: int32 ``[B, J]``, the position of the token that each of the logits decides.
       stop_tokens: int32 ``[B, E]``, padded with -1.
-      min_length: int32 ``[B]``.
+      min_length: int32 ``[B]``, the length that a row must have before a stop token may follow.
     """
     B, J, V = logits.shape
     early = positions < min_length[:, None]  # [B, J]

@@ -1,11 +1,10 @@
-"""Where noise comes from: a key per draw, computed from the request's key and the place of the draw, never from a
-counter.
+"""Where noise comes from: every draw has a key of its own, which follows from the request's key and the place of the draw.
 
-``SAMPLE`` noise belongs to an absolute position: whoever asks for the token at that position with that key gets the
-same noise, whatever was drafted on the way. The other streams belong to a round, named by the committed length at its
-start. A length starts at most one round, so no word is ever used twice: not in a later round, and not by the accept
-test after the draft. Sharing a stream between draft and residual, or keying ``block``'s accept noise by position,
-breaks losslessness silently."""
+No state is kept between draws. ``SAMPLE`` noise belongs to an absolute position: whoever draws the token at that position
+with that request key gets the same noise, whatever was drafted before. The other streams belong to a round, which is
+named by the committed length at its start. At most one round starts at a length, so no word of noise is used twice:
+neither in a later round, nor by the accept test after the draft. To share a stream between draft and residual, or to key
+the accept noise of ``block`` by position, would break losslessness silently."""
 
 import dataclasses
 import enum
@@ -24,9 +23,15 @@ class Stream(enum.IntEnum):
 
 
 def draw_key(words, stream: Stream, position, index) -> tuple:
-    """The two words of the Threefry key of one draw, given those of the request's key, uint32, and the place, int32.
+    """The two words of the Threefry key of one draw, uint32.
 
-    Position takes 22 bits of the counter, index in the block 8 and stream 2: ``config.MAX_POSITIONS``, ``MAX_DRAFTS``.
+    Position takes 22 bits of the counter, index 8 and stream 2: see ``MAX_POSITIONS`` and ``MAX_DRAFTS`` in ``config``.
+
+    Args:
+      words: the two words of the request's key, uint32.
+      stream: what the draw is for.
+      position: int32, an absolute position, or the committed length when the round began.
+      index: int32, the place in the block of drafts.
     """
     counter = (position.astype(jnp.uint32) << 10) | (index.astype(jnp.uint32) << 2) | jnp.uint32(stream)
     key_0, key_1 = words
@@ -61,11 +66,11 @@ class RoundNoise:
         return uniform_of_bits(threefry_bits(key_0, key_1, jnp.zeros(index.shape, jnp.uint32)))
 
     def last_key(self, accepted, count) -> tuple:
-        """The two words of the key of a round's last draw, from the residual of a refused draft or after all of them.
+        """The two words of the key of a round's last draw: of its correction token or of its bonus token.
 
         Args:
-          accepted: int32 ``[B]``, drafts that stand, of
-          count: int32 ``[B]`` valid ones.
+          accepted: int32 ``[B]``, how many drafts stand.
+          count: int32 ``[B]``, how many were valid; if all of them stand, the last token is the bonus token.
         """
         refused, sampled = self.residual_key(accepted), self.sample_key(accepted)
         return tuple(jnp.where(accepted < count, *words) for words in zip(refused, sampled, strict=True))
@@ -84,7 +89,7 @@ class RoundNoise:
         one = self.of_requests()
         return dataclasses.replace(one, key_data=tuple(x[:, None] for x in one.key_data), length=self.length[:, None])
 
-    # Of keys whose words are apart, of any shapes that broadcast.
+    # The methods below are for noise whose key words are apart (``of_requests``), of any shapes that broadcast.
 
     def sample_key(self, offset) -> tuple:
         return draw_key(self.key_data, Stream.SAMPLE, self.length + offset, jnp.zeros_like(offset))

@@ -1,5 +1,6 @@
-"""Acceptance by decree, for benchmarks: random weights never agree, so a round of theirs would say nothing of real
-ones."""
+"""Acceptance at given rates, for benchmarks with random weights.
+
+Two models of random weights never agree, so their rounds would accept nothing and take another time than real ones."""
 
 import dataclasses
 import functools
@@ -16,10 +17,11 @@ from jspec.sampling.verify import RULES, Verdict
 
 @dataclasses.dataclass(frozen=True)
 class Synthetic:
-    """Decides by a coin per draft. NOT lossless; the rule's own decision is computed all the same.
+    """Accepts each draft with a given probability. NOT lossless; the rule's own decision is computed all the same.
 
     Attributes:
-      rates: probability that draft i is accepted given that those before it were, K or fewer; 0 past the end.
+      rates: the probability that draft i is accepted, given that those before it were. There are K of them or fewer;
+        past the end the probability is 0.
     """
 
     rates: tuple[float, ...]
@@ -33,7 +35,7 @@ class Synthetic:
 
 
 def rule_of(speculation: Speculation) -> Callable[..., Verdict]:
-    """The rule of ``speculation.verify``, under ``synthetic_acceptance`` with its decision replaced."""
+    """The rule named by ``speculation.verify``; ``synthetic_acceptance`` replaces its decision if it is set."""
     rule, rates = RULES[speculation.verify], speculation.synthetic_acceptance
     if rates is None:
         return rule

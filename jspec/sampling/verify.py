@@ -30,7 +30,7 @@ class Proposal:
       tokens: int32 ``[B, K]``.
       count: int32 ``[B]``, k <= K valid drafts, known before any of them was drawn (or at a stop of the drafter that
         does not look at the token drawn last).
-      distribution: the distributions that the tokens were drawn from, K rows; None if every row is a point mass.
+      distribution: the distributions that the tokens were drawn from, K of each row; None if all are point masses.
       point_mass: bool ``[B]``; q_i is 1 at d_i and 0 elsewhere (argmax and n-gram drafts).
     """
 
@@ -41,8 +41,13 @@ class Proposal:
 
 
 class Verdict(NamedTuple):
-    """``accepted`` int32 [B] drafts stand; then comes ``token`` int32 [B], unless its distribution was no distribution:
-    ``ok`` bool [B]."""
+    """What a rule decided about the drafts of each row.
+
+    Attributes:
+      accepted: int32 ``[B]``, how many drafts stand.
+      token: int32 ``[B]``, the correction token or the bonus token that follows them.
+      ok: bool ``[B]``, false where the logits behind ``token`` make no distribution; ``token`` then means nothing.
+    """
 
     accepted: jax.Array
     token: jax.Array
@@ -50,10 +55,10 @@ class Verdict(NamedTuple):
 
 
 class Decide(Protocol):
-    """The last word on how many drafts stand; see ``sampling.synthetic`` for one that is not the rule's own."""
+    """Has the last word on how many drafts stand; ``sampling.synthetic`` has one that overrules the rule."""
 
     def __call__(self, accepted: jax.Array, count: jax.Array, noise: RoundNoise) -> jax.Array:
-        """Of int32 ``[B]`` drafts accepted by the rule and ``[B]`` valid ones, those that stand, int32 ``[B]``."""
+        """How many drafts stand if the rule accepts ``accepted`` of ``count`` valid ones, all int32 ``[B]``."""
         ...
 
 
@@ -137,8 +142,9 @@ RULES: dict[str, Callable[..., Verdict]] = {
 
 
 def _valid(distribution: Distribution, proposal: Proposal):
-    """bool ``[B, K]``: the draft may be accepted, if those before it are. A target row that is no distribution ends the
-    request."""
+    """Whether each draft may be accepted if those before it are, bool ``[B, K]``.
+
+    It may not if the target's logits there make no distribution, which ends the request."""
     K = proposal.tokens.shape[1]
     return distribution.finite[:, :K] & (jnp.arange(K, dtype=jnp.int32)[None] < proposal.count[:, None])
 
@@ -154,13 +160,13 @@ def _log_ratio(distribution: Distribution, best, proposal: Proposal):
 
 
 def _residual(distribution: Distribution, proposal: Proposal, log_weight=None) -> Residual:
-    """What the next token is drawn from, by how many drafts stand."""
+    """What the token after the accepted drafts is drawn from, for every number of them."""
     q = distribution if proposal.distribution is None else proposal.distribution
     return Residual(distribution.warped, q.warped, proposal.tokens, proposal.point_mass, proposal.count, log_weight)
 
 
 def _pick(values, index):
-    """``[B, J], [B] -> [B]``."""
+    """One value of each row: ``values[b, index[b]]``, ``[B, J], [B] -> [B]``."""
     picked = values[:, 0]
     for i in range(1, values.shape[1]):  # fused with what makes the index, as a gather is not
         picked = jnp.where(index == i, values[:, i], picked)

@@ -1,1 +1,1 @@
-"""Training of draft heads: the command ``jspec train`` and what it is made of."""
+"""Training of draft heads, as the command ``jspec train`` runs it."""

@@ -1,4 +1,8 @@
-"""The figure that training is for: how long accepted drafts are when the head serves, measured by the engine itself."""
+"""The acceptance length of a draft head during training, measured by serving it with jspec's own engine.
+
+A lower loss matters only as far as the target accepts more drafts. So each evaluation generates text with the weights of
+that step, and counts the tokens per verify pass.
+"""
 
 import functools
 import operator
@@ -7,9 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jspec.config import EngineConfig, ModelConfig, Speculation
+from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
-from jspec.heads import Eagle3Config, HeadConfig
+from jspec.heads import HeadConfig
 from jspec.llm import LLM
 from jspec.models import build_head
 from jspec.results import Stats
@@ -17,50 +21,60 @@ from jspec.sampling.params import SamplingParams
 from jspec.train.loop import Params
 
 TEMPERATURES = (0.0, 1.0)
-MOST_DRAFTS = 4
+MAX_DRAFT_TOKENS = 4
 PROMPT_TOKENS, NEW_TOKENS = 32, 64
-ROWS = 16
+MAX_BATCH = 16
 
 
 class ServedAcceptance:
-    """Serves a head on held-out prompts; compiled once, for weights of every step.
+    """Measures the acceptance of a draft head on held-out prompts, at temperatures 0 and 1.
+
+    The engine is compiled at the first call. Later calls only replace the head's weights.
 
     Args:
-      target: the target's module, of ``dtype``.
-      config: the head.
-      held_out: token ids ``[N]`` that prompts are taken from, evenly spaced.
-      prompts: how many.
-      depths: places ahead that the head is trained for; up to ``MOST_DRAFTS`` of them are drafted. EAGLE, which is
-        trained for one, drafts ``MOST_DRAFTS``.
+      target: the target's module, whose parameters have ``dtype``.
+      config: the draft head's config.
+      held_out: token ids ``[N]`` on the host. The prompts are excerpts of it at evenly spaced positions.
+      prompts: number of prompts.
+      depths: number of drafts that the head is trained to make. K, the number of drafts per round, is the smaller of
+        this and ``MAX_DRAFT_TOKENS``. For a draft head whose checkpoint knows no number of drafts, K is always
+        ``MAX_DRAFT_TOKENS``: an EAGLE head is trained to make a single draft, but when it serves it reads its own hidden
+        states as features and drafts any number.
       dtype: ``bfloat16`` or ``float32``.
+
+    Attributes:
+      num_draft_tokens: K.
     """
 
     def __init__(self, target: Any, config: HeadConfig, held_out: np.ndarray, prompts: int, depths: int, dtype: str):
-        of: ModelConfig = target.config
-        self.num_draft_tokens = MOST_DRAFTS if config.method == "eagle" else min(depths, MOST_DRAFTS)
+        max_position = target.config.max_position
+        bounded = config.trained_drafts is not None or config.max_drafts is not None
+        self.num_draft_tokens = min(depths, MAX_DRAFT_TOKENS) if bounded else MAX_DRAFT_TOKENS
         self._config, self._dtype, self._target = config, dtype, target
-        size = min(PROMPT_TOKENS, of.max_position // 2, len(held_out))
+        size = min(PROMPT_TOKENS, max_position // 2, len(held_out))
         starts = np.linspace(0, len(held_out) - size, prompts, dtype=np.int64)
         self._prompts = [held_out[start : start + size].tolist() for start in starts]
-        self._max_len = min(size + NEW_TOKENS + self.num_draft_tokens, of.max_position)
+        self._max_len = min(size + NEW_TOKENS + self.num_draft_tokens, max_position)
         self._llm: LLM | None = None
 
     def __call__(self, params: Params) -> dict[float, Stats]:
-        """Temperature -> the steps of all prompts together, for all params of a head (dotted names)."""
-        head: Any = build_head(self._config, params, self._dtype)
-        if isinstance(self._config, Eagle3Config):
-            head.prepare()
+        """Serve the head with these weights, and return the statistics over all prompts for each temperature.
+
+        Args:
+          params: all parameters of the head under dotted names, the ones that are not trained included.
+        """
+        head = build_head(self._config, params, self._dtype).prepare()
         if self._llm is None:
-            self._llm = self._serve(head)
+            self._llm = self._make_llm(head)
         else:
             self._llm.engine.replace_draft(head)
         return {temperature: self._measure(self._llm, temperature) for temperature in TEMPERATURES}
 
-    def _serve(self, head) -> LLM:
+    def _make_llm(self, head) -> LLM:
         speculation = Speculation(num_draft_tokens=self.num_draft_tokens)
         make_drafter = drafter_for(self._config, self._target.config, speculation)
         engine = EngineConfig(
-            max_batch=min(len(self._prompts), ROWS),
+            max_batch=min(len(self._prompts), MAX_BATCH),
             max_len=self._max_len,
             dtype=self._dtype,
             page_size=32,

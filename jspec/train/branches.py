@@ -1,16 +1,24 @@
-"""Attention of a head that is trained on its own drafts: every position of a text branches off into a draft of its own.
+"""Attention for training a draft head: a round of drafts starts at every slot of a text, and all run in one pass.
 
-A head that drafts after slot b reads text up to slot b, and then slots that it made up itself. Training does that at
-all b at once. Slots of depth 0 are those of the text, ``0 .. n - 1``, causal. The branch at b has one slot a depth:
-that of depth s stands at position b + s and sees text slots ``j <= b`` and the slots of its own branch at depths 1 to
-s.
+When a draft head serves, a round that starts at slot b first has slots 0 to b, for which the target computed features.
+Then come slots for which there are none yet: the head fills them with its own hidden states (training-time test,
+EAGLE-3) or with a mask (P-EAGLE). Training does this for every b. The slots of depth 0 are the text itself, slots 0 to
+n - 1, with causal attention. From each slot b of the text leaves a *branch*, the further slots of the round that starts
+there, one per depth. Its slot of depth s stands at position b + s, and attends to
+
+* the text slots 0 to b, and
+* the slots of its own branch at depths 1 to s.
+
+This is exactly what the KV cache holds when the head serves. For example, in the branch at b = 4 the slot of depth 2
+stands at position 6. It sees text slots 0 to 4 and the branch's own slots at positions 5 and 6, but neither text slots 5
+and 6 nor any other branch.
+
+The depths are computed one after the other:
 
     cache = ((),) * L
-    for depth, bases in enumerate(...):               # bases int32 [m]: the branches that go on
+    for depth, bases in enumerate(...):               # bases int32 [m]: the text slots that this depth's branches leave
         view = Branches(bases, depth)
         hidden, cache = head(embedded, features, view.positions(B), cache, view)
-
-One branch is exactly what the serving cache holds while a round drafts after slot b.
 """
 
 import dataclasses
@@ -26,33 +34,43 @@ from jspec.pallas.attention_reference import causal_mask
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Branches(View):
-    """The slots of one depth, as a view (``jspec.models.cache``) that keeps a tuple of ``LayerKV``, one a depth, per
-    layer.
+    """The attention view (``jspec.models.cache``) for the m slots of one depth.
+
+    The cache of a layer is a tuple of ``LayerKV``, one per depth, with keys and values ``[G, B, m, H]`` of its m slots.
 
     Attributes:
-      bases: int32 ``[m]``, the slot at which each branch leaves the text. At depth 0 it is ``0 .. n - 1``, the text;
-        the branches of depth s + 1 are the first so many of those of depth s, in the same order; those of depth 1 may
-        be any.
-      depth: s.
+      bases: int32 ``[m]``, the text slot at which each branch leaves the text. At depth 0 the slots are those of the
+        text, so this is 0 to n - 1. At depth 1 it may be any m text slots in any order. A deeper depth may drop
+        branches, but only from the end: its ``bases`` are the first entries of the ``bases`` one depth above.
+      depth: s, 0 for the text.
     """
 
     bases: jax.Array
     depth: int = dataclasses.field(metadata={"static": True})
 
     def positions(self, batch: int) -> jax.Array:
-        """int32 ``[B, m]``."""
+        """The positions of the slots, int32 ``[B, m]``: each branch's base plus the depth."""
         return jnp.broadcast_to((self.bases + self.depth)[None], (batch, self.bases.shape[0]))
 
     def write(self, kv: tuple[LayerKV, ...], k, v) -> tuple[LayerKV, ...]:
-        """Append keys and values ``[B, m, G, H]`` of this depth."""
+        """Append this depth's keys and values, ``[B, m, G, H]`` each, to the depths before it."""
         assert len(kv) == self.depth, (len(kv), self.depth)
         return (*kv, LayerKV(jnp.moveaxis(k, 2, 0), jnp.moveaxis(v, 2, 0)))  # [G, B, m, H]
 
     def attend(self, q, kv: tuple[LayerKV, ...], window: int | None) -> jax.Array:
-        """Softmax attention in fp32 of q ``[B, m, N, H]`` over the text and the slot's own branch: ``[B, m, N, H]``."""
+        """Attention of queries ``[B, m, N, H]`` over the text and each slot's own branch; the softmax is in fp32.
+
+        Args:
+          q: rotated queries ``[B, m, N, H]``.
+          kv: keys and values of depths 0 to s, this depth's included.
+          window: None, or W: a slot sees at most W positions, its own included.
+
+        Returns:
+          ``[B, m, N, H]`` in q's dtype.
+        """
         m, N, H = q.shape[1:]
         text, branch = kv[0], kv[1:]
-        if self.depth and window is not None:  # what is further back than W - 1 slots is out of sight
+        if self.depth and window is not None:  # a branch's slots are consecutive, so the window holds its last W
             branch = branch[-window:]
         n = text.k.shape[2]
         precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
@@ -60,24 +78,29 @@ class Branches(View):
         def product(equation, x, y):
             return jnp.einsum(equation, x, y, precision=precision, preferred_element_type=jnp.float32)
 
-        def per_query_head(x, count):  # [G, B, .., H] -> [N, B, count, H]: without groups, no product is transposed
+        def per_attention_head(x, count):
+            """``[G, B, slots, H] -> [N, B, count, H]``: KV heads repeated, so that no product needs a transpose."""
             return jnp.repeat(x[:, :, :count], N // x.shape[0], axis=0)
 
         q = jnp.moveaxis(q, 2, 0)
-        scores = product("nbmh,nbsh->nbms", q, per_query_head(text.k, n)) * H**-0.5
+        scores = product("nbmh,nbsh->nbms", q, per_attention_head(text.k, n)) * H**-0.5
         scores = jnp.where(self._text_mask(n, window)[None, None], scores, -jnp.inf)
-        own = [product("nbmh,nbmh->nbm", q, per_query_head(layer.k, m)) * H**-0.5 for layer in branch]
-        # One softmax over both, without joining them: the text's scores are large, a branch's are few.
-        peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, own, scores.max(axis=-1)))
-        weights, own = jnp.exp(scores - peak[..., None]), [jnp.exp(score - peak) for score in own]
-        attended = product("nbms,nbsh->nbmh", weights.astype(q.dtype), per_query_head(text.v, n))
-        for weight, layer in zip(own, branch, strict=True):
-            attended += weight[..., None] * per_query_head(layer.v, m).astype(jnp.float32)
-        attended /= sum(own, weights.sum(axis=-1))[..., None]
+        branch_scores = [product("nbmh,nbmh->nbm", q, per_attention_head(at.k, m)) * H**-0.5 for at in branch]
+        # One softmax over the text's scores [N, B, m, n] and the branch's, [N, B, m] per depth. They are not
+        # concatenated: that would copy the large array to append a few numbers.
+        peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, branch_scores, scores.max(axis=-1)))
+        weights, branch_weights = jnp.exp(scores - peak[..., None]), [jnp.exp(score - peak) for score in branch_scores]
+        attended = product("nbms,nbsh->nbmh", weights.astype(q.dtype), per_attention_head(text.v, n))
+        for weight, at in zip(branch_weights, branch, strict=True):
+            attended += weight[..., None] * per_attention_head(at.v, m).astype(jnp.float32)
+        attended /= sum(branch_weights, weights.sum(axis=-1))[..., None]
         return jnp.moveaxis(attended.astype(q.dtype), 0, 2)
 
     def _text_mask(self, n: int, window: int | None) -> jax.Array:
-        """bool ``[m, n]``: text slots up to the base, as far back as the window reaches from the slot itself."""
+        """Which of the n text slots each slot sees, bool ``[m, n]``.
+
+        These are the slots up to the branch's base. The window counts back from the slot's own position, base + depth.
+        """
         slots = jnp.arange(n, dtype=jnp.int32)
-        seen = slots[None] <= self.bases[:, None]
-        return seen & causal_mask(self.positions(1), slots, window)[0]
+        up_to_base = slots[None] <= self.bases[:, None]
+        return up_to_base & causal_mask(self.positions(1), slots, window)[0]

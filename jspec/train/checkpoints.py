@@ -1,4 +1,8 @@
-"""Training states on disk, as Orbax checkpoints: written whole or not at all, the last two kept."""
+"""Training states on disk, as Orbax checkpoints.
+
+A state is written completely or not at all, so a run that is killed while it saves can still resume from the one before.
+The newest two are kept.
+"""
 
 import pathlib
 from typing import Any
@@ -9,36 +13,43 @@ import orbax.checkpoint as ocp
 from jspec.checkpoints.orbax import quiet
 from jspec.train.loop import TrainState
 
-KEPT = 2
+MAX_KEPT = 2
+# The fields of TrainState in their order, under the names that they have on disk.
+STORED_NAMES = ("step", "seconds", "params", "moments", "key", "best", "lowest")
 
 
 class Checkpoints:
-    """The states of one run under a folder, one subfolder a step."""
+    """The training states of one run. Each lies in a subfolder named by its step.
+
+    Args:
+      folder: the folder of the run's states; it is created if it does not exist.
+    """
 
     def __init__(self, folder: pathlib.Path):
-        options = ocp.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
+        options = ocp.CheckpointManagerOptions(max_to_keep=MAX_KEPT, enable_async_checkpointing=False)
         with quiet():
             self._manager = ocp.CheckpointManager(folder.resolve(), options=options)
 
     @property
     def step(self) -> int | None:
-        """Step of the newest state, None if there is none."""
+        """The step of the newest state, or None if there is none."""
         return self._manager.latest_step()
 
     def latest(self, like: TrainState) -> TrainState | None:
-        """The newest state, with the structure and shapes of ``like``; None if there is none."""
+        """The newest state, or None if there is none. Its arrays have the structure and shapes of those of ``like``."""
         if self.step is None:
             return None
         with quiet():
-            stored: Any = self._manager.restore(self.step, args=ocp.args.StandardRestore(_plain(like)))
-        return stored._replace(key=jax.random.wrap_key_data(stored.key))
+            stored: Any = self._manager.restore(self.step, args=ocp.args.StandardRestore(_to_stored(like)))
+        state = TrainState(*(stored[name] for name in STORED_NAMES))
+        return state._replace(key=jax.random.wrap_key_data(state.key))
 
     def save(self, state: TrainState):
-        """Keep ``state``; older ones than the last two are removed."""
+        """Write ``state``, and remove all but the newest two."""
         with quiet():
-            self._manager.save(state.step, args=ocp.args.StandardSave(_plain(state)))
+            self._manager.save(state.step, args=ocp.args.StandardSave(_to_stored(state)))
 
 
-def _plain(state: TrainState) -> TrainState:
-    """``state`` with the key as an array of numbers."""
-    return state._replace(key=jax.random.key_data(state.key))
+def _to_stored(state: TrainState) -> dict[str, Any]:
+    """``state`` as the dict that is stored; its key, which Orbax cannot write, as an array uint32 ``[2]``."""
+    return dict(zip(STORED_NAMES, state._replace(key=jax.random.key_data(state.key)), strict=True))

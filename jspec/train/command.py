@@ -3,7 +3,9 @@
 import argparse
 import pathlib
 
-METHODS = ("eagle", "eagle3", "parallel", "mlp", "medusa")
+from jspec.registry import trained
+
+METHODS = tuple(trained())
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     """Train, and say what came of it."""
     from jspec.train.loop import Plan
     from jspec.train.methods import Sizes
-    from jspec.train.run import HEAD, TrainingRun, train
+    from jspec.train.run import HEAD_FOLDER, TrainingRun, train
 
     plan = Plan(
         steps=args.steps,
@@ -96,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     except FloatingPointError as error:  # a setting is to blame, so it is told like one
         raise ValueError(str(error)) from error
     lengths = ", ".join(f"{length:.2f} at temperature {t}" for t, length in figures["acceptance_length"].items())
-    print(f"{args.out / HEAD}: {figures['parameters']:,} parameters, acceptance length {lengths}")
+    print(f"{args.out / HEAD_FOLDER}: {figures['parameters']:,} parameters, acceptance length {lengths}")
     return 0
 
 

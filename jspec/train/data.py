@@ -1,4 +1,4 @@
-"""Text as one long row of tokens, and the part of it that is kept from training."""
+"""Training data: files of text or token ids, read as one long sequence to train on and one that is held out."""
 
 import hashlib
 import json
@@ -11,49 +11,57 @@ from tqdm import tqdm
 
 TEXT, LINES, ARRAYS = (".txt", ".py", ".md"), ".jsonl", ".npz"
 SUFFIXES = (*TEXT, LINES, ARRAYS)
-HELD_OUT = 1 / 50
+HELD_OUT_SHARE = 1 / 50  # of all tokens
 
 
 class Corpus(NamedTuple):
-    """Token ids ``[N]``, uint16 or int32, on the host."""
+    """Token ids to train on and token ids that are held out, each ``[N]`` on the host, uint16 or int32."""
 
     train: np.ndarray
     held_out: np.ndarray
 
 
 class Document(NamedTuple):
-    """A text and what it is known by: its path, and its line in a file of several."""
+    """A text and its name: the path of its file relative to the data folder, with ``:line`` if it is a line of JSON."""
 
     name: str
     text: str
 
 
 def read_corpus(path: pathlib.Path, tokenizer: Any, vocab_size: int, eos_token_ids: tuple[int, ...], length: int):
-    """A file or a folder as a ``Corpus``.
+    """The token ids of a file, or of all files in a folder, as a ``Corpus``.
 
-    Texts (.txt, .py, .md) are one document each; .jsonl has one a line, under ``text``, or under ``messages`` for the
-    tokenizer's chat template; .npz has arrays ``train`` and ``held_out`` of token ids, as ``family.corpus`` writes
-    them. Whole documents are held out, chosen by a hash of their names, so that the same data is always parted alike.
+    What a file holds depends on its suffix:
+
+    * .txt, .py, .md: one document.
+    * .jsonl: one document per line, an object with the text under ``text``, or with a conversation under ``messages``,
+      which goes through the tokenizer's chat template.
+    * .npz: token ids in two arrays, ``train`` and ``held_out``, as ``family.corpus`` writes them. Such a file must be
+      the only one.
+
+    Of documents, about one token in fifty is held out, and at least one window. Whole documents are held out, and a hash
+    of their names decides which, so the same data is always split in the same way. If there is only one document, its
+    end is held out.
 
     Args:
-      path: the file, or a folder that is searched.
-      tokenizer: the target's, or None if it has none.
-      vocab_size: V of the target.
-      eos_token_ids: the target's; the first of them ends every document.
-      length: tokens of a window, of which both parts must hold one.
+      path: the file, or the folder, which is searched recursively.
+      tokenizer: the target's tokenizer, or None if it has none.
+      vocab_size: V of the target; every token id must be below it.
+      eos_token_ids: the target's end-of-sequence ids. The first of them, if any, is appended to every document.
+      length: tokens of a window. Each of the two sequences must have at least one more.
 
     Raises:
-      ValueError: names the file, and what would be right.
+      ValueError: the data cannot be used. The message names the file and says what was expected.
     """
     files = _files(path)
     if files[0].suffix == ARRAYS:
-        corpus = _arrays(files[0])
+        corpus = _load_arrays(files[0])
     else:
         if tokenizer is None:
             raise ValueError(
                 f"data={str(path)!r} is text, but the target has no tokenizer files; give token ids in an .npz"
             )
-        corpus = _tokenised(path, files, tokenizer, eos_token_ids, length)
+        corpus = _tokenise(path, files, tokenizer, eos_token_ids, length)
     for name, tokens in zip(Corpus._fields, corpus, strict=True):
         if len(tokens) <= length:
             raise ValueError(
@@ -71,6 +79,7 @@ def read_corpus(path: pathlib.Path, tokenizer: Any, vocab_size: int, eos_token_i
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
+    """The files of data at ``path``, sorted: several of text, or a single .npz."""
     kinds = ", ".join(SUFFIXES)
     if not path.exists():
         raise ValueError(f"data={str(path)!r} does not exist: expected a file ({kinds}) or a folder of such")
@@ -83,7 +92,7 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
     return files
 
 
-def _arrays(file: pathlib.Path) -> Corpus:
+def _load_arrays(file: pathlib.Path) -> Corpus:
     with np.load(file) as stored:
         for name in Corpus._fields:
             if name not in stored:
@@ -92,31 +101,34 @@ def _arrays(file: pathlib.Path) -> Corpus:
     for name, tokens in zip(Corpus._fields, corpus, strict=True):
         if tokens.ndim != 1 or not np.issubdtype(tokens.dtype, np.integer):
             raise ValueError(
-                f"{file}: {name!r} is {tokens.dtype} {list(tokens.shape)}; expected one row of integers, token ids"
+                f"{file}: {name!r} is {tokens.dtype} {list(tokens.shape)}; "
+                "expected a one-dimensional array of integers, the token ids"
             )
     return corpus
 
 
-def _tokenised(path: pathlib.Path, files: list[pathlib.Path], tokenizer, eos_token_ids: tuple[int, ...], length: int):
+def _tokenise(path: pathlib.Path, files: list[pathlib.Path], tokenizer, eos_token_ids: tuple[int, ...], length: int):
+    """Tokenise the documents of text files, and split them into a ``Corpus`` (int32)."""
     root = path if path.is_dir() else path.parent
     documents = [document for file in files for document in _documents(root, file, tokenizer) if document.text]
     if not documents:
         raise ValueError(f"data={str(path)!r}: {len(files)} files, and all are empty; expected text")
     bar = tqdm(documents, desc="tokenising", unit="text", disable=None, leave=False)
-    rows = [np.asarray([*tokenizer.encode(document.text), *eos_token_ids[:1]], np.int32) for document in bar]
-    least = max(sum(map(len, rows)) * HELD_OUT, length + 1)
-    if len(rows) == 1:
-        return Corpus(rows[0][: -int(least)], rows[0][-int(least) :])
-    chosen: set[int] = set()
-    for index in sorted(range(len(rows)), key=lambda i: _hash(documents[i].name)):
-        if sum(len(rows[i]) for i in chosen) >= least:
+    encoded = [np.asarray([*tokenizer.encode(document.text), *eos_token_ids[:1]], np.int32) for document in bar]
+    min_held_out = max(sum(map(len, encoded)) * HELD_OUT_SHARE, length + 1)
+    if len(encoded) == 1:
+        return Corpus(encoded[0][: -int(min_held_out)], encoded[0][-int(min_held_out) :])
+    chosen: set[int] = set()  # the documents that are held out
+    for index in sorted(range(len(encoded)), key=lambda i: _hash(documents[i].name)):
+        if sum(len(encoded[i]) for i in chosen) >= min_held_out:
             break
         chosen.add(index)
-    parts = ([row for i, row in enumerate(rows) if (i in chosen) == held_out] for held_out in (False, True))
-    return Corpus(*(np.concatenate([np.zeros(0, np.int32), *part]) for part in parts))
+    splits = ([ids for i, ids in enumerate(encoded) if (i in chosen) == held_out] for held_out in (False, True))
+    return Corpus(*(np.concatenate([np.zeros(0, np.int32), *split]) for split in splits))
 
 
 def _documents(root: pathlib.Path, file: pathlib.Path, tokenizer) -> Iterator[Document]:
+    """The documents of one file, named relative to ``root``."""
     try:
         text = file.read_text("utf-8")
     except UnicodeDecodeError as error:
@@ -131,6 +143,7 @@ def _documents(root: pathlib.Path, file: pathlib.Path, tokenizer) -> Iterator[Do
 
 
 def _text_of(where: str, line: str, tokenizer) -> str:
+    """The text of one line of a .jsonl file; ``where`` is its file and line number, for error messages."""
     try:
         entry = json.loads(line)
     except json.JSONDecodeError as error:

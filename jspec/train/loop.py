@@ -1,10 +1,13 @@
-"""The training loop: AdamW over random windows of a corpus that lies on the device, keeping the best held-out weights.
+"""The training loop: AdamW on random windows of a corpus, keeping the weights with the lowest held-out loss.
 
-Params are flat dicts of fp32 master weights under dotted names. A loss is a function
+The whole corpus lies on the device, so a step draws its windows without copying tokens from the host. Params are flat
+dicts from dotted names to fp32 master weights. A loss is a function
 
     loss(params, frozen, windows, key) -> float32 []
 
-of windows int32 ``[B, T + 1]``, T tokens to read and one that follows; ``frozen`` is any pytree that is not trained.
+where ``frozen`` is any pytree that the loss needs and that is not trained (the target's weights, for example),
+``windows`` is int32 ``[B, T + 1]`` and ``key`` seeds the loss's own noise. Tokens 0 to T - 1 of a window are the
+model's input; tokens 1 to T are the next tokens that it predicts.
 """
 
 import dataclasses
@@ -23,22 +26,22 @@ from tqdm import tqdm
 from jspec._arguments import is_int, is_number, require
 
 Params = Mapping[str, jax.Array]
-Loss = Callable[[Params, Any, jax.Array, jax.Array], Any]
+Loss = Callable[[Params, Any, jax.Array, jax.Array], Any]  # a measure that is only reported may return a pytree
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How one model is trained.
+    """The optimizer, the batch size and the number of steps with which one model is trained.
 
     Attributes:
-      steps: updates.
-      peak_rate: learning rate after the warm-up.
-      weight_decay: decoupled, of matrices only.
-      tokens_per_step: tokens of a batch, rounded down to whole windows.
-      length: tokens a window.
-      warm_up: steps of rising rate, at most a tenth of all.
-      evaluate_every: steps between two evaluations.
-      clip: largest norm of a gradient.
+      steps: number of optimizer updates.
+      peak_rate: learning rate at the end of the warm-up, the highest of the run.
+      weight_decay: AdamW's decoupled weight decay. It applies to matrices, not to vectors such as norm weights.
+      tokens_per_step: tokens in the batch of one step. It is rounded down to a whole number of windows.
+      length: T, the tokens of one window.
+      warm_up: number of steps over which the learning rate rises from zero. At most a tenth of ``steps`` is used.
+      evaluate_every: number of steps between two evaluations on held-out data.
+      clip: gradients with a larger global norm are scaled down to this norm.
     """
 
     steps: int
@@ -61,12 +64,12 @@ class Plan:
         require(fits, "tokens_per_step", self.tokens_per_step, f"a window, {self.length}, or more")
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(B, T) of a step's windows."""
+    def batch_shape(self) -> tuple[int, int]:
+        """(B, T): how many windows a step trains on, and how many tokens each has."""
         return self.tokens_per_step // self.length, self.length
 
     def optimizer(self) -> optax.GradientTransformation:
-        """AdamW (Loshchilov and Hutter, 2019), warmed up, then a cosine to zero; norms are not decayed."""
+        """AdamW (Loshchilov and Hutter, 2019). Its learning rate rises linearly, then falls to zero along a cosine."""
         warm_up = min(self.warm_up, self.steps // 10)
         rate = optax.warmup_cosine_decay_schedule(0.0, self.peak_rate, warm_up, self.steps)
         return optax.chain(
@@ -77,7 +80,14 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingProgress:
-    """One row of the training log; losses in nats per token."""
+    """The result of one evaluation during training.
+
+    Attributes:
+      step: number of updates made so far.
+      seconds: wall time that they took, evaluations included.
+      train_loss: mean loss of the steps since the last evaluation, in nats per token if the loss is a cross-entropy.
+      held_out_loss: mean loss on the held-out data, in the same unit.
+    """
 
     step: int
     seconds: float
@@ -86,91 +96,113 @@ class TrainingProgress:
 
 
 class TrainState(NamedTuple):
-    """Everything that a run goes on from.
+    """Everything that a stopped training run needs in order to continue with the same numbers.
 
     Attributes:
-      step: updates made so far.
-      seconds: that they took, evaluations included.
-      params: fp32 master weights.
-      moments: of the optimizer.
-      key: of the run; a step's noise is keyed by it and the step's number.
-      best: the weights whose held-out loss was lowest.
-      lowest: that loss.
+      step: number of updates made so far.
+      seconds: wall time that they took, evaluations included.
+      params: fp32 master weights after these updates.
+      opt_state: the state of the optax optimizer, which holds Adam's first and second moments of every weight.
+      key: the key of the run. The random numbers of step i follow from it, from i and from the plan's ``steps``.
+      best_params: the weights with the lowest held-out loss so far.
+      lowest_loss: their held-out loss.
     """
 
     step: int
     seconds: float
     params: Params
-    moments: Any
+    opt_state: Any
     key: jax.Array
-    best: Params
-    lowest: float
+    best_params: Params
+    lowest_loss: float
 
 
 class Store(Protocol):
-    """Where states are kept: ``jspec.train.checkpoints.Checkpoints``."""
+    """Keeps training states for ``fit``. ``jspec.train.checkpoints.Checkpoints`` implements it with files."""
 
-    def latest(self, like: TrainState) -> TrainState | None: ...
+    def latest(self, like: TrainState) -> TrainState | None:
+        """The newest state, with the structure and shapes of ``like``, or None if there is none."""
+        ...
 
-    def save(self, state: TrainState) -> None: ...
+    def save(self, state: TrainState) -> None:
+        """Keep ``state`` as the newest one."""
+        ...
 
 
 def _is_matrix(params: Params) -> dict[str, bool]:
     return {name: weight.ndim > 1 for name, weight in params.items()}
 
 
-def draw_windows(tokens, key, shape: tuple[int, int]) -> jax.Array:
-    """int32 ``[B, T + 1]``: B windows that start anywhere in ``tokens``, integers ``[N]`` on the device."""
-    batch, length = shape
+def draw_windows(tokens, key, batch_shape: tuple[int, int]) -> jax.Array:
+    """Random windows of a text, int32 ``[B, T + 1]``.
+
+    Args:
+      tokens: integers ``[N]`` on the device, the text.
+      key: seeds the B positions where the windows start, each drawn uniformly from those with T tokens after them.
+      batch_shape: (B, T).
+    """
+    batch, length = batch_shape
     starts = jax.random.randint(key, (batch, 1), 0, tokens.shape[0] - length)
     return tokens[starts + jnp.arange(length + 1)[None]].astype(jnp.int32)
 
 
 def make_step(loss: Loss, optimizer: optax.GradientTransformation) -> Callable:
-    """``step(params, moments, frozen, tokens, keys, shape=(B, T)) -> params, moments, loss``; donates the first two.
+    """A compiled function that makes one update on freshly drawn windows.
 
-    The first of two ``keys`` is that of the windows, the other that of the loss's noise.
+    It is called as
+
+        params, opt_state, value = step(params, opt_state, frozen, tokens, keys, batch_shape=(B, T))
+
+    with ``tokens`` integers ``[N]`` on the device and two ``keys``: the first draws the windows, the second is passed
+    to the loss. ``params`` and ``opt_state`` are donated. ``value`` is the loss before the update.
     """
 
-    @functools.partial(jax.jit, donate_argnums=(0, 1), static_argnames="shape")
-    def step(params, moments, frozen, tokens, keys, *, shape):
-        key_of_windows, key_of_noise = keys
-        windows = draw_windows(tokens, key_of_windows, shape)
-        value, gradient = jax.value_and_grad(loss)(params, frozen, windows, key_of_noise)
-        updates, moments = optimizer.update(gradient, moments, params)
-        return optax.apply_updates(params, updates), moments, value
+    @functools.partial(jax.jit, donate_argnums=(0, 1), static_argnames="batch_shape")
+    def step(params, opt_state, frozen, tokens, keys, *, batch_shape):
+        window_key, noise_key = keys
+        windows = draw_windows(tokens, window_key, batch_shape)
+        value, gradient = jax.value_and_grad(loss)(params, frozen, windows, noise_key)
+        updates, opt_state = optimizer.update(gradient, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, value
 
     return step
 
 
-def over_held_out(measure: Loss, tokens: np.ndarray, shape: tuple[int, int]) -> Callable:
-    """``mean(params, frozen)`` of ``measure(params, frozen, windows, key)`` over ``tokens``, in windows end to end.
+def make_evaluator(measure: Loss, tokens: np.ndarray, batch_shape: tuple[int, int]) -> Callable:
+    """A function ``evaluate(params, frozen)`` that returns the mean of ``measure`` over a held-out text.
 
-    The keys are the same in every call.
+    The text is cut into consecutive windows, so that each of its tokens but the first is predicted once. Tokens at the
+    end that do not fill a batch are left out. Every call passes the same keys to ``measure``, so that the noise of a loss
+    does not blur the comparison of two calls.
+
+    Args:
+      measure: a loss, or a function with a loss's arguments that returns a pytree of scalars.
+      tokens: integers ``[N]`` on the host, the text.
+      batch_shape: (B, T) of the windows.
 
     Raises:
       ValueError: ``tokens`` does not fill one batch of windows.
     """
-    batch, length = shape
+    batch, length = batch_shape
     count = (len(tokens) - 1) // (batch * length)
     if count == 0:
         raise ValueError(f"{len(tokens)} held-out tokens do not fill a batch of {batch} windows of {length} tokens")
-    reach = np.arange(count * batch)[:, None] * length + np.arange(length + 1)[None]
-    batches = jnp.asarray(tokens[reach].astype(np.int32)).reshape(count, batch, length + 1)
+    indices = np.arange(count * batch)[:, None] * length + np.arange(length + 1)[None]  # [count * B, T + 1]
+    batches = jnp.asarray(tokens[indices].astype(np.int32)).reshape(count, batch, length + 1)
     keys = jax.random.split(jax.random.key(0), count)
-    one = jax.jit(measure)
+    measure_batch = jax.jit(measure)
 
-    def mean(params, frozen):
-        parts = [one(params, frozen, windows, key) for windows, key in zip(batches, keys, strict=True)]
-        return jax.tree.map(lambda *values: float(np.mean(values)), *parts)
+    def evaluate(params, frozen):
+        results = [measure_batch(params, frozen, windows, key) for windows, key in zip(batches, keys, strict=True)]
+        return jax.tree.map(lambda *values: float(np.mean(values)), *results)
 
-    return mean
+    return evaluate
 
 
 def fit(
     plan: Plan,
     loss: Loss,
-    held_out: Callable,
+    evaluate: Callable,
     params: Params,
     frozen: Any,
     tokens: jax.Array,
@@ -178,19 +210,19 @@ def fit(
     report: Callable[[TrainingProgress, Params], None],
     store: Store | None = None,
 ) -> Params:
-    """Train, and return the weights whose held-out loss was lowest.
+    """Train a model, and return the weights that had the lowest held-out loss.
 
     Args:
-      plan: for how long, and how.
-      loss: what is minimised.
-      held_out: ``held_out(params, frozen)``, a loss.
-      params: where to start; donated to the first step.
-      frozen: what ``loss`` and ``held_out`` need beside them.
-      tokens: integers ``[N]`` on the device.
-      key: of the windows and of the loss's noise.
-      report: ``report(progress, params)`` sees every evaluation.
-      store: keeps the state of every evaluation; a run that finds one there goes on from it, with the same numbers as
-        if it had never stopped.
+      plan: number of steps, batch size and optimizer.
+      loss: the function that is minimised.
+      evaluate: ``evaluate(params, frozen)`` returns the held-out loss as a float; see ``make_evaluator``.
+      params: the initial fp32 weights. They are donated to the first step.
+      frozen: the pytree that ``loss`` and ``evaluate`` take beside the params.
+      tokens: integers ``[N]`` on the device, the training text.
+      key: seeds the windows and the loss's noise.
+      report: ``report(progress, params)`` is called after every evaluation.
+      store: keeps the state after every evaluation. If it already holds a state, training continues from there, with
+        the same numbers as if it had never stopped.
 
     Raises:
       FloatingPointError: the held-out loss is not finite.
@@ -199,24 +231,25 @@ def fit(
     step = make_step(loss, optimizer)
     state = TrainState(0, 0.0, params, optimizer.init(params), key, params, math.inf)
     state = (None if store is None else store.latest(state)) or state
-    _, earlier, params, moments, key, best, lowest = state
-    noise = jax.random.fold_in(key, plan.steps)  # a number that no step has
+    _, earlier_seconds, params, opt_state, key, best_params, lowest_loss = state
+    # Step i draws its windows from fold_in(key, i). Steps are numbered 0 .. plan.steps - 1, so this key is none of theirs.
+    noise_key = jax.random.fold_in(key, plan.steps)
     recent, started = [], time.perf_counter()
     for index in tqdm(range(state.step, plan.steps), initial=state.step, total=plan.steps, unit="step", disable=None):
-        keys = jax.random.fold_in(key, index), jax.random.fold_in(noise, index)
-        params, moments, value = step(params, moments, frozen, tokens, keys, shape=plan.shape)
+        keys = jax.random.fold_in(key, index), jax.random.fold_in(noise_key, index)
+        params, opt_state, value = step(params, opt_state, frozen, tokens, keys, batch_shape=plan.batch_shape)
         recent.append(value)
         done = index + 1
         if done % plan.evaluate_every and done != plan.steps:
             continue
-        train_loss, held_out_loss = float(np.mean(recent)), held_out(params, frozen)
-        seconds = earlier + time.perf_counter() - started
+        train_loss, held_out_loss = float(np.mean(recent)), evaluate(params, frozen)
+        seconds = earlier_seconds + time.perf_counter() - started
         report(TrainingProgress(done, seconds, train_loss, held_out_loss), params)
         if not math.isfinite(held_out_loss):
             raise FloatingPointError(f"held-out loss {held_out_loss} at step {done}: lower the learning rate")
         recent = []
-        if held_out_loss < lowest:
-            lowest, best = held_out_loss, jax.tree.map(jnp.copy, params)
+        if held_out_loss < lowest_loss:
+            lowest_loss, best_params = held_out_loss, jax.tree.map(jnp.copy, params)  # the next step donates params
         if store is not None:
-            store.save(TrainState(done, seconds, params, moments, key, best, lowest))
-    return best
+            store.save(TrainState(done, seconds, params, opt_state, key, best_params, lowest_loss))
+    return best_params

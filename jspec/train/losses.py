@@ -1,5 +1,8 @@
-"""What a head is trained towards: the target's distribution some places ahead, and how far a head's logits are from
-it."""
+"""The training signal of draft heads: the target's next-token distributions, and a head's cross-entropy against them.
+
+The target reads each window once, with teacher forcing: every token is predicted from the true tokens before it. A
+draft head is trained to predict the same distributions from the target's features, several tokens further ahead.
+"""
 
 import dataclasses
 from collections.abc import Iterable
@@ -9,20 +12,23 @@ import jax
 import jax.numpy as jnp
 
 from jspec.models.cache import CausalView
+from jspec.models.contract import Target
 from jspec.models.layers import wide_project
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Lesson:
-    """Windows, and what the target makes of their first n tokens. V' are the tokens that the head knows: V or Vd.
+class TrainingBatch:
+    """A batch of B windows and what the target computed from the first n tokens of each.
 
     Attributes:
-      tokens: int32 ``[B, n + 1]``.
-      hidden: ``[B, n, D]``, after the target's final norm.
-      features: ``[B, n, E]``, the joined streams that the head listens to.
-      distribution: float32 ``[B, n, V']``, the target's probabilities of the token after each: sums to less than 1
-        where the head knows a part of the vocabulary only.
+      tokens: int32 ``[B, n + 1]``, the windows.
+      hidden: ``[B, n, D]`` in the target's dtype, its hidden states after the final norm.
+      features: ``[B, n, E]`` in the target's dtype, what the head takes as input: the auxiliary hidden states of its
+        ``aux_layers``, concatenated (E is ``len(aux_layers)`` times D), or ``hidden`` itself if it has no ``aux_layers``.
+      distribution: float32 ``[B, n, Vd]``. Entry t is the target's distribution of the token after token t, that is of
+        token t + 1. If the head has a reduced draft vocabulary, only the probabilities of its Vd tokens are here, and
+        they sum to less than 1; otherwise Vd is V.
     """
 
     tokens: jax.Array
@@ -32,66 +38,96 @@ class Lesson:
 
     @property
     def slots(self) -> jax.Array:
-        """int32 ``[n]``: ``0 .. n - 1``."""
+        """int32 ``[n]``: 0, 1, .. n - 1."""
         return jnp.arange(self.hidden.shape[1], dtype=jnp.int32)
 
     def tokens_at(self, positions) -> jax.Array:
-        """int32 ``[B, m]`` at ``positions`` int32 ``[m]``; past the window's end some token."""
+        """The tokens at ``positions`` int32 ``[m]``, as int32 ``[B, m]``. A position past the end gives the last token."""
         return self.tokens[:, jnp.minimum(positions, self.tokens.shape[1] - 1)]
 
 
-def read(target, windows, aux_layers: tuple[int, ...], known=None) -> Lesson:
-    """The target reads windows, int32 ``[B, n + 1]``; ``known`` are the tokens of the head's rows, None for all.
+def read_windows(target: Target, windows, aux_layers: tuple[int, ...], draft_vocabulary=None) -> TrainingBatch:
+    """Run the target over windows, and return them with its hidden states, features and distributions.
 
-    The distribution is that of the stored logits, which is what drafts are judged by.
+    The logits are rounded to the target's dtype before the softmax, as they are when drafts are verified.
+
+    Args:
+      target: the target's module.
+      windows: int32 ``[B, n + 1]``; the last token of each is not read.
+      aux_layers: layers whose hidden states the head takes as features; () stands for the final hidden state.
+      draft_vocabulary: int32 ``[Vd]``, the tokens that the head can propose in the order of its logits, or None if it
+        can propose all.
     """
     tokens = windows[:, :-1]
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     cache = (None,) * target.config.num_layers
     hidden, features, _ = target.with_auxiliary(tokens, positions, cache, CausalView(positions), aux_layers)
     distribution = jax.nn.softmax(target.logits(hidden).astype(jnp.float32))
-    if known is not None:
-        distribution = distribution[..., known]
-    return Lesson(windows, hidden, features, distribution)
+    if draft_vocabulary is not None:
+        distribution = distribution[..., draft_vocabulary]
+    return TrainingBatch(windows, hidden, features, distribution)
 
 
-def wide_logits(hidden, own, target) -> jax.Array:
-    """float32 ``[..., V']`` of hidden states ``[..., D]``, by a head's ``own`` output map, or the target's if it is
-    None.
+def float32_logits(hidden, output_head, target: Target) -> jax.Array:
+    """Logits in float32 ``[..., Vd]``, not rounded to the dtype of the hidden states ``[..., D]``.
 
-    Serving rounds logits to the model's dtype; here that would cost the gradient two digits.
+    When serving, logits are rounded to the model's dtype. In training, rounding to bf16 would cost the gradient two
+    digits.
+
+    Args:
+      hidden: ``[..., D]``.
+      output_head: a ``Linear`` of the draft head, or None to use the target's output head (Vd is then V).
+      target: the target's module.
     """
-    if own is None:
+    if output_head is None:
         return wide_project(hidden, target.output_weight, target.output_scale)
-    return wide_project(hidden, own.weight[...])
+    return wide_project(hidden, output_head.weight[...])
 
 
 def soft_cross_entropy(distribution, logits) -> jax.Array:
-    """``-sum p log q`` in nats, float32 ``[...]``, of a distribution p and of logits of q, float32 ``[..., V']``.
+    """The cross-entropy ``-sum p log q`` in nats, float32 ``[...]``.
 
-    Where p sums to less than 1, the rest is on tokens that the head cannot propose, and costs nothing.
+    Args:
+      distribution: float32 ``[..., Vd]``, the probabilities p. They may sum to less than 1: the rest is the probability
+        of tokens outside the draft vocabulary, which the draft head cannot propose, and adds nothing to the loss.
+      logits: float32 ``[..., Vd]``, whose softmax is q.
     """
     return -jnp.sum(distribution * jax.nn.log_softmax(logits), axis=-1)
 
 
-class Depth(NamedTuple):
-    """What a head drafts so many places ahead: logits float32 ``[B, m, V']`` after ``bases`` int32 ``[m]``."""
+class DepthLogits(NamedTuple):
+    """The draft head's logits for its drafts of one depth: the number of drafts that the same round makes before them.
+
+    Example: at slot 5 a head has the target's features of tokens 0 to 5, and it knows token 6. Its draft of depth 0 is
+    for token 7, and its draft of depth 2 is for token 9.
+
+    Attributes:
+      bases: int32 ``[m]``, the slot of the text after which each of these m drafts was made.
+      logits: float32 ``[B, m, Vd]``.
+    """
 
     bases: jax.Array
     logits: jax.Array
 
 
-def draft_loss(lesson: Lesson, depths: Iterable[Depth], decay: float) -> jax.Array:
-    """Soft cross-entropy of depth 0, 1, .. against the target's distribution one place further each; float32 ``[]``.
+def draft_loss(batch: TrainingBatch, depths: Iterable[DepthLogits], decay: float) -> jax.Array:
+    """The mean soft cross-entropy of a head's drafts against the target, float32 ``[]``.
 
-    Depth d counts ``decay ** d``. What a branch drafts past the window has no distribution to compare with and does not
-    count."""
-    n = lesson.distribution.shape[1]
+    A draft of depth d after slot b is compared with the target's distribution at slot b + d + 1. Where that slot lies
+    past the window, there is nothing to compare with and the draft is left out of the mean of its depth. The means of
+    the depths are then averaged with weights ``decay ** d``.
+
+    Args:
+      batch: the windows and the target's distributions.
+      depths: the head's logits at depth 0, 1, and so on.
+      decay: weight of a depth relative to the one before it.
+    """
+    n = batch.distribution.shape[1]
     total, weights = jnp.float32(0), 0.0
     for d, (bases, logits) in enumerate(depths):
-        ahead = bases + 1 + d
-        losses = soft_cross_entropy(lesson.distribution[:, jnp.minimum(ahead, n - 1)], logits)
-        inside = (ahead < n)[None]
+        target_slots = bases + 1 + d  # [m]
+        losses = soft_cross_entropy(batch.distribution[:, jnp.minimum(target_slots, n - 1)], logits)  # [B, m]
+        inside = (target_slots < n)[None]
         count = losses.shape[0] * jnp.maximum(inside.sum(), 1)
         total += decay**d * jnp.sum(jnp.where(inside, losses, 0.0)) / count
         weights += decay**d

@@ -9,9 +9,10 @@ from flax import nnx
 
 from jspec._arguments import is_int, require
 from jspec.config import ModelConfig
-from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, default_aux_layers
+from jspec.heads import Eagle3Config, EagleConfig, MedusaConfig, MLPConfig, default_aux_layers
 from jspec.models import flat_params, init
-from jspec.models.quantized import wide
+from jspec.models.contract import Target
+from jspec.registry import resolve, trained
 from jspec.train.objectives import ConditionalDrop, FeatureRegression, Heads, Objective, Stages, TrainingTimeTest
 
 
@@ -41,53 +42,73 @@ class Sizes:
     borrow_head: bool = False
 
 
-TAKES = {
-    "eagle": ("intermediate_size",),
-    "eagle3": ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers"),
-    "parallel": ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers"),
-    "mlp": ("num_draft_tokens", "inner_size", "tie"),
-    "medusa": ("num_draft_tokens", "borrow_head"),
-}
-
-
 def make_objective(method: str, target: ModelConfig, sizes: Sizes) -> Objective:
     """A head for ``target`` and how it is trained.
 
     Raises:
       ValueError: a size that is out of range, or that the method does not have.
     """
-    require(method in TAKES, "method", method, f"one of {', '.join(TAKES)}")
+    methods = trained()
+    require(method in methods, "method", method, f"one of {', '.join(methods)}")
     for field in dataclasses.fields(Sizes):
         value = getattr(sizes, field.name)
-        if value not in (None, False) and field.name not in TAKES[method]:
+        if value not in (None, False) and field.name not in methods[method].sizes:
             raise ValueError(f"{field.name}={value!r}: expected nothing, a head of method {method!r} has no such size")
-    K, V, D = sizes.num_draft_tokens, target.vocab_size, target.hidden_size
+    K = sizes.num_draft_tokens
     require(K is None or (is_int(K) and K >= 1), "num_draft_tokens", K, "an integer of at least 1")
-    if method == "eagle":
-        return FeatureRegression(EagleConfig(_eagle_layer(target, sizes)))
-    if method == "mlp":
-        width = D if sizes.inner_size is None else sizes.inner_size
-        return Stages(MLPConfig(V, D, width, K or 4, tied=sizes.tie, scale_input=True))
-    if method == "medusa":
-        return Heads(MedusaConfig(V, D, K or 3, own_head=not sizes.borrow_head))
-    aux_layers = _aux_layers(target) if sizes.aux_layers is None else tuple(sizes.aux_layers)
-    furthest = max(aux_layers, default=0)
-    require(
-        furthest <= target.num_layers, "aux_layers", aux_layers, f"at most {target.num_layers}, the target's layers"
-    )
-    parallel = method == "parallel"
-    depths = K or (8 if parallel else 7)
-    config = Eagle3Config(
-        layers=_layers(target, sizes, 4 if parallel else 1),
-        draft_vocab_size=min(V, 32_000) if sizes.draft_vocab_size is None else sizes.draft_vocab_size,
-        target_hidden_size=D,
+    return resolve(methods[method].objective or "")(target, sizes)
+
+
+def eagle(target: ModelConfig, sizes: Sizes) -> Objective:
+    """An EAGLE head."""
+    return FeatureRegression(EagleConfig(_eagle_layer(target, sizes)))
+
+
+def eagle3(target: ModelConfig, sizes: Sizes) -> Objective:
+    """An EAGLE-3 head, which is trained on its own drafts."""
+    depths = sizes.num_draft_tokens or 7
+    config = _eagle3_config(target, sizes, layers=1, mask_token_id=None, depths=depths)
+    return TrainingTimeTest(config, config.resolved_aux_layers(target), depths)
+
+
+def parallel(target: ModelConfig, sizes: Sizes) -> Objective:
+    """A P-EAGLE head."""
+    depths = sizes.num_draft_tokens or 8
+    mask = next(iter(target.eos_token_ids), 0)  # mask slots are told apart by their feature, so any known token will do
+    config = _eagle3_config(target, sizes, layers=4, mask_token_id=mask, depths=depths)
+    return ConditionalDrop(config, config.resolved_aux_layers(target), depths)
+
+
+def mlp(target: ModelConfig, sizes: Sizes) -> Objective:
+    """An MLP speculator."""
+    V, D = target.vocab_size, target.hidden_size
+    width = D if sizes.inner_size is None else sizes.inner_size
+    return Stages(MLPConfig(V, D, width, sizes.num_draft_tokens or 4, tied=sizes.tie, scale_input=True))
+
+
+def medusa(target: ModelConfig, sizes: Sizes) -> Objective:
+    """Medusa heads."""
+    heads = sizes.num_draft_tokens or 3
+    return Heads(MedusaConfig(target.vocab_size, target.hidden_size, heads, own_head=not sizes.borrow_head))
+
+
+def _eagle3_config(
+    target: ModelConfig, sizes: Sizes, *, layers: int, mask_token_id: int | None, depths: int
+) -> Eagle3Config:
+    """An EAGLE-3 head with ``layers`` layers, unless ``sizes`` says otherwise."""
+    aux_layers = default_aux_layers(target.num_layers) if sizes.aux_layers is None else tuple(sizes.aux_layers)
+    furthest, L = max(aux_layers, default=0), target.num_layers
+    require(furthest <= L, "aux_layers", aux_layers, f"at most {L}, the target's layers")
+    V, Vd = target.vocab_size, sizes.draft_vocab_size
+    return Eagle3Config(
+        layers=_layers(target, sizes, layers),
+        draft_vocab_size=min(V, 32_000) if Vd is None else Vd,
+        target_hidden_size=target.hidden_size,
         num_aux_layers=len(aux_layers),
         aux_layers=aux_layers,
-        # Mask slots are told apart by their feature, so any token that the target knows will do.
-        mask_token_id=next(iter(target.eos_token_ids), 0) if parallel else None,
+        mask_token_id=mask_token_id,
         trained_drafts=depths,
     )
-    return (ConditionalDrop if parallel else TrainingTimeTest)(config, aux_layers, depths)
 
 
 def _layers(target: ModelConfig, sizes: Sizes, layers: int) -> ModelConfig:
@@ -115,50 +136,18 @@ def _eagle_layer(target: ModelConfig, sizes: Sizes) -> ModelConfig:
     return dataclasses.replace(_layers(target, sizes, 1), head_dim=D // N)
 
 
-def _aux_layers(target: ModelConfig) -> tuple[int, ...]:
-    """EAGLE-3's three streams; in a target too shallow for them an early, a middle and a late one."""
-    L = target.num_layers
-    usual = default_aux_layers(L)
-    return usual if len(usual) == 3 and usual[0] > 0 else tuple(sorted({1, L // 2, L - 1}))
-
-
-def frequent_tokens(tokens: np.ndarray, vocab_size: int, count: int) -> np.ndarray:
-    """int32 ``[V]``: the row of each of the ``count`` most frequent tokens, in the order of their ids; -1 for
-    others."""
-    frequency = np.bincount(tokens, minlength=vocab_size)
-    chosen = np.sort(np.argsort(-frequency, kind="stable")[:count])
-    rows = np.full(vocab_size, -1, np.int32)
-    rows[chosen] = np.arange(count, dtype=np.int32)
-    return rows
-
-
-def initial_params(config: HeadConfig, target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
+def initial_params(objective: Objective, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
     """fp32 weights to start from, and the parameters that are not trained.
 
-    Output heads and the norm before them begin as the target's; Medusa's blocks as the identity.
-
     Args:
-      config: the head.
+      objective: the head, and which of its weights begin elsewhere than at random.
       target: its target's module.
-      tokens: the training data, whose most frequent tokens make the draft vocabulary.
+      tokens: the training data, whose most frequent tokens make a draft vocabulary.
       key: of what is drawn.
     """
-    key, key_of_mask = jax.random.split(key)
-    params, constants = jax.jit(lambda key: flat_params(init(config, nnx.Rngs(key))))(key), {}
-    output = wide(target.output_weight, target.output_scale)
-    start: dict[str, jax.Array] = {}
-    if isinstance(config, Eagle3Config):
-        known = slice(None)
-        if config.reduced:
-            del params["draft_ids"]
-            rows = frequent_tokens(tokens, config.layers.vocab_size, config.draft_vocab_size)
-            constants["draft_ids"], known = jnp.asarray(rows), np.flatnonzero(rows >= 0)
-        start = {"head.weight": output[known], "norm.weight": target.norm.weight[...]}
-        if config.mask_token_id is not None:
-            start["mask_hidden"] = jax.random.normal(key_of_mask, (config.feature_size,))
-    elif isinstance(config, MedusaConfig):
-        blocks = (name for name in params if name.endswith("0.weight"))
-        start = {name: jnp.zeros_like(params[name]) for name in blocks}
-        start |= {name: output for name in params if name.endswith("head.weight")}
+    key, key_of_start = jax.random.split(key)
+    params = jax.jit(lambda key: flat_params(init(objective.config, nnx.Rngs(key))))(key)
+    start, constants = objective.start(params, target, tokens, key_of_start)
     # Copies: the first step donates them, and the target goes on serving.
-    return params | {name: jnp.array(array, jnp.float32, copy=True) for name, array in start.items()}, constants
+    trained = {name: jnp.array(array, jnp.float32, copy=True) for name, array in start.items()}
+    return {name: array for name, array in (params | trained).items() if name not in constants}, constants

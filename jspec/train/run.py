@@ -1,4 +1,4 @@
-"""One training run: a target, data and a plan in; a head in its public layout, a log, a plot and figures out."""
+"""One training run: from a target and data to a trained draft head in its public layout, with a log, a plot and figures."""
 
 import dataclasses
 import importlib.util
@@ -15,37 +15,39 @@ from tqdm import tqdm
 from jspec._arguments import require
 from jspec.checkpoints.export import export_draft
 from jspec.checkpoints.loading import load_folder
+from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.models import build
 from jspec.models.split import split
-from jspec.text import load_tokenizer
 from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
 from jspec.train.checkpoints import Checkpoints
 from jspec.train.data import Corpus, read_corpus
-from jspec.train.loop import Plan, TrainingProgress, fit, over_held_out
+from jspec.train.loop import Plan, TrainingProgress, fit, make_evaluator
 from jspec.train.methods import Sizes, initial_params, make_objective
 from jspec.train.objectives import Objective, loss_of
-from jspec.train.report import FIGURES, Log, versions, write_json
+from jspec.train.report import FIGURES_FILE, Log, versions, write_json
 
-HEAD, STATE, SETTINGS = "head", "state", "settings.json"
-HELD_OUT_TOKENS = 2**18  # more would make an evaluation slow and its loss hardly more exact
+HEAD_FOLDER, STATE_FOLDER, SETTINGS_FILE = "head", "state", "settings.json"
+MAX_HELD_OUT_TOKENS = 2**18  # more would make evaluations slow and the held-out loss hardly more exact
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainingRun:
-    """What is to be trained.
+    """The settings of one training run.
 
     Attributes:
       method: ``eagle``, ``eagle3``, ``parallel``, ``mlp`` or ``medusa``.
       target: checkpoint folder of the target.
-      data: a file or a folder, see ``read_corpus``.
-      out: folder for the head, the log, the figures and the states.
-      plan: for how long, and how.
-      sizes: of the head.
-      prompts: held-out prompts that acceptance is measured on.
-      dtype: that target and head compute in; master weights and the optimizer are fp32.
-      seed: of weights, windows and noise.
-      resume: go on from the newest state in ``out``.
-      target_name: what the head calls its target, where its layout does; None is the target's path.
+      data: file or folder of texts or token ids; ``read_corpus`` says which kinds there are.
+      out: folder that the run writes. The draft head goes to ``head/`` and the training states to ``state/``.
+      plan: number of steps, batch size and optimizer.
+      sizes: dimensions of the draft head, and what else can be chosen about it.
+      prompts: number of held-out prompts on which acceptance is measured.
+      dtype: ``bfloat16`` or ``float32``, in which target and draft head compute. Master weights and the optimizer's
+        state are fp32 in both cases.
+      seed: seeds the initial weights, the windows and the noise.
+      resume: whether to continue from the newest state in ``out``.
+      target_name: name or path of the target that is written into the head's config, in the layouts that have a field
+        for it. None writes the absolute path of ``target``.
     """
 
     method: str
@@ -62,19 +64,25 @@ class TrainingRun:
 
 
 @dataclasses.dataclass(frozen=True)
-class Material:
-    """What a run is made of, in memory: the target's module in the run's dtype, the corpus, and the objective."""
+class TrainingInputs:
+    """What a run needs in memory.
+
+    Attributes:
+      target: the target's module, in the run's dtype.
+      corpus: token ids to train on, and held-out ones.
+      objective: the draft head's config and its loss.
+    """
 
     target: Any
     corpus: Corpus
     objective: Objective
 
 
-def prepare(run: TrainingRun) -> Material:
-    """Read target and data.
+def prepare(run: TrainingRun) -> TrainingInputs:
+    """Load the target, tokenise the data and choose the objective.
 
     Raises:
-      ValueError: names the argument or the file that cannot be used, and what would be right.
+      ValueError: an argument or a file cannot be used. The message names it and says what was expected.
     """
     require(run.prompts >= 1, "prompts", run.prompts, "an integer of at least 1")
     if not run.target.is_dir():
@@ -82,53 +90,53 @@ def prepare(run: TrainingRun) -> Material:
     config, params = load_folder(run.target, run.dtype)
     objective = make_objective(run.method, config, run.sizes)
     length, longest = run.plan.length, config.max_position
-    least = objective.depths + 2
-    require(least <= length <= longest, "length", length, f"in {least}..{longest}, the target's positions")
+    shortest = objective.depths + 2  # a window then has a distribution to compare with at every depth
+    require(shortest <= length <= longest, "length", length, f"in {shortest}..{longest}, the target's positions")
     corpus = read_corpus(run.data, load_tokenizer(run.target), config.vocab_size, config.eos_token_ids, length)
-    return Material(build(config, params, run.dtype), corpus, objective)
+    return TrainingInputs(build(config, params, run.dtype), corpus, objective)
 
 
 def train(run: TrainingRun) -> dict:
-    """Train a head; returns what figures.json says. The head lies in ``out/head`` afterwards.
+    """Train a draft head, write it to ``out/head``, and return the content of figures.json.
 
     Raises:
-      ValueError: names the argument or the file that cannot be used, and what would be right.
-      FloatingPointError: it diverged.
+      ValueError: an argument or a file cannot be used. The message names it and says what was expected.
+      FloatingPointError: training diverged.
     """
-    for name in ("matplotlib", "jinja2"):  # the plot, and chat templates
+    for name in ("matplotlib", "jinja2"):  # for the plot, and for chat templates
         if importlib.util.find_spec(name) is None:
             raise ValueError(f"training needs {name}, which is not installed: pip install 'jspec[train]'")
-    _check_out(run)
-    material = prepare(run)
-    _keep_settings(run, material)
-    store = Checkpoints(run.out / STATE)
-    target, objective, plan = material.target, material.objective, run.plan
-    params, constants, key = start(run, material)
+    _check_output_folder(run)
+    inputs = prepare(run)
+    _write_or_check_settings(run, inputs)
+    store = Checkpoints(run.out / STATE_FOLDER)
+    target, objective, plan = inputs.target, inputs.objective, run.plan
+    params, constants, key = initialise(run, inputs)
     leaves, merge = split(target)
     loss, frozen = loss_of(objective, merge, run.dtype), (leaves, constants)
-    held_out = over_held_out(loss, *_held_out_windows(material.corpus, plan))
+    evaluate = make_evaluator(loss, *_held_out_windows(inputs.corpus, plan))
     served = ServedAcceptance(
-        target, objective.config, material.corpus.held_out, run.prompts, objective.depths, run.dtype
+        target, objective.config, inputs.corpus.held_out, run.prompts, objective.depths, run.dtype
     )
-    log = Log(run.out, TEMPERATURES, after=-1 if store.step is None else store.step)
+    log = Log(run.out, TEMPERATURES, resume_step=-1 if store.step is None else store.step)
 
     def report(progress: TrainingProgress, params):
         tqdm.write(log.add(progress, served({**params, **constants})))
 
     if store.step is None:
-        report(TrainingProgress(0, 0.0, math.nan, held_out(params, frozen)), params)
-    best = fit(plan, loss, held_out, params, frozen, jnp.asarray(material.corpus.train), key, report, store)
+        report(TrainingProgress(0, 0.0, math.nan, evaluate(params, frozen)), params)
+    best = fit(plan, loss, evaluate, params, frozen, jnp.asarray(inputs.corpus.train), key, report, store)
 
-    return _finish(run, material, {**best, **constants}, held_out(best, frozen), served, log)
+    return _finish(run, inputs, {**best, **constants}, evaluate(best, frozen), served, log)
 
 
 def _finish(
-    run: TrainingRun, material: Material, params: dict, loss: float, served: ServedAcceptance, log: Log
+    run: TrainingRun, inputs: TrainingInputs, params: dict, held_out_loss: float, served: ServedAcceptance, log: Log
 ) -> dict:
-    """Write the head, the plot and figures.json, which is returned."""
-    config, target = material.objective.config, material.target.config
+    """Write the draft head, the plot and figures.json, and return the content of figures.json."""
+    config, target = inputs.objective.config, inputs.target.config
     export_draft(
-        run.out / HEAD,
+        run.out / HEAD_FOLDER,
         config,
         params,
         target_name=run.target_name or str(run.target.resolve()),
@@ -137,65 +145,64 @@ def _finish(
     )
     log.plot(f"{run.method} head")
     figures = {
-        **_settings(run, material),
+        **_settings(run, inputs),
         "parameters": config.num_parameters,
-        "held_out_loss": loss,
+        "held_out_loss": held_out_loss,
         "num_draft_tokens": served.num_draft_tokens,
         "acceptance_length": {f"{t:g}": stats.mean_acceptance_length for t, stats in served(params).items()},
-        "seconds": float(log.rows()[-1]["seconds"]),
+        "seconds": float(log.entries()[-1]["seconds"]),
         "versions": versions(),
     }
-    write_json(run.out / FIGURES, figures)
+    write_json(run.out / FIGURES_FILE, figures)
     return figures
 
 
-def start(run: TrainingRun, material: Material) -> tuple[dict, dict, jax.Array]:
-    """fp32 weights to begin with, parameters that are not trained, and the key of the steps."""
-    key_of_weights, key = jax.random.split(jax.random.key(run.seed))
-    config = material.objective.config
-    params, constants = initial_params(config, material.target, material.corpus.train, key_of_weights)
+def initialise(run: TrainingRun, inputs: TrainingInputs) -> tuple[dict, dict, jax.Array]:
+    """What training starts from: initial fp32 weights, parameters that stay constant, and the key for ``fit``."""
+    weight_key, key = jax.random.split(jax.random.key(run.seed))
+    params, constants = initial_params(inputs.objective, inputs.target, inputs.corpus.train, weight_key)
     return params, constants, key
 
 
 def _held_out_windows(corpus: Corpus, plan: Plan) -> tuple[np.ndarray, tuple[int, int]]:
-    """Held-out tokens, and a batch of windows that they fill."""
-    tokens = corpus.held_out[: max(HELD_OUT_TOKENS, plan.length) + 1]
-    batch, length = plan.shape
+    """The held-out tokens to evaluate on, ``[N]``, and a batch shape (B, T) of which they fill at least one batch."""
+    tokens = corpus.held_out[: max(MAX_HELD_OUT_TOKENS, plan.length) + 1]
+    batch, length = plan.batch_shape
     return tokens, (min(batch, (len(tokens) - 1) // length), length)
 
 
-def _check_out(run: TrainingRun):
-    """Whether ``out`` can take a new run, or has one to go on with."""
-    file = run.out / SETTINGS
+def _check_output_folder(run: TrainingRun):
+    """Raise ValueError unless ``out`` is free for a new run, or holds the run that is to be resumed."""
+    file = run.out / SETTINGS_FILE
     if run.resume and not file.is_file():
         raise ValueError(f"out={str(run.out)!r} holds no run to go on with: expected an earlier run's, or no --resume")
     if not run.resume and run.out.exists() and any(run.out.iterdir()):
         raise ValueError(f"out={str(run.out)!r} is not empty: expected a new folder, or --resume to go on with its run")
 
 
-def _settings(run: TrainingRun, material: Material) -> dict:
-    """What decides a run's numbers, as JSON gives it back."""
+def _settings(run: TrainingRun, inputs: TrainingInputs) -> dict:
+    """All settings that the numbers of a run depend on, in the types that JSON reads back (lists, not tuples)."""
     settings = {
         "method": run.method,
-        "head": dataclasses.asdict(material.objective.config),
+        "head": dataclasses.asdict(inputs.objective.config),
         "plan": dataclasses.asdict(run.plan),
         "seed": run.seed,
         "dtype": run.dtype,
-        "tokens": {name: len(part) for name, part in material.corpus._asdict().items()},
+        "tokens": {name: len(part) for name, part in inputs.corpus._asdict().items()},
     }
     return json.loads(json.dumps(settings))
 
 
-def _keep_settings(run: TrainingRun, material: Material):
-    """Write them down, or compare with those of the run that is resumed."""
-    file, ours = run.out / SETTINGS, _settings(run, material)
+def _write_or_check_settings(run: TrainingRun, inputs: TrainingInputs):
+    """Write settings.json for a new run; for a resumed one raise ValueError if a setting differs from the file."""
+    file, settings = run.out / SETTINGS_FILE, _settings(run, inputs)
     if not run.resume:
         run.out.mkdir(parents=True, exist_ok=True)
-        write_json(file, ours)
+        write_json(file, settings)
         return
-    theirs = json.loads(file.read_text())
-    for name, value in ours.items():
-        if theirs.get(name) != value:
+    earlier = json.loads(file.read_text())
+    for name, value in settings.items():
+        if earlier.get(name) != value:
             raise ValueError(
-                f"{name}={value!r}: expected {theirs.get(name)!r}, with which the run in {str(run.out)!r} began"
+                f"{name}={value!r}: expected {earlier.get(name)!r}, with which the run in {str(run.out)!r} began"
             )

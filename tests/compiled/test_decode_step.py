@@ -36,6 +36,13 @@ BUDGET = {
     ("eagle3", 16): 78,
 }
 LAYER_BUDGET = {1: 12, 16: 11}  # launches of one more layer, by rows
+# At one row, jax 0.12 stacks the drafts' scale, threshold and lse (float32 [1, K] each) in three launches of their own,
+# which jax 0.11 fuses with a reduction beside them. They move a few bytes; on a card they have not been timed.
+STACKS = 3 if jax.__version_info__ >= (0, 12) else 0
+
+
+def budget(method: str | None, batch: int) -> int:
+    return BUDGET[method, batch] + (STACKS if method and batch == 1 else 0)
 
 
 @functools.cache
@@ -67,7 +74,7 @@ class TestStep:
         assert step.memory_analysis().alias_size_in_bytes >= caches > LARGE
 
     def test_launches_no_more_than_it_did(self, method, batch):
-        assert 0 < kernels(method, batch, LAYERS) <= BUDGET[method, batch]
+        assert 0 < kernels(method, batch, LAYERS) <= budget(method, batch)
 
 
 @pytest.mark.parametrize("batch", [1, 16])

@@ -7,7 +7,7 @@ from tiny import tiny_checkpoint
 from convert import Refusal, convert, read_draft_config
 from convert.cli import main
 from jspec.config import ModelConfig
-from jspec.heads import Eagle3Config, MedusaConfig, MLPConfig, PardConfig, check_head, resolved_aux_layers
+from jspec.heads import Eagle3Config, MedusaConfig, MLPConfig, PardConfig
 
 TARGET = ModelConfig("LlamaForCausalLM", 97, 64, 96, 8, 4, 2, 16, 256)
 
@@ -20,7 +20,7 @@ TARGET = ModelConfig("LlamaForCausalLM", 97, 64, 96, 8, 4, 2, 16, 256)
         (heads.medusa, {"version": "2"}, {"hidden_size": 80, "head_dim": 20}, ("hidden size", "64", "80")),
         (heads.eagle3, {}, {"vocab_size": 98, "num_hidden_layers": 8}, ("vocabulary", "97", "98")),
         (heads.medusa, {}, {"vocab_size": 98}, ("vocabulary", "97", "98")),
-        (heads.eagle3, {}, {"num_hidden_layers": 6}, ("3 residual streams", "6 layers", "2 by default")),
+        (heads.eagle3, {}, {"num_hidden_layers": 3}, ("3 residual streams", "3 layers", "2 by default")),
         (
             heads.speculators,
             {"eagle_aux_hidden_state_layer_ids": [1, 4, 9]},
@@ -52,14 +52,14 @@ def test_head_and_target_that_fit(tmp_path):
     model, head = read_draft_config(target), read_draft_config(tmp_path / "out")
     assert isinstance(model, ModelConfig)
     assert isinstance(head, Eagle3Config)
-    assert resolved_aux_layers(model, head) == (2, 4, 5)
+    assert head.resolved_aux_layers(model) == (2, 4, 5)
     with pytest.raises(Refusal, match="a language model, not a draft head"):
         convert(target, tmp_path / "again", target=target)
     with pytest.raises(Refusal, match="holds a draft head"):
         convert(tmp_path / "src", tmp_path / "again", target=tmp_path / "out")
 
 
-def test_check_head_leaves_padding_of_a_model_alone():
-    check_head(TARGET, PardConfig(ModelConfig("LlamaForCausalLM", 120, 32, 96, 2, 4, 2, 8, 128), 5))
-    check_head(TARGET, MedusaConfig(None, 64, 2, own_head=False))
-    check_head(TARGET, MLPConfig(97, 64, 32, 3))
+def test_require_fit_leaves_padding_of_a_model_alone():
+    PardConfig(ModelConfig("LlamaForCausalLM", 120, 32, 96, 2, 4, 2, 8, 128), 5).require_fit(TARGET)
+    MedusaConfig(None, 64, 2, own_head=False).require_fit(TARGET)
+    MLPConfig(97, 64, 32, 3).require_fit(TARGET)

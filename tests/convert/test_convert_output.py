@@ -17,7 +17,6 @@ from tiny import ARCHITECTURES, tiny_checkpoint, write_weights
 import jspec
 from convert import check, convert, load_folder
 from convert.cli import main
-from jspec.checkpoints.orbax import load_params
 from jspec.checkpoints.source import open_source
 
 TOKENIZER = {"tokenizer.json": '{"version": "1.0"}', "tokenizer_config.json": "{}", "chat_template.jinja": "{{ x }}"}
@@ -178,32 +177,13 @@ def test_check_names_missing_extra_and_linked_files(tmp_path, src):
     assert check(out) == [
         f"{out}/tokenizer.json: missing",
         f"{out}/extra: not in the manifest",
-        f"{out}/config.json: not a regular file",
+        f"{out}/config.json: is a symbolic link that leaves the folder, which is refused",
     ]
 
 
 def test_check_needs_a_converted_folder(src, capsys):
     assert main(["--check", str(src)]) == 2
     assert "manifest.json" in capsys.readouterr().err
-
-
-def test_loading_a_damaged_converted_folder(tmp_path, src):
-    out = tmp_path / "out"
-    convert(src, out)
-    config = json.loads((out / "config.json").read_text())
-    (out / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    with pytest.raises(ValueError, match=r"params: parameter 'layers\.2\..*' is missing"):
-        load_folder(out)
-    (out / "config.json").write_text(json.dumps({**config, "vocab_size": 98}))
-    with pytest.raises(ValueError, match=r"parameter 'embedding' has shape \[97, 64\]"):
-        load_folder(out)
-    (out / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match=r"out/manifest\.json: cannot be read as JSON"):
-        load_folder(out)
-    (out / "params" / "_METADATA").unlink()
-    (out / "params" / "embedding" / ".zarray").unlink()
-    with pytest.raises(ValueError, match="params"):
-        load_params(out / "params")
 
 
 def test_dry_run(tmp_path, src, capsys):

@@ -9,7 +9,6 @@ import pytest
 
 from convert import load_folder
 from convert.verify import jspec_logits, transformers_logits
-from jspec.checkpoints.names import param_shapes, tensor_table
 from jspec.models.params import abstract_params, build
 
 torch = pytest.importorskip("torch")
@@ -147,6 +146,6 @@ def test_mapping_covers_the_module(tmp_path, case):
     save_reference(tmp_path, *CASES[case])
     config, params = load_folder(tmp_path)
     shapes = {name: leaf.shape for name, leaf in abstract_params(config).items()}
-    assert param_shapes(tensor_table(config)) == shapes
+    assert config.param_shapes() == shapes
     assert {name: array.shape for name, array in params.items()} == shapes
     assert config.num_parameters == sum(array.size for array in params.values())

@@ -95,7 +95,7 @@ def test_plain_values_are_left_out(tmp_path):
     [
         ({"state_dict": {"w": torch.zeros(2)}}, "dict under 'state_dict'"),
         ([torch.zeros(2)], "holds a list"),
-        ({0: torch.zeros(2)}, "holds a int for a name"),
+        ({0: torch.zeros(2)}, "holds a int for a key"),
         ({"w": torch.zeros(2, dtype=torch.float64)}, "'w' is stored as float64"),
         ({"w": torch.zeros(2, dtype=torch.complex64)}, "torch.ComplexFloatStorage"),
         ({"w": torch.zeros(2).to(torch.float8_e4m3fn)}, "torch."),

@@ -176,7 +176,7 @@ def test_a_pard_model_is_a_language_model(tmp_path, out):
     convert(tiny_heads.pard(tmp_path / "head"), out, quantize="fp8", verify="shapes")
     config, params = load_draft(out, "bfloat16")
     assert config == read_draft_config(out)
-    assert config.layers.quantization == read_model_config(out).quantization == "fp8"
+    assert config.decoder.quantization == read_model_config(out).quantization == "fp8"
     assert params["layers.0.mlp.down.weight"].dtype == STORED["fp8"]
 
 

@@ -2,7 +2,6 @@
 compiled."""
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterable
 
@@ -22,6 +21,7 @@ from engines import (
     plain_greedy,
     ragged_prompts,
     rounded,
+    shared,
     successor_table,
     target,
     tokens_of,
@@ -61,7 +61,7 @@ class Told:
         self.seen.append((K, rounds, list(accepted)))
 
 
-@functools.cache
+@shared
 def auto_engine(method: str, verify: str = "rejection", width: int | None = None, **how) -> Engine:
     """An engine over real decoders that drafts as many tokens as it is told, two rounds a call."""
     settings = Speculation(4, verify, **how)
@@ -81,7 +81,7 @@ def table_llm(costs=None, width: int | None = None, config: EngineConfig = CONFI
     return LLM(*TABLES, make, "draft_model", None, settings, config, costs)
 
 
-@functools.cache
+@shared
 def table_engine() -> Engine:
     return table_llm(CHEAP).engine
 
@@ -91,10 +91,10 @@ def told(engine: Engine, schedule: Iterable[int], params=GREEDY) -> tuple[list[A
     return decode(engine, PROMPTS, params, KEYS), controller
 
 
-def by_length(prompt, progress: ActiveRequest) -> dict[int, tuple[int, int]]:
+def by_length(prompt, active: ActiveRequest) -> dict[int, tuple[int, int]]:
     """Committed tokens when a round began -> drafts it had, and how many were accepted."""
-    begins = len(prompt) + np.concatenate([[0], np.cumsum(np.array(progress.accepted) + 1)])[:-1]
-    return dict(zip(begins.tolist(), zip(progress.drafted, progress.accepted, strict=True), strict=True))
+    begins = len(prompt) + np.concatenate([[0], np.cumsum(np.array(active.accepted) + 1)])[:-1]
+    return dict(zip(begins.tolist(), zip(active.drafted, active.accepted, strict=True), strict=True))
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "ngram", pytest.param("medusa", marks=pytest.mark.long)])
@@ -115,14 +115,17 @@ def test_drafts_are_as_good_as_if_K_had_never_changed(method):
     assert compared >= 5
 
 
-def test_the_window_of_a_smaller_K_is_caught_up_first():
+def test_the_window_of_a_smaller_K_is_caught_up_first(monkeypatch):
     """Without the program between, heads would draft from their own guesses, and accept less."""
     engine = auto_engine("eagle")
-    calls = []
-    catch_up, engine._catch_up = engine._catch_up, lambda *args: calls.append(engine._drafts) or catch_up(*args)
+    sent, runner = [], engine.runner
+    send, decode = runner._send, runner.decode
+    monkeypatch.setattr(runner, "_send", lambda program, *args: sent.append(program) or send(program, *args))
+    monkeypatch.setattr(runner, "decode", lambda K: sent.append(K) or decode(K))
     told(engine, itertools.cycle(CYCLE))
-    engine._catch_up = catch_up
-    assert set(calls) == {4}  # before 1, and not after a rest, which caught up itself
+    asked = [what for what in sent if isinstance(what, int) or what is runner.programs.catch_up]
+    before = [asked[i - 2] for i, what in enumerate(asked) if what is runner.programs.catch_up]
+    assert set(before) == {4}  # before 1, and not after a rest, which caught up itself
 
 
 def test_match_with_coupled_drafts_at_one_width_gives_one_text():
@@ -182,12 +185,12 @@ def test_a_replaced_draft_is_judged_anew():
 
 def test_the_controller_sees_the_rounds_that_count():
     engine = table_engine()
-    progresses, controller = told(engine, itertools.cycle((2, 1, 0)), SamplingParams(temperature=1.0, max_tokens=25))
+    ended, controller = told(engine, itertools.cycle((2, 1, 0)), SamplingParams(temperature=1.0, max_tokens=25))
     assert [K for K, _, _ in controller.seen[:6]] == [2, 1, 0, 2, 1, 0]
     assert all(0 < rounds <= CONFIG.rounds for _, rounds, _ in controller.seen)
     assert all(0 <= n <= K for K, _, accepted in controller.seen for n in accepted)
     seen = sorted(n for _, _, accepted in controller.seen for n in accepted)
-    assert seen == sorted(n for progress in progresses for n in progress.accepted)
+    assert seen == sorted(n for active in ended for n in active.accepted)
 
     stop = lambda tokens, _: 3 if len(tokens) >= 3 else None  # noqa: E731
     engine.controller = controller = Told(itertools.repeat(2))
@@ -260,9 +263,9 @@ def test_drafts_that_never_pay_are_switched_off_and_those_that_do_are_not():
     engine = Engine(TABLES[0], wrong, make, "rejection", CONFIG, draft_lengths=(0, 4), costs={0: 1.0, 4: 1.5})
 
     def drafts_a_step() -> float:
-        progresses = decode(engine, [[i] for i in range(12)], GREEDY)
-        assert tokens_of(progresses) == [[(i + 1 + n) % V for n in range(39)] for i in range(12)]
-        return sum(sum(p.drafted) for p in progresses) / sum(len(p.drafted) for p in progresses)
+        ended = decode(engine, [[i] for i in range(12)], GREEDY)
+        assert tokens_of(ended) == [[(i + 1 + n) % V for n in range(39)] for i in range(12)]
+        return sum(sum(p.drafted) for p in ended) / sum(len(p.drafted) for p in ended)
 
     assert drafts_a_step() < 0.8
     engine.replace_draft(TABLES[0])

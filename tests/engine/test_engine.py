@@ -22,8 +22,7 @@ from engines import (
 from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.engine import Engine
-from jspec.engine.request import Request
-from jspec.engine.state import BROKEN, FULL, STOPPED
+from jspec.engine.request import BROKEN, FULL, STOPPED, Request
 from jspec.sampling.params import MAX_STOP_TOKENS, SamplingParams
 
 PROMPTS = ragged_prompts()
@@ -64,12 +63,12 @@ def test_nothing_is_compiled_after_warmup(xla_compilations):
 
 def order_of(busy: Engine, requests) -> list[str]:
     """When the engine sends a call and when it reads what one did."""
-    order = []
-    send, read = busy._call, busy._collect
-    busy._call = lambda: order.append("send") or send()
-    busy._collect = lambda call: order.append("read") or read(call)
-    list(busy.run(requests))
-    busy._call, busy._collect = send, read
+    order, runner = [], busy.runner
+    with pytest.MonkeyPatch.context() as patch:
+        decode, read = runner.decode, runner.read
+        patch.setattr(runner, "decode", lambda K: order.append("send") or decode(K))
+        patch.setattr(runner, "read", lambda logs: order.append("read") or read(logs))
+        list(busy.run(requests))
     return order
 
 
@@ -88,9 +87,9 @@ def test_a_call_is_sent_before_the_last_one_is_read_where_that_changes_nothing()
     assert queued[-3:] == ["read", "send", "read"]
 
 
-def test_every_job_is_handed_out_once():
+def test_every_request_is_handed_out_once():
     requests = [Request(i, prompt, GREEDY, KEYS[i]) for i, prompt in enumerate(PROMPTS)]
-    finished = [progress.request.index for progress in engine("ngram", 4, "block").run(requests)]
+    finished = [active.request.index for active in engine("ngram", 4, "block").run(requests)]
     assert sorted(finished) == list(range(len(PROMPTS)))
     assert finished[0] != 0  # in the order in which they end, not in which they came
 
@@ -171,27 +170,27 @@ def test_broken_target_numbers_end_one_request_only():
         cut = tokens.index(poison) + 1 if poison in tokens[:-1] else len(tokens)
         expected.append([] if poison in prompt else tokens[:cut])
     for _ in range(2):
-        progresses = decode(broken, PROMPTS)
-        assert tokens_of(progresses) == expected
-        for tokens, progress, plain in zip(expected, progresses, whole, strict=True):
-            assert progress.outcome == (FULL if tokens == plain else BROKEN)
-    assert {progress.outcome for progress in progresses} == {FULL, BROKEN}
+        ended = decode(broken, PROMPTS)
+        assert tokens_of(ended) == expected
+        for tokens, active, plain in zip(expected, ended, whole, strict=True):
+            assert active.outcome == (FULL if tokens == plain else BROKEN)
+    assert {active.outcome for active in ended} == {FULL, BROKEN}
 
 
 def test_broken_draft_numbers_only_cost_drafts():
     whole = plain_greedy(draft(), PROMPTS)
     poison = token_that_some_write(whole)
     broken = engine("draft_model", 2, "rejection", models=(draft(), poisoned(draft(), poison)))
-    progresses = decode(broken, PROMPTS)
-    assert tokens_of(progresses) == whole
-    for prompt, progress in zip(PROMPTS, progresses, strict=True):
+    ended = decode(broken, PROMPTS)
+    assert tokens_of(ended) == whole
+    for prompt, active in zip(PROMPTS, ended, strict=True):
         if poison in prompt:
-            assert sum(progress.drafted) == 0
-        elif poison in progress.tokens[:-3]:
-            assert progress.drafted[0] > 0
-            assert progress.drafted[-1] == 0
-        elif len(progress.tokens) > 3:
-            assert min(progress.drafted[:-3]) == 2
+            assert sum(active.drafted) == 0
+        elif poison in active.tokens[:-3]:
+            assert active.drafted[0] > 0
+            assert active.drafted[-1] == 0
+        elif len(active.tokens) > 3:
+            assert min(active.drafted[:-3]) == 2
 
 
 @pytest.mark.parametrize("verify", ["rejection", "block"])
@@ -199,10 +198,10 @@ def test_the_target_as_its_own_draft_accepts_everything(verify):
     same = engine("draft_model", 2, verify, models=(draft(), draft()), draft_sampling="sample")
     settings = [SETTINGS[i % len(SETTINGS)] for i in range(len(PROMPTS))]
     settings = [dataclasses.replace(s, max_tokens=MAX_LEN, min_tokens=0, stop_token_ids=()) for s in settings]
-    for prompt, progress in zip(PROMPTS, decode(same, PROMPTS, settings), strict=True):
-        assert progress.accepted == progress.drafted
+    for prompt, active in zip(PROMPTS, decode(same, PROMPTS, settings), strict=True):
+        assert active.accepted == active.drafted
         room = MAX_LEN - len(prompt)
-        assert progress.accepted == [2] * (room // 3) + [room % 3 - 1] * (room % 3 > 0)
+        assert active.accepted == [2] * (room // 3) + [room % 3 - 1] * (room % 3 > 0)
 
 
 def test_a_stop_found_by_the_host_discards_what_ran_past_it():

@@ -10,7 +10,8 @@ from engines import CONFIG, MAX_LEN, V, causal, draft, ragged_prompts, target
 
 from jspec.config import Speculation
 from jspec.drafting.draft_model import DraftModel
-from jspec.engine.state import BROKEN, FULL, LIVE, STOPPED, RequestArrays, admit, init_state, retire
+from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED
+from jspec.engine.state import RequestArrays, admit, init_state, retire
 from jspec.engine.step import DecodeStep, RoundLog
 from jspec.sampling.distribution import Warp
 from jspec.sampling.params import MAX_STOP_TOKENS

@@ -14,13 +14,14 @@ from jspec.engine.adaptive import Controller
 from jspec.engine.state import STOPPED, DecodeState
 from jspec.engine.step import DecodeStep, RoundLog
 from jspec.sampling.verify import RULES
+from lossless.rounds import deal
 from lossless.statistics import count_pairs
-from lossless.steps import ASKS, Ask, K, N, Program, S, V, _code, deal, prefilled
+from lossless.steps import ASKS, CONFIG, Ask, K, N, Program, S, V, _code, prefilled
 
 
 @dataclasses.dataclass(frozen=True)
 class Adapted:
-    """What became of one ask.
+    """What happened to all requests of one kind.
 
     Attributes:
       texts: int ``[V + 1] * N``, completions; V stands for what follows a stop token.
@@ -62,8 +63,10 @@ class Controllers:
 def play_adaptively(
     program: Program, tables, samples: int, seed: int, seconds: Mapping[int, float], asks: Sequence[Ask] = ASKS
 ) -> list[Adapted]:
-    """At least ``samples`` texts of every ask with a full share; ``seconds`` is what the controllers go by."""
-    which, full = deal(asks)
+    """Play at least ``samples`` texts of every kind of request that has a full share.
+
+    ``seconds`` is how long a round of each K takes, which the controllers choose by."""
+    which, full = deal(asks, CONFIG.max_batch)
     start, controllers = prefilled(program, [asks[i] for i in which], tables), Controllers(seconds)
     begin = np.array([len(ask.prompt) for ask in asks])[which]
     shape = ((V + 1) ** N, *[K + 1] * 3)

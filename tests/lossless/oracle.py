@@ -6,13 +6,13 @@ import functools
 import numpy as np
 
 from lossless.distributions import Model, Warp, completion_distribution, distribution, round_distribution
-from lossless.steps import ARGMAX_BELOW, NGRAM, Ask, K, N, Program, S
+from lossless.steps import ARGMAX_BELOW, CORPUS, NGRAM, Ask, K, N, Program, S
 from lossless.table_model import V, context
 
 
 @dataclasses.dataclass(frozen=True)
 class Oracle:
-    """What an ask should lead to."""
+    """The distributions that the requests of one kind should follow under a program."""
 
     program: Program
     ask: Ask
@@ -52,8 +52,12 @@ class Oracle:
         room, length = min(K, S - 1 - len(history)), len(history)
         if self.program.method == "draft_model":
             return min(room, max(self.program.draft_positions - length + 1, 0)), self.draft_model
-        copied = prompt_lookup(history, K) if self.program.method == "ngram" else ()
-        return (room if copied else 0), lambda seen: np.eye(V)[copied[len(seen) - length]]
+        copied = ()
+        if self.program.method.startswith("ngram"):
+            copied = prompt_lookup(history, K)
+        if self.program.method == "ngram_corpus":
+            copied = copied or corpus_lookup(history, K)
+        return min(room, len(copied)), lambda seen: np.eye(V)[copied[len(seen) - length]]
 
     def accepted(self, history) -> np.ndarray:
         """Distribution of the number of drafts accepted in a round after this history, ``[K + 1]``."""
@@ -77,4 +81,15 @@ def prompt_lookup(history, many: int) -> tuple[int, ...]:
                 for i in range(many):
                     text.append(text[end + i])
                 return tuple(text[len(history) :])
+    return ()
+
+
+def corpus_lookup(history, many: int) -> tuple[int, ...]:
+    """What followed the first occurrence, in the corpus, of the longest suffix that occurs there with a token after it."""
+    shortest, longest = NGRAM
+    for size in range(min(longest, len(history)), shortest - 1, -1):
+        for text in CORPUS:
+            for end in range(size, len(text)):
+                if text[end - size : end] == tuple(history[-size:]):
+                    return text[end : end + many]
     return ()

@@ -1,7 +1,8 @@
-"""Rounds of a verification rule by itself, many at once: drafts are drawn as ``DraftModel`` draws them, then judged.
+"""Rounds of a verification rule by itself, many at once: drafts are drawn as ``DraftModel`` draws them, then verified.
 
-Target and draft are tables over whole histories: the row of a history is its node in the tree of all token sequences,
-so a wrong row, a stale draft or a shifted position shows. Logits are multiples of 1/2, so that thresholds meet ties.
+Target and draft are tables with one distribution for each history, found by the history's node in the tree of all token
+sequences. So a distribution of another query token, a stale draft or a shifted position shows. Logits are multiples of
+1/2, so that thresholds meet ties.
 """
 
 import concurrent.futures
@@ -9,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,7 @@ from lossless.table_model import stored
 
 V, K, L = 4, 3, 3  # vocabulary; drafts in a round; tokens of the joint distribution: 64 cells
 PROMPT_LENGTH = 1
-BATCH = 6_144
+BATCH = 6_144  # the same for every set of cases, so that they share one program for each rule and vocabulary
 THREADS = 2  # batches in flight: a CPU runs a batch of small arrays on one core
 
 
@@ -48,7 +49,7 @@ def random_tables(seed: int, draft_vocab: int = V) -> tuple[np.ndarray, np.ndarr
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One row of a mixed batch; ``share`` rows of every batch play it."""
+    """Settings that some rows of a mixed batch play; ``share`` says how many rows of each deal (``deal``) do."""
 
     draft: str = "sample"
     temperature: float = 1.0
@@ -86,11 +87,12 @@ def as_models(tables, case: Case) -> tuple[distributions.Model, distributions.Mo
 
 
 class Tally(NamedTuple):
-    """What a case did, or how likely it was to: first rounds by the node of what they emit, texts by their L tokens.
+    """Counts of what the rounds of a case emitted, or the probabilities of it.
 
     Attributes:
-      first_round: ``[nodes(K + 1)]``; the node also says how many drafts were accepted, one less than its tokens.
-      texts: ``[V**L]``.
+      first_round: ``[nodes(K + 1)]``, by the node of the tokens that the first round emitted. One less than their number
+        is how many drafts were accepted.
+      texts: ``[V**L]``, by the first L tokens, over as many rounds as they took.
     """
 
     first_round: np.ndarray
@@ -111,10 +113,8 @@ def predicted(rule: str, case: Case, tables) -> Tally:
 def play(
     rule: str, cases: Sequence[Case], tables, samples: int, seed: int, noise: Callable[..., RoundNoise] = RoundNoise
 ) -> list[Tally]:
-    """At least ``samples`` texts of every case with a full share, all cases mixed in every batch."""
-    pattern = np.concatenate([np.full(case.share, i) for i, case in enumerate(cases)])
-    which = np.resize(np.random.default_rng(0).permutation(pattern), BATCH // len(pattern) * len(pattern))
-    full = np.sum(which == np.argmax([case.share for case in cases]))
+    """Play at least ``samples`` texts of every case that has a full share; all cases are mixed in every batch."""
+    which, full = deal(cases, BATCH)
     settings = _settings([cases[i] for i in which])
     tables = tuple(map(stored, tables))
 
@@ -130,6 +130,16 @@ def play(
             first_round += count_pairs(which, emitted, first_round.shape)
             texts += count_pairs(which, text - nodes(L - 1), texts.shape)
     return [Tally(*tally) for tally in zip(first_round, texts, strict=True)]
+
+
+def deal(cases: Sequence[Any], rows: int) -> tuple[np.ndarray, int]:
+    """Which case each row of a batch plays, ``[rows]``, shuffled, and how many rows a full share has at least.
+
+    A case has a ``share``: how many rows it takes of every round of dealing."""
+    pattern = np.concatenate([np.full(case.share, i) for i, case in enumerate(cases)])
+    which = np.random.default_rng(0).permutation(np.resize(pattern, rows))
+    most = max(case.share for case in cases)
+    return which, min(np.sum(which == i) for i, case in enumerate(cases) if case.share == most)
 
 
 def as_warp(warps: Sequence[distributions.Warp]) -> Warp:

@@ -12,13 +12,13 @@ from scipy import optimize, stats
 ALPHA = 1e-6
 CHECKS = 2_000
 LEVEL = ALPHA / CHECKS
-LEAST_EXPECTED = 10.0  # of a chi-square cell; smaller ones are pooled
+LEAST_EXPECTED = 10.0  # of a cell of the chi-square test; smaller cells are pooled
 
 made: Path | None = None  # a byte for every check of the run, whichever process makes it; conftest.py says where
 
 
 def _count():
-    """One more check."""
+    """Count one more check, and fail if there are too many."""
     assert made is not None
     with made.open("ab") as file:
         file.write(b".")
@@ -95,9 +95,17 @@ def count_pairs(row, column, shape: tuple[int, int]) -> np.ndarray:
     return np.bincount(row * shape[1] + column, minlength=shape[0] * shape[1]).reshape(shape)
 
 
-def smallest_tv(samples: int, cells: int, power: float = 0.9) -> float:
+def smallest_tv(samples: int, cells: int, groups: int = 1, power: float = 0.9) -> float:
     """Total variation that a check at LEVEL sees with this power, if the bias is one relative error, up or down, in all
-    cells: half of that error."""
-    threshold = stats.chi2.isf(LEVEL, cells - 1)
-    excess = optimize.brentq(lambda nc: stats.ncx2.sf(threshold, cells - 1, nc) - power, 1.0, 1e4)
-    return float(np.sqrt(excess / samples) / 2)
+    cells: half of that error.
+
+    Args:
+      samples: of each group.
+      cells: of each group.
+      groups: distributions that are checked together, all of them biased alike.
+      power: probability of seeing the bias.
+    """
+    freedom = groups * (cells - 1)
+    threshold = stats.chi2.isf(LEVEL, freedom)
+    excess = optimize.brentq(lambda nc: stats.ncx2.sf(threshold, freedom, nc) - power, 1.0, 1e4)
+    return float(np.sqrt(excess / (groups * samples)) / 2)

@@ -1,5 +1,6 @@
-"""Whole decode steps, thousands of rows at once: mixed requests, each on its own scattered pages, to their last
-token."""
+"""Whole decode steps of thousands of rows at once, played until every text has all of its tokens.
+
+A batch mixes several kinds of requests, and the pages of a row are scattered over the pool."""
 
 import concurrent.futures
 import dataclasses
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.config import EngineConfig, Speculation
+from jspec.drafting.corpus import END, NGramCorpus
 from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
@@ -19,20 +21,21 @@ from jspec.engine.step import DecodeStep, RoundLog
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES
 from lossless import distributions
-from lossless.rounds import as_warp
+from lossless.rounds import as_warp, deal
 from lossless.statistics import count_pairs
 from lossless.table_model import TableConfig, TableModel, V, stored
 
 K, S, N = 2, 9, 6  # drafts of a round, slots of a row, new tokens of a text
 CONFIG = EngineConfig(max_batch=4_000, max_len=S, page_size=4)
 NGRAM = (1, 2)  # shortest and longest suffix looked up
+CORPUS = ((1, 3), (0, 1, 2), (3, 1, 1, 0), (2, 2, 3, 0, 2))  # texts looked up in, some of them shorter than K
 THREADS = 2  # batches in flight
 ARGMAX_BELOW = 0.75  # where ``auto`` changes over: between the temperatures of ASKS
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What is compiled once: a rule, a drafter, and where noise comes from."""
+    """What a compiled step is made of: a rule, a drafter, and the source of noise."""
 
     verify: str
     method: str = "draft_model"
@@ -47,10 +50,12 @@ class Program:
         return RULES[self.verify]
 
     def drafter(self, target, model, drafts: int = K):
-        """What drafts for ``target`` with ``model``."""
+        """The drafter for ``target`` that proposes with ``model``."""
         speculation = Speculation(drafts, self.verify, self.draft_sampling, ARGMAX_BELOW, self.draft_temperature)
         if self.method == "draft_model":
             return DraftModel(model, V, speculation)
+        if self.method == "ngram_corpus":
+            return NGramCorpus(drafts, *NGRAM, corpus=jnp.array([token for text in CORPUS for token in (*text, END)]))
         return NGram(drafts, *NGRAM) if self.method == "ngram" else NoDrafts()
 
     def models(self, tables) -> tuple[TableModel, TableModel]:
@@ -62,7 +67,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-    """One row of a mixed batch; ``share`` rows of every batch ask for it."""
+    """One kind of request in a mixed batch; ``share`` says how many rows of each deal (``rounds.deal``) make it."""
 
     prompt: distributions.History
     warp: distributions.Warp
@@ -81,13 +86,13 @@ ASKS = (
 
 @dataclasses.dataclass(frozen=True)
 class Tally:
-    """What became of one ask.
+    """What happened to all requests of one kind.
 
     Attributes:
-      texts: int ``[V + 1] * N``, completions; V stands for what follows a stop token.
-      rounds: int ``[(V + 1) ** N, K + 1, K + 1]``, rounds by completion so far (V for tokens to come), drafted,
-      accepted.
-      recovered: texts with at least two rounds after a rejection.
+      texts: int ``[V + 1] * N``, how often each completion came; V stands for what follows a stop token.
+      rounds: int ``[(V + 1) ** N, K + 1, K + 1]``, how often a round began after a completion so far (V stands for the
+        tokens to come), had so many drafts and accepted so many.
+      recovered: how many texts had at least two rounds after a rejection.
     """
 
     texts: np.ndarray
@@ -96,8 +101,8 @@ class Tally:
 
 
 def play(program: Program, tables, samples: int, seed: int, asks: Sequence[Ask] = ASKS) -> list[Tally]:
-    """At least ``samples`` texts of every ask with a full share."""
-    which, full = deal(asks)
+    """Play at least ``samples`` texts of every kind of request that has a full share."""
+    which, full = deal(asks, CONFIG.max_batch)
     state = prefilled(program, [asks[i] for i in which], tables)
 
     def batch(i: int):
@@ -113,8 +118,15 @@ def play(program: Program, tables, samples: int, seed: int, asks: Sequence[Ask] 
 
 
 def _tally(asks: Sequence[Ask], which, tokens, length, count, drafted, accepted) -> list[Tally]:
-    """Tallies of n rows that played ask ``which`` ``[n]``: tokens ``[n, S]``, length ``[n]``, the rest ``[n,
-    rounds]``."""
+    """One tally for each of ``asks``, from n rows.
+
+    Args:
+      asks: the kinds of requests.
+      which: int ``[n]``, the kind that each row played.
+      tokens: ``[n, S]``.
+      length: ``[n]``.
+      count, drafted, accepted: ``[n, rounds]``, of every round of a row.
+    """
     start = np.array([len(ask.prompt) for ask in asks])[which]
     tokens = np.take_along_axis(tokens, np.minimum(start[:, None] + np.arange(N), S - 1), axis=1)
     texts = count_pairs(which, _code(tokens, length - start), (len(asks), (V + 1) ** N))
@@ -132,16 +144,8 @@ def _tally(asks: Sequence[Ask], which, tokens, length, count, drafted, accepted)
     ]
 
 
-def deal(asks: Sequence[Ask]) -> tuple[np.ndarray, int]:
-    """Which ask each row of a batch plays, ``[B]``, shuffled, and how many rows a full share has at least."""
-    pattern = np.concatenate([np.full(ask.share, i) for i, ask in enumerate(asks)])
-    which = np.random.default_rng(0).permutation(np.resize(pattern, CONFIG.max_batch))
-    return which, min(np.sum(which == i) for i, ask in enumerate(asks) if ask.share == max(a.share for a in asks))
-
-
 def prefilled(program: Program, asks: Sequence[Ask], tables) -> DecodeState:
-    """A full batch, every prompt read by ``DecodeStep.prefill`` into its row's pages, which are scattered over the
-    pool."""
+    """The state of a full batch after ``DecodeStep.prefill`` has read every prompt into its row's scattered pages."""
     B = len(asks)
     column = lambda values, dtype: jnp.array(list(values), dtype)  # noqa: E731
     pages = np.random.default_rng(1).permutation(np.arange(1, CONFIG.pool_pages, dtype=np.int32))

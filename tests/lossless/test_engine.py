@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from lossless.judge import VIEWS, assert_acceptance, assert_eventful, assert_texts
+from lossless.judge import VIEWS, assert_acceptance, assert_eventful, assert_texts, assert_texts_together
 from lossless.oracle import Oracle
 from lossless.steps import ASKS, Program, Tally, V, play
 from lossless.table_model import random_tables
 
-SAMPLES = 200_000
+QUICK, LONG = 100_000, 200_000  # texts of every ask
 PROGRAMS = (
     Program("match"),
     Program("match", draft_sampling="coupled"),
@@ -19,6 +19,7 @@ PROGRAMS = (
     Program("block", draft_sampling="auto", draft_temperature=1.4),
     Program("rejection", "ngram"),
     Program("block", "ngram"),
+    Program("rejection", "ngram_corpus"),
     Program("match", "none"),
 )
 OTHERS = (
@@ -39,17 +40,22 @@ def describe(program: Program) -> str:
 
 @pytest.fixture(
     scope="module",
-    params=[*PROGRAMS, *(pytest.param(program, marks=pytest.mark.long) for program in OTHERS)],
-    ids=describe,
+    params=[
+        *((program, QUICK) for program in PROGRAMS),
+        *(pytest.param((program, LONG), marks=pytest.mark.long) for program in (*PROGRAMS, *OTHERS)),
+    ],
+    ids=lambda param: f"{describe(param[0])}-{param[1]}",
 )
 def played(request) -> list[tuple[Oracle, Tally]]:
-    tallies = play(request.param, TABLES, SAMPLES, seed=21)
-    return [(Oracle(request.param, ask, TABLES), tally) for ask, tally in zip(ASKS, tallies, strict=True)]
+    program, samples = request.param
+    tallies = play(program, TABLES, samples, seed=21)
+    return [(Oracle(program, ask, TABLES), tally) for ask, tally in zip(ASKS, tallies, strict=True)]
 
 
 def test_joint_distribution_of_completions(played):
     for oracle, tally in played:
         assert_texts(oracle, tally)
+    assert_texts_together(played)
 
 
 def test_acceptance_of_every_round(played):

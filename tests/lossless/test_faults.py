@@ -42,12 +42,11 @@ def reversed_draft(tables):
 
 
 class TestRules:
-    SAMPLES = 150_000
     CASES = (rounds.Case(), rounds.Case(temperature=0.6), rounds.Case("argmax"))
 
-    def p_values(self, rule, noise, tables):
+    def p_values(self, rule, noise, tables, samples):
         """Of the first round and of the texts, ``[2, cases]``."""
-        tallies = rounds.play(rule, self.CASES, tables, self.SAMPLES, seed=31, noise=noise)
+        tallies = rounds.play(rule, self.CASES, tables, samples, seed=31, noise=noise)
         distributions = [rounds.predicted(rule, case, tables) for case in self.CASES]
         pairs = [
             zip(tally, distribution, strict=True) for tally, distribution in zip(tallies, distributions, strict=True)
@@ -57,27 +56,26 @@ class TestRules:
     @pytest.mark.parametrize("rule", ["rejection", "block"])
     def test_one_stream_for_draft_and_residual_is_seen(self, rule):
         tables = reversed_draft(rounds.random_tables(1))
-        first_round, texts = self.p_values(rule, OneStream, tables)
+        first_round, texts = self.p_values(rule, OneStream, tables, 40_000)
         assert first_round[:2].max() < LEVEL
         assert texts[:2].max() < LEVEL
         assert min(first_round[2], texts[2]) >= LEVEL, "argmax drafts use no draft noise"
-        assert self.p_values(rule, RoundNoise, tables).min() >= LEVEL
+        assert self.p_values(rule, RoundNoise, tables, 40_000).min() >= LEVEL
 
     def test_position_keyed_block_is_seen_but_not_by_a_single_round(self):
         tables = rounds.random_tables(1)
-        first_round, texts = self.p_values("block", PositionKeyed, tables)
+        first_round, texts = self.p_values("block", PositionKeyed, tables, 150_000)
         assert first_round.min() >= LEVEL
         assert texts.max() < LEVEL
-        assert self.p_values("block", RoundNoise, tables).min() >= LEVEL
+        assert self.p_values("block", RoundNoise, tables, 150_000).min() >= LEVEL
 
 
 class TestSteps:
-    SAMPLES = 100_000
     TABLES = table_model.random_tables(0)
 
-    def p_values(self, program, tables):
+    def p_values(self, program, tables, samples):
         """Of the last three tokens of each ask."""
-        tallies = steps.play(program, tables, self.SAMPLES, seed=41)
+        tallies = steps.play(program, tables, samples, seed=41)
         first = (0, 1, 2)
         return [
             p_value(tally.texts.sum(axis=first).ravel(), Oracle(program, ask, tables).texts.sum(axis=first).ravel())
@@ -87,12 +85,12 @@ class TestSteps:
     @pytest.mark.parametrize("rule", ["rejection", "block"])
     def test_one_stream_for_draft_and_residual_is_seen(self, rule):
         program = steps.Program(rule, noise=OneStream)
-        *sampled, greedy = self.p_values(program, reversed_draft(self.TABLES))
+        *sampled, greedy = self.p_values(program, reversed_draft(self.TABLES), 100_000)
         assert max(sampled) < LEVEL
         assert greedy == 1.0
 
     def test_position_keyed_block_is_seen(self):
         program = steps.Program("block", draft_sampling="argmax", noise=PositionKeyed)
-        *sampled, greedy = self.p_values(program, self.TABLES)
+        *sampled, greedy = self.p_values(program, self.TABLES, 30_000)
         assert max(sampled) < LEVEL
         assert greedy == 1.0

@@ -9,7 +9,7 @@ import pytest
 
 from jspec.sampling import verify
 from lossless.head_program import HEADS, HeadOracle, HeadProgram
-from lossless.judge import assert_acceptance, assert_eventful, assert_texts
+from lossless.judge import assert_acceptance, assert_eventful, assert_texts, assert_texts_together
 from lossless.statistics import LEVEL, p_value
 from lossless.steps import ASKS, N, play
 
@@ -45,6 +45,7 @@ def played(request):
 def test_joint_distribution_of_completions(played):
     for oracle, tally in played[1]:
         assert_texts(oracle, tally)
+    assert_texts_together(played[1])
 
 
 def test_acceptance_of_every_round(played):

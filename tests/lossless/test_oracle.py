@@ -97,13 +97,21 @@ def test_p_values():
 
 
 @pytest.mark.parametrize(
-    ("samples", "cells", "seen"), [(300_000, 64, 0.0105), (3_500_000, 64, 0.003), (200_000, 64, 0.0126)]
+    ("samples", "cells", "groups", "seen"),
+    [
+        (100_000, 64, 1, 0.0181),  # one case of a rule
+        (100_000, 64, 18, 0.0075),  # all cases of a rule
+        (100_000, 125, 1, 0.0203),  # three tokens of one ask of a whole step
+        (100_000, 125, 3, 0.0146),  # of all asks
+        (3_500_000, 64, 1, 0.00306),  # one case of a rule in the long tier
+    ],
 )
-def test_power(samples, cells, seen):
+def test_power(samples, cells, groups, seen):
     """The sizes that the suite runs at see these total variations, nine times in ten, at its level."""
-    assert smallest_tv(samples, cells) < seen
-    rng, half = np.random.default_rng(1), cells // 2
-    fair = np.full(cells, 1 / cells)
-    biased = fair * (1 + 2 * seen * np.repeat([1, -1], half))
+    assert 0.97 * seen < smallest_tv(samples, cells, groups) < seen
+    rng = np.random.default_rng(1)
+    fair = np.full((groups, cells), 1 / cells)
+    signs = np.resize([1, -1], cells)
+    biased = fair * (1 + 2 * seen * (signs - signs.mean()))
     detected = [p_value(rng.multinomial(samples, biased), fair) < LEVEL for _ in range(100)]
     assert np.sum(detected) > 75

@@ -11,8 +11,9 @@ import pytest
 from jspec.drafting.base import Context
 from jspec.sampling.streams import RoundNoise
 from lossless.oracle import Oracle
+from lossless.rounds import deal
 from lossless.statistics import assert_follows
-from lossless.steps import ASKS, CONFIG, K, Program, S, V, deal, play, prefilled
+from lossless.steps import ASKS, CONFIG, K, Program, S, V, play, prefilled
 from lossless.table_model import random_tables
 
 TABLES = random_tables(0)
@@ -62,7 +63,7 @@ def propose(program: Program, draft, state, key_data):
     ids=lambda program: program.draft_sampling,
 )
 def test_draft_tokens_follow_the_drafts_own_distribution(program):
-    which, _ = deal(ASKS)
+    which, _ = deal(ASKS, CONFIG.max_batch)
     state = prefilled(program, [ASKS[i] for i in which], TABLES)
     counts = np.zeros((len(ASKS), V, V), int)
     for batch in range(200_000 // CONFIG.max_batch):

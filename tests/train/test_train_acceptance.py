@@ -1,4 +1,4 @@
-"""Served acceptance while weights change: one engine, compiled once."""
+"""Replacing the weights of a drafter in an engine, with which acceptance is measured during training."""
 
 import numpy as np
 import pytest
@@ -10,24 +10,24 @@ PROMPTS = ragged_prompts((5, 9))
 KEYS = [np.zeros(2, np.uint32)] * 2
 
 
-def lengths(llm) -> list[float]:
+def acceptance_lengths(llm) -> list[float]:
     params = [SamplingParams(temperature=0, max_tokens=20)] * 2
     return [result.stats.mean_acceptance_length for _, result in llm.generate(PROMPTS, params, KEYS)]
 
 
-def test_other_weights_draft_without_another_compilation():
+def test_replaced_weights_draft_without_another_compilation():
     right, wrong = bigram(successor_table()), bigram(successor_table(wrong=range(V)))
     llm = table_llm(right, wrong)
-    assert lengths(llm) == [1.0, 1.0]
+    assert acceptance_lengths(llm) == [1.0, 1.0]
     compiled = llm.engine.num_compilations
     llm.engine.replace_draft(right)
-    assert min(lengths(llm)) > 4
+    assert min(acceptance_lengths(llm)) > 4
     llm.engine.replace_draft(wrong)
-    assert lengths(llm) == [1.0, 1.0]
+    assert acceptance_lengths(llm) == [1.0, 1.0]
     assert llm.engine.num_compilations == compiled
 
 
-def test_only_weights_of_the_same_shapes():
+def test_weights_of_other_shapes_are_refused():
     model = bigram(successor_table())
     llm = table_llm(model, model)
     for other in (bigram(successor_table()[:, :-1]), bigram(successor_table()[:-1])):
@@ -37,7 +37,7 @@ def test_only_weights_of_the_same_shapes():
         llm.engine.replace_draft(None)
 
 
-def test_not_while_a_run_is_under_way():
+def test_weights_cannot_be_replaced_while_requests_run():
     model = bigram(successor_table(wrong=range(V)))
     llm = table_llm(bigram(successor_table()), model)
     run = llm.generate(PROMPTS, [SamplingParams(temperature=0, max_tokens=n) for n in (5, 25)], KEYS)

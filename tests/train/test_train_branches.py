@@ -1,5 +1,4 @@
-"""Branches: attention of every slot's own draft, against one big mask, and against what the drafters do when they
-serve."""
+"""The attention of branches, compared with one large mask over all slots, and with the drafters when they serve."""
 
 import dataclasses
 import functools
@@ -17,13 +16,13 @@ from jspec.models.cache import LayerKV, PagedView, grouped_attention
 from jspec.sampling.distribution import Warp
 from jspec.sampling.streams import RoundNoise
 from jspec.train.branches import Branches
-from jspec.train.losses import read
+from jspec.train.losses import read_windows
 
 B, n, N, G, H = 2, 9, 4, 2, 6
 
 
 @pytest.mark.parametrize("window", [None, 3, 1])
-def test_equals_attention_with_one_big_mask(window):
+def test_depth_by_depth_equals_one_attention_with_a_mask_over_all_slots(window):
     order = jax.random.permutation(jax.random.key(0), n).astype(jnp.int32)
     counts = (n, 6, 4, 3)
     bases = [jnp.arange(n, dtype=jnp.int32), *(order[:m] for m in counts[1:])]
@@ -54,13 +53,13 @@ def test_equals_attention_with_one_big_mask(window):
     np.testing.assert_allclose(attend(draws), expected, rtol=0, atol=2e-6)
 
 
-def test_positions_follow_the_base():
+def test_positions_are_base_plus_depth():
     view = Branches(jnp.array([4, 0, 2], jnp.int32), 3)
     np.testing.assert_array_equal(view.positions(2), [[7, 3, 5]] * 2)
     assert jax.tree.leaves(view)[0].dtype == jnp.int32
 
 
-def test_depths_come_in_order():
+def test_a_depth_cannot_be_written_before_the_one_above_it():
     k = jnp.zeros((1, 2, G, H))
     with pytest.raises(AssertionError):
         Branches(jnp.arange(2), 1).write((), k, k)
@@ -68,36 +67,40 @@ def test_depths_come_in_order():
 
 
 @pytest.mark.parametrize("method", ["eagle3", "parallel", "mlp", "medusa"])
-def test_what_is_trained_is_what_serves(method):
-    """Logits of every draft of a round after a text, and of the branch that leaves the same text at the same slot."""
+def test_a_branch_in_training_has_the_logits_of_a_served_round(method):
+    """The logits of every draft that a round makes after a text equal those of the branch at the same slot.
+
+    The drafts are fed back as the windows' tokens, so training and serving read the same tokens.
+    """
     trained, K, length = objective(method), 3, 11
     params = head_params(method)
     text = jax.random.randint(jax.random.key(2), (1, length), 0, V)
     tokens, logits = served(method, text, K)
 
     @jax.jit
-    def branch(windows):
+    def branch_logits(windows):
         known = jnp.nonzero(params["draft_ids"] >= 0, size=trained.config.draft_vocab_size)[0] if reduced else None
-        lesson = read(target(), windows, trained.aux_layers, known)
-        drafts = trained.drafts(head, target(), lesson, jax.random.key(3))
+        batch = read_windows(target(), windows, trained.aux_layers, known)
+        drafts = trained.drafts(head, target(), batch, jax.random.key(3))
         return [one.logits[0, jnp.argmax(one.bases == length - 2)] for one in drafts][:K]
 
     reduced = "draft_ids" in params
     head = module(method)
-    if method == "parallel":  # nothing is dropped, so that the branch in question is there
+    if method == "parallel":  # keep every branch, so that the one in question is among them
         trained = dataclasses.replace(trained, keep=1.0)
     windows = jnp.concatenate([text, tokens, jnp.zeros((1, 6), jnp.int32)], axis=1)
-    ours = np.stack(branch(windows))
+    ours = np.stack(branch_logits(windows))
     if reduced:
         known = np.flatnonzero(params["draft_ids"] >= 0)
         assert np.isneginf(np.delete(logits, known, axis=-1)).all()
         logits = logits[:, known]
     np.testing.assert_allclose(ours, logits, rtol=0, atol=1e-5)
-    assert len({tuple(row.round(3)) for row in ours}) == K  # the drafts have distributions of their own
+    assert len({tuple(draft.round(3)) for draft in ours}) == K  # K different distributions
 
 
 def served(method: str, text, K: int) -> tuple[jax.Array, np.ndarray]:
-    """Greedy drafts int32 ``[1, K]`` after ``text``, and the logits ``[K, V]`` that they were taken from."""
+    """The K greedy drafts that a served round makes after ``text`` int32 ``[1, length]``: drafts ``[1, K]``, logits
+    ``[K, V]``."""
     make = drafter_for(HEADS[method], TARGET, Speculation(num_draft_tokens=K))
     head = module(method)
     drafter = make(target(), head.prepare() if method == "parallel" else head)
@@ -108,7 +111,7 @@ def served(method: str, text, K: int) -> tuple[jax.Array, np.ndarray]:
         table = jnp.arange(1, 9, dtype=jnp.int32)[None]
         positions = jnp.arange(length - 1, dtype=jnp.int32)[None]
         view = PagedView(table, positions, jnp.ones_like(positions, bool))
-        features = read(target(), text, drafter.aux_layers).features
+        features = read_windows(target(), text, drafter.aux_layers).features
         state = drafter.init(9, 8, jnp.float32)
         state = drafter.prefill(state, Prompt(text[:, :-1], text[:, 1:], features, view))
         one = functools.partial(jnp.full, (1,))

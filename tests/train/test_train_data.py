@@ -1,4 +1,4 @@
-"""Data: every kind of file, what is held out, and errors that name the file and the fix."""
+"""Reading training data: every kind of file, which documents are held out, and errors that name the file and the fix."""
 
 import json
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiny import tiny_checkpoint, tiny_tokenizer
 
-from jspec.text import load_tokenizer
+from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.train.data import Corpus, read_corpus
 
 EOS = 1
@@ -20,17 +20,19 @@ def tokenizer(tmp_path_factory):
 
 
 def read(path, tokenizer, length: int = 8, V: int = 258) -> Corpus:
+    """``read_corpus`` with the toy's end-of-sequence id."""
     return read_corpus(path, tokenizer, V, (EOS,), length)
 
 
 def documents(tokenizer, tokens: np.ndarray) -> list[str]:
+    """The texts that ``tokens`` int ``[N]`` hold, each closed by an end-of-sequence token."""
     ends = np.flatnonzero(tokens == EOS)
     parts = np.split(tokens, ends + 1)
-    assert len(parts[-1]) == 0  # every document is ended
+    assert len(parts[-1]) == 0  # the last document is closed too
     return [tokenizer.decode(part[:-1].tolist()) for part in parts[:-1]]
 
 
-def test_whole_documents_are_held_out_by_their_names(tmp_path, tokenizer):
+def test_whole_documents_are_held_out_and_their_names_decide_which(tmp_path, tokenizer):
     for i in range(40):
         (tmp_path / f"{i}.py").write_text(f"x = {i:04d}\n" * (i + 1))
     (tmp_path / "notes.rst").write_text("not read")
@@ -42,13 +44,13 @@ def test_whole_documents_are_held_out_by_their_names(tmp_path, tokenizer):
     assert corpus.train.dtype == np.uint16
     again = read(tmp_path, tokenizer, length=50)
     assert all(np.array_equal(a, b) for a, b in zip(corpus, again, strict=True))
-    (tmp_path / "7.py").write_text("y" * 90)  # what a file says does not decide where it goes, only its name
+    (tmp_path / "7.py").write_text("y" * 90)  # the name alone decides what is held out, not the text
     assert [len(part) for part in documents(tokenizer, read(tmp_path, tokenizer, 50).held_out)][:1] == [
         len(held_out[0])
     ]
 
 
-def test_one_text_is_held_out_at_its_end(tmp_path, tokenizer):
+def test_of_a_single_document_the_end_is_held_out(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("abcdefghij" * 50)
     corpus = read(tmp_path / "a.txt", tokenizer)
     assert tokenizer.decode(np.concatenate(corpus)[:-1].tolist()) == "abcdefghij" * 50
@@ -56,7 +58,7 @@ def test_one_text_is_held_out_at_its_end(tmp_path, tokenizer):
     assert len(read(tmp_path / "a.txt", tokenizer, length=30).held_out) == 31
 
 
-def test_lines_of_json_are_documents(tmp_path, tokenizer):
+def test_each_line_of_a_jsonl_file_is_a_document(tmp_path, tokenizer):
     lines = [json.dumps({"text": letter * 30, "id": 3}) for letter in "abcdefgh"]
     (tmp_path / "a.jsonl").write_text("\n".join([*lines, "", ""]))
     train, held_out = (documents(tokenizer, part) for part in read(tmp_path, tokenizer))
@@ -64,14 +66,14 @@ def test_lines_of_json_are_documents(tmp_path, tokenizer):
     assert len(held_out) == 1
 
 
-def test_chats_go_through_the_template(tmp_path, tokenizer, monkeypatch):
+def test_conversations_go_through_the_chat_template(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(tokenizer, "chat_template", "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
     chat = [{"role": "user", "content": "hello there"}, {"role": "assistant", "content": "hi"}]
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"messages": chat}) for _ in range(3)))
     assert documents(tokenizer, read(tmp_path, tokenizer).train) == ["[user]hello there[assistant]hi"] * 2
 
 
-def test_arrays_are_taken_as_they_are(tmp_path):
+def test_arrays_of_token_ids_are_used_as_they_are(tmp_path):
     np.savez(tmp_path / "tokens.npz", train=np.arange(50, dtype=np.uint16), held_out=np.arange(20))
     for path in (tmp_path, tmp_path / "tokens.npz"):
         corpus = read(path, None, V=70_000)
@@ -92,7 +94,7 @@ LONG = np.arange(40)
 
 
 @pytest.mark.parametrize(
-    ("write", "words"),
+    ("write", "message"),
     [
         (lambda folder: None, r"expected a file \(.txt, .py, .md, .jsonl, .npz\) or a folder that holds some"),
         (_file("a.csv", b"x"), "expected a file"),
@@ -107,26 +109,29 @@ LONG = np.arange(40)
         (_file("a.jsonl", b"[1]"), "a.jsonl:1: has no field 'text'"),
         (_file("a.jsonl", b'{"messages": []}'), "tokenizer has no chat template; expected 'text'"),
         (_arrays(train=LONG), "t.npz: has no array 'held_out'"),
-        (_arrays(train=LONG, held_out=LONG * 1.0), "'held_out' is float64.*; expected one row of integers"),
+        (
+            _arrays(train=LONG, held_out=LONG * 1.0),
+            "'held_out' is float64.*; expected a one-dimensional array of integers",
+        ),
         (_arrays(train=LONG, held_out=LONG[None]), r"'held_out' is int64 \[1, 40\]"),
         (_arrays(train=LONG, held_out=LONG + 230), "token id 258 in 'held_out', and the target's vocabulary has 258"),
         (_arrays(train=LONG[:8], held_out=LONG), "8 tokens to train on, and a window takes 9"),
     ],
 )
-def test_what_cannot_be_used(tmp_path, tokenizer, write, words):
+def test_data_that_cannot_be_used(tmp_path, tokenizer, write, message):
     write(tmp_path)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         read(tmp_path, tokenizer)
 
 
-def test_arrays_lie_alone(tmp_path, tokenizer):
+def test_arrays_among_other_files_are_refused(tmp_path, tokenizer):
     _arrays(train=LONG, held_out=LONG)(tmp_path)
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(ValueError, match=r"t.npz: lies among 1 other files of data; expected it alone"):
         read(tmp_path, tokenizer)
 
 
-def test_text_needs_a_tokenizer(tmp_path):
+def test_text_without_a_tokenizer_is_refused(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(ValueError, match="is text, but the target has no tokenizer files"):
         read(tmp_path, None)

@@ -1,14 +1,15 @@
-"""The loop: a run that stops and goes on gives the numbers of one that never stopped."""
+"""The training loop and its states on disk: a run that is resumed gives the numbers of one that never stopped."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
-from jspec.train.checkpoints import KEPT, Checkpoints
-from jspec.train.loop import Plan, TrainingProgress, fit, over_held_out
+from jspec.train.checkpoints import MAX_KEPT, STORED_NAMES, Checkpoints
+from jspec.train.loop import Plan, TrainingProgress, fit, make_evaluator
 
 V = 11
 PLAN = Plan(steps=12, peak_rate=0.1, weight_decay=0.1, tokens_per_step=64, length=16, evaluate_every=3)
@@ -20,56 +21,64 @@ class Stop(Exception):
 
 
 def loss(params, frozen, windows, key):
-    """A bigram model whose table is shaken a little, so that every source of randomness counts."""
+    """The loss of a bigram model with noise on its table, so that the windows and the noise both change the numbers."""
     noise = 0.1 * jax.random.normal(key, params["table"].shape)
     log_distribution = jax.nn.log_softmax((params["table"] + noise)[windows[:, :-1]] * frozen)
     return -jnp.take_along_axis(log_distribution, windows[:, 1:, None], axis=-1).mean()
 
 
 def run(store=None, stop_after: int | None = None) -> tuple[list[TrainingProgress], dict]:
-    rows = []
+    """Train the bigram model; returns its evaluations (without times) and the best params."""
+    evaluations = []
 
     def report(progress, params):
-        rows.append(dataclasses.replace(progress, seconds=0.0))
+        evaluations.append(dataclasses.replace(progress, seconds=0.0))
         if progress.step == stop_after:
             raise Stop
 
-    held_out = over_held_out(loss, TEXT[-100:], (2, 16))
+    evaluate = make_evaluator(loss, TEXT[-100:], (2, 16))
     start, key = {"table": jnp.zeros((V, V))}, jax.random.key(5)
-    return rows, fit(PLAN, loss, held_out, start, 1.0, jnp.asarray(TEXT, jnp.int32), key, report, store)
+    return evaluations, fit(PLAN, loss, evaluate, start, 1.0, jnp.asarray(TEXT, jnp.int32), key, report, store)
 
 
-def test_going_on_equals_never_stopping(tmp_path):
-    rows, best = run()
-    assert [row.step for row in rows] == [3, 6, 9, 12]
-    assert rows[-1].train_loss < rows[0].train_loss - 0.3
+def test_a_resumed_run_equals_one_that_never_stopped(tmp_path):
+    evaluations, best = run()
+    assert [progress.step for progress in evaluations] == [3, 6, 9, 12]
+    assert evaluations[-1].train_loss < evaluations[0].train_loss - 0.3
     with pytest.raises(Stop):
-        run(Checkpoints(tmp_path), stop_after=9)  # before its state is kept
-    again, same = run(Checkpoints(tmp_path))
-    assert again == rows[2:]
-    np.testing.assert_array_equal(same["table"], best["table"])
+        run(Checkpoints(tmp_path), stop_after=9)  # stops before the state of step 9 is saved
+    resumed, resumed_best = run(Checkpoints(tmp_path))
+    assert resumed == evaluations[2:]
+    np.testing.assert_array_equal(resumed_best["table"], best["table"])
 
 
 def test_a_finished_run_has_nothing_left_to_do(tmp_path):
     _, best = run(Checkpoints(tmp_path))
-    rows, same = run(Checkpoints(tmp_path))
-    assert rows == []
-    np.testing.assert_array_equal(same["table"], best["table"])
+    evaluations, again = run(Checkpoints(tmp_path))
+    assert evaluations == []
+    np.testing.assert_array_equal(again["table"], best["table"])
 
 
-def test_the_last_states_are_kept(tmp_path):
+def test_the_newest_two_states_are_kept(tmp_path):
     run(Checkpoints(tmp_path))
     assert sorted(int(folder.name) for folder in tmp_path.iterdir()) == [9, 12]
-    assert KEPT == 2
+    assert MAX_KEPT == 2
     assert Checkpoints(tmp_path).step == 12
 
 
-def test_no_state_is_no_beginning(tmp_path):
+def test_states_on_disk_keep_their_names(tmp_path):
+    run(Checkpoints(tmp_path))
+    manager = ocp.CheckpointManager(tmp_path, item_handlers=ocp.StandardCheckpointHandler())
+    assert set(manager.item_metadata(12).tree) == set(STORED_NAMES)
+    assert STORED_NAMES == ("step", "seconds", "params", "moments", "key", "best", "lowest")
+
+
+def test_a_folder_without_a_state_has_no_step(tmp_path):
     assert Checkpoints(tmp_path / "new").step is None
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    ("field", "value", "message"),
     [
         ("steps", 0, "steps=0: expected an integer of at least 1"),
         ("length", 0, "length=0: expected an integer of at least 1"),
@@ -79,6 +88,6 @@ def test_no_state_is_no_beginning(tmp_path):
         ("tokens_per_step", 15, "tokens_per_step=15: expected a window, 16, or more"),
     ],
 )
-def test_plans_that_cannot_be(field, value, words):
-    with pytest.raises(ValueError, match=words):
+def test_an_invalid_plan_is_refused(field, value, message):
+    with pytest.raises(ValueError, match=message):
         dataclasses.replace(PLAN, **{field: value})

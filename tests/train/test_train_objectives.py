@@ -1,4 +1,4 @@
-"""What is minimised, against NumPy; what conditional drop leaves; where heads start."""
+"""The losses against NumPy, the slots that conditional drop computes, and the initial weights of draft heads."""
 
 import dataclasses
 
@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from train_toys import HEADS, SIZES, TARGET, V, Vd, head_params, module, objective, target
+from train_toys import SIZES, TARGET, V, Vd, head_params, module, objective, target
 
 from jspec.heads import default_aux_layers
 from jspec.models import flat_params
 from jspec.models.cache import CausalView
 from jspec.models.split import split
-from jspec.train.losses import Depth, Lesson, draft_loss, read, soft_cross_entropy
-from jspec.train.methods import Sizes, frequent_tokens, initial_params, make_objective
-from jspec.train.objectives import loss_of
+from jspec.train.losses import DepthLogits, TrainingBatch, draft_loss, read_windows, soft_cross_entropy
+from jspec.train.methods import Sizes, initial_params, make_objective
+from jspec.train.objectives import frequent_tokens, loss_of
 
 B, n = 2, 12
 
@@ -32,18 +32,20 @@ def windows():
 def test_soft_cross_entropy():
     logits = 3 * jax.random.normal(jax.random.key(0), (4, 5))
     distribution = jax.nn.softmax(jax.random.normal(jax.random.key(1), (4, 5)))
-    part = distribution.at[:, 0].set(0.0)  # mass on a token that cannot be proposed
+    part = distribution.at[:, 0].set(
+        0.0
+    )  # token 0 has probability under the target, but is not in the draft vocabulary
     for p in (distribution, part):
         expected = -(np.asarray(p, np.float64) * log_softmax(logits)).sum(-1)
         np.testing.assert_allclose(soft_cross_entropy(p, logits), expected, rtol=1e-5)
 
 
-def test_a_draft_is_compared_with_the_distribution_one_place_further_and_none_past_the_window():
+def test_a_draft_is_compared_with_the_target_at_its_own_position_and_left_out_past_the_window():
     distribution = jax.nn.softmax(2 * jax.random.normal(jax.random.key(0), (B, n, V)))
     bases = [np.arange(n), np.array([7, n - 1, 2, n - 2, 0]), np.array([7, n - 1, 2])]
     logits = [jax.random.normal(jax.random.key(i), (B, len(at), V)) for i, at in enumerate(bases)]
-    lesson = Lesson(jnp.zeros((B, n + 1), jnp.int32), jnp.zeros((B, n, 1)), jnp.zeros((B, n, 1)), distribution)
-    depths = [Depth(jnp.asarray(at), x) for at, x in zip(bases, logits, strict=True)]
+    batch = TrainingBatch(jnp.zeros((B, n + 1), jnp.int32), jnp.zeros((B, n, 1)), jnp.zeros((B, n, 1)), distribution)
+    depths = [DepthLogits(jnp.asarray(at), x) for at, x in zip(bases, logits, strict=True)]
     means = []
     for d, (at, x) in enumerate(zip(bases, logits, strict=True)):
         inside = [i for i, b in enumerate(at) if b + d + 1 < n]
@@ -51,29 +53,29 @@ def test_a_draft_is_compared_with_the_distribution_one_place_further_and_none_pa
         means.append(-(p * q).sum(-1).mean())
     assert len(inside) == 2
     expected = sum(0.8**d * mean for d, mean in enumerate(means)) / (1 + 0.8 + 0.64)
-    assert draft_loss(lesson, depths, 0.8) == pytest.approx(expected, rel=1e-5)
-    assert draft_loss(lesson, depths[:1], 0.3) == pytest.approx(means[0], rel=1e-5)
+    assert draft_loss(batch, depths, 0.8) == pytest.approx(expected, rel=1e-5)
+    assert draft_loss(batch, depths[:1], 0.3) == pytest.approx(means[0], rel=1e-5)
 
 
-def test_eagle_learns_features_and_distributions(windows):
+def test_eagle_loss_is_feature_regression_plus_cross_entropy(windows):
     trained = dataclasses.replace(objective("eagle"), noise=0.0)
     head = module("eagle")
 
     @jax.jit
     def parts(windows):
-        lesson = read(target(), windows, ())
+        batch = read_windows(target(), windows, ())
         positions = jnp.broadcast_to(jnp.arange(n)[None], (B, n))
-        hidden, _ = head(target().embed(windows[:, 1:]), lesson.features, positions, (None,), CausalView(positions))
-        return trained.loss(head, target(), lesson, jax.random.key(0)), hidden, lesson, target().logits(hidden)
+        hidden, _ = head(target().embed(windows[:, 1:]), batch.features, positions, (None,), CausalView(positions))
+        return trained.loss(head, target(), batch, jax.random.key(0)), hidden, batch, target().logits(hidden)
 
-    loss, hidden, lesson, logits = parts(windows)
-    gap = np.abs(np.asarray(hidden[:, :-1] - lesson.hidden[:, 1:], np.float64))
+    loss, hidden, batch, logits = parts(windows)
+    gap = np.abs(np.asarray(hidden[:, :-1] - batch.hidden[:, 1:], np.float64))
     distance = np.where(gap < 1, 0.5 * gap**2, gap - 0.5).mean()
-    entropy = -(np.asarray(lesson.distribution[:, 1:]) * log_softmax(logits[:, :-1])).sum(-1).mean()
+    entropy = -(np.asarray(batch.distribution[:, 1:]) * log_softmax(logits[:, :-1])).sum(-1).mean()
     assert loss == pytest.approx(distance + 0.1 * entropy, rel=1e-5)
 
 
-def test_eagle_reads_noisy_features(windows):
+def test_eagle_adds_noise_to_features(windows):
     trained, leaves = objective("eagle"), split(target())
     loss = jax.jit(loss_of(trained, leaves.merge, "float32"))
     params, frozen = head_params("eagle"), (leaves.leaves, {})
@@ -82,9 +84,9 @@ def test_eagle_reads_noisy_features(windows):
     assert one == pytest.approx(other, rel=0.05)
 
 
-def test_the_distribution_is_that_of_the_tokens_that_the_head_knows(windows):
+def test_the_target_distribution_is_restricted_to_the_draft_vocabulary(windows):
     known = jnp.array([2, 3, 30])
-    lesson = read(target(), windows, (1, 3), known)
+    batch = read_windows(target(), windows, (1, 3), known)
     hidden, features, _ = target().with_auxiliary(
         windows[:, :-1],
         jnp.arange(n)[None],
@@ -92,34 +94,36 @@ def test_the_distribution_is_that_of_the_tokens_that_the_head_knows(windows):
         CausalView(jnp.broadcast_to(jnp.arange(n)[None], (B, n))),
         (1, 3),
     )
-    np.testing.assert_allclose(lesson.distribution, jax.nn.softmax(target().logits(hidden))[..., known], atol=1e-6)
-    np.testing.assert_allclose(lesson.features, features, atol=1e-5)
-    assert lesson.features.shape == (B, n, 2 * TARGET.hidden_size)
-    assert (lesson.distribution.sum(-1) < 0.9).all()
+    np.testing.assert_allclose(batch.distribution, jax.nn.softmax(target().logits(hidden))[..., known], atol=1e-6)
+    np.testing.assert_allclose(batch.features, features, atol=1e-5)
+    assert batch.features.shape == (B, n, 2 * TARGET.hidden_size)
+    assert (batch.distribution.sum(-1) < 0.9).all()
 
 
-def test_dropped_branches_were_dropped_before_too():
+def test_number_of_branches_that_conditional_drop_keeps_at_each_depth():
     trained = dataclasses.replace(objective("parallel"), depths=9, keep=0.7, floor=0.2)
     counts = trained.kept(100)
     assert counts == (100, 70, 49, 35, 25, 20, 20, 20, 20)
     assert trained.kept(3) == (3, 3, 2, 2, 1, 1, 1, 1, 1)
 
 
-def test_bases_of_a_depth_are_a_prefix_of_those_before(windows):
+def test_the_bases_of_a_depth_are_a_prefix_of_those_above(windows):
     trained, head = objective("parallel"), module("parallel")
-    lesson = jax.eval_shape(lambda w: read(target(), w, trained.aux_layers), windows)
-    lesson = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), lesson)
-    depths = jax.jit(lambda key: list(trained.drafts(head, target(), lesson, key)))(jax.random.key(0))
+    batch = jax.eval_shape(lambda w: read_windows(target(), w, trained.aux_layers), windows)
+    batch = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), batch)
+    depths = jax.jit(lambda key: list(trained.drafts(head, target(), batch, key)))(jax.random.key(0))
     assert [len(one.bases) for one in depths] == list(trained.kept(n)) == [12, 10, 8, 7]
     assert [one.logits.shape for one in depths] == [(B, m, Vd) for m in trained.kept(n)]
     np.testing.assert_array_equal(depths[0].bases, np.arange(n))
     for deeper, one in zip(depths[2:], depths[1:-1], strict=True):
         np.testing.assert_array_equal(deeper.bases, one.bases[: len(deeper.bases)])
     assert len(set(depths[1].bases.tolist())) == len(depths[1].bases)
-    assert depths[1].bases.tolist() != sorted(depths[1].bases.tolist())  # drawn, not the first so many
+    assert depths[1].bases.tolist() != sorted(
+        depths[1].bases.tolist()
+    )  # drawn at random, not the first ones of the text
 
 
-def test_what_is_dropped_is_not_computed():
+def test_dropped_slots_are_not_computed():
     leaves, params = split(target()), head_params("parallel")
     constants = {"draft_ids": params.pop("draft_ids")}
     text = jnp.zeros((B, 65), jnp.int32)
@@ -140,7 +144,7 @@ def test_what_is_dropped_is_not_computed():
 @pytest.mark.parametrize("method", SIZES)
 def test_weights_start_from_the_target(method):
     text = np.array([3] * 5 + [9] * 4 + [1] * 3 + list(range(V)))
-    params, constants = initial_params(HEADS[method], target(), text, jax.random.key(0))
+    params, constants = initial_params(objective(method), target(), text, jax.random.key(0))
     assert params.keys() | constants.keys() == flat_params(module(method)).keys()
     assert all(leaf.dtype == jnp.float32 for leaf in params.values())
     theirs = [id(leaf) for leaf in jax.tree.leaves(split(target()).leaves)]
@@ -171,7 +175,7 @@ def test_aux_layers_are_those_of_eagle3_where_the_target_is_deep_enough():
 
 
 @pytest.mark.parametrize(
-    ("method", "sizes", "words"),
+    ("method", "sizes", "message"),
     [
         ("eagle", Sizes(layers=2), "layers=2: expected nothing, a head of method 'eagle' has no such size"),
         ("medusa", Sizes(tie=True), "tie=True: expected nothing"),
@@ -180,14 +184,14 @@ def test_aux_layers_are_those_of_eagle3_where_the_target_is_deep_enough():
         ("eagle3", Sizes(aux_layers=(2, 1)), r"aux_layers=\(2, 1\): expected 2 layer ids of at least 0, ascending"),
         ("mlp", Sizes(inner_size=0), "inner_size=0: expected"),
         ("medusa", Sizes(num_draft_tokens=0), "num_draft_tokens=0: expected an integer of at least 1"),
-        ("hydra", Sizes(), "method='hydra': expected one of eagle, eagle3, parallel, mlp, medusa"),
+        ("hydra", Sizes(), "method='hydra': expected one of eagle3, parallel, eagle, mlp, medusa"),
     ],
 )
-def test_sizes_that_cannot_be(method, sizes, words):
-    with pytest.raises(ValueError, match=words):
+def test_invalid_sizes_are_refused(method, sizes, message):
+    with pytest.raises(ValueError, match=message):
         make_objective(method, TARGET, sizes)
 
 
-def test_an_eagle_head_needs_heads_that_divide_its_width():
+def test_an_eagle_head_needs_attention_heads_that_divide_its_width():
     with pytest.raises(ValueError, match="D / N = 18 / 4 numbers: expected an even number; use eagle3"):
         make_objective("eagle", dataclasses.replace(TARGET, hidden_size=18), Sizes())

@@ -1,4 +1,4 @@
-"""A toy target, a toy head of every kind for it, and how each is trained."""
+"""A toy target, and for each method a toy draft head with its training objective."""
 
 import functools
 from typing import Any
@@ -47,11 +47,10 @@ HEADS = {method: objective(method).config for method in SIZES}
 
 
 def head_params(method: str) -> dict[str, jax.Array]:
-    """Random weights of a head, its draft vocabulary included."""
-    config = HEADS[method]
+    """Random weights of a method's draft head, and its draft vocabulary if that is reduced; dotted names."""
     text = jnp.arange(400) ** 2 % V  # some tokens are more frequent than others
-    _, constants = initial_params(config, target(), text.astype(jnp.int32), jax.random.key(0))
-    return flat_params(init(config, nnx.Rngs(1))) | constants
+    _, constants = initial_params(objective(method), target(), text.astype(jnp.int32), jax.random.key(0))
+    return flat_params(init(HEADS[method], nnx.Rngs(1))) | constants
 
 
 def module(method: str) -> Any:

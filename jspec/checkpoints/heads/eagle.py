@@ -5,21 +5,19 @@ from typing import Any
 
 from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.heads.layers import (
-    EMBEDDING,
     OUTPUT_HEAD,
     by_presence,
     layer_fields,
-    placed,
-    plain_layers,
     read_layers,
     require_no_windows,
 )
 from jspec.checkpoints.layout import Layout
-from jspec.checkpoints.names import Placement, layer_table
+from jspec.checkpoints.names import tensor_table
 from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
-from jspec.heads import EagleConfig
+from jspec.heads import EMBEDDING, EagleConfig
 
 
 def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
@@ -34,18 +32,7 @@ def build(layers: ModelConfig, fuse_bias: bool, tensors: dict[str, Tensor]) -> L
     """The layout of a head of these layers; ``fuse_bias`` says whether ``fc`` has a bias."""
     config = EagleConfig(layers, fuse_bias, own_embedding=EMBEDDING in tensors)
     # Some files carry a copy of the target's output head, which the authors' loader leaves out too.
-    return Layout(config, "EAGLE head", table(config), tensors, left_out=frozenset((OUTPUT_HEAD,)))
-
-
-def table(config: EagleConfig) -> dict[str, Placement]:
-    """Tensor name -> its place."""
-    c, D = config.layers, config.layers.hidden_size
-    rows = {EMBEDDING: Placement("embedding", 0, (c.vocab_size, D))} if config.own_embedding else {}
-    rows["fc.weight"] = Placement("fuse_in.weight", 0, (D, 2 * D))
-    if config.fuse_bias:
-        rows["fc.bias"] = Placement("fuse_in.bias", 0, (D,))
-    first = {name: place for name, place in layer_table(c).items() if name != "input_layernorm.weight"}
-    return rows | placed(first, "layers.0.", "layers.0.") | plain_layers(c, start=1)
+    return Layout(config, "EAGLE head", tensor_table(config), tensors, left_out=frozenset((OUTPUT_HEAD,)))
 
 
 def hf_config(config: EagleConfig) -> dict[str, Any]:
@@ -56,3 +43,10 @@ def hf_config(config: EagleConfig) -> dict[str, Any]:
     fields = {key: value for key, value in layer_fields(c).items() if key != "head_dim"}
     qkv_bias = {"qkv_bias": True} if c.qkv_bias else {}  # SafeAILab's class looks for the key, whatever its value
     return {"architectures": ["LlamaForCausalLM"], **fields, "bias": config.fuse_bias, **qkv_bias}
+
+
+FORMAT = HeadFormat(
+    recognises=lambda _, names: "fc.weight" in names and any(name.startswith("layers.0.") for name in names),
+    read=lambda _, fields, tensors, __: read(fields, tensors),
+    write_config=lambda config, *_: hf_config(config),
+)

@@ -7,18 +7,21 @@ native layouts (the authors', SpecForge's, NVIDIA Model Optimizer's, NeMo Automo
 import dataclasses
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+import numpy as np
+
 from jspec.checkpoints.fields import Fields
-from jspec.checkpoints.heads.layers import EMBEDDING, OUTPUT_HEAD, by_presence, placed, plain_layers, read_layers
+from jspec.checkpoints.heads.format import HeadFormat, architectures
+from jspec.checkpoints.heads.layers import OUTPUT_HEAD, by_presence, read_layers
 from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.heads.vocabulary import D2T, T2D, draft_ids, require_identity
+from jspec.checkpoints.heads.vocabulary import D2T, T2D, draft_ids, offsets, require_identity
 from jspec.checkpoints.layout import Layout, reshaped
-from jspec.checkpoints.names import Placement, layer_table
+from jspec.checkpoints.names import Placement, renamed, tensor_table
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
-from jspec.heads import Eagle3Config
+from jspec.heads import EMBEDDING, Eagle3Config
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 MASK = "mask_hidden"
@@ -227,41 +230,10 @@ def table(config: Eagle3Config, first: str = "layers.0.", old_aux_norms: bool = 
     Args:
       config: the head.
       first: prefix of the first layer's tensors.
-      old_aux_norms: the norm of each stream has the name that old versions of SGLang gave it.
+      old_aux_norms: the norm of each auxiliary state has the name that old versions of SGLang gave it.
     """
-    c, D, E, Dt = config.layers, config.layers.hidden_size, config.feature_size, config.target_hidden_size
-    rows = {EMBEDDING: Placement("embedding", 0, (c.vocab_size, D))} if config.own_embedding else {}
-    if config.num_aux_layers:
-        rows["fc.weight"] = Placement("fuse_in.weight", 0, (D, E))
-    if config.fuse_bias:
-        rows["fc.bias"] = Placement("fuse_in.bias", 0, (D,))
-    if config.norm_before_fuse:
-        rows["input_norm.weight"] = Placement("fuse_norm.weight", 0, (E,))
-    for i in range(config.num_aux_layers if config.norm_each_aux else 0):
-        name = OLD_AUX_NORMS[i] if old_aux_norms and i < len(OLD_AUX_NORMS) else f"fc_norm.{i}"
-        rows[f"{name}.weight"] = Placement(f"aux_norms.{i}.weight", 0, (Dt,))
-    rows |= placed(_first_layer(config), first, "layers.0.") | plain_layers(c, start=1)
-    if config.norm_before_head:
-        rows[NORM] = Placement("norm.weight", 0, (D,))
-    if config.own_head:
-        rows[OUTPUT_HEAD] = Placement("head.weight", 0, (config.draft_vocab_size, D))
-    if config.reduced:
-        rows[D2T] = Placement("draft_ids", 0, (c.vocab_size,))
-    if config.mask_token_id is not None:
-        rows[MASK] = Placement("mask_hidden", 0, (E,))
-    return rows
-
-
-def _first_layer(config: Eagle3Config) -> dict[str, Placement]:
-    """A decoder layer whose attention reads (normed embedding, normed feature)."""
-    D = config.layers.hidden_size
-    rows = layer_table(config.layers)
-    for name in ("q_proj", "k_proj", "v_proj"):
-        place = rows[f"self_attn.{name}.weight"]
-        rows[f"self_attn.{name}.weight"] = place._replace(shape=(place.shape[0], 2 * D))
-    rows["input_layernorm.weight"] = Placement("token_norm.weight", 0, (D,))
-    rows["hidden_norm.weight"] = Placement("feature_norm.weight", 0, (D,))
-    return rows
+    norms = {f"fc_norm.{i}.": f"{name}." for i, name in enumerate(OLD_AUX_NORMS)} if old_aux_norms else {}
+    return renamed(tensor_table(config), {"layers.0.": first, **norms})
 
 
 def _require_supported(fields: Fields, settings: Settings, tensors: dict[str, Tensor]):
@@ -337,3 +309,26 @@ def _converted(folder: str, config: Eagle3Config, tensors: dict[str, Tensor]) ->
     if MASK in tensors:
         found[MASK] = reshaped(tensors[MASK], config.feature_size)
     return found
+
+
+def _recognises(fields: Fields, names: Collection[str]) -> bool:
+    if any(kind in architectures(fields) for kind in ("eagle3", "peagle")):
+        return True
+    return "layers.0.hidden_norm.weight" in names or any(name.startswith("midlayer.") for name in names)
+
+
+def public_tensors(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Tensors in the form of the parameters -> as files hold them."""
+    public = dict(tensors)
+    if D2T in tensors:
+        public[D2T], public[T2D] = offsets(tensors[D2T])
+    if MASK in tensors:
+        public[MASK] = tensors[MASK].reshape(1, 1, -1)
+    return public
+
+
+FORMAT = HeadFormat(
+    recognises=_recognises,
+    read=lambda _, fields, tensors, options: read(fields, tensors, options),
+    lists_layers=True,
+)

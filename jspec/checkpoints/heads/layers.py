@@ -7,12 +7,10 @@ from typing import Any
 from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.hf_config import listed_windows, model_config, sizes
-from jspec.checkpoints.names import Placement, layer_table
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
 
-EMBEDDING = "embed_tokens.weight"
 OUTPUT_HEAD = "lm_head.weight"
 
 # What the target decides, and a head's config only repeats.
@@ -95,16 +93,3 @@ def window_fields(config: ModelConfig) -> dict[str, Any]:
     require(len(widths) == 1, "windows", config.windows, "one width for all layers that have a window")
     kinds = ["full_attention" if window is None else "sliding_attention" for window in config.windows]
     return {"sliding_window": widths.pop(), "layer_types": kinds, "use_sliding_window": True}
-
-
-def placed(rows: dict[str, Placement], tensor: str, param: str) -> dict[str, Placement]:
-    """A layer's table with the prefixes of its tensors and params."""
-    return {tensor + name: place._replace(param=param + place.param) for name, place in rows.items()}
-
-
-def plain_layers(config: ModelConfig, start: int) -> dict[str, Placement]:
-    """Tensors of the layers from ``start`` on, which are those of a language model."""
-    table: dict[str, Placement] = {}
-    for layer in range(start, config.num_layers):
-        table |= placed(layer_table(config), f"layers.{layer}.", f"layers.{layer}.")
-    return table

@@ -12,10 +12,12 @@ import numpy as np
 
 from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.layout import Layout, derived
-from jspec.checkpoints.names import Placement
+from jspec.checkpoints.names import Placement, tensor_table
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import STORED_DTYPES, Tensor
+from jspec.checkpoints.weights import MEDUSA
 from jspec.heads import MedusaConfig
 
 _OWN = re.compile(r"(\d{1,2})\.(\d{1,2})\.linear\.weight")
@@ -63,16 +65,14 @@ def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
 
 def table(config: MedusaConfig, vllm: bool = False) -> dict[str, Placement]:
     """Tensor name -> its place."""
-    D, n = config.hidden_size, config.num_blocks
-    block, output = ("blocks.{}.layers.{}", "lm_heads.{}.weight") if vllm else ("{}.{}.linear", f"{{}}.{n}.weight")
-    rows: dict[str, Placement] = {}
-    for i in range(config.num_heads):
-        for j in range(n):
-            rows[f"{block.format(i, j)}.weight"] = Placement(f"heads.{i}.blocks.{j}.weight", 0, (D, D))
-            rows[f"{block.format(i, j)}.bias"] = Placement(f"heads.{i}.blocks.{j}.bias", 0, (D,))
-        if config.own_head:
-            rows[output.format(i)] = Placement(f"heads.{i}.head.weight", 0, (config.vocab_size or 0, D))
-    return rows
+    rows = tensor_table(config)
+    return {_vllm_name(name): place for name, place in rows.items()} if vllm else rows
+
+
+def _vllm_name(name: str) -> str:
+    """vLLM's name of a tensor that FasterDecoding's layout calls ``name``."""
+    head, block, *rest = name.split(".")
+    return f"blocks.{head}.layers.{block}.{rest[-1]}" if "linear" in rest else f"lm_heads.{head}.weight"
 
 
 def hf_config(config: MedusaConfig, target_name: str) -> dict[str, Any]:
@@ -110,3 +110,11 @@ def _with_biases(rows: dict[str, Placement], tensors: dict[str, Tensor]) -> dict
         if name.endswith(".bias") and weight is not None:
             found[name] = derived(weight, np.zeros(place.shape, STORED_DTYPES[weight.dtype]))
     return found
+
+
+FORMAT = HeadFormat(
+    recognises=lambda fields, names: "medusa_num_heads" in fields.raw or is_medusa(names),
+    read=lambda _, fields, tensors, __: read(fields, tensors),
+    write_config=lambda config, target_name, _: hf_config(config, target_name),
+    file=MEDUSA,
+)

@@ -3,8 +3,9 @@
 from typing import Any
 
 from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.layout import Layout
-from jspec.checkpoints.names import Placement
+from jspec.checkpoints.names import renamed, tensor_table
 from jspec.checkpoints.tensor import Tensor
 from jspec.heads import MLPConfig
 
@@ -34,21 +35,8 @@ def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     )
     prefix = PREFIX if any(name.startswith(PREFIX) for name in tensors) else ""
     spares = {copy: of for copy, of in _spares(config, prefix).items() if copy in tensors}
-    return Layout(config, "MLP speculator", table(config, prefix), tensors, spares=spares, shared_by="tie_weights")
-
-
-def table(config: MLPConfig, prefix: str = PREFIX) -> dict[str, Placement]:
-    """Tensor name -> its place. Of stages that share a tensor, the first one's name counts."""
-    V, D, W, n = config.vocab_size, config.hidden_size, config.inner_size, config.num_stages
-    rows: dict[str, Placement] = {}
-    for i in range(1 if config.tied else n):
-        rows[f"{prefix}emb.{i}.weight"] = Placement(f"embeddings.{i}", 0, (V, W))
-        rows[f"{prefix}ln.{i}.weight"] = Placement(f"norms.{i}.weight", 0, (W,))
-        rows[f"{prefix}ln.{i}.bias"] = Placement(f"norms.{i}.bias", 0, (W,))
-        rows[f"{prefix}head.{i}.weight"] = Placement(f"heads.{i}.weight", 0, (V, W))
-    for i in range(min(n, 2) if config.tied else n):
-        rows[f"{prefix}proj.{i}.weight"] = Placement(f"projections.{i}.weight", 0, (W, W if i else D))
-    return rows
+    table = renamed(tensor_table(config), {PREFIX: prefix})
+    return Layout(config, "MLP speculator", table, tensors, spares=spares, shared_by="tie_weights")
 
 
 def _spares(config: MLPConfig, prefix: str) -> dict[str, str]:
@@ -78,3 +66,10 @@ def hf_config(config: MLPConfig) -> dict[str, Any]:
         "tie_weights": config.tied,
         "scale_input": config.scale_input,
     }
+
+
+FORMAT = HeadFormat(
+    recognises=lambda fields, _: fields.raw.get("model_type") == "mlp_speculator",
+    read=lambda _, fields, tensors, __: read(fields, tensors),
+    write_config=lambda config, *_: hf_config(config),
+)

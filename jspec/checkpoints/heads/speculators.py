@@ -12,6 +12,7 @@ from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.heads import eagle, eagle3
 from jspec.checkpoints.heads.eagle3 import IDS, Settings
+from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.heads.layers import by_presence, layer_fields, read_layers, window_fields
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.layout import Layout
@@ -180,3 +181,12 @@ def _trained_drafts(fields: Fields) -> int | None:
     methods = outer.raw.get("proposal_methods") if outer else None
     first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}
     return Fields(first, fields.where, f"{CONFIG}.proposal_methods.").integer("speculative_tokens", None)
+
+
+FORMAT = HeadFormat(
+    recognises=lambda fields, _: TYPE in fields.raw,
+    read=lambda _, fields, tensors, options: read(fields, tensors, options),
+    write_config=hf_config,
+    write_tensors=eagle3.public_tensors,
+    lists_layers=True,
+)

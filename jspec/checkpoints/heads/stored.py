@@ -6,13 +6,16 @@ from typing import Any
 from jspec.checkpoints.hf_config import MAX_LAYERS, require_size
 from jspec.checkpoints.refusal import Refusal
 from jspec.config import ModelConfig, Rope
-from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, PardConfig
+from jspec.heads import HeadConfig
+from jspec.registry import METHODS, resolve
 
 # Fields and parameters of converted folders that were written before these had their present names.
 RENAMED_FIELDS = {"taps": "aux_layers", "num_taps": "num_aux_layers", "norm_each_tap": "norm_each_aux"}
 RENAMED_PARAMS = {"tap_norms": "aux_norms"}
 
-KINDS = {kind.__name__: kind for kind in (EagleConfig, Eagle3Config, PardConfig, MLPConfig, MedusaConfig)}
+# Name of the config class of a head -> where it is. A folder with a plain language model describes no head.
+KINDS = {path.rpartition(":")[2]: path for path in (method.config for method in METHODS) if path is not None}
+del KINDS[ModelConfig.__name__]
 
 
 def to_json(config: HeadConfig) -> dict[str, Any]:
@@ -27,16 +30,11 @@ def from_json(stored: dict[str, Any], where: str) -> HeadConfig:
       Refusal: ``stored`` is no such object; ``where`` is the file that it comes from.
     """
     try:
-        values: dict[str, Any] = dict(stored["config"])
-        for old, new in RENAMED_FIELDS.items():
-            if old in values:
-                values[new] = values.pop(old)
-        for key in ("layers", "model"):
-            if key in values:
-                values[key] = _model(values[key])
-        if values.get("aux_layers") is not None:
-            values["aux_layers"] = tuple(values["aux_layers"])
-        config = KINDS[stored["kind"]](**values)
+        values = {RENAMED_FIELDS.get(name, name): value for name, value in stored["config"].items()}
+        kind = resolve(KINDS[stored["kind"]])
+        if values.get("aux_layers") == [] and "aux_layers" not in kind.__dataclass_fields__:
+            del values["aux_layers"]  # heads that have no choice of layers were once stored with an empty one
+        config = kind(**{str(name): _value(value) for name, value in values.items()})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Refusal(f"{where}: head is damaged ({error}); convert the checkpoint again") from None
     require_size(config, where)
@@ -47,6 +45,13 @@ def renamed_param(name: str) -> str:
     """The present name of a parameter of a converted folder."""
     first, *rest = name.split(".")
     return ".".join([RENAMED_PARAMS.get(first, first), *rest])
+
+
+def _value(value: Any) -> Any:
+    """What JSON made an object of was a language model, what it made a list of was a tuple."""
+    if isinstance(value, dict):
+        return _model(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _model(values: dict[str, Any]) -> ModelConfig:

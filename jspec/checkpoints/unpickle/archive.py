@@ -92,13 +92,12 @@ def _extent(file: BinaryIO, file_size: int, entry: zipfile.ZipInfo) -> Extent:
 
 
 def _read_legacy(file: BinaryIO, file_size: int) -> tuple[Any, dict[str, Extent]]:
-    stream = io.BytesIO(file.read(MAX_PICKLE_BYTES))
-    if Machine().run(stream) != LEGACY_MAGIC or Machine().run(stream) != LEGACY_PROTOCOL:
+    stream, machine = io.BytesIO(file.read(MAX_PICKLE_BYTES)), Machine()
+    if machine.run(stream) != LEGACY_MAGIC or machine.run(stream) != LEGACY_PROTOCOL:
         raise Refused("was not written by torch.save")
-    if Machine().run(stream).get("little_endian") is not True:
+    if machine.run(stream).get("little_endian") is not True:
         raise Refused(BIG_ENDIAN)
-    machine = Machine()
-    value, keys = machine.run(stream), Machine().run(stream)
+    value, keys = machine.run(stream), machine.run(stream)
     extents, position = {}, stream.tell()
     for key in keys:
         file.seek(position)

@@ -11,6 +11,8 @@ from typing import Any, BinaryIO, NoReturn
 
 MAX_ELEMENTS = 2**40
 MAX_DIMS = 8
+MAX_OPCODES = 2**20  # in a file; a tensor takes about 32
+MAX_ARGUMENTS = 8  # of a function or of a persistent id
 
 STORAGES = {
     "torch.DoubleStorage": "float64",
@@ -59,24 +61,31 @@ class View:
 class Machine:
     """A stack of plain values, ``Name``, ``Storage`` and ``View``.
 
+    An opcode costs no more than the values that it takes off the stack: a value that is met again through the memo is
+    never walked as a whole. The count of opcodes, over all pickles of a file, therefore bounds time and memory.
+
     Attributes:
-      storages: those that the pickle refers to, by key.
+      storages: those that the pickles refer to, by key.
     """
 
     def __init__(self):
         self.storages: dict[str, Storage] = {}
-        self._stack: list[Any] = []
-        self._below: list[list[Any]] = []  # the stack under each mark
-        self._memo: dict[int, Any] = {}
+        self._opcodes = 0
 
     def run(self, stream: BinaryIO) -> Any:
         """The value of the pickle at the position of ``stream``, which is left behind its end.
 
         Raises:
-          Refused: it holds more than a state dict.
+          Refused: it holds more than a state dict, or is too long for one.
           Exception: of any kind, where it is damaged.
         """
+        self._stack: list[Any] = []
+        self._below: list[list[Any]] = []  # the stack under each mark
+        self._memo: dict[int, Any] = {}
         for opcode, argument, _ in pickletools.genops(stream):
+            self._opcodes += 1
+            if self._opcodes > MAX_OPCODES:
+                raise Refused(f"holds more than {MAX_OPCODES} opcodes, far more than a state dict needs")
             self._step(opcode.name, argument)
         [value] = self._stack
         return value
@@ -104,7 +113,7 @@ class Machine:
                 self._top(list).extend(items)
             case "SETITEM" | "SETITEMS":
                 items = self._pop(2) if opcode == "SETITEM" else self._pop_mark()
-                self._top(dict).update(zip(items[::2], items[1::2], strict=True))
+                _set_items(self._top(dict), items)
             case "MEMOIZE" | "BINPUT" | "LONG_BINPUT":
                 self._memo[len(self._memo) if opcode == "MEMOIZE" else argument] = self._stack[-1]
             case "BINGET" | "LONG_BINGET":
@@ -145,6 +154,15 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": (
 _EMPTY = {"EMPTY_LIST": list, "EMPTY_DICT": dict}
 
 
+def _set_items(target: dict, items: list[Any]):
+    # A tuple that holds itself twice, 60 times over, takes years to hash, and integers can be chosen to share one hash.
+    # The hash of a string is computed once and cannot be foreseen.
+    for key in items[::2]:
+        if type(key) is not str:
+            raise Refused(f"holds a {type(key).__name__} for a key, expected a state dict")
+    target.update(zip(items[::2], items[1::2], strict=True))
+
+
 def _name(path: str) -> Name:
     if path not in STORAGES and path not in _REBUILDS:
         raise Refused(f"asks for {path}, which no tensor needs; nothing of it was run")
@@ -159,7 +177,7 @@ def _refuse_opcode(opcode: str, argument: Any) -> NoReturn:
 
 def _storage(persistent_id: Any) -> Storage:
     """The storage of a persistent id. Its location, a device, has no bearing on the bytes."""
-    if type(persistent_id) is not tuple or persistent_id[0] != "storage":
+    if type(persistent_id) is not tuple or len(persistent_id) > MAX_ARGUMENTS or persistent_id[0] != "storage":
         raise Refused("holds a persistent id that is no storage; nothing of it was run")
     _, kind, key, _, numel, *view = persistent_id
     if not isinstance(kind, Name) or kind.path not in STORAGES or any(part is not None for part in view):
@@ -173,22 +191,33 @@ def _rebuild(function: Any, arguments: Any) -> Any:
     if not isinstance(function, Name) or function.path not in _REBUILDS:
         called = function.path if isinstance(function, Name) else f"a {type(function).__name__}"
         raise Refused(f"calls {called}, which rebuilds no tensor; nothing of it was run")
+    if type(arguments) is not tuple or len(arguments) > MAX_ARGUMENTS:
+        raise Refused(f"calls {function.path} with other arguments than a tensor has; nothing of it was run")
     return _REBUILDS[function.path](*arguments)
 
 
 def _rebuild_tensor(storage, offset, shape, strides) -> View:
     """A view that stays inside its storage and is no larger."""
+    if max(len(shape), len(strides)) > MAX_DIMS:
+        raise Refused(
+            f"holds a tensor of {max(len(shape), len(strides))} dimensions; no weight has more than {MAX_DIMS}"
+        )
     if type(storage) is not Storage or not all(map(_is_count, (offset, *shape, *strides))):
         raise Refused("holds a tensor whose storage, offset, shape or strides are out of bounds")
     numel = math.prod(shape)
     last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
-    sane = len(shape) <= MAX_DIMS and math.prod(n or 1 for n in shape) <= MAX_ELEMENTS
+    sane = math.prod(n or 1 for n in shape) <= MAX_ELEMENTS
     if not sane or (numel and not (numel <= storage.numel and last < storage.numel)):
         raise Refused(
             f"holds a tensor of shape {list(shape)}, strides {list(strides)} and offset {offset}, "
             f"which leaves its storage of {storage.numel} elements"
         )
     return View(storage, offset, tuple(shape), tuple(strides))
+
+
+def _empty_dict() -> dict:
+    """An OrderedDict as torch.save begins it; its items follow as opcodes."""
+    return {}
 
 
 def _rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks, metadata=None) -> View:
@@ -208,7 +237,7 @@ def _is_count(value: Any) -> bool:
 
 
 _REBUILDS = {
-    "collections.OrderedDict": dict,
+    "collections.OrderedDict": _empty_dict,
     "torch._utils._rebuild_tensor": _rebuild_tensor,
     "torch._utils._rebuild_tensor_v2": _rebuild_tensor_v2,
     "torch._utils._rebuild_parameter": _rebuild_parameter,

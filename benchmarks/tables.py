@@ -1,0 +1,91 @@
+"""Write every measured figure of README.md and docs/ from the results in ``benchmarks/results``.
+
+    python -m benchmarks.tables            # writes the documents
+    python -m benchmarks.tables --check    # writes nothing; exits 1 if a document differs from what it would write
+
+Whole documents are docs/performance.md, docs/drafters.md and docs/efficiency-<method>.md, the last with the table of costs
+beside it. In README.md and docs/quantization.md it writes only what stands between the comments ``<!-- name: ... -->`` and
+``<!-- /name -->``. The plot of a
+document is written with it, but not compared: its bytes depend on the version of matplotlib."""
+
+import argparse
+import json
+import pathlib
+import re
+import sys
+
+from benchmarks import drafters, efficiency, performance, results
+
+DOCS = results.ROOT / "docs"
+
+
+def documents() -> dict[pathlib.Path, str]:
+    """What every document should contain."""
+    found = performance.measurements()
+    blocks = {
+        results.ROOT / "README.md": {"speed": performance.readme(found)},
+        DOCS / "quantization.md": {
+            "distribution": performance.quantized_distribution(found),
+            "speed": performance.quantized_speed(found),
+        },
+    }
+    written = {file: with_blocks(file, contents) for file, contents in blocks.items()}
+    written[DOCS / "performance.md"] = performance.document(found)
+    written[DOCS / "drafters.md"] = drafters.markdown(comparison())
+    for method, costs in costs_by_method().items():
+        written[DOCS / f"efficiency-{method}.md"] = efficiency.markdown(costs)
+        written[DOCS / f"efficiency-{method}.json"] = json.dumps(costs.table, indent=1) + "\n"
+    return written
+
+
+def comparison() -> drafters.Comparison:
+    return drafters.comparison_of(results.read_all("drafters"))
+
+
+def costs_by_method() -> dict[str, efficiency.Costs]:
+    return {method: efficiency.costs_of(found) for method, found in performance.costs_by_method().items()}
+
+
+def with_blocks(file: pathlib.Path, contents: dict[str, str]) -> str:
+    """The text of a file with each of ``contents`` between the two comments of its name.
+
+    Raises:
+      ValueError: the file does not have two such comments, once and in this order.
+    """
+    text = file.read_text()
+    for name, content in contents.items():
+        block = rf"(<!-- {name}: .*? -->\n).*?(\n<!-- /{name} -->)"
+        text, count = re.subn(block, lambda found, new=content: found[1] + new + found[2], text, flags=re.DOTALL)
+        if count != 1:
+            raise ValueError(f"{file}: expected one comment <!-- {name}: ... --> and one <!-- /{name} --> after it")
+    return text
+
+
+def differing() -> list[pathlib.Path]:
+    """Documents that differ from what this module would write."""
+    return [file for file, text in documents().items() if not file.exists() or file.read_text() != text]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, exit 1 if a document differs")
+    args = parser.parse_args()
+    changed = differing()
+    names = " ".join(str(file.relative_to(results.ROOT)) for file in changed)
+    if args.check:
+        print(f"these differ from the results, write them by python -m benchmarks.tables: {names}" if names else "same")
+        return 1 if changed else 0
+    texts = documents()
+    for file in changed:
+        file.write_text(texts[file])
+    if DOCS / "drafters.md" in changed:
+        drafters.plot(comparison(), DOCS / "drafters.png")
+    for method, costs in costs_by_method().items():
+        if DOCS / f"efficiency-{method}.md" in changed:
+            efficiency.plot(costs, DOCS / f"efficiency-{method}.png")
+    print(f"wrote {names}" if names else "every document is as it should be")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

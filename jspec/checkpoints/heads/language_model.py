@@ -1,0 +1,36 @@
+"""Language models that draft: plain ones, and PARD models (An et al., 2025), whose config.json names a mask token."""
+
+import dataclasses
+
+from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.heads.format import HeadFormat
+from jspec.checkpoints.hf_config import decoder_config
+from jspec.checkpoints.layout import Layout, decoder_layout
+from jspec.checkpoints.tensor import Tensor
+from jspec.heads import PardConfig
+
+
+def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
+    """The layout of a causal language model."""
+    return decoder_layout(decoder_config(folder, fields), tensors)
+
+
+def read_pard(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
+    """The layout of a PARD model."""
+    layout = read(folder, fields, tensors)
+    assert layout.config.language_model is not None
+    config = PardConfig(layout.config.language_model, fields.integer("pard_token", low=0))
+    return dataclasses.replace(layout, config=config, label=f"PARD model, {layout.label}")
+
+
+PARD = HeadFormat(
+    recognises=lambda fields, _: fields.raw.get("pard_token") is not None,
+    read=lambda folder, fields, tensors, _: read_pard(folder, fields, tensors),
+    needs_target=False,
+)
+PLAIN = HeadFormat(
+    recognises=lambda *_: True,  # what is nothing else is asked to be a language model
+    read=lambda folder, fields, tensors, _: read(folder, fields, tensors),
+    needs_target=False,
+)

@@ -1,0 +1,238 @@
+"""The drafting methods: ONE entry each, which says where everything that belongs to the method is found.
+
+An entry is data. What lives in other layers stands here as an import string, ``"module:name"``, which ``resolve`` imports
+when it is first used: this module imports nothing, so that configs, the command line and error messages can ask it
+anything without JAX. Whoever needs a part of a method asks here, and nowhere else is a method named:
+
+    jspec.models        builds the module                    ``DraftMethod.module``
+    jspec.drafting      builds the drafter                   ``DraftMethod.drafter``
+    jspec.checkpoints   tells checkpoints apart, reads and   ``DraftMethod.formats``, ``config``
+                        writes them
+    jspec.train         makes config and objective           ``DraftMethod.objective``, ``sizes``
+    jspec.api           checks options, prepares data        ``DraftMethod.options``, ``argument``, ``prepare``
+
+docs/adding-a-drafter.md shows how an entry comes about.
+"""
+
+import dataclasses
+import functools
+import importlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jspec.heads import DraftConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftMethod:
+    """One way of proposing tokens.
+
+    Attributes:
+      name: what users know it by: ``LLM.method``, the method of a cost table, ``jspec train --method``.
+      help: what it is, in a line.
+      drafter: a class with the methods of ``jspec.drafting.base.Drafter`` and its classmethod ``build``.
+      config: the dataclass of a checkpoint, with the properties of ``jspec.heads.DraftConfig``; None for a method that
+        has no checkpoint.
+      module: what is built from that config and holds its parameters, ``module(config, dtype=, rngs=)``.
+      formats: the public layouts of its checkpoints, each a ``jspec.checkpoints.heads.format.HeadFormat``. The first that
+        can be written is the one that is exported. Checkpoints are told apart in the order of ``METHODS``.
+      draft: for a method that has no checkpoint, what ``jspec.load`` takes as ``draft`` to choose it; methods that share
+        one are told apart by ``argument``.
+      argument: the argument of ``jspec.load`` that this method needs besides ``draft``; None if it needs none.
+      prepare: ``prepare(value, tokenizer, target config)`` makes the arrays that the drafter reads, a pytree, from that
+        argument. They are arguments of the compiled programs, as weights are.
+      argmax_below: the temperature at which ``draft_sampling="auto"`` begins to sample, as measured in docs/drafters.md;
+        None for a method that draws nothing.
+      options: fields of ``jspec.Speculation`` that are of use to some methods only and to this one.
+      objective: ``objective(target config, sizes)`` gives the ``jspec.train.objectives.Objective`` of a new head; None for
+        a method that ``jspec train`` does not train.
+      sizes: fields of ``jspec.train.methods.Sizes`` that a new head of this method has.
+    """
+
+    name: str
+    help: str
+    drafter: str
+    config: str | None = None
+    module: str | None = None
+    formats: tuple[str, ...] = ()
+    draft: str | None = None
+    argument: str | None = None
+    prepare: str | None = None
+    argmax_below: float | None = None
+    options: tuple[str, ...] = ()
+    objective: str | None = None
+    sizes: tuple[str, ...] = ()
+
+
+NGRAM = "ngram"
+DRAWN = ("draft_temperature", "argmax_below")  # options of every method that draws its drafts from logits
+LOOKED_UP = ("ngram_min", "ngram_max")  # options of every method that looks drafts up
+EAGLE3_SIZES = ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers")
+EAGLE3_FORMATS = ("jspec.checkpoints.heads.speculators:FORMAT", "jspec.checkpoints.heads.eagle3:FORMAT")
+
+METHODS = (
+    DraftMethod(
+        name="eagle3",
+        help="an EAGLE-3 head: K passes over its own outputs, fed with hidden states of several layers of the target",
+        drafter="jspec.drafting.eagle:Eagle",
+        config="jspec.heads:Eagle3Config",
+        module="jspec.models.eagle3:Eagle3Head",
+        formats=EAGLE3_FORMATS,
+        argmax_below=0.4,
+        options=DRAWN,
+        objective="jspec.train.methods:eagle3",
+        sizes=EAGLE3_SIZES,
+    ),
+    DraftMethod(
+        name="parallel",
+        help="a P-EAGLE head: an EAGLE-3 head that fills K - 1 mask slots in one pass",
+        drafter="jspec.drafting.parallel:ParallelHead",
+        config="jspec.heads:Eagle3Config",
+        module="jspec.models.eagle3:Eagle3Head",
+        formats=EAGLE3_FORMATS,
+        argmax_below=0.4,
+        options=DRAWN,
+        objective="jspec.train.methods:parallel",
+        sizes=EAGLE3_SIZES,
+    ),
+    DraftMethod(
+        name="eagle",
+        help="an EAGLE or EAGLE-2 head: K passes over its own outputs, fed with the target's last hidden state",
+        drafter="jspec.drafting.eagle:Eagle",
+        config="jspec.heads:EagleConfig",
+        module="jspec.models.eagle:EagleHead",
+        formats=("jspec.checkpoints.heads.eagle:FORMAT",),
+        argmax_below=0.3,
+        options=DRAWN,
+        objective="jspec.train.methods:eagle",
+        sizes=("intermediate_size",),
+    ),
+    DraftMethod(
+        name="mlp",
+        help="an MLP speculator: a small recurrent state, one stage a token",
+        drafter="jspec.drafting.mlp:MLP",
+        config="jspec.heads:MLPConfig",
+        module="jspec.models.mlp_speculator:MLPSpeculator",
+        formats=("jspec.checkpoints.heads.mlp:FORMAT",),
+        argmax_below=0.3,
+        options=DRAWN,
+        objective="jspec.train.methods:mlp",
+        sizes=("num_draft_tokens", "inner_size", "tie"),
+    ),
+    DraftMethod(
+        name="medusa",
+        help="Medusa heads: head i predicts the token i + 2 places ahead, none sees another's",
+        drafter="jspec.drafting.medusa:MedusaHeads",
+        config="jspec.heads:MedusaConfig",
+        module="jspec.models.medusa:Medusa",
+        formats=("jspec.checkpoints.heads.medusa:FORMAT",),
+        argmax_below=0.6,
+        options=DRAWN,
+        objective="jspec.train.methods:medusa",
+        sizes=("num_draft_tokens", "borrow_head"),
+    ),
+    DraftMethod(
+        name="parallel",
+        help="a PARD model: a small language model that fills K - 1 mask tokens in one pass",
+        drafter="jspec.drafting.parallel:ParallelModel",
+        config="jspec.heads:PardConfig",
+        module="jspec.models.decoder:Decoder",
+        formats=("jspec.checkpoints.heads.language_model:PARD",),
+        argmax_below=0.4,
+        options=DRAWN,
+    ),
+    DraftMethod(
+        name="draft_model",
+        help="a smaller language model of the same tokenizer, K passes",
+        drafter="jspec.drafting.draft_model:DraftModel",
+        config="jspec.config:ModelConfig",
+        module="jspec.models.decoder:Decoder",
+        formats=("jspec.checkpoints.heads.language_model:PLAIN",),
+        argmax_below=0.3,
+        options=DRAWN,
+    ),
+    DraftMethod(
+        name=NGRAM,
+        help="what followed the last occurrence of the text's own ending",
+        drafter="jspec.drafting.ngram:NGram",
+        draft=NGRAM,
+        options=LOOKED_UP,
+    ),
+    DraftMethod(
+        name="ngram_corpus",
+        help="what followed the text's own ending, in the text itself or else in a corpus",
+        drafter="jspec.drafting.corpus:NGramCorpus",
+        draft=NGRAM,
+        argument="ngram_corpus",
+        prepare="jspec.drafting.corpus:prepare",
+        options=LOOKED_UP,
+    ),
+)
+
+
+def entry_of(draft: "DraftConfig | str") -> DraftMethod:
+    """The entry of what drafts: of a config, or of the name of a method that has no checkpoint.
+
+    Raises:
+      ValueError: there is none.
+    """
+    if isinstance(draft, str):
+        for entry in METHODS:
+            if entry.name == draft and entry.config is None:
+                return entry
+        raise ValueError(f"{draft!r} is no method without a checkpoint in jspec.registry")
+    path = f"{type(draft).__module__}:{type(draft).__qualname__}"
+    for entry in METHODS:
+        if entry.config == path and entry.name == draft.method:
+            return entry
+    raise ValueError(f"{path} of method {draft.method!r} has no entry in jspec.registry")
+
+
+def chosen_by_name() -> tuple[str, ...]:
+    """What ``jspec.load`` takes as ``draft`` instead of a checkpoint."""
+    return tuple(dict.fromkeys(entry.draft for entry in METHODS if entry.draft is not None))
+
+
+def choose(draft: Any, given: Mapping[str, Any]) -> DraftMethod | None:
+    """The method without a checkpoint that ``jspec.load(draft=draft)`` means; None if it means none of them.
+
+    Args:
+      draft: one of ``chosen_by_name``, the path of a checkpoint, or None.
+      given: the arguments of ``jspec.load`` that methods need -> their values, None where the user gave none.
+
+    Raises:
+      ValueError: an argument that no method of this ``draft`` needs.
+    """
+    present = {name for name, value in given.items() if value is not None}
+    for entry in METHODS:
+        if entry.draft is not None and entry.draft == draft and present == {entry.argument} - {None}:
+            return entry
+    for name in sorted(present):
+        needed = " or ".join(repr(entry.draft) for entry in METHODS if entry.argument == name)
+        raise ValueError(
+            f"{name} has no place with draft={None if draft is None else str(draft)!r}: expected draft={needed}"
+        )
+    return None
+
+
+def trained() -> dict[str, DraftMethod]:
+    """Name -> entry of every method that ``jspec train`` trains."""
+    return {entry.name: entry for entry in METHODS if entry.objective is not None}
+
+
+def argmax_below(name: str) -> float:
+    """The temperature at which ``draft_sampling="auto"`` begins to sample, for the method ``name``."""
+    return next(entry.argmax_below for entry in METHODS if entry.name == name and entry.argmax_below is not None)
+
+
+def particular_options() -> frozenset[str]:
+    """Fields of ``jspec.Speculation`` that only some methods have a use for."""
+    return frozenset(option for entry in METHODS for option in entry.options)
+
+
+@functools.cache
+def resolve(path: str) -> Any:
+    """What an import string ``"module:name"`` stands for."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)

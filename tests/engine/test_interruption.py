@@ -1,0 +1,278 @@
+"""Ctrl-C and exceptions at any point: no page and no row is kept, and the next call returns the text it always did."""
+
+import _thread
+import dataclasses
+import dis
+import functools
+import pathlib
+import signal
+import sys
+import threading
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines import CONFIG, GREEDY, Bigram, bigram, decode, key_of, successor_table, table_llm, tokens_of
+
+import jspec
+from jspec.engine.compiling import Program
+from jspec.engine.engine import Engine
+from jspec.engine.request import Request
+from jspec.sampling.params import SamplingParams
+
+TABLES = (bigram(successor_table() / 10), bigram(successor_table((2, 3, 7, 11, 14, 19, 20, 28)) / 10))
+PROMPTS = [[1], [2] * 9, [3, 4], [5]]  # one chunk or two, and one more than there are rows
+PARAMS = [SamplingParams(temperature=1.0, max_tokens=20, seed=seed) for seed in range(len(PROMPTS))]
+JSPEC = str(pathlib.Path(jspec.__file__).parent)
+
+
+def texts(llm) -> list[list[int]]:
+    return [result.token_ids for result in jspec.generate(llm, PROMPTS, PARAMS)]
+
+
+def assert_nothing_is_held(engine: Engine):
+    assert engine.scheduler.pages.free == CONFIG.pool_pages - 1
+    assert engine.scheduler.rows == [None] * CONFIG.max_batch
+
+
+@functools.cache
+def places(code: types.CodeType) -> frozenset[int]:
+    """Where Python may raise KeyboardInterrupt in a function, as offsets of instructions: at its beginning, where a
+    call has returned, and where a loop begins again."""
+    found, before = set(), None
+    for instruction in dis.get_instructions(code):
+        if before is not None and (before.opname == "RESUME" or before.opname in ("CALL", "CALL_FUNCTION_EX")):
+            found.add(instruction.offset)
+        if instruction.opname.startswith("JUMP_BACKWARD"):
+            found.add(instruction.argval)
+        before = instruction
+    return frozenset(found)
+
+
+class Interruption:
+    """A trace function that counts the places in jspec's code that a run comes by, and interrupts at the ``at``-th.
+
+    ``how`` is what happens there. A signal is what Ctrl-C sends, which jspec may hold off. An exception stands for all
+    that it cannot hold off: handlers of other signals, exceptions set from other threads."""
+
+    def __init__(self, how=None, at: int | None = None):
+        self.how, self.at, self.count = how, at, 0
+
+    def __call__(self, frame, event, _):
+        if not frame.f_code.co_filename.startswith(JSPEC):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._local
+
+    def _local(self, frame, event, _):
+        if event == "opcode" and frame.f_lasti in places(frame.f_code):
+            self.count += 1
+            if self.how is not None and self.count == self.at:
+                self.how()
+        return self._local
+
+    def __enter__(self):
+        self._before = sys.gettrace()
+        sys.settrace(self)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(self._before)
+
+
+def by_signal():
+    signal.raise_signal(signal.SIGINT)
+
+
+def by_exception():
+    raise KeyboardInterrupt
+
+
+def count_places(llm) -> int:
+    with Interruption() as counting:
+        texts(llm)
+    return counting.count
+
+
+@pytest.fixture(scope="module")
+def warm():
+    """A model that is compiled, and its texts."""
+    llm = table_llm(*TABLES)
+    return llm, texts(llm)
+
+
+@pytest.mark.parametrize("how", [by_signal, by_exception])
+def test_an_interrupt_at_any_place_of_a_warm_engine(warm, how):
+    llm, expected = warm
+    total = count_places(llm)
+    assert total > 1000
+    for at in [*range(1, 60), *range(60, total - 40, 19), *range(total - 40, total)]:
+        with pytest.raises(KeyboardInterrupt), Interruption(how, at):
+            texts(llm)
+        assert_nothing_is_held(llm.engine)
+        assert texts(llm) == expected, f"after an interrupt at place {at} of {total}"
+    assert llm.engine.num_compilations == 4
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_while_programs_are_compiled():
+    plain = table_llm(TABLES[0])
+    total = count_places(plain)
+    expected, compiled = texts(plain), set()
+    for at in np.linspace(100, 0.5 * total, 4, dtype=int):
+        cold = table_llm(TABLES[0])
+        with pytest.raises(KeyboardInterrupt), Interruption(by_signal, at):
+            texts(cold)
+        compiled.add(cold.engine.num_compilations)
+        assert_nothing_is_held(cold.engine)
+        assert texts(cold) == expected
+    assert compiled & {0, 1, 2, 3}  # else nothing was being compiled
+
+
+def test_interrupts_at_random_times(warm):
+    llm, expected = warm
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        timer = threading.Timer(rng.uniform(0, 0.02), _thread.interrupt_main)
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            timer.start()
+            while True:
+                texts(llm)
+        timer.join()
+        assert_nothing_is_held(llm.engine)
+        assert texts(llm) == expected
+
+
+@pytest.mark.parametrize("name", ["prefill", "admit", "retire", "decode"])
+def test_a_program_that_takes_the_state_and_fails(warm, monkeypatch, name):
+    llm, expected = warm
+    programs = llm.engine.runner.programs
+    failing = programs.decode[4] if name == "decode" else getattr(programs, name)
+    call = Program.__call__
+
+    def lose(program, *args):
+        result = call(program, *args)
+        if program is failing:
+            raise RuntimeError("the device is gone")
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Program, "__call__", lose)
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            texts(llm)
+    assert_nothing_is_held(llm.engine)
+    assert texts(llm) == expected
+
+
+ARMED = {"when it runs": False, "when it is traced": False}
+
+
+def _fail_if_armed(_) -> np.ndarray:
+    if ARMED["when it runs"]:
+        raise OSError("a broken device")
+    return np.zeros((), np.float32)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fragile(Bigram):
+    """A table that fails on the device, or while it is compiled, when it is told to."""
+
+    def __call__(self, tokens, positions, cache, view):
+        if ARMED["when it is traced"]:
+            raise TypeError("cannot be traced")
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        return self.table[tokens] + jax.pure_callback(_fail_if_armed, shape, tokens), cache
+
+
+def test_an_error_of_the_device_spoils_one_call(monkeypatch):
+    """The error comes with the logs, after the state was given back, whose arrays will never be computed."""
+    llm = table_llm(Fragile(TABLES[0].table, TABLES[0].config))
+    expected = texts(llm)
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setitem(ARMED, "when it runs", True)
+            with pytest.raises(jax.errors.JaxRuntimeError, match="a broken device"):
+                texts(llm)
+        assert_nothing_is_held(llm.engine)
+        assert texts(llm) == expected
+
+
+def test_an_exception_while_a_program_is_compiled(monkeypatch):
+    llm = table_llm(Fragile(TABLES[0].table, TABLES[0].config))
+    with monkeypatch.context() as patch:
+        patch.setitem(ARMED, "when it is traced", True)
+        with pytest.raises(TypeError, match="cannot be traced"):
+            texts(llm)
+        with pytest.raises(TypeError, match="cannot be traced"):
+            llm.warmup()
+    assert_nothing_is_held(llm.engine)
+    assert texts(llm) == texts(llm)
+    assert llm.engine.num_compilations == 4
+
+
+def test_an_exception_in_a_search_for_stop_strings(warm):
+    llm, expected = warm
+
+    def fail(tokens, seen):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        decode(llm.engine, PROMPTS, find_stop=fail)
+    assert_nothing_is_held(llm.engine)
+    assert texts(llm) == expected
+
+
+def test_an_abandoned_generator(warm):
+    llm, expected = warm
+    keys = [key_of(seed) for seed in range(len(PROMPTS))]
+    for abandon in (lambda run: run.close(), lambda run: None):  # by hand, or by losing it
+        run = llm.generate(PROMPTS, PARAMS, keys)
+        next(run)
+        with pytest.raises(RuntimeError, match="the engine is busy"):
+            texts(llm)
+        abandon(run)
+        del run
+        assert_nothing_is_held(llm.engine)
+        assert texts(llm) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"top_k": 2**31}, "prompt 7: top_k=2147483648"), ({"temperature": 1e39}, "prompt 7: temperature=1e\\+39")],
+)
+def test_values_that_no_array_holds_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        Request(7, [1], SamplingParams(**settings), key_of(0))
+
+
+def test_other_values_that_no_array_holds_are_refused():
+    with pytest.raises(ValueError, match=r"prompt 7: stop_tokens=2147483648: expected token ids"):
+        Request(7, [1], GREEDY, key_of(0), (2**31,))
+    with pytest.raises(ValueError, match=r"prompt 7: key_data=.*: expected a Threefry key"):
+        Request(7, [1], GREEDY, np.zeros(4, np.uint32))
+
+
+def test_more_tokens_than_any_array_holds_may_be_asked(warm):
+    """``max_len`` cuts them."""
+    llm, _ = warm
+    endless = SamplingParams(temperature=0, max_tokens=2**40, min_tokens=2**40)
+    assert tokens_of(decode(llm.engine, [[1]], endless)) == tokens_of(decode(llm.engine, [[1]]))
+
+
+def test_nothing_waits_for_ever(warm, monkeypatch):
+    llm, expected = warm
+    llm.engine.scheduler.pages.take(CONFIG.max_len * CONFIG.max_batch)  # as if somebody had lost them
+    with pytest.raises(RuntimeError, match=r"4 requests wait, no row decodes .* 0 pages are free"):
+        texts(llm)
+    assert texts(llm) == expected
+
+    runner = llm.engine.runner
+    enter = runner.enter
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "enter", lambda row, *args: enter(row, *args) or runner.retire([row]))
+        with pytest.raises(RuntimeError, match=r"the device made no round, although the requests in rows \[0, 1, 2\]"):
+            texts(llm)
+    assert texts(llm) == expected

@@ -1,0 +1,172 @@
+"""Prompt lookup over a corpus against a few lines of Python that do the same, and through ``jspec.load``."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_ngram import B, K, S, lookup
+from tiny import tiny_checkpoint
+
+import jspec
+from jspec.config import ModelConfig
+from jspec.drafting.base import Context
+from jspec.drafting.corpus import END, MAX_CORPUS_TOKENS, NGramCorpus, prepare
+from jspec.sampling.distribution import Warp
+from jspec.sampling.streams import RoundNoise
+
+TARGET = ModelConfig("LlamaForCausalLM", 97, 64, 96, 2, 4, 2, 16, 128)
+
+
+def lookup_in(corpus: list[list[int]], text: list[int], shortest: int, longest: int) -> list[int]:
+    """What followed the first occurrence in ``corpus`` of the longest suffix of ``text`` that has a token after it."""
+    for n in range(min(longest, len(text)), shortest - 1, -1):
+        for other in corpus:
+            for end in range(n, len(other)):
+                if other[end - n : end] == text[len(text) - n :]:
+                    return other[end : end + K]
+    return []
+
+
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def propose(corpus, tokens, length, shortest, longest, room):
+    one = jnp.ones(B, jnp.float32)
+    context = Context(
+        tokens=tokens,
+        length=length,
+        previous=length - 1,
+        features=None,
+        live=room >= 0,
+        room=room,
+        table=jnp.zeros((B, 1), jnp.int32),
+        warp=Warp(one, jnp.zeros(B, jnp.int32), one, 0 * one),
+        stop_tokens=jnp.full((B, 1), -1, jnp.int32),
+        min_length=jnp.zeros(B, jnp.int32),
+        noise=RoundNoise(jnp.zeros((B, 2), jnp.uint32), length),
+    )
+    return NGramCorpus(K, shortest, longest, corpus).propose((), context)[1]
+
+
+def drafts(corpus, texts, shortest=1, longest=4, room=K) -> list[list[int]]:
+    """Valid drafts for each text; what lies past its end is garbage that may not be read."""
+    tokens = np.random.default_rng(9).integers(3, size=(B, S)).astype(np.int32)
+    for row, text in zip(tokens, texts, strict=False):
+        row[: len(text)] = text
+    length = np.array([*map(len, texts), *[1] * (B - len(texts))], np.int32)
+    flat = jnp.array([token for text in corpus for token in (*text, END)], jnp.int32)
+    proposal = propose(flat, tokens, length, shortest, longest, jnp.full(B, room, jnp.int32))
+    assert proposal.distribution is None
+    assert np.all(proposal.point_mass)
+    return [proposal.tokens[i, : proposal.count[i]].tolist() for i in range(len(texts))]
+
+
+CORPUS = [[1, 2, 3], [9, 2, 7, 7, 8, 1, 2, 5, 6, 4, 3, 8, 8], [2, 4], [6]]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ([0, 1, 2], [3]),  # of two equal matches the first, up to the end of its text
+        ([8, 1, 2], [5, 6, 4, 3, 8, 8]),  # a longer match wins
+        ([2], [3]),
+        ([7], [7, 8, 1, 2, 5, 6]),
+        ([6], [4, 3, 8, 8]),
+        ([5, 0], []),
+        ([3, 0, 3], [0, 3, 0, 3, 0, 3]),  # the text's own continuation goes first, as ``NGram`` makes it
+    ],
+)
+def test_known_continuations(text, expected):
+    assert drafts(CORPUS, [text]) == [expected]
+    assert (lookup(text, 1, 4) or lookup_in(CORPUS, text, 1, 4)) == expected
+
+
+@pytest.mark.parametrize("room", [0, 1, K])
+def test_no_more_than_there_is_room_for(room):
+    assert drafts(CORPUS, [[8, 1, 2]], room=room) == [[5, 6, 4, 3, 8, 8][:room]]
+
+
+@pytest.mark.parametrize(("shortest", "longest"), [(1, 1), (1, 4), (2, 3)])
+def test_equals_the_reference(shortest, longest):
+    rng = np.random.default_rng(shortest * 10 + longest)
+    corpus = [rng.integers(8, size=n).tolist() for n in (20, 1, 2, 0, 17)]
+    own = from_corpus = nothing = 0
+    for _ in range(30):
+        texts = [rng.integers(8, size=rng.integers(1, 12)).tolist() for _ in range(B)]
+        theirs = [lookup(text, shortest, longest) for text in texts]
+        expected = [
+            mine or lookup_in(corpus, text, shortest, longest) for mine, text in zip(theirs, texts, strict=True)
+        ]
+        assert drafts(corpus, texts, shortest, longest) == expected
+        own += sum(mine is not None for mine in theirs)
+        from_corpus += sum(mine is None and len(one) > 0 for mine, one in zip(theirs, expected, strict=True))
+        nothing += sum(not one for one in expected)
+    assert min(own, from_corpus) > 10
+    assert nothing > 10 or shortest == 1
+
+
+class Letters:
+    def encode(self, text):
+        return [ord(letter) - ord("a") for letter in text]
+
+
+def test_a_corpus_is_read_from_a_file_texts_or_tokens(tmp_path):
+    file = tmp_path / "corpus.txt"
+    file.write_text("abc")
+    for corpus, expected in (
+        (file, [0, 1, 2, END]),
+        (str(file), [0, 1, 2, END]),
+        (["ab", "c"], [0, 1, END, 2, END]),
+        ([[4, 5], np.array([6])], [4, 5, END, 6, END]),
+    ):
+        array = prepare(corpus, Letters(), TARGET)
+        assert array.dtype == jnp.int32
+        assert array.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("corpus", "tokenizer", "message"),
+    [
+        ("no/such/file.txt", Letters(), "ngram_corpus='no/such/file.txt': expected the path of a text file"),
+        (["ab"], None, r"ngram_corpus\[0\] is text, but the checkpoint has no tokenizer"),
+        ([[1], [2, 97]], None, r"ngram_corpus\[1\]=97: expected token ids in 0..96"),
+        ([[-1]], None, r"ngram_corpus\[0\]=-1: expected token ids"),
+        ([[0.5]], None, "expected a text or a flat list of token ids"),
+        ([1, 2], None, "a flat list of token ids: expected a list of such lists"),
+        ([], None, "holds no tokens"),
+        ([[]], None, "holds no tokens"),
+        ([np.zeros(MAX_CORPUS_TOKENS, int)], None, "over 4,194,305 tokens': expected at most 4,194,304"),
+    ],
+)
+def test_what_is_no_corpus(corpus, tokenizer, message):
+    with pytest.raises(ValueError, match=message):
+        prepare(corpus, tokenizer, TARGET)
+
+
+SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
+GREEDY = {"temperature": 0, "max_tokens": 24, "ignore_eos": True}
+PROMPTS = [[3, 4, 5], [7]]
+
+
+def test_a_corpus_that_knows_the_text_drafts_it(tmp_path):
+    """And it is an argument of the compiled programs: another of the same size takes its place without compiling."""
+    folder = tiny_checkpoint(tmp_path / "target")
+    plain = [result.token_ids for result in jspec.generate(jspec.load(folder, **SMALL), PROMPTS, **GREEDY)]
+    texts = [[*prompt, *tokens] for prompt, tokens in zip(PROMPTS, plain, strict=True)]
+    speculation = jspec.Speculation(num_draft_tokens=3, ngram_min=2)
+    llm = jspec.load(folder, draft="ngram", ngram_corpus=texts, speculation=speculation, **SMALL)
+    assert llm.method == "ngram_corpus"
+    rates = []
+    for corpus in (texts, [[0] * len(text) for text in texts]):
+        llm.engine.replace_draft(prepare(corpus, None, llm.target.config))
+        results = jspec.generate(llm, PROMPTS, **GREEDY)
+        assert [result.token_ids for result in results] == plain
+        rates.append(sum(result.stats.num_accepted_draft_tokens for result in results))
+    assert rates[0] > rates[1] + 20
+    assert llm.engine.num_compilations == 4
+
+
+@pytest.mark.parametrize("draft", [None, "draft"])
+def test_a_corpus_without_lookup(tmp_path, draft):
+    with pytest.raises(ValueError, match=f"ngram_corpus has no place with draft={draft!r}: expected draft='ngram'"):
+        jspec.load(tmp_path, draft, ngram_corpus=[[1]])

@@ -1,0 +1,67 @@
+"""The modules of every kind of config have the parameters that the config declares, and nothing else."""
+
+import dataclasses
+import math
+
+import pytest
+from test_head_configs import HEADS, TARGET
+
+from jspec.checkpoints.names import tensor_table
+from jspec.checkpoints.quantized import stored_params
+from jspec.models import abstract_params
+from jspec.parameters import EMBED, KV, Parameter, size_of
+from jspec.parameters import HEADS as QUERIES
+
+MODELS = [
+    dataclasses.replace(TARGET, quantization=kind, **options)
+    for kind in (None, "int8", "fp8")
+    for options in (
+        {},
+        {"tie_embeddings": True},
+        {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "qk_norm": True},
+    )
+]
+CONFIGS = [*MODELS, *HEADS]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_modules_have_the_declared_parameters(config, dtype):
+    built = {name: (leaf.shape, leaf.dtype) for name, leaf in abstract_params(config, dtype).items()}
+    assert stored_params(config, dtype) == built
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_counts_and_bytes_follow(config):
+    built = abstract_params(config, "bfloat16")
+    scales = set(config.scale_names().values())
+    assert config.num_parameters == sum(math.prod(leaf.shape) for name, leaf in built.items() if name not in scales)
+    assert config.weight_bytes(2) == sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in built.values())
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_tensors_fill_every_parameter_once(config):
+    """The rows of a parameter's tensors lie one after another, without gap or overlap, up to its end."""
+    filled = dict.fromkeys(config.param_shapes(), 0)
+    for param, start, shape in tensor_table(config).values():
+        assert start == filled[param]
+        assert shape[1:] == config.param_shapes()[param][1:]
+        filled[param] += shape[0]
+    assert filled == {name: shape[0] for name, shape in config.param_shapes().items()}
+
+
+def test_a_stacked_parameter():
+    tensors = {"q.{}": QUERIES, "k.{}": KV, "v.{}": KV}
+    one = Parameter("layers.{}.qkv.weight", tensors, (EMBED,), ((0,), (1,)), "int8")
+    dimensions = {"N": 4, "G": 2, "H": 3, "D": 5}
+    assert one.rows(dimensions) == (12, 6, 6)
+    assert one.shape(dimensions) == (24, 5)
+    assert one.axes == (("heads", "kv", "kv"), ("embed",))
+    assert one.scale == "layers.{}.qkv.scale"
+
+
+def test_sizes_are_products():
+    assert size_of("2NH", {"N": 4, "H": 3}) == 24
+    assert size_of("Vd", {"V": 7, "Vd": 5}) == 5
+    with pytest.raises(AssertionError, match="no product"):
+        size_of("N+G", {"N": 4, "G": 3})
