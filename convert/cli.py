@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from convert.conversion import VERIFICATIONS, convert, require_fit
 from convert.listing import listing, matches
 from convert.quantize import quantized
-from jspec.checkpoints.heads.eagle3 import CONVENTIONS
+from jspec.checkpoints.heads.options import AUX_CONVENTIONS, NORM_OUTPUTS, HeadOptions
 from jspec.checkpoints.manifest import check
 from jspec.checkpoints.refusal import Mismatch, Refusal
 from jspec.checkpoints.source import NUMPY_DTYPES, open_source
 from jspec.config import QUANTIZATIONS
+from jspec.heads import AUX_CONVENTIONS, NORM_OUTPUTS
 
 OK, MISMATCH, REFUSED = 0, 1, 2
 
@@ -59,9 +60,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--aux-convention",
-        choices=CONVENTIONS,
+        choices=AUX_CONVENTIONS,
         help="what the layer ids of an EAGLE-3 head mean: the inputs of these layers (vLLM, speculators) or their outputs "
         "(SpecForge, SGLang, NVIDIA Model Optimizer); never guessed",
+    )
+    parser.add_argument(
+        "--norm-output",
+        choices=NORM_OUTPUTS,
+        help="what norm_output of an EAGLE-3 head means: the normed output is fed back (vLLM, SGLang, SpecForge since "
+        "September 2026) or the output head reads it (SpecForge before); never guessed",
+    )
+    parser.add_argument(
+        "--mask-token-id",
+        type=_token_id,
+        metavar="ID",
+        help="token of a P-EAGLE head's mask slots, if config.json lacks it",
     )
     parser.add_argument(
         "--target", metavar="DIR", help="the model that a draft head is for: refuse one that does not fit"
@@ -83,6 +96,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _token_id(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a token id, 0 or more")
+    return int(text)
+
+
 def _check(out: str) -> int:
     problems = check(out)
     for problem in problems:
@@ -93,7 +112,8 @@ def _check(out: str) -> int:
 
 
 def _dry_run(options: argparse.Namespace) -> int:
-    source = open_source(options.src, options.allow_pickle, options.aux_convention)
+    said = HeadOptions(options.aux_convention, options.norm_output, options.mask_token_id)
+    source = open_source(options.src, options.allow_pickle, said)
     if options.quantize is not None:
         source = quantized(source, options.quantize)
     if options.target is not None:
@@ -113,6 +133,8 @@ def _convert(options: argparse.Namespace) -> int:
         progress=True,
         allow_pickle=options.allow_pickle,
         aux_convention=options.aux_convention,
+        norm_output=options.norm_output,
+        mask_token_id=options.mask_token_id,
         target=options.target,
         quantize=options.quantize,
     )

@@ -22,6 +22,7 @@ from convert.verify import require_transformers, verify_logits, verify_shapes, v
 from jspec._arguments import require
 from jspec.checkpoints.heads import stored
 from jspec.checkpoints.heads.kinds import describe
+from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.loading import read_draft_config
 from jspec.checkpoints.manifest import PARAMS, is_converted
 from jspec.checkpoints.quantized import quantization_of
@@ -70,6 +71,8 @@ def convert(
     progress: bool = False,
     allow_pickle: bool = False,
     aux_convention: str | None = None,
+    norm_output: str | None = None,
+    mask_token_id: int | None = None,
     target: str | os.PathLike | None = None,
     quantize: str | None = None,
 ) -> Report:
@@ -90,6 +93,9 @@ def convert(
         there is no safetensors file.
       aux_convention: what the layer ids of an EAGLE-3 head mean: ``input_of`` or ``output_of`` these layers. Needed
         when the checkpoint lists ids in a native layout, which does not say.
+      norm_output: what the ``norm_output`` of an EAGLE-3 head means: that the normed output is fed back (``recycled``),
+        or that the output head reads it (``before_head``). Needed when a native layout has that key.
+      mask_token_id: the token of a P-EAGLE head's mask slots. Needed when config.json does not name it.
       target: folder of the model that a draft head is for; refuse one that does not fit it.
       quantize: ``int8`` or ``fp8``: store linear maps and output head in eight bits, with a scale for each output
         channel; ``dtype`` is then that of the rest. For language models; see ``jspec.models.quantized``.
@@ -105,7 +111,8 @@ def convert(
     start = time.monotonic()
     if is_converted(src):
         raise Refusal(f"{src}: is a converted folder already; give the Hugging Face folder it was made from")
-    source, place = open_source(src, allow_pickle, aux_convention), _place(out)
+    options = HeadOptions(aux_convention, norm_output, mask_token_id)
+    source, place = open_source(src, allow_pickle, options), _place(out)
     if quantize is not None:
         source = quantized(source, quantize)
     if verify == "logits":
@@ -116,7 +123,7 @@ def convert(
     if target is not None:
         require_fit(source, target)
     chosen = dtype or source.exact_dtype
-    notes = _dtype_notes(source, dtype, chosen)
+    notes = [*source.layout.notes, *_dtype_notes(source, dtype, chosen)]
     with staged(place, overwrite, may_replace=is_converted) as partial:
         notes += _write(source, partial, chosen, progress)
         if verify is not None:
@@ -226,7 +233,8 @@ def _description(source: Source, dtype: str) -> dict:
         "parameter_count": sum(math.prod(shape) for shape in source.shapes.values()),
     }
     if not isinstance(source.config, ModelConfig):
-        description["head"] = {**stored.to_json(source.config), "aux_convention": source.layout.aux_convention}
+        said = {name: getattr(source.layout, name) for name in ("aux_convention", "norm_output")}
+        description["head"] = {**stored.to_json(source.config), **said}
     return description
 
 

@@ -11,6 +11,7 @@ def listing(source: Source, dtype: str) -> Iterator[str]:
     """What it is, a line a tensor, ``name -> param[rows]  shape  dtype``, and what is ignored, missing, unused or
     wrong."""
     yield describe(source.layout, source.verifier)
+    yield from (f"note: {note}" for note in source.layout.notes)
     width = max(map(len, source.table))
     stacked, stored = source.shapes, stored_params(source.config, dtype)
     for name, rows in source.table.items():

@@ -15,6 +15,7 @@ import numpy as np
 from tqdm import tqdm
 
 from jspec._arguments import is_int, require, resolve_names
+from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.loading import load_folder, read_draft_config, read_model_config, require_intact
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.config import VERIFY_RULES, EngineConfig, ModelConfig, Speculation
@@ -30,6 +31,7 @@ from jspec.loading import (
     find_folders,
     load_draft_module,
     prepared,
+    with_positions,
     within_reach,
 )
 from jspec.memory import check_memory
@@ -46,6 +48,8 @@ def load(
     *,
     ngram_corpus: Corpus | None = None,
     aux_convention: str | None = None,
+    norm_output: str | None = None,
+    mask_token_id: int | None = None,
     speculation: Speculation | None = None,
     costs: CostTable | Path | None = None,
     max_batch: int = 8,
@@ -72,6 +76,8 @@ def load(
         compares ``ngram_max`` times as many numbers for each request, on the device, in up to 4 bytes a token and request.
       aux_convention: what the layer ids of an EAGLE-3 checkpoint count, ``input_of`` or ``output_of`` a layer; see
         ``jspec-convert --help``. Converted folders and ``speculators`` heads know it.
+      norm_output: what ``norm_output`` of an EAGLE-3 checkpoint means, ``recycled`` or ``before_head``; see there too.
+      mask_token_id: the token of a P-EAGLE head's mask slots, where its config.json does not name it.
       speculation: how drafts are made and judged; the default is ``Speculation()``. With ``num_draft_tokens=0`` the draft
         is not loaded: the model decodes plainly, as it does with ``draft=None``.
       costs: what rounds cost, for ``num_draft_tokens="auto"``: a table or the path of one as JSON, see ``CostTable``.
@@ -96,6 +102,7 @@ def load(
     if isinstance(verify, str):
         options, verify = {**options, "verify": verify}, False
     speculation = _speculation(speculation, options)
+    said = HeadOptions(aux_convention, norm_output, mask_token_id)
     check_lossless(speculation)
     ok = isinstance(verify, bool)
     require(ok, "verify", verify, f"True or False, or the rule of speculation: {', '.join(VERIFY_RULES)}")
@@ -123,9 +130,10 @@ def load(
     tokenizer = load_tokenizer(target_path)
     draft_config = None
     if draft_path is not None:
-        draft_config = read_draft_config(draft_path, aux_convention)
+        draft_config = read_draft_config(draft_path, **dataclasses.asdict(said))
         speculation = within_reach(speculation, draft_config)
-        check_fit(target_config, draft_config, tokenizer, load_tokenizer(draft_path))
+        check_fit(target_config, draft_config, tokenizer, draft_path)
+        draft_config = with_positions(target_config, draft_config, config.max_len)
     how = draft_config if method is None else method.name
     if how is not None:
         check_options(how, speculation)
@@ -135,8 +143,8 @@ def load(
 
     head = None if method is None else prepared(method, arguments, tokenizer, target_config)
     model = build(*load_folder(target_path, config.dtype), config.dtype)
-    if draft_path is not None:
-        how, head = load_draft_module(draft_path, config.dtype, aux_convention, model)
+    if draft_path is not None and draft_config is not None:
+        how, head = load_draft_module(draft_path, config.dtype, said, draft_config, model)
     make_drafter = drafter_for(how, target_config, speculation)
     return LLM(model, head, make_drafter, method_of(how), tokenizer, speculation, config, seconds, defaults)
 

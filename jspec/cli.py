@@ -1,4 +1,4 @@
-"""The ``jspec`` command: ``jspec demo``, ``jspec generate`` and ``jspec train``."""
+"""The ``jspec`` command: ``jspec demo``, ``jspec generate``, ``jspec train`` and ``jspec doctor``."""
 
 import argparse
 import pathlib
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jspec
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
 from jspec.generate_command import add_arguments as add_generate_arguments
+from jspec.heads import AUX_CONVENTIONS, NORM_OUTPUTS
 from jspec.train.command import add_arguments as add_train_arguments
 
 
@@ -15,8 +16,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-      the exit code: 0 is success, 2 a mistake in the arguments or a checkpoint, told in one sentence, and 130 an
-      interruption by Ctrl-C.
+      the exit code: 0 is success, 1 a finding of ``jspec doctor``, 2 a mistake in the arguments or a checkpoint, told in
+      one sentence, and 130 an interruption by Ctrl-C.
     """
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
@@ -56,6 +57,20 @@ def _parser() -> argparse.ArgumentParser:
     train = commands.add_parser("train", help="train a draft head for a target")
     add_train_arguments(train)
     train.set_defaults(run=_train)
+
+    doctor = commands.add_parser("doctor", help="find out why few drafts are accepted")
+    doctor.add_argument("--target", required=True, help="checkpoint folder")
+    doctor.add_argument("--draft", required=True, help="checkpoint folder of a draft model or a draft head")
+    doctor.add_argument("--prompts", type=pathlib.Path, help="a text file with a prompt a line, or .jsonl with prompt")
+    doctor.add_argument("--aux-convention", choices=AUX_CONVENTIONS, help="as for jspec-convert")
+    doctor.add_argument("--norm-output", choices=NORM_OUTPUTS, help="as for jspec-convert")
+    doctor.add_argument("--mask-token-id", type=int, help="as for jspec-convert")
+    doctor.add_argument("--num-draft-tokens", type=int, default=4)
+    doctor.add_argument("--max-tokens", type=int, default=64, help="new tokens per prompt")
+    doctor.add_argument(
+        "--no-chat", action="store_true", help="prompts are plain text, also if there is a chat template"
+    )
+    doctor.set_defaults(run=_doctor)
 
     for command in (demo, generate):
         command.add_argument("--draft", help="checkpoint folder, or ngram; for the demo also a name beside its target")
@@ -100,6 +115,24 @@ def _train(args) -> int:
     from jspec.train import command
 
     return command.run(args)
+
+
+def _doctor(args) -> int:
+    from jspec.doctor import diagnose, read_prompts, show
+
+    diagnosis = diagnose(
+        args.target,
+        args.draft,
+        None if args.prompts is None else read_prompts(args.prompts),
+        aux_convention=args.aux_convention,
+        norm_output=args.norm_output,
+        mask_token_id=args.mask_token_id,
+        num_draft_tokens=args.num_draft_tokens,
+        max_tokens=args.max_tokens,
+        chat=False if args.no_chat else None,
+    )
+    show(diagnosis)
+    return 0 if diagnosis.healthy else 1
 
 
 def _speculation(args) -> jspec.Speculation:

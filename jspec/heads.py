@@ -28,6 +28,10 @@ DRAFT_VOCAB, FEATURE = Axis("Vd", "draft_vocab"), Axis("E", "feature")
 TARGET_EMBED, INNER = Axis("Dt", "target_embed"), Axis("W", "inner")
 TWICE_EMBED = Axis("2D", "embed_pair")  # (embedding, feature) side by side
 
+# What an EAGLE-3 checkpoint may leave open: what its layer ids count, and what its ``norm_output`` means.
+AUX_CONVENTIONS = ("input_of", "output_of")
+NORM_OUTPUTS = ("recycled", "before_head")
+
 
 class DraftConfig(Protocol):
     """What the rest of jspec asks of the config of whatever drafts: a language model or a trained head.
@@ -217,6 +221,8 @@ class Eagle3Config(Declared):
       norm_each_aux: an RMS norm over each of them.
       norm_before_residual: the first layer adds to the normed feature.
       norm_output: the normed output is fed back, as EAGLE-3.1 does.
+      norm_before_head: the output head reads the normed output, as in nearly every head; if not, there is no final norm.
+      fuse_bias: whether the map of the joined streams to the layers' width has a bias.
       own_embedding, own_head: whether the checkpoint has them, else the target's serve.
       mask_token_id: the token of mask slots; None for a sequential head.
       trained_drafts: drafts per round that it was trained for, if the checkpoint says.
@@ -231,6 +237,8 @@ class Eagle3Config(Declared):
     norm_each_aux: bool = False
     norm_before_residual: bool = False
     norm_output: bool = False
+    norm_before_head: bool = True
+    fuse_bias: bool = False
     own_embedding: bool = False
     own_head: bool = True
     mask_token_id: int | None = None
@@ -260,6 +268,10 @@ class Eagle3Config(Declared):
             require(right, "aux_layers", self.aux_layers, f"{self.num_aux_layers} layer ids of at least 0, ascending")
         if self.norm_before_fuse and self.norm_each_aux:
             raise ValueError("norm_before_fuse and norm_each_aux are both set: expected at most one of them")
+        if self.norm_output and not self.norm_before_head:
+            raise ValueError("norm_output is set and norm_before_head is not: expected a final norm to feed back from")
+        if self.fuse_bias and self.num_aux_layers == 0:
+            raise ValueError("fuse_bias is set and num_aux_layers is 0: expected residual streams to fuse")
         if self.trained_drafts is not None:
             _require_count("trained_drafts", self.trained_drafts)
         mask = self.mask_token_id
@@ -299,12 +311,12 @@ class Eagle3Config(Declared):
         aux = indices(0, self.num_aux_layers if self.norm_each_aux else 0)
         return (
             *((matrix("embedding", EMBEDDING, VOCAB, EMBED),) if self.own_embedding else ()),
-            *(linear("fuse_in", {"fc": EMBED}, FEATURE) if self.num_aux_layers else ()),
+            *(linear("fuse_in", {"fc": EMBED}, FEATURE, bias=self.fuse_bias) if self.num_aux_layers else ()),
             *((vector("fuse_norm.weight", "input_norm.weight", FEATURE),) if self.norm_before_fuse else ()),
             vector("aux_norms.{}.weight", "fc_norm.{}.weight", TARGET_EMBED, aux),
             *decoder_layers(c, indices(0, 1), reads=TWICE_EMBED, norms=norms),
             *decoder_layers(c, indices(1, c.num_layers)),
-            vector("norm.weight", "norm.weight", EMBED),
+            *((vector("norm.weight", "norm.weight", EMBED),) if self.norm_before_head else ()),
             *(linear("head", {"lm_head": DRAFT_VOCAB}, EMBED) if self.own_head else ()),
             *((Parameter("draft_ids", {"d2t": VOCAB}, integer=True),) if self.reduced else ()),
             *((vector("mask_hidden", "mask_hidden", FEATURE),) if self.mask_token_id is not None else ()),

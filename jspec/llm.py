@@ -1,6 +1,7 @@
 """A loaded model: target, drafter and engine, ready to generate."""
 
 import functools
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -76,6 +77,7 @@ class LLM:
             draft_lengths=speculation.draft_lengths if auto else None,
             costs=costs if auto else None,
         )
+        self._warned_of_limit = False
         self._leaves, merge = split(target)
 
         def forward(leaves, tokens):
@@ -167,13 +169,23 @@ class LLM:
             text, stop_reason = stop.text, stop.string
         elif finish_reason == "error":
             stop_reason = f"the target's logits at position {len(request.prompt) + len(tokens)} are not finite"
+        limit = self.engine.longest_text
+        stats = Stats.of(self.engine.num_draft_tokens, active.drafted, active.accepted, len(request.prompt), limit)
+        if stats.num_steps_past_draft_limit and not self._warned_of_limit:
+            self._warned_of_limit = True
+            warnings.warn(
+                f"the {self.method} drafter has no positions for texts of more than {limit} tokens: "
+                f"{stats.num_steps_past_draft_limit} of {stats.num_steps} rounds of prompt {request.index} drafted nothing "
+                "(stats.num_steps_past_draft_limit)",
+                stacklevel=3,
+            )
         return Result(
             text=text,
             token_ids=tokens,
             prompt_token_ids=list(request.prompt),
             finish_reason=finish_reason,
             stop_reason=stop_reason,
-            stats=Stats.of(self.engine.num_draft_tokens, active.drafted, active.accepted),
+            stats=stats,
             accepted=active.from_draft,
             reproducible=self.reproducible,
         )

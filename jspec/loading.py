@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from jspec._arguments import require
+from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.loading import load_draft, read_generation_config, verifier_of
-from jspec.config import ModelConfig, Speculation
-from jspec.heads import DraftConfig, HeadConfig
+from jspec.checkpoints.tokenizer import load_tokenizer
+from jspec.config import MAX_POSITIONS, ModelConfig, Speculation
+from jspec.heads import DraftConfig, Eagle3Config, EagleConfig, HeadConfig
 from jspec.models import Decoder, build, build_head
 from jspec.registry import DraftMethod, chosen_by_name, entry_of, particular_options, resolve
 from jspec.sampling.params import SamplingParams
@@ -108,26 +110,66 @@ def within_reach(speculation: Speculation, draft: ModelConfig | HeadConfig) -> S
     return speculation
 
 
+def with_positions(target: ModelConfig, draft: ModelConfig | HeadConfig, max_len: int) -> ModelConfig | HeadConfig:
+    """``draft`` with the positions that it can draft at; warns if they are fewer than ``max_len``.
+
+    A head shares the positions of its target, whatever its config.json says: many were trained on texts of 2048 tokens and
+    say so, and their authors and vLLM draft on beyond, because their rotary embedding is a formula that has no end. With
+    ``yarn`` it ends at the length that it was stretched to, with ``dynamic`` at ``max_position``. Language models keep their
+    own limit: beyond it they have never drafted anything, and every pass of one costs more than a head's.
+    """
+    if not isinstance(draft, EagleConfig | Eagle3Config):
+        has = draft.decoder
+        limit = max_len if has is None else has.max_position
+    else:
+        layers = draft.layers
+        limit = max(layers.max_position, min(_end_of_rope(layers), target.max_position))
+        draft = dataclasses.replace(draft, layers=dataclasses.replace(layers, max_position=limit))
+    if limit < max_len:
+        warnings.warn(
+            f"the {draft.method} checkpoint has {limit} positions, and max_len={max_len}: nothing is drafted after "
+            "longer texts",
+            stacklevel=3,
+        )
+    return draft
+
+
+def _end_of_rope(layers: ModelConfig) -> int:
+    """Positions that the rotary embedding has a meaning for."""
+    rope = layers.rope
+    if rope.kind == "yarn":
+        return int(rope.factor * rope.original_max_position)
+    return layers.max_position if rope.kind == "dynamic" else MAX_POSITIONS
+
+
 def check_fit(
-    target: ModelConfig, draft: ModelConfig | HeadConfig, tokenizer: Tokenizer | None, other: Tokenizer | None
+    target: ModelConfig, draft: ModelConfig | HeadConfig, tokenizer: Tokenizer | None, draft_path: pathlib.Path
 ):
     """Refuse a head of another target, or a language model that reads tokens differently.
 
     Args:
       target, draft: their configurations.
-      tokenizer, other: their tokenizers, None where a checkpoint has none; a head needs none.
+      tokenizer: the target's, None if its checkpoint has none.
+      draft_path: where the draft's tokenizer may be; a head needs none, so that one beside it is not opened.
     """
     draft.require_fit(target)
     if draft.language_model is not None:
-        _check_pair(target, draft.language_model, tokenizer, other)
+        _check_pair(target, draft.language_model, tokenizer, load_tokenizer(draft_path))
 
 
-def load_draft_module(path: pathlib.Path, dtype: str, aux_convention: str | None, target: Decoder):
+def load_draft_module(
+    path: pathlib.Path, dtype: str, options: HeadOptions, config: ModelConfig | HeadConfig, target: Decoder
+):
+    """(config, module) of what drafts, ready to serve; ``config`` is what the checkpoint was read as."""
+    _, params = load_draft(path, dtype, **dataclasses.asdict(options))
+    return build_draft_module(config, params, dtype, target)
+
+
+def build_draft_module(config: ModelConfig | HeadConfig, params: dict, dtype: str, target: Decoder):
     """(config, module) of what drafts, ready to serve.
 
-    A head that has the target's embedding or output head over again borrows them instead.
+    A head that has the target's embedding or output head over again borrows them instead; they leave ``params``.
     """
-    config, params = load_draft(path, dtype, aux_convention)
     if config.language_model is not None:
         return config, build(config.language_model, params, dtype)
     config = _borrow(config, params, target)

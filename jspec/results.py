@@ -15,6 +15,8 @@ class Stats:
       acceptance_histogram: entry j counts the steps that accepted exactly j drafts, j = 0..K.
       accepted_per_position: entry i counts the steps that accepted draft i, i = 0..K-1.
       drafted_per_position: entry i counts the steps that drafted it.
+      num_steps_past_draft_limit: steps at a text that was longer than the drafter has positions for, so that nothing
+        could be drafted.
 
     Where K varies it is the largest here. A completion of n tokens has n = num_steps + num_accepted_draft_tokens, less
     what its last step emitted past the end.
@@ -26,6 +28,7 @@ class Stats:
     acceptance_histogram: tuple[int, ...]
     accepted_per_position: tuple[int, ...]
     drafted_per_position: tuple[int, ...]
+    num_steps_past_draft_limit: int = 0
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -49,11 +52,22 @@ class Stats:
         return tuple(accepted / max(drafted, 1) for accepted, drafted in pairs)
 
     @staticmethod
-    def of(K: int, drafted: list[int], accepted: list[int]) -> "Stats":
-        """Count up the steps of one request: valid and accepted drafts of each."""
-        histogram = [0] * (K + 1)
+    def of(
+        K: int, drafted: list[int], accepted: list[int], prompt_length: int = 0, longest_text: int | None = None
+    ) -> "Stats":
+        """Count up the steps of one request.
+
+        Args:
+          K: the largest number of drafts of a step.
+          drafted, accepted: valid and accepted drafts of each step.
+          prompt_length: tokens of the prompt.
+          longest_text: ``Drafter.longest_text``.
+        """
+        histogram, length, past_limit = [0] * (K + 1), prompt_length, 0
         for n in accepted:
             histogram[n] += 1
+            past_limit += longest_text is not None and length > longest_text
+            length += n + 1  # the drafts and the token that the target drew; only the last step may emit fewer
         return Stats(
             num_steps=len(accepted),
             num_draft_tokens=sum(drafted),
@@ -61,6 +75,7 @@ class Stats:
             acceptance_histogram=tuple(histogram),
             accepted_per_position=tuple(sum(histogram[i + 1 :]) for i in range(K)),
             drafted_per_position=tuple(sum(n > i for n in drafted) for i in range(K)),
+            num_steps_past_draft_limit=past_limit,
         )
 
     def __add__(self, other: "Stats") -> "Stats":
@@ -72,6 +87,7 @@ class Stats:
             tuple(map(operator.add, self.acceptance_histogram, other.acceptance_histogram)),
             tuple(map(operator.add, self.accepted_per_position, other.accepted_per_position)),
             tuple(map(operator.add, self.drafted_per_position, other.drafted_per_position)),
+            self.num_steps_past_draft_limit + other.num_steps_past_draft_limit,
         )
 
 

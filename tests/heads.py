@@ -37,6 +37,7 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     "eagle3-norms": Eagle3Config(
         LAYERS, REDUCED, D, aux_layers=(1, 2, 3), norm_each_aux=True, norm_before_residual=True, own_embedding=True
     ),
+    "eagle3-bare": Eagle3Config(LAYERS, REDUCED, D, aux_layers=(1, 2, 3), norm_before_head=False, fuse_bias=True),
     "p-eagle-short": Eagle3Config(
         dataclasses.replace(LAYER, max_position=SHORT),
         V,

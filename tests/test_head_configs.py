@@ -29,6 +29,7 @@ HEADS = [
     Eagle3Config(TWO, V, 24, 2, (0, 3), norm_before_fuse=True, own_embedding=True, mask_token_id=3),
     Eagle3Config(ONE, V, D, 3, (0, 1, 2), norm_each_aux=True, own_head=False),
     Eagle3Config(ONE, 7, D, 0),
+    Eagle3Config(ONE, 7, D, norm_before_head=False, fuse_bias=True),
     PardConfig(TARGET, 5),
     MLPConfig(V, D, 12, 4),
     MLPConfig(V, D, 12, 4, tied=True),
@@ -70,6 +71,8 @@ def test_an_engine_counts_the_head(head):
         ({"mask_token_id": V}, f"mask_token_id={V}"),
         ({"trained_drafts": 0}, "trained_drafts=0"),
         ({"norm_before_fuse": True, "norm_each_aux": True}, "expected at most one of them"),
+        ({"norm_output": True, "norm_before_head": False}, "expected a final norm to feed back from"),
+        ({"num_aux_layers": 0, "aux_layers": None, "fuse_bias": True}, "expected residual streams to fuse"),
     ],
 )
 def test_what_no_eagle3_head_can_be(change, message):
@@ -95,7 +98,11 @@ def test_what_no_other_head_can_be(make, message):
 def test_methods():
     methods = [head.method for head in HEADS]
     assert (
-        methods == ["eagle"] * 2 + ["eagle3", "parallel", "eagle3", "eagle3", "parallel"] + ["mlp"] * 3 + ["medusa"] * 2
+        methods
+        == ["eagle"] * 2
+        + ["eagle3", "parallel", "eagle3", "eagle3", "eagle3", "parallel"]
+        + ["mlp"] * 3
+        + ["medusa"] * 2
     )
 
 

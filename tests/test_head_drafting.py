@@ -167,6 +167,7 @@ QUICK = [
     ("eagle-short", 10),  # the later passes are a loop
     ("eagle3", 4),
     ("eagle3-final-feature", 2),
+    ("eagle3-bare", 3),
     ("p-eagle", 4),
     ("p-eagle-short", 10),
     ("pard", 10),

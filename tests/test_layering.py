@@ -26,7 +26,7 @@ KNOWS = {
     "checkpoints": {"models"},
     "serving": {"engine", "drafting", "models", "sampling", "llm", "api"},
 }
-KNOW_CHECKPOINTS = {"api", "loading", "train", "checkpoints"}
+KNOW_CHECKPOINTS = {"api", "doctor", "loading", "train", "checkpoints"}
 KNOW_TRAIN = {"train", "cli"}
 
 

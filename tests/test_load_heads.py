@@ -87,6 +87,17 @@ def test_layer_ids_beyond_the_target_are_refused(target, tmp_path):
     assert jspec.load(target, head, aux_convention="input_of", **SMALL).method == "eagle3"
 
 
+def test_what_a_checkpoint_does_not_say_is_asked_for(target, tmp_path):
+    head = tiny_heads.eagle3(tmp_path / "head", norm_output=True)
+    with pytest.raises(Refusal, match=r"norm_output=True can mean .*norm_output="):
+        jspec.load(target, head, **SMALL)
+    assert jspec.load(target, head, norm_output="before_head", **SMALL).method == "eagle3"
+    masks = tiny_heads.p_eagle(tmp_path / "masks", ptd_token_id=None)
+    with pytest.raises(Refusal, match="mask_token_id="):
+        jspec.load(target, masks, **SMALL)
+    assert jspec.load(target, masks, mask_token_id=tiny_heads.MASK, **SMALL).method == "parallel"
+
+
 def test_a_head_is_no_target(target, tmp_path):
     head = tiny_heads.eagle(tmp_path / "head")
     with pytest.raises(ValueError, match="draft head"):

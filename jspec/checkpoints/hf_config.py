@@ -4,6 +4,7 @@ A key that is absent takes the default of its transformers class, so that both r
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from jspec.checkpoints.fields import Fields
@@ -62,10 +63,12 @@ def read_config(folder: Folder) -> ModelConfig:
 
 
 def read_fields(folder: Folder) -> Fields:
-    """config.json of any checkpoint, once it is known to ask for neither remote code nor quantised weights."""
+    """config.json of any checkpoint, once it is known that its weights are not quantised.
+
+    It may name code in ``auto_map``: of a language model ``decoder_config`` refuses that, and of a draft head only the
+    weights are read.
+    """
     raw = folder.json("config.json")
-    if "speculators_model_type" not in raw:  # that format names its own classes in auto_map; they are built in here
-        refuse_remote_code(folder, raw)
     fields = Fields(raw, f"{folder.given}/config.json")
     for key in ("quantization_config", "compression_config"):
         if raw.get(key):
@@ -76,6 +79,7 @@ def read_fields(folder: Folder) -> Fields:
 
 def decoder_config(folder: Folder, fields: Fields) -> ModelConfig:
     """The causal language model that ``fields`` describes; see ``read_config``."""
+    refuse_remote_code(folder, fields.raw)
     try:
         config = model_config(fields, _architecture(fields), _eos_token_ids(folder, fields))
     except Refusal:
@@ -92,7 +96,7 @@ def require_size(config: ModelConfig | HeadConfig, where: str):
         raise Refusal(f"{where}: its sizes multiply to {config.num_parameters} parameters, beyond any model")
 
 
-def refuse_remote_code(folder: Folder, config: dict):
+def refuse_remote_code(folder: Folder, config: Mapping[str, Any]):
     """Raise if a JSON file asks for Python from the folder or the network to be run."""
     tokenizer = folder.json("tokenizer_config.json") if folder.has("tokenizer_config.json") else {}
     for name, raw in (("config.json", config), ("tokenizer_config.json", tokenizer)):
@@ -197,13 +201,14 @@ def _windows(fields: Fields, family: Family, layers: int) -> tuple[int | None, .
     derived = tuple(window if i >= first else None for i in range(layers))
     if fields.raw.get("layer_types") is None:
         return derived
-    listed = _listed_windows(fields, window, layers)
+    listed = listed_windows(fields, window, layers)
     if family.windows != "listed" and listed != derived:
         raise fields.refuse("layer_types", "the same attention in every layer, as this architecture has")
     return listed
 
 
-def _listed_windows(fields: Fields, window: int | None, layers: int) -> tuple[int | None, ...]:
+def listed_windows(fields: Fields, window: int | None, layers: int) -> tuple[int | None, ...]:
+    """The window of each layer by ``layer_types``, which has to be there: ``window`` where it slides, else None."""
     kinds = fields.raw["layer_types"]
     known = {"full_attention": None, "sliding_attention": window}
     if not isinstance(kinds, list) or len(kinds) != layers or not all(isinstance(k, str) and k in known for k in kinds):

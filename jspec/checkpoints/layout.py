@@ -25,6 +25,8 @@ class Layout:
       shared_by: the key of config.json that says so.
       left_out: tensors that are understood and follow from others.
       aux_convention: what its layer ids were said to mean, if it lists any.
+      norm_output: what its ``norm_output`` means, if it has it.
+      notes: what the user ought to know of how it was read, a sentence each.
     """
 
     config: ModelConfig | HeadConfig
@@ -35,6 +37,8 @@ class Layout:
     shared_by: str = ""
     left_out: frozenset[str] = frozenset()
     aux_convention: str | None = None
+    norm_output: str | None = None
+    notes: tuple[str, ...] = ()
 
     def ignores(self, name: str) -> bool:
         """Whether a tensor outside the table is harmless."""

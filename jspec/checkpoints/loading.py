@@ -9,6 +9,7 @@ from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads import stored
+from jspec.checkpoints.heads.options import NOTHING_SAID, HeadOptions
 from jspec.checkpoints.heads.speculators import verifier
 from jspec.checkpoints.hf_config import read_config, read_fields
 from jspec.checkpoints.manifest import NAME, PARAMS, is_converted, read_manifest, require_whole
@@ -17,7 +18,7 @@ from jspec.checkpoints.quantized import stored_params
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.source import NUMPY_DTYPES, Source, open_model, open_source
 from jspec.config import ModelConfig
-from jspec.heads import HeadConfig
+from jspec.heads import Eagle3Config, HeadConfig
 
 Params = dict[str, np.ndarray]
 GENERATION_CONFIG = "generation_config.json"
@@ -45,7 +46,11 @@ def load_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[Mode
 
 
 def load_draft(
-    path: str | os.PathLike, dtype: str | None = None, aux_convention: str | None = None
+    path: str | os.PathLike,
+    dtype: str | None = None,
+    aux_convention: str | None = None,
+    norm_output: str | None = None,
+    mask_token_id: int | None = None,
 ) -> tuple[ModelConfig | HeadConfig, Params]:
     """Config and params of what drafts, a language model or a head, on the host.
 
@@ -54,6 +59,9 @@ def load_draft(
       dtype: as in ``load_folder``. Integer params are int32 in any case.
       aux_convention: what the layer ids of an EAGLE-3 head mean: ``input_of`` or ``output_of`` these layers. Needed
         when the checkpoint lists ids in a native layout, which does not say.
+      norm_output: what its ``norm_output`` means: that the normed output is fed back (``recycled``), or that the output
+        head reads it (``before_head``). Needed when a native layout has that key.
+      mask_token_id: the token of a P-EAGLE head's mask slots. Needed when config.json does not name it.
 
     Returns:
       what it is, and dotted name -> array as ``jspec.models.params.build`` or ``build_head`` takes them.
@@ -62,16 +70,23 @@ def load_draft(
       Refusal: one sentence with the file and the reason.
     """
     _require_dtype(dtype)
+    options = HeadOptions(aux_convention, norm_output, mask_token_id)
     if _is_converted(path):
-        return _load_converted(Folder(path), dtype, aux_convention)
-    return _load(open_source(path, aux_convention=aux_convention), dtype)
+        return _load_converted(Folder(path), dtype, options)
+    return _load(open_source(path, options=options), dtype)
 
 
-def read_draft_config(path: str | os.PathLike, aux_convention: str | None = None) -> ModelConfig | HeadConfig:
+def read_draft_config(
+    path: str | os.PathLike,
+    aux_convention: str | None = None,
+    norm_output: str | None = None,
+    mask_token_id: int | None = None,
+) -> ModelConfig | HeadConfig:
     """What ``load_draft`` would return first, from configs and headers alone."""
+    options = HeadOptions(aux_convention, norm_output, mask_token_id)
     if _is_converted(path):
-        return _converted_config(Folder(path), aux_convention)
-    source = open_source(path, aux_convention=aux_convention)
+        return _converted_config(Folder(path), options)
+    source = open_source(path, options=options)
     source.require_match()
     return source.config
 
@@ -123,15 +138,19 @@ def _load(source: Source, dtype: str | None) -> tuple[ModelConfig | HeadConfig, 
     return source.config, {name: source.param(name, chosen) for name in source.shapes}
 
 
-def _converted_config(folder: Folder, aux_convention: str | None) -> ModelConfig | HeadConfig:
+def _converted_config(folder: Folder, options: HeadOptions) -> ModelConfig | HeadConfig:
     head, where = read_manifest(folder).get("head"), f"{folder.given}/{NAME}"
-    if head is None:
-        if aux_convention is not None:
-            raise Refusal(f"{folder.given}: aux_convention={aux_convention!r} is for EAGLE-3 heads, and this is none")
-        return _model_config(folder)
-    config, used = stored.from_json(head, where), head.get("aux_convention")
-    if None not in (used, aux_convention) and used != aux_convention:
-        raise Refusal(f"{where}: aux_convention={aux_convention!r}, but the head was converted with {used!r}")
+    config = _model_config(folder) if head is None else stored.from_json(head, where)
+    mask = config.mask_token_id if isinstance(config, Eagle3Config) else None
+    if not isinstance(config, Eagle3Config):
+        options.refuse_any(folder.given, ("aux_convention", "norm_output"), "EAGLE-3 heads")
+    if mask is None:
+        options.refuse_any(folder.given, ("mask_token_id",), "P-EAGLE heads")
+    settled = {name: (head or {}).get(name) for name in ("aux_convention", "norm_output")}
+    for name, used in {**settled, "mask_token_id": mask}.items():
+        said = getattr(options, name)
+        if None not in (used, said) and used != said:
+            raise Refusal(f"{where}: {name}={said!r}, but the head was converted with {used!r}")
     return config
 
 
@@ -146,9 +165,9 @@ def _model_config(folder: Folder) -> ModelConfig:
 
 
 def _load_converted(
-    folder: Folder, dtype: str | None, aux_convention: str | None = None
+    folder: Folder, dtype: str | None, options: HeadOptions = NOTHING_SAID
 ) -> tuple[ModelConfig | HeadConfig, Params]:
-    config, where = _converted_config(folder, aux_convention), f"{folder.given}/{PARAMS}"
+    config, where = _converted_config(folder, options), f"{folder.given}/{PARAMS}"
     require_whole(folder)
     expected = stored_params(config, dtype or read_manifest(folder)["dtype"])
     _require_shapes(where, read_shapes(folder.root / PARAMS, where), {n: shape for n, (shape, _) in expected.items()})

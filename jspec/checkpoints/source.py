@@ -7,10 +7,9 @@ import os
 import ml_dtypes
 import numpy as np
 
-from jspec._arguments import require
 from jspec.checkpoints.folder import Folder
-from jspec.checkpoints.heads.eagle3 import CONVENTIONS
 from jspec.checkpoints.heads.kinds import is_head, recognise
+from jspec.checkpoints.heads.options import NOTHING_SAID, HeadOptions
 from jspec.checkpoints.heads.speculators import verifier
 from jspec.checkpoints.hf_config import read_fields
 from jspec.checkpoints.layout import Layout
@@ -151,22 +150,20 @@ class Source:
                 )
 
 
-def open_source(path: str | os.PathLike, allow_pickle: bool = False, aux_convention: str | None = None) -> Source:
+def open_source(path: str | os.PathLike, allow_pickle: bool = False, options: HeadOptions = NOTHING_SAID) -> Source:
     """Read the config and the headers of a Hugging Face folder; of the weights, only a map of a reduced vocabulary.
 
     Args:
       path: the folder.
       allow_pickle: read tensors from pickles too, where there is no safetensors file.
-      aux_convention: what the layer ids of an EAGLE-3 head mean: ``input_of`` or ``output_of`` these layers.
+      options: what the user says of an EAGLE-3 head.
 
     Raises:
       Refusal: see ``read_fields``, ``read_headers`` and ``recognise``.
     """
-    choices = ", ".join(CONVENTIONS)
-    require(aux_convention in (None, *CONVENTIONS), "aux_convention", aux_convention, f"None or one of {choices}")
     folder = Folder(path)
     fields = read_fields(folder)
-    layout = recognise(folder, fields, read_headers(folder, allow_pickle), aux_convention)
+    layout = recognise(folder, fields, read_headers(folder, allow_pickle), options)
     return Source(folder, layout, verifier(fields))
 
 

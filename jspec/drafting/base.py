@@ -122,6 +122,11 @@ class Drafter(Protocol):
         """What it needs of the target, as ``Decoder.with_auxiliary`` takes it; None if it needs nothing."""
         ...
 
+    @property
+    def longest_text(self) -> int | None:
+        """Tokens of the longest text after which it can draft: it has no position beyond. None if it has no limit."""
+        ...
+
     def init(self, pages: int, page_size: int, dtype) -> Any:
         """An empty state, with pools of ``pages`` pages of ``page_size`` slots if it keeps keys and values."""
         ...
@@ -139,6 +144,7 @@ class Stateless:
     """What is the same in every drafter that keeps nothing between rounds."""
 
     aux_layers: tuple[int, ...] | None = None
+    longest_text = None
 
     def init(self, pages: int, page_size: int, dtype) -> tuple[()]:
         """No state."""

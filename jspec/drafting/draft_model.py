@@ -38,6 +38,10 @@ class DraftModel:
     def num_draft_tokens(self) -> int:
         return self.speculation.most_draft_tokens
 
+    @property
+    def longest_text(self) -> int:
+        return self.model.config.max_position  # the first draft is drawn after the last token
+
     def init(self, pages: int, page_size: int, dtype):
         return init_pool(self.model.cache_shape(), pages, page_size, dtype)
 

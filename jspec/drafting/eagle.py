@@ -47,6 +47,10 @@ class Eagle:
     def max_position(self) -> int:
         return self.head.config.layers.max_position
 
+    @property
+    def longest_text(self) -> int:
+        return self.max_position + 1  # the first draft is drawn after the last token but one
+
     def init(self, pages: int, page_size: int, dtype):
         return init_pool(self.head.cache_shape(), pages, page_size, dtype)
 

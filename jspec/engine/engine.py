@@ -79,6 +79,11 @@ class Engine:
         return self.runner.width
 
     @property
+    def longest_text(self) -> int | None:
+        """How many tokens a text may have for the drafter to draft after it; None if it has no limit."""
+        return self.runner.longest_text
+
+    @property
     def num_compilations(self) -> int:
         """How many programs are compiled by now."""
         return self.runner.num_compilations

@@ -45,6 +45,7 @@ class Runner:
 
     Attributes:
       num_draft_tokens: the drafter's own K, which is the largest.
+      longest_text: how many tokens a text may have for the drafter to draft after it; None if it has no limit.
       width: how many query tokens the target reads for each row in a round of that K.
       draft_lengths: every K for which rounds may be asked, as a tuple.
       leaves: the arrays of the target, and those of the draft model.
@@ -65,7 +66,8 @@ class Runner:
         noise: Callable[..., RoundNoise] = RoundNoise,
         draft_lengths: Sequence[int] | None = None,
     ):
-        most = make_drafter(target, draft_model).num_draft_tokens
+        drafter = make_drafter(target, draft_model)
+        most, self.longest_text = drafter.num_draft_tokens, drafter.longest_text
         target_leaves, merge_target = split(target)
         draft_leaves, merge_draft = split(draft_model)
         self._config = config

@@ -50,13 +50,13 @@ class Eagle3Head(nnx.Module):
         Dt, eps = config.target_hidden_size, config.layers.rms_norm_eps
         self.config = config
         self.embedding = init_embedding(c, rngs, dtype) if config.own_embedding else None
-        self.fuse_in = Linear(E, D, dtype=dtype, rngs=rngs) if config.num_aux_layers else None
+        self.fuse_in = Linear(E, D, bias=config.fuse_bias, dtype=dtype, rngs=rngs) if config.num_aux_layers else None
         self.fuse_norm = RMSNorm(E, eps, dtype=dtype) if config.norm_before_fuse else None
         aux_layers = range(config.num_aux_layers if config.norm_each_aux else 0)
         self.aux_norms = nnx.List([RMSNorm(Dt, eps, dtype=dtype) for _ in aux_layers])
         rest = [Layer(c, i, dtype=dtype, rngs=rngs) for i in range(1, c.num_layers)]
         self.layers: Any = nnx.List([FusedLayer(config, dtype=dtype, rngs=rngs), *rest])  # of two kinds
-        self.norm = RMSNorm(D, eps, dtype=dtype)
+        self.norm = RMSNorm(D, eps, dtype=dtype) if config.norm_before_head else None
         self.head = Linear(D, config.draft_vocab_size, dtype=dtype, rngs=rngs) if config.own_head else None
         self.draft_ids = nnx.Param(_first_tokens(config)) if config.reduced else None
         self.mask_hidden = nnx.Param(jnp.zeros(E, dtype)) if config.method == "parallel" else None
@@ -91,7 +91,7 @@ class Eagle3Head(nnx.Module):
 
     def draft_logits(self, hidden, target):
         """``[..., D] -> [..., Vd]``, over the head's own vocabulary."""
-        normed = self.norm(hidden)
+        normed = hidden if self.norm is None else self.norm(hidden)
         return target.logits(normed) if self.head is None else self.head(normed)
 
     def logits(self, hidden, target):
@@ -106,7 +106,7 @@ class Eagle3Head(nnx.Module):
 
     def recycle(self, hidden):
         """Hidden states as the fused features of the next slot."""
-        return self.norm(hidden) if self.config.norm_output else hidden
+        return self.norm(hidden) if self.norm is not None and self.config.norm_output else hidden
 
     def prepare(self) -> "Eagle3Head":
         """Fuse the mask slots' feature once, for serving."""

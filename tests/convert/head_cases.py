@@ -3,14 +3,14 @@
 import numpy as np
 import tiny_heads as heads
 
-CONVENTION = {"layer-ids": "output_of"}
+SAID = {"layer-ids": {"aux_convention": "output_of"}, "norm-output": {"norm_output": "recycled"}}
 ALL = [(file, case) for file, cases in heads.CASES.items() for case in cases]
 
 
 def write(file, case, folder):
-    """A tiny head in ``folder``, what its layer ids mean, and whether it is a pickle."""
+    """A tiny head in ``folder``, what has to be said of it, and whether it is a pickle."""
     make, keys = heads.CASES[file][case]
-    return make(folder, **keys), CONVENTION.get(case), str(keys.get("file", "")).endswith(".pt")
+    return make(folder, **keys), SAID.get(case, {}), str(keys.get("file", "")).endswith(".pt")
 
 
 def same(ours, theirs):

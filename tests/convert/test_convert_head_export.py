@@ -21,8 +21,8 @@ TARGET = ModelConfig("LlamaForCausalLM", 97, 64, 96, 8, 4, 2, 16, 256)
 
 @pytest.mark.parametrize(("file", "case"), EXPORTED, ids=lambda part: part)
 def test_export_round_trip(tmp_path, file, case):
-    src, convention, pickled = write(file, case, tmp_path / "src")
-    convert(src, tmp_path / "converted", allow_pickle=pickled, aux_convention=convention)
+    src, said, pickled = write(file, case, tmp_path / "src")
+    convert(src, tmp_path / "converted", allow_pickle=pickled, **said)
     config, params = load_draft(tmp_path / "converted")
     if isinstance(config, Eagle3Config):
         config = dataclasses.replace(config, trained_drafts=config.trained_drafts or 7)

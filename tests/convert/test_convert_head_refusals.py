@@ -50,7 +50,6 @@ def refuses(src, *parts, **arguments):
         ({"num_hidden_layers": 0}, {}, ("num_hidden_layers=0",)),
         ({"rope_scaling": {"type": "mrope"}}, {}, ("rope_scaling.type='mrope'",)),
         ({"quantization_config": {"quant_method": "fp8"}}, {}, ("quantised", "fp8")),
-        ({"auto_map": {"AutoModel": "x.Y"}}, {}, ("remote code",)),
         ({"hidden_act": "gelu"}, {}, ("hidden_act='gelu'",)),
     ],
 )
@@ -72,7 +71,12 @@ def test_bias_that_config_does_not_mention_is_decided_by_the_tensor(tmp_path):
         ({"logit_scale": 0.5}, {}, ("logit_scale=0.5", "1")),
         ({"eagle_config": {"use_mtp_layernorm": True}}, {}, ("eagle_config.use_mtp_layernorm=True",)),
         ({"eagle_config": {"use_input_layernorm_in_first_layer": False}}, {}, ("use_input_layernorm_in_first_layer",)),
-        ({"eagle_config": {"use_last_layernorm": False}}, {}, ("use_last_layernorm=False",)),
+        ({"eagle_config": {"use_last_layernorm": False}}, {}, ("use_last_layernorm=False", "'norm.weight' is there")),
+        ({}, {"norm__weight": None}, ("'norm.weight' is missing",)),
+        ({"bias": False}, {"fc__bias": np.zeros(64, np.float32)}, ("bias=False", "'fc.bias' is there")),
+        ({"architectures": ["LlamaEagleDraftModel"]}, {}, ("NeMo Automodel", "norms around their layer")),
+        ({"num_hidden_layers": 2}, {}, ("num_hidden_layers=2", "1, as many layers as the files hold")),
+        ({"layer_types": ["sliding_attention"]}, {}, ("layer_types", "a sliding_window")),
         ({"eagle_config": {"parallel_draft_step": 4}}, {}, ("parallel_draft_step=4",)),
         ({"kv_lora_rank": 16}, {}, ("MLA",)),
         ({"norm_before_fc": True}, {}, ("norm_before_fc=True", "'input_norm.weight' is missing")),
@@ -112,6 +116,8 @@ def test_mask_slots(tmp_path):
     both = with_keys(heads.p_eagle(tmp_path / "both"), mask_token_id=7, dflash_config={"mask_token_id": 8})
     assert read_draft_config(both).mask_token_id == 8  # the first name counts
     assert read_draft_config(with_keys(both, dflash_config=None)).mask_token_id == 7
+    for text in ("seven", "-1", "1.0", ""):
+        refuses(with_keys(heads.p_eagle(tmp_path / "text"), ptd_token_id=text), f"ptd_token_id={text!r}", "0..96")
     wrong = with_tensors(heads.p_eagle(tmp_path / "wrong"), mask_hidden=np.zeros((1, 1, 64), np.float32))
     refuses(wrong, "'mask_hidden'", "64", "[192]")
 
@@ -171,10 +177,10 @@ def test_map_of_a_whole_vocabulary(tmp_path):
     )
 
 
-@pytest.mark.parametrize("kind", ["dflash", "mtp", "eagle", "mlp"])
+@pytest.mark.parametrize("kind", ["dflash", "mtp", "mlp"])
 def test_other_speculators(tmp_path, kind):
     src = with_keys(heads.speculators(tmp_path / "src"), speculators_model_type=kind)
-    refuses(src, f"speculators_model_type='{kind}'", "eagle3, peagle")
+    refuses(src, f"speculators_model_type='{kind}'", "eagle3, peagle, eagle")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +188,10 @@ def test_other_speculators(tmp_path, kind):
     [
         ({"norm_before_residual": ...}, ("norm_before_residual is missing",)),
         ({"transformer_layer_config": None}, ("transformer_layer_config=None",)),
-        ({"transformer_layer_config": {"model_type": "deepseek_v3"}}, ("model_type='deepseek_v3'", "llama, qwen3")),
+        (
+            {"transformer_layer_config": {"model_type": "deepseek_v3"}},
+            ("model_type='deepseek_v3'", "llama, qwen2, qwen3"),
+        ),
         ({"transformer_layer_config": {"hidden_size": 64}}, ("transformer_layer_config.model_type is missing",)),
         ({"speculators_model_type": "peagle"}, ("parallel", "'mask_hidden' is missing")),
     ],
@@ -204,6 +213,12 @@ def test_speculators_mask_without_its_kind(tmp_path):
         ({"inner_dim": 48}, {}, ("[97, 32]", "[97, 48]")),
         ({"emb_dim": None}, {}, ("emb_dim is missing",)),
         (
+            {"architectures": ["ArcticLSTMSpeculatorPreTrainedModel"]},
+            {},
+            ("architectures=['ArcticLSTM", "MLPSpeculatorPre"),
+        ),
+        ({"method": "sum_lstm"}, {}, ("method='sum_lstm'", "'sum_rnn' or nothing")),
+        (
             {"tie_weights": True},
             {},
             ("tie_weights is true", "speculator.emb.1.weight differs from speculator.emb.0.weight"),
@@ -219,7 +234,8 @@ def test_mlp_speculator(tmp_path, keys, changes, parts):
     [
         ({"medusa_num_layers": 2}, {}, ("medusa_num_layers=2", "1")),
         ({"vocab_size": 96}, {}, ("vocab_size=96", "97")),
-        ({"truncated_vocab_size": 50}, {}, ("truncated_vocab_size=50",)),
+        ({"truncated_vocab_size": 50}, {}, ("truncated_vocab_size=50", "97")),
+        ({"original_lm_head": True}, {}, ("original_lm_head=True", "share an output head")),
         ({"hydra_num_heads": 3}, {}, ("Hydra heads are not supported",)),
         ({}, {"1__1__weight": None}, ("'1.1.weight' is missing",)),
         ({}, {"2__0__linear__bias": None}, ("'2.0.linear.bias' is missing",)),

@@ -20,10 +20,8 @@ from jspec.models.params import abstract_params
 
 @pytest.mark.parametrize(("file", "case"), ALL, ids=lambda part: part)
 def test_converted_equals_direct(tmp_path, file, case):
-    src, convention, pickled = write(file, case, tmp_path / "src")
-    report = convert(
-        src, tmp_path / "out", verify="shapes", allow_pickle=pickled, aux_convention=convention, dtype="float32"
-    )
+    src, said, pickled = write(file, case, tmp_path / "src")
+    report = convert(src, tmp_path / "out", verify="shapes", allow_pickle=pickled, dtype="float32", **said)
     config, params = load_draft(tmp_path / "out")
     assert config == read_draft_config(tmp_path / "out")
     assert check(tmp_path / "out") == []
@@ -32,8 +30,8 @@ def test_converted_equals_direct(tmp_path, file, case):
         name: (leaf.shape, leaf.dtype) for name, leaf in abstract_params(config).items()
     }
     if not pickled:
-        direct = load_draft(src, aux_convention=convention)
-        assert direct[0] == config == read_draft_config(src, aux_convention=convention)
+        direct = load_draft(src, **said)
+        assert direct[0] == config == read_draft_config(src, **said)
         same(params, direct[1])
 
 

@@ -11,10 +11,12 @@ from jspec.checkpoints.heads.layers import (
     by_presence,
     layer_fields,
     read_layers,
+    require_no_windows,
 )
 from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.names import tensor_table
 from jspec.checkpoints.tensor import Tensor
+from jspec.config import ModelConfig
 from jspec.heads import EMBEDDING, EagleConfig
 
 
@@ -22,11 +24,13 @@ def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     """The layout of such a folder."""
     # Its class has no head_dim of its own.
     sizes = Fields({key: value for key, value in fields.raw.items() if key != "head_dim"}, fields.where)
-    config = EagleConfig(
-        layers=read_layers(sizes, tensors, "layers.0.", bias_key="qkv_bias"),
-        fuse_bias=by_presence(fields, "bias", "fc.bias", tensors),
-        own_embedding=EMBEDDING in tensors,
-    )
+    layers = read_layers(sizes, tensors, "layers.0.", bias_key="qkv_bias")
+    return build(layers, by_presence(fields, "bias", "fc.bias", tensors), tensors)
+
+
+def build(layers: ModelConfig, fuse_bias: bool, tensors: dict[str, Tensor]) -> Layout:
+    """The layout of a head of these layers; ``fuse_bias`` says whether ``fc`` has a bias."""
+    config = EagleConfig(layers, fuse_bias, own_embedding=EMBEDDING in tensors)
     # Some files carry a copy of the target's output head, which the authors' loader leaves out too.
     return Layout(config, "EAGLE head", tensor_table(config), tensors, left_out=frozenset((OUTPUT_HEAD,)))
 
@@ -34,6 +38,7 @@ def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
 def hf_config(config: EagleConfig) -> dict[str, Any]:
     """config.json of a head."""
     c = config.layers
+    require_no_windows(c)
     require(c.num_heads * c.head_dim == c.hidden_size, "head_dim", c.head_dim, "hidden_size / num_heads in this layout")
     fields = {key: value for key, value in layer_fields(c).items() if key != "head_dim"}
     qkv_bias = {"qkv_bias": True} if c.qkv_bias else {}  # SafeAILab's class looks for the key, whatever its value

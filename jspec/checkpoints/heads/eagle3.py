@@ -1,18 +1,21 @@
 """EAGLE-3 heads (Li et al., 2025) and P-EAGLE heads (2026): tensors ``midlayer.*`` or ``layers.0.*``, ``fc``, ``norm``.
 
 The tensors are the same in every public layout; where their config.json keeps its settings is not. ``read`` is for the
-native layouts (the authors', SpecForge's, NVIDIA Model Optimizer's); ``jspec.checkpoints.heads.speculators`` reads its
-own."""
+native layouts (the authors', SpecForge's, NVIDIA Model Optimizer's, NeMo Automodel's);
+``jspec.checkpoints.heads.speculators`` reads its own."""
 
 import dataclasses
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 import numpy as np
 
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.heads.format import HeadFormat, architectures
 from jspec.checkpoints.heads.layers import OUTPUT_HEAD, by_presence, read_layers
+from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.heads.vocabulary import D2T, T2D, draft_ids, offsets, require_identity
 from jspec.checkpoints.layout import Layout, reshaped
 from jspec.checkpoints.names import Placement, renamed, tensor_table
@@ -20,17 +23,17 @@ from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
 from jspec.heads import EMBEDDING, Eagle3Config
 
-CONVENTIONS = ("input_of", "output_of")
 IDS = "eagle_aux_hidden_state_layer_ids"
 MASK = "mask_hidden"
 MASK_KEYS = ("dflash_config.mask_token_id", "mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+NORM, NORM_KEY, LAST_NORM_KEY = "norm.weight", "norm_output", "use_last_layernorm"
 OLD_AUX_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")
+NEMO = "LlamaEagle3DraftModel"  # the class that NeMo Automodel alone writes into ``architectures``
 
 # Settings that change what a head computes, with the one value that is supported.
 _FIXED: tuple[tuple[str, float | bool], ...] = (
     ("logit_scale", 1),
     ("use_input_layernorm_in_first_layer", True),
-    ("use_last_layernorm", True),
     ("use_mtp_layernorm", False),
     ("parallel_draft_step", 1),
 )
@@ -47,29 +50,95 @@ class Settings:
         """The object to read ``key`` from."""
         return next((place for place in self.places if place.raw.get(key) is not None), self.places[-1])
 
-    def mask_token(self, vocab_size: int) -> int:
-        """The token of mask slots, under the first of its names that vLLM looks for."""
+    def mask_token(self, vocab_size: int, said: int | None) -> int:
+        """The token of mask slots, under the first of its names that vLLM looks for, else the one that was ``said``."""
         top = self.places[-1]
         for key in MASK_KEYS:
             *outer, name = key.split(".")
             place = top.nested(outer[0]) if outer else self.of(name)
             if place is not None and place.raw.get(name) is not None:
-                return place.integer(name, low=0, high=vocab_size - 1)
+                return _token(place, name, vocab_size, said)
+        if said is not None:
+            return said
         raise Refusal(
-            f"{top.where}: none of {', '.join(MASK_KEYS)} names the token of mask slots, and {MASK!r} is there"
+            f"{top.where}: none of {', '.join(MASK_KEYS)} names the token of mask slots, and {MASK!r} is there; say which "
+            "token the head was trained with: --mask-token-id (mask_token_id=)"
         )
 
 
-def read(fields: Fields, tensors: dict[str, Tensor], aux_convention: str | None) -> Layout:
+class FinalNorm(NamedTuple):
+    """What becomes of the last layer's output: whether the output head reads its norm, and whether that norm is fed
+    back."""
+
+    before_head: bool
+    recycled: bool
+
+
+def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> Layout:
     """The layout of a folder in a native layout."""
     inner = fields.nested("eagle_config")
     settings = Settings((inner, fields) if inner else (fields,))
-    aux_layers = native_aux_layers(settings.of(IDS), aux_convention)
+    aux_layers = native_aux_layers(settings.of(IDS), options.aux_convention)
+    norm_output = _norm_convention(fields, settings.of(NORM_KEY), options.norm_output, tensors)
+    norm = native_norm(settings, tensors, norm_output)
     parallel = "peagle" in str(fields.raw.get("architectures")).lower() or fields.flag("parallel_drafting")
     if "Qwen3" in str(fields.raw.get("architectures")) and not any("q_norm" in name for name in tensors):
         raise fields.refuse("architectures", "one without query and key norms, because the files hold none")
-    layout = build(fields, settings, tensors, aux_layers, parallel)
-    return dataclasses.replace(layout, aux_convention=aux_convention if aux_layers else None)
+    layout = build(_layers(fields, tensors), settings, tensors, aux_layers, norm, parallel, options.mask_token_id)
+    return dataclasses.replace(
+        layout, aux_convention=options.aux_convention if aux_layers else None, norm_output=norm_output
+    )
+
+
+def _layers(fields: Fields, tensors: Iterable[str]) -> Fields:
+    """The config of the layers. NeMo Automodel copies the target's, of which it builds one layer, or as many as P-EAGLE
+    has, without windows."""
+    found = [int(match[1]) for match in map(re.compile(r"layers\.(\d{1,4})\.").match, tensors) if match]
+    count = max(found, default=0) + 1
+    if NEMO in str(fields.raw.get("architectures")):
+        copied = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+        own = {key: value for key, value in fields.raw.items() if key not in copied}
+        return dataclasses.replace(fields, raw={**own, "num_hidden_layers": count})
+    if fields.integer("num_hidden_layers") > count:
+        raise fields.refuse("num_hidden_layers", f"{count}, as many layers as the files hold tensors of")
+    return fields
+
+
+def _norm_convention(fields: Fields, place: Fields, said: str | None, tensors: Iterable[str]) -> str | None:
+    """What ``norm_output`` means here, one of ``NORM_OUTPUTS``; None if config.json does not have it."""
+    value = place.raw.get(NORM_KEY)
+    if value is None:
+        return None
+    if NEMO in str(fields.raw.get("architectures")):
+        if said == "before_head":
+            raise Refusal(
+                f"{place.where}: norm_output={said!r}: the heads of NeMo Automodel, {NEMO}, mean that the normed output is "
+                "fed back; expected 'recycled' or nothing"
+            )
+        return "recycled"
+    if said is None and value and MASK in tensors:
+        return "recycled"  # of a head that feeds nothing back, both meanings are the same
+    if said is None:
+        head = "reads the normed output" if value else "reads the output without a norm"
+        raise Refusal(
+            f"{place.where}: {place.prefix}{NORM_KEY}={value!r} can mean that the normed output is{'' if value else ' not'} "
+            f"fed back, as vLLM, SGLang and SpecForge since September 2026 read it, or that the output head {head} and "
+            "what is fed back is never normed, as SpecForge read it before; say which: --norm-output recycled or "
+            "before_head (norm_output=)"
+        )
+    return said
+
+
+def native_norm(settings: Settings, tensors: Iterable[str], convention: str | None) -> FinalNorm:
+    """The final norm by ``norm_output``, of which ``convention`` says what it means, and ``use_last_layernorm``."""
+    value = settings.of(NORM_KEY).flag(NORM_KEY)
+    norm = FinalNorm(convention != "before_head" or value, convention == "recycled" and value)
+    last = settings.of(LAST_NORM_KEY)
+    if last.flag(LAST_NORM_KEY, True):
+        return norm
+    if NORM in tensors:
+        raise last.refuse(LAST_NORM_KEY, f"true, because tensor {NORM!r} is there")
+    return norm._replace(before_head=False)
 
 
 def native_aux_layers(place: Fields, aux_convention: str | None) -> tuple[int, ...] | None:
@@ -98,7 +167,13 @@ def listed_aux_layers(place: Fields, convention: str) -> tuple[int, ...] | None:
 
 
 def build(
-    fields: Fields, settings: Settings, tensors: dict[str, Tensor], aux_layers: tuple[int, ...] | None, parallel: bool
+    fields: Fields,
+    settings: Settings,
+    tensors: dict[str, Tensor],
+    aux_layers: tuple[int, ...] | None,
+    norm: FinalNorm,
+    parallel: bool,
+    mask_token_id: int | None,
 ) -> Layout:
     """The layout of an EAGLE-3 or P-EAGLE head.
 
@@ -107,7 +182,9 @@ def build(
       settings: everything else in config.json.
       tensors: what the files hold.
       aux_layers: the streams that config.json lists, if it does.
+      norm: what becomes of the last layer's output.
       parallel: whether config.json says that it drafts through mask slots.
+      mask_token_id: the token of mask slots, if config.json does not name it.
     """
     _require_supported(fields, settings, tensors)
     first = "midlayer." if any(name.startswith("midlayer.") for name in tensors) else "layers.0."
@@ -117,6 +194,8 @@ def build(
     old = f"{OLD_AUX_NORMS[0]}.weight" in tensors
     norm_key, aux_norm = ("use_aux_norm", OLD_AUX_NORMS[0]) if old else ("fc_norm", "fc_norm.0")
     mask = MASK in tensors
+    if mask_token_id is not None and not mask:
+        raise Refusal(f"{fields.where}: mask_token_id={mask_token_id!r} is for P-EAGLE heads, and this is none")
     if parallel and not mask:
         raise Refusal(f"{fields.where}: says that the head drafts in parallel, but tensor {MASK!r} is missing")
     config = Eagle3Config(
@@ -128,10 +207,12 @@ def build(
         norm_before_fuse=by_presence(settings.of("norm_before_fc"), "norm_before_fc", "input_norm.weight", tensors),
         norm_each_aux=by_presence(settings.of(norm_key), norm_key, f"{aux_norm}.weight", tensors),
         norm_before_residual=settings.of("norm_before_residual").flag("norm_before_residual"),
-        norm_output=settings.of("norm_output").flag("norm_output"),
+        norm_output=norm.recycled,
+        norm_before_head=norm.before_head,
+        fuse_bias=_fuse_bias(settings, tensors),
         own_embedding=EMBEDDING in tensors,
         own_head=OUTPUT_HEAD in tensors,
-        mask_token_id=settings.mask_token(layers.vocab_size) if mask else None,
+        mask_token_id=settings.mask_token(layers.vocab_size, mask_token_id) if mask else None,
     )
     label = "P-EAGLE head" if mask else "EAGLE-3 head"
     return Layout(
@@ -139,7 +220,7 @@ def build(
         label,
         table(config, first, old),
         _converted(os.path.dirname(fields.where), config, tensors),
-        left_out=frozenset((D2T, T2D)),
+        left_out=frozenset((D2T, T2D, NORM)),
     )
 
 
@@ -187,6 +268,26 @@ def _num_aux_layers(
     return count
 
 
+def _fuse_bias(settings: Settings, tensors: Iterable[str]) -> bool:
+    """Whether ``fc`` has a bias: the tensor decides. ``bias`` may be left over from an EAGLE config, where it means its
+    own ``fc``; the authors' EAGLE-3 class does not look at it."""
+    place, present = settings.of("bias"), "fc.bias" in tensors
+    if present and not place.flag("bias", True):
+        raise place.refuse("bias", "true, because tensor 'fc.bias' is there")
+    return present
+
+
+def _token(place: Fields, name: str, vocab_size: int, said: int | None) -> int:
+    """A token id, which some configs write as a string of digits."""
+    text = place.raw.get(name)
+    if isinstance(text, str) and re.fullmatch(r"[0-9]{1,9}", text):
+        place = dataclasses.replace(place, raw={**place.raw, name: int(text)})
+    token = place.integer(name, low=0, high=vocab_size - 1)
+    if said not in (None, token):
+        raise Refusal(f"{place.where}: mask_token_id={said!r}, but {place.prefix}{name} says {token}; leave it out")
+    return token
+
+
 def _draft_vocab_size(settings: Settings, tensors: dict[str, Tensor], vocab_size: int) -> int:
     key = "draft_vocab_size"
     head = tensors.get(OUTPUT_HEAD)
@@ -228,6 +329,6 @@ def public_tensors(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 FORMAT = HeadFormat(
     recognises=_recognises,
-    read=lambda _, fields, tensors, aux_convention: read(fields, tensors, aux_convention),
+    read=lambda _, fields, tensors, options: read(fields, tensors, options),
     lists_layers=True,
 )

@@ -23,7 +23,6 @@ from jspec.heads import MedusaConfig
 _OWN = re.compile(r"(\d{1,2})\.(\d{1,2})\.linear\.weight")
 _VLLM = re.compile(r"blocks\.(\d{1,2})\.layers\.(\d{1,2})\.weight")
 _PREFIX = re.compile(r"medusa_heads?\.")
-_UNSUPPORTED = ("original_lm_head", "truncated_vocab_size")
 
 
 def is_medusa(names: Iterable[str]) -> bool:
@@ -34,9 +33,10 @@ def is_medusa(names: Iterable[str]) -> bool:
 def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     """The layout of such a folder."""
     tensors = _without_prefix(fields, tensors)
-    for key in _UNSUPPORTED:
-        if fields.raw.get(key):
-            raise fields.refuse(key, "null or false: Medusa heads that share or cut the vocabulary are not supported")
+    if fields.flag("original_lm_head"):
+        raise fields.refuse(
+            "original_lm_head", "null or false: Medusa heads that share an output head are not supported"
+        )
     vllm = any(_VLLM.fullmatch(name) for name in tensors)
     blocks = [(int(m[1]), int(m[2])) for m in map((_VLLM if vllm else _OWN).fullmatch, tensors) if m]
     if not blocks:
@@ -54,6 +54,9 @@ def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     )
     if output is not None and fields.integer("vocab_size", config.vocab_size) != config.vocab_size:
         raise fields.refuse("vocab_size", f"{config.vocab_size}, the rows of the output heads")
+    if fields.integer("truncated_vocab_size", config.vocab_size) != config.vocab_size:
+        expected = f"{config.vocab_size}, the whole vocabulary: Medusa heads that cut it are not supported"
+        raise fields.refuse("truncated_vocab_size", expected)
     rows = table(config, vllm)
     return Layout(
         config, f"Medusa heads{' (vLLM layout)' * vllm}", rows, _with_biases(rows, tensors) if vllm else tensors

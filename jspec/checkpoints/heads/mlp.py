@@ -10,11 +10,20 @@ from jspec.checkpoints.tensor import Tensor
 from jspec.heads import MLPConfig
 
 PREFIX = "speculator."
+ARCHITECTURE = "MLPSpeculatorPreTrainedModel"
+METHODS = (
+    None,
+    "sum_rnn",
+)  # names of the recurrence; ArcticInference has another, "sum_lstm", under the same model_type
 MAX_STAGES = 256
 
 
 def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     """The layout of such a folder."""
+    if fields.raw.get("architectures") not in (None, [ARCHITECTURE]):
+        raise fields.refuse("architectures", f"[{ARCHITECTURE!r}]; other MLP speculators are not supported")
+    if fields.raw.get("method") not in METHODS:
+        raise fields.refuse("method", "'sum_rnn' or nothing; other recurrences are not supported")
     hidden_size = fields.integer("emb_dim")
     config = MLPConfig(
         vocab_size=fields.integer("vocab_size"),
@@ -46,7 +55,7 @@ def _spares(config: MLPConfig, prefix: str) -> dict[str, str]:
 def hf_config(config: MLPConfig) -> dict[str, Any]:
     """config.json of a speculator, which drafts a chain."""
     return {
-        "architectures": ["MLPSpeculatorPreTrainedModel"],
+        "architectures": [ARCHITECTURE],
         "model_type": "mlp_speculator",
         "vocab_size": config.vocab_size,
         "emb_dim": config.hidden_size,

@@ -1,6 +1,7 @@
-"""EAGLE-3 and P-EAGLE heads in the format of the ``speculators`` package, which names its target.
+"""EAGLE, EAGLE-3 and P-EAGLE heads in the format of the ``speculators`` package, which names its target.
 
-Its ``transformer_layer_config`` leaves out what equals the defaults of the transformers class of its ``model_type``.
+The type ``eagle`` (EAGLE-1, and HASS with a bias of ``fusion_fc``) was a part of it up to version 0.3. The config
+``transformer_layer_config`` leaves out what equals the defaults of the transformers class of its ``model_type``.
 """
 
 import dataclasses
@@ -9,35 +10,47 @@ from typing import Any
 
 from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
-from jspec.checkpoints.heads import eagle3
+from jspec.checkpoints.heads import eagle, eagle3
 from jspec.checkpoints.heads.eagle3 import IDS, Settings
 from jspec.checkpoints.heads.format import HeadFormat
-from jspec.checkpoints.heads.layers import layer_fields
+from jspec.checkpoints.heads.layers import by_presence, layer_fields, read_layers, window_fields
+from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
+from jspec.config import ModelConfig
 from jspec.heads import Eagle3Config
 
-KINDS = ("eagle3", "peagle")
+KINDS = ("eagle3", "peagle", "eagle")
 VERSION = "0.5.0"  # of the format that is written
 TYPE, LAYERS, CONFIG = "speculators_model_type", "transformer_layer_config", "speculators_config"
 
 _SHARED = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6}
 CLASS_DEFAULTS = {
     "llama": {**_SHARED, "intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 2048},
+    "qwen2": {**_SHARED, "intermediate_size": 22016, "vocab_size": 151936, "max_position_embeddings": 32768},
     "qwen3": {**_SHARED, "intermediate_size": 22016, "vocab_size": 151936, "max_position_embeddings": 32768},
 }
 
 
-def read(fields: Fields, tensors: dict[str, Tensor], aux_convention: str | None) -> Layout:
+def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> Layout:
     """The layout of such a folder."""
     kind = fields.raw.get(TYPE)
     if kind not in KINDS:
         raise fields.refuse(TYPE, f"one of {', '.join(KINDS)}; other kinds of speculators are not supported")
-    if aux_convention not in (None, "input_of"):
+    if kind == "eagle":
+        options.refuse_any(fields.where, ("aux_convention", "norm_output"), "EAGLE-3 heads")
+        options.refuse_any(fields.where, ("mask_token_id",), "P-EAGLE heads")
+        return _eagle(fields, tensors)
+    if options.aux_convention not in (None, "input_of"):
         raise Refusal(
-            f"{fields.where}: aux_convention={aux_convention!r}: the speculators format means the inputs of the layers in "
-            f"{IDS}; expected 'input_of' or nothing"
+            f"{fields.where}: aux_convention={options.aux_convention!r}: the speculators format means the inputs of the "
+            f"layers in {IDS}; expected 'input_of' or nothing"
+        )
+    if options.norm_output not in (None, "recycled"):
+        raise Refusal(
+            f"{fields.where}: norm_output={options.norm_output!r}: the speculators format means that the normed output is "
+            "fed back; expected 'recycled' or nothing"
         )
     if kind == "eagle3" and fields.raw.get("norm_before_residual") is None:
         raise Refusal(
@@ -51,12 +64,46 @@ def read(fields: Fields, tensors: dict[str, Tensor], aux_convention: str | None)
         Settings((fields,)),
         tensors,
         eagle3.listed_aux_layers(fields, "input_of"),
+        eagle3.native_norm(Settings((fields,)), tensors, "recycled"),
         parallel=kind == "peagle",
+        mask_token_id=options.mask_token_id,
     )
     config = dataclasses.replace(layout.config, trained_drafts=_trained_drafts(fields))
     return dataclasses.replace(
-        layout, config=config, label=f"{layout.label} (speculators format)", aux_convention="input_of"
+        layout,
+        config=config,
+        label=f"{layout.label} (speculators format)",
+        aux_convention="input_of",
+        norm_output="recycled",
     )
+
+
+def _eagle(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
+    """The layout of the type ``eagle``, whose tensors are SafeAILab's under other names."""
+    if fields.flag("layernorms"):
+        raise fields.refuse(
+            "layernorms",
+            "false: with norms around the layer, the format does not say whether a normed state is fed back",
+        )
+    layer = "LlamaDecoderLayer"
+    if fields.text("transformer_layer_architecture", layer) != layer:
+        raise fields.refuse("transformer_layer_architecture", f"{layer!r}")
+    native = {_native_name(name): tensor for name, tensor in tensors.items()}
+    layers = _layers(fields, native, absent="llama")
+    layers = dataclasses.replace(layers, raw={**layers.raw, "num_hidden_layers": 1})  # it never has more
+    layout = eagle.build(
+        read_layers(layers, native, "layers.0.", bias_key="attention_bias"),
+        by_presence(fields, "fusion_bias", "fc.bias", native),
+        native,
+    )
+    return dataclasses.replace(layout, label=f"{layout.label} (speculators format)")
+
+
+def _native_name(name: str) -> str:
+    for theirs, native in (("fusion_fc.", "fc."), ("transformer.", "layers.0.")):
+        if name.startswith(theirs):
+            return native + name.removeprefix(theirs)
+    return name
 
 
 def hf_config(config: Eagle3Config, target_name: str, target_architectures: Sequence[str]) -> dict[str, Any]:
@@ -64,6 +111,9 @@ def hf_config(config: Eagle3Config, target_name: str, target_architectures: Sequ
     require(
         config.num_aux_layers > 0, "num_aux_layers", 0, "at least 1, because the speculators format always has an fc"
     )
+    require(not config.fuse_bias, "fuse_bias", True, "False, because the speculators format has no bias of the fc")
+    expected = "True, because the speculators format always has a norm before the output head"
+    require(config.norm_before_head, "norm_before_head", False, expected)
     require(config.trained_drafts is not None, "trained_drafts", None, "a number, which the speculators format states")
     kind = "peagle" if config.method == "parallel" else "eagle3"
     proposal = {"proposal_type": "greedy", "speculative_tokens": config.trained_drafts}
@@ -80,7 +130,7 @@ def hf_config(config: Eagle3Config, target_name: str, target_architectures: Sequ
         IDS: None if config.aux_layers is None else list(config.aux_layers),
         **({"mask_token_id": config.mask_token_id} if kind == "peagle" else {}),
         "tie_word_embeddings": False,
-        LAYERS: {**layer_fields(config.layers), "attention_bias": config.layers.qkv_bias},
+        LAYERS: _layer_fields(config.layers),
         CONFIG: {
             "algorithm": kind,
             "default_proposal_method": "greedy",
@@ -90,6 +140,13 @@ def hf_config(config: Eagle3Config, target_name: str, target_architectures: Sequ
     }
 
 
+def _layer_fields(layers: ModelConfig) -> dict[str, Any]:
+    written = {**layer_fields(layers), "attention_bias": layers.qkv_bias, **window_fields(layers)}
+    if layers.qkv_bias and not layers.output_bias and not layers.qk_norm:
+        written["model_type"] = "qwen2"  # the class whose attention has a bias on its way in only
+    return written
+
+
 def verifier(fields: Fields) -> str | None:
     """Name or path of the target that a head was trained for."""
     outer = fields.nested(CONFIG)
@@ -97,15 +154,15 @@ def verifier(fields: Fields) -> str | None:
     return inner.text("name_or_path", None) if inner else None
 
 
-def _layers(fields: Fields, tensors: dict[str, Tensor]) -> Fields:
-    """The config of the layers, complete.
+def _layers(fields: Fields, tensors: dict[str, Tensor], absent: str | None = None) -> Fields:
+    """The config of the layers, complete; ``absent`` is the type of model where it names none.
 
     An absent number of key/value heads, or width of a head, can stand for the class default or for what follows from
     other numbers, depending on who wrote the file: the tensors decide."""
     layers = fields.nested(LAYERS)
     if layers is None:
         raise fields.refuse(LAYERS, "an object, the config of the layers")
-    kind = layers.text("model_type")
+    kind = layers.text("model_type", absent) if absent else layers.text("model_type")
     if kind not in CLASS_DEFAULTS:
         raise layers.refuse("model_type", f"one of {', '.join(CLASS_DEFAULTS)}")
     whole: dict[str, Any] = {**CLASS_DEFAULTS[kind], **layers.raw}
@@ -128,7 +185,7 @@ def _trained_drafts(fields: Fields) -> int | None:
 
 FORMAT = HeadFormat(
     recognises=lambda fields, _: TYPE in fields.raw,
-    read=lambda _, fields, tensors, aux_convention: read(fields, tensors, aux_convention),
+    read=lambda _, fields, tensors, options: read(fields, tensors, options),
     write_config=hf_config,
     write_tensors=eagle3.public_tensors,
     lists_layers=True,

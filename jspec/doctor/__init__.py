@@ -1,0 +1,12 @@
+"""Why are so few drafts accepted? ``diagnose`` checks a target and its draft, measures, and gives one verdict.
+
+A head that is read with one wrong setting still drafts, only badly, and its checkpoint often does not say which setting
+is right. So the head is tried with each alternative in the texts that the target writes: the layer ids one lower and one
+higher, the normed output fed back or not."""
+
+from jspec.doctor.checks import Check as Check
+from jspec.doctor.diagnosis import Diagnosis as Diagnosis
+from jspec.doctor.diagnosis import diagnose as diagnose
+from jspec.doctor.diagnosis import read_prompts as read_prompts
+from jspec.doctor.report import show as show
+from jspec.doctor.variants import Trial as Trial

@@ -1,0 +1,115 @@
+"""What can be told of a target and its draft without running either."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.tokenizer import load_tokenizer
+from jspec.config import ModelConfig
+from jspec.doctor.trials import Text
+from jspec.heads import DraftConfig, Eagle3Config
+from jspec.text import Tokenizer
+
+COVERED = 0.9  # share of the target's tokens that a draft vocabulary ought to know
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """Something that was looked at. ``status`` is ``ok``, ``note`` (worth knowing), ``warning`` or ``wrong``."""
+
+    name: str
+    status: str
+    detail: str
+
+
+def own_tokenizer(folder: Path) -> Tokenizer | None:
+    """The draft's tokenizer, None also where it needs code from the folder, which is not run."""
+    try:
+        return load_tokenizer(folder)
+    except ValueError:
+        return None
+
+
+def compared_tokenizers(ours: Tokenizer | None, theirs: Tokenizer | None) -> Iterator[Check]:
+    """Whether the target's tokenizer and the draft's agree on ids, special tokens and chat template."""
+    if ours is None or theirs is None:
+        whose = "target" if ours is None else "draft"
+        yield Check("tokenizer", "note", f"the {whose} has no tokenizer to compare")
+        return
+    different = [token for token, index in ours.get_vocab().items() if theirs.get_vocab().get(token, index) != index]
+    if different:
+        token = different[0]
+        yield Check(
+            "tokenizer",
+            "wrong",
+            f"{len(different)} tokens have other ids in the draft's tokenizer, for instance {token!r}: "
+            f"{ours.get_vocab()[token]} for the target and {theirs.get_vocab()[token]} for the draft",
+        )
+    else:
+        yield Check("tokenizer", "ok", "every token of the target that the draft knows has the same id")
+    names = ("bos_token", "eos_token", "pad_token")
+    special = {name: (getattr(ours, name, None), getattr(theirs, name, None)) for name in names}
+    for name, (our, their) in special.items():
+        if our != their:
+            yield Check("special tokens", "warning", f"{name} is {our!r} for the target and {their!r} for the draft")
+    if getattr(ours, "chat_template", None) != getattr(theirs, "chat_template", None):
+        yield Check("chat template", "warning", "the draft's folder has another one; the target's is used")
+
+
+def target_weights(target: ModelConfig, target_path: Path, draft_path: Path, dtype: str) -> Check:
+    """Whether the target computes here as it did when the draft was trained, as far as the checkpoints tell."""
+    stored, drafts = (_stored_dtype(path) for path in (target_path, draft_path))
+    detail = f"{stored} on disk, computed in {dtype}; the draft is stored in {drafts}"
+    if target.quantization is not None:
+        detail += f"; quantised to {target.quantization}, and a draft is mostly trained for the original weights"
+    return Check("weights", "ok" if target.quantization is None and dtype in stored else "note", detail)
+
+
+def _stored_dtype(folder: Path) -> str:
+    config = Folder(folder).json("config.json")
+    return str(config.get("torch_dtype") or config.get("dtype") or "an unnamed dtype")
+
+
+def position_limit(target: ModelConfig, given: DraftConfig, known: DraftConfig) -> Check:
+    """How far the draft goes on: ``given`` is what its checkpoint says, ``known`` what it is used as."""
+    stated, used = given.decoder, known.decoder
+    if stated is None or used is None:
+        return Check("positions", "ok", "the draft has no limit of its own")
+    if used.max_position > stated.max_position:
+        detail = f"the checkpoint states {stated.max_position}; drafts go on up to {used.max_position}"
+        return Check("positions", "note", f"{detail}, though the draft may not have learnt texts that long")
+    short = used.max_position < target.max_position
+    detail = f"{used.max_position} of the draft, {target.max_position} of the target"
+    return Check("positions", "warning" if short else "ok", detail + "; longer texts draft nothing" * short)
+
+
+def what_is_read(target: ModelConfig, head: DraftConfig, options: HeadOptions) -> Iterator[Check]:
+    """What an EAGLE-3 head reads of the target and of itself, and who said so."""
+    if not isinstance(head, Eagle3Config):
+        return
+    streams = head.resolved_aux_layers(target)
+    how = f" ({options.aux_convention})" if options.aux_convention else " (the default)" * (head.aux_layers is None)
+    what = (
+        f"after layers {', '.join(map(str, streams))} of {target.num_layers}" if streams else "the final hidden state"
+    )
+    yield Check("residual streams", "ok", f"{what}{how}")
+    fed = "the normed output" if head.norm_output else "the output before the final norm"
+    yield Check("fed back", "ok", fed + f" ({options.norm_output})" * (options.norm_output is not None))
+
+
+def draft_vocabulary(head: DraftConfig, params: Mapping[str, Any], texts: Sequence[Text]) -> Iterator[Check]:
+    """How much of what the target writes a reduced vocabulary knows."""
+    if not isinstance(head, Eagle3Config) or not head.reduced:
+        return
+    known = np.asarray(params["draft_ids"]) >= 0
+    written = np.concatenate([np.array(text.tokens[text.prompt_length :], np.int64) for text in texts])
+    share = float(known[written].mean())
+    detail = (
+        f"{head.draft_vocab_size} of {head.layers.vocab_size} tokens, {share:.0%} of those that the target wrote here"
+    )
+    yield Check("draft vocabulary", "ok" if share >= COVERED else "warning", detail)

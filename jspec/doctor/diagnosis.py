@@ -1,0 +1,228 @@
+"""``diagnose``: checks, a measurement by the engine, trials of the alternatives, and one verdict."""
+
+import dataclasses
+import functools
+import json
+import operator
+import pathlib
+import warnings
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jspec._arguments import is_int, require
+from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.loading import load_draft, load_folder, read_draft_config, read_model_config
+from jspec.checkpoints.tokenizer import load_tokenizer
+from jspec.config import EngineConfig, ModelConfig, Speculation
+from jspec.doctor import checks
+from jspec.doctor.checks import Check
+from jspec.doctor.trials import Text
+from jspec.doctor.variants import Trial, tried
+from jspec.drafting.methods import drafter_for, method_of
+from jspec.llm import LLM, Prompt
+from jspec.loading import Path, build_draft_module, check_fit, find_folders, with_positions, within_reach
+from jspec.memory import check_memory
+from jspec.models import build
+from jspec.results import Stats
+from jspec.sampling.params import SamplingParams
+
+PROMPTS = (
+    "import os\nimport sys\n\n\ndef main(argv=None):",
+    'def read_config(path):\n    """Return the configuration',
+    "Explain in a few sentences why the sky is blue.",
+    "Write a short letter to a landlord about a broken window.",
+)
+LONGEST_PROMPT = 512
+MOST_ROWS = 16
+FEWEST_TOKENS = 16  # that the target has to write in all, for figures that mean something
+CHANCE = 0.1  # share of first drafts accepted below which a head knows nothing of its target
+CLEARLY = 3.0  # standard errors, and
+AT_LEAST = 0.1  # accepted drafts a round by which an alternative has to be ahead
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """What ``diagnose`` found.
+
+    Attributes:
+      verdict: ``healthy``, ``mismatch`` (target and draft do not belong together), ``wrong_setting`` or ``untrained``.
+      explanation: the verdict in a sentence or two.
+      checks: what was looked at.
+      served: how the engine drafted, greedily; None if the draft cannot serve this target.
+      trials: the head as it was read, and with each alternative; () for drafts that have none.
+    """
+
+    verdict: str
+    explanation: str
+    checks: tuple[Check, ...]
+    served: Stats | None = None
+    trials: tuple[Trial, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        return self.verdict == "healthy"
+
+
+def diagnose(
+    target: Path,
+    draft: Path | None = None,
+    prompts: Sequence[Prompt] | None = None,
+    *,
+    aux_convention: str | None = None,
+    norm_output: str | None = None,
+    mask_token_id: int | None = None,
+    num_draft_tokens: int = 4,
+    max_tokens: int = 64,
+    dtype: str | None = None,
+    chat: bool | None = None,
+) -> Diagnosis:
+    """Find out whether a draft is read and used as it was trained. Greedy, so the same arguments say the same again.
+
+    Args:
+      target, draft, aux_convention, norm_output, mask_token_id, dtype: as in ``jspec.load``; no ``ngram``.
+      prompts: texts or token ids, best of the kind that the draft is for; None takes a few of its own.
+      num_draft_tokens: K.
+      max_tokens: new tokens per prompt.
+      chat: give each text to the target as a user's message, by its chat template; None does so if there is one.
+
+    Raises:
+      ValueError: an argument or a checkpoint that cannot be used. What is wrong between the two is in the diagnosis.
+    """
+    options = HeadOptions(aux_convention, norm_output, mask_token_id)
+    require(is_int(max_tokens) and max_tokens >= 2, "max_tokens", max_tokens, "an integer of at least 2")
+    target_path, draft_path = find_folders(target, draft)
+    if draft_path is None:
+        raise ValueError(f"draft={draft!r}: expected the folder of a draft model or a draft head")
+    config, tokenizer = read_model_config(target_path), load_tokenizer(target_path)
+    given = read_draft_config(draft_path, **dataclasses.asdict(options))
+    dtype = dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")
+    found = [
+        *checks.compared_tokenizers(tokenizer, checks.own_tokenizer(draft_path)),
+        checks.target_weights(config, target_path, draft_path, dtype),
+    ]
+    try:
+        check_fit(config, given, tokenizer, draft_path)
+    except ValueError as error:
+        found.append(Check("fit", "wrong", str(error)))
+    if wrong := next((check for check in found if check.status == "wrong"), None):
+        return Diagnosis("mismatch", f"Target and draft do not belong together: {wrong.detail}.", tuple(found))
+
+    tokens = token_ids(PROMPTS if prompts is None else prompts, tokenizer, config, chat)
+    engine = _engine_config(config, tokens, max_tokens, dtype)
+    with warnings.catch_warnings():  # what they say is in the checks
+        warnings.simplefilter("ignore", UserWarning)
+        known = with_positions(config, given, engine.max_len)
+        speculation = within_reach(Speculation(num_draft_tokens), known)
+    found += [checks.position_limit(config, given, known), *checks.what_is_read(config, known, options)]
+    check_memory(config, known, engine, speculation.most_draft_tokens + 1)
+
+    model = build(*load_folder(target_path, dtype), dtype)
+    _, params = load_draft(draft_path, dtype, **dataclasses.asdict(options))
+    texts, served = _serve(model, known, params, tokens, speculation, engine, max_tokens)
+    _require_enough(texts)
+    found += checks.draft_vocabulary(known, params, texts)
+    trials = tried(model, known, params, texts, speculation.most_draft_tokens, dtype, options)
+    return Diagnosis(*verdict(served, trials), tuple(found), served, trials)
+
+
+def read_prompts(file: pathlib.Path) -> list[str]:
+    """A prompt from each line that is not empty; of a .jsonl file, what stands under ``prompt``."""
+    lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
+    if file.suffix != ".jsonl":
+        return lines
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            prompts.append(json.loads(line)["prompt"])
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{file}: line {number} is no object with a prompt") from None
+    return prompts
+
+
+def token_ids(prompts: Sequence[Prompt], tokenizer, target: ModelConfig, chat: bool | None) -> list[list[int]]:
+    """Token ids of prompts, of a long one the end; see ``diagnose``."""
+    if not prompts:
+        raise ValueError("prompts is empty: expected at least one")
+    if tokenizer is None and any(isinstance(prompt, str) for prompt in prompts):
+        raise ValueError("the target has no tokenizer: expected prompts of token ids")
+    if chat is None:
+        chat = bool(getattr(tokenizer, "chat_template", None))
+    longest, encoded = min(LONGEST_PROMPT, target.max_position // 2), []
+    for prompt in prompts:
+        if isinstance(prompt, str) and chat:
+            prompt = _as_message(tokenizer, prompt)
+        ids = tokenizer.encode(prompt) if isinstance(prompt, str) and tokenizer is not None else list(prompt)
+        if not ids:
+            raise ValueError("prompts has an empty one: expected at least one token each")
+        encoded.append(ids[-longest:])
+    return encoded
+
+
+def _as_message(tokenizer, text: str) -> list[int]:
+    message = [{"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=False)
+
+
+def _engine_config(target: ModelConfig, tokens: Sequence[Sequence[int]], max_tokens: int, dtype: str) -> EngineConfig:
+    return EngineConfig(
+        max_batch=min(len(tokens), MOST_ROWS),
+        max_len=min(max(map(len, tokens)) + max_tokens, target.max_position),
+        dtype=dtype,
+        page_size=32,
+        prefill_chunk=64,
+    )
+
+
+def _require_enough(texts: Sequence[Text]):
+    written = sum(len(text.tokens) - text.prompt_length for text in texts)
+    if written < FEWEST_TOKENS:
+        raise ValueError(
+            f"the target wrote {written} tokens in all before it ended its texts: expected at least {FEWEST_TOKENS}; give "
+            "more prompts, or others"
+        )
+
+
+def _serve(model, config, params, tokens, speculation, engine: EngineConfig, max_tokens: int):
+    """What the target wrote after each prompt, with the draft drafting, and how that went."""
+    config, module = build_draft_module(config, dict(params), engine.dtype, model)
+    make_drafter = drafter_for(config, model.config, speculation)
+    llm = LLM(model, module, make_drafter, method_of(config), None, speculation, engine)
+    greedy, keys = SamplingParams(temperature=0, max_tokens=max_tokens), np.zeros(2, np.uint32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of the position limit, which is among the checks
+        found = dict(llm.generate(tokens, [greedy] * len(tokens), [keys] * len(tokens)))
+    results = [found[i] for i in range(len(tokens))]
+    texts = [Text((*result.prompt_token_ids, *result.token_ids), len(result.prompt_token_ids)) for result in results]
+    return texts, functools.reduce(operator.add, (result.stats for result in results))
+
+
+def verdict(served: Stats, trials: Sequence[Trial]) -> tuple[str, str]:
+    """The verdict on a draft that fits its target, and its explanation; the first trial is the head as it was read."""
+    first = max([_first_rate(trial.stats) for trial in trials] or [_first_rate(served)])
+    length = served.mean_acceptance_length
+    if first < CHANCE:
+        return "untrained", (
+            f"The draft knows next to nothing of this target: {first:.0%} of first drafts are accepted at best"
+            f"{', whatever the settings' * bool(trials)}. It was trained for another target, or not at all."
+        )
+    better = [trial for trial in trials[1:] if _clearly_better(trial, trials[0])]
+    if better:
+        best = max(better, key=lambda trial: trial.rounds.mean())
+        return "wrong_setting", (
+            f"The head was trained with {best.setting}: an acceptance length of {best.stats.mean_acceptance_length:.2f} "
+            f"instead of {trials[0].stats.mean_acceptance_length:.2f}."
+        )
+    reason = ", and no alternative is clearly better" if len(trials) > 1 else ""
+    return "healthy", f"An acceptance length of {length:.2f}, greedily{reason}."
+
+
+def _first_rate(stats: Stats) -> float:
+    return stats.acceptance_rate_per_position[0]
+
+
+def _clearly_better(trial: Trial, than: Trial) -> bool:
+    ahead = trial.rounds.astype(float) - than.rounds
+    error = ahead.std() / np.sqrt(len(ahead))
+    return bool(ahead.mean() >= AT_LEAST and ahead.mean() > CLEARLY * error)

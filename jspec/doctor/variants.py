@@ -1,0 +1,93 @@
+"""The settings of an EAGLE-3 or P-EAGLE head that its checkpoint may not tell, each tried in texts of the target."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jspec.checkpoints.heads.options import HeadOptions
+from jspec.config import ModelConfig
+from jspec.doctor.trials import Text, Trials
+from jspec.heads import DraftConfig, Eagle3Config
+from jspec.results import Stats
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A head with some settings, and how it drafted in the texts of the target.
+
+    Attributes:
+      label: what is different, for people.
+      setting: what to say or to change to have it so; None for the head as it was read.
+      stats: rounds made greedily, one after the other.
+      rounds: accepted drafts of a round from each place in the texts.
+    """
+
+    label: str
+    setting: str | None
+    stats: Stats
+    rounds: np.ndarray
+
+
+def tried(
+    model: Any,
+    config: DraftConfig,
+    params: Mapping[str, Any],
+    texts: Sequence[Text],
+    K: int,
+    dtype: str,
+    options: HeadOptions,
+) -> tuple[Trial, ...]:
+    """The head as it was read, then with each alternative; () for drafts of other kinds.
+
+    Args:
+      model: the target's module.
+      config, params: the draft, as it is on disk.
+      texts: what the target wrote, greedily.
+      K: drafts of a round.
+      dtype: ``bfloat16`` or ``float32``.
+      options: what the user said of the head.
+    """
+    if not isinstance(config, Eagle3Config):
+        return ()
+    every = list(variants(model.config, config, options))
+    streams = [one.resolved_aux_layers(model.config) for _, _, one in every]
+    trials, found = Trials(model, texts, [stream for one in streams for stream in one]), []
+    for (label, setting, one), read in zip(every, streams, strict=True):
+        accepted = trials.accepted(one, params, read, K, dtype)
+        found.append(Trial(label, setting, trials.stats(accepted, K), np.concatenate(accepted)))
+    return tuple(found)
+
+
+def variants(
+    target: ModelConfig, head: Eagle3Config, options: HeadOptions
+) -> Iterator[tuple[str, str | None, Eagle3Config]]:
+    """(label, setting, config) of the head as it was read, and of each alternative that it has the weights for."""
+    streams, flips = head.resolved_aux_layers(target), (False,)
+    if head.norm_before_head and head.method == "eagle3":
+        flips = (False, True)
+    for shift in (0, 1, -1):
+        moved = tuple(stream + shift for stream in streams)
+        if shift and not (moved and moved[0] >= 0 and moved[-1] <= target.num_layers):
+            continue
+        for flip in flips:
+            one = dataclasses.replace(head, norm_output=head.norm_output != flip)
+            if shift:
+                one = dataclasses.replace(one, aux_layers=moved)
+            changes = [_said_of_streams(shift, moved, options)] * bool(shift) + [_said_of_norm(one, options)] * flip
+            yield " and ".join(changes) or "as it was read", " and ".join(changes) or None, one
+
+
+def _said_of_streams(shift: int, moved: tuple[int, ...], options: HeadOptions) -> str:
+    other = {("input_of", 1): "output_of", ("output_of", -1): "input_of"}.get((str(options.aux_convention), shift))
+    if other is not None:
+        return f"aux_convention={other!r}"
+    return f"residual streams {', '.join(map(str, moved))}, one {'higher' if shift > 0 else 'lower'}"
+
+
+def _said_of_norm(head: Eagle3Config, options: HeadOptions) -> str:
+    other = "recycled" if head.norm_output else "before_head"
+    if options.norm_output not in (None, other):
+        return f"norm_output={other!r}"
+    return f"{'the normed output' if head.norm_output else 'the output before the norm'} fed back"
