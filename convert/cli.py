@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from convert.conversion import VERIFICATIONS, convert, require_fit
 from convert.listing import listing, matches
 from convert.quantize import quantized
-from jspec.checkpoints.heads.options import AUX_CONVENTIONS, NORM_OUTPUTS, HeadOptions
+from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.manifest import check
 from jspec.checkpoints.refusal import Mismatch, Refusal
 from jspec.checkpoints.source import NUMPY_DTYPES, open_source
