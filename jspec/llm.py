@@ -1,5 +1,6 @@
 """A loaded model: target, drafter and engine, ready to generate."""
 
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -118,8 +119,9 @@ class LLM:
             self._request(i, prompt, p, key)
             for i, (prompt, p, key) in enumerate(zip(prompts, params, keys, strict=True))
         ]
-        for active in self.engine.run(requests):
-            yield active.request.index, self._result(active)
+        with contextlib.closing(self.engine.run(requests)) as ended:  # also while a traceback keeps this frame alive
+            for active in ended:
+                yield active.request.index, self._result(active)
 
     def _request(self, index: int, prompt: Prompt, params: SamplingParams, key_data: np.ndarray) -> Request:
         tokens = self._tokens(index, prompt)

@@ -14,10 +14,10 @@ import numpy as np
 
 from jspec.heads import Eagle3Config
 from jspec.models import build_head
+from jspec.models.branches import Branches
 from jspec.models.cache import CausalView
 from jspec.models.split import split
 from jspec.results import Stats
-from jspec.train.branches import Branches
 
 
 @dataclasses.dataclass(frozen=True)

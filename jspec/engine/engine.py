@@ -2,7 +2,7 @@
 
 import collections
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -88,7 +88,7 @@ class Engine:
         """How many programs are compiled by now."""
         return self.runner.num_compilations
 
-    def run(self, requests: Sequence[Request]) -> Iterator[ActiveRequest]:
+    def run(self, requests: Sequence[Request]) -> Generator[ActiveRequest, None, None]:
         """Decode all requests, first come, first served; yield each when it has ended.
 
         Raises:

@@ -44,12 +44,8 @@ class Request:
     find_stop: Callable[[list[int], int], int | None] | None = None
 
     def __post_init__(self):
-        # ``SamplingParams`` bounds everything else from both sides, and ``min_tokens`` by ``max_tokens``, which
-        # ``max_len`` cuts.
-        what, params, largest = f"prompt {self.index}", self.params, LARGEST[np.int32]
-        require(params.top_k <= largest, f"{what}: top_k", params.top_k, f"at most {largest}")
-        hottest = LARGEST[np.float32]
-        require(params.temperature <= hottest, f"{what}: temperature", params.temperature, f"at most {hottest:.3g}")
+        # ``SamplingParams`` bounds the rest by what arrays hold.
+        what, largest = f"prompt {self.index}", LARGEST[np.int32]
         for token in self.stop_tokens:
             require(0 <= token <= largest, f"{what}: stop_tokens", token, f"token ids in 0..{largest}")
         key = np.asarray(self.key_data)

@@ -16,9 +16,9 @@ import optax
 
 from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig
 from jspec.models import build_head
+from jspec.models.branches import Branches
 from jspec.models.contract import Target
 from jspec.models.quantized import wide
-from jspec.train.branches import Branches
 from jspec.train.loop import Loss, Params
 from jspec.train.losses import DepthLogits, TrainingBatch, draft_loss, float32_logits, read_windows, soft_cross_entropy
 

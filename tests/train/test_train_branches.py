@@ -12,10 +12,10 @@ from train_toys import HEADS, TARGET, V, head_params, module, objective, target
 from jspec.config import Speculation
 from jspec.drafting.base import Context, Prompt
 from jspec.drafting.methods import drafter_for
+from jspec.models.branches import Branches
 from jspec.models.cache import LayerKV, PagedView, grouped_attention
 from jspec.sampling.distribution import Warp
 from jspec.sampling.streams import RoundNoise
-from jspec.train.branches import Branches
 from jspec.train.losses import read_windows
 
 B, n, N, G, H = 2, 9, 4, 2, 6
