@@ -9,7 +9,7 @@ from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads import stored
-from jspec.checkpoints.heads.options import NOTHING_SAID, HeadOptions
+from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
 from jspec.checkpoints.heads.speculators import verifier
 from jspec.checkpoints.hf_config import read_config, read_fields
 from jspec.checkpoints.manifest import NAME, PARAMS, is_converted, read_manifest, require_whole
@@ -165,7 +165,7 @@ def _model_config(folder: Folder) -> ModelConfig:
 
 
 def _load_converted(
-    folder: Folder, dtype: str | None, options: HeadOptions = NOTHING_SAID
+    folder: Folder, dtype: str | None, options: HeadOptions = NO_OPTIONS
 ) -> tuple[ModelConfig | HeadConfig, Params]:
     config, where = _converted_config(folder, options), f"{folder.given}/{PARAMS}"
     require_whole(folder)
