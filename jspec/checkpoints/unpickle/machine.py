@@ -1,8 +1,8 @@
 """Interprets the pickle of a state dict without importing or calling anything that the pickle names.
 
 A pickle is a program for a stack machine. This machine knows only the opcodes that ``torch.save`` writes for tensors and
-their names. A class or function that the pickle names is put on the stack as a ``Name``, which holds its path as text, and a call that
-rebuilds a tensor gives a ``View``. Any other name or opcode ends the reading with ``Refused``. PyTorch's own
+their names. A class or function that the pickle names is put on the stack as a ``Name``, which holds its path as text.
+A call that rebuilds a tensor gives a ``View``. Any other name or opcode ends the reading with ``Refused``. PyTorch's own
 ``weights_only`` unpickler is built in the same way.
 """
 
