@@ -163,7 +163,7 @@ def _converted_config(folder: Folder, options: HeadOptions) -> ModelConfig | Hea
     for name, used in {**settled, "mask_token_id": mask}.items():
         given = getattr(options, name)
         if None not in (used, given) and used != given:
-            raise Refusal(f"{where}: {name}={given!r}, but the head was converted with {used!r}")
+            raise Refusal(f"{where}: {name}={given!r}, but the draft head was converted with {used!r}")
     return config
 
 

@@ -10,6 +10,6 @@ jspec cannot draft with. It then asks each ``HeadFormat`` in the order of ``jspe
 recognises the folder reads it. The last one, a plain language model, accepts every folder. Example: config.json with
 ``"architectures": ["LlamaForCausalLMEagle3"]`` is recognised by ``eagle3.FORMAT``.
 
-A folder that ``jspec-convert`` wrote is not recognised again: its manifest holds the config of the head, which
+A folder that ``jspec-convert`` wrote is not recognised again: its manifest holds the config of the draft head, which
 ``stored.py`` writes and reads.
 """

@@ -116,7 +116,7 @@ def build(
     if mask_token_id is not None and not mask:
         raise Refusal(f"{fields.where}: mask_token_id={mask_token_id!r} is for P-EAGLE heads, and this is none")
     if parallel and not mask:
-        raise Refusal(f"{fields.where}: says that the head drafts in parallel, but tensor {MASK!r} is missing")
+        raise Refusal(f"{fields.where}: says that the draft head drafts in parallel, but tensor {MASK!r} is missing")
     config = Eagle3Config(
         layers=layers,
         draft_vocab_size=_draft_vocab_size(settings, tensors, layers.vocab_size),
@@ -164,7 +164,9 @@ def _require_supported(fields: Fields, settings: Settings, tensors: dict[str, Te
         if value is not None and value != only:
             raise holder.refuse(key, f"{only!r}, the one value that is supported")
     if fields.raw.get("kv_lora_rank") is not None or any("kv_a_proj" in name for name in tensors):
-        raise Refusal(f"{fields.where}: the head has latent attention (MLA, kv_lora_rank), which is not supported")
+        raise Refusal(
+            f"{fields.where}: the draft head has latent attention (MLA, kv_lora_rank), which is not supported"
+        )
 
 
 def _num_aux_layers(

@@ -58,7 +58,7 @@ class Settings:
             return given
         raise Refusal(
             f"{top.where}: none of {', '.join(MASK_KEYS)} names the token of mask slots, and {MASK!r} is there; say which "
-            "token the head was trained with: --mask-token-id (mask_token_id=)"
+            "token the draft head was trained with: --mask-token-id (mask_token_id=)"
         )
 
 
@@ -92,18 +92,18 @@ def norm_meaning(fields: Fields, holder: Fields, given: str | None, tensors: Ite
     if NEMO in str(fields.raw.get("architectures")):
         if given == "before_head":
             raise Refusal(
-                f"{holder.where}: norm_output={given!r}: the heads of NeMo Automodel, {NEMO}, mean that the normed output "
-                "is fed back; expected 'recycled' or nothing"
+                f"{holder.where}: norm_output={given!r}: the draft heads of NeMo Automodel, {NEMO}, mean that the normed "
+                "output is fed back; expected 'recycled' or nothing"
             )
         return "recycled"
     if given is None and value and MASK in tensors:
         return "recycled"  # A P-EAGLE head feeds nothing back, so both meanings give the same computation.
     if given is None:
-        head = "reads the normed output" if value else "reads the output without a norm"
+        reads = "reads the normed output" if value else "reads the output without a norm"
         raise Refusal(
             f"{holder.where}: {holder.prefix}{NORM_KEY}={value!r} can mean that the normed output is"
             f"{'' if value else ' not'} fed back, as vLLM, SGLang and SpecForge since September 2026 read it, or that the "
-            f"output head {head} and what is fed back is never normed, as SpecForge read it before; say which: "
+            f"output head {reads} and what is fed back is never normed, as SpecForge read it before; say which: "
             "--norm-output recycled or before_head (norm_output=)"
         )
     return given

@@ -23,7 +23,7 @@ class HeadFormat:
         about folders that none of the earlier formats in the registry recognised.
       read: ``read(folder, config.json, tensors, options)`` returns the ``Layout`` of the folder; it raises a ``Refusal``
         if config.json and the tensors contradict each other.
-      write_config: ``write_config(config, target_name, target_architectures)`` returns the config.json of a head; None
+      write_config: ``write_config(config, target_name, target_architectures)`` returns the config.json to write; None
         for a layout that jspec only reads.
       write_tensors: converts tensors (public name -> array) from the form of jspec's parameters into the form of this
         layout. Example: EAGLE-3's ``draft_ids`` become ``d2t`` and ``t2d``.

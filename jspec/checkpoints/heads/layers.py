@@ -95,7 +95,9 @@ def layer_fields(config: ModelConfig) -> dict[str, Any]:
 
 def require_no_windows(config: ModelConfig):
     """Raise a ``ValueError`` if a layer has an attention window; for layouts whose config.json cannot state one."""
-    require(not any(config.windows), "windows", config.windows, "None for each layer, as in every head of this layout")
+    require(
+        not any(config.windows), "windows", config.windows, "None for each layer, as in every draft head of this layout"
+    )
 
 
 def window_fields(config: ModelConfig) -> dict[str, Any]:

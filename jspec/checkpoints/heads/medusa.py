@@ -80,8 +80,8 @@ def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
 
 def _vllm_name(name: str) -> str:
     """The name in vLLM's layout of the tensor that FasterDecoding's layout calls ``name``."""
-    head, block, *rest = name.split(".")
-    return f"blocks.{head}.layers.{block}.{rest[-1]}" if "linear" in rest else f"lm_heads.{head}.weight"
+    index, block, *rest = name.split(".")
+    return f"blocks.{index}.layers.{block}.{rest[-1]}" if "linear" in rest else f"lm_heads.{index}.weight"
 
 
 def hf_config(config: MedusaConfig, target_name: str) -> dict[str, Any]:

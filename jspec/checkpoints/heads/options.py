@@ -15,8 +15,8 @@ class HeadOptions:
       aux_convention: what the layer ids in config.json mean: the inputs (``input_of``) or the outputs (``output_of``)
         of these layers. The output of layer 2 is the input of layer 3.
       norm_output: what the key ``norm_output`` of config.json means: whether the normed output is fed back into the
-        head at the next draft position (``recycled``, as vLLM, SGLang and the later SpecForge read it), or whether the
-        output head reads the normed output (``before_head``, as SpecForge read it at first).
+        draft head at the next draft position (``recycled``, as vLLM, SGLang and the later SpecForge read it), or whether
+        the output head reads the normed output (``before_head``, as SpecForge read it at first).
       mask_token_id: the token id of the mask slots, through which a P-EAGLE head drafts in parallel.
     """
 

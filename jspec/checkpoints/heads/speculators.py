@@ -61,7 +61,7 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
     if kind == "eagle3" and fields.raw.get("norm_before_residual") is None:
         raise Refusal(
             f"{fields.where}: norm_before_residual is missing, and readers of this format disagree on what that means; "
-            "set it to what the head was trained with, true or false"
+            "set it to what the draft head was trained with, true or false"
         )
     if kind == "eagle3" and MASK in tensors:
         raise fields.refuse(TYPE, f"'peagle', because tensor {MASK!r} is there")

@@ -100,7 +100,7 @@ def _inner_config(fields: Fields, names: Iterable[str]) -> Fields:
     """The config inside vLLM's wrapping config. A key that both have takes the outer value, as in vLLM."""
     inner = fields.nested("model")
     if inner is None:
-        raise fields.refuse("model", "an object, the config of the head's layers")
+        raise fields.refuse("model", "an object, the config of the draft head's layers")
     own = ("model", "architectures", "model_type", "truncated_vocab_size", "eagle_fc_bias")
     merged = {**inner.raw, **{key: value for key, value in fields.raw.items() if key not in own}}
     inside = Fields(merged, fields.where)
