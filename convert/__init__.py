@@ -1,8 +1,8 @@
-"""Hugging Face checkpoints as Flax params: a library and the ``jspec-convert`` command.
+"""Converts Hugging Face checkpoints to Flax params: a library and the ``jspec-convert`` command.
 
 report = convert("path/to/hf-folder", "path/to/converted", dtype="bfloat16")
 config, params = load_folder("path/to/either")
-head, params = load_draft("path/to/a-draft-head")
+config, params = load_draft("path/to/a-draft-head")
 problems = check("path/to/converted")
 """
 

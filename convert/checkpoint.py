@@ -1,7 +1,8 @@
-"""Parameters as an Orbax checkpoint, written one at a time.
+"""Writes parameters as an Orbax checkpoint, one at a time, so that memory holds one parameter and not the model.
 
-The checkpoint is a plain one, a nested dict of numpy arrays that ``orbax.checkpoint`` restores anywhere. It is stored
-uncompressed with one folder a parameter: weights hardly compress, and a damaged file then names its parameter.
+The checkpoint is a nested dict of numpy arrays, which ``orbax.checkpoint`` restores without jspec. Each parameter has a
+folder of its own, so that the path of a damaged file names the parameter. Nothing is compressed, because weights hardly
+get smaller.
 """
 
 import dataclasses
@@ -22,7 +23,12 @@ _MARKER = "commit_success.txt"
 
 @dataclasses.dataclass(frozen=True)
 class LazyArray:
-    """An array that is made when it is written, and dropped right after."""
+    """An array whose values are made when it is written and dropped right after.
+
+    Attributes:
+      shape, dtype: of the array.
+      make: returns its values.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -34,7 +40,7 @@ class LazyArray:
 
 
 class _OneAtATime(ocp.type_handlers.NumpyHandler):
-    """Writes lazy arrays as numpy arrays, each before the next is made."""
+    """An Orbax handler that writes lazy arrays as numpy arrays, each before the next one is made."""
 
     def __init__(self):
         super().__init__(deepcopy_host_arrays=False)
@@ -47,11 +53,15 @@ class _OneAtATime(ocp.type_handlers.NumpyHandler):
 
 
 def save_params(path: Path, params: dict[str, LazyArray]):
-    """Write ``params`` (dotted names) as the nested dict at ``path``, an absolute path that does not exist yet.
+    """Write an Orbax checkpoint.
+
+    Args:
+      path: the folder to create, an absolute path that does not exist yet.
+      params: dotted name -> array; each dot of a name becomes a level of the nested dict.
 
     Raises:
       OSError: the disk is full or fails.
-      Refusal: as the makers of ``params`` raise it.
+      Refusal: an array's ``make`` raised it.
     """
 
     def save():
@@ -62,14 +72,16 @@ def save_params(path: Path, params: dict[str, LazyArray]):
 
     quietly(save, _as_os_error)
     marker = path / _MARKER
-    if marker.exists():  # Orbax writes the absolute path of the moment into it; only its presence counts
+    if marker.exists():
+        # Orbax writes the path of the temporary folder into this file, although only its presence counts. With a fixed
+        # text, two conversions of one checkpoint give equal files.
         marker.write_text("committed\n")
 
 
 def bytes_on_disk(params: dict[str, LazyArray], block: int) -> int:
-    """An upper bound of what ``save_params`` writes, on a disk that hands out space in blocks of ``block`` bytes.
+    """An upper bound of the bytes that ``save_params`` takes on a disk that allocates blocks of ``block`` bytes.
 
-    Each array has a file, a header of up to a few hundred bytes and a folder of its own; three files name them all.
+    Each array takes its values, a header of up to a few hundred bytes and a folder. Three more files list all names.
     """
     numbers = sum(whole_blocks(array.nbytes, block) + 2 * block for array in params.values())
     names = sum(512 + 128 * name.count(".") + 2 * len(name) for name in params)
@@ -82,7 +94,9 @@ def whole_blocks(size: int, block: int) -> int:
 
 
 def _as_os_error(error: Exception) -> Exception:
-    """TensorStore reports what the system said as text, in a ValueError."""
+    """The ``OSError`` that an exception of TensorStore stands for; any other exception is returned as it is.
+
+    TensorStore reports errors of the operating system as text in a ``ValueError``."""
     if isinstance(error, OSError):
         return OSError(error.errno, error.strerror, error.filename)
     text = str(error)
@@ -94,6 +108,7 @@ def _as_os_error(error: Exception) -> Exception:
 
 
 def _nest(flat: dict) -> dict:
+    """``{"a.b": x}`` as ``{"a": {"b": x}}``."""
     tree: dict = {}
     for name, leaf in flat.items():
         *path, last = name.split(".")

@@ -1,6 +1,7 @@
 """The ``jspec-convert`` command.
 
-Exit codes: 0 done; 1 the checkpoint, or the verification, does not match; 2 refused, with one sentence on stderr.
+Exit codes: 0 if the command succeeded; 1 if the tensors do not match config.json, a converted folder does not match its
+manifest, or a verification failed; 2 if the command refused, with one sentence on stderr.
 """
 
 import argparse
@@ -21,7 +22,7 @@ OK, MISMATCH, REFUSED = 0, 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit code."""
+    """The exit code of the command, after running it with ``arguments``, by default those of the process."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.check is not None and (options.src is not None or options.quantize is not None):
@@ -112,8 +113,8 @@ def _check(out: str) -> int:
 
 
 def _dry_run(options: argparse.Namespace) -> int:
-    said = HeadOptions(options.aux_convention, options.norm_output, options.mask_token_id)
-    source = open_source(options.src, options.allow_pickle, said)
+    head_options = HeadOptions(options.aux_convention, options.norm_output, options.mask_token_id)
+    source = open_source(options.src, options.allow_pickle, head_options)
     if options.quantize is not None:
         source = quantized(source, options.quantize)
     if options.target is not None:
@@ -150,7 +151,7 @@ def _convert(options: argparse.Namespace) -> int:
 
 
 def _printable(text: object) -> str:
-    """``text`` in one line; it may quote names from a checkpoint, with line breaks or half of a character."""
+    """``text`` as one printable line, because it may quote names from a checkpoint with line breaks or broken characters."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(text))
 
 

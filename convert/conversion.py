@@ -1,4 +1,4 @@
-"""Hugging Face folder in, converted folder out."""
+"""``convert`` writes a Hugging Face folder as a converted folder, which jspec loads and checks by its manifest."""
 
 import dataclasses
 import functools
@@ -32,7 +32,7 @@ from jspec.checkpoints.tokenizer import FILES
 from jspec.config import QUANTIZATIONS, ModelConfig
 
 COPIED = ("config.json", "generation_config.json", *FILES)
-MANIFEST_BYTES = 512  # of the manifest for each file: its name twice, size and SHA-256
+MANIFEST_BYTES = 512  # upper bound of what the manifest takes for one file: its name twice, its size and its SHA-256
 VERIFICATIONS = ("shapes", "logits")
 
 
@@ -41,14 +41,15 @@ class Report:
     """What a conversion did.
 
     Attributes:
-      out: the folder written.
-      recognised: what the checkpoint is, in a line.
-      dtype: of its params, those that are quantised left out.
-      quantization: of its linear maps: ``int8``, ``fp8`` or None.
-      tensors, parameters: tensors read, and the numbers in the params.
+      out: the folder that was written.
+      recognised: one line that says what the checkpoint is.
+      dtype: the dtype of the params that are not quantised.
+      quantization: the quantisation of the linear maps: ``int8``, ``fp8`` or None.
+      tensors: the number of tensors that were read.
+      parameters: the number of weights in all params together.
       seconds: wall time.
-      peak_bytes: largest resident memory of the process so far.
-      notes: what the user ought to know, a sentence each.
+      peak_bytes: the largest resident memory of the process so far.
+      notes: one sentence on each thing that the user ought to know.
     """
 
     out: Path
@@ -78,27 +79,29 @@ def convert(
 ) -> Report:
     """Write the checkpoint ``src``, a language model or a draft head, as Flax params and tokenizer files to ``out``.
 
-    ``out`` appears whole or not at all: it is written beside its place and renamed.
+    ``out`` appears complete or not at all: it is written under another name beside its place and then renamed.
 
     Args:
-      src: a folder with config.json and safetensors, or pickles where ``allow_pickle`` says so.
+      src: a folder with config.json and safetensors, or with pickles if ``allow_pickle`` is set.
       out: the folder to create.
-      dtype: ``float32`` or ``bfloat16``; None takes the narrower of the two that holds every tensor exactly, so that
-        nothing is rounded unasked: float16 weights become float32.
-      overwrite: replace an existing converted folder, after success.
-      verify: ``shapes`` reads the written params back; ``logits`` also compares with transformers. Of quantised weights
-        both repeat the rounding, and ``logits`` reports how far it moves the distribution.
-      progress: show a bar if stderr is a terminal.
-      allow_pickle: read the tensors of ``torch.save`` files, in a separate process that runs nothing of them, where
-        there is no safetensors file.
+      dtype: ``float32`` or ``bfloat16``. None takes the narrower of the two that holds every tensor exactly, so that
+        nothing is rounded without being asked for: float16 weights become float32.
+      overwrite: whether to replace an existing converted folder once the conversion has succeeded.
+      verify: ``shapes`` reads the written params back and compares names, shapes and dtypes; ``logits`` also compares the
+        logits with those of transformers. With ``quantize``, both also quantise the source again and compare the bits,
+        and ``logits`` reports how far quantisation moves the distribution.
+      progress: whether to show a progress bar if stderr is a terminal.
+      allow_pickle: whether to read the tensors of ``torch.save`` files if there is no safetensors file. A separate
+        process reads them, which runs nothing that the files name.
       aux_convention: what the layer ids of an EAGLE-3 head mean: ``input_of`` or ``output_of`` these layers. Needed
         when the checkpoint lists ids in a native layout, which does not say.
       norm_output: what the ``norm_output`` of an EAGLE-3 head means: that the normed output is fed back (``recycled``),
         or that the output head reads it (``before_head``). Needed when a native layout has that key.
       mask_token_id: the token of a P-EAGLE head's mask slots. Needed when config.json does not name it.
-      target: folder of the model that a draft head is for; refuse one that does not fit it.
-      quantize: ``int8`` or ``fp8``: store linear maps and output head in eight bits, with a scale for each output
-        channel; ``dtype`` is then that of the rest. For language models; see ``jspec.models.quantized``.
+      target: folder of the model that a draft head is for. A draft head that does not fit it is refused.
+      quantize: ``int8`` or ``fp8`` to store the linear maps and the output head in eight bits, with a scale for each
+        output channel. ``dtype`` is then the dtype of the other params. For language models; see
+        ``jspec.models.quantized``.
 
     Raises:
       Refusal: one sentence with the file and the reason.
@@ -112,11 +115,11 @@ def convert(
     if is_converted(src):
         raise Refusal(f"{src}: is a converted folder already; give the Hugging Face folder it was made from")
     options = HeadOptions(aux_convention, norm_output, mask_token_id)
-    source, place = open_source(src, allow_pickle, options), _place(out)
+    source, place = open_source(src, allow_pickle, options), _absolute(out)
     if quantize is not None:
         source = quantized(source, quantize)
     if verify == "logits":
-        _require_reference(source)
+        _require_runs_in_transformers(source)
     if place.is_relative_to(source.folder.root) or source.folder.root.is_relative_to(place):
         raise Refusal(f"{out}: lies inside the source folder or around it; choose another place")
     source.require_match()
@@ -145,14 +148,14 @@ def convert(
     )
 
 
-def _place(out: str | os.PathLike) -> Path:
-    """``out`` as an absolute path whose parent has no symbolic links; its last part is left as it is."""
+def _absolute(out: str | os.PathLike) -> Path:
+    """``out`` as an absolute path without symbolic links in its parent; its last part may be one."""
     absolute = Path(os.path.abspath(out))
     return absolute.parent.resolve() / absolute.name
 
 
-def _require_reference(source: Source):
-    """Raise unless transformers can run ``source`` here."""
+def _require_runs_in_transformers(source: Source):
+    """Raise a ``Refusal`` unless transformers can compute the logits of ``source`` on this machine."""
     where = source.folder.given
     if source.config.language_model is None:
         raise Refusal(
@@ -167,7 +170,7 @@ def _require_reference(source: Source):
 
 
 def require_fit(source: Source, target: str | os.PathLike):
-    """Raise unless ``source`` is a draft head that fits the model in the folder ``target``."""
+    """Raise a ``Refusal`` unless ``source`` is a draft head that fits the model in the folder ``target``."""
     model = read_draft_config(target)
     if isinstance(source.config, ModelConfig):
         raise Refusal(f"{source.folder.given}: holds a language model, not a draft head, so no target is needed")
@@ -180,12 +183,16 @@ def require_fit(source: Source, target: str | os.PathLike):
 
 
 def _write(source: Source, folder: Path, dtype: str, progress: bool) -> list[str]:
-    """Params, copied files and manifest into ``folder``; returns a note if a parameter holds NaN or infinity."""
+    """Write params, copied files and manifest to ``folder``.
+
+    Returns:
+      a note that names the parameters with NaN or infinity; empty if there are none.
+    """
     params = lazy_params(source, dtype)
     copied = {name: source.folder.path(name) for name in COPIED if source.folder.has(name)}
     for name in copied:
         if name.endswith(".json"):
-            source.folder.json(name)  # raises if it is damaged
+            source.folder.json(name)  # raises a Refusal if the file is damaged
     _require_space(folder, params, copied.values())
     nonfinite: list[str] = []
     with tqdm(total=len(params), unit="param", disable=None if progress else True) as bar:
@@ -206,7 +213,7 @@ def _write(source: Source, folder: Path, dtype: str, progress: bool) -> list[str
 
 
 def _require_space(folder: Path, params: dict[str, LazyArray], copied: Collection[Path]):
-    """Raise unless the disk of ``folder`` has room for all that a conversion writes."""
+    """Raise a ``Refusal`` unless the disk of ``folder`` has room for everything that a conversion writes."""
     block = os.statvfs(folder).f_frsize
     need = bytes_on_disk(params, block)
     need += sum(whole_blocks(path.stat().st_size, block) for path in copied)
@@ -220,6 +227,7 @@ def _require_space(folder: Path, params: dict[str, LazyArray], copied: Collectio
 
 
 def _description(source: Source, dtype: str) -> dict:
+    """The entries of the manifest that say what the folder was made from and what it holds."""
     description = {
         "source": {
             "path": source.folder.given,
@@ -233,12 +241,19 @@ def _description(source: Source, dtype: str) -> dict:
         "parameter_count": sum(math.prod(shape) for shape in source.shapes.values()),
     }
     if not isinstance(source.config, ModelConfig):
-        said = {name: getattr(source.layout, name) for name in ("aux_convention", "norm_output")}
-        description["head"] = {**stored.to_json(source.config), **said}
+        conventions = {name: getattr(source.layout, name) for name in ("aux_convention", "norm_output")}
+        description["head"] = {**stored.to_json(source.config), **conventions}
     return description
 
 
 def _dtype_notes(source: Source, asked: str | None, chosen: str) -> list[str]:
+    """Notes on the dtype of the params: that they are rounded, or wider than on disk.
+
+    Args:
+      source: the open folder.
+      asked: the dtype that the user asked for, None for no choice.
+      chosen: the dtype of the params.
+    """
     rest = "weights" if quantization_of(source.config) is None else "weights that are not quantised"
     if asked is None and source.has_float16:
         return [f"float16 {rest} are kept exactly, as float32; --dtype bfloat16 halves their size and rounds them"]
@@ -248,5 +263,6 @@ def _dtype_notes(source: Source, asked: str | None, chosen: str) -> list[str]:
 
 
 def _peak_bytes() -> int:
+    """The largest resident memory of this process so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB on Linux

@@ -1,3 +1,3 @@
-"""``export_draft``: params as a checkpoint in the public layout of their method, the inverse of ``load_draft``."""
+"""``export_draft`` writes a draft head as a checkpoint in the public layout of its method."""
 
 from jspec.checkpoints.export import export_draft as export_draft

@@ -1,4 +1,4 @@
-"""What a conversion would do, as lines of text, from config and headers alone."""
+"""The text that ``jspec-convert --dry-run`` prints: what a conversion would do, from config and headers alone."""
 
 from collections.abc import Iterator
 
@@ -8,19 +8,27 @@ from jspec.checkpoints.source import Source
 
 
 def listing(source: Source, dtype: str) -> Iterator[str]:
-    """What it is, a line a tensor, ``name -> param[rows]  shape  dtype``, and what is ignored, missing, unused or
-    wrong."""
+    """The lines of the text.
+
+    The first says what was recognised. Then comes a line for each tensor that is there, as in
+    ``model.layers.0.self_attn.k_proj.weight -> layers.0.attention.qkv.weight[4096:5120]  [1024, 4096]  bfloat16 ->
+    bfloat16``, and then one for each tensor that is ignored, missing, unused or of the wrong shape. The last counts.
+
+    Args:
+      source: the open folder.
+      dtype: the dtype of the params that are neither quantised nor integers.
+    """
     yield describe(source.layout, source.verifier)
     yield from (f"note: {note}" for note in source.layout.notes)
     width = max(map(len, source.table))
-    stacked, stored = source.shapes, stored_params(source.config, dtype)
-    for name, rows in source.table.items():
+    shapes, stored = source.shapes, stored_params(source.config, dtype)
+    for name, at in source.table.items():
         if name not in source.tensors:
             continue
         tensor = source.tensors[name]
-        whole = stacked[rows.param] == rows.shape
-        place = rows.param if whole else f"{rows.param}[{rows.start}:{rows.start + rows.shape[0]}]"
-        yield f"{name:{width}} -> {place}  {list(tensor.shape)}  {tensor.dtype} -> {stored[rows.param][1]}"
+        whole = shapes[at.param] == at.shape
+        place = at.param if whole else f"{at.param}[{at.start}:{at.start + at.shape[0]}]"
+        yield f"{name:{width}} -> {place}  {list(tensor.shape)}  {tensor.dtype} -> {stored[at.param][1]}"
     for name in source.ignored:
         yield f"ignored: {name}"
     for name in source.missing:
@@ -30,10 +38,10 @@ def listing(source: Source, dtype: str) -> Iterator[str]:
     for name in source.misshapen:
         yield f"wrong shape: {name} {list(source.tensors[name].shape)}, expected {list(source.table[name].shape)}"
     total = source.config.num_parameters
-    scales = f" and {len(stored) - len(stacked)} scales" if len(stored) > len(stacked) else ""
-    yield f"{len(source.table)} tensors -> {len(stacked)} params{scales}, {total:,} parameters, {dtype}"
+    scales = f" and {len(stored) - len(shapes)} scales" if len(stored) > len(shapes) else ""
+    yield f"{len(source.table)} tensors -> {len(shapes)} params{scales}, {total:,} parameters, {dtype}"
 
 
 def matches(source: Source) -> bool:
-    """Whether the tensors are exactly those that the architecture needs."""
+    """Whether the files hold exactly the tensors that the config needs, in the right shapes."""
     return not (source.missing or source.unused or source.misshapen)

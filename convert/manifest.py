@@ -1,4 +1,4 @@
-"""Writing the manifest of a converted folder; ``jspec.checkpoints.manifest`` reads and checks it."""
+"""Writes the manifest of a converted folder, which ``jspec.checkpoints.manifest`` reads and checks."""
 
 import importlib.metadata
 import json
@@ -12,7 +12,12 @@ _PACKAGES = {"jax": "jax", "flax": "flax", "orbax": "orbax-checkpoint", "numpy":
 
 
 def write_manifest(folder: Path, description: dict[str, Any]):
-    """Measure and hash every file in ``folder`` and write its manifest; ``description`` says what the files are."""
+    """Write ``manifest.json`` with the size and the SHA-256 of every file in ``folder``.
+
+    Args:
+      folder: the folder, complete but for its manifest.
+      description: further entries, which say what the folder was made from and what it holds.
+    """
     names = file_names(folder)
     manifest = {
         "format": FORMAT,

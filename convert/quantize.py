@@ -1,4 +1,4 @@
-"""What quantisation makes of a language model's parameters, one weight at a time; see ``jspec.models.quantized``."""
+"""Quantises the parameters of a language model, one weight at a time; see ``jspec.models.quantized`` for the format."""
 
 import dataclasses
 import functools
@@ -14,10 +14,10 @@ from jspec.models.quantized import quantize
 
 
 def quantized(source: Source, quantization: str) -> Source:
-    """``source`` with a config that asks for quantised weights.
+    """``source`` with a config that says that the weights are quantised to ``quantization``, ``int8`` or ``fp8``.
 
     Raises:
-      Refusal: it is a draft head.
+      Refusal: ``source`` is a draft head, which is not quantised.
     """
     config = source.config
     if config.language_model is None:
@@ -30,7 +30,12 @@ def quantized(source: Source, quantization: str) -> Source:
 
 
 def lazy_params(source: Source, dtype: str) -> dict[str, LazyArray]:
-    """Every parameter of the folder that ``source`` becomes, made when it is written."""
+    """Name -> array, for every parameter of the converted folder, scales included; each is made when it is written.
+
+    Args:
+      source: the open Hugging Face folder.
+      dtype: the dtype of the parameters that are neither quantised nor integers.
+    """
     makers = {name: functools.partial(source.param, name, dtype) for name in source.shapes}
     for name, scale in source.config.scale_names().items():
         makers |= _pair(source, name, scale)
@@ -39,10 +44,12 @@ def lazy_params(source: Source, dtype: str) -> dict[str, LazyArray]:
 
 
 def quantized_param(source: Source, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The parameter ``name``, rounded once, from the numbers on disk, and its scales.
+    """``(weight, scale)`` of a quantised parameter: int8 or fp8 ``[out, in]``, and float32 ``[out]``.
+
+    It is quantised from the values on disk in a dtype that holds them exactly, so the weights are rounded only once.
 
     Raises:
-      Refusal: it has NaN or infinity.
+      Refusal: the parameter has NaN or infinity.
     """
     quantization, weight = quantization_of(source.config), source.param(name, source.exact_dtype)
     assert quantization is not None
@@ -55,7 +62,9 @@ def quantized_param(source: Source, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pair(source: Source, name: str, scale: str) -> dict[str, Callable[[], np.ndarray]]:
-    """Makers of a weight and its scales: the first that is called makes both, and the other's are kept for it."""
+    """``make`` functions for the arrays of a quantised weight and its scale, by name.
+
+    The first one that is called quantises the weight and keeps the other's array until that is called."""
     kept: dict[str, np.ndarray] = {}
 
     def make(one: str) -> np.ndarray:

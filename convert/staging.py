@@ -1,8 +1,12 @@
-"""Atomic creation of a folder: it is written beside its place, synced to disk, and renamed.
+"""Creates a folder atomically: it is written under another name beside its place, synced to disk, and renamed.
 
-For an OUT named ``x``, three names beside it belong to this module: ``.x.jspec-lock`` (held while a run lasts),
-``.x.jspec-partial`` (what is being written) and ``.x.jspec-replaced`` (the old OUT between two renames). After a kill
-the next run for the same OUT finds them and tidies up."""
+For an output folder ``x``, this module uses three names beside it:
+
+- ``.x.jspec-lock`` is a file that is locked while a conversion runs.
+- ``.x.jspec-partial`` is the folder that is being written.
+- ``.x.jspec-replaced`` is the old ``x``, moved away for the moment before the new one takes its name.
+
+If a conversion is killed, the next one for the same output folder finds these and cleans up."""
 
 import contextlib
 import errno
@@ -20,26 +24,26 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextlib.contextmanager
 def staged(out: Path, overwrite: bool, may_replace: Callable[[Path], bool]) -> Iterator[Path]:
-    """Yield an empty folder that becomes ``out`` when the block succeeds, and vanishes when it raises.
+    """Yield an empty folder that becomes ``out`` if the block succeeds and is removed if it raises.
 
     Args:
-      out: an absolute path.
-      overwrite: whether an existing ``out`` may be replaced, after success.
-      may_replace: whether a folder is one of ours; any other is never replaced.
+      out: the folder to create, an absolute path.
+      overwrite: whether an existing ``out`` may be replaced once the block has succeeded.
+      may_replace: says whether an existing folder is a converted one. Other folders are replaced only if they are empty.
 
     Raises:
-      Refusal: ``out`` exists and may not be replaced, another run is writing it, or the system refuses something, such
-        as more space on a full disk.
+      Refusal: ``out`` exists and may not be replaced, another conversion is writing it, or the operating system reports an
+        error, such as a full disk.
     """
     partial, replaced = _beside(out, "partial"), _beside(out, "replaced")
-    with _told(out), _lock(out):
-        _tidy(out, partial, replaced)
+    with _errors_as_refusals(out), _lock(out):
+        _clean_up(out, partial, replaced)
         _require_replaceable(out, overwrite, may_replace)
         partial.mkdir()
         try:
             yield partial
             _sync_tree(partial)
-            _swap(partial, out, replaced)
+            _put_in_place(partial, out, replaced)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -47,8 +51,8 @@ def staged(out: Path, overwrite: bool, may_replace: Callable[[Path], bool]) -> I
 
 
 @contextlib.contextmanager
-def _told(out: Path) -> Iterator[None]:
-    """An error of the system in a sentence."""
+def _errors_as_refusals(out: Path) -> Iterator[None]:
+    """Raise a ``Refusal`` with one sentence for every ``OSError`` in the block; also create the parent of ``out``."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         yield
@@ -61,11 +65,15 @@ def _told(out: Path) -> Iterator[None]:
 
 
 def _beside(out: Path, role: str) -> Path:
+    """The name beside ``out`` for one of the roles in the module's docstring."""
     return out.with_name(f".{out.name}.jspec-{role}")
 
 
-def _tidy(out: Path, partial: Path, replaced: Path):
-    """Undo what a killed run left: its half-written folder, or an old OUT that was moved away and not yet replaced."""
+def _clean_up(out: Path, partial: Path, replaced: Path):
+    """Undo what a killed conversion left behind.
+
+    A half-written folder is removed. An old ``out`` that was moved away is put back if the new one had not taken its
+    place yet, and removed otherwise."""
     if partial.exists():
         shutil.rmtree(partial)
     if replaced.exists():
@@ -76,6 +84,7 @@ def _tidy(out: Path, partial: Path, replaced: Path):
 
 
 def _require_replaceable(out: Path, overwrite: bool, may_replace: Callable[[Path], bool]):
+    """Raise a ``Refusal`` if ``out`` exists and may not be replaced."""
     if not os.path.lexists(out):
         return
     if not overwrite:
@@ -84,7 +93,8 @@ def _require_replaceable(out: Path, overwrite: bool, may_replace: Callable[[Path
         raise Refusal(f"{out}: exists and is no converted folder, so it is not overwritten; remove it yourself")
 
 
-def _swap(partial: Path, out: Path, replaced: Path):
+def _put_in_place(partial: Path, out: Path, replaced: Path):
+    """Rename ``partial`` to ``out``. An existing ``out`` is moved to ``replaced``, and put back if that fails."""
     if os.path.lexists(out):
         os.rename(out, replaced)
         try:
@@ -98,6 +108,7 @@ def _swap(partial: Path, out: Path, replaced: Path):
 
 
 def _sync_tree(folder: Path):
+    """Wait until every file and folder below ``folder`` is on the disk."""
     for directory, _, files in os.walk(folder, topdown=False):
         for name in files:
             _sync(Path(directory, name))
@@ -114,7 +125,7 @@ def _sync(path: Path):
 
 @contextlib.contextmanager
 def _lock(out: Path):
-    """Hold the lock of ``out``; the kernel lets go of it when the process dies, however it dies."""
+    """Hold the lock of ``out`` during the block; the kernel releases it if the process dies, even by a kill."""
     path = _beside(out, "lock")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -123,7 +134,9 @@ def _lock(out: Path):
             current = os.path.exists(path) and os.path.samestat(os.fstat(descriptor), os.stat(path))
         except BlockingIOError:
             current = False
-        if not current:  # held, or removed by a run that ended between our open and our lock
+        # Another process holds the lock, or it has removed the file after we opened it and before we locked it. In the
+        # second case our lock is on a file that no later process would find.
+        if not current:
             raise Refusal(f"{out}: another conversion is writing it; wait for that one, or choose another place")
         try:
             yield

@@ -1,8 +1,12 @@
-"""Proof that a converted folder is the same model: shapes against jspec's modules, logits against transformers.
+"""Verifies that a converted folder holds the same model as its source.
 
-Quantised weights are another model. Of them the rounding is repeated and has to agree bit for bit, and how far it moves
-the distribution is reported: KL has no limit here, because what is too much depends on the use. The unquantised
-weights, read by the same code, have to pass the ordinary comparison."""
+The names, shapes and dtypes of the params are compared with those of jspec's modules, and the logits with those that
+transformers computes from the source.
+
+A folder with quantised weights holds another model, so its logits differ. For such a folder the source is quantised
+again, and the bits have to be equal. The logits of the source's own weights, loaded by the same code, have to pass the
+comparison with transformers. How far quantisation moves the distribution, the KL divergence, is reported without a
+limit, because what is acceptable depends on the use."""
 
 import dataclasses
 import importlib.util
@@ -23,11 +27,11 @@ from jspec.models.causal import causal_logits
 from jspec.models.params import abstract_params, build
 from jspec.models.split import split
 
-LENGTHS = (5, 33, 128)
+LENGTHS = (5, 33, 128)  # of the token sequences whose logits are compared
 MAX_REASON = 500  # characters
 
-# Both sides compute in fp32. With weights kept exactly only rounding differs; weights rounded to bfloat16 move the
-# distribution.
+# Limits. Both sides compute in fp32. If the weights were kept exactly, the logits differ by fp32 rounding alone. If they
+# were rounded to bfloat16, the distribution moves, and only its mean KL divergence in nats is limited.
 EXACT_KL, EXACT_RELATIVE_ERROR = 1e-5, 1e-3
 ROUNDED_KL = 0.015
 
@@ -37,10 +41,10 @@ class Comparison:
     """How far two sets of logits are apart.
 
     Attributes:
-      mean_kl, max_kl: KL(reference || ours) in nats, over positions.
-      relative_error: largest absolute difference over the largest reference logit.
-      top1: share of positions where both prefer the same token.
-      positions: how many.
+      mean_kl, max_kl: mean and maximum over positions of KL(reference || ours), in nats.
+      relative_error: the largest absolute difference of two logits, divided by the largest reference logit.
+      top1: the share of positions at which both have the same most probable token.
+      positions: the number of positions.
     """
 
     mean_kl: float
@@ -57,15 +61,19 @@ class Comparison:
 
     @property
     def exact(self) -> bool:
-        """Whether both are the same but for fp32 rounding."""
+        """Whether the two differ by no more than fp32 rounding."""
         return self.max_kl <= EXACT_KL and self.relative_error <= EXACT_RELATIVE_ERROR
 
 
 def verify_shapes(folder: Path, dtype: str) -> str:
-    """Read the params back and compare names, shapes and dtype with the modules that will use them.
+    """A note for the user, after the params in ``folder`` were compared with jspec's modules of the same config.
+
+    Args:
+      folder: the converted folder.
+      dtype: the dtype of its params that are not quantised.
 
     Raises:
-      Mismatch: they differ.
+      Mismatch: the name, the shape or the dtype of a param differs.
     """
     config, params = load_draft(folder)
     expected = {name: (leaf.shape, leaf.dtype) for name, leaf in abstract_params(config, dtype).items()}
@@ -77,10 +85,10 @@ def verify_shapes(folder: Path, dtype: str) -> str:
 
 
 def verify_weights(source: Source, folder: Path) -> str:
-    """Quantise the weights of ``source`` again and compare with those of ``folder``, bit for bit.
+    """A note for the user, after the weights of ``source`` were quantised again and compared with those in ``folder``.
 
     Raises:
-      Mismatch: they differ.
+      Mismatch: a weight or a scale differs in any bit.
     """
     scales, (_, params) = source.config.scale_names(), load_draft(folder)
     for name, scale in scales.items():
@@ -91,11 +99,16 @@ def verify_weights(source: Source, folder: Path) -> str:
 
 
 def verify_logits(source: Source, folder: Path, dtype: str) -> list[str]:
-    """Compare the fp32 logits of ``folder`` with transformers' on the source; returns what to tell, a sentence each.
+    """Notes for the user, after the fp32 logits of ``folder`` were compared with those of transformers on the source.
+
+    Args:
+      source: the open Hugging Face folder.
+      folder: the converted folder.
+      dtype: the dtype of its params that are not quantised.
 
     Raises:
-      Mismatch: they are further apart than rounding to ``dtype`` explains. Of a quantised ``folder``: those of the
-        source's own weights are further apart than fp32 rounding explains, or those of ``folder`` are not finite.
+      Mismatch: the logits are further apart than rounding to ``dtype`` explains. For a quantised ``folder``: the logits
+        of the source's own weights are further apart than fp32 rounding explains, or those of ``folder`` are not finite.
     """
     quantization, where = quantization_of(source.config), source.folder.given
     sequences = _sequences(source)
@@ -119,7 +132,7 @@ def verify_logits(source: Source, folder: Path, dtype: str) -> list[str]:
 
 
 def compare(reference: list[np.ndarray], ours: list[np.ndarray]) -> Comparison:
-    """Logits ``[T, V]`` of some texts against reference logits of the same."""
+    """How far ``ours`` is from ``reference``; both hold the logits of the same token sequences, each ``[length, V]``."""
     pairs = list(zip(reference, ours, strict=True))
     divergence = np.concatenate([_kl(r, o) for r, o in pairs])
     agreement = np.concatenate([r.argmax(-1) == o.argmax(-1) for r, o in pairs])
@@ -130,7 +143,7 @@ def compare(reference: list[np.ndarray], ours: list[np.ndarray]) -> Comparison:
 
 
 def _sequences(source: Source) -> list[np.ndarray]:
-    """Random token ids, a few lengths of them."""
+    """Random token sequences, int ``[length]``, of ``LENGTHS`` or as many tokens as the model has positions for."""
     model = source.config.language_model
     assert model is not None
     rng = np.random.default_rng(0)
@@ -139,19 +152,20 @@ def _sequences(source: Source) -> list[np.ndarray]:
 
 
 def _logits(folder: Path, sequences: list[np.ndarray]) -> list[np.ndarray]:
+    """fp32 logits ``[length, V]`` of each token sequence, by jspec from the checkpoint in ``folder``."""
     config, params = load_folder(folder, "float32")
     return jspec_logits(build(config, {name: jnp.asarray(array) for name, array in params.items()}), sequences)
 
 
 def require_transformers():
-    """Raise unless torch and transformers are installed; imports neither."""
+    """Raise a ``Refusal`` unless torch and transformers are installed; neither is imported."""
     absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
     if absent:
         raise Refusal(f"--verify logits needs {' and '.join(absent)}, which is not installed; pip install it first")
 
 
 def transformers_logits(folder: str | os.PathLike, sequences: list[np.ndarray]) -> list[np.ndarray]:
-    """fp32 CPU logits ``[T, V]`` of each token sequence by transformers; never runs code from the folder.
+    """fp32 logits ``[length, V]`` of each token sequence, by transformers on the CPU; no code from the folder runs.
 
     Raises:
       Refusal: transformers cannot load the model.
@@ -168,7 +182,7 @@ def transformers_logits(folder: str | os.PathLike, sequences: list[np.ndarray]) 
             local_files_only=True,
             trust_remote_code=False,
         ).eval()
-    except Exception as error:  # of many kinds
+    except Exception as error:  # transformers raises many kinds
         raise Refusal(
             f"{folder}: transformers cannot load it ({reason_of(error)[:MAX_REASON]}); correct that, or verify shapes only"
         ) from None
@@ -177,14 +191,16 @@ def transformers_logits(folder: str | os.PathLike, sequences: list[np.ndarray]) 
 
 
 def jspec_logits(model, sequences: list[np.ndarray]) -> list[np.ndarray]:
-    """Logits ``[T, V]`` of each token sequence by a decoder of ``jspec.models``, one causal pass each."""
+    """Logits ``[length, V]`` of each token sequence, by one causal pass of a decoder of ``jspec.models``."""
     leaves, merge = split(model)
     forward = jax.jit(lambda leaves, tokens: causal_logits(merge(leaves), tokens)[0])
     return [np.asarray(forward(leaves, jnp.asarray(tokens[None], jnp.int32))) for tokens in sequences]
 
 
 def _kl(reference: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """KL divergence per row of ``[T, V]`` logits, in float64; rounding below zero is clipped."""
+    """KL(reference || ours) in nats at each position, float64 ``[length]``, from logits ``[length, V]``.
+
+    Rounding can make it slightly negative; such values are set to 0."""
     p, q = _log_softmax(reference), _log_softmax(ours)
     return np.maximum((np.exp(p) * (p - q)).sum(-1), 0.0)
 

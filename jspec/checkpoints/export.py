@@ -1,4 +1,4 @@
-"""Params as a checkpoint in the public layout of their method, the inverse of ``load_draft``."""
+"""``export_draft`` writes a draft head as a checkpoint in the public layout of its method."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -28,23 +28,23 @@ def export_draft(
     dtype: str = "bfloat16",
     extra: Mapping[str, Any] | None = None,
 ):
-    """Write a draft head for vLLM, SGLang or jspec to read.
+    """Write a draft head as a checkpoint that vLLM, SGLang and jspec read.
 
-    EAGLE goes into SafeAILab's layout, EAGLE-3 and P-EAGLE into the speculators format, which states what its layer ids
-    mean, an MLP speculator into ibm-fms' and Medusa into FasterDecoding's. ``load_draft`` reads back the same config
-    and params, up to what the target decides: end and begin of sequence.
+    EAGLE is written in SafeAILab's layout, EAGLE-3 and P-EAGLE in the speculators format, which defines what its layer
+    ids mean, MLP speculators in ibm-fms' layout and Medusa heads in FasterDecoding's. ``load_draft`` reads the same
+    config and params back, except for the ids of the begin and end of a sequence, which the target decides.
 
     Args:
-      folder: where to write, created if need be.
-      config: the head.
+      folder: the folder to write to; it is created if it does not exist.
+      config: the config of the draft head.
       params: dotted name -> array, as ``load_draft`` returns them.
-      target_name: name or path of the target, for the layouts that state it.
-      target_architectures: of the target's config.json, for the speculators format.
-      dtype: of the weights: ``float32`` or ``bfloat16`` (rounded to nearest even).
-      extra: more keys for config.json.
+      target_name: name or path of the target, which some layouts state.
+      target_architectures: the ``architectures`` in the target's config.json, which the speculators format states.
+      dtype: the dtype of the written weights: ``float32`` or ``bfloat16`` (rounded to nearest even).
+      extra: additional keys for config.json. A key that the layout writes itself keeps the layout's value.
 
     Raises:
-      ValueError: ``config`` has no place in its method's layout, or ``params`` are not those of ``config``.
+      ValueError: the layout cannot state ``config``, or the names and shapes of ``params`` are not those of ``config``.
     """
     require(dtype in NUMPY_DTYPES, "dtype", dtype, f"one of {', '.join(NUMPY_DTYPES)}")
     formats = [found for found in map(resolve, entry_of(config).formats) if found.write_config is not None]
@@ -60,17 +60,19 @@ def export_draft(
 
 
 def to_tensors(table: Mapping[str, Placement], params: Params) -> dict[str, np.ndarray]:
-    """Params (dotted names) under the names of ``table``, the stacked ones parted."""
+    """Tensor name -> array, from params under dotted names; a stacked parameter is split into its tensors.
+
+    Example: ``layers.0.attention.qkv.weight`` becomes the weights of ``q_proj``, ``k_proj`` and ``v_proj``."""
     return {name: np.asarray(params[param])[start : start + shape[0]] for name, (param, start, shape) in table.items()}
 
 
 def save_weights(file: Path, tensors: Mapping[str, np.ndarray]):
-    """``tensors`` as a safetensors file."""
+    """Write ``tensors`` (name -> array) as a safetensors file."""
     save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, file, metadata={"format": "pt"})
 
 
 def write_json(file: Path, content: Mapping[str, Any]):
-    """``content`` as a readable JSON file."""
+    """Write ``content`` as an indented JSON file."""
     file.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
 
 

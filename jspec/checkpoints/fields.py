@@ -1,4 +1,4 @@
-"""Typed reading of a JSON object: every error names file, field, value and what would be right."""
+"""``Fields``: typed reading of a JSON object. Every error names the file, the key, its value and what is expected."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,32 +14,44 @@ _REQUIRED = object()
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """The object ``raw`` of the file ``where``; ``prefix`` is the path of a nested object, as in ``rope_scaling.``."""
+    """A JSON object of a checkpoint.
+
+    In all methods, ``absent`` is returned when the key is missing or null; without ``absent`` the key has to be there.
+    A value of the wrong type or out of range raises a ``Refusal``.
+
+    Attributes:
+      raw: key -> value.
+      where: the file, for messages.
+      prefix: path of a nested object, for messages: ``rope_scaling.`` if ``raw`` is the value of that key.
+    """
 
     raw: Mapping[str, Any]
     where: str
     prefix: str = ""
 
     def integer(self, name: str, absent: Any = _REQUIRED, low: int = 1, high: int = LARGEST) -> Any:
-        """An integer in ``low..high``, no bool, no float; ``absent`` when the key is absent or null."""
+        """The integer under ``name``, which has to be in ``low..high``; true and 1.0 are no integers."""
         return self._checked(name, absent, lambda v: is_int(v) and low <= v <= high, f"an integer in {low}..{high}")
 
     def number(self, name: str, absent: Any = _REQUIRED) -> Any:
-        """A positive finite number; ``absent`` when the key is absent or null."""
+        """The positive finite number under ``name``."""
         return self._checked(name, absent, _is_positive, "a positive number")
 
     def flag(self, name: str, absent: bool = False) -> bool:
+        """The boolean under ``name``."""
         return self._checked(name, absent, lambda v: isinstance(v, bool), "true or false")
 
     def text(self, name: str, absent: Any = _REQUIRED) -> Any:
+        """The string under ``name``."""
         return self._checked(name, absent, lambda v: isinstance(v, str), "a string")
 
     def nested(self, name: str) -> "Fields | None":
-        """The object under ``name``; None when it is absent, null or empty."""
+        """The object under ``name``; None if the key is missing, or its value null or empty."""
         value = self._checked(name, {}, lambda v: isinstance(v, dict), "an object or null")
         return Fields(value, self.where, f"{self.prefix}{name}.") if value else None
 
     def refuse(self, name: str, expected: str) -> Refusal:
+        """The exception for a value under ``name`` that is not what is ``expected``; the caller raises it."""
         return Refusal(f"{self.where}: {self.prefix}{name}={_short(self.raw.get(name))}: expected {expected}")
 
     def _checked(self, name, absent, valid, expected):
@@ -54,7 +66,7 @@ class Fields:
 
 
 def _is_positive(value) -> bool:
-    # JSON integers have no bound, and one beyond float range would make isfinite raise.
+    # A bound instead of math.isfinite, which raises for JSON integers beyond the range of floats.
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < LARGEST_NUMBER
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint folder as a boundary of trust: nothing outside it is read, whatever its files say."""
+"""``Folder``: a checkpoint folder from which only its own files can be opened, whatever names its files contain."""
 
 import os
 import stat
@@ -9,11 +9,16 @@ from jspec.checkpoints.refusal import Refusal
 
 
 class Folder:
-    """The folder ``path``, whose files are reached by bare name only.
+    """An untrusted checkpoint folder, whose files are opened by their bare names.
 
-    A symbolic link is followed when it stays inside the folder, or when it leads to the ``blobs`` of the same
-    repository in a Hugging Face hub cache (``<repository>/snapshots/<revision>/name -> ../../blobs/<hash>``), which is
-    how that cache stores every file."""
+    A symbolic link is followed if it stays inside the folder. It is also followed if it leads to the ``blobs`` of the
+    same repository in a Hugging Face hub cache, because that cache stores every file in this way:
+    ``<repository>/snapshots/<revision>/name -> ../../blobs/<hash>``.
+
+    Attributes:
+      given: the path as the user gave it, for messages.
+      root: the resolved path.
+    """
 
     def __init__(self, path: str | os.PathLike):
         self.given = str(path)
@@ -23,24 +28,26 @@ class Folder:
 
     @property
     def revision(self) -> str | None:
-        """The commit, when the folder is a snapshot in a hub cache."""
+        """The commit hash if the folder is a snapshot in a hub cache, else None."""
         return self.root.name if self.root.parent.name == "snapshots" else None
 
     def names(self) -> list[str]:
+        """Names of everything in the folder, sorted."""
         return sorted(os.listdir(self.root))
 
     def has(self, name: str) -> bool:
+        """Whether the folder has an entry ``name``, be it a link that leads nowhere."""
         return os.path.lexists(self.root / name)
 
     def path(self, name: str, named_by: str | None = None) -> Path:
-        """The file ``name``, resolved.
+        """The resolved path of the file ``name``.
 
         Args:
-          name: a bare file name.
-          named_by: the file that named it, for the message.
+          name: a bare file name, ``model.safetensors``.
+          named_by: the file that contains this name, such as an index of shards, for messages.
 
         Raises:
-          Refusal: the name is no bare name, leads out of the folder, or is no regular file.
+          Refusal: the name is no bare name, the file lies outside the folder, or it is no regular file.
         """
         where = named_by or f"{self.given}/{name}"
         if not is_bare_name(name):
@@ -57,13 +64,13 @@ class Folder:
         return path
 
     def below(self, name: str) -> Path:
-        """The file ``name``, which may lie in folders of this folder, resolved.
+        """The resolved path of a file that may lie in a subfolder.
 
         Args:
-          name: a POSIX path relative to this folder, as a walk of it gives them.
+          name: a path relative to this folder with ``/`` between its parts, found by listing the folder.
 
         Raises:
-          Refusal: it leads out of the folder, or is no regular file.
+          Refusal: the file lies outside the folder, or it is no regular file.
         """
         where = f"{self.given}/{name}"
         try:
@@ -78,10 +85,10 @@ class Folder:
         return path
 
     def json(self, name: str) -> dict:
-        """The JSON object in ``name``.
+        """The JSON object in the file ``name``.
 
         Raises:
-          Refusal: it is no JSON object, or larger or deeper than such a file is.
+          Refusal: it holds no JSON object, or exceeds the limits on size and depth of ``json_files``.
         """
         where = f"{self.given}/{name}"
         value = read_json(self.path(name), where)
@@ -94,7 +101,7 @@ class Folder:
 
 
 def is_bare_name(name) -> bool:
-    """Whether ``name`` is a plain file name: no separator, drive, NUL, and neither ``.`` nor ``..``."""
+    """Whether ``name`` is a file name without path: no separator, no drive, no NUL, and neither ``.`` nor ``..``."""
     return (
         isinstance(name, str)
         and name not in ("", ".", "..")

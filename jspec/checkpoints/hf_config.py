@@ -1,6 +1,6 @@
-"""config.json and generation_config.json of a Hugging Face folder as a ``ModelConfig``.
+"""Reads config.json and generation_config.json of a Hugging Face folder as a ``ModelConfig``.
 
-A key that is absent takes the default of its transformers class, so that both read the same model.
+An absent key takes the default of its transformers class, so that transformers and jspec read the same model.
 """
 
 import dataclasses
@@ -14,21 +14,29 @@ from jspec.checkpoints.refusal import Refusal
 from jspec.config import ModelConfig
 from jspec.heads import HeadConfig
 
-MAX_LAYERS = 4096  # no dense decoder is deeper; bounds the work that a hostile config can ask for
+# No dense decoder exceeds these. They bound the work that a hostile config can cause.
+MAX_LAYERS = 4096
 MAX_PARAMETERS = 2**44
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What a transformers class fixes or assumes when config.json is silent.
+    """The defaults of a transformers class, and what the class fixes whatever config.json says.
 
-    ``windows`` says which layers slide: ``none``; ``all`` (when there is a window); or ``listed``, by ``layer_types``,
-    or from ``max_window_layers`` on when ``use_sliding_window`` is set.
+    Attributes:
+      max_position, num_kv_heads, head_dim, sliding_window: defaults for absent keys. If ``num_kv_heads`` is None, there
+        are as many KV heads as attention heads. If ``head_dim`` is None, it is hidden_size / num_attention_heads.
+      windows: which layers have an attention window. ``none``: no layer. ``all``: every layer, if config.json has a
+        window. ``listed``: the layers in ``layer_types``, or without that key the layers from ``max_window_layers`` on;
+        only if ``use_sliding_window`` is set.
+      biases: which attention projections have biases. ``none``, ``qkv``, or ``configured``: all four if the key
+        ``attention_bias`` is true.
+      qk_norm: whether queries and keys are normed.
     """
 
     max_position: int
-    num_kv_heads: int | None = None  # None: as many as query heads
-    head_dim: int | None = None  # None: hidden size over heads
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
     sliding_window: int | None = None
     windows: Literal["none", "all", "listed"] = "none"
     biases: Literal["none", "qkv", "configured"] = "none"
@@ -54,19 +62,22 @@ FAMILIES = {
 
 
 def read_config(folder: Folder) -> ModelConfig:
-    """The architecture that ``folder`` declares; reads JSON only.
+    """The config of the language model in ``folder``, from its JSON files alone.
 
     Raises:
-      Refusal: remote code, quantised weights, an unknown architecture, or a field that is missing or absurd.
+      Refusal: it asks for remote code, has quantised weights or an unknown architecture, or a field is missing or absurd.
     """
     return decoder_config(folder, read_fields(folder))
 
 
 def read_fields(folder: Folder) -> Fields:
-    """config.json of any checkpoint, once it is known that its weights are not quantised.
+    """The fields of config.json, for checkpoints of every kind.
 
-    It may name code in ``auto_map``: of a language model ``decoder_config`` refuses that, and of a draft head only the
-    weights are read.
+    The key ``auto_map``, which names Python code, is not refused here: ``decoder_config`` refuses it for language models.
+    Draft heads may have it, because jspec reads nothing but their weights and knows what they compute.
+
+    Raises:
+      Refusal: the weights are quantised.
     """
     raw = folder.json("config.json")
     fields = Fields(raw, f"{folder.given}/config.json")
@@ -91,13 +102,13 @@ def decoder_config(folder: Folder, fields: Fields) -> ModelConfig:
 
 
 def require_size(config: ModelConfig | HeadConfig, where: str):
-    """Raise unless the numbers in ``config`` are those of a model that can exist."""
+    """Raise a ``Refusal`` if ``config`` has more parameters than any model; ``where`` is the file, for the message."""
     if config.num_parameters > MAX_PARAMETERS:
         raise Refusal(f"{where}: its sizes multiply to {config.num_parameters} parameters, beyond any model")
 
 
 def refuse_remote_code(folder: Folder, config: Mapping[str, Any]):
-    """Raise if a JSON file asks for Python from the folder or the network to be run."""
+    """Raise a ``Refusal`` if config.json (``config``) or tokenizer_config.json names Python code to run (``auto_map``)."""
     tokenizer = folder.json("tokenizer_config.json") if folder.has("tokenizer_config.json") else {}
     for name, raw in (("config.json", config), ("tokenizer_config.json", tokenizer)):
         if raw.get("auto_map"):
@@ -116,7 +127,7 @@ def _architecture(fields: Fields) -> str:
 
 
 def model_config(fields: Fields, architecture: str, eos_token_ids: tuple[int, ...] = ()) -> ModelConfig:
-    """The decoder of ``fields``, with the defaults of the transformers class ``architecture``."""
+    """The ``ModelConfig`` that ``fields`` describe, with the defaults of the transformers class ``architecture``."""
     family = FAMILIES[architecture]
     _check_activation(fields)
     layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
@@ -147,7 +158,7 @@ def model_config(fields: Fields, architecture: str, eos_token_ids: tuple[int, ..
 
 
 def sizes(config: ModelConfig) -> dict[str, Any]:
-    """The part of config.json that says how large a decoder is and how it tells positions apart."""
+    """The keys of config.json that state the sizes of a decoder and its rotary embedding."""
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -208,7 +219,16 @@ def _windows(fields: Fields, family: Family, layers: int) -> tuple[int | None, .
 
 
 def listed_windows(fields: Fields, window: int | None, layers: int) -> tuple[int | None, ...]:
-    """The window of each layer by ``layer_types``, which has to be there: ``window`` where it slides, else None."""
+    """The attention window of each layer, as the key ``layer_types`` lists them.
+
+    Args:
+      fields: the config; it has to have ``layer_types``.
+      window: the window, in tokens, of each ``sliding_attention`` layer; None if config.json has none.
+      layers: the number of layers.
+
+    Returns:
+      ``window`` for a ``sliding_attention`` layer, None for a ``full_attention`` layer.
+    """
     kinds = fields.raw["layer_types"]
     known = {"full_attention": None, "sliding_attention": window}
     if not isinstance(kinds, list) or len(kinds) != layers or not all(isinstance(k, str) and k in known for k in kinds):
@@ -219,7 +239,9 @@ def listed_windows(fields: Fields, window: int | None, layers: int) -> tuple[int
 
 
 def _eos_token_ids(folder: Folder, fields: Fields) -> tuple[int, ...]:
-    """The union, because instruction-tuned checkpoints list their end-of-turn tokens in generation_config.json only."""
+    """The end-of-sequence tokens of config.json and generation_config.json together.
+
+    Instruction-tuned checkpoints list their end-of-turn tokens in generation_config.json only."""
     sources = [fields]
     if folder.has("generation_config.json"):
         name = "generation_config.json"

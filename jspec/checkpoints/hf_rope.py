@@ -1,7 +1,8 @@
-"""Rotary settings of a Hugging Face config, in any of its spellings, as a ``Rope``.
+"""Reads and writes the rotary embedding settings of a Hugging Face config as a ``Rope``.
 
-Spellings: top-level ``rope_theta`` with ``rope_scaling`` (whose kind is under ``type`` or ``rope_type``), or one object
-``rope_parameters`` with everything. Defaults are those of transformers' ``modeling_rope_utils``.
+Older configs have ``rope_theta`` at the top level and an object ``rope_scaling``, whose kind is under ``type`` or
+``rope_type``. Newer ones have one object ``rope_parameters`` with everything. Both are read. Defaults are those of
+transformers' ``modeling_rope_utils``.
 """
 
 import math
@@ -14,7 +15,11 @@ DEFAULT_THETA = 10_000.0
 
 
 def read_rope(config: Fields, max_position: int) -> Rope:
-    """The ``Rope`` of ``config`` (the top-level fields of config.json).
+    """The ``Rope`` that a config.json describes.
+
+    Args:
+      config: the top-level fields of config.json.
+      max_position: ``max_position_embeddings``, the default of some settings.
 
     Raises:
       Refusal: an unknown kind, or a setting that is missing or out of range.
@@ -36,7 +41,7 @@ def read_rope(config: Fields, max_position: int) -> Rope:
 
 
 def write_rope(rope: Rope) -> dict[str, Any]:
-    """``rope`` in the spelling that old and new readers share."""
+    """The keys of config.json for ``rope``: ``rope_theta`` and ``rope_scaling``, which old and new readers understand."""
     long = {"rope_type": rope.kind, "type": rope.kind, "factor": rope.factor}
     if rope.kind in ("llama3", "yarn"):
         long["original_max_position_embeddings"] = rope.original_max_position
@@ -90,6 +95,6 @@ def _mscale(factor: float, scale: float) -> float:
 
 
 def _original(scaling: Fields, config: Fields, max_position: int) -> int:
-    # A top-level key wins, as in transformers.
+    """The context length before scaling. A top-level key takes precedence, as in transformers."""
     inside = scaling.integer("original_max_position_embeddings", max_position)
     return config.integer("original_max_position_embeddings", inside)

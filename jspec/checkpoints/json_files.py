@@ -1,4 +1,4 @@
-"""JSON from a checkpoint: its size and depth are looked at before anything is parsed."""
+"""Reads JSON files of a checkpoint. Their size and nesting depth are checked before anything is parsed."""
 
 import json
 import re
@@ -10,29 +10,29 @@ import numpy as np
 from jspec.checkpoints.refusal import Refusal
 
 MIB = 2**20
-MAX_BYTES = MIB  # parsed, JSON takes up to sixty times its size
-LARGER = {  # files that may have more
-    "model.safetensors.index.json": 32 * MIB,  # a line a tensor
+MAX_BYTES = MIB  # of a JSON file; parsed, it takes up to sixty times as much memory
+LARGER = {  # file name -> limit in bytes, for the files that may be larger than MAX_BYTES
+    "model.safetensors.index.json": 32 * MIB,  # has a line for each tensor
     "pytorch_model.bin.index.json": 32 * MIB,
-    "manifest.json": 32 * MIB,  # two lines a file
+    "manifest.json": 32 * MIB,  # has two lines for each file
     "tokenizer.json": 64 * MIB,  # the largest in use have 262,144 tokens and about 33 MiB
     "vocab.json": 16 * MIB,
     "added_tokens.json": 16 * MIB,
     "tokenizer_config.json": 16 * MIB,  # may list added tokens
-    "_METADATA": 16 * MIB,  # of Orbax: a line an array
+    "_METADATA": 16 * MIB,  # written by Orbax, has a line for each array
 }
 MAX_DEPTH = 64
 
 
 def read_json(path: Path, where: str) -> Any:
-    """The JSON value in ``path``, of any kind.
+    """The JSON value in a file: an object, a list, a string, a number, a boolean or None.
 
     Args:
-      path: a file that may be read.
-      where: its name, for the message.
+      path: the file; the caller has checked that it may be opened.
+      where: its name, for messages; the last part selects the limit in ``LARGER``.
 
     Raises:
-      Refusal: it is larger than a file of its name is, nests deeper than ``MAX_DEPTH``, or is no JSON.
+      Refusal: the file is larger than that limit, nests deeper than ``MAX_DEPTH``, or is no JSON.
     """
     data = read_bytes(path, where, LARGER.get(Path(where).name, MAX_BYTES))
     require_depth(data, where)
@@ -43,10 +43,10 @@ def read_json(path: Path, where: str) -> Any:
 
 
 def read_bytes(path: Path, where: str, most: int) -> bytes:
-    """The content of ``path``, of which no more than ``most`` bytes are read.
+    """The content of the file ``path``, named ``where`` in messages.
 
     Raises:
-      Refusal: it is larger, or cannot be read.
+      Refusal: the file has more than ``most`` bytes, or cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -59,7 +59,9 @@ def read_bytes(path: Path, where: str, most: int) -> bytes:
 
 
 def require_depth(data: bytes, where: str):
-    """Raise if a JSON text nests too deep. It need not be sound for that, and is not parsed."""
+    """Raise a ``Refusal`` if a JSON text nests deeper than ``MAX_DEPTH``.
+
+    Brackets outside strings are counted, so that nothing is parsed; the text need not be valid JSON."""
     brackets = _STRING.sub(b"", data).translate(None, _NO_BRACKETS)
     depth = np.cumsum(_STEPS[np.frombuffer(brackets, np.uint8)], dtype=np.int32).max(initial=0)
     if depth > MAX_DEPTH:
@@ -72,7 +74,7 @@ _STEPS = np.array([1 if byte in b"[{" else -1 for byte in range(256)], np.int8)
 
 
 def reason_of(error: BaseException) -> str:
-    """What an exception says, in one line."""
+    """The message of an exception as one line."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     return " ".join(text.split())
 

@@ -1,4 +1,4 @@
-"""What a checkpoint was recognised as, and how its tensors become parameters."""
+"""``Layout``: what a checkpoint was recognised as, and which tensor goes into which parameter."""
 
 import dataclasses
 import math
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jspec.checkpoints.names import EMBEDDING, HEAD, Placement, is_buffer, tensor_table
+from jspec.checkpoints.names import EMBEDDING, OUTPUT_HEAD, Placement, is_buffer, tensor_table
 from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
 from jspec.heads import HeadConfig
@@ -14,40 +14,42 @@ from jspec.heads import HeadConfig
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """A checkpoint as its reader understood it.
+    """The result of reading a checkpoint's config.json and the headers of its weight files.
 
     Attributes:
-      config: the architecture.
-      label: what it is, for people.
-      table: every tensor that the config needs, with its place.
-      tensors: every tensor of the files, by name; one whose form differs from its parameter's stands here converted.
-      spares: tensor -> the tensor that it repeats.
-      shared_by: the key of config.json that says so.
-      left_out: tensors that are understood and follow from others.
-      aux_convention: what its layer ids were said to mean, if it lists any.
-      norm_output: what its ``norm_output`` means, if it has it.
-      notes: what the user ought to know of how it was read, a sentence each.
+      config: the config of the language model or the draft head.
+      label: what it is, for messages: ``LlamaForCausalLM``, ``EAGLE-3 head``.
+      table: tensor name -> where the tensor goes, for every tensor that the config needs.
+      tensors: tensor name -> tensor, for every tensor in the files. A tensor that differs in form from its parameter is
+        replaced by a converted one: ``d2t``, for example, holds ``draft_ids``.
+      duplicates: tensor name -> name of the tensor that it repeats; for tied weights that the files hold twice.
+      tied_by: the key of config.json that says that these weights are tied.
+      left_out: names of tensors that the files may hold and that are not loaded: a copy of a tensor of the target, for
+        example, or ``t2d``, which follows from ``d2t``.
+      aux_convention: ``input_of`` or ``output_of``, what the layer ids in config.json mean; None if it lists none.
+      norm_output: ``recycled`` or ``before_head``, what ``norm_output`` in config.json means; None if it lacks the key.
+      notes: one sentence for the user on each thing to know about how the checkpoint was read.
     """
 
     config: ModelConfig | HeadConfig
     label: str
     table: dict[str, Placement]
     tensors: dict[str, Tensor]
-    spares: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    shared_by: str = ""
+    duplicates: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    tied_by: str = ""
     left_out: frozenset[str] = frozenset()
     aux_convention: str | None = None
     norm_output: str | None = None
     notes: tuple[str, ...] = ()
 
     def ignores(self, name: str) -> bool:
-        """Whether a tensor outside the table is harmless."""
-        return is_buffer(name) or name in self.spares or name in self.left_out
+        """Whether a tensor that has no place in the table may be in the files all the same."""
+        return is_buffer(name) or name in self.duplicates or name in self.left_out
 
 
 @dataclasses.dataclass(frozen=True)
 class Derived(Tensor):
-    """A tensor made from what the files hold, in the form of its parameter."""
+    """A tensor that was computed from one in the files, and whose ``values`` are in memory."""
 
     values: np.ndarray
 
@@ -56,26 +58,30 @@ class Derived(Tensor):
 
 
 def derived(origin: Tensor, values: np.ndarray) -> Derived:
-    """``values`` in the place of ``origin``."""
+    """A tensor with these ``values`` and with name and file of ``origin``, whose place it takes."""
     return Derived(origin.name, origin.file, origin.path, values.shape, values.dtype.name, values)
 
 
 def reshaped(tensor: Tensor, *shape: int) -> Tensor:
-    """``tensor`` with leading dimensions of one dropped, or added, if its size allows."""
+    """``tensor`` with the stated shape instead of its own, for leading axes of length 1 that some files add.
+
+    A tensor of another size is returned as it is; the check of shapes then refuses it."""
     return dataclasses.replace(tensor, shape=shape) if math.prod(tensor.shape) == math.prod(shape) else tensor
 
 
 def decoder_layout(config: ModelConfig, tensors: dict[str, Tensor]) -> Layout:
-    """The layout of a causal language model."""
-    table, tied = tensor_table(config), config.tie_embeddings and HEAD in tensors
-    twice = tied and EMBEDDING in tensors
-    if tied and not twice:  # a tied pair may be stored under the output head's name alone
-        table[HEAD] = table.pop(EMBEDDING)
+    """The ``Layout`` of a causal language model in Hugging Face's names.
+
+    Embedding and output head of a tied model may be stored under the embedding's name, the output head's, or both."""
+    table, tied = tensor_table(config), config.tie_embeddings and OUTPUT_HEAD in tensors
+    stored_twice = tied and EMBEDDING in tensors
+    if tied and not stored_twice:
+        table[OUTPUT_HEAD] = table.pop(EMBEDDING)
     return Layout(
         config,
         config.architecture,
         table,
         tensors,
-        spares={HEAD: EMBEDDING} if twice else {},
-        shared_by="tie_word_embeddings",
+        duplicates={OUTPUT_HEAD: EMBEDDING} if stored_twice else {},
+        tied_by="tie_word_embeddings",
     )

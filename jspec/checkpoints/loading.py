@@ -1,4 +1,4 @@
-"""A folder as config and params in memory: a Hugging Face folder, or one that ``convert`` wrote."""
+"""Loads a checkpoint folder, from Hugging Face or converted, as a config and params in host memory."""
 
 import dataclasses
 import os
@@ -9,7 +9,7 @@ from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads import stored
-from jspec.checkpoints.heads.options import NOTHING_SAID, HeadOptions
+from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
 from jspec.checkpoints.heads.speculators import verifier
 from jspec.checkpoints.hf_config import read_config, read_fields
 from jspec.checkpoints.manifest import NAME, PARAMS, is_converted, read_manifest, require_whole
@@ -25,15 +25,15 @@ GENERATION_CONFIG = "generation_config.json"
 
 
 def load_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[ModelConfig, Params]:
-    """Config and params of a language model, on the host.
+    """The config and the params of a language model, in host memory.
 
     Args:
       path: a folder with config.json and safetensors, or one that ``convert`` wrote.
-      dtype: ``float32`` or ``bfloat16`` (rounded to nearest even); None takes the converted folder's own, or the
-        narrower of the two that holds every tensor exactly.
+      dtype: ``float32`` or ``bfloat16`` (rounded to nearest even). None takes the dtype of the converted folder, or for
+        a Hugging Face folder the narrower of the two that holds every tensor exactly.
 
     Returns:
-      the architecture, and dotted name -> array as ``jspec.models.params.build`` takes them.
+      the config, and dotted name -> array as ``jspec.models.params.build`` takes them.
 
     Raises:
       Refusal: one sentence with the file and the reason.
@@ -52,11 +52,11 @@ def load_draft(
     norm_output: str | None = None,
     mask_token_id: int | None = None,
 ) -> tuple[ModelConfig | HeadConfig, Params]:
-    """Config and params of what drafts, a language model or a head, on the host.
+    """The config and the params of a draft model or a draft head, in host memory.
 
     Args:
       path: as in ``load_folder``.
-      dtype: as in ``load_folder``. Integer params are int32 in any case.
+      dtype: as in ``load_folder``. Integer params are int32 whatever it is.
       aux_convention: what the layer ids of an EAGLE-3 head mean: ``input_of`` or ``output_of`` these layers. Needed
         when the checkpoint lists ids in a native layout, which does not say.
       norm_output: what its ``norm_output`` means: that the normed output is fed back (``recycled``), or that the output
@@ -64,7 +64,8 @@ def load_draft(
       mask_token_id: the token of a P-EAGLE head's mask slots. Needed when config.json does not name it.
 
     Returns:
-      what it is, and dotted name -> array as ``jspec.models.params.build`` or ``build_head`` takes them.
+      the config, whose class says which method it is for, and dotted name -> array as ``jspec.models.params.build`` or
+      ``build_head`` takes them.
 
     Raises:
       Refusal: one sentence with the file and the reason.
@@ -82,7 +83,13 @@ def read_draft_config(
     norm_output: str | None = None,
     mask_token_id: int | None = None,
 ) -> ModelConfig | HeadConfig:
-    """What ``load_draft`` would return first, from configs and headers alone."""
+    """The config that ``load_draft`` would return, from JSON files and the headers of the weights alone.
+
+    The arguments are those of ``load_draft``.
+
+    Raises:
+      Refusal: one sentence with the file and the reason.
+    """
     options = HeadOptions(aux_convention, norm_output, mask_token_id)
     if _is_converted(path):
         return _converted_config(Folder(path), options)
@@ -92,7 +99,9 @@ def read_draft_config(
 
 
 def read_model_config(path: str | os.PathLike) -> ModelConfig:
-    """The config that ``load_folder`` would return, from JSON alone; refuses less.
+    """The config that ``load_folder`` would return, from JSON files alone.
+
+    The weight files are not opened, so a folder whose weights are missing or damaged is not refused here.
 
     Raises:
       Refusal: one sentence with the file and the reason.
@@ -102,10 +111,10 @@ def read_model_config(path: str | os.PathLike) -> ModelConfig:
 
 
 def require_intact(path: str | os.PathLike):
-    """Hash every file of a converted folder and compare with its manifest.
+    """Raise a ``Refusal`` unless every file of a converted folder has the SHA-256 in its manifest.
 
     Raises:
-      Refusal: a file is damaged, missing or extra; or ``path`` is no converted folder, which has nothing to compare with.
+      Refusal: a file is damaged, missing or extra; or ``path`` is no converted folder, so it has no manifest.
     """
     if not _is_converted(path):
         raise Refusal(
@@ -115,20 +124,23 @@ def require_intact(path: str | os.PathLike):
 
 
 def _is_converted(path: str | os.PathLike) -> bool:
+    """Whether ``path`` is a converted folder; a converted folder without its manifest is refused."""
     if not is_converted(path) and os.path.isfile(os.path.join(path, PARAMS, METADATA)):
         raise Refusal(f"{path}/{NAME}: missing, so nothing says what its {PARAMS} are; convert the checkpoint again")
     return is_converted(path)
 
 
 def read_generation_config(path: str | os.PathLike) -> Fields:
-    """The fields of the checkpoint's ``generation_config.json``, unchecked; none where it has no such file."""
+    """The fields of the checkpoint's ``generation_config.json``, unchecked; no fields if there is no such file."""
     folder = Folder(path)
     raw = folder.json(GENERATION_CONFIG) if folder.has(GENERATION_CONFIG) else {}
     return Fields(raw, f"{folder.given}/{GENERATION_CONFIG}")
 
 
 def verifier_of(path: str | os.PathLike) -> str | None:
-    """Name or path of the target that a checkpoint in the speculators format says it was made for, else None."""
+    """Name or path of the target that a draft head was made for; None if the checkpoint does not say.
+
+    Only the speculators format says it."""
     return verifier(read_fields(Folder(path)))
 
 
@@ -141,6 +153,7 @@ def _load(source: Source, dtype: str | None) -> tuple[ModelConfig | HeadConfig, 
 def _converted_config(folder: Folder, options: HeadOptions) -> ModelConfig | HeadConfig:
     head, where = read_manifest(folder).get("head"), f"{folder.given}/{NAME}"
     config = _model_config(folder) if head is None else stored.from_json(head, where)
+    # The manifest has settled what the options would say. An option that has no use, or says otherwise, is refused.
     mask = config.mask_token_id if isinstance(config, Eagle3Config) else None
     if not isinstance(config, Eagle3Config):
         options.refuse_any(folder.given, ("aux_convention", "norm_output"), "EAGLE-3 heads")
@@ -148,15 +161,16 @@ def _converted_config(folder: Folder, options: HeadOptions) -> ModelConfig | Hea
         options.refuse_any(folder.given, ("mask_token_id",), "P-EAGLE heads")
     settled = {name: (head or {}).get(name) for name in ("aux_convention", "norm_output")}
     for name, used in {**settled, "mask_token_id": mask}.items():
-        said = getattr(options, name)
-        if None not in (used, said) and used != said:
-            raise Refusal(f"{where}: {name}={said!r}, but the head was converted with {used!r}")
+        given = getattr(options, name)
+        if None not in (used, given) and used != given:
+            raise Refusal(f"{where}: {name}={given!r}, but the draft head was converted with {used!r}")
     return config
 
 
 def _model_config(folder: Folder) -> ModelConfig:
-    """The language model in a converted folder: config.json is the source's, so the manifest says what was
-    quantised."""
+    """The config of the language model in a converted folder.
+
+    Its config.json is a copy of the original one, so whether the weights are quantised is read from the manifest."""
     config, quantization = read_config(folder), read_manifest(folder).get("quantization")
     try:
         return dataclasses.replace(config, quantization=quantization)
@@ -165,7 +179,7 @@ def _model_config(folder: Folder) -> ModelConfig:
 
 
 def _load_converted(
-    folder: Folder, dtype: str | None, options: HeadOptions = NOTHING_SAID
+    folder: Folder, dtype: str | None, options: HeadOptions = NO_OPTIONS
 ) -> tuple[ModelConfig | HeadConfig, Params]:
     config, where = _converted_config(folder, options), f"{folder.given}/{PARAMS}"
     require_whole(folder)

@@ -1,4 +1,4 @@
-"""``manifest.json`` of a converted folder: where it came from, and the size and SHA-256 of every file."""
+"""``manifest.json`` of a converted folder: what it was made from, and the size and SHA-256 of every file."""
 
 import hashlib
 import json
@@ -14,15 +14,15 @@ from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.source import NUMPY_DTYPES
 
 NAME = "manifest.json"
-PARAMS = "params"  # the Orbax checkpoint, beside it
+PARAMS = "params"  # the folder of the Orbax checkpoint, beside the manifest
 FORMAT = "jspec-checkpoint"
 VERSION = 1
 SMALL = 2**20  # bytes; a file up to this size is hashed whenever its folder is loaded
-UNREAD = ("README.md", "LICENSE")  # may lie beside a converted folder's files, as hidden files may: nothing reads them
+UNREAD = ("README.md", "LICENSE")  # may be added to a converted folder, as hidden files may, because nothing reads them
 
 
 def is_converted(path: str | os.PathLike) -> bool:
-    """Whether ``path`` is a folder that ``convert`` wrote, whole or damaged."""
+    """Whether ``path`` is a folder that ``convert`` wrote; its files may be damaged."""
     return os.path.isfile(os.path.join(path, NAME)) and os.path.isdir(os.path.join(path, PARAMS))
 
 
@@ -30,7 +30,7 @@ def read_manifest(folder: Folder) -> dict[str, Any]:
     """The manifest of a converted folder.
 
     Raises:
-      Refusal: it is absent, unreadable, altered, or of a later format.
+      Refusal: it is missing, unreadable or altered, or its format is that of another version.
     """
     where, manifest = f"{folder.given}/{NAME}", folder.json(NAME)
     if manifest.get("format") != FORMAT:
@@ -46,7 +46,9 @@ def read_manifest(folder: Folder) -> dict[str, Any]:
 
 
 def _require_form(manifest: dict[str, Any], where: str):
-    """Raise unless every entry of the manifest is of its kind; older ones have no sizes."""
+    """Raise a ``Refusal`` unless every entry of the manifest has the right type.
+
+    Manifests that earlier versions wrote have no ``sizes``."""
     fields = Fields(manifest, where)
     if fields.text("dtype") not in NUMPY_DTYPES:
         raise fields.refuse("dtype", f"one of {', '.join(NUMPY_DTYPES)}")
@@ -66,7 +68,9 @@ def _require_form(manifest: dict[str, Any], where: str):
 
 
 def check(path: str | os.PathLike) -> list[str]:
-    """Hash a converted folder again; one sentence for each damaged, missing or extra file, none if all is well.
+    """One sentence for each damaged, missing or extra file of a converted folder, after every file was hashed again.
+
+    An empty list means that the folder is what was written.
 
     Raises:
       Refusal: ``path`` is no converted folder.
@@ -82,12 +86,12 @@ def check(path: str | os.PathLike) -> list[str]:
 
 
 def require_whole(folder: Folder, hash_all: bool = False):
-    """Raise unless a converted folder holds the files of its manifest.
+    """Raise a ``Refusal`` unless a converted folder holds exactly the files of its manifest.
 
     Args:
       folder: the folder.
-      hash_all: hash every file. Otherwise names, sizes and links are compared, and only small files are hashed, which
-        finds all but what changed inside a large file of the same size.
+      hash_all: whether to hash every file. If not, names, sizes and links are compared and only files of up to ``SMALL``
+        bytes are hashed. That finds every change except one inside a large file that keeps its size.
 
     Raises:
       Refusal: a file is damaged, missing, or not in the manifest; or the manifest itself cannot be read.
@@ -99,7 +103,7 @@ def require_whole(folder: Folder, hash_all: bool = False):
 
 
 def _problems(folder: Folder, manifest: dict[str, Any], hash_all: bool) -> Iterator[str]:
-    """What is wrong with the files, a sentence each, the names first."""
+    """One sentence for each problem: missing files first, then unexpected ones, then damaged ones."""
     expected, sizes, found = manifest["files"], manifest.get("sizes") or {}, file_names(folder.root)
     for name in sorted(expected.keys() - set(found)):
         yield f"{folder.given}/{name}: missing"
@@ -119,9 +123,9 @@ def _problems(folder: Folder, manifest: dict[str, Any], hash_all: bool) -> Itera
 
 
 def file_names(folder: Path) -> list[str]:
-    """Everything in the tree that is no folder, as POSIX names relative to it; no symbolic link is followed.
+    """The sorted paths, relative to ``folder``, of every file and symbolic link in its tree; no link is followed.
 
-    Left out are the manifest and, beside it, what nothing reads: hidden names and those of ``UNREAD``.
+    The manifest itself, hidden names and those of ``UNREAD`` at the top level are left out.
     """
     names: list[str] = []
     for at, folders, files in os.walk(folder):
@@ -134,10 +138,12 @@ def file_names(folder: Path) -> list[str]:
 
 
 def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def own_digest(manifest: dict[str, Any]) -> str:
+    """The SHA-256 of a manifest without the key ``manifest_sha256``, under which the manifest holds this digest."""
     rest = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,9 @@
-"""Which rows of which parameter each Hugging Face tensor is, as the config declares it (``jspec.parameters``)."""
+"""Which slice of which parameter each tensor of a checkpoint fills.
+
+A checkpoint stores the query, key and value projections of a layer as three tensors; jspec stacks them into one
+parameter along the output channels. For a target of 32 attention heads and 8 KV heads of dimension 128, the tensor
+``model.layers.0.self_attn.k_proj.weight``, ``[1024, D]``, goes to ``layers.0.attention.qkv.weight[4096:5120]``.
+The configs declare this (``jspec.parameters``); this module makes a table of it."""
 
 import itertools
 import re
@@ -9,14 +14,20 @@ from jspec.heads import DraftConfig
 from jspec.parameters import expanded
 
 EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
+OUTPUT_HEAD = "lm_head.weight"
 
-# Buffers that old versions of transformers saved; they follow from the config.
+# Buffers that old versions of transformers saved. They are computed from the config, so they are not loaded.
 _BUFFERS = re.compile(r"\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)$")
 
 
 class Placement(NamedTuple):
-    """Where a tensor of ``shape`` goes: into ``param``, from index ``start`` of its first axis on."""
+    """Where a tensor goes: to ``param[start : start + shape[0]]``.
+
+    Attributes:
+      param: name of the parameter.
+      start: index on the parameter's axis 0, in a weight matrix the first output channel that the tensor fills.
+      shape: shape of the tensor.
+    """
 
     param: str
     start: int
@@ -24,7 +35,7 @@ class Placement(NamedTuple):
 
 
 def tensor_table(config: DraftConfig) -> dict[str, Placement]:
-    """Tensor name -> its place, for every tensor that a checkpoint of ``config`` has to hold."""
+    """Tensor name -> where the tensor goes, for every tensor that a checkpoint of ``config`` has to hold."""
     table: dict[str, Placement] = {}
     for one, copy in expanded(config.parameters):
         (_, *columns), rows = one.shape(config.dimensions), one.rows(config.dimensions)
@@ -35,15 +46,20 @@ def tensor_table(config: DraftConfig) -> dict[str, Placement]:
 
 
 def renamed(table: Mapping[str, Placement], prefixes: Mapping[str, str]) -> dict[str, Placement]:
-    """``table`` of a layout that has other names: prefix in the table -> prefix in the files; the first that fits."""
+    """``table`` under the tensor names of another layout.
+
+    Args:
+      table: tensor name -> where the tensor goes.
+      prefixes: prefix of a name in ``table`` -> prefix that replaces it; the first that a name begins with counts.
+    """
 
     def rename(name: str) -> str:
         old = next((old for old in prefixes if name.startswith(old)), "")
         return prefixes.get(old, "") + name.removeprefix(old)
 
-    return {rename(name): place for name, place in table.items()}
+    return {rename(name): placement for name, placement in table.items()}
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a tensor is a buffer, which follows from the config."""
+    """Whether a tensor is a buffer that old versions of transformers saved and that nothing needs."""
     return bool(_BUFFERS.search(name))

@@ -1,4 +1,4 @@
-"""The Orbax checkpoint of a converted folder: its shapes, and its arrays read back as a flat dict."""
+"""Reads the Orbax checkpoint of a converted folder: the shapes of its arrays, and the arrays as a flat dict."""
 
 import asyncio
 import contextlib
@@ -15,8 +15,8 @@ import orbax.checkpoint as ocp
 from jspec.checkpoints.json_files import read_json, reason_of
 from jspec.checkpoints.refusal import Refusal
 
-METADATA = "_METADATA"  # the names of the arrays
-HEADER = ".zarray"  # shape and dtype, in the folder of each array
+METADATA = "_METADATA"  # file with the names of the arrays
+HEADER = ".zarray"  # file with shape and dtype, in the folder of each array
 DTYPES = ("<f4", "<f2", "bfloat16", "|i1", "float8_e4m3fn", "<i4")
 MAX_REASON = 300  # characters
 
@@ -24,10 +24,10 @@ T = TypeVar("T")
 
 
 class _Together(ocp.type_handlers.NumpyHandler):
-    """Reads arrays at the same time, and waits for all of them even if one fails.
+    """An Orbax handler that reads all arrays concurrently and waits for all of them even if one fails.
 
-    Orbax itself leaves the event loop at the first failure, and TensorStore then prints a traceback for each array that
-    arrives after it."""
+    Orbax's own handler leaves the event loop at the first failure. TensorStore then prints a traceback for each array
+    that arrives later."""
 
     async def deserialize(self, infos: Sequence[Any], args: Sequence[Any] | None = None) -> Sequence[np.ndarray]:
         args = args or [ocp.RestoreArgs()] * len(infos)
@@ -40,25 +40,25 @@ class _Together(ocp.type_handlers.NumpyHandler):
 
 
 def read_shapes(path: Path, where: str) -> dict[str, tuple[int, ...]]:
-    """Dotted name -> shape of each array in the checkpoint at ``path``; reads no numbers.
+    """Dotted name -> shape of each array in an Orbax checkpoint, from its metadata; no array is read.
 
     Args:
-      path: the checkpoint, a folder in which no symbolic link leads outside.
+      path: the folder of the checkpoint; the caller has checked that no symbolic link in it leads outside.
       where: its name, for messages.
 
     Raises:
-      Refusal: it names arrays that are not there, or stores one in another way than jspec does.
+      Refusal: the metadata and the files name different arrays, or an array is stored in another way than jspec does.
     """
-    named = _named(read_json(path / METADATA, f"{where}/{METADATA}"))
-    held = {folder.name for folder in path.iterdir() if (folder / HEADER).exists()}
-    if named != held:
-        [name, *_] = sorted(named ^ held) if named else [METADATA]
+    listed = _listed_names(read_json(path / METADATA, f"{where}/{METADATA}"))
+    found = {folder.name for folder in path.iterdir() if (folder / HEADER).exists()}
+    if listed != found:
+        [name, *_] = sorted(listed ^ found) if listed else [METADATA]
         raise Refusal(f"{where}: {METADATA} and the folders disagree about {name!r}; convert the checkpoint again")
-    return {name: _shape(read_json(path / name / HEADER, f"{where}/{name}/{HEADER}"), where, name) for name in held}
+    return {name: _shape(read_json(path / name / HEADER, f"{where}/{name}/{HEADER}"), where, name) for name in found}
 
 
 def load_params(path: Path) -> dict[str, np.ndarray]:
-    """Dotted name -> array of the checkpoint at ``path``, in the stored dtype.
+    """Dotted name -> array in its stored dtype, for every array of the Orbax checkpoint at ``path``.
 
     Raises:
       Refusal: Orbax cannot read it.
@@ -76,10 +76,14 @@ def load_params(path: Path) -> dict[str, np.ndarray]:
 
 
 def quietly(function: Callable[[], T], refusal: Callable[[Exception], Exception]) -> T:
-    """What ``function`` returns; what Orbax, TensorStore and asyncio log meanwhile is held back.
+    """The result of ``function``, during which Orbax, TensorStore and asyncio log nothing.
 
-    Whatever goes wrong is told once, by the exception that ``refusal`` makes from theirs, which are of many kinds, or by
-    theirs when it returns that. A ``Refusal`` passes through.
+    These libraries raise exceptions of many kinds, and log the same failure besides. Here a failure is reported once.
+
+    Args:
+      function: what to call.
+      refusal: makes the exception to raise from the one that ``function`` raised, or returns the same one. A ``Refusal``
+        that ``function`` raises is raised unchanged.
     """
     with quiet(("absl", "asyncio"), logging.CRITICAL + 1):
         try:
@@ -91,12 +95,14 @@ def quietly(function: Callable[[], T], refusal: Callable[[Exception], Exception]
             if failure is error:
                 raise
         failure.__context__ = failure.__cause__ = None
-        gc.collect()  # a task that failed as well speaks when it is collected
+        gc.collect()  # asyncio logs the failure of an abandoned task when the task is collected, so collect it silenced
     raise failure
 
 
-def _named(metadata: Any) -> set[str]:
-    """The arrays that Orbax would read: a joined path of keys each, which is the name of a folder."""
+def _listed_names(metadata: Any) -> set[str]:
+    """The dotted names of the arrays that Orbax's metadata lists; empty if it is not as Orbax writes it.
+
+    Each is also the name of the folder in which the array is stored."""
     try:
         return {".".join(part["key"] for part in leaf["key_metadata"]) for leaf in metadata["tree_metadata"].values()}
     except (AttributeError, IndexError, KeyError, TypeError):
@@ -104,6 +110,7 @@ def _named(metadata: Any) -> set[str]:
 
 
 def _shape(header: Any, where: str, name: str) -> tuple[int, ...]:
+    """The shape in the zarr header of the array ``name``, after a check that the array is stored as jspec stores it."""
     try:
         shape, chunks = tuple(header["shape"]), tuple(header["chunks"])
         sane = all(type(n) is int and n >= 0 for n in (*shape, *chunks))
@@ -120,13 +127,14 @@ def _shape(header: Any, where: str, name: str) -> tuple[int, ...]:
 
 
 def _flatten(tree: dict) -> Iterator[tuple[str, np.ndarray]]:
+    """(dotted name, array) for each leaf of a nested dict."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         yield ".".join(str(part.key) for part in path), np.asarray(leaf)
 
 
 @contextlib.contextmanager
 def quiet(names: Sequence[str] = ("absl",), level: int = logging.ERROR):
-    """Hold back what loggers say below ``level``: Orbax logs every save, and features that are off here on purpose."""
+    """Silence the loggers ``names`` below ``level``, because Orbax logs every save and every feature that is off."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,7 +1,8 @@
-"""The tensors of a ``torch.save`` file, without torch and without unpickling it in this process.
+"""Reads the tensors of a ``torch.save`` file without torch and without unpickling it in this process.
 
-Another process finds out where they lie (``jspec.checkpoints.unpickle``); this one believes it nothing, and reads the
-numbers."""
+Another process interprets the pickle and answers at which bytes of the file each tensor lies
+(``jspec.checkpoints.unpickle``). This process does not trust that answer: it checks that every tensor lies inside the
+file, and then reads the values itself."""
 
 import dataclasses
 import json
@@ -23,18 +24,19 @@ MAX_SECONDS = 300
 MAX_ANSWER_BYTES = 64 * 2**20
 MAX_REASON = 500  # characters
 
-# No site-packages and nothing from the environment: the process sees the standard library and the one package.
+# The other process ignores the environment and has no site-packages: it can import the standard library and the one
+# package ``unpickle``.
 _START = "import sys; sys.path.append(sys.argv[1]); from unpickle.worker import main; main()"
 _COMMAND = (sys.executable, "-I", "-S", "-c", _START, str(Path(__file__).parent))
 
 
 @dataclasses.dataclass(frozen=True)
 class PickledTensor(Tensor):
-    """A tensor in a ``torch.save`` file: a strided view of its bytes.
+    """A tensor in a ``torch.save`` file, a strided view of the file's bytes.
 
     Attributes:
-      start: of its first number in the file, in bytes.
-      strides: in elements.
+      start: offset of its first element in the file, in bytes.
+      strides: the distance between neighbours along each axis, in elements.
     """
 
     start: int
@@ -53,21 +55,21 @@ class PickledTensor(Tensor):
 
     @property
     def span(self) -> int:
-        """Elements from the first to the last in the file, of a tensor that is not empty."""
+        """The number of elements in the file from the tensor's first to its last; the tensor must not be empty."""
         return 1 + sum((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True))
 
 
 def read_pickle_header(folder: Folder, name: str, named_by: str | None = None) -> dict[str, Tensor]:
-    """Name -> tensor of the ``torch.save`` file ``name``.
+    """Tensor name -> tensor, for every tensor in a ``torch.save`` file; no values are read yet.
 
     Args:
-      folder: where it is.
-      name: a bare file name.
-      named_by: the file that named it, for the message.
+      folder: the folder that holds the file.
+      name: a bare file name, ``pytorch_model.bin``.
+      named_by: the file that contains this name, such as an index of shards, for messages.
 
     Raises:
-      Refusal: it asks for anything but tensors, is damaged or too large to describe, or holds a tensor of a dtype that
-        cannot be converted.
+      Refusal: the pickle asks for anything but tensors, the file is damaged or exceeds the limits of the other process,
+        or a tensor has a dtype that cannot be converted.
     """
     path, where = folder.path(name, named_by), f"{folder.given}/{name}"
     size, tensors = path.stat().st_size, {}
@@ -81,7 +83,9 @@ def read_pickle_header(folder: Folder, name: str, named_by: str | None = None) -
 
 
 def _places(path: Path, where: str) -> dict[str, dict[str, Any]]:
-    """The answer of the other process, of the form that it promises; its numbers are not yet believed."""
+    """Tensor name -> dtype, start, shape and strides, as the other process answers.
+
+    The types in the answer are checked here; whether the tensors lie inside the file is checked later."""
     answer = _ask(path, where)
     if isinstance(answer, dict) and isinstance(refusal := answer.get("refusal"), str):
         reason = "".join(letter if letter.isprintable() else "?" for letter in refusal[:MAX_REASON])
@@ -93,6 +97,7 @@ def _places(path: Path, where: str) -> dict[str, dict[str, Any]]:
 
 
 def _ask(path: Path, where: str) -> Any:
+    """The JSON answer of the other process about a file; None if it is no JSON."""
     with open(path, "rb") as file, tempfile.TemporaryFile() as output:
         try:
             done = subprocess.run(
@@ -120,11 +125,12 @@ def _ask(path: Path, where: str) -> Any:
 
 
 def _environment() -> dict[str, str]:
-    """What an interpreter may need to start: the path of its own shared library."""
+    """The one variable that a Python interpreter may need to start: the path of its own shared library."""
     return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
 
 
 def _is_place(place: Any) -> bool:
+    """Whether ``place`` has the keys and types that describe a tensor, with no negative number."""
     keys = {"dtype", "start", "shape", "strides"}
     if not isinstance(place, dict) or place.keys() != keys or not isinstance(place["dtype"], str):
         return False
@@ -133,6 +139,7 @@ def _is_place(place: Any) -> bool:
 
 
 def _require_inside(tensor: PickledTensor, file_size: int, where: str):
+    """Raise a ``Refusal`` unless the tensor lies inside a file of ``file_size`` bytes and has a name and dtype to read."""
     if not tensor.name.isprintable():
         raise Refusal(f"{where}: the tensor name {tensor.name!r} is refused")
     if tensor.dtype not in STORED_DTYPES:

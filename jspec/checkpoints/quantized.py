@@ -1,4 +1,4 @@
-"""Which parameters of a converted folder are quantised, and what every parameter is stored as."""
+"""The shapes and dtypes of the parameters in a converted folder, of which some may be quantised."""
 
 import numpy as np
 
@@ -9,16 +9,16 @@ from jspec.models.quantized import STORED
 
 
 def quantization_of(config: ModelConfig | HeadConfig) -> str | None:
-    """``int8``, ``fp8``, or None."""
+    """The quantisation of the linear maps: ``int8``, ``fp8``, or None for weights that are not quantised."""
     return None if config.decoder is None else config.decoder.quantization
 
 
 def stored_params(config: ModelConfig | HeadConfig, dtype: str) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Parameter -> shape and dtype in a converted folder, scales included.
+    """Parameter name -> (shape, dtype) in a converted folder, including the scales of quantised parameters.
 
     Args:
-      config: what the folder holds.
-      dtype: of what is neither quantised nor an integer.
+      config: the config of the language model or the draft head.
+      dtype: the dtype of the parameters that are neither quantised nor integers.
     """
     shapes, integers = config.param_shapes(), config.integer_names()
     params = {n: (shape, np.dtype(np.int32) if n in integers else NUMPY_DTYPES[dtype]) for n, shape in shapes.items()}

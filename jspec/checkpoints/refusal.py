@@ -1,9 +1,9 @@
-"""The exceptions of this package."""
+"""The exceptions that reading and converting checkpoints raises."""
 
 
 class Refusal(ValueError):
-    """A checkpoint that jspec will not read or write; the message is one sentence with the file and the reason."""
+    """jspec does not read or write this checkpoint; the message is one sentence with the file and the reason."""
 
 
 class Mismatch(ValueError):
-    """A conversion that did not pass its verification; the message is one sentence with the numbers."""
+    """A converted checkpoint failed its verification; the message is one sentence with the numbers."""

@@ -1,4 +1,6 @@
-"""A Hugging Face folder held against the architecture it declares, and its parameters, assembled one at a time."""
+"""``Source``: an open Hugging Face folder, from which parameters are assembled one at a time.
+
+It also compares the tensors in the files with those that config.json asks for."""
 
 import dataclasses
 import functools
@@ -9,11 +11,11 @@ import numpy as np
 
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads.kinds import is_head, recognise
-from jspec.checkpoints.heads.options import NOTHING_SAID, HeadOptions
+from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
 from jspec.checkpoints.heads.speculators import verifier
 from jspec.checkpoints.hf_config import read_fields
 from jspec.checkpoints.layout import Layout
-from jspec.checkpoints.names import HEAD, Placement
+from jspec.checkpoints.names import OUTPUT_HEAD, Placement
 from jspec.checkpoints.pickles import PickledTensor
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import FLOAT_DTYPES, Tensor
@@ -26,12 +28,14 @@ NUMPY_DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """An open Hugging Face folder: what it declares, what it holds, and where each tensor goes.
+    """An open Hugging Face folder: its config, its tensors, and where each tensor goes.
+
+    The tensors stay on disk until ``param`` reads those of one parameter.
 
     Attributes:
       folder: the folder.
       layout: what it was recognised as.
-      verifier: the target that a draft head says it was made for.
+      verifier: name or path of the target that a draft head was made for; None if the checkpoint does not say.
     """
 
     folder: Folder
@@ -40,38 +44,40 @@ class Source:
 
     @property
     def config(self) -> ModelConfig | HeadConfig:
-        """The architecture of its config.json."""
+        """The config of the language model or the draft head."""
         return self.layout.config
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor on disk, by name."""
+        """Tensor name -> tensor, for every tensor in the files."""
         return self.layout.tensors
 
     @property
     def table(self) -> dict[str, Placement]:
-        """Every tensor that the architecture needs, with its place."""
+        """Tensor name -> where the tensor goes, for every tensor that the config needs."""
         return self.layout.table
 
     @property
     def missing(self) -> list[str]:
-        """Tensors that the architecture needs and the files lack."""
+        """Names of the tensors that the config needs and the files lack."""
         return [name for name in self.table if name not in self.tensors]
 
     @property
     def ignored(self) -> list[str]:
-        """Tensors on disk that follow from others."""
+        """Names of the tensors in the files that are not loaded, because nothing needs them or they repeat others."""
         return sorted(n for n in self.tensors if n not in self.table and self.layout.ignores(n))
 
     @property
     def unused(self) -> list[str]:
-        """Tensors on disk that the architecture has no place for."""
+        """Names of the tensors in the files that the config has no place for; ``require_match`` refuses them."""
         return sorted(n for n in self.tensors if n not in self.table and not self.layout.ignores(n))
 
     @property
     def misshapen(self) -> list[str]:
-        """Tensors whose shape disagrees with config.json."""
-        return [n for n, rows in self.table.items() if n in self.tensors and self.tensors[n].shape != rows.shape]
+        """Names of the tensors whose shape in the files is not the one that config.json asks for."""
+        return [
+            name for name, at in self.table.items() if name in self.tensors and self.tensors[name].shape != at.shape
+        ]
 
     @property
     def exact_dtype(self) -> str:
@@ -89,7 +95,7 @@ class Source:
 
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Parameter name -> shape."""
+        """Parameter name -> shape of the whole parameter."""
         return self.config.param_shapes()
 
     def require_match(self):
@@ -106,57 +112,67 @@ class Source:
                 f"but {self.layout.label} needs one of {', '.join(FLOAT_DTYPES)}"
             )
         for name in self.missing:
-            hint = "; is the head tied (tie_word_embeddings)?" if name == HEAD else ""
+            hint = "; is the output head tied to the embedding (tie_word_embeddings)?" if name == OUTPUT_HEAD else ""
             raise Refusal(f"{where}: tensor {name!r} is missing, and {self.layout.label} needs it{hint}")
         for name in self.unused:
             raise Refusal(
                 f"{where}/{self.tensors[name].file}: tensor {name!r} has no place in {self.layout.label} "
                 "as config.json describes it"
             )
-        self._require_equal_spares()
+        self._require_equal_duplicates()
 
     def param(self, name: str, dtype: str) -> np.ndarray:
-        """The parameter ``name`` in ``dtype``, stacked from its tensors."""
+        """The values of the parameter ``name``, read from the files and stacked along axis 0.
+
+        Args:
+          name: the parameter, for example ``layers.0.attention.qkv.weight``.
+          dtype: ``float32`` or ``bfloat16``; integer parameters are int32 whatever it is.
+        """
         out = np.empty(self.shapes[name], param_dtype(self.config, name, dtype))
-        for tensor in self._parts[name]:
-            rows = self.table[tensor]
-            out[rows.start : rows.start + rows.shape[0]] = self.tensors[tensor].read()
+        for tensor in self._tensors_of[name]:
+            at = self.table[tensor]
+            out[at.start : at.start + at.shape[0]] = self.tensors[tensor].read()
         return out
 
     @functools.cached_property
-    def _parts(self) -> dict[str, list[str]]:
-        parts: dict[str, list[str]] = {}
-        for tensor, rows in self.table.items():
-            parts.setdefault(rows.param, []).append(tensor)
-        return parts
+    def _tensors_of(self) -> dict[str, list[str]]:
+        """Parameter name -> names of the tensors that fill it."""
+        tensors: dict[str, list[str]] = {}
+        for tensor, at in self.table.items():
+            tensors.setdefault(at.param, []).append(tensor)
+        return tensors
 
     @property
     def _misplaced_integers(self) -> list[str]:
+        """Names of the tensors that hold integers or booleans where the parameter holds floats."""
         return [name for name in self._floats if self.tensors[name].dtype not in FLOAT_DTYPES]
 
     @property
     def _floats(self) -> list[str]:
-        """Tensors of the files whose parameter takes the dtype of the weights."""
+        """Names of the tensors in the files whose parameter holds floats."""
         integers = self.config.integer_names()
-        return [n for n, rows in self.table.items() if n in self.tensors and rows.param not in integers]
+        return [name for name, at in self.table.items() if name in self.tensors and at.param not in integers]
 
-    def _require_equal_spares(self):
-        for spare, name in self.layout.spares.items():
-            copy, original = self.tensors[spare], self.tensors[name]
+    def _require_equal_duplicates(self):
+        for duplicate, name in self.layout.duplicates.items():
+            copy, original = self.tensors[duplicate], self.tensors[name]
             if copy.shape != original.shape or not np.array_equal(copy.read(), original.read()):
                 raise Refusal(
-                    f"{self.folder.given}/config.json: {self.layout.shared_by} is true, but {spare} differs from {name}; "
+                    f"{self.folder.given}/config.json: {self.layout.tied_by} is true, but {duplicate} differs from {name}; "
                     "set it to false"
                 )
 
 
-def open_source(path: str | os.PathLike, allow_pickle: bool = False, options: HeadOptions = NOTHING_SAID) -> Source:
-    """Read the config and the headers of a Hugging Face folder; of the weights, only a map of a reduced vocabulary.
+def open_source(path: str | os.PathLike, allow_pickle: bool = False, options: HeadOptions = NO_OPTIONS) -> Source:
+    """The ``Source`` of a Hugging Face folder that holds a language model or a draft head.
+
+    Only config.json and the headers of the weight files are read, and ``d2t`` and ``t2d`` of a draft head with a reduced
+    draft vocabulary.
 
     Args:
       path: the folder.
-      allow_pickle: read tensors from pickles too, where there is no safetensors file.
-      options: what the user says of an EAGLE-3 head.
+      allow_pickle: whether to read the tensors of ``torch.save`` files if there is no safetensors file.
+      options: the settings of an EAGLE-3 head that the user gave.
 
     Raises:
       Refusal: see ``read_fields``, ``read_headers`` and ``recognise``.
@@ -168,10 +184,10 @@ def open_source(path: str | os.PathLike, allow_pickle: bool = False, options: He
 
 
 def open_model(path: str | os.PathLike) -> Source:
-    """The same for a folder that has to hold a language model.
+    """The ``Source`` of a Hugging Face folder that holds a language model.
 
     Raises:
-      Refusal: it holds a draft head.
+      Refusal: it holds a draft head, or as ``open_source`` raises it.
     """
     folder = Folder(path)
     fields = read_fields(folder)
@@ -182,5 +198,5 @@ def open_model(path: str | os.PathLike) -> Source:
 
 
 def param_dtype(config: ModelConfig | HeadConfig, name: str, dtype: str) -> np.dtype:
-    """What the parameter ``name`` of ``config`` is in when the weights are in ``dtype``."""
+    """The dtype of the parameter ``name``: int32 for integers such as ``draft_ids``, else that of the weights."""
     return np.dtype(np.int32) if name in config.integer_names() else NUMPY_DTYPES[dtype]

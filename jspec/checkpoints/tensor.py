@@ -1,4 +1,4 @@
-"""One tensor of a checkpoint on disk, whatever the file format."""
+"""``Tensor``: one tensor of a checkpoint on disk, in any file format."""
 
 import abc
 import dataclasses
@@ -17,7 +17,15 @@ STORED_DTYPES = FLOAT_DTYPES | {name: np.dtype(name) for name in ("int64", "int3
 
 @dataclasses.dataclass(frozen=True)
 class Tensor(abc.ABC):
-    """A tensor on disk: its name, its file's name and real path, shape, and dtype (a key of ``STORED_DTYPES``)."""
+    """A tensor on disk, of which name, shape and dtype are known and the values are not read yet.
+
+    Attributes:
+      name: its name in the checkpoint, ``model.norm.weight``.
+      file: the bare name of its file, for messages.
+      path: the resolved path of its file.
+      shape: its shape.
+      dtype: its dtype on disk, a key of ``STORED_DTYPES``.
+    """
 
     name: str
     file: str
@@ -27,4 +35,6 @@ class Tensor(abc.ABC):
 
     @abc.abstractmethod
     def read(self) -> np.ndarray:
-        """The values. The file is mapped for this call only, so that its pages do not add up in memory."""
+        """The values, as an array of this shape and dtype.
+
+        The file is mapped into memory during this call only, so that its pages do not add up over many tensors."""

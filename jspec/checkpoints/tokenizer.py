@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint folder, read by transformers from copies of files that were looked at first."""
+"""Loads the tokenizer of a checkpoint folder with transformers, from copies of its files that were checked first."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from jspec.checkpoints.json_files import LARGER, MAX_BYTES, read_bytes, reason_o
 from jspec.checkpoints.refusal import Refusal
 from jspec.text import Tokenizer
 
-VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # one of them makes a tokenizer
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # a folder with a tokenizer has one of these
 SETTINGS = "tokenizer_config.json"
 FILES = (
     *VOCABULARIES,
@@ -24,18 +24,18 @@ FILES = (
 )
 MAX_TEXT_BYTES = 64 * 2**20  # of tokenizer.model, merges.txt and chat_template.jinja
 MAX_REASON = 300  # characters
-MODEL_KEYS = ("model_type", "tokenizer_class", "transformers_version")  # what a tokenizer asks config.json for
-PROBE = "def f(x):\n\treturn 'é€ 1,000'  # ok"
+MODEL_KEYS = ("model_type", "tokenizer_class", "transformers_version")  # keys of config.json that AutoTokenizer reads
+PROBE = "def f(x):\n\treturn 'é€ 1,000'  # ok"  # a text that a tokenizer has to encode and decode before it is returned
 
 
 def load_tokenizer(path: str | os.PathLike) -> Tokenizer | None:
-    """The tokenizer of a checkpoint folder, None if it has no tokenizer files. Runs no code from the folder.
+    """The tokenizer of a checkpoint folder; None if it has no tokenizer files. No code from the folder runs.
 
-    transformers reads what it finds, wherever links and settings lead. So it is given a temporary folder with copies of
-    the few files that make a tokenizer, without settings that name other files.
+    transformers follows links and settings that name files anywhere on the machine. So it is given a temporary folder
+    with copies of the few files that a tokenizer consists of, without the settings that name other files.
 
     Raises:
-      Refusal: a file is too large, leaves the folder, or is damaged; one sentence with the file and the reason.
+      Refusal: a file is too large, lies outside the folder, or is damaged; one sentence with the file and the reason.
     """
     folder = Folder(path)
     if not any(map(folder.has, VOCABULARIES)):
@@ -50,27 +50,27 @@ def load_tokenizer(path: str | os.PathLike) -> Tokenizer | None:
             tokenizer.get_vocab()
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # of many kinds; a panic of the Rust code in tokenizers is no Exception
+        except BaseException as error:  # damage shows in many ways; a panic in tokenizers' Rust code is no Exception
             raise _refusal(folder, error, copies) from None
     tokenizer.name_or_path = folder.given  # pyright: ignore[reportAttributeAccessIssue]
     return tokenizer
 
 
 def _read(copies: str) -> Tokenizer:
-    # transformers would advise to install PyTorch, which tokenizers do not need.
+    # Without this, transformers advises to install PyTorch, which tokenizers do not need.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers import AutoTokenizer  # seconds to import, and token ids need no tokenizer
+    from transformers import AutoTokenizer  # imported here, because it takes seconds and token ids need no tokenizer
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tokenizer = AutoTokenizer.from_pretrained(copies, local_files_only=True, trust_remote_code=False)
-    # Some folders ask for it: it would take spaces out of finished text (" ." to "."), which no model has written so.
+    # Some folders switch this on. It would change the text that the model wrote, for example " ." to ".".
     tokenizer.clean_up_tokenization_spaces = False
     return tokenizer
 
 
 def _contents(folder: Folder) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each file of the tokenizer, and of what it asks config.json for."""
+    """(name, content) of each tokenizer file, and of a config.json that is reduced to ``MODEL_KEYS``."""
     for name in filter(folder.has, FILES):
         where, is_json = f"{folder.given}/{name}", name.endswith(".json")
         most = LARGER.get(name, MAX_BYTES) if is_json else MAX_TEXT_BYTES
@@ -88,7 +88,16 @@ def _contents(folder: Folder) -> Iterator[tuple[str, bytes]]:
 
 
 def _refusal(folder: Folder, error: BaseException, copies: str) -> Refusal:
-    """What transformers said of the copies, in the name of the folder; of a file that is no JSON, that alone."""
+    """The exception for a tokenizer that transformers cannot load.
+
+    If a file is no valid JSON, the message says that. Otherwise it quotes the error of transformers, in which the path of
+    the copies is replaced by the folder's.
+
+    Args:
+      folder: the checkpoint folder.
+      error: what transformers raised.
+      copies: path of the temporary folder with the copies.
+    """
     held = [name for name in FILES if folder.has(name)]
     try:
         for name in held:
@@ -105,4 +114,5 @@ def _refusal(folder: Folder, error: BaseException, copies: str) -> Refusal:
 
 
 def _names_a_file(key: str) -> bool:
+    """Whether the value under this key of tokenizer_config.json names files or code that transformers would read."""
     return key.endswith(("_file", "_files")) or key == "auto_map"

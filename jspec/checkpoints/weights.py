@@ -1,4 +1,4 @@
-"""The weight files of a Hugging Face folder: what they hold, from their headers, and one tensor at a time."""
+"""Reads the weight files of a Hugging Face folder: the headers first, later the values of one tensor at a time."""
 
 import dataclasses
 from collections.abc import Callable
@@ -40,16 +40,16 @@ class SafeTensor(Tensor):
 
 
 def read_headers(folder: Folder, allow_pickle: bool = False) -> dict[str, Tensor]:
-    """Name -> tensor of every weight in ``folder``; reads headers only.
+    """Tensor name -> tensor, for every tensor in the weight files of ``folder``; only headers are read.
 
     Args:
-      folder: the folder. Its safetensors files come first.
-      allow_pickle: read tensors from pickles too; see ``jspec.checkpoints.pickles``.
+      folder: the folder. Its safetensors files are read if it has any, and its pickles otherwise.
+      allow_pickle: whether pickles may be read; see ``jspec.checkpoints.pickles``.
 
     Raises:
-      Refusal: pickles unasked, a pickle that asks for more than tensors, several files that could be meant, a shard
-        outside the folder, a damaged file, an index that disagrees with its shards, a tensor stored twice, or one of a
-        dtype that cannot be converted.
+      Refusal: there are only pickles and ``allow_pickle`` is False, a pickle asks for more than tensors, several files
+        could be the weights, a shard lies outside the folder, a file is damaged, the index contradicts its shards, a
+        tensor is stored twice, or a tensor has a dtype that cannot be converted.
     """
     if folder.has(SINGLE):
         return _header(folder, SINGLE)
@@ -77,6 +77,14 @@ def read_headers(folder: Folder, allow_pickle: bool = False) -> dict[str, Tensor
 def _sharded(
     folder: Folder, index: str, suffix: str, header: Callable[[Folder, str, str | None], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
+    """Tensor name -> tensor, for every tensor in the shards of an index.
+
+    Args:
+      folder: the folder.
+      index: the file whose ``weight_map`` says which tensor is in which shard.
+      suffix: what the name of every shard has to end with.
+      header: reads one shard; called with the folder, the shard's name and the file that names it.
+    """
     where = f"{folder.given}/{index}"
     weight_map = folder.json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(s, str) for s in weight_map.values()):
@@ -85,19 +93,20 @@ def _sharded(
     for shard in dict.fromkeys(weight_map.values()):
         if not shard.endswith(suffix):
             raise Refusal(f"{where}: shard {shard!r} is refused, because only {suffix} files are read")
-        held = header(folder, shard, where)
+        found = header(folder, shard, where)
         listed = {name for name, at in weight_map.items() if at == shard}
-        for name in sorted(listed - held.keys()):
+        for name in sorted(listed - found.keys()):
             raise Refusal(f"{where}: puts tensor {name!r} in {shard}, which does not hold it")
-        for name in sorted(held.keys() - listed):
+        for name in sorted(found.keys() - listed):
             at = weight_map.get(name)
             reason = "the index does not list" if at is None else f"the index puts in {at}: it is stored twice"
             raise Refusal(f"{folder.given}/{shard}: holds tensor {name!r}, which {reason}")
-        tensors |= held
+        tensors |= found
     return tensors
 
 
 def _header(folder: Folder, name: str, named_by: str | None = None) -> dict[str, Tensor]:
+    """Tensor name -> tensor, for every tensor in one safetensors file; only its header is read."""
     path, where = folder.path(name, named_by), f"{folder.given}/{name}"
     tensors: dict[str, Tensor] = {}
     try:

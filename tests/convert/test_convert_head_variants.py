@@ -362,7 +362,7 @@ def test_a_mask_token_that_is_said(tmp_path, capsys):
         main([src, out, "--mask-token-id", "-1"])
     assert main([src, out, "--mask-token-id", "5"]) == 0
     assert load_draft(out)[0] == load_draft(out, mask_token_id=5)[0]
-    with pytest.raises(Refusal, match="mask_token_id=6, but the head was converted with 5"):
+    with pytest.raises(Refusal, match="mask_token_id=6, but the draft head was converted with 5"):
         load_draft(out, mask_token_id=6)
     with pytest.raises(Refusal, match="mask_token_id=6, but ptd_token_id says 5"):
         read_draft_config(tmp_path / "plain", mask_token_id=6)
@@ -424,7 +424,7 @@ def test_norm_output_needs_a_meaning(tmp_path, target, value, meaning):
     assert config == dataclasses.replace(plain_config, **MEANINGS[value, meaning])
     assert load_draft(out)[0] == config == read_draft_config(out, norm_output=meaning)
     other = {"recycled": "before_head", "before_head": "recycled"}[meaning]
-    with pytest.raises(Refusal, match=f"norm_output='{other}', but the head was converted with '{meaning}'"):
+    with pytest.raises(Refusal, match=f"norm_output='{other}', but the draft head was converted with '{meaning}'"):
         load_draft(out, norm_output=other)
 
     head, norm = build_head(config, params), plain["norm.weight"]

@@ -95,7 +95,7 @@ def test_layer_ids_need_a_convention(tmp_path):
     assert main([str(src), str(tmp_path / "out"), "--aux-convention", "output_of"]) == 0
     assert read_draft_config(tmp_path / "out").aux_layers == (2, 4, 8)
     assert read_draft_config(tmp_path / "out", "output_of").aux_layers == (2, 4, 8)
-    with pytest.raises(Refusal, match="'input_of', but the head was converted with 'output_of'"):
+    with pytest.raises(Refusal, match="'input_of', but the draft head was converted with 'output_of'"):
         load_draft(tmp_path / "out", aux_convention="input_of")
     with pytest.raises(ValueError, match="aux_convention='inputs': expected None or one of input_of, output_of"):
         read_draft_config(src, "inputs")

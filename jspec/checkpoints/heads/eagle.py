@@ -1,47 +1,48 @@
-"""EAGLE and EAGLE-2 heads (Li et al., 2024) as SafeAILab publishes them: ``fc`` and ``layers.0``, no norms around
-them."""
+"""EAGLE and EAGLE-2 heads (Li et al., 2024) as their authors, SafeAILab, publish them.
+
+The tensors are ``fc.*``, the linear map that fuses embedding and feature, and one or more decoder layers ``layers.0.*``.
+There is no norm around the layers."""
 
 from typing import Any
 
 from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.heads.format import HeadFormat
-from jspec.checkpoints.heads.layers import (
-    OUTPUT_HEAD,
-    by_presence,
-    layer_fields,
-    read_layers,
-    require_no_windows,
-)
+from jspec.checkpoints.heads.layers import has_tensor, layer_fields, read_layers, require_no_windows
 from jspec.checkpoints.layout import Layout
-from jspec.checkpoints.names import tensor_table
+from jspec.checkpoints.names import OUTPUT_HEAD, tensor_table
 from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
 from jspec.heads import EMBEDDING, EagleConfig
 
 
 def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
-    """The layout of such a folder."""
-    # Its class has no head_dim of its own.
+    """The ``Layout`` of a folder in SafeAILab's layout."""
+    # SafeAILab's class ignores head_dim and computes hidden_size / num_attention_heads.
     sizes = Fields({key: value for key, value in fields.raw.items() if key != "head_dim"}, fields.where)
     layers = read_layers(sizes, tensors, "layers.0.", bias_key="qkv_bias")
-    return build(layers, by_presence(fields, "bias", "fc.bias", tensors), tensors)
+    return build(layers, has_tensor(fields, "bias", "fc.bias", tensors), tensors)
 
 
 def build(layers: ModelConfig, fuse_bias: bool, tensors: dict[str, Tensor]) -> Layout:
-    """The layout of a head of these layers; ``fuse_bias`` says whether ``fc`` has a bias."""
+    """The ``Layout`` of a draft head with these decoder layers; ``fuse_bias`` says whether ``fc`` has a bias."""
     config = EagleConfig(layers, fuse_bias, own_embedding=EMBEDDING in tensors)
-    # Some files carry a copy of the target's output head, which the authors' loader leaves out too.
+    # Some files repeat the target's output head. The authors' loader does not read it, and neither does jspec.
     return Layout(config, "EAGLE head", tensor_table(config), tensors, left_out=frozenset((OUTPUT_HEAD,)))
 
 
 def hf_config(config: EagleConfig) -> dict[str, Any]:
-    """config.json of a head."""
+    """The config.json of an EAGLE head in SafeAILab's layout.
+
+    Raises:
+      ValueError: the layout cannot state ``config``: it has no attention windows and no separate head_dim.
+    """
     c = config.layers
     require_no_windows(c)
     require(c.num_heads * c.head_dim == c.hidden_size, "head_dim", c.head_dim, "hidden_size / num_heads in this layout")
     fields = {key: value for key, value in layer_fields(c).items() if key != "head_dim"}
-    qkv_bias = {"qkv_bias": True} if c.qkv_bias else {}  # SafeAILab's class looks for the key, whatever its value
+    # SafeAILab's class adds biases if the key is there, even when its value is false. So the key is left out without.
+    qkv_bias = {"qkv_bias": True} if c.qkv_bias else {}
     return {"architectures": ["LlamaForCausalLM"], **fields, "bias": config.fuse_bias, **qkv_bias}
 
 

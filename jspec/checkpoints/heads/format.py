@@ -1,4 +1,4 @@
-"""What a public layout of draft checkpoints consists of; each is declared as data at the end of its file."""
+"""``HeadFormat``: one public layout of draft checkpoints. Each file of this package declares its own at its end."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
@@ -16,17 +16,21 @@ from jspec.checkpoints.weights import SINGLE
 
 @dataclasses.dataclass(frozen=True)
 class HeadFormat:
-    """A public layout: how to tell it, read it and write it.
+    """A public layout of checkpoints: how it is recognised, read and written.
 
     Attributes:
-      recognises: ``(config.json, names of the tensors)`` -> whether a folder has this layout, given that it has none of
-        those that are asked before.
-      read: ``(folder, config.json, tensors, what the user says of it)`` -> what the folder holds; raises a ``Refusal``.
-      write_config: ``(config, name of the target, its architectures)`` -> config.json; None if it cannot be written.
-      write_tensors: tensors under their public names, in the form of the parameters -> in the form of the layout.
-      file: the name of the weights when they are written.
-      needs_target: whether it is a head, which is nothing without its target; a language model is not.
-      lists_layers: whether config.json may list layers of the target, which ``HeadOptions.aux_convention`` explains.
+      recognises: ``recognises(config.json, tensor names)`` says whether a folder has this layout. It is only asked
+        about folders that none of the earlier formats in the registry recognised.
+      read: ``read(folder, config.json, tensors, options)`` returns the ``Layout`` of the folder; it raises a ``Refusal``
+        if config.json and the tensors contradict each other.
+      write_config: ``write_config(config, target_name, target_architectures)`` returns the config.json to write; None
+        for a layout that jspec only reads.
+      write_tensors: converts tensors (public name -> array) from the form of jspec's parameters into the form of this
+        layout. Example: EAGLE-3's ``draft_ids`` become ``d2t`` and ``t2d``.
+      file: the file name of the weights that are written.
+      needs_target: True for a draft head, which cannot run without its target; False for a language model.
+      lists_layers: whether config.json may list layers of the target. ``HeadOptions.aux_convention`` then says what the
+        layer ids mean.
     """
 
     recognises: Callable[[Fields, Collection[str]], bool]
@@ -39,5 +43,5 @@ class HeadFormat:
 
 
 def architectures(fields: Fields) -> str:
-    """What config.json lists as ``architectures``, in lower case, to search in."""
+    """The ``architectures`` of config.json as one lower-case string, in which callers search for a class name."""
     return str(fields.raw.get("architectures")).lower()

@@ -1,4 +1,6 @@
-"""Telling checkpoints apart, by their config.json and the names of their tensors."""
+"""Recognises what a checkpoint holds, by its config.json and the names of its tensors.
+
+The package docstring (``jspec.checkpoints.heads``) says how the layouts are asked."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -6,15 +8,17 @@ from collections.abc import Callable, Iterable
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads.format import HeadFormat, architectures
-from jspec.checkpoints.heads.options import NOTHING_SAID, HeadOptions
-from jspec.checkpoints.heads.wrapping import WRAPPER, native, plain_names
+from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
+from jspec.checkpoints.heads.wrapping import WRAPPER, names_without_prefix, unwrap
 from jspec.checkpoints.hf_config import require_size
 from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
 from jspec.registry import METHODS, resolve
 
-# What would be taken for something else -> whether config.json or a tensor's name says so.
+# Kinds of checkpoints that jspec refuses, each with the test that finds it. A supported layout would recognise them too:
+# a DFlash head, for example, has the tensor ``fc.weight`` and ``layers.0.*``, as an EAGLE head has, but computes
+# something else.
 _UNSUPPORTED: tuple[tuple[str, Callable[[Fields, Iterable[str]], bool]], ...] = (
     ("DFlash heads", lambda fields, names: "dflash" in architectures(fields) or "hidden_norm.weight" in names),
     (
@@ -27,27 +31,30 @@ _UNSUPPORTED: tuple[tuple[str, Callable[[Fields, Iterable[str]], bool]], ...] = 
 
 
 def is_head(fields: Fields, names: Iterable[str]) -> bool:
-    """Whether a folder holds a draft head, which needs a target. PARD does not: it is a language model."""
+    """Whether a folder holds a draft head, which needs a target. A PARD model is no draft head: it is a language model.
+
+    Args:
+      fields: its config.json.
+      names: the names of its tensors.
+    """
     wrapped = fields.raw.get("model_type") == WRAPPER
-    return wrapped or _format(fields, plain_names(fields, names).values()).needs_target
+    return wrapped or _format(fields, names_without_prefix(fields, names).values()).needs_target
 
 
-def recognise(
-    folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: HeadOptions = NOTHING_SAID
-) -> Layout:
-    """What a folder holds, and how its tensors become parameters.
+def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: HeadOptions = NO_OPTIONS) -> Layout:
+    """The ``Layout`` of a folder: the config of its model or draft head, and where each tensor goes.
 
     Args:
       folder: the folder.
       fields: its config.json.
-      tensors: what its files hold, by name.
-      options: what the user says of an EAGLE-3 head.
+      tensors: name -> tensor, for every tensor in its files.
+      options: the settings of an EAGLE-3 head that the user gave.
 
     Raises:
-      Refusal: it is of no known kind, or config.json and the tensors contradict each other.
+      Refusal: no supported layout fits, or config.json and the tensors contradict each other.
     """
     wrapped, has_code = fields.raw.get("model_type") == WRAPPER, bool(fields.raw.get("auto_map"))
-    fields, tensors, left_out, notes = native(fields, tensors)
+    fields, tensors, left_out, notes = unwrap(fields, tensors)
     for what, applies in _UNSUPPORTED:
         if applies(fields, tensors):
             raise Refusal(f"{folder.given}: {what} are not supported")
@@ -75,13 +82,13 @@ def recognise(
 
 
 def describe(layout: Layout, verifier: str | None = None) -> str:
-    """``layout`` in a line."""
+    """One line for the user that says what was recognised; ``verifier`` is the target that the checkpoint names."""
     target = f", verifier {verifier}" if verifier else ""
     return f"recognised: {layout.label}, {layout.config.summary}{target}"
 
 
 def _format(fields: Fields, names: Iterable[str]) -> HeadFormat:
-    """The first layout in the registry that recognises a folder; the last of them recognises any."""
+    """The first format in the registry that recognises a folder. The last one, a language model, recognises any."""
     paths, present = dict.fromkeys(path for method in METHODS for path in method.formats), set(names)
     formats: Iterable[HeadFormat] = map(resolve, paths)
     return next(one for one in formats if one.recognises(fields, present))

@@ -1,4 +1,6 @@
-"""Language models that draft: plain ones, and PARD models (An et al., 2025), whose config.json names a mask token."""
+"""Language models as draft models: plain ones, and PARD models (An et al., 2025), whose config.json has ``pard_token``.
+
+``pard_token`` is the id of the mask token, with which a PARD model drafts several positions in one pass."""
 
 import dataclasses
 
@@ -12,12 +14,12 @@ from jspec.heads import PardConfig
 
 
 def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
-    """The layout of a causal language model."""
+    """The ``Layout`` of a folder that holds a causal language model."""
     return decoder_layout(decoder_config(folder, fields), tensors)
 
 
 def read_pard(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
-    """The layout of a PARD model."""
+    """The ``Layout`` of a folder that holds a PARD model."""
     layout = read(folder, fields, tensors)
     assert layout.config.language_model is not None
     config = PardConfig(layout.config.language_model, fields.integer("pard_token", low=0))
@@ -30,7 +32,7 @@ PARD = HeadFormat(
     needs_target=False,
 )
 PLAIN = HeadFormat(
-    recognises=lambda *_: True,  # what is nothing else is asked to be a language model
+    recognises=lambda *_: True,  # asked last: a folder that no other format recognised has to be a language model
     read=lambda folder, fields, tensors, _: read(folder, fields, tensors),
     needs_target=False,
 )

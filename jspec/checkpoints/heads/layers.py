@@ -1,4 +1,4 @@
-"""What the layouts of draft heads share: their decoder layers, and flags that tensors decide."""
+"""What the layouts of EAGLE heads share: reading and writing the config of their decoder layers."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -11,20 +11,25 @@ from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
 
-OUTPUT_HEAD = "lm_head.weight"
+# Keys that the target decides; the config of a draft head only repeats them.
+_DECIDED_BY_TARGET = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
 
-# What the target decides, and a head's config only repeats.
-_TARGETS_OWN = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
-
-# Read by ``_windows`` instead, because a head may slide whatever its class.
+# Keys that ``_windows`` reads instead of ``model_config``, because in a draft head they do not depend on the class.
 _WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 
-# The transformers class whose defaults complete a head's config; any other type of model takes Llama's.
+# model_type -> the transformers class whose defaults stand for absent keys. Any other model_type takes Llama's.
 _CLASSES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
-def by_presence(fields: Fields, key: str, tensor: str, tensors: Iterable[str]) -> bool:
-    """Whether ``tensor`` is there; a ``Refusal`` if ``key`` of config.json says otherwise."""
+def has_tensor(fields: Fields, key: str, tensor: str, tensors: Iterable[str]) -> bool:
+    """Whether ``tensor`` is among ``tensors``, after a check that config.json does not say otherwise.
+
+    Example: ``has_tensor(fields, "bias", "fc.bias", tensors)`` is True if the files hold ``fc.bias``, and config.json
+    has ``"bias": true`` or no such key.
+
+    Raises:
+      Refusal: the flag ``key`` of config.json contradicts the files.
+    """
     present = tensor in tensors
     if fields.flag(key, present) != present:
         state = "there" if present else "missing"
@@ -33,16 +38,21 @@ def by_presence(fields: Fields, key: str, tensor: str, tensors: Iterable[str]) -
 
 
 def read_layers(fields: Fields, tensors: dict[str, Tensor], first: str, bias_key: str) -> ModelConfig:
-    """The decoder layers of a head: sizes from its config.json, biases and query norms from its tensors.
+    """The config of a draft head's decoder layers.
+
+    The sizes come from config.json. Whether there are biases, and norms of query and key, is read from the tensors.
 
     Args:
       fields: the config of the layers.
-      tensors: what the files hold.
-      first: prefix of the first layer's tensors.
-      bias_key: the key that says whether query, key and value have biases.
+      tensors: name -> tensor, for every tensor in the files.
+      first: prefix of the first layer's tensors, for example ``midlayer.``.
+      bias_key: the key of config.json that says whether query, key and value have biases.
+
+    Raises:
+      Refusal: a size is missing or absurd, or config.json contradicts the tensors.
     """
     family = _CLASSES.get(str(fields.raw.get("model_type")), "LlamaForCausalLM")
-    own = {key: value for key, value in fields.raw.items() if key not in (*_TARGETS_OWN, *_WINDOWS)}
+    own = {key: value for key, value in fields.raw.items() if key not in (*_DECIDED_BY_TARGET, *_WINDOWS)}
     try:
         config = model_config(dataclasses.replace(fields, raw=own), family)
         qk_norm = f"{first}self_attn.q_norm.weight" in tensors
@@ -50,9 +60,9 @@ def read_layers(fields: Fields, tensors: dict[str, Tensor], first: str, bias_key
             config,
             architecture="Qwen3ForCausalLM" if qk_norm else "LlamaForCausalLM",
             qk_norm=qk_norm,
-            qkv_bias=by_presence(fields, bias_key, f"{first}self_attn.q_proj.bias", tensors),
+            qkv_bias=has_tensor(fields, bias_key, f"{first}self_attn.q_proj.bias", tensors),
             output_bias=f"{first}self_attn.o_proj.bias" in tensors,
-            mlp_bias=by_presence(fields, "mlp_bias", f"{first}mlp.gate_proj.bias", tensors),
+            mlp_bias=has_tensor(fields, "mlp_bias", f"{first}mlp.gate_proj.bias", tensors),
             windows=_windows(fields, config.num_layers),
         )
     except Refusal:
@@ -62,7 +72,10 @@ def read_layers(fields: Fields, tensors: dict[str, Tensor], first: str, bias_key
 
 
 def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
-    """The window of each layer. ``sliding_window`` alone means nothing: configs copied from a target's keep it."""
+    """The attention window of each layer, in tokens; None for full attention.
+
+    ``sliding_window`` alone does not make a layer slide, because configs that were copied from a target's still have
+    that key: ``layer_types`` or ``use_sliding_window`` has to say so too."""
     window, kinds = fields.integer("sliding_window", None), fields.raw.get("layer_types")
     if kinds is None:
         first = fields.integer("max_window_layers", 28, low=0)
@@ -72,7 +85,7 @@ def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
 
 
 def layer_fields(config: ModelConfig) -> dict[str, Any]:
-    """The keys of config.json that ``read_layers`` reads, biases of the attention and windows left out."""
+    """The keys of config.json that ``read_layers`` reads, without those of attention biases and windows."""
     return {
         "model_type": "qwen3" if config.qk_norm else "llama",
         **sizes(config),
@@ -81,12 +94,14 @@ def layer_fields(config: ModelConfig) -> dict[str, Any]:
 
 
 def require_no_windows(config: ModelConfig):
-    """Raise unless every layer sees all that came before, in a layout that has no place for a window."""
-    require(not any(config.windows), "windows", config.windows, "None for each layer, as in every head of this layout")
+    """Raise a ``ValueError`` if a layer has an attention window; for layouts whose config.json cannot state one."""
+    require(
+        not any(config.windows), "windows", config.windows, "None for each layer, as in every draft head of this layout"
+    )
 
 
 def window_fields(config: ModelConfig) -> dict[str, Any]:
-    """The keys of config.json that say which layers slide: none if none does."""
+    """The keys of config.json that say which layers have an attention window; empty if none has."""
     widths = {window for window in config.windows if window is not None}
     if not widths:
         return {}

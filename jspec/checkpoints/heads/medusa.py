@@ -1,8 +1,16 @@
-"""Medusa heads (Cai et al., 2024) without their base model, in two layouts.
+"""Medusa heads (Cai et al., 2024) without their base model, in the layouts of FasterDecoding, their authors, and vLLM.
 
-FasterDecoding's ``{head}.{block}.linear.weight`` with ``{head}.{blocks}.weight``, the output head, where there is one;
-and vLLM's ``blocks.{head}.layers.{block}.weight`` with ``lm_heads.{head}.weight``, where blocks may lack biases. Heads
-are counted: what published configs say of their number is not what the files hold."""
+Each Medusa head is a chain of residual blocks and an output head. The tensors of Medusa head 2 with one block are
+
+    ==============  =======================  ============================
+    part            FasterDecoding           vLLM
+    ==============  =======================  ============================
+    residual block  ``2.0.linear.weight``    ``blocks.2.layers.0.weight``
+    output head     ``2.1.weight``           ``lm_heads.2.weight``
+    ==============  =======================  ============================
+
+FasterDecoding's checkpoints of version 2 have no output heads: they use the target's. The blocks in vLLM's layout may
+lack biases. The number of Medusa heads is counted from the tensors, because published configs state other numbers."""
 
 import re
 from collections.abc import Iterable
@@ -20,63 +28,68 @@ from jspec.checkpoints.tensor import STORED_DTYPES, Tensor
 from jspec.checkpoints.weights import MEDUSA
 from jspec.heads import MedusaConfig
 
-_OWN = re.compile(r"(\d{1,2})\.(\d{1,2})\.linear\.weight")
+_FASTER_DECODING = re.compile(r"(\d{1,2})\.(\d{1,2})\.linear\.weight")
 _VLLM = re.compile(r"blocks\.(\d{1,2})\.layers\.(\d{1,2})\.weight")
 _PREFIX = re.compile(r"medusa_heads?\.")
 
 
 def is_medusa(names: Iterable[str]) -> bool:
-    """Whether tensors of these names are, or include, Medusa heads."""
-    return any(_PREFIX.match(name) or _OWN.fullmatch(name) or _VLLM.fullmatch(name) for name in names)
+    """Whether any of the tensor names is that of a Medusa head, in either layout."""
+    return any(_PREFIX.match(name) or _FASTER_DECODING.fullmatch(name) or _VLLM.fullmatch(name) for name in names)
 
 
 def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
-    """The layout of such a folder."""
+    """The ``Layout`` of a folder with Medusa heads.
+
+    Raises:
+      Refusal: the Medusa heads share one output head of their own, cut the vocabulary, lie inside a whole model, or
+        contradict config.json.
+    """
     tensors = _without_prefix(fields, tensors)
     if fields.flag("original_lm_head"):
         raise fields.refuse(
             "original_lm_head", "null or false: Medusa heads that share an output head are not supported"
         )
     vllm = any(_VLLM.fullmatch(name) for name in tensors)
-    blocks = [(int(m[1]), int(m[2])) for m in map((_VLLM if vllm else _OWN).fullmatch, tensors) if m]
+    block_name = _VLLM if vllm else _FASTER_DECODING
+    blocks = [(int(m[1]), int(m[2])) for m in map(block_name.fullmatch, tensors) if m]
     if not blocks:
         raise Refusal(f"{fields.where}: describes Medusa heads, but the files hold none of their residual blocks")
     depth = 1 + max(block for _, block in blocks)
     if fields.integer("medusa_num_layers", depth) != depth:
-        raise fields.refuse("medusa_num_layers", f"{depth}, as many blocks as the tensors of a head")
+        raise fields.refuse("medusa_num_layers", f"{depth}, as many blocks as the tensors of a Medusa head")
     output = tensors.get("lm_heads.0.weight" if vllm else f"0.{depth}.weight")
     config = MedusaConfig(
         vocab_size=fields.integer("vocab_size", None) if output is None else output.shape[0],
-        hidden_size=tensors[min(name for name in tensors if (_VLLM if vllm else _OWN).fullmatch(name))].shape[-1],
+        hidden_size=tensors[min(filter(block_name.fullmatch, tensors))].shape[-1],
         num_heads=1 + max(head for head, _ in blocks),
         num_blocks=depth,
         own_head=output is not None,
     )
     if output is not None and fields.integer("vocab_size", config.vocab_size) != config.vocab_size:
-        raise fields.refuse("vocab_size", f"{config.vocab_size}, the rows of the output heads")
+        raise fields.refuse("vocab_size", f"{config.vocab_size}, the output channels of the output heads")
     if fields.integer("truncated_vocab_size", config.vocab_size) != config.vocab_size:
         expected = f"{config.vocab_size}, the whole vocabulary: Medusa heads that cut it are not supported"
         raise fields.refuse("truncated_vocab_size", expected)
-    rows = table(config, vllm)
-    return Layout(
-        config, f"Medusa heads{' (vLLM layout)' * vllm}", rows, _with_biases(rows, tensors) if vllm else tensors
-    )
-
-
-def table(config: MedusaConfig, vllm: bool = False) -> dict[str, Placement]:
-    """Tensor name -> its place."""
-    rows = tensor_table(config)
-    return {_vllm_name(name): place for name, place in rows.items()} if vllm else rows
+    table = tensor_table(config)
+    if not vllm:
+        return Layout(config, "Medusa heads", table, tensors)
+    table = {_vllm_name(name): placement for name, placement in table.items()}
+    return Layout(config, "Medusa heads (vLLM layout)", table, _with_biases(table, tensors))
 
 
 def _vllm_name(name: str) -> str:
-    """vLLM's name of a tensor that FasterDecoding's layout calls ``name``."""
-    head, block, *rest = name.split(".")
-    return f"blocks.{head}.layers.{block}.{rest[-1]}" if "linear" in rest else f"lm_heads.{head}.weight"
+    """The name in vLLM's layout of the tensor that FasterDecoding's layout calls ``name``."""
+    index, block, *rest = name.split(".")
+    return f"blocks.{index}.layers.{block}.{rest[-1]}" if "linear" in rest else f"lm_heads.{index}.weight"
 
 
 def hf_config(config: MedusaConfig, target_name: str) -> dict[str, Any]:
-    """config.json of heads in FasterDecoding's layout."""
+    """The config.json of Medusa heads in FasterDecoding's layout.
+
+    Raises:
+      ValueError: the Medusa heads have no residual blocks, which the layout cannot state.
+    """
     require(config.num_blocks > 0, "num_blocks", 0, "at least 1 in this layout")
     return {
         "medusa_num_heads": config.num_heads,
@@ -89,6 +102,7 @@ def hf_config(config: MedusaConfig, target_name: str) -> dict[str, Any]:
 
 
 def _without_prefix(fields: Fields, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``tensors`` under names without the prefix ``medusa_head.`` or ``medusa_heads.``, if they have it."""
     if not any(_PREFIX.match(name) for name in tensors):
         return tensors
     for name in tensors:
@@ -100,15 +114,17 @@ def _without_prefix(fields: Fields, tensors: dict[str, Tensor]) -> dict[str, Ten
     return {_PREFIX.sub("", name, count=1): tensor for name, tensor in tensors.items()}
 
 
-def _with_biases(rows: dict[str, Placement], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """vLLM leaves biases out unless ``medusa_fc_bias``; zeros are the same heads."""
+def _with_biases(table: dict[str, Placement], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``tensors``, with biases of zeros added if the files hold none.
+
+    vLLM's layout has biases only where config.json has ``medusa_fc_bias``; jspec's blocks always have them."""
     found = dict(tensors)
-    if any(name in tensors for name in rows if name.endswith(".bias")):
+    if any(name in tensors for name in table if name.endswith(".bias")):
         return found
-    for name, place in rows.items():
+    for name, placement in table.items():
         weight = tensors.get(name.removesuffix("bias") + "weight")
         if name.endswith(".bias") and weight is not None:
-            found[name] = derived(weight, np.zeros(place.shape, STORED_DTYPES[weight.dtype]))
+            found[name] = derived(weight, np.zeros(placement.shape, STORED_DTYPES[weight.dtype]))
     return found
 
 

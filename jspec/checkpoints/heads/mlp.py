@@ -1,4 +1,6 @@
-"""MLP speculators (Wertheimer et al., 2024) as ibm-fms publishes them, with or without the prefix ``speculator.``."""
+"""MLP speculators (Wertheimer et al., 2024) as ibm-fms publishes them.
+
+Tensor names may begin with ``speculator.``, as in ``speculator.emb.0.weight``, or not: both are published."""
 
 from typing import Any
 
@@ -11,18 +13,17 @@ from jspec.heads import MLPConfig
 
 PREFIX = "speculator."
 ARCHITECTURE = "MLPSpeculatorPreTrainedModel"
-METHODS = (
-    None,
-    "sum_rnn",
-)  # names of the recurrence; ArcticInference has another, "sum_lstm", under the same model_type
+# Supported values of the key ``method``, which names the recurrence. ArcticInference publishes another recurrence,
+# "sum_lstm", under the same model_type; it is refused.
+RECURRENCES = (None, "sum_rnn")
 MAX_STAGES = 256
 
 
 def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
-    """The layout of such a folder."""
+    """The ``Layout`` of a folder in ibm-fms' layout."""
     if fields.raw.get("architectures") not in (None, [ARCHITECTURE]):
         raise fields.refuse("architectures", f"[{ARCHITECTURE!r}]; other MLP speculators are not supported")
-    if fields.raw.get("method") not in METHODS:
+    if fields.raw.get("method") not in RECURRENCES:
         raise fields.refuse("method", "'sum_rnn' or nothing; other recurrences are not supported")
     hidden_size = fields.integer("emb_dim")
     config = MLPConfig(
@@ -34,26 +35,28 @@ def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
         scale_input=fields.flag("scale_input"),
     )
     prefix = PREFIX if any(name.startswith(PREFIX) for name in tensors) else ""
-    spares = {copy: of for copy, of in _spares(config, prefix).items() if copy in tensors}
+    duplicates = {copy: original for copy, original in _duplicates(config, prefix).items() if copy in tensors}
     table = renamed(tensor_table(config), {PREFIX: prefix})
-    return Layout(config, "MLP speculator", table, tensors, spares=spares, shared_by="tie_weights")
+    return Layout(config, "MLP speculator", table, tensors, duplicates=duplicates, tied_by="tie_weights")
 
 
-def _spares(config: MLPConfig, prefix: str) -> dict[str, str]:
-    """Every name under which a tied checkpoint may repeat a tensor -> the name that counts."""
-    spares: dict[str, str] = {}
+def _duplicates(config: MLPConfig, prefix: str) -> dict[str, str]:
+    """Tensor that a tied checkpoint may repeat -> the tensor that jspec loads; empty if the weights are not tied.
+
+    Example: ``emb.1.weight`` -> ``emb.0.weight``."""
+    duplicates: dict[str, str] = {}
     if not config.tied:
-        return spares
+        return duplicates
     for i in range(1, config.num_stages):
         for name in ("emb.{}.weight", "ln.{}.weight", "ln.{}.bias", "head.{}.weight"):
-            spares[prefix + name.format(i)] = prefix + name.format(0)
-        if i > 1:
-            spares[f"{prefix}proj.{i}.weight"] = f"{prefix}proj.1.weight"
-    return spares
+            duplicates[prefix + name.format(i)] = prefix + name.format(0)
+        if i > 1:  # proj.0 reads the target's hidden state, whose width may differ, so it is shared with no other
+            duplicates[f"{prefix}proj.{i}.weight"] = f"{prefix}proj.1.weight"
+    return duplicates
 
 
 def hf_config(config: MLPConfig) -> dict[str, Any]:
-    """config.json of a speculator, which drafts a chain."""
+    """The config.json of an MLP speculator that drafts a chain: one candidate token at each position."""
     return {
         "architectures": [ARCHITECTURE],
         "model_type": "mlp_speculator",

@@ -1,4 +1,4 @@
-"""What a user says of a draft head where its checkpoint does not say it."""
+"""The settings of a draft head that the user has to give because its checkpoint does not hold them."""
 
 import dataclasses
 
@@ -9,14 +9,15 @@ from jspec.heads import AUX_CONVENTIONS, NORM_OUTPUTS
 
 @dataclasses.dataclass(frozen=True)
 class HeadOptions:
-    """Settings of an EAGLE-3 or P-EAGLE head that some checkpoints leave open; None where nothing was said.
+    """Settings of an EAGLE-3 or P-EAGLE head that some checkpoints leave open; None for a setting that was not given.
 
     Attributes:
-      aux_convention: what the layer ids in config.json mean: ``input_of`` or ``output_of`` these layers.
-      norm_output: what ``norm_output`` in config.json means: whether the normed output is fed back (``recycled``, as
-        vLLM, SGLang and the later SpecForge read it), or whether the output head reads it (``before_head``, as
-        SpecForge read it at first).
-      mask_token_id: the token of mask slots.
+      aux_convention: what the layer ids in config.json mean: the inputs (``input_of``) or the outputs (``output_of``)
+        of these layers. The output of layer 2 is the input of layer 3.
+      norm_output: what the key ``norm_output`` of config.json means: whether the normed output is fed back into the
+        draft head at the next draft position (``recycled``, as vLLM, SGLang and the later SpecForge read it), or whether
+        the output head reads the normed output (``before_head``, as SpecForge read it at first).
+      mask_token_id: the token id of the mask slots, through which a P-EAGLE head drafts in parallel.
     """
 
     aux_convention: str | None = None
@@ -30,11 +31,17 @@ class HeadOptions:
         mask = self.mask_token_id
         require(mask is None or (is_int(mask) and mask >= 0), "mask_token_id", mask, "None or a token id")
 
-    def refuse_any(self, where: str, names: tuple[str, ...], what: str):
-        """Raise a ``Refusal`` if one of ``names`` was said, of a checkpoint that is none of ``what``."""
+    def refuse_any(self, where: str, names: tuple[str, ...], kind: str):
+        """Raise a ``Refusal`` if the user gave one of the options ``names`` for a checkpoint that has no use for it.
+
+        Args:
+          where: the checkpoint, for the message.
+          names: the options, for example ``("mask_token_id",)``.
+          kind: the checkpoints that these options are for, for example ``P-EAGLE heads``.
+        """
         for name in names:
             if (value := getattr(self, name)) is not None:
-                raise Refusal(f"{where}: {name}={value!r} is for {what}, and this is none")
+                raise Refusal(f"{where}: {name}={value!r} is for {kind}, and this is none")
 
 
-NOTHING_SAID = HeadOptions()
+NO_OPTIONS = HeadOptions()

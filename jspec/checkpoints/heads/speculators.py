@@ -1,7 +1,8 @@
-"""EAGLE, EAGLE-3 and P-EAGLE heads in the format of the ``speculators`` package, which names its target.
+"""EAGLE, EAGLE-3 and P-EAGLE heads in the format of the ``speculators`` package, whose config.json names the target.
 
-The type ``eagle`` (EAGLE-1, and HASS with a bias of ``fusion_fc``) was a part of it up to version 0.3. The config
-``transformer_layer_config`` leaves out what equals the defaults of the transformers class of its ``model_type``.
+The key ``speculators_model_type`` says which method it is. The type ``eagle`` (EAGLE, and HASS if ``fusion_fc`` has a
+bias) was part of the format up to version 0.3. The object ``transformer_layer_config`` describes the layers; it leaves
+out every value that is the default of the transformers class of its ``model_type``.
 """
 
 import dataclasses
@@ -11,9 +12,9 @@ from typing import Any
 from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.heads import eagle, eagle3
-from jspec.checkpoints.heads.eagle3 import IDS, Settings
+from jspec.checkpoints.heads.eagle3_settings import IDS, MASK, Settings, final_norm, listed_aux_layers
 from jspec.checkpoints.heads.format import HeadFormat
-from jspec.checkpoints.heads.layers import by_presence, layer_fields, read_layers, window_fields
+from jspec.checkpoints.heads.layers import has_tensor, layer_fields, read_layers, window_fields
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.refusal import Refusal
@@ -22,7 +23,7 @@ from jspec.config import ModelConfig
 from jspec.heads import Eagle3Config
 
 KINDS = ("eagle3", "peagle", "eagle")
-VERSION = "0.5.0"  # of the format that is written
+VERSION = "0.5.0"  # the version of the format that ``hf_config`` writes
 TYPE, LAYERS, CONFIG = "speculators_model_type", "transformer_layer_config", "speculators_config"
 
 _SHARED = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-6}
@@ -34,7 +35,12 @@ CLASS_DEFAULTS = {
 
 
 def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> Layout:
-    """The layout of such a folder."""
+    """The ``Layout`` of a folder in the speculators format.
+
+    Raises:
+      Refusal: an option contradicts what the format says, config.json and the tensors contradict each other, or the
+        type is not supported.
+    """
     kind = fields.raw.get(TYPE)
     if kind not in KINDS:
         raise fields.refuse(TYPE, f"one of {', '.join(KINDS)}; other kinds of speculators are not supported")
@@ -55,16 +61,16 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
     if kind == "eagle3" and fields.raw.get("norm_before_residual") is None:
         raise Refusal(
             f"{fields.where}: norm_before_residual is missing, and readers of this format disagree on what that means; "
-            "set it to what the head was trained with, true or false"
+            "set it to what the draft head was trained with, true or false"
         )
-    if kind == "eagle3" and eagle3.MASK in tensors:
-        raise fields.refuse(TYPE, f"'peagle', because tensor {eagle3.MASK!r} is there")
+    if kind == "eagle3" and MASK in tensors:
+        raise fields.refuse(TYPE, f"'peagle', because tensor {MASK!r} is there")
     layout = eagle3.build(
         _layers(fields, tensors),
         Settings((fields,)),
         tensors,
-        eagle3.listed_aux_layers(fields, "input_of"),
-        eagle3.native_norm(Settings((fields,)), tensors, "recycled"),
+        listed_aux_layers(fields, "input_of"),
+        final_norm(Settings((fields,)), tensors, "recycled"),
         parallel=kind == "peagle",
         mask_token_id=options.mask_token_id,
     )
@@ -79,7 +85,7 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
 
 
 def _eagle(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
-    """The layout of the type ``eagle``, whose tensors are SafeAILab's under other names."""
+    """The ``Layout`` of the type ``eagle``, which has the tensors of SafeAILab's layout under other names."""
     if fields.flag("layernorms"):
         raise fields.refuse(
             "layernorms",
@@ -90,16 +96,17 @@ def _eagle(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
         raise fields.refuse("transformer_layer_architecture", f"{layer!r}")
     native = {_native_name(name): tensor for name, tensor in tensors.items()}
     layers = _layers(fields, native, absent="llama")
-    layers = dataclasses.replace(layers, raw={**layers.raw, "num_hidden_layers": 1})  # it never has more
+    layers = dataclasses.replace(layers, raw={**layers.raw, "num_hidden_layers": 1})  # this type has one layer
     layout = eagle.build(
         read_layers(layers, native, "layers.0.", bias_key="attention_bias"),
-        by_presence(fields, "fusion_bias", "fc.bias", native),
+        has_tensor(fields, "fusion_bias", "fc.bias", native),
         native,
     )
     return dataclasses.replace(layout, label=f"{layout.label} (speculators format)")
 
 
 def _native_name(name: str) -> str:
+    """The name in SafeAILab's layout: ``fusion_fc.weight`` becomes ``fc.weight``."""
     for theirs, native in (("fusion_fc.", "fc."), ("transformer.", "layers.0.")):
         if name.startswith(theirs):
             return native + name.removeprefix(theirs)
@@ -107,7 +114,13 @@ def _native_name(name: str) -> str:
 
 
 def hf_config(config: Eagle3Config, target_name: str, target_architectures: Sequence[str]) -> dict[str, Any]:
-    """config.json of a head; vLLM reads from it which target it is for and how many tokens to draft."""
+    """The config.json of an EAGLE-3 or P-EAGLE head.
+
+    vLLM reads from it which target the draft head is for and how many tokens to draft.
+
+    Raises:
+      ValueError: the format cannot state ``config``.
+    """
     require(
         config.num_aux_layers > 0, "num_aux_layers", 0, "at least 1, because the speculators format always has an fc"
     )
@@ -143,22 +156,29 @@ def hf_config(config: Eagle3Config, target_name: str, target_architectures: Sequ
 def _layer_fields(layers: ModelConfig) -> dict[str, Any]:
     written = {**layer_fields(layers), "attention_bias": layers.qkv_bias, **window_fields(layers)}
     if layers.qkv_bias and not layers.output_bias and not layers.qk_norm:
-        written["model_type"] = "qwen2"  # the class whose attention has a bias on its way in only
+        written["model_type"] = "qwen2"  # the class with biases of query, key and value, and none of the output
     return written
 
 
 def verifier(fields: Fields) -> str | None:
-    """Name or path of the target that a head was trained for."""
+    """Name or path of the target that a draft head was trained for; None if config.json does not say."""
     outer = fields.nested(CONFIG)
     inner = outer.nested("verifier") if outer else None
     return inner.text("name_or_path", None) if inner else None
 
 
 def _layers(fields: Fields, tensors: dict[str, Tensor], absent: str | None = None) -> Fields:
-    """The config of the layers, complete; ``absent`` is the type of model where it names none.
+    """``transformer_layer_config`` with the values that it leaves out filled in.
 
-    An absent number of key/value heads, or width of a head, can stand for the class default or for what follows from
-    other numbers, depending on who wrote the file: the tensors decide."""
+    Most come from ``CLASS_DEFAULTS``. An absent ``num_key_value_heads`` or ``head_dim`` stands for the class default in
+    some files, and for a quotient such as hidden_size / num_attention_heads in others. So these two are computed from the
+    shapes of the query and key projections, ``[N * H, ...]`` and ``[G * H, ...]``.
+
+    Args:
+      fields: config.json.
+      tensors: name -> tensor, for every tensor in the files.
+      absent: the ``model_type`` to assume if there is none; None if it has to be there.
+    """
     layers = fields.nested(LAYERS)
     if layers is None:
         raise fields.refuse(LAYERS, "an object, the config of the layers")
@@ -177,6 +197,7 @@ def _layers(fields: Fields, tensors: dict[str, Tensor], absent: str | None = Non
 
 
 def _trained_drafts(fields: Fields) -> int | None:
+    """The number of drafts in a round that config.json recommends, its ``speculative_tokens``; None if it lacks one."""
     outer = fields.nested(CONFIG)
     methods = outer.raw.get("proposal_methods") if outer else None
     first = methods[0] if isinstance(methods, list) and methods and isinstance(methods[0], dict) else {}

@@ -1,4 +1,6 @@
-"""A resolved config in the manifest of a converted head, so that loading it needs no guess."""
+"""The config of a draft head as JSON, in the manifest of a folder that ``jspec-convert`` wrote.
+
+Everything that its source left open was settled when it was converted, so loading the folder asks for no options."""
 
 import dataclasses
 from typing import Any
@@ -9,31 +11,36 @@ from jspec.config import ModelConfig, Rope
 from jspec.heads import HeadConfig
 from jspec.registry import METHODS, resolve
 
-# Fields and parameters of converted folders that were written before these had their present names.
+# Former name -> present name, of config fields and parameters. Folders that earlier versions wrote have the former ones.
 RENAMED_FIELDS = {"taps": "aux_layers", "num_taps": "num_aux_layers", "norm_each_tap": "norm_each_aux"}
 RENAMED_PARAMS = {"tap_norms": "aux_norms"}
 
-# Name of the config class of a head -> where it is. A folder with a plain language model describes no head.
+# Class name of a draft head's config -> import string of that class. A language model is stored without such a config,
+# because its config.json describes it.
 KINDS = {path.rpartition(":")[2]: path for path in (method.config for method in METHODS) if path is not None}
 del KINDS[ModelConfig.__name__]
 
 
 def to_json(config: HeadConfig) -> dict[str, Any]:
-    """``config`` as JSON values."""
+    """``config`` as JSON: ``{"kind": "EagleConfig", "config": {field: value, ...}}``."""
     return {"kind": type(config).__name__, "config": dataclasses.asdict(config)}
 
 
 def from_json(stored: dict[str, Any], where: str) -> HeadConfig:
-    """The inverse of ``to_json``.
+    """The config that ``to_json`` made ``stored`` from.
+
+    Args:
+      stored: the JSON object.
+      where: the file that it comes from, for messages.
 
     Raises:
-      Refusal: ``stored`` is no such object; ``where`` is the file that it comes from.
+      Refusal: ``stored`` does not describe a draft head.
     """
     try:
         values = {RENAMED_FIELDS.get(name, name): value for name, value in stored["config"].items()}
         kind = resolve(KINDS[stored["kind"]])
         if values.get("aux_layers") == [] and "aux_layers" not in kind.__dataclass_fields__:
-            del values["aux_layers"]  # heads that have no choice of layers were once stored with an empty one
+            del values["aux_layers"]  # earlier versions wrote an empty list for methods that read no auxiliary layers
         config = kind(**{str(name): _value(value) for name, value in values.items()})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Refusal(f"{where}: head is damaged ({error}); convert the checkpoint again") from None
@@ -42,13 +49,15 @@ def from_json(stored: dict[str, Any], where: str) -> HeadConfig:
 
 
 def renamed_param(name: str) -> str:
-    """The present name of a parameter of a converted folder."""
+    """The present name of a parameter that a converted folder may have under a former name.
+
+    Example: ``tap_norms.0.weight`` becomes ``aux_norms.0.weight``."""
     first, *rest = name.split(".")
     return ".".join([RENAMED_PARAMS.get(first, first), *rest])
 
 
 def _value(value: Any) -> Any:
-    """What JSON made an object of was a language model, what it made a list of was a tuple."""
+    """A config field from its JSON value: an object was a ``ModelConfig``, and a list was a tuple."""
     if isinstance(value, dict):
         return _model(value)
     return tuple(value) if isinstance(value, list) else value

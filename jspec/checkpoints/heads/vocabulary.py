@@ -1,7 +1,11 @@
-"""A reduced draft vocabulary: ``d2t`` and ``t2d`` on disk, ``draft_ids`` as a parameter.
+"""A reduced draft vocabulary of Vd of the target's V tokens: ``d2t`` and ``t2d`` on disk, ``draft_ids`` as a parameter.
 
-``d2t`` holds offsets, int64 ``[Vd]``: row r of the output head is token r + d2t[r] of the target. ``t2d`` is bool
-``[V]``, whether a token has a row. ``draft_ids`` is int32 ``[V]``, the row of each token or -1."""
+``d2t``, int64 ``[Vd]``, holds offsets: draft token i is token ``i + d2t[i]`` of the target.
+``t2d``, bool ``[V]``, says whether a token of the target is in the draft vocabulary.
+``draft_ids``, int32 ``[V]``, holds the draft token of each token of the target, or -1 if there is none.
+
+Example: a draft vocabulary of tokens 0, 3 and 4 of a target with V = 5 has ``d2t = [0, 2, 2]``,
+``t2d = [True, False, False, True, True]`` and ``draft_ids = [0, -1, -1, 1, 2]``."""
 
 import numpy as np
 
@@ -13,64 +17,75 @@ D2T, T2D = "d2t", "t2d"
 MAX_VOCABULARY = 2**24  # no tokenizer has more; bounds the work that a hostile config can ask for
 
 
-def draft_ids(folder: str, d2t: Tensor, t2d: Tensor | None, rows: int, vocab_size: int) -> Derived:
-    """``draft_ids`` in the place of ``d2t``; ``folder`` is for messages.
+def draft_ids(folder: str, d2t: Tensor, t2d: Tensor | None, draft_vocab_size: int, vocab_size: int) -> Derived:
+    """The parameter ``draft_ids``, int32 ``[V]``, as a tensor that stands in the place of ``d2t``.
+
+    Args:
+      folder: the checkpoint, for messages.
+      d2t: the offsets, ``[Vd]``.
+      t2d: the members, ``[V]``, or None if the files lack them.
+      draft_vocab_size: Vd.
+      vocab_size: V.
 
     Raises:
-      Refusal: a row is no token of the target, two rows are one token, or ``t2d`` disagrees.
+      Refusal: a draft token lies outside the target's vocabulary, two draft tokens are the same token of the target, or
+        ``t2d`` contradicts ``d2t``.
     """
     if vocab_size > MAX_VOCABULARY:
         raise Refusal(f"{folder}/config.json: vocab_size={vocab_size}: expected at most {MAX_VOCABULARY}")
-    targets = np.arange(rows) + _offsets(folder, d2t, rows)
+    draft_tokens = np.arange(draft_vocab_size)
+    targets = draft_tokens + _offsets(folder, d2t, draft_vocab_size)
     outside = np.flatnonzero((targets < 0) | (targets >= vocab_size))
     if outside.size:
-        row = int(outside[0])
+        first = int(outside[0])
         raise Refusal(
-            f"{folder}/{d2t.file}: d2t puts draft token {row} at token {targets[row]}, outside the target's vocabulary of "
-            f"{vocab_size}"
+            f"{folder}/{d2t.file}: d2t puts draft token {first} at token {targets[first]}, outside the target's "
+            f"vocabulary of {vocab_size}"
         )
     ids = np.full(vocab_size, -1, np.int32)
-    ids[targets] = np.arange(rows)  # of two rows with one token, the later stays
-    lost = np.flatnonzero(ids[targets] != np.arange(rows))
+    ids[targets] = draft_tokens  # if two draft tokens are the same token of the target, the later one stays
+    lost = np.flatnonzero(ids[targets] != draft_tokens)
     if lost.size:
-        row = int(lost[0])
-        other = ids[targets[row]]
+        first = int(lost[0])
+        other = ids[targets[first]]
         raise Refusal(
-            f"{folder}/{d2t.file}: d2t puts draft tokens {row} and {other} both at token {targets[row]} of the target"
+            f"{folder}/{d2t.file}: d2t puts draft tokens {first} and {other} both at token {targets[first]} of the target"
         )
     if t2d is not None:
-        _check_members(folder, t2d, ids)
+        _require_same_members(folder, t2d, ids)
     return derived(d2t, ids)
 
 
-def require_identity(folder: str, d2t: Tensor, rows: int):
-    """Raise unless ``d2t`` of a head that knows the whole vocabulary leaves every token where it is."""
-    moved = np.flatnonzero(_offsets(folder, d2t, rows))
+def require_identity(folder: str, d2t: Tensor, vocab_size: int):
+    """Raise a ``Refusal`` unless all offsets are 0; for a draft head whose draft vocabulary is the target's own."""
+    moved = np.flatnonzero(_offsets(folder, d2t, vocab_size))
     if moved.size:
         raise Refusal(
-            f"{folder}/{d2t.file}: d2t moves {moved.size} tokens, first {moved[0]}, although the head has a row for each "
-            f"of the target's {rows} tokens; expected offsets of 0"
+            f"{folder}/{d2t.file}: d2t moves {moved.size} tokens, first {moved[0]}, although the output head of this draft "
+            f"head has an output channel for each of the target's {vocab_size} tokens; expected offsets of 0"
         )
 
 
 def offsets(ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``d2t`` and ``t2d`` of ``draft_ids``."""
+    """``(d2t, t2d)``, int64 ``[Vd]`` and bool ``[V]``, from ``draft_ids``, int32 ``[V]``: the inverse of ``draft_ids``."""
     targets = np.flatnonzero(ids >= 0)
     d2t = np.empty(targets.size, np.int64)
     d2t[ids[targets]] = targets - ids[targets]
     return d2t, ids >= 0
 
 
-def _offsets(folder: str, d2t: Tensor, rows: int) -> np.ndarray:
-    if d2t.dtype not in ("int64", "int32") or d2t.shape != (rows,):
+def _offsets(folder: str, d2t: Tensor, draft_vocab_size: int) -> np.ndarray:
+    """The values of ``d2t``, ``[Vd]``, after a check of its dtype and shape."""
+    if d2t.dtype not in ("int64", "int32") or d2t.shape != (draft_vocab_size,):
         raise Refusal(
-            f"{folder}/{d2t.file}: tensor {D2T!r} is {d2t.dtype} {list(d2t.shape)}, expected int64 {[rows]}, an offset for "
-            "each row of the output head"
+            f"{folder}/{d2t.file}: tensor {D2T!r} is {d2t.dtype} {list(d2t.shape)}, expected int64 {[draft_vocab_size]}, "
+            "an offset for each output channel of the output head"
         )
     return d2t.read()
 
 
-def _check_members(folder: str, t2d: Tensor, ids: np.ndarray):
+def _require_same_members(folder: str, t2d: Tensor, ids: np.ndarray):
+    """Raise a ``Refusal`` unless ``t2d`` marks exactly the tokens that have a draft token in ``ids``."""
     if t2d.dtype != "bool" or t2d.shape != ids.shape:
         raise Refusal(
             f"{folder}/{t2d.file}: tensor {T2D!r} is {t2d.dtype} {list(t2d.shape)}, expected bool {list(ids.shape)}, one "

@@ -1,4 +1,6 @@
-"""Where the tensors of a ``torch.save`` file lie, found in a process of its own and without unpickling it.
+"""A program that finds where the tensors of a ``torch.save`` file lie, without unpickling the file.
 
-Needs the standard library alone, and imports nothing from outside this folder: ``jspec.checkpoints.pickles`` starts it
-as the top-level package ``unpickle`` in an interpreter that sees no other package."""
+``jspec.checkpoints.pickles`` runs it in a process of its own, as the top-level package ``unpickle`` of an interpreter
+that sees no other package. So it needs the standard library alone and imports nothing from outside this folder.
+``worker`` limits the process and writes the answer, ``archive`` reads the file format, ``machine`` interprets the
+pickle inside it."""

@@ -1,8 +1,13 @@
-"""The files of ``torch.save``, as one object and the places of the storages that it refers to.
+"""Reads the two file formats of ``torch.save``.
 
-Since PyTorch 1.6 a zip archive: ``name/data.pkl``, the object; ``name/data/key``, the bytes of a storage;
-``name/byteorder``. Before: a pickled magic number, version and description of the machine; the object; the keys of its
-storages; and each storage as its length and its bytes.
+A file holds one pickled object, the state dict, and storages: runs of numbers that the tensors in the object are views
+of. Each storage has a key, a string, by which the object refers to it.
+
+Since PyTorch 1.6 the file is a zip archive. ``name/data.pkl`` holds the object, ``name/data/KEY`` the bytes of the
+storage with that key, and ``name/byteorder`` their byte order.
+
+Before 1.6 the file is a sequence of pickles: a magic number, the format's version, a description of the machine, the
+object, and the list of the keys. After them comes each storage as its number of elements and its bytes.
 """
 
 import io
@@ -32,18 +37,22 @@ BIG_ENDIAN = "stores its numbers big-endian; save it again on a little-endian ma
 
 
 class Extent(NamedTuple):
-    """Bytes ``start : start + size`` of the file."""
+    """The bytes ``start : start + size`` of the file, in which a storage lies."""
 
     start: int
     size: int
 
 
 def read_object(file: BinaryIO, file_size: int) -> tuple[Any, dict[str, Extent]]:
-    """The object in ``file``, and its storages by key.
+    """The object in ``file``, and storage key -> bytes of the file in which that storage lies.
+
+    Args:
+      file: the file, at its beginning.
+      file_size: its size in bytes.
 
     Raises:
-      Refused: it holds more than a state dict, or says of itself what is not so.
-      Exception: of any kind, where it is damaged.
+      Refused: the file holds more than a state dict, or was not written by ``torch.save``.
+      Exception: of any kind, if the file is damaged.
     """
     signature = file.read(len(ZIP_SIGNATURE))
     file.seek(0)
@@ -70,6 +79,7 @@ def _read_zip(file: BinaryIO, file_size: int) -> tuple[Any, dict[str, Extent]]:
 
 
 def _entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    """Path in the archive -> entry, after a check that no path occurs twice and no entry is compressed or encrypted."""
     entries: dict[str, zipfile.ZipInfo] = {}
     for entry in archive.infolist():
         if entry.filename in entries:
@@ -82,7 +92,10 @@ def _entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 
 
 def _extent(file: BinaryIO, file_size: int, entry: zipfile.ZipInfo) -> Extent:
-    """The bytes of an entry: behind its local header, whose length the central directory does not tell."""
+    """The bytes of an entry's content.
+
+    They follow the entry's local header. The central directory, which ``zipfile`` has read, states where that header
+    begins and not how long it is."""
     file.seek(entry.header_offset)
     signature, name_size, extra_size = struct.unpack("<4s22xHH", file.read(30))
     extent = Extent(entry.header_offset + 30 + name_size + extra_size, entry.file_size)

@@ -1,7 +1,9 @@
-"""The pickle of a state dict, interpreted: its names stand for themselves, and nothing is imported or called.
+"""Interprets the pickle of a state dict without importing or calling anything that the pickle names.
 
-The machine knows the opcodes that ``torch.save`` writes for names and tensors. The first name beyond those of tensors,
-or the first other opcode, ends the reading. PyTorch's own ``weights_only`` unpickler is built the same way.
+A pickle is a program for a stack machine. This machine knows only the opcodes that ``torch.save`` writes for tensors and
+their names. A class or function that the pickle names is put on the stack as a ``Name``, which holds its path as text.
+A call that rebuilds a tensor gives a ``View``. Any other name or opcode ends the reading with ``Refused``. PyTorch's own
+``weights_only`` unpickler is built in the same way.
 """
 
 import math
@@ -29,19 +31,21 @@ STORAGES = {
 
 
 class Refused(Exception):
-    """A file that is damaged, or holds more than a state dict; the message goes on where the file's name ends."""
+    """The file is damaged or holds more than a state dict.
+
+    The message is the rest of a sentence that begins with the file's name: ``holds a persistent id ...``."""
 
 
 @dataclass(frozen=True)
 class Name:
-    """A class or function that the pickle names."""
+    """A class or function that the pickle names, by its dotted path; it is never imported."""
 
     path: str
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A run of ``numel`` numbers, stored under ``key``."""
+    """A run of ``numel`` numbers of one dtype, to which the pickle refers by ``key``."""
 
     key: str
     dtype: str
@@ -59,13 +63,14 @@ class View:
 
 
 class Machine:
-    """A stack of plain values, ``Name``, ``Storage`` and ``View``.
+    """The stack machine. Its stack holds plain values, ``Name``, ``Storage`` and ``View``.
 
-    An opcode costs no more than the values that it takes off the stack: a value that is met again through the memo is
-    never walked as a whole. The count of opcodes, over all pickles of a file, therefore bounds time and memory.
+    An opcode takes time in proportion to the values that it takes off the stack. A value that the pickle refers to again
+    through the memo is not copied or traversed. So the limit on the number of opcodes, counted over all pickles of a
+    file, bounds time and memory.
 
     Attributes:
-      storages: those that the pickles refer to, by key.
+      storages: key -> storage, for every storage that the pickles refer to.
     """
 
     def __init__(self):
@@ -73,14 +78,16 @@ class Machine:
         self._opcodes = 0
 
     def run(self, stream: BinaryIO) -> Any:
-        """The value of the pickle at the position of ``stream``, which is left behind its end.
+        """The value of the pickle that begins at the position of ``stream``.
+
+        Afterwards the position of ``stream`` is the end of that pickle.
 
         Raises:
-          Refused: it holds more than a state dict, or is too long for one.
-          Exception: of any kind, where it is damaged.
+          Refused: the pickle holds more than a state dict, or has too many opcodes for one.
+          Exception: of any kind, if the pickle is damaged.
         """
         self._stack: list[Any] = []
-        self._below: list[list[Any]] = []  # the stack under each mark
+        self._below: list[list[Any]] = []  # for each mark, the stack below it
         self._memo: dict[int, Any] = {}
         for opcode, argument, _ in pickletools.genops(stream):
             self._opcodes += 1
@@ -129,20 +136,23 @@ class Machine:
             case "REDUCE":
                 function, arguments = self._pop(2)
                 self._stack.append(_rebuild(function, arguments))
-            case "BUILD":  # gives a state dict its _metadata: the version numbers of its modules
+            case "BUILD":  # would set the attribute _metadata of the state dict, its modules' versions; it is dropped
                 self._pop(1)
                 self._top(dict)
             case _:
                 _refuse_opcode(opcode, argument)
 
     def _pop(self, count: int) -> list[Any]:
+        """The last ``count`` values, in the order in which they were pushed."""
         return [self._stack.pop() for _ in range(count)][::-1]
 
     def _pop_mark(self) -> list[Any]:
+        """The values that were pushed since the last mark."""
         items, self._stack = self._stack, self._below.pop()
         return items
 
     def _top(self, kind: type) -> Any:
+        """The last value, which stays on the stack and has to be of exactly this type."""
         top = self._stack[-1]
         if type(top) is not kind:
             raise Refused(f"changes a {type(top).__name__} where a state dict has a {kind.__name__}; nothing was run")
@@ -155,8 +165,9 @@ _EMPTY = {"EMPTY_LIST": list, "EMPTY_DICT": dict}
 
 
 def _set_items(target: dict, items: list[Any]):
-    # A tuple that holds itself twice, 60 times over, takes years to hash, and integers can be chosen to share one hash.
-    # The hash of a string is computed once and cannot be foreseen.
+    # Only strings are accepted as keys, because hashing must not take long. A tuple that nests the previous tuple twice,
+    # 60 levels deep, takes years to hash. Integers can be chosen so that all have the same hash, which makes a dict slow.
+    # The hash of a string is computed once and is randomised in each process.
     for key in items[::2]:
         if type(key) is not str:
             raise Refused(f"holds a {type(key).__name__} for a key, expected a state dict")
@@ -164,6 +175,7 @@ def _set_items(target: dict, items: list[Any]):
 
 
 def _name(path: str) -> Name:
+    """The ``Name`` for a dotted path, which has to be one that tensors need."""
     if path not in STORAGES and path not in _REBUILDS:
         raise Refused(f"asks for {path}, which no tensor needs; nothing of it was run")
     return Name(path)
@@ -176,7 +188,10 @@ def _refuse_opcode(opcode: str, argument: Any) -> NoReturn:
 
 
 def _storage(persistent_id: Any) -> Storage:
-    """The storage of a persistent id. Its location, a device, has no bearing on the bytes."""
+    """The storage that a persistent id describes.
+
+    The id is ``("storage", type, key, device, number of elements)``. The device on which the storage was is of no
+    interest here. Old files have a sixth element, which is not None if the storage is a view of another; this is refused."""
     if type(persistent_id) is not tuple or len(persistent_id) > MAX_ARGUMENTS or persistent_id[0] != "storage":
         raise Refused("holds a persistent id that is no storage; nothing of it was run")
     _, kind, key, _, numel, *view = persistent_id
@@ -188,6 +203,7 @@ def _storage(persistent_id: Any) -> Storage:
 
 
 def _rebuild(function: Any, arguments: Any) -> Any:
+    """The value of a call in the pickle, by our own function for the one that the pickle names."""
     if not isinstance(function, Name) or function.path not in _REBUILDS:
         called = function.path if isinstance(function, Name) else f"a {type(function).__name__}"
         raise Refused(f"calls {called}, which rebuilds no tensor; nothing of it was run")
@@ -197,7 +213,7 @@ def _rebuild(function: Any, arguments: Any) -> Any:
 
 
 def _rebuild_tensor(storage, offset, shape, strides) -> View:
-    """A view that stays inside its storage and is no larger."""
+    """The tensor as a ``View``, after a check that it lies inside its storage and has no more elements than that."""
     if max(len(shape), len(strides)) > MAX_DIMS:
         raise Refused(
             f"holds a tensor of {max(len(shape), len(strides))} dimensions; no weight has more than {MAX_DIMS}"
@@ -216,7 +232,7 @@ def _rebuild_tensor(storage, offset, shape, strides) -> View:
 
 
 def _empty_dict() -> dict:
-    """An OrderedDict as torch.save begins it; its items follow as opcodes."""
+    """The value of ``OrderedDict()``. ``torch.save`` writes that call first and then the items as further opcodes."""
     return {}
 
 

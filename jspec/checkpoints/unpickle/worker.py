@@ -1,10 +1,11 @@
-"""The process: standard input is the file, standard output one JSON object.
+"""The main program of the process: it reads a ``torch.save`` file from standard input and answers with a JSON object.
 
-Either ``{"refusal": sentence}``, or ``{"tensors": {name: {"dtype", "start", "shape", "strides"}}}`` with ``start`` in
-bytes and strides in elements.
+The answer on standard output is ``{"tensors": {name: {"dtype": .., "start": .., "shape": .., "strides": ..}}}``, where
+``start`` is an offset in the file in bytes and the strides are in elements. If the file is refused, the answer is
+``{"refusal": sentence}``.
 """
 
-import encodings.cp437  # noqa: F401  zipfile decodes names with it, and no file can be opened once limits are set
+import encodings.cp437  # noqa: F401  zipfile decodes names with it, and after ``limit`` no file can be opened
 import json
 import os
 import resource
@@ -26,7 +27,7 @@ LIMITS = {
 
 
 def main():
-    """Answer for the file on standard input."""
+    """Write the answer about the file on standard input."""
     with open(0, "rb", closefd=False) as file:
         limit()
         try:
@@ -37,9 +38,11 @@ def main():
 
 
 def limit():
-    """Take from this process, for good, what reading does not need: memory, time, other files, sockets, children."""
+    """Limit this process for the rest of its life to what reading needs.
+
+    The limits are on memory and processor time. Further files, sockets and child processes cannot be opened at all."""
     limits = dict(LIMITS)
-    if sys.platform != "darwin":  # which has no such limit
+    if sys.platform != "darwin":  # macOS has no limit on address space
         limits[resource.RLIMIT_AS] = MAX_MEMORY
     for which, most in limits.items():
         _, hard = resource.getrlimit(which)
@@ -48,10 +51,10 @@ def limit():
 
 
 def read(file: BinaryIO) -> dict[str, dict]:
-    """Where the tensors of ``file`` lie, as the answer spells it.
+    """Tensor name -> dtype, start, shape and strides, the value of ``tensors`` in the answer.
 
     Raises:
-      Refused: it is damaged, or holds more than a state dict.
+      Refused: the file is damaged or holds more than a state dict.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -59,7 +62,7 @@ def read(file: BinaryIO) -> dict[str, dict]:
         return _places(*read_object(file, size))
     except Refused:
         raise
-    except Exception as error:  # damage can show anywhere, and means the same everywhere
+    except Exception as error:  # damage can raise any exception, and all of them mean that the file is damaged
         raise Refused(f"is truncated or damaged ({type(error).__name__}: {error}); fetch the file again") from None
 
 
@@ -70,7 +73,9 @@ def _places(value: Any, extents: dict[str, Extent]) -> dict[str, dict]:
     for name, view in value.items():
         if type(view) is View:
             places[name] = _place(name, view, extents[view.storage.key])
-        elif not (view is None or isinstance(view, bool | int | float | str)):  # a step count or a version is left out
+        elif not (
+            view is None or isinstance(view, bool | int | float | str)
+        ):  # plain values, a step count, are dropped
             raise Refused(f"holds a {type(view).__name__} under {name!r}, expected a tensor; save the state dict alone")
     return places
 
