@@ -21,8 +21,9 @@ from jspec.doctor.checks import Check
 from jspec.doctor.trials import Text
 from jspec.doctor.variants import Trial, tried
 from jspec.drafting.methods import drafter_for, method_of
+from jspec.fitting import with_positions, within_reach
 from jspec.llm import LLM, Prompt
-from jspec.loading import Path, build_draft_module, check_fit, find_folders, with_positions, within_reach
+from jspec.loading import Path, build_draft_module, check_fit, find_folders
 from jspec.memory import check_memory
 from jspec.models import build
 from jspec.results import Stats
