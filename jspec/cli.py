@@ -44,9 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--checkpoints", type=pathlib.Path, help="folder that holds target/ and drafters beside it")
     demo.add_argument("--all", action="store_true", help="compare every drafter in one table")
     demo.add_argument("--max-tokens", type=int, default=96)
-    demo.set_defaults(
-        run=_demo, temperature=0.8, top_p=1.0, num_draft_tokens=3
-    )  # on a CPU every query token costs time
+    # Three drafts and not four, because on a CPU every query token of the target costs time.
+    demo.set_defaults(run=_demo, temperature=0.8, top_p=1.0, num_draft_tokens=3)
 
     generate = commands.add_parser(
         "generate",
