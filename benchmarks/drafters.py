@@ -27,12 +27,12 @@ from benchmarks import results
 from benchmarks.expected import Recorder, Texts
 from benchmarks.markdown import paragraph, table
 from family.corpus import is_held_out, read_sources
-from jspec.checkpoints.loading import load_folder
+from jspec.checkpoints.loading import load_draft, load_folder
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.demo import FAMILY, drafters
 from jspec.drafting.methods import drafter_for
 from jspec.llm import LLM
-from jspec.loading import load_draft_module
+from jspec.loading import build_draft_module
 from jspec.models import build
 from jspec.registry import NGRAM, argmax_below
 
@@ -130,7 +130,7 @@ def expected(name: str, batch: list[list[int]], max_tokens: int) -> dict[str, li
     """Rule -> acceptance length by exact expectation, per temperature."""
     config, params = load_folder(FAMILY / "target", "float32")
     target = build(config, params)
-    draft, module = load_draft_module(FAMILY / name, "float32", None, target)
+    draft, module = build_draft_module(*load_draft(FAMILY / name, "float32"), "float32", target)
     drafts = K if isinstance(draft, ModelConfig) else min(K, draft.max_drafts or K)
     make = drafter_for(draft, config, Speculation(drafts, draft_sampling="sample"))
     recorder = Recorder(target, module, make, EngineConfig(max_batch=len(batch), max_len=128, page_size=32))

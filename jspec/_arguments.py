@@ -1,4 +1,4 @@
-"""Arguments that explain themselves: checks that name field, value and fix; aliases; what a foreign name means here."""
+"""Checks of arguments whose errors name field, value and fix; aliases; what names of other libraries mean here."""
 
 import difflib
 import functools
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from jspec._foreign_names import FOREIGN_NAMES
 
 LARGEST_INT = 2**31 - 1  # what an int32 on the device holds
-LARGEST_NUMBER = 1e30  # its reciprocal is a normal float32 too
+LARGEST_NUMBER = 1e30  # both it and its reciprocal are normal float32 numbers
 
 
 def resolve_names(
@@ -20,18 +20,18 @@ def resolve_names(
     aliases: Mapping[str, str] | None = None,
     elsewhere: Mapping[str, str] | None = None,
 ) -> dict:
-    """Return ``given`` under canonical names.
+    """The arguments ``given``, under their canonical names.
 
     Args:
-      where: what was called, for the message.
-      given: arguments by the names that the caller used.
-      known: canonical names.
-      aliases: other names -> canonical names.
-      elsewhere: names that belong to another function of jspec -> a sentence that says to which.
+      where: the function that was called, for the message.
+      given: name -> value, by the names that the caller used.
+      known: the canonical names.
+      aliases: alias -> canonical name.
+      elsewhere: name of an argument of another jspec function -> a sentence that says which function.
 
     Raises:
-      TypeError: an unknown name, with what it means here if other libraries have it, else with the nearest known one;
-        or a name given together with its alias.
+      TypeError: a name is unknown, or given together with its alias. For an unknown name that other libraries have, the
+        message says what it is called here; for others it has the most similar known name.
     """
     known, aliases, resolved = list(known), dict(aliases or {}), {}
     for name, value in given.items():
@@ -56,9 +56,10 @@ def _hint(name: str, known: list[str], aliases: dict[str, str], elsewhere: Mappi
 
 
 def named_arguments(**aliases: str):
-    """Class decorator: the constructor accepts ``alias=canonical`` names and suggests a fix for unknown ones.
+    """A class decorator: the constructor takes aliases too, and suggests a name for an unknown one.
 
-    The class keeps them as ``aliases``.
+    ``@named_arguments(max_new_tokens="max_tokens")`` lets a caller write ``max_new_tokens=`` for ``max_tokens=``. The class
+    gets the aliases as its attribute ``aliases``.
     """
 
     def decorate(cls):
@@ -86,12 +87,12 @@ def require(ok: bool, field: str, value, expected: str):
 
 
 def is_int(value) -> bool:
-    """An integer, numpy's included, but no bool."""
+    """Whether ``value`` is an integer, of Python's or numpy's, and not a bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def is_number(value) -> bool:
-    """A finite real number, but no bool."""
+    """Whether ``value`` is a finite real number, and not a bool."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return False
     try:

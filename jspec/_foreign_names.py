@@ -1,4 +1,4 @@
-"""Arguments that vLLM, SGLang, transformers or mlx-lm have and jspec has not, each with what it means here."""
+"""Arguments of vLLM, SGLang, transformers and mlx-lm that jspec does not have, and what to use instead."""
 
 _LATER = "not supported yet"
 _PARALLEL = "jspec runs on one GPU, several are not supported yet"
@@ -10,7 +10,7 @@ _DRAFT = "it is draft of jspec.load(): a checkpoint folder, or 'ngram'"
 _MAX_LEN = "it is max_len of jspec.load(), the longest prompt plus completion"
 _LOADED = "jspec reads local folders only; download the checkpoint and give its folder"
 
-# Name -> what to do instead: the end of a sentence that says that there is no such argument.
+# Name -> what to do instead. It ends a sentence that begins with "jspec.generate() has no argument ...".
 FOREIGN_NAMES = {
     # How a request is sampled and when it ends.
     "sampling_params": "it is params, or its fields by name",

@@ -16,28 +16,15 @@ from tqdm import tqdm
 
 from jspec._arguments import is_int, require, resolve_names
 from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.loading import load_folder, read_draft_config, read_model_config, require_intact
-from jspec.checkpoints.tokenizer import load_tokenizer
+from jspec.checkpoints.loading import read_model_config, require_intact
 from jspec.config import VERIFY_RULES, EngineConfig, ModelConfig, Speculation
 from jspec.drafting.corpus import Corpus
-from jspec.drafting.methods import drafter_for, method_of
+from jspec.drafting.methods import method_of
 from jspec.engine.costs import CostTable
 from jspec.llm import LLM, check_lossless
-from jspec.loading import (
-    Path,
-    check_fit,
-    check_options,
-    default_params,
-    find_folders,
-    load_draft_module,
-    prepared,
-    with_positions,
-    within_reach,
-)
+from jspec.loading import Path, default_params, find_source, load_modules, read_pair
 from jspec.memory import check_memory
-from jspec.models import build
 from jspec.prompts import Prompt, as_list, flat_ids, text_or_ids
-from jspec.registry import choose
 from jspec.results import Result
 from jspec.sampling.params import SamplingParams
 
@@ -64,59 +51,60 @@ def load(
     verify: bool | str = False,
     **options,
 ) -> LLM:
-    """Load a target and the way to draft for it.
+    """Load a target and what drafts for it; returns a model for ``jspec.generate``.
 
     Args:
-      target: a checkpoint folder, converted by ``jspec-convert`` or as Hugging Face has it; or, without ``draft``, the
-        folder of a ``speculators`` head, which names its target.
-      draft: a checkpoint folder, ``"ngram"``, or None for plain decoding. How it drafts follows from the checkpoint: a
-        smaller model with the same vocabulary, a PARD model, or an EAGLE, EAGLE-3, P-EAGLE, MLP or Medusa head.
-      ngram_corpus: texts to look drafts up in, with ``draft="ngram"``, where the request's own text has no match: the path
-        of a text file, a list of texts, or a list of lists of token ids. At most 4,194,304 tokens (2^22); every round
-        compares ``ngram_max`` times as many numbers for each request, on the device, in up to 4 bytes a token and request.
-      aux_convention: what the layer ids of an EAGLE-3 checkpoint count, ``input_of`` or ``output_of`` a layer; see
-        ``jspec-convert --help``. Converted folders and ``speculators`` heads know it.
-      norm_output: what ``norm_output`` of an EAGLE-3 checkpoint means, ``recycled`` or ``before_head``; see there too.
-      mask_token_id: the token of a P-EAGLE head's mask slots, where its config.json does not name it.
-      speculation: how drafts are made and judged; the default is ``Speculation()``. With ``num_draft_tokens=0`` the draft
-        is not loaded: the model decodes plainly, as it does with ``draft=None``.
-      costs: what rounds cost, for ``num_draft_tokens="auto"``: a table or the path of one as JSON, see ``CostTable``.
-        None lets the engine measure, in ``warmup`` or when the first prompts come.
-      max_batch: requests decoded together; more prompts than that wait.
-      max_len: longest prompt plus completion, in tokens; None takes the target's own, at most 2048.
-      dtype: ``float32`` or ``bfloat16``; None takes bfloat16 on a GPU and float32 elsewhere.
+      target: a checkpoint folder, either converted by ``jspec-convert`` or in Hugging Face's layout. Without ``draft`` it
+        may also be the folder of a draft head in the ``speculators`` format, which names its target.
+      draft: a checkpoint folder, ``"ngram"``, or None for plain decoding. The drafting method follows from what the
+        checkpoint is: a smaller model with the same vocabulary, a PARD model, or an EAGLE, EAGLE-3, P-EAGLE, MLP or
+        Medusa draft head.
+      ngram_corpus: texts in which ``draft="ngram"`` looks drafts up where the request's own text has no match. It is the
+        path of a text file, a list of texts, or a list of lists of token ids, of at most 4,194,304 tokens (2^22)
+        together. Every round compares ``ngram_max`` numbers for each of these tokens and each request, on the device,
+        and takes up to 4 bytes of memory for each token and request.
+      aux_convention: whether the layer ids of an EAGLE-3 checkpoint mean the input of a layer (``input_of``) or its
+        output (``output_of``). See ``jspec-convert --help``. Converted folders and ``speculators`` heads say it
+        themselves.
+      norm_output: what the field ``norm_output`` of an EAGLE-3 checkpoint means, ``recycled`` or ``before_head``. See
+        ``jspec-convert --help``.
+      mask_token_id: the token of a P-EAGLE head's mask slots, if its config.json does not name it.
+      speculation: how many drafts a round makes, how they are drawn and how they are verified; the default is
+        ``Speculation()``. With ``num_draft_tokens=0`` the draft is not loaded, and the model decodes plainly as it does
+        with ``draft=None``.
+      costs: the seconds that rounds take, for ``num_draft_tokens="auto"``: a ``CostTable``, or the path of one as JSON.
+        With None the engine measures them, in ``warmup`` or when the first prompts come.
+      max_batch: how many requests are decoded together. More prompts than that wait.
+      max_len: the longest prompt plus completion, in tokens. None takes the target's own limit, but at most 2048.
+      dtype: ``float32`` or ``bfloat16``. None takes bfloat16 on a GPU and float32 elsewhere.
       page_size, num_pages, prefill_chunk, rounds, width: see ``EngineConfig``.
-      generation_config: where ``generate`` takes the temperature, top_k, top_p and min_p that a call does not give:
-        ``auto``, from the target's ``generation_config.json``, as vLLM does; ``jspec``, from ``SamplingParams``. See
-        ``LLM.default_sampling_params``.
-      verify: True hashes every file of the folders, which have to be converted ones, as ``jspec-convert --check`` does.
-        Without it, names, sizes and small files of converted folders are compared with their manifests. The name of a
-        verification rule is the field of ``Speculation`` that is called so.
-      **options: fields of ``Speculation`` instead of ``speculation``, as in ``num_draft_tokens=4``.
+      generation_config: where ``generate`` takes a temperature, top_k, top_p or min_p that a call leaves open. ``auto``
+        takes it from the target's ``generation_config.json``, as vLLM does; ``jspec`` takes it from ``SamplingParams``.
+        See ``LLM.default_sampling_params``.
+      verify: True hashes every file of both folders and compares it with the manifest, as ``jspec-convert --check``
+        does; only converted folders have one. With False, names, sizes and small files of converted folders are
+        compared. If it is the name of a verification rule, it is the field ``verify`` of ``Speculation``.
+      **options: fields of ``Speculation`` by name, ``num_draft_tokens=4`` for example, instead of ``speculation``.
 
     Raises:
-      ValueError: an argument or a checkpoint that cannot be used; the message says which and what would be right.
-      TypeError: an unknown argument, with what it may have meant.
-      MemoryError: weights, cache and workspace do not fit, with the numbers, before anything is compiled.
+      ValueError: an argument or a checkpoint cannot be used. The message says which, and what would be right.
+      TypeError: an argument is unknown. The message says what may have been meant.
+      MemoryError: weights, cache and workspace do not fit on the device. The message has the numbers, and nothing has
+        been compiled.
     """
-    if isinstance(verify, str):
+    if isinstance(verify, str):  # the field of Speculation
         options, verify = {**options, "verify": verify}, False
     speculation = _speculation(speculation, options)
-    said = HeadOptions(aux_convention, norm_output, mask_token_id)
+    head_options = HeadOptions(aux_convention, norm_output, mask_token_id)
     check_lossless(speculation)
-    ok = isinstance(verify, bool)
-    require(ok, "verify", verify, f"True or False, or the rule of speculation: {', '.join(VERIFY_RULES)}")
+    _check_verify(verify)
     _check_costs(costs)
-    arguments = {"ngram_corpus": ngram_corpus}
-    method = choose(draft, arguments)
-    target_path, draft_path = find_folders(target, draft)
-    if speculation.most_draft_tokens == 0:
-        method = draft_path = None
-    for folder in (target_path, draft_path) if verify else ():
+    source = find_source(target, draft, {"ngram_corpus": ngram_corpus}, speculation)
+    for folder in (source.target, source.draft) if verify else ():
         if folder is not None:
             require_intact(folder)
-    defaults = default_params(target_path, generation_config)
-    target_config = read_model_config(target_path)
+    defaults = default_params(source.target, generation_config)
+    target_config = read_model_config(source.target)
     config = EngineConfig(
         max_batch=max_batch,
         max_len=_max_len(max_len, target_config),
@@ -127,26 +115,12 @@ def load(
         rounds=rounds,
         width=width,
     )
-    tokenizer = load_tokenizer(target_path)
-    draft_config = None
-    if draft_path is not None:
-        draft_config = read_draft_config(draft_path, **dataclasses.asdict(said))
-        speculation = within_reach(speculation, draft_config)
-        check_fit(target_config, draft_config, tokenizer, draft_path)
-        draft_config = with_positions(target_config, draft_config, config.max_len)
-    how = draft_config if method is None else method.name
-    if how is not None:
-        check_options(how, speculation)
-    K = 0 if how is None else speculation.most_draft_tokens
-    check_memory(target_config, draft_config, config, width or K + 1)
-    seconds = None if costs is None else _seconds(costs, method_of(how), speculation, max_batch)
-
-    head = None if method is None else prepared(method, arguments, tokenizer, target_config)
-    model = build(*load_folder(target_path, config.dtype), config.dtype)
-    if draft_path is not None and draft_config is not None:
-        how, head = load_draft_module(draft_path, config.dtype, said, draft_config, model)
-    make_drafter = drafter_for(how, target_config, speculation)
-    return LLM(model, head, make_drafter, method_of(how), tokenizer, speculation, config, seconds, defaults)
+    pair = read_pair(source, target_config, head_options, speculation, config.max_len)
+    check_memory(target_config, pair.draft_config, config, width or pair.num_draft_tokens + 1)
+    method = method_of(pair.draft)
+    seconds = None if costs is None else _seconds(costs, method, pair.speculation, max_batch)
+    model, draft_model, make_drafter = load_modules(pair, config.dtype)
+    return LLM(model, draft_model, make_drafter, method, pair.tokenizer, pair.speculation, config, seconds, defaults)
 
 
 def generate(
@@ -161,18 +135,21 @@ def generate(
 
     Args:
       llm: what ``load`` returned, or a target folder, which is then loaded for this call.
-      prompts: text or token ids, or vLLM's ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``, or a list or other
-        iterable of such; one prompt gives one result, several a list in the same order.
-      params: one for all prompts or one per prompt.
-      key: a JAX key for all prompts (prompt i gets ``fold_in(key, i)``) or an array of one key per prompt; instead of
-        ``SamplingParams.seed``, which gives a prompt the same text at every place in the list. With neither, a fresh
-        key is drawn.
-      **options: fields of ``SamplingParams`` instead of ``params``, over ``LLM.default_sampling_params``; with a folder
-        also ``draft``, the arguments of ``load`` and the fields of ``Speculation``.
+      prompts: one prompt, or a list or other iterable of prompts. A prompt is text, token ids, or vLLM's
+        ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``.
+      params: one SamplingParams for all prompts, or one for each.
+      key: a JAX key for all prompts, of which prompt i gets ``fold_in(key, i)``, or an array of one key for each prompt.
+        It takes the place of ``SamplingParams.seed``, with which a prompt has the same text at every place in the list.
+        With neither, a fresh key is drawn.
+      **options: fields of ``SamplingParams`` by name, instead of ``params``; fields that are not given come from
+        ``LLM.default_sampling_params``. If ``llm`` is a folder, also ``draft`` and the other arguments of ``load``.
+
+    Returns:
+      one result for one prompt; for several, a list of results in the order of the prompts.
 
     Raises:
-      ValueError: a prompt that is empty, too long or no text or ids; a value out of range. Nothing has run then.
-      TypeError: an unknown or doubled option, with what it may have meant.
+      ValueError: a prompt is empty, too long, or neither text nor ids, or a value is out of range. Nothing has run then.
+      TypeError: an option is unknown or given twice. The message says what may have been meant.
     """
     sampling, loading = _split_options(options, loadable=not isinstance(llm, LLM))
     if params is not None and sampling:
@@ -197,7 +174,7 @@ def generate(
 
 
 def _check_before_loading(prompts: Sequence[Prompt], params: Sequence[SamplingParams], key: jax.Array | None):
-    """Refuse what needs no model to be refused, before minutes go into loading one."""
+    """Check what can be checked without a model, before minutes go into loading one."""
     for index, prompt in enumerate(prompts):
         given = text_or_ids(index, prompt)
         if not isinstance(given, str):
@@ -206,7 +183,7 @@ def _check_before_loading(prompts: Sequence[Prompt], params: Sequence[SamplingPa
 
 
 def _params_list(params, count: int) -> list[SamplingParams]:
-    """One SamplingParams for each of ``count`` prompts."""
+    """A list with one SamplingParams for each of ``count`` prompts."""
     if isinstance(params, SamplingParams):
         return [params] * count
     several = isinstance(params, Iterable) and not isinstance(params, Mapping | str | bytes | set | frozenset)
@@ -220,7 +197,7 @@ def _params_list(params, count: int) -> list[SamplingParams]:
 
 
 def _speculation(speculation: Speculation | None, options: dict) -> Speculation:
-    """How to speculate: as given in one piece or by its fields, which are the remaining keywords of ``load``."""
+    """The Speculation that a call of ``load`` means, which gives either the object or its fields as ``options``."""
     why = "it belongs to a request: give it to jspec.generate(), by name or in SamplingParams"
     elsewhere = dict.fromkeys([*_SAMPLING, *SamplingParams.aliases], why)
     fields = resolve_names("load()", options, [*_LOADING, *_SPECULATION], Speculation.aliases, elsewhere)
@@ -235,7 +212,10 @@ def _speculation(speculation: Speculation | None, options: dict) -> Speculation:
 
 
 def _split_options(options: dict, loadable: bool) -> tuple[dict, dict]:
-    """Options of ``generate`` as fields of SamplingParams and, for a folder, as arguments of ``load``."""
+    """The keyword arguments of ``generate``, split into fields of SamplingParams and arguments of ``load``.
+
+    Arguments of ``load`` are refused unless ``loadable``: then ``generate`` was given a folder and loads it.
+    """
     known, aliases, elsewhere = list(_SAMPLING), dict(SamplingParams.aliases), {}
     loading = [*_LOADING, *_SPECULATION]
     if loadable:
@@ -252,13 +232,18 @@ def _split_options(options: dict, loadable: bool) -> tuple[dict, dict]:
     return {name: value for name, value in options.items() if name in _SAMPLING}, chosen
 
 
+def _check_verify(verify: bool):
+    known = isinstance(verify, bool)
+    require(known, "verify", verify, f"True or False, or the rule of speculation: {', '.join(VERIFY_RULES)}")
+
+
 def _check_costs(costs: CostTable | Path | None):
     known = costs is None or isinstance(costs, CostTable | str | os.PathLike)
     require(known, "costs", costs, "None, a CostTable, or the path of one as JSON")
 
 
 def _seconds(costs: CostTable | Path, method: str | None, speculation: Speculation, max_batch: int) -> dict[int, float]:
-    """K -> seconds per round; a table of another way to draft is refused, one of another device warned of."""
+    """K -> seconds per round. Costs of another drafting method are refused; costs of another device cause a warning."""
     if method is None or not speculation.auto:
         given = "draft=None" if speculation.auto else f"num_draft_tokens={speculation.num_draft_tokens!r}"
         raise ValueError(

@@ -16,13 +16,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Returns:
-      the exit code: 0 is success, 1 a finding of ``jspec doctor``, 2 a mistake in the arguments or a checkpoint, told in
-      one sentence, and 130 an interruption by Ctrl-C.
+      the exit code. 0 is success, and 1 means that ``jspec doctor`` found something wrong. 2 is a mistake in the arguments
+      or a checkpoint, which is explained in one sentence, and 130 is an interruption by Ctrl-C.
     """
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     if args.command == "generate" and not any(text.startswith("-") for text in rest):
-        args.prompts += rest  # argparse ends a list of prompts at the first option, and these come after one
+        args.prompts += rest  # argparse ends a list of prompts at the first option; these came after one
     elif rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
@@ -44,7 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--checkpoints", type=pathlib.Path, help="folder that holds target/ and drafters beside it")
     demo.add_argument("--all", action="store_true", help="compare every drafter in one table")
     demo.add_argument("--max-tokens", type=int, default=96)
-    demo.set_defaults(run=_demo, temperature=0.8, top_p=1.0, num_draft_tokens=3)  # rows to verify are not free on a CPU
+    # Three drafts and not four, because on a CPU every query token of the target costs time.
+    demo.set_defaults(run=_demo, temperature=0.8, top_p=1.0, num_draft_tokens=3)
 
     generate = commands.add_parser(
         "generate",
@@ -61,14 +62,18 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="find out why few drafts are accepted")
     doctor.add_argument("--target", required=True, help="checkpoint folder")
     doctor.add_argument("--draft", required=True, help="checkpoint folder of a draft model or a draft head")
-    doctor.add_argument("--prompts", type=pathlib.Path, help="a text file with a prompt a line, or .jsonl with prompt")
+    doctor.add_argument(
+        "--prompts", type=pathlib.Path, help="a text file with one prompt a line, or .jsonl with the text under prompt"
+    )
     doctor.add_argument("--aux-convention", choices=AUX_CONVENTIONS, help="as for jspec-convert")
     doctor.add_argument("--norm-output", choices=NORM_OUTPUTS, help="as for jspec-convert")
     doctor.add_argument("--mask-token-id", type=int, help="as for jspec-convert")
     doctor.add_argument("--num-draft-tokens", type=int, default=4)
     doctor.add_argument("--max-tokens", type=int, default=64, help="new tokens per prompt")
     doctor.add_argument(
-        "--no-chat", action="store_true", help="prompts are plain text, also if there is a chat template"
+        "--no-chat",
+        action="store_true",
+        help="give prompts to the target as plain text, even if it has a chat template",
     )
     doctor.set_defaults(run=_doctor)
 

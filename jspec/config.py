@@ -1,13 +1,13 @@
-"""What a model is, how to speculate with it, and what the engine may use: small frozen dataclasses, validated when
-built.
+"""What a model is, how to speculate with it, and what the engine may use: frozen dataclasses, validated when built.
 
-Dimension letters, used in code, comments and einsums everywhere in jspec:
+Dimension letters have one meaning in code, comments and einsums everywhere in jspec:
 
-    B rows (requests in the batch)   K drafts per round      T = K + 1 queries of a verify pass
-    S cache slots (max_len)          M pages per row         P page size
-    N query heads                    G key/value heads       R = N / G heads sharing one KV head
-    H head dimension                 D model width           F MLP width
-    L layers                         V vocabulary
+    B rows of the batch              K drafts of a round              T = K + 1 query tokens of a verify pass
+    S cache slots of a row           M pages of a row                 P slots of a page
+    N attention heads                G key/value heads                R = N / G attention heads that share one
+    H dimension of a head            D width of the model             F width of the MLP
+    L layers                         V tokens of the vocabulary       Vd tokens of a draft vocabulary
+    E numbers of a feature           C tokens of a prefill chunk
 """
 
 import dataclasses
@@ -23,15 +23,16 @@ DRAFT_SAMPLINGS = ("sample", "argmax", "coupled", "auto")
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 QUANTIZATIONS = ("int8", "fp8")
 
-# A noise key packs (position, index in the block, stream) into one 32-bit word: see sampling/noise.py.
+# A noise key packs (position, index of the draft, stream) into one 32-bit word: see sampling/streams.py.
 MAX_POSITIONS = 2**22
 MAX_DRAFTS = 255
-MAX_NGRAM = 64  # each token more of a suffix is a pass over the text in every round
-MAX_ROUNDS = 2**16  # of a call
+MAX_NGRAM = 64  # tokens of a suffix; each of them costs a pass over the text in every round
+MAX_ROUNDS = 2**16  # rounds of a call
 
-NULL_PAGE = 0  # of the KV cache's pages: block tables are padded with it, and nothing is ever written there
+NULL_PAGE = 0  # the page of the KV cache that page tables are padded with; nothing is ever written there
 
-# What ``auto`` may choose, up to a limit: a program is compiled for each, and between them the best is nearly as good.
+# Every K that ``auto`` may choose, up to its limit. A program is compiled for each of them, so the list has gaps: a K in
+# a gap is hardly better than its neighbours in the list.
 DRAFT_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
 DEFAULT_MAX_DRAFT_TOKENS = 8
 
@@ -45,8 +46,8 @@ def count(number: int, noun: str) -> str:
 class Rope:
     """Rotary position embedding (Su et al., 2021) and its long-context scalings.
 
-    ``kind`` is one of ``default``, ``linear`` (f / factor), ``dynamic`` (default up to the trained length, beyond which
-    jspec does not go), ``llama3`` (Meta, 2024) and ``yarn`` (Peng et al., 2023).
+    ``kind`` is one of these: ``default``; ``linear``, which divides every frequency by ``factor``; ``dynamic``, which is
+    ``default`` up to the trained length, and jspec goes no further; ``llama3`` (Meta, 2024); ``yarn`` (Peng et al., 2023).
     """
 
     theta: float = 10_000.0
@@ -78,20 +79,21 @@ class Rope:
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Declared):
-    """The architecture of a dense pre-norm decoder; nothing about devices, kernels or sampling.
+    """The architecture of a dense pre-norm decoder. It says nothing about devices, kernels or sampling.
 
     It has every property of ``jspec.heads.DraftConfig``, because a language model can draft too.
 
-    ``windows`` has one entry per layer: None for full attention, W for a sliding window of W keys (the query included).
-    ``quantization`` says what linear maps and output head are stored in (``jspec.models.quantized``); None is as the
-    rest."""
+    ``windows`` has one entry for each layer: None for full attention, or W for a sliding window of W cache slots, the
+    query token's own included. ``quantization`` is the type in which linear maps and the output head are stored
+    (``jspec.models.quantized``); with None they are stored as all other weights are.
+    """
 
     architecture: str
     vocab_size: int  # V
     hidden_size: int  # D
     intermediate_size: int  # F
     num_layers: int  # L
-    num_heads: int  # N
+    num_heads: int  # N, attention heads
     num_kv_heads: int  # G
     head_dim: int  # H
     max_position: int
@@ -107,7 +109,7 @@ class ModelConfig(Declared):
     eos_token_ids: tuple[int, ...] = ()
     quantization: Literal["int8", "fp8"] | None = None
 
-    # As a draft: how it drafts, and that any number of drafts may be asked of it.
+    # What ``DraftConfig`` asks for: the drafting method, and that a round may ask it for any number of drafts.
     method = "draft_model"
     max_drafts = None
     trained_drafts = None
@@ -174,28 +176,28 @@ class ModelConfig(Declared):
 
     @property
     def decoder(self) -> "ModelConfig":
-        """The decoder layers that keys and values are kept for: its own."""
+        """The decoder layers that keys and values are kept for, which are its own."""
         return self
 
     @property
     def language_model(self) -> "ModelConfig":
-        """The language model that this is."""
+        """The language model that drafts, which is this one."""
         return self
 
     @property
     def summary(self) -> str:
-        """Its sizes in a few words."""
+        """Its sizes in a few words, ``2 layers, vocabulary 97`` for example."""
         return f"{count(self.num_layers, 'layer')}, vocabulary {self.vocab_size}"
 
     def require_fit(self, target: "ModelConfig"):
-        """As a draft it fits any target whose tokens it reads alike, which tokenizers show and not configs."""
+        """Accept any target: whether token ids mean the same tokens is seen in tokenizers and not in configs."""
 
     def with_quantization(self, quantization: str) -> Self:
-        """The same with linear maps and output head stored in eight bits."""
+        """The same config, with linear maps and output head stored in eight bits."""
         return dataclasses.replace(self, quantization=quantization)  # pyright: ignore[reportArgumentType]
 
     def kv_bytes(self, slots: int, itemsize: int) -> int:
-        """Bytes of keys and values for ``slots`` cached tokens at ``itemsize`` bytes a number."""
+        """How many bytes keys and values of ``slots`` cache slots take, at ``itemsize`` bytes a number."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * slots * itemsize
 
 
@@ -204,26 +206,30 @@ class ModelConfig(Declared):
 )
 @dataclasses.dataclass(frozen=True)
 class Speculation:
-    """How drafts are made and judged. All that ``jspec.load`` takes leaves the target's distribution unchanged.
+    """How many drafts a round makes, how they are drawn, and how they are verified.
+
+    Every combination that ``jspec.load`` accepts leaves the target's distribution unchanged.
 
     Args:
-      num_draft_tokens: K, drafts per round; 0 is plain decoding, for which ``load`` does not load the draft. Or
-        ``auto``: the engine chooses K as it goes, from what was accepted so far and from what rounds cost; 0, no drafts,
-        where they would not pay. Alias ``num_speculative_tokens``.
-      verify: ``match`` (accept a draft that equals the target's own sample), ``rejection`` (Leviathan et al., 2023;
-        Chen et al., 2023) or ``block`` (Sun et al., 2024).
-      draft_sampling: how a draft model's tokens are drawn: ``sample`` from its distribution; ``argmax``; ``coupled``,
-        with the target's own noise (``match`` only); ``auto``, argmax for rows whose temperature is below
-        ``argmax_below`` and sampled above. N-gram drafts are not drawn, so it does not concern them.
-      argmax_below: the temperature at which ``auto`` changes over; None takes the one measured for the kind of drafter,
-        in docs/drafters.md.
-      draft_temperature: temperature of the draft's distribution; None takes the request's. Any value is lossless.
-      ngram_min, ngram_max: shortest and longest suffix that the n-gram drafter looks up.
-      synthetic_acceptance: for benchmarks of random weights, whose models never agree: the probability that a draft is
-        accepted given that those before it were, for every draft, or a tuple with one each (0 for drafts past its end).
-        The rule's work is done and its decision replaced, so the output does not follow the target; ``load`` refuses
-        it.
-      max_draft_tokens: the largest K that ``auto`` may choose; None takes 8, or as many as the drafter has weights for.
+      num_draft_tokens: K, the drafts of a round. 0 is plain decoding, for which ``load`` does not load the draft. With
+        ``auto`` the engine chooses K between calls to the device, from the acceptance so far and from what rounds cost,
+        and chooses 0 where drafts would not pay. Alias ``num_speculative_tokens``.
+      verify: the verification rule: ``match``, which accepts a draft that equals the target's own sample; ``rejection``
+        (Leviathan et al., 2023; Chen et al., 2023); or ``block`` (Sun et al., 2024). Alias ``rejection_sample_method``.
+      draft_sampling: how drafts are drawn from the drafter's distribution: ``sample``, with noise of their own;
+        ``argmax``, its most probable token; ``coupled``, with the noise of the target's own sample, for ``match`` only;
+        or ``auto``, which is argmax for requests whose temperature is below ``argmax_below`` and ``sample`` for others.
+        N-gram drafts are looked up and not drawn, so it does not concern them. Alias ``draft_sample_method``.
+      argmax_below: the temperature below which ``auto`` takes the argmax. None takes the one that was measured for the
+        drafting method, in docs/drafters.md.
+      draft_temperature: the temperature of the drafter's distribution. None takes the request's. Any value is lossless.
+      ngram_min, ngram_max: the lengths of the shortest and the longest suffix that the n-gram drafter looks up, in
+        tokens.
+      synthetic_acceptance: for benchmarks with random weights, whose models never agree. It is the probability that a
+        draft is accepted if those before it were: one number for all drafts, or a tuple with one for each, and 0 for
+        drafts past its end. The rule does its work, and then its decision is replaced. The text does not follow the
+        target then, so ``load`` refuses it.
+      max_draft_tokens: the largest K that ``auto`` may choose. None takes 8, or as many as the drafter has weights for.
     """
 
     aliases: ClassVar[dict[str, str]]
@@ -276,19 +282,19 @@ class Speculation:
 
     @property
     def most_draft_tokens(self) -> int:
-        """K, under ``auto`` the largest there may be."""
+        """K; under ``auto``, the largest K that may be chosen."""
         if self.num_draft_tokens == "auto":
             return DEFAULT_MAX_DRAFT_TOKENS if self.max_draft_tokens is None else self.max_draft_tokens
         return self.num_draft_tokens
 
     @property
     def draft_lengths(self) -> tuple[int, ...]:
-        """Every K that a round may have, ascending."""
+        """Every K that may be chosen, in ascending order."""
         most = self.most_draft_tokens
         return (*(K for K in DRAFT_LENGTHS if most > K), most) if self.auto else (most,)
 
     def fixed(self, num_draft_tokens: int) -> "Speculation":
-        """The same with this K, an integer."""
+        """The same settings with this K, which is an integer, so that nothing is left to choose."""
         return dataclasses.replace(self, num_draft_tokens=num_draft_tokens, max_draft_tokens=None)
 
     def _check_num_draft_tokens(self):
@@ -315,18 +321,19 @@ class Speculation:
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """What the engine may use.
+    """What the engine may use, and the shapes of its programs.
 
     Args:
-      max_batch: B, requests decoded together.
-      max_len: S, longest prompt plus completion, in tokens.
-      dtype: of weights, cache and stored logits: ``float32`` or ``bfloat16``.
-      page_size: tokens per page of the KV cache.
-      num_pages: pages in the pool, the null page left out; None gives every row room for max_len tokens.
-      prefill_chunk: prompt tokens that one prefill call reads.
-      rounds: decode rounds on the device between two host visits.
-      width: rows that the target reads per round, at least K + 1 for the largest K; None takes K + 1. Logits depend on
-        it in the last bits, so pin one width to compare seeds across K, drafters or none.
+      max_batch: B, how many requests are decoded together.
+      max_len: S, the longest prompt plus completion, in tokens.
+      dtype: the type of weights, cache and stored logits: ``float32`` or ``bfloat16``.
+      page_size: P, how many cache slots a page of the KV cache has.
+      num_pages: how many pages the pool has, without the null page. None gives every row room for max_len tokens.
+      prefill_chunk: how many tokens of a prompt one prefill program reads.
+      rounds: how many rounds the device makes between two visits of the host.
+      width: how many query tokens the target reads for each row in a round, at least K + 1 for the largest K; None takes
+        K + 1. Logits depend on it in their last bits. So where texts of one seed are to be compared, with different K,
+        different drafters or no drafter, all of them need the same width.
     """
 
     max_batch: int = 8
@@ -359,10 +366,10 @@ class EngineConfig:
 
     @property
     def pages_per_row(self) -> int:
-        """M, pages that a row of max_len tokens needs."""
+        """M, how many pages a row of max_len tokens needs."""
         return math.ceil(self.max_len / self.page_size)
 
     @property
     def pool_pages(self) -> int:
-        """Pages in the pool, the null page included."""
+        """How many pages the pool has, the null page included."""
         return 1 + (self.max_batch * self.pages_per_row if self.num_pages is None else self.num_pages)

@@ -1,4 +1,4 @@
-"""``jspec demo``: real text, written twice, with the drafted part in colour and both clocks beside it."""
+"""``jspec demo``: text written with and without drafts, with accepted drafts in colour and both speeds beside it."""
 
 import dataclasses
 import functools
@@ -23,12 +23,15 @@ PROMPTS = (
     'def read_config(path):\n    """Return the configuration',
     "class TestPath(unittest.TestCase):\n    def setUp(self):",
 )
-# Trained by the scripts in the repository's family/; they are data of the package, so that an installed jspec has them.
+# Checkpoints that the scripts in the repository's family/ trained. They are data of the package, so that an installed
+# jspec has them.
 FAMILY = pathlib.Path(str(importlib.resources.files("jspec"))) / "family"
 
 
 @dataclasses.dataclass(frozen=True)
 class TimedRun:
+    """The results of some prompts, and how many seconds they took together."""
+
     results: list[jspec.Result]
     seconds: float
 
@@ -52,9 +55,10 @@ def run(
     """Complete the demo prompts with and without speculation and print what happened.
 
     Args:
-      checkpoints: a folder with target/ and drafters beside it; None takes the family that comes with jspec.
-      draft: which drafter: the name of one in that folder, another folder, or ``ngram``; None takes draft/.
-      speculation, params: how to draft and sample.
+      checkpoints: a folder that holds target/ and, beside it, one folder for each drafter. None takes the small models
+        that come with jspec.
+      draft: the name of a drafter in that folder, another folder, or ``ngram``. None takes draft/.
+      speculation, params: how to draft and how to sample.
     """
     console = Console(highlight=False)
     folder = checkpoints or FAMILY
@@ -81,7 +85,7 @@ def compare(checkpoints: pathlib.Path | None, speculation: jspec.Speculation, pa
     table.add_row("none", "", "", "1.00", "", f"{plain.rate:.1f}", "1.00")
     for name in [*drafters(folder), NGRAM]:
         console.print(f"[dim]loading and compiling {name} …")
-        with warnings.catch_warnings():  # fewer drafts than asked for are shown in the table
+        with warnings.catch_warnings():  # the table shows where there are fewer drafts than asked for
             warnings.filterwarnings("ignore", "num_draft_tokens=", UserWarning)
             llm = _load(folder, name, speculation)
         drafted = _timed(llm, params)
@@ -119,7 +123,7 @@ def _timed(llm: LLM, params: jspec.SamplingParams) -> TimedRun:
 
 
 def _coloured(llm: LLM, prompt: str, result: jspec.Result) -> Text:
-    """The prompt dim, the target's own tokens bold, accepted drafts green."""
+    """The text with its prompt dim, tokens that the target drew bold, and accepted drafts green."""
     text, style = Text(prompt, style="dim"), ""
     assert llm.tokenizer is not None
     completion = Detokenizer(functools.partial(llm.tokenizer.decode, skip_special_tokens=True), result.prompt_token_ids)
@@ -145,6 +149,6 @@ def _table(plain: TimedRun, drafted: TimedRun, speculation: jspec.Speculation) -
 
 
 def _drafts(speculation: jspec.Speculation, stats: jspec.Stats) -> str:
-    """K, and where the engine chose it, what it came to on average."""
+    """K; if the engine chose it, ``auto`` and the mean."""
     K = speculation.num_draft_tokens
     return f"{K} ({stats.mean_draft_tokens:.2f})" if K == "auto" else str(K)

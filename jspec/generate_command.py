@@ -1,4 +1,4 @@
-"""``jspec generate``: its arguments, the prompts that it reads, and how it prints what was made of them."""
+"""``jspec generate``: its arguments, the prompts that it reads, and how it prints their completions."""
 
 import argparse
 import functools
@@ -13,11 +13,11 @@ from jspec.config import EngineConfig
 SAMPLING = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos")
 LOADING = ("ngram_corpus", "max_len", "dtype", "generation_config")
 STDIN = "-"
-SHOWN = 60  # characters of a prompt, above its completion
+SHOWN = 60  # how many characters of a prompt are printed above its completion
 
 
 def add_arguments(parser: argparse.ArgumentParser):
-    """Declare them, but for those that ``jspec demo`` has too."""
+    """Declare the arguments, except those that ``jspec demo`` has too; ``cli`` declares these."""
     parser.add_argument("target", help="checkpoint folder")
     parser.add_argument(
         "prompts", nargs="*", metavar="prompt", help="text to complete; - reads one prompt from standard input"
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def run(args: argparse.Namespace, speculation: jspec.Speculation) -> int:
-    """Complete the prompts and print what came of each, in their order."""
+    """Complete the prompts, and print the completions in the order of the prompts; returns the exit code."""
     prompts = _prompts(args)
     sampling = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
     loading = {name: getattr(args, name) for name in LOADING if getattr(args, name) is not None}
@@ -71,7 +71,7 @@ def _prompts(args: argparse.Namespace) -> list:
         args.parser.error("give a prompt, --prompts FILE, or - to read one prompt from standard input")
     if given.count(STDIN) > 1:
         raise ValueError("standard input can be read once: give - only once")
-    # A prompt that is piped in, from echo say, ends with a newline that is not meant.
+    # A prompt that is piped in, from echo for example, ends with a newline that is not part of it.
     prompts: list = [sys.stdin.read().removesuffix("\n") if prompt == STDIN else prompt for prompt in args.prompts]
     if args.file is not None:
         prompts += _lines(args.file)
@@ -81,7 +81,7 @@ def _prompts(args: argparse.Namespace) -> list:
 
 
 def _lines(name: str) -> list:
-    """The prompts in a file, or in standard input; empty lines are none."""
+    """The prompts in a file or in standard input, one a line. Empty lines are skipped."""
     path = pathlib.Path(name)
     if name != STDIN and not path.is_file():
         raise ValueError(f"--prompts {name}: expected a file with a prompt a line")
@@ -96,7 +96,7 @@ def _lines(name: str) -> list:
 
 
 def _json_prompt(where: str, line: str) -> dict:
-    """The prompt in a line of .jsonl, in vLLM's form; what else is in the object does not matter."""
+    """The prompt in a line of .jsonl, as vLLM's dictionary. Other fields of the object are ignored."""
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):

@@ -39,13 +39,15 @@ class LLM:
 
     Attributes:
       target: the Flax module of the target.
-      tokenizer: its Hugging Face tokenizer, or None.
-      method: how drafts are made: ``draft_model``, ``ngram`` or None.
-      speculation: how they are judged.
+      tokenizer: the target's Hugging Face tokenizer; None if its checkpoint has none.
+      method: how drafts are made: the name of an entry in ``jspec.registry``, ``eagle3`` for example; None for plain
+        decoding.
+      speculation: how many drafts a round makes, how they are drawn and how they are verified.
       engine: decodes token ids.
-      reproducible: see ``Result``.
-      default_sampling_params: what the keyword arguments of ``generate`` start from: the checkpoint's own temperature,
-        top_k, top_p and min_p, where its ``generation_config.json`` has them. A SamplingParams object stands as it is.
+      reproducible: whether a seed means one text; see ``Result``.
+      default_sampling_params: what keyword arguments of ``jspec.generate`` start from: the temperature, top_k, top_p and
+        min_p of the checkpoint's ``generation_config.json``, as far as it has them. A SamplingParams object that a caller
+        passes does not start from these.
     """
 
     def __init__(
@@ -64,10 +66,8 @@ class LLM:
         self.target, self.tokenizer, self.method, self.speculation = target, tokenizer, method, speculation
         self.default_sampling_params = default_sampling_params or SamplingParams()
         auto = speculation.auto and method is not None
-        invariant = (speculation.verify, speculation.draft_sampling) == (
-            "match",
-            "coupled",
-        ) and config.width is not None
+        coupled = speculation.verify == "match" and speculation.draft_sampling == "coupled"
+        invariant = coupled and config.width is not None  # then the text is the same for every K
         self.reproducible = not auto or invariant
         self.engine = Engine(
             target,
@@ -87,7 +87,7 @@ class LLM:
         self._forward = jax.jit(forward)
 
     def logits(self, token_ids: Sequence[int]) -> jax.Array:
-        """Logits of the target after each token, float32 ``[T, V]``: one plain causal forward, nothing cached."""
+        """The target's logits after each of n tokens, float32 ``[n, V]``, from one causal forward pass without a cache."""
         tokens = checked_ids(token_ids, self.target.config.vocab_size, "token_ids")
         if not tokens:
             raise ValueError("token_ids is empty: expected at least one token")
@@ -99,13 +99,14 @@ class LLM:
         return self._forward(self._leaves, padded)[: len(tokens)]
 
     def warmup(self) -> "LLM":
-        """Compile everything now, so that no request waits for it."""
+        """Compile every program now, so that no request waits for it; returns this object."""
         self.engine.warmup()
         return self
 
     @property
     def costs(self) -> CostTable | None:
-        """What ``num_draft_tokens="auto"`` goes by: as given to ``load``, or as ``warmup`` measured it; else None."""
+        """The costs by which ``num_draft_tokens="auto"`` chooses K: those given to ``load``, or those that ``warmup``
+        measured. None before they are measured, and where there is nothing to choose."""
         controller = self.engine.controller
         if controller is None or self.method is None:
             return None
@@ -114,7 +115,14 @@ class LLM:
     def generate(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], keys: Sequence[np.ndarray]
     ) -> Generator[tuple[int, Result], None, None]:
-        """Decode prompts and yield (index, result) as they finish. ``jspec.generate`` is the front door."""
+        """Decode prompts, and yield (index of the prompt, result) as each ends. Users call ``jspec.generate``, which checks
+        its arguments first.
+
+        Args:
+          prompts: text or token ids, one entry for each prompt, as is
+          params: how to sample it, and
+          keys: uint32 ``[2]``, its Threefry key.
+        """
         requests = [
             self._request(i, prompt, p, key)
             for i, (prompt, p, key) in enumerate(zip(prompts, params, keys, strict=True))

@@ -1,33 +1,103 @@
-"""From checkpoint folders to a target and a draft that fit together."""
+"""From checkpoint folders to configs that fit together, and from these to the modules of a target and a draft."""
 
 import dataclasses
 import os
 import pathlib
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from jspec._arguments import require
 from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.loading import load_draft, read_generation_config, verifier_of
+from jspec.checkpoints.loading import load_draft, load_folder, read_draft_config, read_generation_config, verifier_of
 from jspec.checkpoints.tokenizer import load_tokenizer
-from jspec.config import MAX_POSITIONS, ModelConfig, Speculation
-from jspec.heads import DraftConfig, Eagle3Config, EagleConfig, HeadConfig
+from jspec.config import ModelConfig, Speculation
+from jspec.drafting.base import Drafter
+from jspec.drafting.methods import drafter_for
+from jspec.fitting import check_options, check_tokenizers, with_positions, within_reach
+from jspec.heads import DraftConfig, HeadConfig
 from jspec.models import Decoder, build, build_head
-from jspec.registry import DraftMethod, chosen_by_name, entry_of, particular_options, resolve
+from jspec.registry import DraftMethod, choose, chosen_by_name, resolve
 from jspec.sampling.params import SamplingParams
 from jspec.text import Tokenizer
 
 Path = str | pathlib.Path
-ADOPTED = ("temperature", "top_k", "top_p", "min_p")  # of a checkpoint's generation_config.json
+ADOPTED = ("temperature", "top_k", "top_p", "min_p")  # the fields of generation_config.json that jspec follows
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a target, and what drafts for it, come from.
+
+    At most one of ``draft`` and ``method`` is given. With neither, the target decodes plainly.
+
+    Attributes:
+      target: the target's checkpoint folder.
+      draft: the draft's checkpoint folder, or None.
+      method: a drafting method that has no checkpoint, as n-gram lookup, or None.
+      arguments: the arguments of ``jspec.load`` that such methods need -> their values.
+    """
+
+    target: pathlib.Path
+    draft: pathlib.Path | None
+    method: DraftMethod | None
+    arguments: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A target and what drafts for it, after their configs were read and found to fit. No weights are read yet.
+
+    Attributes:
+      source: where both come from.
+      target: the target's config.
+      draft: what drafts: the config of a draft model or draft head, the name of a method that has no checkpoint, or None
+        for plain decoding.
+      tokenizer: the target's tokenizer; None if its checkpoint has none.
+      speculation: how to draft, with no more drafts than the draft has weights for.
+      options: what the user said of the draft head.
+    """
+
+    source: Source
+    target: ModelConfig
+    draft: DraftConfig | str | None
+    tokenizer: Tokenizer | None
+    speculation: Speculation
+    options: HeadOptions
+
+    @property
+    def draft_config(self) -> DraftConfig | None:
+        """The draft's config; None if there is no draft checkpoint."""
+        return None if isinstance(self.draft, str) else self.draft
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """K, the largest if the engine chooses it; 0 for plain decoding."""
+        return 0 if self.draft is None else self.speculation.most_draft_tokens
+
+
+def find_source(target: Path, draft: Path | None, arguments: Mapping[str, Any], speculation: Speculation) -> Source:
+    """What the arguments of ``jspec.load`` mean. A draft that never drafts, because K is 0, is left out.
+
+    Raises:
+      ValueError: a folder that is none, or an argument that the drafting method does not take.
+    """
+    method = choose(draft, arguments)
+    target_path, draft_path = find_folders(target, draft)
+    if speculation.most_draft_tokens == 0:
+        method = draft_path = None
+    return Source(target_path, draft_path, method, arguments)
+
+
 def find_folders(target: Path, draft: Path | None) -> tuple[pathlib.Path, pathlib.Path | None]:
-    """The folders of a target and of its draft. A head in the speculators format, given alone, names its target."""
+    """The checkpoint folders of a target and of its draft, None if it has no folder.
+
+    A draft head in the speculators format names its target. It can be given alone, as ``target``.
+    """
     folder = _folder("target", target)
     if draft is not None:
         return folder, None if draft in chosen_by_name() else _folder("draft", draft)
@@ -35,31 +105,11 @@ def find_folders(target: Path, draft: Path | None) -> tuple[pathlib.Path, pathli
     return (folder, None) if verifier is None else (_verifier(folder, verifier), folder)
 
 
-def check_options(draft: DraftConfig | str, speculation: Speculation):
-    """Refuse an option of ``speculation`` that what drafts has no use for."""
-    method, default = entry_of(draft), Speculation()
-    for option in sorted(particular_options() - set(method.options)):
-        value = getattr(speculation, option)
-        if value != getattr(default, option):
-            raise ValueError(
-                f"{option}={value!r} has no place with the drafting method {method.name!r}, {method.help}; leave it out"
-            )
-
-
-def prepared(
-    method: DraftMethod, arguments: Mapping[str, Any], tokenizer: Tokenizer | None, target: ModelConfig
-) -> Any:
-    """The arrays that the drafter of a method without a checkpoint reads; None if it reads none."""
-    if method.prepare is None or method.argument is None:
-        return None
-    return resolve(method.prepare)(arguments[method.argument], tokenizer, target)
-
-
 def default_params(target: pathlib.Path, generation_config: str) -> SamplingParams:
-    """What arguments of ``generate`` default to.
+    """What the arguments of ``generate`` default to.
 
-    The temperature, top_k, top_p and min_p in the checkpoint's ``generation_config.json``, as vLLM takes them; what else
-    is in there, ``do_sample`` for one, is not looked at. A repetition penalty is, to warn that it is not followed.
+    As in vLLM, the temperature, top_k, top_p and min_p come from the checkpoint's ``generation_config.json``. Other fields
+    of that file, ``do_sample`` for example, are ignored; a repetition penalty is ignored with a warning.
 
     Args:
       target: the checkpoint folder.
@@ -89,86 +139,84 @@ def default_params(target: pathlib.Path, generation_config: str) -> SamplingPara
     return params
 
 
-def within_reach(speculation: Speculation, draft: ModelConfig | HeadConfig) -> Speculation:
-    """``speculation`` with no more drafts than there are weights for; warns if it cuts, or if fewer were trained."""
-    K, field = speculation.most_draft_tokens, "max_draft_tokens" if speculation.auto else "num_draft_tokens"
-    asked = not speculation.auto or speculation.max_draft_tokens is not None
-    if draft.max_drafts is not None and draft.max_drafts < K:
-        if asked:
-            warnings.warn(
-                f"{field}={K}: the {draft.method} checkpoint has weights for {draft.max_drafts}, so a round drafts "
-                f"{draft.max_drafts}",
-                stacklevel=3,
-            )
-        return dataclasses.replace(speculation, **{field: draft.max_drafts})
-    if asked and draft.trained_drafts is not None and draft.trained_drafts < K:
-        warnings.warn(
-            f"{field}={K}: the {draft.method} head was trained to draft {draft.trained_drafts}; later drafts "
-            "may be accepted rarely",
-            stacklevel=3,
-        )
-    return speculation
+def read_pair(
+    source: Source, target: ModelConfig, options: HeadOptions, speculation: Speculation, max_len: int
+) -> Pair:
+    """Read everything but weights, and check that it fits together.
 
+    Args:
+      source: where target and draft come from.
+      target: the target's config.
+      options: what the user said of a draft head.
+      speculation: how to draft.
+      max_len: the longest text, in tokens.
 
-def with_positions(target: ModelConfig, draft: ModelConfig | HeadConfig, max_len: int) -> ModelConfig | HeadConfig:
-    """``draft`` with the positions that it can draft at; warns if they are fewer than ``max_len``.
-
-    A head shares the positions of its target, whatever its config.json says: many were trained on texts of 2048 tokens and
-    say so, and their authors and vLLM draft on beyond, because their rotary embedding is a formula that has no end. With
-    ``yarn`` it ends at the length that it was stretched to, with ``dynamic`` at ``max_position``. Language models keep their
-    own limit: beyond it they have never drafted anything, and every pass of one costs more than a head's.
+    Raises:
+      ValueError: the draft was made for another target, or has no use for an option of ``speculation``.
     """
-    if not isinstance(draft, EagleConfig | Eagle3Config):
-        has = draft.decoder
-        limit = max_len if has is None else has.max_position
-    else:
-        layers = draft.layers
-        limit = max(layers.max_position, min(_end_of_rope(layers), target.max_position))
-        draft = dataclasses.replace(draft, layers=dataclasses.replace(layers, max_position=limit))
-    if limit < max_len:
-        warnings.warn(
-            f"the {draft.method} checkpoint has {limit} positions, and max_len={max_len}: nothing is drafted after "
-            "longer texts",
-            stacklevel=3,
-        )
-    return draft
+    tokenizer = load_tokenizer(source.target)
+    draft: DraftConfig | str | None = None if source.method is None else source.method.name
+    if source.draft is not None:
+        config = read_draft_config(source.draft, **dataclasses.asdict(options))
+        speculation = within_reach(speculation, config)
+        check_fit(target, config, tokenizer, source.draft)
+        draft = with_positions(target, config, max_len)
+    if draft is not None:
+        check_options(draft, speculation)
+    return Pair(source, target, draft, tokenizer, speculation, options)
 
 
-def _end_of_rope(layers: ModelConfig) -> int:
-    """Positions that the rotary embedding has a meaning for."""
-    rope = layers.rope
-    if rope.kind == "yarn":
-        return int(rope.factor * rope.original_max_position)
-    return layers.max_position if rope.kind == "dynamic" else MAX_POSITIONS
+def load_modules(pair: Pair, dtype: str) -> tuple[Decoder, Any, Callable[..., Drafter]]:
+    """Read the weights.
+
+    Returns:
+      the target's module; the draft's module, or the arrays that a method without a checkpoint reads, or None; and what
+      builds the drafter around both, as ``drafter_for`` does.
+    """
+    draft, module = pair.draft, _prepared(pair)
+    target = build(*load_folder(pair.source.target, dtype), dtype)
+    if pair.source.draft is not None and pair.draft_config is not None:
+        draft, module = load_draft_module(pair.source.draft, dtype, pair.options, pair.draft_config, target)
+    return target, module, drafter_for(draft, pair.target, pair.speculation)
 
 
 def check_fit(
     target: ModelConfig, draft: ModelConfig | HeadConfig, tokenizer: Tokenizer | None, draft_path: pathlib.Path
 ):
-    """Refuse a head of another target, or a language model that reads tokens differently.
+    """Refuse a draft head of another target, or a draft model with other token ids.
 
     Args:
       target, draft: their configurations.
       tokenizer: the target's, None if its checkpoint has none.
-      draft_path: where the draft's tokenizer may be; a head needs none, so that one beside it is not opened.
+      draft_path: the folder that may hold the draft's tokenizer. That of a draft head is not opened, because a head
+        needs none.
     """
     draft.require_fit(target)
     if draft.language_model is not None:
-        _check_pair(target, draft.language_model, tokenizer, load_tokenizer(draft_path))
+        check_tokenizers(target, draft.language_model, tokenizer, load_tokenizer(draft_path))
 
 
 def load_draft_module(
     path: pathlib.Path, dtype: str, options: HeadOptions, config: ModelConfig | HeadConfig, target: Decoder
 ):
-    """(config, module) of what drafts, ready to serve; ``config`` is what the checkpoint was read as."""
+    """Config and module of a draft, ready to serve.
+
+    Args:
+      path: its checkpoint folder.
+      dtype: ``bfloat16`` or ``float32``.
+      options: what the user said of a draft head.
+      config: what the checkpoint was read as.
+      target: the target's module, whose weights a draft head may borrow.
+    """
     _, params = load_draft(path, dtype, **dataclasses.asdict(options))
     return build_draft_module(config, params, dtype, target)
 
 
 def build_draft_module(config: ModelConfig | HeadConfig, params: dict, dtype: str, target: Decoder):
-    """(config, module) of what drafts, ready to serve.
+    """Config and module of a draft, ready to serve.
 
-    A head that has the target's embedding or output head over again borrows them instead; they leave ``params``.
+    Where a draft head holds a copy of the target's embedding or output head, its module borrows the target's own array.
+    The copy is deleted from ``params``, and the config that is returned says so.
     """
     if config.language_model is not None:
         return config, build(config.language_model, params, dtype)
@@ -177,9 +225,9 @@ def build_draft_module(config: ModelConfig | HeadConfig, params: dict, dtype: st
 
 
 def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
-    """``config`` without the copies that ``params`` holds of the target's weights; they are taken out of ``params``.
+    """Delete from ``params`` what is a copy of a weight of the target; returns ``config`` without these weights.
 
-    What the target has quantised is no copy of a head's weight, which stays.
+    A weight that the target has quantised is not equal to the draft head's, which therefore keeps its own.
     """
     lent = {
         "own_embedding": None if target.embedding_scale is not None else target.embedding[...],
@@ -190,6 +238,14 @@ def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
             del params[name]
             config = dataclasses.replace(config, **{field: False})  # pyright: ignore[reportArgumentType]
     return config
+
+
+def _prepared(pair: Pair) -> Any:
+    """The arrays that the drafter of a method without a checkpoint reads, the tokens of a corpus say; None if none."""
+    method = pair.source.method
+    if method is None or method.prepare is None or method.argument is None:
+        return None
+    return resolve(method.prepare)(pair.source.arguments[method.argument], pair.tokenizer, pair.target)
 
 
 def _same(ours, theirs) -> bool:
@@ -223,21 +279,3 @@ def _verifier(head: pathlib.Path, name: str) -> pathlib.Path:
         f"target={str(head)!r} is a draft head for {name!r}, which is no folder here; download that checkpoint and give "
         f"its folder as target and {str(head)!r} as draft"
     )
-
-
-def _check_pair(target: ModelConfig, draft: ModelConfig, tokenizer: Tokenizer | None, other: Tokenizer | None):
-    """Refuse a draft model that reads tokens differently. Vocabularies padded to different sizes are fine."""
-    if tokenizer is None or other is None:
-        if target.vocab_size != draft.vocab_size:
-            raise ValueError(
-                f"draft has a vocabulary of {draft.vocab_size} and the target of {target.vocab_size}, and without both "
-                "tokenizers nothing shows that they agree; expected equal sizes"
-            )
-        return
-    ours, theirs = tokenizer.get_vocab(), other.get_vocab()
-    for token, index in ours.items():
-        if theirs.get(token, None if index < len(theirs) else index) != index:
-            raise ValueError(
-                f"draft's tokenizer differs from the target's: token {token!r} is {index} for the target and "
-                f"{theirs.get(token)} for the draft; expected a draft model with the target's tokenizer"
-            )

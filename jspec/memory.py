@@ -1,4 +1,4 @@
-"""Whether it fits, computed from shapes before anything is loaded or compiled."""
+"""Whether an engine fits on its device, computed from shapes before anything is loaded or compiled."""
 
 import dataclasses
 
@@ -17,9 +17,10 @@ class Budget:
     """Bytes that an engine needs on its device.
 
     Attributes:
-      weights: of target and draft.
-      cache: keys and values of both, all pages.
-      work: the largest temporaries of a round: logits of target and drafts, and one layer's gathered cache.
+      weights: the weights of target and draft.
+      cache: keys and values of both, in all pages.
+      work: the largest temporaries of a round: the logits of target and draft, and one layer's keys and values gathered
+        from their pages.
     """
 
     weights: int
@@ -32,7 +33,7 @@ class Budget:
 
 
 def budget(target: ModelConfig, draft: ModelConfig | HeadConfig | None, config: EngineConfig, width: int) -> Budget:
-    """What an engine of ``width`` rows per request needs."""
+    """What an engine needs whose target reads ``width`` query tokens for each row in a round; ``draft`` may be None."""
     size = ITEMSIZE[config.dtype]
     models = [target] if draft is None else [target, draft]
     decoders = [model.decoder for model in models if model.decoder is not None]
@@ -48,7 +49,7 @@ def budget(target: ModelConfig, draft: ModelConfig | HeadConfig | None, config: 
 
 
 def check_memory(target: ModelConfig, draft: ModelConfig | HeadConfig | None, config: EngineConfig, width: int):
-    """Raise a MemoryError, with numbers and a way out, if the engine cannot fit."""
+    """Raise a MemoryError that gives the numbers and a way out, if the engine does not fit."""
     need, free = budget(target, draft, config, width), free_bytes()
     if need.total > free:
         raise MemoryError(
@@ -59,7 +60,7 @@ def check_memory(target: ModelConfig, draft: ModelConfig | HeadConfig | None, co
 
 
 def free_bytes() -> int:
-    """Bytes that the default device can still give."""
+    """How many bytes of the default device's memory are free."""
     device = jax.devices()[0]
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats and "bytes_limit" in stats:

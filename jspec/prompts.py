@@ -14,7 +14,7 @@ _FORMS = "text, token ids, {'prompt': text} or {'prompt_token_ids': ids}"
 
 
 def as_list(prompts: Any) -> tuple[list[Any], bool]:
-    """The prompts in a list, and whether a single one was given: text, a flat sequence of ids or a dictionary.
+    """The prompts in a list, and whether a single prompt was given: text, a flat sequence of ids, or a dictionary.
 
     Raises:
       ValueError: what was given is neither a prompt nor an ordered collection of prompts.
@@ -25,7 +25,7 @@ def as_list(prompts: Any) -> tuple[list[Any], bool]:
         raise ValueError("prompts is a set, which has no order for the results to follow; give a list")
     if isinstance(prompts, bytes | bytearray):
         raise ValueError("prompts is bytes; decode them first, as in prompts.decode('utf-8')")
-    if hasattr(prompts, "ndim"):  # an array: iterating over one that lies on a device would fetch each number by itself
+    if hasattr(prompts, "ndim"):  # an array. Iterating over one on a device would fetch each number by itself
         prompts = np.asarray(prompts)
     if not isinstance(prompts, Iterable) or (isinstance(prompts, np.ndarray) and prompts.ndim == 0):
         raise ValueError(f"prompts={prompts!r}: expected {_FORMS}, or a list of such")
@@ -36,15 +36,15 @@ def as_list(prompts: Any) -> tuple[list[Any], bool]:
 
 
 def _is_scalar(value) -> bool:
-    """Whether a number, so that what it stands in is one prompt's ids."""
+    """Whether ``value`` is a number, so that the sequence that holds it is one prompt's ids."""
     return not isinstance(value, str) and (isinstance(value, numbers.Number) or getattr(value, "ndim", None) == 0)
 
 
 def text_or_ids(index: int, prompt: Prompt) -> str | Sequence[int]:
-    """Prompt ``index`` without the dictionary around it.
+    """What prompt ``index`` says, without the dictionary around it.
 
     Raises:
-      ValueError: it has no text and no ids, or more than those.
+      ValueError: the dictionary holds neither text nor ids, or other things too.
     """
     if not isinstance(prompt, Mapping):
         return prompt
@@ -69,15 +69,15 @@ def text_or_ids(index: int, prompt: Prompt) -> str | Sequence[int]:
 
 
 def flat_ids(token_ids: Any, what: str, expected: str = "") -> np.ndarray:
-    """Token ids as an array ``[n]`` of integers; of Python's own, where one does not fit in 64 bits.
+    """Token ids as an array ``[n]`` of integers. It holds Python integers if one of them does not fit in 64 bits.
 
     Args:
-      token_ids: any flat sequence of integers, an array too.
-      what: names them in a message, as ``prompt 3`` does.
-      expected: what else could have been given in their place.
+      token_ids: any flat sequence of integers, or an array.
+      what: what an error message calls them, ``prompt 3`` for example.
+      expected: what else a caller could have given, for the message: ``a string or ``, for example.
 
     Raises:
-      ValueError: they are no flat sequence of integers.
+      ValueError: ``token_ids`` is no flat sequence of integers.
     """
     try:
         tokens = np.asarray(token_ids)
@@ -93,7 +93,7 @@ def checked_ids(token_ids: Any, vocab_size: int, what: str, expected: str = "") 
     """``flat_ids`` as a list of int.
 
     Raises:
-      ValueError: they are no flat sequence of integers, or one of them is not below ``vocab_size``.
+      ValueError: as for ``flat_ids``, or an id is not in 0 .. vocab_size - 1.
     """
     tokens = flat_ids(token_ids, what, expected)
     for token in tokens[(tokens < 0) | (tokens >= vocab_size)][:1]:

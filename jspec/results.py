@@ -1,4 +1,4 @@
-"""What a request gives back."""
+"""What a request gives back: the completion, and how speculation went."""
 
 import dataclasses
 import operator
@@ -9,17 +9,18 @@ class Stats:
     """How speculation went for one request, in vLLM's terms.
 
     Attributes:
-      num_steps: verify passes of the target that this request took part in.
-      num_draft_tokens: drafts that were verified.
-      num_accepted_draft_tokens: those that the target accepted.
-      acceptance_histogram: entry j counts the steps that accepted exactly j drafts, j = 0..K.
-      accepted_per_position: entry i counts the steps that accepted draft i, i = 0..K-1.
-      drafted_per_position: entry i counts the steps that drafted it.
-      num_steps_past_draft_limit: steps at a text that was longer than the drafter has positions for, so that nothing
-        could be drafted.
+      num_steps: how many rounds this request took part in; vLLM calls a round a step. Each is one verify pass of the
+        target.
+      num_draft_tokens: how many drafts were verified.
+      num_accepted_draft_tokens: how many of these were accepted.
+      acceptance_histogram: entry j counts the rounds that accepted exactly j drafts, j = 0..K.
+      accepted_per_position: entry i counts the rounds that accepted draft i, i = 0..K-1.
+      drafted_per_position: entry i counts the rounds that had a draft i.
+      num_steps_past_draft_limit: how many rounds drafted nothing because the text was longer than the drafter has
+        positions for.
 
-    Where K varies it is the largest here. A completion of n tokens has n = num_steps + num_accepted_draft_tokens, less
-    what its last step emitted past the end.
+    If the engine chose K, then K is the largest here. A completion has num_steps + num_accepted_draft_tokens tokens, less
+    those that its last round emitted past its end.
     """
 
     num_steps: int
@@ -32,22 +33,22 @@ class Stats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per verify pass, the bonus or correction token included: 1.0 for plain decoding."""
+        """Tokens per round, the correction or bonus token included: 1.0 for plain decoding."""
         return 1.0 + self.num_accepted_draft_tokens / max(self.num_steps, 1)
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted over drafted; 0.0 if nothing was drafted."""
+        """Accepted drafts over verified drafts; 0.0 if nothing was drafted."""
         return self.num_accepted_draft_tokens / max(self.num_draft_tokens, 1)
 
     @property
     def mean_draft_tokens(self) -> float:
-        """Drafts per verify pass: K, less where the drafter had fewer, and the mean of K where it varies."""
+        """Drafts per round. That is K, or its mean where the engine chose it, and less where the drafter had fewer."""
         return self.num_draft_tokens / max(self.num_steps, 1)
 
     @property
     def acceptance_rate_per_position(self) -> tuple[float, ...]:
-        """Of the steps that drafted draft i, the share that accepted it and those before it; 0.0 if none drafted it."""
+        """Entry i is the share of the rounds with a draft i that accepted it and all before it; 0.0 if there were none."""
         pairs = zip(self.accepted_per_position, self.drafted_per_position, strict=True)
         return tuple(accepted / max(drafted, 1) for accepted, drafted in pairs)
 
@@ -55,19 +56,19 @@ class Stats:
     def of(
         K: int, drafted: list[int], accepted: list[int], prompt_length: int = 0, longest_text: int | None = None
     ) -> "Stats":
-        """Count up the steps of one request.
+        """The statistics of one request.
 
         Args:
-          K: the largest number of drafts of a step.
-          drafted, accepted: valid and accepted drafts of each step.
-          prompt_length: tokens of the prompt.
+          K: the most drafts of a round.
+          drafted, accepted: how many drafts were valid, and how many of them accepted, one entry for each round.
+          prompt_length: how many tokens the prompt has.
           longest_text: ``Drafter.longest_text``.
         """
         histogram, length, past_limit = [0] * (K + 1), prompt_length, 0
         for n in accepted:
             histogram[n] += 1
             past_limit += longest_text is not None and length > longest_text
-            length += n + 1  # the drafts and the token that the target drew; only the last step may emit fewer
+            length += n + 1  # with the correction or bonus token; only the last round may emit fewer
         return Stats(
             num_steps=len(accepted),
             num_draft_tokens=sum(drafted),
@@ -79,7 +80,7 @@ class Stats:
         )
 
     def __add__(self, other: "Stats") -> "Stats":
-        """Both requests' steps together."""
+        """The statistics of both requests together."""
         return Stats(
             self.num_steps + other.num_steps,
             self.num_draft_tokens + other.num_draft_tokens,
@@ -96,17 +97,18 @@ class Result:
     """One completion.
 
     Attributes:
-      text: the new text, without a stop string or stop token; None if the checkpoint has no tokenizer.
-      token_ids: the new tokens, the one that ended the completion included.
-      prompt_token_ids: the prompt as it was read.
-      finish_reason: ``stop``, ``length``, or ``error`` if the target's logits were not finite.
-      stop_reason: the stop string or the id in ``stop_token_ids`` that ended it; None for an end-of-sequence token and
-        for ``length``; what went wrong for ``error``.
+      text: the new text, without the stop string or stop token; None if the checkpoint has no tokenizer.
+      token_ids: the new tokens, with the token that ended the completion.
+      prompt_token_ids: the tokens of the prompt.
+      finish_reason: ``stop`` after a stop token or stop string, ``length`` at the length limit, or ``error`` if the
+        target's logits were not finite.
+      stop_reason: for ``stop``, the stop string or the id in ``stop_token_ids`` that ended the completion, or None if an
+        end-of-sequence token did; for ``length``, None; for ``error``, what went wrong.
       stats: how speculation went.
-      accepted: for each new token, whether it was drafted and accepted (else the target drew it).
-      reproducible: whether the same seed gives the same text again. Not under ``num_draft_tokens="auto"``, because K
-        follows from measured times and from what else was decoded, unless ``match`` with ``coupled`` drafts at a pinned
-        width makes the text the same for every K.
+      accepted: for each new token, whether it was drafted and accepted; if not, the target drew it.
+      reproducible: whether the same seed gives the same text again. Under ``num_draft_tokens="auto"`` it does not, because
+        K depends on measured times and on what else is decoded. The exception is ``match`` with ``coupled`` drafts at a
+        pinned width, where the text is the same for every K.
     """
 
     text: str | None

@@ -1,12 +1,12 @@
-"""Between text and tokens: what is asked of a tokenizer, the text of a completion as it grows, and stop strings."""
+"""Between text and tokens: what jspec asks of a tokenizer, the text of a growing completion, and stop strings."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders write for bytes that are no character, or not yet one
-CONTEXT = 6  # tokens before the new ones that are decoded with them; vLLM's number
-MAX_SETTLED = 16  # settled tokens that are kept for context before they are cut to CONTEXT
-MAX_HELD = 16  # tokens whose text is held back; a character has at most four bytes, so more of them never become one
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders write for bytes that are no complete character
+CONTEXT = 6  # how many tokens before the new ones are decoded with them; vLLM's number
+MAX_SETTLED = 16  # how many settled tokens are kept as context, before they are cut to CONTEXT
+MAX_HELD = 16  # how many tokens may be held back; a character has at most four bytes, so more never become one
 
 
 class Tokenizer(Protocol):
@@ -38,37 +38,42 @@ def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
 
 
 class Detokenizer:
-    """The text of a completion, decoded as its tokens come: the prompt's text and ``text`` are the text of the whole.
+    """The text of a completion, decoded as its tokens come.
 
-    Decoding new tokens alone would be wrong: decoders of the Llama-2 kind drop the first space of what they are given,
-    those of the BERT kind put one before every word but the first, and a character of several bytes may be spread over
-    tokens. So new tokens are decoded together with a few tokens before them, whose text is then taken off. Text that
-    ends in U+FFFD is held back until later tokens complete the character or show that it is none. As in vLLM and
-    ``tokenizers.DecodeStream``, each token costs a decode of a few tokens, however long the completion is.
+    The prompt's text followed by ``text`` is what the tokens of both decode to as a whole. New tokens cannot be decoded
+    by themselves, for three reasons. Decoders of the Llama-2 kind drop the first space of what they are given. Decoders
+    of the BERT kind put a space before every word but the first. And a character of several bytes may be spread over
+    several tokens. So new tokens are decoded together with a few tokens before them, whose text is then taken off.
+
+    Text that ends in U+FFFD is held back until later tokens complete the character, or show that it never will be one.
+    Each token costs a decode of a few tokens, however long the completion is, as in vLLM and
+    ``tokenizers.DecodeStream``.
 
     Args:
-      decode: tokens -> their text, special tokens left out.
-      prompt: the tokens before the completion. If they end within a character, the completion has that character.
+      decode: makes text from tokens, and leaves special tokens out.
+      prompt: the tokens before the completion. If they end within a character, that character belongs to the
+        completion's text.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int] = ()):
         self._decode, self._pieces = decode, list[str]()
-        # The last tokens. Text of the first ``_settled`` of them, ``_before``, is already out; the rest is held back.
+        # ``_window`` is the last few tokens. The text of the first ``_settled`` of them is ``_before``, which is part of
+        # ``text`` or of the prompt; the text of the others is held back.
         self._window, self._before = self._context(prompt)
         self._settled = len(self._window)
 
     @property
     def text(self) -> str:
-        """What is settled so far: later tokens only add to it."""
+        """The text that is settled so far. Later tokens only add to it."""
         return "".join(self._pieces)
 
     @property
     def held(self) -> str:
-        """What would follow ``text`` if no token came any more: nothing, or an incomplete character as U+FFFD."""
+        """What follows ``text`` if no more tokens come: nothing, or U+FFFD for a character that is incomplete."""
         return self._added(self._window, self._decode(self._window)) if len(self._window) > self._settled else ""
 
     def add(self, tokens: Sequence[int]) -> str:
-        """Take in new tokens and return the text that they settle, which may be none."""
+        """Add new tokens; returns the text that they settle, which may be empty."""
         added = self._add_at_once(tokens) if len(tokens) > 1 else None
         if added is None:
             added = "".join([self._add_one(token) for token in tokens])
@@ -77,8 +82,8 @@ class Detokenizer:
         return added
 
     def _add_at_once(self, tokens: Sequence[int]) -> str | None:
-        """The text that the tokens settle, from one decode; None, and nothing is done, if that could hold some
-        back."""
+        """The text that the tokens settle, found with one decode. If a part of it might have to be held back, nothing is
+        done, and the result is None."""
         window = [*self._window, *tokens]
         text = self._decode(window)
         if REPLACEMENT in text or not (added := self._added(window, text)):
@@ -94,12 +99,12 @@ class Detokenizer:
         added = self._added(self._window, text)
         if added:
             self._settle(self._window, text)
-        elif crowded:  # so many tokens without text, special ones say, mean nothing to the text of later ones
+        elif crowded:  # so many tokens without text, special tokens for example, do not affect the text of later ones
             del self._window[self._settled :]
         return added
 
     def _added(self, window: list[int], text: str) -> str:
-        """The new part of ``text``, which is that of ``window``."""
+        """The part of ``text``, the decoded ``window``, that comes after ``_before``."""
         if text.startswith(self._before):
             return text[len(self._before) :]
         same = next(
@@ -107,8 +112,8 @@ class Detokenizer:
         )
         if self._before[same:].strip(REPLACEMENT) == "":  # the prompt ended within a character, now complete
             return text[same:]
-        # Byte tokens of the Llama-2 kind: a run of them with one bad byte is U+FFFD throughout, good characters that are
-        # already out included. Those stay.
+        # Decoders of the Llama-2 kind turn a run of byte tokens into U+FFFD throughout if one byte is bad. That run may
+        # hold good characters whose text is settled already, and settled text stays.
         return self._decode(window[self._settled :])
 
     def _settle(self, window: list[int], text: str):
@@ -120,8 +125,10 @@ class Detokenizer:
         self._window, self._before, self._settled = window, text, len(window)
 
     def _context(self, tokens: Sequence[int]) -> tuple[list[int], str]:
-        """The last of these tokens, from a character's start on and with some text, so that what follows decodes as it
-        does after all of them; and their text."""
+        """As many of the last tokens as it takes for later tokens to decode after them as they do after all; and their text.
+
+        They begin at the start of a character, and have some text.
+        """
         size = CONTEXT
         while True:
             window = list(tokens[-size:])
@@ -132,8 +139,7 @@ class Detokenizer:
 
 
 class Stop(NamedTuple):
-    """The completion ends: keep ``tokens`` new tokens, whose text is cut to ``text`` before the stop string
-    ``string``."""
+    """Where a completion ends: after ``tokens`` new tokens, with the ``text`` before the stop string ``string``."""
 
     tokens: int
     text: str
@@ -141,22 +147,25 @@ class Stop(NamedTuple):
 
 
 class StopStrings:
-    """Finds the first stop string in a growing completion; looks at every token once.
+    """Finds the first stop string in a growing completion, and looks at every token only once.
 
     Args:
-      detokenizer: a fresh one, which has read the prompt.
-      strings: what to stop at.
-      min_tokens: a stop string that is complete within the first min_tokens tokens does not count.
+      detokenizer: one that knows the prompt and has no new tokens yet.
+      strings: the stop strings.
+      min_tokens: a stop string does not count if it is complete within the first ``min_tokens`` new tokens.
     """
 
     def __init__(self, detokenizer: Detokenizer, strings: Sequence[str], min_tokens: int = 0):
         self._detokenizer, self._strings, self._min_tokens = detokenizer, strings, min_tokens
-        self._tokens, self._length = 0, 0  # looked at, and characters of their settled text
+        self._tokens, self._length = 0, 0  # tokens looked at, and characters of their settled text
         self._recent = ""  # the end of that text, in which a stop string may have begun
         self._longest = max(map(len, strings))
 
     def find(self, tokens: Sequence[int]) -> Stop | None:
-        """The stop in these new tokens, which begin with those of the last call and held none then."""
+        """The first stop in a completion, given all of its ``tokens`` so far; None if there is none.
+
+        Earlier calls have looked at the first of these tokens and found no stop there.
+        """
         for token in tokens[self._tokens :]:
             self._tokens += 1
             added = self._detokenizer.add([token])
@@ -166,7 +175,7 @@ class StopStrings:
         return None
 
     def _first(self, added: str) -> tuple[int, str] | None:
-        """Where the earliest stop string begins that the text just added completes, and which it is."""
+        """Where the earliest stop string begins that ``added`` completes, and which string it is."""
         text, known = self._recent + added, len(self._recent)
         start = self._length - known
         self._length += len(added)

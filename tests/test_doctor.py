@@ -57,7 +57,7 @@ def test_a_healthy_head(prompts, capsys):
         "healthy: An acceptance length of 2.",
         "after layers 1, 3, 5 of 6",
         "1024 of 2048 tokens",
-        "as it was read",
+        "as read",
     ):
         assert words in out
     lengths = [float(line.split()[-5]) for line in out.splitlines() if line.split()[:1] in (["served"], ["as"])]
@@ -67,7 +67,7 @@ def test_a_healthy_head(prompts, capsys):
 
 
 def test_a_wrong_convention_is_named(prompts, tmp_path):
-    """The head was trained with streams 1, 3, 5: the outputs of layers 0, 2, 4."""
+    """The head was trained with aux_layers 1, 3, 5: the outputs of layers 0, 2, 4."""
     head = native(tmp_path / "head", [0, 2, 4])
     read = {"prompts": read_prompts(prompts), "max_tokens": 32, "num_draft_tokens": 3}
     found = diagnose(FAMILY / "target", head, aux_convention="input_of", **read)
@@ -177,7 +177,7 @@ def test_verdicts():
 def test_trials_are_what_causal_passes_say(name):
     """Of every round in a text, the drafts that are the text's own tokens, for as long as they are."""
     config, head, K, S = HEADS[name], random_head(HEADS[name]), 3, 16
-    model, streams = target(), config.resolved_aux_layers(TARGET)
+    model, aux_layers = target(), config.resolved_aux_layers(TARGET)
     lengths = np.arange(2, S - K + 1)
     compute = jax.jit(lambda text: causal_drafts(config, head, model, text, jnp.asarray(lengths), K).logits)
     tokens = np.random.default_rng(1).integers(V, size=S)
@@ -190,8 +190,8 @@ def test_trials_are_what_causal_passes_say(name):
     drafts = np.argmax(compute(np.tile(tokens, (len(lengths), 1))), axis=-1)
     right = drafts == tokens[lengths[:, None] + np.arange(K)]
     expected = np.cumprod(right, axis=1).sum(axis=1)
-    trials = Trials(model, [Text(tuple(tokens.tolist()), 2)], [*streams, 2])
-    [found] = trials.accepted(config, flat_params(head), streams, K, "float32")
+    trials = Trials(model, [Text(tuple(tokens.tolist()), 2)], [*aux_layers, 2])
+    [found] = trials.accepted(config, flat_params(head), aux_layers, K, "float32")
     assert found[: len(lengths)].tolist() == expected.tolist()
     assert {0, 1, 2} <= set(expected.tolist())
     stats = trials.stats([found], K)

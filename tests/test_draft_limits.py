@@ -13,8 +13,8 @@ from tiny import tiny_checkpoint
 import jspec
 from jspec.config import Rope
 from jspec.drafting.methods import drafter_for
+from jspec.fitting import with_positions
 from jspec.heads import Eagle3Config, EagleConfig, PardConfig
-from jspec.loading import with_positions
 from jspec.results import Stats
 
 LONG = dataclasses.replace(TARGET, max_position=1000)

@@ -230,7 +230,7 @@ def test_a_field_of_a_request_is_no_argument_of_load(folders):
 
 def test_no_drafts_is_plain_decoding(folders, plain, monkeypatch):
     """The draft, which must be there, is not read; the same by name, in a Speculation and in one call."""
-    monkeypatch.setattr(jspec.api, "load_draft_module", lambda *_: pytest.fail("the draft was read"))
+    monkeypatch.setattr(jspec.loading, "load_draft_module", lambda *_: pytest.fail("the draft was read"))
     target, draft = folders / "target", folders / "draft"
     llm = jspec.load(target, draft, num_draft_tokens=0, **SMALL)
     assert (llm.method, llm.engine.num_draft_tokens, llm.speculation) == (None, 0, jspec.Speculation(0))
@@ -325,7 +325,7 @@ def test_a_target_that_is_no_folder(folders, tmp_path):
 
 def test_a_batch_that_cannot_fit(folders, monkeypatch):
     """Refused with numbers from the configs alone: no weights are read, nothing is compiled."""
-    monkeypatch.setattr(jspec.api, "load_folder", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr(jspec.loading, "load_folder", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(MemoryError, match=r"needs .* GiB .* max_batch=30000000 x max_len=256, .* are free; lower"):
         jspec.load(folders / "target", max_batch=30_000_000)
     monkeypatch.setattr(memory, "free_bytes", lambda: 2**16)

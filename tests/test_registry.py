@@ -32,8 +32,8 @@ from jspec.config import ModelConfig, Speculation
 from jspec.drafting.corpus import prepare
 from jspec.drafting.methods import drafter_for, method_of
 from jspec.engine.engine import Engine
+from jspec.fitting import check_options
 from jspec.heads import HeadConfig
-from jspec.loading import check_options
 from jspec.models import abstract_params, build, flat_params
 from jspec.registry import (
     METHODS,

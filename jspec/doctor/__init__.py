@@ -1,8 +1,9 @@
 """Why are so few drafts accepted? ``diagnose`` checks a target and its draft, measures, and gives one verdict.
 
-A head that is read with one wrong setting still drafts, only badly, and its checkpoint often does not say which setting
-is right. So the head is tried with each alternative in the texts that the target writes: the layer ids one lower and one
-higher, the normed output fed back or not."""
+A draft head that is read with one wrong setting still drafts, but badly, and its checkpoint often does not say which
+setting is right. So the head is tried with each alternative, in texts that the target writes: with auxiliary hidden
+states from one layer below and one layer above, and with its output fed back before and after its final norm.
+"""
 
 from jspec.doctor.checks import Check as Check
 from jspec.doctor.diagnosis import Diagnosis as Diagnosis

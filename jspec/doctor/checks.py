@@ -1,4 +1,4 @@
-"""What can be told of a target and its draft without running either."""
+"""What can be seen of a target and its draft without running either, and how much a draft vocabulary covers."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +15,12 @@ from jspec.doctor.trials import Text
 from jspec.heads import DraftConfig, Eagle3Config
 from jspec.text import Tokenizer
 
-COVERED = 0.9  # share of the target's tokens that a draft vocabulary ought to know
+COVERED = 0.9  # the share of the tokens written by the target that a draft vocabulary should have
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """Something that was looked at. ``status`` is ``ok``, ``note`` (worth knowing), ``warning`` or ``wrong``."""
+    """One thing that was looked at. ``status`` is ``ok``, ``note`` (worth knowing), ``warning`` or ``wrong``."""
 
     name: str
     status: str
@@ -28,7 +28,7 @@ class Check:
 
 
 def own_tokenizer(folder: Path) -> Tokenizer | None:
-    """The draft's tokenizer, None also where it needs code from the folder, which is not run."""
+    """The tokenizer in a draft's folder; None if there is none, or if it needs code from the folder, which is never run."""
     try:
         return load_tokenizer(folder)
     except ValueError:
@@ -62,7 +62,7 @@ def compared_tokenizers(ours: Tokenizer | None, theirs: Tokenizer | None) -> Ite
 
 
 def target_weights(target: ModelConfig, target_path: Path, draft_path: Path, dtype: str) -> Check:
-    """Whether the target computes here as it did when the draft was trained, as far as the checkpoints tell."""
+    """Whether the target computes with the weights and the dtype that the draft was probably trained for."""
     stored, drafts = (_stored_dtype(path) for path in (target_path, draft_path))
     detail = f"{stored} on disk, computed in {dtype}; the draft is stored in {drafts}"
     if target.quantization is not None:
@@ -76,7 +76,7 @@ def _stored_dtype(folder: Path) -> str:
 
 
 def position_limit(target: ModelConfig, given: DraftConfig, known: DraftConfig) -> Check:
-    """How far the draft goes on: ``given`` is what its checkpoint says, ``known`` what it is used as."""
+    """How long a text may be for the draft: ``given`` is the config in its checkpoint, ``known`` the one that is used."""
     stated, used = given.decoder, known.decoder
     if stated is None or used is None:
         return Check("positions", "ok", "the draft has no limit of its own")
@@ -89,21 +89,23 @@ def position_limit(target: ModelConfig, given: DraftConfig, known: DraftConfig) 
 
 
 def what_is_read(target: ModelConfig, head: DraftConfig, options: HeadOptions) -> Iterator[Check]:
-    """What an EAGLE-3 head reads of the target and of itself, and who said so."""
+    """Which hidden states of the target an EAGLE-3 head reads, which output it feeds back, and what says so."""
     if not isinstance(head, Eagle3Config):
         return
-    streams = head.resolved_aux_layers(target)
+    aux_layers = head.resolved_aux_layers(target)
     how = f" ({options.aux_convention})" if options.aux_convention else " (the default)" * (head.aux_layers is None)
     what = (
-        f"after layers {', '.join(map(str, streams))} of {target.num_layers}" if streams else "the final hidden state"
+        f"after layers {', '.join(map(str, aux_layers))} of {target.num_layers}"
+        if aux_layers
+        else "the final hidden state"
     )
-    yield Check("residual streams", "ok", f"{what}{how}")
+    yield Check("aux_layers", "ok", f"{what}{how}")
     fed = "the normed output" if head.norm_output else "the output before the final norm"
     yield Check("fed back", "ok", fed + f" ({options.norm_output})" * (options.norm_output is not None))
 
 
 def draft_vocabulary(head: DraftConfig, params: Mapping[str, Any], texts: Sequence[Text]) -> Iterator[Check]:
-    """How much of what the target writes a reduced vocabulary knows."""
+    """The share of the tokens written by the target that a draft vocabulary has."""
     if not isinstance(head, Eagle3Config) or not head.reduced:
         return
     known = np.asarray(params["draft_ids"]) >= 0

@@ -1,4 +1,4 @@
-"""``diagnose``: checks, a measurement by the engine, trials of the alternatives, and one verdict."""
+"""``diagnose``: checks, a measurement with the engine, trials of alternative settings, and one verdict."""
 
 import dataclasses
 import functools
@@ -21,8 +21,9 @@ from jspec.doctor.checks import Check
 from jspec.doctor.trials import Text
 from jspec.doctor.variants import Trial, tried
 from jspec.drafting.methods import drafter_for, method_of
+from jspec.fitting import with_positions, within_reach
 from jspec.llm import LLM, Prompt
-from jspec.loading import Path, build_draft_module, check_fit, find_folders, with_positions, within_reach
+from jspec.loading import Path, build_draft_module, check_fit, find_folders
 from jspec.memory import check_memory
 from jspec.models import build
 from jspec.results import Stats
@@ -34,12 +35,12 @@ PROMPTS = (
     "Explain in a few sentences why the sky is blue.",
     "Write a short letter to a landlord about a broken window.",
 )
-LONGEST_PROMPT = 512
+LONGEST_PROMPT = 512  # tokens; of a longer prompt only the end is read
 MOST_ROWS = 16
-FEWEST_TOKENS = 16  # that the target has to write in all, for figures that mean something
-CHANCE = 0.1  # share of first drafts accepted below which a head knows nothing of its target
-CLEARLY = 3.0  # standard errors, and
-AT_LEAST = 0.1  # accepted drafts a round by which an alternative has to be ahead
+FEWEST_TOKENS = 16  # tokens that the target has to write in all, for figures that mean something
+CHANCE = 0.1  # a draft of whose first drafts a smaller share is accepted knows nothing of its target
+# An alternative is clearly better if its rounds accept more drafts by this many standard errors and by this number.
+CLEARLY, AT_LEAST = 3.0, 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +50,10 @@ class Diagnosis:
     Attributes:
       verdict: ``healthy``, ``mismatch`` (target and draft do not belong together), ``wrong_setting`` or ``untrained``.
       explanation: the verdict in a sentence or two.
-      checks: what was looked at.
-      served: how the engine drafted, greedily; None if the draft cannot serve this target.
-      trials: the head as it was read, and with each alternative; () for drafts that have none.
+      checks: what was looked at, in the order in which it is shown.
+      served: the statistics of the engine's own greedy run; None if the draft cannot serve this target.
+      trials: the draft head with the settings that it was read with, then with each alternative; () for drafts that
+        have no alternatives.
     """
 
     verdict: str
@@ -78,17 +80,20 @@ def diagnose(
     dtype: str | None = None,
     chat: bool | None = None,
 ) -> Diagnosis:
-    """Find out whether a draft is read and used as it was trained. Greedy, so the same arguments say the same again.
+    """Find out whether a draft is read and used as it was trained.
+
+    All texts are greedy, so the same arguments give the same diagnosis again.
 
     Args:
-      target, draft, aux_convention, norm_output, mask_token_id, dtype: as in ``jspec.load``; no ``ngram``.
-      prompts: texts or token ids, best of the kind that the draft is for; None takes a few of its own.
-      num_draft_tokens: K.
-      max_tokens: new tokens per prompt.
-      chat: give each text to the target as a user's message, by its chat template; None does so if there is one.
+      target, draft, aux_convention, norm_output, mask_token_id, dtype: as in ``jspec.load``; not ``"ngram"``.
+      prompts: texts or token ids, best of the kind that the draft was trained on. None takes four built-in prompts.
+      num_draft_tokens: K, the drafts of a round.
+      max_tokens: how many new tokens each prompt gets at most.
+      chat: whether each text goes through the target's chat template as a user's message. None does so if there is a
+        template.
 
     Raises:
-      ValueError: an argument or a checkpoint that cannot be used. What is wrong between the two is in the diagnosis.
+      ValueError: an argument or a checkpoint cannot be used. That target and draft do not fit is no error, but a finding.
     """
     options = HeadOptions(aux_convention, norm_output, mask_token_id)
     require(is_int(max_tokens) and max_tokens >= 2, "max_tokens", max_tokens, "an integer of at least 2")
@@ -111,7 +116,7 @@ def diagnose(
 
     tokens = token_ids(PROMPTS if prompts is None else prompts, tokenizer, config, chat)
     engine = _engine_config(config, tokens, max_tokens, dtype)
-    with warnings.catch_warnings():  # what they say is in the checks
+    with warnings.catch_warnings():  # the checks say the same
         warnings.simplefilter("ignore", UserWarning)
         known = with_positions(config, given, engine.max_len)
         speculation = within_reach(Speculation(num_draft_tokens), known)
@@ -128,7 +133,7 @@ def diagnose(
 
 
 def read_prompts(file: pathlib.Path) -> list[str]:
-    """A prompt from each line that is not empty; of a .jsonl file, what stands under ``prompt``."""
+    """The prompts in a file: one on each line that is not empty, in a .jsonl file under ``prompt``."""
     lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
     if file.suffix != ".jsonl":
         return lines
@@ -142,7 +147,7 @@ def read_prompts(file: pathlib.Path) -> list[str]:
 
 
 def token_ids(prompts: Sequence[Prompt], tokenizer, target: ModelConfig, chat: bool | None) -> list[list[int]]:
-    """Token ids of prompts, of a long one the end; see ``diagnose``."""
+    """The token ids of the prompts, of a long prompt those of its end. ``diagnose`` explains ``chat``."""
     if not prompts:
         raise ValueError("prompts is empty: expected at least one")
     if tokenizer is None and any(isinstance(prompt, str) for prompt in prompts):
@@ -185,13 +190,13 @@ def _require_enough(texts: Sequence[Text]):
 
 
 def _serve(model, config, params, tokens, speculation, engine: EngineConfig, max_tokens: int):
-    """What the target wrote after each prompt, with the draft drafting, and how that went."""
+    """Let the engine complete the prompts greedily; returns the texts, and the statistics of all of them together."""
     config, module = build_draft_module(config, dict(params), engine.dtype, model)
     make_drafter = drafter_for(config, model.config, speculation)
     llm = LLM(model, module, make_drafter, method_of(config), None, speculation, engine)
     greedy, keys = SamplingParams(temperature=0, max_tokens=max_tokens), np.zeros(2, np.uint32)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of the position limit, which is among the checks
+        warnings.simplefilter("ignore", UserWarning)  # about the position limit, which is among the checks
         found = dict(llm.generate(tokens, [greedy] * len(tokens), [keys] * len(tokens)))
     results = [found[i] for i in range(len(tokens))]
     texts = [Text((*result.prompt_token_ids, *result.token_ids), len(result.prompt_token_ids)) for result in results]
@@ -199,7 +204,10 @@ def _serve(model, config, params, tokens, speculation, engine: EngineConfig, max
 
 
 def verdict(served: Stats, trials: Sequence[Trial]) -> tuple[str, str]:
-    """The verdict on a draft that fits its target, and its explanation; the first trial is the head as it was read."""
+    """The verdict on a draft that fits its target, and its explanation.
+
+    The first of ``trials``, if there are any, has the settings that the draft head was read with.
+    """
     first = max([_first_rate(trial.stats) for trial in trials] or [_first_rate(served)])
     length = served.mean_acceptance_length
     if first < CHANCE:

@@ -1,4 +1,4 @@
-"""A diagnosis on the terminal."""
+"""How a diagnosis is printed."""
 
 from rich.console import Console
 from rich.table import Table
@@ -7,7 +7,7 @@ from jspec.doctor.diagnosis import Diagnosis
 
 
 def show(diagnosis: Diagnosis, console: Console | None = None):
-    """Print a diagnosis."""
+    """Print a diagnosis: its checks, its measurements, and the verdict as the last line."""
     console = console or Console(highlight=False)
     colours = {"ok": "green", "note": "cyan", "warning": "yellow", "wrong": "red"}
     table = Table(box=None, show_header=False)

@@ -1,8 +1,9 @@
 """What an EAGLE-3 or P-EAGLE head would have drafted in texts that the target has written.
 
-A text that the target continued greedily is what it would accept, so a draft is accepted exactly if it and those before it
-are the text's own next tokens. One pass over a text tells that for every round that could begin in it, and since only
-the head runs, many settings of one head can be compared."""
+The target has written the texts greedily. So a draft is accepted exactly if it, and every draft before it in its round, is
+the text's own next token. One pass of the draft head over a text shows that for every round that could begin in it. Only
+the draft head runs, so many settings of one head can be compared at little cost.
+"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -22,23 +23,24 @@ from jspec.results import Stats
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A prompt and how the target went on: ``tokens`` of both, the first ``prompt_length`` of them the prompt."""
+    """A prompt and its completion by the target: the first ``prompt_length`` of ``tokens`` are the prompt."""
 
     tokens: tuple[int, ...]
     prompt_length: int
 
 
 class Trials:
-    """Texts, and what the target knew at each of their tokens.
+    """Texts, and the target's hidden states at each of their tokens, in which draft heads are tried.
 
     Args:
       target: the target's module.
-      texts: what it has written, greedily.
-      streams: every residual stream that a head is to be tried with; () is the hidden state after the final norm.
+      texts: texts that the target has completed greedily.
+      aux_layers: every layer after which some head reads auxiliary hidden states; k means after k layers. If it is (),
+        heads read the hidden state after the final norm.
     """
 
-    def __init__(self, target: Any, texts: Sequence[Text], streams: Sequence[int]):
-        self._texts, self._streams = texts, tuple(sorted(set(streams)))
+    def __init__(self, target: Any, texts: Sequence[Text], aux_layers: Sequence[int]):
+        self._texts, self._aux_layers = texts, tuple(sorted(set(aux_layers)))
         self._leaves, self._merge = split(target)
         self._width = target.config.hidden_size
         length = 1 << (max(len(text.tokens) for text in texts) - 1).bit_length()  # one shape for all texts
@@ -48,7 +50,7 @@ class Trials:
         def features(leaves, tokens):
             model, positions = self._merge(leaves), jnp.arange(length, dtype=jnp.int32)[None]
             cache = (None,) * model.config.num_layers
-            return model.with_auxiliary(tokens[None], positions, cache, CausalView(positions), self._streams)[1]
+            return model.with_auxiliary(tokens[None], positions, cache, CausalView(positions), self._aux_layers)[1]
 
         self._programs: dict[Eagle3Config, Any] = {}
         self._features = [features(self._leaves, tokens) for tokens in self._tokens]
@@ -57,20 +59,23 @@ class Trials:
         self,
         config: Eagle3Config,
         params: Mapping[str, Any],
-        streams: tuple[int, ...],
+        aux_layers: tuple[int, ...],
         K: int,
         dtype: str,
     ) -> list[np.ndarray]:
-        """Drafts accepted in a round that begins after the first n tokens, n = prompt .. end - 1 of each text.
+        """How many drafts each possible round accepts: one array for each text.
+
+        Entry i is the round that begins when the text has prompt_length + i tokens. The last entry is the round with
+        one token to go. (A prompt of one token counts as one of two, because no draft head drafts after a single token.)
 
         Args:
-          config, params: the head, as it is on disk or with some settings changed.
-          streams: the residual streams that it reads.
-          K: drafts of a round.
+          config, params: the draft head, with the settings of its checkpoint or with others.
+          aux_layers: the layers after which this head reads hidden states.
+          K: the drafts of a round.
           dtype: ``bfloat16`` or ``float32``.
         """
         leaves, merge = split(build_head(config, params, dtype))
-        kind = dataclasses.replace(config, aux_layers=None)  # whichever streams it reads, the program is the same
+        kind = dataclasses.replace(config, aux_layers=None)  # the program does not depend on them
         if kind not in self._programs:
 
             def correct(leaves, target_leaves, tokens, features):
@@ -78,10 +83,10 @@ class Trials:
 
             self._programs[kind] = jax.jit(correct)
         width = self._width
-        columns = [slice(i * width, (i + 1) * width) for i in map(self._streams.index, streams)]
+        columns = [slice(i * width, (i + 1) * width) for i in map(self._aux_layers.index, aux_layers)]
         found = []
         for text, tokens, features in zip(self._texts, self._tokens, self._features, strict=True):
-            if streams:
+            if aux_layers:
                 features = jnp.concatenate([features[..., part] for part in columns], axis=-1)
             right = np.asarray(self._programs[kind](leaves, self._leaves, tokens, features))  # [K, S], by slot
             end, first = len(text.tokens), max(text.prompt_length, 2)
@@ -91,7 +96,7 @@ class Trials:
         return found
 
     def stats(self, accepted: Sequence[np.ndarray], K: int) -> Stats:
-        """The rounds that an engine would make of each text, one after the other, given ``accepted``."""
+        """The statistics of the rounds that an engine would make to write the texts, given what ``accepted`` returned."""
         drafted, taken = [], []
         for text, counts in zip(self._texts, accepted, strict=True):
             first, end = max(text.prompt_length, 2), len(text.tokens)
@@ -104,7 +109,8 @@ class Trials:
 
 
 def _correct(config: Eagle3Config, head, target, tokens, features, K: int) -> jax.Array:
-    """bool ``[K, S]``: whether draft d after slot t is token t + 2 + d of int32 ``[S]``, if those before it are."""
+    """bool ``[K, S]``: entry (d, t) says whether the head's draft d after slot t is token t + 2 + d of ``tokens`` int32
+    ``[S]``. It means something where the drafts before d are right too."""
     S = tokens.shape[0]
     slots, cache = jnp.arange(S, dtype=jnp.int32), ((),) * config.layers.num_layers
     fused, mask = head.fuse(features), config.mask_token_id

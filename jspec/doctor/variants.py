@@ -1,4 +1,4 @@
-"""The settings of an EAGLE-3 or P-EAGLE head that its checkpoint may not tell, each tried in texts of the target."""
+"""The settings of an EAGLE-3 or P-EAGLE head that its checkpoint may leave open, each tried in texts of the target."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +15,13 @@ from jspec.results import Stats
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A head with some settings, and how it drafted in the texts of the target.
+    """A draft head with some settings, and how it drafted in the texts of the target.
 
     Attributes:
-      label: what is different, for people.
-      setting: what to say or to change to have it so; None for the head as it was read.
-      stats: rounds made greedily, one after the other.
-      rounds: accepted drafts of a round from each place in the texts.
+      label: what differs from the settings that the head was read with, for the printed table.
+      setting: the same, for the verdict; None if nothing differs.
+      stats: the statistics of the rounds that write the texts, one after the other.
+      rounds: int ``[n]``, how many drafts a round accepts, for a round from each of n places in the texts.
     """
 
     label: str
@@ -39,23 +39,23 @@ def tried(
     dtype: str,
     options: HeadOptions,
 ) -> tuple[Trial, ...]:
-    """The head as it was read, then with each alternative; () for drafts of other kinds.
+    """Try a draft head with the settings that it was read with, then with each alternative; () for drafts of other kinds.
 
     Args:
       model: the target's module.
-      config, params: the draft, as it is on disk.
-      texts: what the target wrote, greedily.
-      K: drafts of a round.
+      config, params: the draft's config and weights, as they are in its checkpoint.
+      texts: texts that the target has completed greedily.
+      K: the drafts of a round.
       dtype: ``bfloat16`` or ``float32``.
-      options: what the user said of the head.
+      options: what the user said of the draft head.
     """
     if not isinstance(config, Eagle3Config):
         return ()
     every = list(variants(model.config, config, options))
-    streams = [one.resolved_aux_layers(model.config) for _, _, one in every]
-    trials, found = Trials(model, texts, [stream for one in streams for stream in one]), []
-    for (label, setting, one), read in zip(every, streams, strict=True):
-        accepted = trials.accepted(one, params, read, K, dtype)
+    layers_read = [head.resolved_aux_layers(model.config) for _, _, head in every]
+    trials, found = Trials(model, texts, [layer for layers in layers_read for layer in layers]), []
+    for (label, setting, head), layers in zip(every, layers_read, strict=True):
+        accepted = trials.accepted(head, params, layers, K, dtype)
         found.append(Trial(label, setting, trials.stats(accepted, K), np.concatenate(accepted)))
     return tuple(found)
 
@@ -63,27 +63,27 @@ def tried(
 def variants(
     target: ModelConfig, head: Eagle3Config, options: HeadOptions
 ) -> Iterator[tuple[str, str | None, Eagle3Config]]:
-    """(label, setting, config) of the head as it was read, and of each alternative that it has the weights for."""
-    streams, flips = head.resolved_aux_layers(target), (False,)
+    """(label, setting, config) of the draft head as it was read, and of each alternative that it has the weights for."""
+    aux_layers, flips = head.resolved_aux_layers(target), (False,)
     if head.norm_before_head and head.method == "eagle3":
         flips = (False, True)
     for shift in (0, 1, -1):
-        moved = tuple(stream + shift for stream in streams)
+        moved = tuple(layer + shift for layer in aux_layers)
         if shift and not (moved and moved[0] >= 0 and moved[-1] <= target.num_layers):
             continue
         for flip in flips:
             one = dataclasses.replace(head, norm_output=head.norm_output != flip)
             if shift:
                 one = dataclasses.replace(one, aux_layers=moved)
-            changes = [_said_of_streams(shift, moved, options)] * bool(shift) + [_said_of_norm(one, options)] * flip
-            yield " and ".join(changes) or "as it was read", " and ".join(changes) or None, one
+            changes = [_said_of_layers(shift, moved, options)] * bool(shift) + [_said_of_norm(one, options)] * flip
+            yield " and ".join(changes) or "as read", " and ".join(changes) or None, one
 
 
-def _said_of_streams(shift: int, moved: tuple[int, ...], options: HeadOptions) -> str:
+def _said_of_layers(shift: int, moved: tuple[int, ...], options: HeadOptions) -> str:
     other = {("input_of", 1): "output_of", ("output_of", -1): "input_of"}.get((str(options.aux_convention), shift))
     if other is not None:
         return f"aux_convention={other!r}"
-    return f"residual streams {', '.join(map(str, moved))}, one {'higher' if shift > 0 else 'lower'}"
+    return f"aux_layers {', '.join(map(str, moved))}, one {'higher' if shift > 0 else 'lower'}"
 
 
 def _said_of_norm(head: Eagle3Config, options: HeadOptions) -> str:

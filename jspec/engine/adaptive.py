@@ -1,37 +1,39 @@
-"""How many drafts the next rounds make: the K that promises most tokens per second, from acceptance seen so far.
+"""How many drafts the next rounds make: the K that promises most tokens per second, by the acceptance seen so far.
 
-It looks at rounds that are over and at a table of costs, never at drafts whose tokens are still to be judged. Each
-round is lossless for every K given the text before it, with noise of its own, so a K that depends on the past leaves
-the distribution of the text as it is. (A K that looked at the drafts of its own round would not:
-tests/lossless/test_adaptive.py.)"""
+The choice depends on rounds that are over and on a table of costs, and never on drafts that are still to be judged. Given
+the text before it, each round is lossless for every K, and it has noise of its own. So the text keeps the target's
+distribution although K depends on the past. It would not if K depended on the drafts of its own round, which
+tests/lossless/test_adaptive.py shows.
+"""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-MEMORY = 64.0  # rounds in which what was seen loses weight by a factor of e
-PRIOR_ACCEPTANCE = 0.7  # of a first draft, before anything was seen,
-PRIOR_WEIGHT = 4.0  # and how many drafts that counts for
-GAIN = 1.02  # what another K must promise, so that two that are as good do not alternate
+MEMORY = 64.0  # after so many rounds, what was seen has lost weight by a factor of e
+PRIOR_ACCEPTANCE = 0.7  # share of first drafts that are taken to be accepted, before anything was seen
+PRIOR_WEIGHT = 4.0  # how many judged drafts that assumption counts for
+GAIN = 1.02  # how much faster another K must promise to be, so that two that are equally good do not alternate
 FIRST_REST, LONGEST_REST = 4, 64  # calls without drafts before they are tried again
 
 
 class Controller:
     """Chooses K before every call of the decode program, and learns from what the call did.
 
-    Draft i + 1 is judged only where draft i was accepted. So each place in the block has an acceptance of its own:
-    drafts accepted there over drafts judged there. Both counts fade with ``MEMORY``. To begin with, a place counts as
-    if ``PRIOR_WEIGHT`` drafts had been judged there and passed as often as those of the place before it.
+    Draft i + 1 of a round is judged only if draft i was accepted. So each place 0 .. K - 1 among the drafts of a round
+    has an acceptance of its own: drafts accepted there over drafts judged there. Both counts fade with ``MEMORY``. At
+    first a place counts as if ``PRIOR_WEIGHT`` drafts had been judged there, and accepted as often as at the place
+    before it.
 
-    While no drafts pay (K = 0) nothing is learnt. They are tried again for one call after a rest, which doubles each
-    time that they still do not pay.
+    While drafts do not pay, K is 0 and nothing is learnt. Drafts are tried again for one call after a rest of
+    ``FIRST_REST`` calls. The rest doubles, up to ``LONGEST_REST`` calls, each time that drafts still do not pay.
 
     Args:
-      seconds: K -> seconds per round; 0 and at least one other.
+      seconds: K -> seconds per round, for K = 0 and at least one other.
 
     Attributes:
-      seconds: the same, in ascending order of K.
-      trying: whether the last choice was one call with drafts after a rest.
+      seconds: the argument, in ascending order of K.
+      trying: whether the last choice was a single call with drafts after a rest.
     """
 
     def __init__(self, seconds: Mapping[int, float]):
@@ -52,7 +54,7 @@ class Controller:
         return np.array(estimates)
 
     def rates(self) -> dict[int, float]:
-        """K -> how many tokens per second and row it promises."""
+        """K -> the tokens per second that a row may expect of it."""
         tokens = 1 + np.concatenate([[0.0], np.cumsum(np.cumprod(self.acceptance))])
         return {K: float(tokens[K]) / seconds for K, seconds in self.seconds.items()}
 
@@ -71,11 +73,11 @@ class Controller:
         return self._current
 
     def observe(self, K: int, rounds: int, accepted: Sequence[int]):
-        """Learn from a call.
+        """Learn from what a call did.
 
         Args:
-          K: the drafts of each of its rounds.
-          rounds: how many rounds it made.
+          K: how many drafts each round of the call made.
+          rounds: how many rounds the call made.
           accepted: how many drafts were accepted, one entry for each row and round that counts, in any order.
         """
         fade = np.exp(-rounds / MEMORY)
@@ -83,7 +85,7 @@ class Controller:
         drafted = np.arange(len(self._judged)) < K
         judged = fade * self._judged + np.sum((reached >= 0) & drafted, axis=0)
         passed = fade * self._accepted + np.sum((reached > 0) & drafted, axis=0)
-        self._judged, self._accepted = judged, passed  # together, or an interrupt leaves more accepted than judged
+        self._judged, self._accepted = judged, passed  # at once: an interrupt must not come between
 
     def _best(self, drafting: bool = False) -> int:
         rates = {K: rate for K, rate in self.rates().items() if K or not drafting}

@@ -1,5 +1,7 @@
-"""What rounds cost: a table of seconds by batch and number of drafts, which the engine or ``benchmarks/efficiency.py``
-measures."""
+"""What rounds cost: a table of seconds by batch size and number of drafts.
+
+The engine measures it, or ``benchmarks/efficiency.py`` does.
+"""
 
 import dataclasses
 import json
@@ -15,7 +17,7 @@ from jspec._arguments import is_int, is_number, require
 class CostTable:
     """Seconds per decode round of one target with one drafter on one device.
 
-    As JSON: ``{"device": str, "method": str, "rounds": {"<batch>": {"<K>": seconds}}}``; other keys are ignored.
+    As JSON it is ``{"device": str, "method": str, "rounds": {"<batch>": {"<K>": seconds}}}``; other keys are ignored.
 
     Args:
       device: the ``device_kind`` that JAX gives the device.
@@ -56,7 +58,9 @@ class CostTable:
         require(file.is_file(), "costs", str(path), "the path of a JSON file of round times, or a CostTable")
         try:
             found = json.loads(file.read_text())
-            rounds = {int(b): {int(K): s for K, s in row.items()} for b, row in found["rounds"].items()}
+            rounds = {
+                int(batch): {int(K): s for K, s in by_drafts.items()} for batch, by_drafts in found["rounds"].items()
+            }
             return CostTable(found["device"], found["method"], rounds)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             shape = '{"device": str, "method": str, "rounds": {"<batch>": {"<K>": seconds}}}'
@@ -67,10 +71,10 @@ class CostTable:
         pathlib.Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
     def seconds(self, batch: int, drafts: Iterable[int]) -> dict[int, float]:
-        """K -> seconds per round of ``batch`` rows, linear between what was measured.
+        """K -> seconds per round of ``batch`` rows, interpolated linearly between what was measured.
 
         Raises:
-          ValueError: a batch or a K outside of what was measured.
+          ValueError: ``batch`` or a K lies outside of what was measured.
         """
         sizes = sorted(self.rounds)
         if not sizes[0] <= batch <= sizes[-1]:
@@ -81,11 +85,11 @@ class CostTable:
         return {K: float(np.interp(batch, sizes, [self._at(size, K) for size in sizes])) for K in drafts}
 
     def _at(self, batch: int, K: int) -> float:
-        row = self.rounds[batch]
-        measured = sorted(row)
+        by_drafts = self.rounds[batch]
+        measured = sorted(by_drafts)
         if not measured[0] <= K <= measured[-1]:
             raise ValueError(
                 f"costs has {measured[0]}..{measured[-1]} drafts for batch {batch}: expected {K} among them; measure it, "
                 "lower max_draft_tokens, or leave costs out to let the engine measure"
             )
-        return float(np.interp(K, measured, [row[k] for k in measured]))
+        return float(np.interp(K, measured, [by_drafts[k] for k in measured]))

@@ -1,4 +1,7 @@
-"""The state of the batch on the device: ONE pytree, donated to every program; how requests enter and leave it."""
+"""The state of the batch on the device, and how requests enter and leave it.
+
+The state is ONE pytree. It is donated to every program, which gives a new one back in the same memory.
+"""
 
 import dataclasses
 from typing import Any
@@ -19,17 +22,21 @@ from jspec.sampling.params import MAX_STOP_TOKENS
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RequestArrays:
-    """What a row needs to know of its request: one entry per row, ``[B]``, or that of a single request, ``[]``.
+    """What each row needs to know of its request.
+
+    In ``DecodeState`` the arrays have an axis of rows in front, as given below. ``request_arrays`` makes those of a
+    single request, without that axis: ``length`` is then ``[]``.
 
     Attributes:
-      length: int32 ``[B]``, how many tokens are committed; when a request enters, the length of its prompt. The
-        target's cache holds length - 1 of them: the newest enters it as query token 0 of the next verify pass.
+      length: int32 ``[B]``, how many tokens are committed. When a request enters, that is the length of its prompt. The
+        target's cache holds keys and values of all of them but the newest, which is query token 0 of the next verify
+        pass.
       limit: int32 ``[B]``, the length at which the request is complete.
       min_length: int32 ``[B]``, the first position at which a stop token may stand.
-      stop_tokens: int32 ``[B, MAX_STOP_TOKENS]``, padded with -1.
+      stop_tokens: int32 ``[B, MAX_STOP_TOKENS]``, ids of the tokens that end the request, padded with -1.
       key_data: uint32 ``[B, 2]``, the request's Threefry key.
-      table: int32 ``[B, M]``, its pages, padded with the null page.
-      warp: its temperature, top-k, top-p and min-p.
+      table: int32 ``[B, M]``, the request's pages in the order of its tokens, padded with the null page.
+      warp: the request's temperature, top-k, top-p and min-p, each ``[B]``.
     """
 
     length: jax.Array
@@ -44,19 +51,20 @@ class RequestArrays:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
-    """Everything that a round reads and writes.
+    """Everything that a round reads and writes, apart from weights.
 
     Attributes:
-      tokens: int32 ``[B, S]``, the committed tokens of each row, prompt included; what lies past ``length`` means
-        nothing.
-      outcome: int32 ``[B]``, LIVE while the row decodes. Other rows are masked: they write, draft and emit nothing.
-      request: settings and lengths of each row.
+      tokens: int32 ``[B, S]``, the committed tokens of each row, prompt included. Entries at ``length`` and past it
+        mean nothing.
+      outcome: int32 ``[B]``, LIVE while the row decodes. Every other row is masked: it drafts, writes and emits nothing.
+      request: settings and length of each row's request.
       previous: int32 ``[B]``, ``length`` when the row's last round with drafts began. When a request enters, and after
-        ``DecodeStep.catch_up``, one less than ``length``.
-      cache: the target's pages, one ``LayerKV`` per layer.
-      features: ``[B, K + 1, E]`` for the largest K: what the target knew at positions previous - 1, previous, .., as
-        its last pass read them, or at the end of the prompt. None if the drafter needs no features.
-      draft: the drafter's own state.
+        ``DecodeStep.catch_up``, it is one less than ``length``. What a drafter has read at positions previous - 1 and
+        later may have been drafts of its own.
+      cache: the target's pages, one ``LayerKV`` for each layer.
+      features: ``[B, K + 1, E]`` for the largest K, what the drafter reads of the target. Entry j belongs to position
+        previous - 1 + j, and entries up to position length - 2 mean something. None if the drafter reads no features.
+      draft: the drafter's own state, any pytree.
     """
 
     tokens: jax.Array
@@ -69,7 +77,7 @@ class DecodeState:
 
     @property
     def live(self) -> jax.Array:
-        """bool ``[B]``, the row decodes."""
+        """bool ``[B]``, whether the row decodes."""
         return self.outcome == LIVE
 
 
@@ -114,9 +122,14 @@ def padded_prompt(request: Request, config: EngineConfig) -> np.ndarray:
 
 
 def request_arrays(request: Request, config: EngineConfig, table: np.ndarray) -> RequestArrays:
-    """What a row needs to know of this one request whose pages are ``table``, int32 ``[M]``.
+    """What a row needs to know of this one request, in arrays on the host.
 
-    The arrays stay on the host: as arguments of a program they need no transfer of their own.
+    They stay on the host because an argument of a program needs no transfer of its own.
+
+    Args:
+      request: the request that is about to enter.
+      config: what the engine may use; its ``max_len`` bounds the text.
+      table: int32 ``[M]``, the request's pages, padded with the null page.
     """
     params, length, S = request.params, len(request.prompt), config.max_len
     stop_tokens = [*request.stop_tokens, *[-1] * (MAX_STOP_TOKENS - len(request.stop_tokens))]
@@ -141,13 +154,13 @@ def request_arrays(request: Request, config: EngineConfig, table: np.ndarray) ->
 
 
 def admit(state: DecodeState, row, prompt, request: RequestArrays) -> DecodeState:
-    """Let a request whose prompt has been read decode.
+    """Put a request into a free row, so that the next round decodes it. Prefill has read its prompt before.
 
     Args:
       state: the batch.
       row: int32 ``[]``, the free row that the request enters.
-      prompt: int32 ``[S]``, its tokens.
-      request: its settings, of a single request.
+      prompt: int32 ``[S]``, the request's prompt, padded.
+      request: what the row needs to know, from ``request_arrays``.
     """
     return dataclasses.replace(
         state,
@@ -159,5 +172,9 @@ def admit(state: DecodeState, row, prompt, request: RequestArrays) -> DecodeStat
 
 
 def retire(state: DecodeState, rows) -> DecodeState:
-    """Stop rows, bool ``[B]``, that the host found finished: a stop string, a cancelled request."""
+    """Stop those of ``rows``, bool ``[B]``, that still decode.
+
+    The device ends a row by itself at a stop token or at the length limit. This is for what only the host sees: a stop
+    string in the text, or a caller that went away.
+    """
     return dataclasses.replace(state, outcome=jnp.where(rows & state.live, STOPPED, state.outcome))

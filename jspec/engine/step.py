@@ -1,10 +1,10 @@
-"""What the compiled programs compute: rounds of draft -> verify -> accept -> commit, and the prefill before them.
+"""What the compiled programs compute: rounds of drafting and verifying, and the prefill that comes before them.
 
-A *round* drafts up to K tokens for each row, lets the target verify them in one pass, and commits what was accepted and
-one token more. A *call* of the decode program makes several rounds without a visit to the host.
+A *round* drafts up to K tokens for each row, lets the target verify them in one pass, and commits the accepted drafts
+and one token more. A *call* of a decode program makes several rounds without a visit to the host.
 
-Shapes are fixed: a row that is finished, short of room or not speculating is masked, never reshaped. Every array that
-outlives a call is in ``DecodeState``, which is donated.
+All shapes are fixed. A row that has finished, has no room for drafts or does not speculate is masked; no array changes
+its shape. Every array that outlives a call is in ``DecodeState``, whose buffers are donated to each program.
 """
 
 import dataclasses
@@ -31,16 +31,18 @@ Verify = Callable[[jax.Array, Any, Proposal, RoundNoise], Verdict]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RoundLog:
-    """What a round did, for the host. Logs of several rounds have an axis for them in front, ``[rounds, B]``.
+    """What a round did with each row, for the host.
 
-    The entries of a row that did not take part in a round are -1, or 0 in ``count``.
+    The logs of a call have one axis more in front, for its rounds: ``count``, for example, is ``[rounds, B]``. For a row
+    that did not take part in a round, ``count`` is 0 and every other entry is -1.
 
     Attributes:
-      tokens: int32 ``[B, K + 1]``, the tokens emitted, padded with -1.
+      tokens: int32 ``[B, K + 1]``, the emitted tokens, padded with -1.
       count: int32 ``[B]``, how many tokens were emitted.
       drafted: int32 ``[B]``, how many drafts were valid.
-      accepted: int32 ``[B]``, how many of them the target accepted.
-      outcome: int32 ``[B]``, the row's outcome after the round.
+      accepted: int32 ``[B]``, how many of these drafts the verification rule accepted. ``count`` can be smaller, where
+        a stop token or the length limit cut the emitted tokens off.
+      outcome: int32 ``[B]``, the row's outcome after the round: LIVE, STOPPED, FULL or BROKEN of ``engine.request``.
     """
 
     tokens: Any
@@ -50,39 +52,57 @@ class RoundLog:
     outcome: Any
 
     def packed(self) -> jax.Array:
-        """Everything in one array, int32 ``[B, K + 5]``, which is one transfer to the host."""
+        """All fields side by side in one array, int32 ``[B, K + 5]``, so that one transfer brings them to the host."""
         rest = (self.count, self.drafted, self.accepted, self.outcome)
         return jnp.concatenate([self.tokens, *(x[:, None] for x in rest)], axis=1)
 
     @classmethod
     def unpacked(cls, packed) -> "RoundLog":
-        """The logs in an array ``[..., B, K + 5]``, on the host or in a trace."""
+        """The logs that ``packed`` put into an array ``[..., B, K + 5]``, on the host or in a trace."""
         return cls(packed[..., :-4], *(packed[..., i] for i in range(-4, 0)))
 
     def of_row(self, row: int) -> "RoundLog":
-        """The part of one row in the logs ``[rounds, B]`` of a call: fields ``[rounds]``."""
+        """One row's part of a call's logs: fields ``[rounds, B]`` become ``[rounds]``, tokens ``[rounds, K + 1]``."""
         fields = (self.tokens, self.count, self.drafted, self.accepted, self.outcome)
         return RoundLog(*(field[:, row] for field in fields))
 
     @property
     def num_rounds(self) -> int:
-        """Of the logs ``[rounds, B]`` of a call, on the host: how many rounds any row took part in."""
+        """How many rounds of a call any row took part in; for logs ``[rounds, B]`` on the host."""
         return int(np.any(self.accepted >= 0, axis=1).sum())
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeStep:
-    """The programs of an engine, as functions of the state: one round, calls of many, prefill, catching up.
+    """Target, drafter and verification rule together: what the programs of an engine do, as functions of the state.
 
-    It is built inside a trace, around target, drafter and rule.
+    A *round* takes every live row at some ``length``, its number of committed tokens, and does five things:
+
+    1. **Draft.** The drafter proposes up to K tokens, and says from which distributions it drew them.
+    2. **Verify pass.** The target reads the newest committed token, which its cache does not hold yet, and the drafts
+       behind it: T = K + 1 query tokens at positions length - 1 .. length - 1 + K, in one pass. The logits of query token
+       i are those of the token at position length + i.
+    3. **Rule.** The verification rule decides how many drafts, a, stand. It draws one more token: the correction token
+       in place of the first refused draft, or the bonus token if no draft was refused.
+    4. **Keep features.** If the drafter reads features of the target, those of this pass are kept for the next round.
+    5. **Commit.** The a drafts and the token of the rule are written at positions length .. length + a, and ``length``
+       grows by a + 1, or by less at a stop token or the length limit.
+
+    For example, a row with 10 committed tokens and K = 4 whose first two drafts are accepted has 13 committed tokens
+    afterwards. The pass wrote keys and values at positions 9 .. 13 of the target's cache, and those at 12 and 13 belong
+    to refused drafts. Nothing removes them: the next round begins at position length - 1 = 12, and writes both again
+    before any query token attends to them.
+
+    Noise depends only on a request's key and on ``length`` when the round began, so that no draw is ever repeated
+    (``sampling.streams``). A ``DecodeStep`` is built inside a trace (``StepBuilder`` in ``programs.py``).
 
     Attributes:
-      target: a ``Decoder`` or its like.
+      target: the model whose distribution the text has, a ``Decoder`` or its like.
       drafter: how tokens are proposed.
       verify: the verification rule, one of ``sampling.verify.RULES``.
-      width: how many query tokens the target reads for each row in a round. It is at least K + 1; the surplus is
-        masked.
-      noise: where the noise of a round comes from.
+      width: how many query tokens the target reads for each row in a round. It is at least T = K + 1, and query tokens
+        beyond the drafts are masked.
+      noise: makes the noise of a round from the keys and lengths of its rows.
     """
 
     target: Target
@@ -92,19 +112,24 @@ class DecodeStep:
     noise: Callable[..., RoundNoise] = RoundNoise
 
     def round(self, state: DecodeState) -> tuple[DecodeState, RoundLog]:
-        """Make one round of every live row."""
+        """Make one round with every live row: draft, verify pass, rule, keep features, commit.
+
+        Returns:
+          the new state, and a log with fields ``[B]``.
+        """
         noise = self.noise(state.request.key_data, state.request.length)
         draft, proposal = self._propose(state, noise)
-        logits, features, cache = self._target(state, proposal)
+        logits, features, cache = self._verify_pass(state, proposal)
         verdict = self.verify(logits, state.request.warp, proposal, noise)
-        features = self._kept(state, features)
+        features = self._kept_features(state, features)
         return self._commit(dataclasses.replace(state, cache=cache, features=features, draft=draft), proposal, verdict)
 
     def decode(self, state: DecodeState, rounds: int) -> tuple[DecodeState, jax.Array]:
-        """Make up to ``rounds`` rounds without a host visit, fewer once no row is live.
+        """Make ``rounds`` rounds without a host visit, or fewer if no row is live any more.
 
         Returns:
-          the new state, and the logs of ``rounds`` rounds, packed, int32 ``[rounds, B, K + 5]``.
+          the new state, and the packed logs, int32 ``[rounds, B, K + 5]``. A round that was not made has the log of a
+          round in which no row took part.
         """
         none = jax.tree.map(lambda leaf: jnp.full(leaf.shape, -1, leaf.dtype), jax.eval_shape(self.round, state)[1])
         empty = dataclasses.replace(none, count=jnp.zeros_like(none.count)).packed()
@@ -123,8 +148,15 @@ class DecodeStep:
         return state, logs
 
     def decode_plainly(self, state: DecodeState, rounds: int) -> tuple[DecodeState, jax.Array]:
-        """Do as ``decode``, without drafts. At the end the drafter reads all that it missed, in one pass and not in one
-        for each round."""
+        """Do as ``decode``, but without drafts, and let the drafter catch up in one pass at the end.
+
+        This is what K = 0 means where the engine chooses K: a later round may draft again, so the drafter has to read
+        the tokens that were committed meanwhile. Every round adds its feature behind those that the state holds, for
+        which the array ``[B, K + 1, E]`` is widened by ``rounds`` during the call.
+
+        Returns:
+          the new state, and the packed logs of rounds with K = 0, int32 ``[rounds, B, 5]``.
+        """
         resting = dataclasses.replace(self, drafter=NoDrafts(self.drafter.aux_layers))
         features = state.features
         if features is not None:
@@ -136,14 +168,20 @@ class DecodeStep:
         return state, logs
 
     def catch_up(self, state: DecodeState, slots: int) -> DecodeState:
-        """Let the drafter read the committed tokens that it has not read, or that it had only guessed.
+        """Let the drafter read the committed tokens that it has not read, or that it has read only as its own drafts.
 
-        Its caches and features are then those of a request that has just entered, and a round of any K may follow.
+        A drafter normally does that at the start of a round, in a window that is as long as its own K makes necessary.
+        After plain rounds, and before rounds of a smaller K, that window would be too short. Afterwards the drafter's
+        caches and features are those of a request that has just entered a row, so a round of any K may follow.
+
+        The drafter reads the tokens at positions ``previous - 1`` to ``length - 2``. The feature at ``length - 2``, the
+        last that the target has computed, becomes the first entry of ``features``, and ``previous`` becomes
+        ``length - 1``.
 
         Args:
-          state: the batch; only the drafter's part changes.
-          slots: the most tokens that a row may have committed since ``previous``. With features, as many as there are
-            features.
+          state: the batch. Only the drafter's state, ``features`` and ``previous`` change.
+          slots: the most positions that a row may have to read, which fixes the shape of the pass. If the drafter
+            reads features, it is also their number, ``state.features.shape[1]``.
         """
         request, live = state.request, state.live
         behind = request.length - 1 - state.previous
@@ -163,19 +201,22 @@ class DecodeStep:
     def prefill(self, state: DecodeState, row, tokens, start, count, table) -> DecodeState:
         """Read one chunk of one prompt into the caches of target and drafter.
 
+        The chunks of a prompt cover all of its tokens but the last, which the target reads as query token 0 of the
+        first round. The feature of the last token read goes to ``features[row, 0]``, where the first round finds it.
+
         Args:
-          state: the batch; only its caches change, and the features of ``row``.
+          state: the batch. Only the caches change, and the features of ``row``.
           row: int32 ``[]``, the free row that the request will enter.
-          tokens: int32 ``[1, C + 1]``. The first ``count`` of them are read; the one behind these is not read, but the
-            drafter is told that it follows.
+          tokens: int32 ``[1, C + 1]``. The first ``count`` tokens are read. The token behind them is not read, but the
+            drafter is told that it follows: slot i of an EAGLE head reads token i + 1.
           start: int32 ``[]``, the position of the first token.
-          count: int32 ``[]``, how many of the first C tokens are real.
+          count: int32 ``[]``, how many of the first C tokens are real; the rest is padding.
           table: int32 ``[1, M]``, the request's pages.
         """
         C = tokens.shape[1] - 1
         offset = jnp.arange(C, dtype=jnp.int32)[None]
         view = PagedView(table, start + offset, offset < count)
-        _, features, cache = self._read(tokens[:, :C], state.cache, view)
+        _, features, cache = self._target_reads(tokens[:, :C], state.cache, view)
         draft = self.drafter.prefill(state.draft, Prompt(tokens[:, :C], tokens[:, 1:], features, view))
         state = dataclasses.replace(state, cache=cache, draft=draft)
         if features is None or state.features is None:
@@ -184,7 +225,14 @@ class DecodeStep:
         return dataclasses.replace(state, features=state.features.at[row, 0].set(newest))
 
     def _propose(self, state: DecodeState, noise: RoundNoise):
-        """Draft: the drafter's new state, and its proposal."""
+        """Let the drafter propose up to K tokens for each row.
+
+        A row may use ``room`` drafts, the most that leave a slot for the token that the rule adds: K of them, fewer near
+        the end of its S slots, and none if the row is not live.
+
+        Returns:
+          the drafter's new state, and its proposal, with tokens ``[B, K]``.
+        """
         request, S = state.request, state.tokens.shape[1]
         K = self.drafter.num_draft_tokens
         room = jnp.where(state.live, jnp.clip(S - 1 - request.length, 0, K), 0)
@@ -203,9 +251,17 @@ class DecodeStep:
         )
         return self.drafter.propose(state.draft, context)
 
-    def _target(self, state: DecodeState, proposal: Proposal):
-        """One verify pass: logits after the newest token and after each draft, ``[B, width, V]``; the features there;
-        and the new cache."""
+    def _verify_pass(self, state: DecodeState, proposal: Proposal):
+        """Let the target read the newest committed token and the drafts of every row, in one pass.
+
+        The pass has ``width`` query tokens. Those behind the valid drafts of a row, and all of a row that is not live,
+        are masked: they write nothing to the cache, and their logits mean nothing. A stop token before the request's
+        ``min_length`` gets the logit minus infinity, here as in the drafter.
+
+        Returns:
+          logits ``[B, width, V]``, entry i those of the token at position length + i; features ``[B, width, E]``, or
+          None; and the new cache.
+        """
         request = state.request
         newest = jnp.take_along_axis(state.tokens, request.length[:, None] - 1, axis=1)
         tokens = jnp.concatenate([newest, proposal.tokens], axis=1)
@@ -213,13 +269,21 @@ class DecodeStep:
         offset = jnp.arange(self.width, dtype=jnp.int32)[None]
         positions = request.length[:, None] - 1 + offset
         valid = state.live[:, None] & (offset <= proposal.count[:, None])
-        hidden, features, cache = self._read(tokens, state.cache, PagedView(request.table, positions, valid))
+        hidden, features, cache = self._target_reads(tokens, state.cache, PagedView(request.table, positions, valid))
         logits = forbid_early_stops(self.target.logits(hidden), positions + 1, request.stop_tokens, request.min_length)
         return logits, features, cache
 
-    def _kept(self, state: DecodeState, features):
-        """The features to keep. Those of a round with drafts take the place of the old ones; a round without drafts
-        adds its own."""
+    def _kept_features(self, state: DecodeState, features):
+        """The features ``[B, n, E]`` that the drafter finds at its next round; None if it reads none.
+
+        Entry j belongs to position previous - 1 + j. A round with drafts moves ``previous`` up to its ``length``, so its
+        K + 1 features replace the old ones. A round without drafts leaves ``previous`` where it is, so its one feature,
+        at position length - 1, is added as entry length - previous.
+
+        Args:
+          state: the batch before the commit.
+          features: ``[B, width, E]``, those of the verify pass, or None.
+        """
         if features is None or state.features is None:
             return None
         K = self.drafter.num_draft_tokens
@@ -228,16 +292,27 @@ class DecodeStep:
         place = state.request.length - state.previous
         return state.features.at[jnp.arange(len(place)), place].set(features[:, 0], mode="drop")
 
-    def _read(self, tokens, cache, view: PagedView):
-        """Let the target read tokens: hidden states; the features that the drafter needs, None if it needs none; and
-        the new cache."""
+    def _target_reads(self, tokens, cache, view: PagedView):
+        """Let the target read tokens ``[B, T]`` at the positions of ``view``.
+
+        Returns:
+          hidden states ``[B, T, D]``; the features ``[B, T, E]`` that the drafter needs, or None; and the new cache.
+        """
         if self.drafter.aux_layers is None:
             hidden, cache = self.target(tokens, view.positions, cache, view)
             return hidden, None, cache
         return self.target.with_auxiliary(tokens, view.positions, cache, view, self.drafter.aux_layers)
 
     def _commit(self, state: DecodeState, proposal: Proposal, verdict: Verdict) -> tuple[DecodeState, RoundLog]:
-        """Write what the verdict lets through, up to a stop token and the length limit, and decide each row's outcome."""
+        """Append each row's accepted drafts and the rule's token to its text, and decide the row's outcome.
+
+        A row emits ``count`` tokens: the accepted drafts and the rule's token, up to and including the first stop token,
+        and no more than its length limit allows. If the logits behind the rule's token are not finite, the accepted
+        drafts are still emitted, that token is not, and the row ends as BROKEN.
+
+        Returns:
+          the new state, with longer texts, and the log of the round.
+        """
         request, live = state.request, state.live
         B, K = proposal.tokens.shape
         offset = jnp.arange(K + 1, dtype=jnp.int32)[None]
@@ -245,7 +320,7 @@ class DecodeStep:
         emitted = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
         emitted = jnp.where(offset == accepted[:, None], verdict.token[:, None], emitted)
 
-        offered = accepted + verdict.ok  # logits that are no distribution emit nothing
+        offered = accepted + verdict.ok  # logits that make no distribution emit no token
         stop = first_stop(jnp.where(offset < offered[:, None], emitted, -2), request.stop_tokens)
         count = jnp.where(live, jnp.minimum(jnp.minimum(offered, stop + 1), room), 0)
         outcome = jnp.where(stop < count, STOPPED, jnp.where(count == room, FULL, jnp.where(verdict.ok, LIVE, BROKEN)))

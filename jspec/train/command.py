@@ -9,8 +9,8 @@ METHODS = tuple(trained())
 
 
 def add_arguments(parser: argparse.ArgumentParser):
-    """Declare them; nothing that training needs is imported yet."""
-    parser.add_argument("--method", choices=METHODS, required=True, help="kind of head")
+    """Declare the arguments. Nothing that training needs is imported for that."""
+    parser.add_argument("--method", choices=METHODS, required=True, help="kind of draft head")
     parser.add_argument("--target", type=pathlib.Path, required=True, help="checkpoint folder of the target")
     parser.add_argument(
         "--data",
@@ -21,43 +21,57 @@ def add_arguments(parser: argparse.ArgumentParser):
     parser.add_argument(
         "--out", type=pathlib.Path, required=True, help="folder for head/, losses.csv, figures.json, state/"
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the newest state in OUT")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest state in OUT")
     parser.add_argument(
-        "--target-name", help="what the head calls its target, where its layout does; default: its path"
+        "--target-name",
+        help="the name of the target in the head's config.json, in layouts that have it; default: its path",
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="to compute in")
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="what target and head compute in"
+    )
 
     plan = parser.add_argument_group("plan")
     plan.add_argument("--steps", type=int, default=10_000)
-    plan.add_argument("--peak-rate", type=float, default=3e-4, help="peak learning rate; warmed up, then a cosine to 0")
+    plan.add_argument(
+        "--peak-rate", type=float, default=3e-4, help="peak learning rate, after a warm-up; then a cosine to 0"
+    )
     plan.add_argument("--weight-decay", type=float, default=0.0)
     plan.add_argument("--tokens-per-step", type=int, default=8192)
-    plan.add_argument("--length", type=int, default=1024, help="tokens a window")
-    plan.add_argument("--evaluate-every", type=int, default=500, help="steps; also between two states")
+    plan.add_argument("--length", type=int, default=1024, help="tokens of a window")
+    plan.add_argument(
+        "--evaluate-every", type=int, default=500, help="steps between two evaluations, and between two states"
+    )
     plan.add_argument("--prompts", type=int, default=16, help="held-out prompts that acceptance is measured on")
 
-    head = parser.add_argument_group("head", "sizes; by default the target's, or what is usual for the method")
+    head = parser.add_argument_group(
+        "head", "sizes of the draft head; by default the target's, or what is usual for the method"
+    )
     head.add_argument(
         "--num-draft-tokens",
         type=int,
-        help="places ahead to learn: 7 (eagle3), 8 (parallel), 4 (mlp: stages) or 3 (medusa: heads)",
+        help="drafts to learn; default: 7 (eagle3), 8 (parallel), 4 (mlp: stages) or 3 (medusa: Medusa heads)",
     )
-    head.add_argument("--layers", type=int, help="eagle3: 1; parallel: 4")
+    head.add_argument("--layers", type=int, help="decoder layers of eagle3 (default: 1) and parallel (default: 4)")
     head.add_argument("--intermediate-size", type=int, help="eagle, eagle3, parallel: width of the layers' MLP")
     head.add_argument(
-        "--draft-vocab-size", type=int, help="eagle3, parallel: tokens it knows, the most frequent of DATA"
+        "--draft-vocab-size", type=int, help="eagle3, parallel: tokens that it can draft, the most frequent of DATA"
     )
     head.add_argument(
-        "--aux-layers", "--taps", type=_integers, help="eagle3, parallel: residual streams it reads, e.g. 2,16,29"
+        "--aux-layers",
+        "--taps",
+        type=_integers,
+        help="eagle3, parallel: it reads hidden states after these layers of the target, e.g. 2,16,29",
     )
     head.add_argument("--inner-size", type=int, help="mlp: width of the state")
     head.add_argument("--tie", action="store_true", help="mlp: stages share their weights")
-    head.add_argument("--borrow-head", action="store_true", help="medusa: no output heads of their own")
+    head.add_argument(
+        "--borrow-head", action="store_true", help="medusa: use the target's output head instead of own ones"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train, and say what came of it."""
+    """Train a draft head, and print its size and acceptance lengths; returns the exit code."""
     from jspec.train.loop import Plan
     from jspec.train.methods import Sizes
     from jspec.train.run import HEAD_FOLDER, TrainingRun, train
@@ -80,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         tie=args.tie,
         borrow_head=args.borrow_head,
     )
-    job = TrainingRun(
+    run_settings = TrainingRun(
         method=args.method,
         target=args.target,
         data=args.data,
@@ -94,8 +108,8 @@ def run(args: argparse.Namespace) -> int:
         target_name=args.target_name,
     )
     try:
-        figures = train(job)
-    except FloatingPointError as error:  # a setting is to blame, so it is told like one
+        figures = train(run_settings)
+    except FloatingPointError as error:  # caused by a setting, so it is reported as other mistakes in the arguments
         raise ValueError(str(error)) from error
     lengths = ", ".join(f"{length:.2f} at temperature {t}" for t, length in figures["acceptance_length"].items())
     print(f"{args.out / HEAD_FOLDER}: {figures['parameters']:,} parameters, acceptance length {lengths}")

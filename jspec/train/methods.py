@@ -1,4 +1,4 @@
-"""From a target and a few sizes to a head: its config, how it is trained, and where its weights start."""
+"""From a target and a few sizes to a new draft head: its config, its training objective, and its first weights."""
 
 import dataclasses
 
@@ -13,23 +13,33 @@ from jspec.heads import Eagle3Config, EagleConfig, MedusaConfig, MLPConfig, defa
 from jspec.models import flat_params, init
 from jspec.models.contract import Target
 from jspec.registry import resolve, trained
-from jspec.train.objectives import ConditionalDrop, FeatureRegression, Heads, Objective, Stages, TrainingTimeTest
+from jspec.train.objectives import (
+    ConditionalDrop,
+    EachMedusaHead,
+    EachStage,
+    FeatureRegression,
+    Objective,
+    TrainingTimeTest,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What can be chosen about a head; None takes the target's, or what is usual for the method.
+    """What can be chosen about a new draft head. None takes the default, which is the target's own size where none is given.
 
     Attributes:
-      num_draft_tokens: places ahead that it learns: slots in a row (eagle3, 7), drafts of a pass (parallel, 8), stages
-        (mlp, 4) or heads (medusa, 3).
-      layers: decoder layers (eagle3, 1; parallel, 4).
-      intermediate_size: their MLP width.
-      draft_vocab_size: Vd, the tokens that it knows, the most frequent of the data (at most 32,000).
-      aux_layers: the target's residual streams that it reads; k is the stream after k layers.
-      inner_size: width of an MLP speculator's state (the target's).
+      num_draft_tokens: how many tokens of a round the head learns to draft. By default 7 for eagle3, where it is the
+        number of passes; 8 for parallel, where one pass makes them all; 4 for mlp, the number of its stages; and 3 for
+        medusa, the number of Medusa heads.
+      layers: how many decoder layers the head has. By default 1 for eagle3, and 4 for parallel.
+      intermediate_size: F, the MLP width of these layers.
+      draft_vocab_size: Vd, how many tokens the head can draft, which are the most frequent of the data. By default all
+        of the target's vocabulary, but at most 32,000.
+      aux_layers: after which layers of the target the head reads auxiliary hidden states; k means after k layers. By
+        default 2, L // 2 and L - 3.
+      inner_size: the width of an MLP speculator's state.
       tie: whether the stages of an MLP speculator share their weights.
-      borrow_head: Medusa heads without output heads of their own.
+      borrow_head: whether Medusa heads use the target's output head and have none of their own.
     """
 
     num_draft_tokens: int | None = None
@@ -43,10 +53,15 @@ class Sizes:
 
 
 def make_objective(method: str, target: ModelConfig, sizes: Sizes) -> Objective:
-    """A head for ``target`` and how it is trained.
+    """The training objective of a new draft head for ``target``, with the head's config.
+
+    Args:
+      method: the name of a method that ``jspec train`` trains.
+      target: the target's config.
+      sizes: what was chosen about the head.
 
     Raises:
-      ValueError: a size that is out of range, or that the method does not have.
+      ValueError: a size is out of range, or heads of this method do not have it.
     """
     methods = trained()
     require(method in methods, "method", method, f"one of {', '.join(methods)}")
@@ -60,42 +75,42 @@ def make_objective(method: str, target: ModelConfig, sizes: Sizes) -> Objective:
 
 
 def eagle(target: ModelConfig, sizes: Sizes) -> Objective:
-    """An EAGLE head."""
+    """The objective of an EAGLE head."""
     return FeatureRegression(EagleConfig(_eagle_layer(target, sizes)))
 
 
 def eagle3(target: ModelConfig, sizes: Sizes) -> Objective:
-    """An EAGLE-3 head, which is trained on its own drafts."""
+    """The objective of an EAGLE-3 head, which reads its own outputs in training."""
     depths = sizes.num_draft_tokens or 7
     config = _eagle3_config(target, sizes, layers=1, mask_token_id=None, depths=depths)
     return TrainingTimeTest(config, config.resolved_aux_layers(target), depths)
 
 
 def parallel(target: ModelConfig, sizes: Sizes) -> Objective:
-    """A P-EAGLE head."""
+    """The objective of a P-EAGLE head."""
     depths = sizes.num_draft_tokens or 8
-    mask = next(iter(target.eos_token_ids), 0)  # mask slots are told apart by their feature, so any known token will do
+    mask = next(iter(target.eos_token_ids), 0)  # any known token will do: the head knows mask slots by their feature
     config = _eagle3_config(target, sizes, layers=4, mask_token_id=mask, depths=depths)
     return ConditionalDrop(config, config.resolved_aux_layers(target), depths)
 
 
 def mlp(target: ModelConfig, sizes: Sizes) -> Objective:
-    """An MLP speculator."""
+    """The objective of an MLP speculator."""
     V, D = target.vocab_size, target.hidden_size
     width = D if sizes.inner_size is None else sizes.inner_size
-    return Stages(MLPConfig(V, D, width, sizes.num_draft_tokens or 4, tied=sizes.tie, scale_input=True))
+    return EachStage(MLPConfig(V, D, width, sizes.num_draft_tokens or 4, tied=sizes.tie, scale_input=True))
 
 
 def medusa(target: ModelConfig, sizes: Sizes) -> Objective:
-    """Medusa heads."""
+    """The objective of Medusa heads."""
     heads = sizes.num_draft_tokens or 3
-    return Heads(MedusaConfig(target.vocab_size, target.hidden_size, heads, own_head=not sizes.borrow_head))
+    return EachMedusaHead(MedusaConfig(target.vocab_size, target.hidden_size, heads, own_head=not sizes.borrow_head))
 
 
 def _eagle3_config(
     target: ModelConfig, sizes: Sizes, *, layers: int, mask_token_id: int | None, depths: int
 ) -> Eagle3Config:
-    """An EAGLE-3 head with ``layers`` layers, unless ``sizes`` says otherwise."""
+    """The config of an EAGLE-3 or P-EAGLE head with ``layers`` layers, unless ``sizes`` says otherwise."""
     aux_layers = default_aux_layers(target.num_layers) if sizes.aux_layers is None else tuple(sizes.aux_layers)
     furthest, L = max(aux_layers, default=0), target.num_layers
     require(furthest <= L, "aux_layers", aux_layers, f"at most {L}, the target's layers")
@@ -112,7 +127,7 @@ def _eagle3_config(
 
 
 def _layers(target: ModelConfig, sizes: Sizes, layers: int) -> ModelConfig:
-    """Plain Llama layers of the target's width, with full attention."""
+    """The config of Llama layers of the target's width, with full attention."""
     return ModelConfig(
         architecture="LlamaForCausalLM",
         vocab_size=target.vocab_size,
@@ -129,7 +144,7 @@ def _layers(target: ModelConfig, sizes: Sizes, layers: int) -> ModelConfig:
 
 
 def _eagle_layer(target: ModelConfig, sizes: Sizes) -> ModelConfig:
-    """EAGLE's public layout has no head dimension of its own: it is D / N."""
+    """The config of an EAGLE head's layer. EAGLE's public layout names no head dimension, so H is D / N here."""
     D, N = target.hidden_size, target.num_heads
     if D % (2 * N):
         raise ValueError(f"an eagle head has heads of D / N = {D} / {N} numbers: expected an even number; use eagle3")
@@ -137,17 +152,17 @@ def _eagle_layer(target: ModelConfig, sizes: Sizes) -> ModelConfig:
 
 
 def initial_params(objective: Objective, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
-    """fp32 weights to start from, and the parameters that are not trained.
+    """The weights that training starts from, float32, and the parameters that are not trained.
 
     Args:
-      objective: the head, and which of its weights begin elsewhere than at random.
-      target: its target's module.
-      tokens: the training data, whose most frequent tokens make a draft vocabulary.
-      key: of what is drawn.
+      objective: has the config of the draft head, and says which weights do not start at random.
+      target: the target's module.
+      tokens: the training data, whose most frequent tokens make up a draft vocabulary.
+      key: the key of the random weights.
     """
     key, key_of_start = jax.random.split(key)
     params = jax.jit(lambda key: flat_params(init(objective.config, nnx.Rngs(key))))(key)
     start, constants = objective.start(params, target, tokens, key_of_start)
-    # Copies: the first step donates them, and the target goes on serving.
+    # These are copies, because the first step donates its weights, and the target still needs its own.
     trained = {name: jnp.array(array, jnp.float32, copy=True) for name, array in start.items()}
     return {name: array for name, array in (params | trained).items() if name not in constants}, constants

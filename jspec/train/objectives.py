@@ -1,7 +1,9 @@
-"""How each kind of head is trained: one frozen dataclass each, around the head's own module as it serves.
+"""How each kind of draft head is trained: one frozen dataclass for each, around the module that also serves.
 
-Slot t of a head reads token t + 1, so its draft of depth d is compared with the target's distribution after token t + 1
-+ d."""
+Slot t of a draft head reads the feature of token t, and token t + 1. Its draft of depth 0 is for token t + 2, and its draft
+of depth d is for token t + 2 + d. So the draft of depth d is compared with the target's distribution after token
+t + 1 + d.
+"""
 
 import abc
 import dataclasses
@@ -24,45 +26,45 @@ from jspec.train.losses import DepthLogits, TrainingBatch, draft_loss, float32_l
 
 
 class Objective(Protocol):
-    """What is minimised for one kind of head."""
+    """What training minimises for one kind of draft head, and where its weights start."""
 
     @property
     def config(self) -> HeadConfig:
-        """The head."""
+        """The config of the draft head."""
         ...
 
     @property
     def aux_layers(self) -> tuple[int, ...]:
-        """Streams of the target that it listens to."""
+        """After which layers of the target the head reads auxiliary hidden states; () means the final hidden state."""
         ...
 
     @property
     def depths(self) -> int:
-        """Places ahead that it is trained for."""
+        """How many drafts after a slot the head is trained to make."""
         ...
 
     def loss(self, head: Any, target: Target, batch: TrainingBatch, key: jax.Array) -> jax.Array:
-        """float32 ``[]`` of a head's module."""
+        """The loss of the draft head's module on a batch, float32 ``[]``; ``key`` is for what the objective draws."""
         ...
 
     def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
-        """Where training begins: parameters that do not begin at random, and parameters that are not trained.
+        """The parameters that do not start at random, and the parameters that are not trained.
 
         Args:
           params: the head's random weights.
           target: the target's module.
-          tokens: the training data.
-          key: of what is drawn.
+          tokens: the training data, as a flat array of token ids.
+          key: the key of what is drawn.
         """
         ...
 
     def known(self, constants: Mapping[str, jax.Array]) -> jax.Array | None:
-        """int32 ``[Vd]``, the tokens that the head knows, in the order of its rows; None if it knows all."""
+        """int32 ``[Vd]``, the token of each output channel of the head's own output head; None if it drafts every token."""
         ...
 
 
 class FullVocabulary:
-    """A head that knows every token, and whose weights begin at random."""
+    """For objectives of a head that can draft every token, and whose weights all start at random."""
 
     def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
         del params, target, tokens, key
@@ -73,16 +75,18 @@ class FullVocabulary:
 
 
 class DraftVocabulary:
-    """An EAGLE-3 head: it may know a part of the vocabulary; its output head and the norm before it begin as the
-    target's."""
+    """For objectives of an EAGLE-3 or P-EAGLE head, which may draft only a part of the target's vocabulary.
+
+    Its output head, and the norm before that, start as copies of the target's.
+    """
 
     config: Eagle3Config
 
     def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
         config, known, constants = self.config, slice(None), {}
         if config.reduced:
-            rows = frequent_tokens(tokens, config.layers.vocab_size, config.draft_vocab_size)
-            constants["draft_ids"], known = jnp.asarray(rows), np.flatnonzero(rows >= 0)
+            draft_ids = frequent_tokens(tokens, config.layers.vocab_size, config.draft_vocab_size)
+            constants["draft_ids"], known = jnp.asarray(draft_ids), np.flatnonzero(draft_ids >= 0)
         output = wide(target.output_weight, target.output_scale)
         start = {"head.weight": output[known], "norm.weight": target.output_norm}
         if config.mask_token_id is not None:
@@ -96,24 +100,30 @@ class DraftVocabulary:
 
 
 def frequent_tokens(tokens: np.ndarray, vocab_size: int, count: int) -> np.ndarray:
-    """int32 ``[V]``: the row of each of the ``count`` most frequent tokens, in the order of their ids; -1 for
-    others."""
+    """The draft vocabulary of the ``count`` most frequent tokens, int32 ``[V]``.
+
+    The entry of a token is its id in the draft vocabulary, or -1 if it is not in there. Draft ids follow the order of the
+    token ids: if tokens 3 and 7 of 8 are the most frequent, the result is ``[-1, -1, -1, 0, -1, -1, -1, 1]``.
+    """
     frequency = np.bincount(tokens, minlength=vocab_size)
     chosen = np.sort(np.argsort(-frequency, kind="stable")[:count])
-    rows = np.full(vocab_size, -1, np.int32)
-    rows[chosen] = np.arange(count, dtype=np.int32)
-    return rows
+    draft_ids = np.full(vocab_size, -1, np.int32)
+    draft_ids[chosen] = np.arange(count, dtype=np.int32)
+    return draft_ids
 
 
 @dataclasses.dataclass(frozen=True)
 class FeatureRegression(FullVocabulary):
-    """EAGLE (Li et al., 2024): the next feature by smooth L1, and by it the target's distribution, one slot ahead.
+    """EAGLE (Li et al., 2024): predict the target's next feature, and through it the target's distribution.
+
+    The loss is a weighted sum of the smooth L1 distance between the head's output at slot t and the target's hidden
+    state of token t + 1, and of the cross-entropy between the distributions that both of them lead to.
 
     Attributes:
-      config: the head.
-      regression, cross_entropy: weights of the two, 1 and 0.1 in the paper.
-      noise: features are moved by up to so much, uniformly, so that the head learns to read its own inexact ones; the
-        authors' 0.1 at 512 tokens.
+      config: the draft head.
+      regression, cross_entropy: the weights of the two parts, 1 and 0.1 in the paper.
+      noise: uniform noise in -noise .. noise is added to the features, so that the head learns to read its own inexact
+        outputs. The authors use 0.1 for texts of 512 tokens.
     """
 
     config: EagleConfig
@@ -130,16 +140,18 @@ class FeatureRegression(FullVocabulary):
         embedded = head.embed(batch.tokens[:, 1:], target)
         cache = ((),) * self.config.layers.num_layers
         hidden, _ = head(embedded, batch.features + noise, view.positions(len(embedded)), cache, view)
-        hidden = hidden[:, :-1]  # the last slot's feature lies past the window
+        hidden = hidden[:, :-1]  # the feature after the last slot lies past the window
         distance = optax.losses.huber_loss(hidden.astype(jnp.float32), batch.hidden[:, 1:].astype(jnp.float32))
         logits = float32_logits(hidden, None, target)
         entropy = soft_cross_entropy(batch.distribution[:, 1:], logits)
         return self.regression * distance.mean() + self.cross_entropy * entropy.mean()
 
 
-class Chain(abc.ABC):
-    """Objectives that compare drafts of depth 0, 1, .. with the target's distribution; depth d counts ``decay **
-    d``."""
+class DraftObjective(abc.ABC):
+    """For objectives that compare the drafts of depth 0, 1, .. with the target's distributions.
+
+    The loss is a weighted mean over the depths. Depth d has the weight ``decay ** d``.
+    """
 
     decay: float
 
@@ -148,18 +160,20 @@ class Chain(abc.ABC):
 
     @abc.abstractmethod
     def drafts(self, head, target, batch: TrainingBatch, key) -> Iterator[DepthLogits]:
-        """What the head drafts after each slot, depth by depth."""
+        """The logits of the head's drafts after each slot, one entry for each depth."""
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingTimeTest(DraftVocabulary, Chain):
-    """EAGLE-3 (Li et al., 2025): the head reads its own outputs, as it will when it serves, several slots in a row.
+class TrainingTimeTest(DraftVocabulary, DraftObjective):
+    """EAGLE-3 (Li et al., 2025): the head reads its own outputs in training, as it does when it serves.
+
+    At depth 0 it reads the target's features, and at every further depth its own output of the depth before.
 
     Attributes:
-      config: the head.
-      aux_layers: the target's streams that it reads.
-      depths: slots in a row, 7 in the paper.
-      decay: weight of a slot against the one before it, 0.8 in the paper.
+      config: the draft head.
+      aux_layers: after which layers of the target the head reads auxiliary hidden states.
+      depths: how many drafts follow each slot, 7 in the paper.
+      decay: the weight of a depth relative to the one before it, 0.8 in the paper.
     """
 
     config: Eagle3Config
@@ -179,20 +193,23 @@ class TrainingTimeTest(DraftVocabulary, Chain):
 
 
 @dataclasses.dataclass(frozen=True)
-class ConditionalDrop(DraftVocabulary, Chain):
-    """P-EAGLE (2026): mask slots behind every text slot, fewer at each depth (COD, An et al., 2025).
+class ConditionalDrop(DraftVocabulary, DraftObjective):
+    """P-EAGLE (2026): the head fills mask slots behind each text slot, and fewer of them at each depth.
 
-    Depth d keeps n r^d of the n branches, at least a share of ``floor``; a branch that is kept was kept at every depth
-    before, so each slot finds the ones that it attends to. Slots that are dropped are not computed.
+    Dropping mask slots with the depth is conditional drop, COD, of An et al. (2025). Depth d keeps n r^d of the n branches,
+    but at least the share ``floor``. A branch that is kept at one depth was kept at every depth before, so that each mask
+    slot finds all slots to which it attends. Dropped slots are not computed.
+
+    For example, with n = 100, r = 0.8 and ``floor`` = 0.2, depths 0, 1 and 9 have 100, 80 and 20 slots.
 
     Attributes:
-      config: the head.
-      aux_layers: the target's streams that it reads.
-      depths: drafts of a pass, K.
-      keep: r.
-      floor: smallest share.
-      decay: weight of a depth against the one before it. With ``decay == keep`` every slot that is kept counts alike,
-        as in a plain mean over them.
+      config: the draft head.
+      aux_layers: after which layers of the target the head reads auxiliary hidden states.
+      depths: K, how many drafts one pass makes.
+      keep: r, the share of branches that a depth keeps of the depth before.
+      floor: the smallest share of all branches that a depth keeps.
+      decay: the weight of a depth relative to the one before it. If it equals ``keep``, every slot that is kept has about
+        the same weight, as in a plain mean over these slots.
     """
 
     config: Eagle3Config
@@ -203,7 +220,7 @@ class ConditionalDrop(DraftVocabulary, Chain):
     decay: float = 0.8
 
     def kept(self, n: int) -> tuple[int, ...]:
-        """Branches at each depth, of n slots of text."""
+        """How many branches each depth keeps of the n that leave a text of n slots."""
         return tuple(math.ceil(n * max(self.keep**depth, self.floor)) for depth in range(self.depths))
 
     def drafts(self, head, target, batch: TrainingBatch, key) -> Iterator[DepthLogits]:
@@ -224,12 +241,12 @@ class ConditionalDrop(DraftVocabulary, Chain):
 
 
 @dataclasses.dataclass(frozen=True)
-class Stages(FullVocabulary, Chain):
-    """MLP speculator (Wertheimer et al., 2024): every stage reads the true token, and all count alike.
+class EachStage(FullVocabulary, DraftObjective):
+    """MLP speculator (Wertheimer et al., 2024): each stage reads the true token, and all stages have the same weight.
 
     Attributes:
-      config: the head.
-      decay: weight of a stage against the one before it.
+      config: the draft head.
+      decay: the weight of a stage relative to the one before it.
     """
 
     config: MLPConfig
@@ -250,12 +267,15 @@ class Stages(FullVocabulary, Chain):
 
 
 @dataclasses.dataclass(frozen=True)
-class Heads(FullVocabulary, Chain):
-    """Medusa (Cai et al., 2024) on a frozen target: head i against the target's distribution i + 1 places ahead.
+class EachMedusaHead(FullVocabulary, DraftObjective):
+    """Medusa (Cai et al., 2024) on a frozen target: each Medusa head predicts one of the tokens that follow.
+
+    After token t the target itself predicts token t + 1, and Medusa head i predicts token t + 2 + i. It is compared with
+    the target's distribution after token t + 1 + i.
 
     Attributes:
-      config: the head.
-      decay: weight of a head against the one before it, 0.8 in the paper.
+      config: the draft head, that is, all Medusa heads.
+      decay: the weight of a Medusa head relative to the one before it, 0.8 in the paper.
     """
 
     config: MedusaConfig
@@ -268,7 +288,7 @@ class Heads(FullVocabulary, Chain):
         return self.config.num_heads
 
     def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
-        """The blocks begin as the identity, the output heads as the target's."""
+        """The residual blocks start as the identity, and the output heads as copies of the target's."""
         del tokens, key
         blocks = {name: jnp.zeros_like(one) for name, one in params.items() if name.endswith("0.weight")}
         output = wide(target.output_weight, target.output_scale)
@@ -284,12 +304,14 @@ class Heads(FullVocabulary, Chain):
 
 
 def loss_of(objective: Objective, merge_target, dtype: str) -> Loss:
-    """``loss(params, (target leaves, constants), windows, key)``: the head is built in ``dtype`` around fp32 params.
+    """The loss as a function ``loss(params, (target leaves, constants), windows, key)``, which the optimiser differentiates.
+
+    It builds the draft head in ``dtype`` from float32 ``params``, and reads the windows with the target.
 
     Args:
       objective: what is minimised.
-      merge_target: leaves of the target -> its module.
-      dtype: ``bfloat16`` or ``float32``, what both compute in.
+      merge_target: makes the target's module from its leaves.
+      dtype: ``bfloat16`` or ``float32``, the type in which target and head compute.
     """
 
     def loss(params: Params, frozen: tuple[Any, Mapping[str, jax.Array]], windows, key):
