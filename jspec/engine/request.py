@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jspec._arguments import require
+from jspec._arguments import LARGEST_INT, require
 from jspec.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 # The outcome of a row: it still decodes; a stop token or stop string; the length limit; logits that are not finite.
 LIVE, STOPPED, FULL, BROKEN = range(4)
 FINISH_REASONS = {STOPPED: "stop", FULL: "length", BROKEN: "error"}
-
-LARGEST = {np.int32: np.iinfo(np.int32).max, np.float32: float(np.finfo(np.float32).max)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Request:
 
     def __post_init__(self):
         # ``SamplingParams`` bounds the rest by what arrays hold.
-        what, largest = f"prompt {self.index}", LARGEST[np.int32]
+        what, largest = f"prompt {self.index}", LARGEST_INT
         for token in self.stop_tokens:
             require(0 <= token <= largest, f"{what}: stop_tokens", token, f"token ids in 0..{largest}")
         key = np.asarray(self.key_data)

@@ -12,7 +12,7 @@ import numpy as np
 
 from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
-from jspec.engine.request import LARGEST, LIVE, STOPPED, Request
+from jspec.engine.request import LIVE, STOPPED, Request
 from jspec.models.cache import NULL_PAGE, LayerKV, init_pool
 from jspec.models.contract import Target
 from jspec.sampling.distribution import Warp
@@ -140,7 +140,7 @@ def request_arrays(request: Request, config: EngineConfig, table: np.ndarray) ->
     return RequestArrays(
         length=array(length, np.int32),
         limit=array(length + params.most_tokens(S - length), np.int32),
-        min_length=array(min(length + params.min_tokens, LARGEST[np.int32]), np.int32),
+        min_length=array(length + params.min_tokens, np.int32),
         stop_tokens=array(stop_tokens, np.int32),
         key_data=array(request.key_data, np.uint32),
         table=array(table, np.int32),
