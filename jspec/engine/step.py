@@ -34,14 +34,15 @@ class RoundLog:
     """What a round did with each row, for the host.
 
     The logs of a call have one axis more in front, for its rounds: ``count``, for example, is ``[rounds, B]``. For a row
-    that did not take part in a round, ``count`` is 0 and every other entry is -1.
+    that did not take part in a round, ``count`` is 0, ``tokens``, ``drafted`` and ``accepted`` are -1, and ``outcome``
+    says nothing new.
 
     Attributes:
       tokens: int32 ``[B, K + 1]``, the emitted tokens, padded with -1.
       count: int32 ``[B]``, how many tokens were emitted.
       drafted: int32 ``[B]``, how many drafts were valid.
-      accepted: int32 ``[B]``, how many of these drafts the verification rule accepted. ``count`` can be smaller, where
-        a stop token or the length limit cut the emitted tokens off.
+      accepted: int32 ``[B]``, how many of these drafts the verification rule accepted. ``count`` is one
+        more, or less where a stop token, the length limit or broken logits cut the emitted tokens off.
       outcome: int32 ``[B]``, the row's outcome after the round: LIVE, STOPPED, FULL or BROKEN of ``engine.request``.
     """
 
