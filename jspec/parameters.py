@@ -1,22 +1,23 @@
-"""One declaration per parameter, from which names, shapes, counts, bytes and the tables of checkpoints follow.
+"""Each parameter of a model is declared once; its names, shape, bytes and place in a checkpoint follow from that.
 
-A config declares its parameters as data. The query, key and value projections of a decoder, for example, are
+A config declares its parameters as data. The query, key and value projections of a decoder, for example, are one
+parameter of shape ``[(N + 2G) H, D]``, which three tensors of the checkpoint fill:
 
     Parameter(
         name="layers.{}.attention.qkv.weight",              # in the params
-        tensors={                                           # in the checkpoint, stacked in this order along axis 0
+        tensors={                                           # in the checkpoint, joined in this order along axis 0
             "model.layers.{}.self_attn.q_proj.weight": Axis("NH", "heads"),
             "model.layers.{}.self_attn.k_proj.weight": Axis("GH", "kv"),
             "model.layers.{}.self_attn.v_proj.weight": Axis("GH", "kv"),
         },
-        columns=(Axis("D", "embed"),),
+        other_axes=(Axis("D", "embed"),),
         copies=((0,), (1,), ...),                           # what ``{}`` stands for: one parameter for each layer
         quantization="int8",
     )
 
-of shape ``[(N + 2G) H, D]``. The sizes are products of the config's ``dimensions``, ``{"N": 32, "G": 8, ...}``. This
-module knows no array library, so that a config can be counted before anything is imported or read. The modules of
-``jspec.models`` are held against these declarations in tests/test_parameters.py.
+Sizes such as ``NH`` are products of the config's ``dimensions``, ``{"N": 32, "G": 8, "H": 128, "D": 4096, ...}``. This
+module imports no array library, so that the bytes of a model are known before JAX is imported and before a file is read.
+tests/test_parameters.py checks that the modules of ``jspec.models`` have exactly the parameters declared here.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from jspec.config import ModelConfig
 
 SCALE_BYTES = INTEGER_BYTES = 4  # float32 and int32
-ONCE = ((),)  # the copies of a parameter whose name has no index
+ONCE = ((),)  # ``copies`` of a parameter whose name has no ``{}``: a single copy, with no index
 
 _FACTOR = re.compile(r"\d+|[A-Z][a-z]?")
 
@@ -40,8 +41,9 @@ class Axis(NamedTuple):
     """One axis of a parameter.
 
     Attributes:
-      size: a product of dimension letters and numbers: ``D``, ``NH``, ``2D``.
-      name: the logical axis, which a sharding maps to an axis of the device mesh: ``vocab``, ``embed``, ``heads``, ...
+      size: its length, a product of dimension letters and numbers: ``D``, ``NH``, ``2D``.
+      name: the name of the logical axis: ``vocab``, ``embed``, ``heads``, ... A sharding maps it to an axis of the device
+        mesh.
     """
 
     size: str
@@ -54,103 +56,110 @@ HEADS, KV, HEAD_DIM = Axis("NH", "heads"), Axis("GH", "kv"), Axis("H", "head_dim
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """A parameter of a model, or one for each layer.
+    """A parameter of a model, or a family of like parameters such as one for each layer.
 
     Attributes:
-      name: its dotted name in the params; each ``{}`` stands for an index.
-      tensors: name in the checkpoint -> the rows (axis 0) that this tensor fills; several are stacked in this order.
-      columns: the other axes.
-      copies: the indices of each copy; the same ones go into the names of the tensors.
-      quantization: ``int8`` or ``fp8`` for a weight that is stored in eight bits with a scale for each row, else None.
-      integer: whether it is int32; other parameters have the dtype of the weights.
+      name: its dotted name in the params. Each ``{}`` stands for an index, such as that of the layer.
+      tensors: the tensors of the checkpoint that fill it, by name, and the part of axis 0 that each of them fills.
+        Several tensors are joined along axis 0 in this order.
+      other_axes: the axes after axis 0.
+      copies: the indices of each member of the family: ``((0,), (1,))`` for one parameter in each of two layers. They
+        replace ``{}`` in ``name`` and in the names of the tensors.
+      quantization: ``int8`` or ``fp8`` for a weight that is stored in eight bits, with one scale for each output channel.
+        None for any other parameter.
+      integer: whether it is int32. Other parameters have the dtype of the weights.
     """
 
     name: str
     tensors: Mapping[str, Axis]
-    columns: tuple[Axis, ...] = ()
+    other_axes: tuple[Axis, ...] = ()
     copies: Sequence[tuple[int, ...]] = ONCE
     quantization: str | None = None
     integer: bool = False
 
     @property
     def axes(self) -> tuple[tuple[str, ...], ...]:
-        """Logical axes: those of the stacked tensors for axis 0, then one for each other axis."""
-        return tuple(axis.name for axis in self.tensors.values()), *((axis.name,) for axis in self.columns)
+        """Names of the logical axes: of axis 0 one for each of ``tensors``, then one for each other axis."""
+        return tuple(axis.name for axis in self.tensors.values()), *((axis.name,) for axis in self.other_axes)
 
-    def rows(self, dimensions: Mapping[str, int]) -> tuple[int, ...]:
-        """Rows that each of ``tensors`` fills."""
+    def tensor_lengths(self, dimensions: Mapping[str, int]) -> tuple[int, ...]:
+        """How much of axis 0 each of ``tensors`` fills."""
         return tuple(size_of(axis.size, dimensions) for axis in self.tensors.values())
 
     def shape(self, dimensions: Mapping[str, int]) -> tuple[int, ...]:
         """Shape of one copy."""
-        return sum(self.rows(dimensions)), *(size_of(axis.size, dimensions) for axis in self.columns)
+        return sum(self.tensor_lengths(dimensions)), *(size_of(axis.size, dimensions) for axis in self.other_axes)
 
     @property
     def scale(self) -> str:
-        """Name of the scales, float32 ``[rows]``, of a quantised parameter."""
+        """Name of the scales of a quantised parameter, float32, one for each output channel."""
         return self.name.removesuffix("weight") + "scale" if self.name.endswith(".weight") else f"{self.name}_scale"
 
 
 class Declared:
-    """What follows from the declaration of a config, which gives its ``dimensions`` and ``parameters``."""
+    """Base of every config: counts, shapes and names that follow from its ``dimensions`` and ``parameters``."""
 
     @property
     def dimensions(self) -> Mapping[str, int]:
-        """Dimension letter -> size."""
+        """Size of each dimension letter."""
         raise NotImplementedError
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Every parameter, in the order of a checkpoint."""
+        """Declarations of all parameters, in the order in which a checkpoint lists them."""
         raise NotImplementedError
 
     @property
     def num_parameters(self) -> int:
-        """Number of weights, biases included and scales left out; a tied output head counts once."""
+        """Number of weights and biases. Scales are left out, and a tied output head counts once."""
         dimensions = self.dimensions
-        return sum(len(one.copies) * math.prod(one.shape(dimensions)) for one in self.parameters)
+        return sum(len(p.copies) * math.prod(p.shape(dimensions)) for p in self.parameters)
 
     def weight_bytes(self, itemsize: int) -> int:
-        """Bytes of the weights, scales included, at ``itemsize`` bytes for a number that is not quantised."""
+        """Bytes of all parameters and scales, where a number that is not quantised takes ``itemsize`` bytes."""
         dimensions, total = self.dimensions, 0
-        for one in self.parameters:
-            shape = one.shape(dimensions)
-            each = math.prod(shape) * (INTEGER_BYTES if one.integer else itemsize)
-            if one.quantization is not None:
-                each = math.prod(shape) + SCALE_BYTES * shape[0]
-            total += len(one.copies) * each
+        for parameter in self.parameters:
+            shape = parameter.shape(dimensions)
+            bytes_per_copy = math.prod(shape) * (INTEGER_BYTES if parameter.integer else itemsize)
+            if parameter.quantization is not None:
+                bytes_per_copy = math.prod(shape) + SCALE_BYTES * shape[0]
+            total += len(parameter.copies) * bytes_per_copy
         return total
 
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Name in the params -> shape, scales left out."""
+        """Shape of each parameter by its name in the params. Scales are left out."""
         dimensions = self.dimensions
-        return {one.name.format(*copy): one.shape(dimensions) for one, copy in expanded(self.parameters)}
+        return {p.name.format(*copy): p.shape(dimensions) for p, copy in expanded(self.parameters)}
 
     def with_quantization(self, quantization: str) -> Self:
-        """The same with weights of eight bits, for configs that are language models."""
+        """A copy of this config with weights of eight bits. Configs of draft heads raise a ValueError."""
         raise ValueError(f"quantization={quantization!r}: expected none, the weights of a draft head are not quantised")
 
     def scale_names(self) -> dict[str, str]:
-        """Name of every quantised parameter -> the name of its scales."""
-        quantized = [one for one in self.parameters if one.quantization is not None]
-        return {one.name.format(*copy): one.scale.format(*copy) for one, copy in expanded(quantized)}
+        """Name of the scales of each quantised parameter, by the name of that parameter."""
+        quantized = [p for p in self.parameters if p.quantization is not None]
+        return {p.name.format(*copy): p.scale.format(*copy) for p, copy in expanded(quantized)}
 
     def integer_names(self) -> frozenset[str]:
-        """Names of the parameters that are int32."""
-        integers = [one for one in self.parameters if one.integer]
-        return frozenset(one.name.format(*copy) for one, copy in expanded(integers))
+        """Names of the parameters whose dtype is int32."""
+        integers = [p for p in self.parameters if p.integer]
+        return frozenset(p.name.format(*copy) for p, copy in expanded(integers))
 
 
 def expanded(parameters: Sequence[Parameter]) -> Iterator[tuple[Parameter, tuple[int, ...]]]:
-    """Every copy of every parameter: neighbours with the same copies alternate, so layers come one after another."""
-    for copies, group in itertools.groupby(parameters, key=lambda one: one.copies):
-        together = list(group)
+    """Each parameter with each of its copies, layer by layer.
+
+    All parameters of layer 0 come before those of layer 1, because neighbours in ``parameters`` that have the same copies
+    are listed copy by copy.
+    """
+    for copies, group in itertools.groupby(parameters, key=lambda p: p.copies):
+        neighbours = list(group)
         for copy in copies:
-            yield from ((one, copy) for one in together)
+            yield from ((parameter, copy) for parameter in neighbours)
 
 
 def size_of(expression: str, dimensions: Mapping[str, int]) -> int:
-    """The integer that a product such as ``NH`` or ``2D`` stands for."""
+    """The value of a product such as ``NH`` or ``2D``: 10 for ``2D`` where D is 5."""
     return math.prod(int(factor) if factor.isdigit() else dimensions[factor] for factor in _factors(expression))
 
 
@@ -162,7 +171,7 @@ def _factors(expression: str) -> tuple[str, ...]:
 
 
 def indices(start: int, stop: int) -> tuple[tuple[int, ...], ...]:
-    """The copies ``start .. stop - 1`` of a parameter with one index."""
+    """``copies`` of a parameter with one index, which runs over ``start .. stop - 1``."""
     return tuple((i,) for i in range(start, stop))
 
 
@@ -171,26 +180,34 @@ def vector(name: str, tensor: str, axis: Axis, copies: Sequence[tuple[int, ...]]
     return Parameter(name, {tensor: axis}, copies=copies)
 
 
-def matrix(name: str, tensor: str, rows: Axis, columns: Axis, copies: Sequence[tuple[int, ...]] = ONCE) -> Parameter:
-    """A parameter of two axes that one tensor fills."""
-    return Parameter(name, {tensor: rows}, (columns,), copies)
+def matrix(name: str, tensor: str, first: Axis, second: Axis, copies: Sequence[tuple[int, ...]] = ONCE) -> Parameter:
+    """A parameter ``[first, second]`` that one tensor fills."""
+    return Parameter(name, {tensor: first}, (second,), copies)
 
 
 def linear(
     name: str,
     tensors: Mapping[str, Axis],
-    reads: Axis,
+    inputs: Axis,
     copies: Sequence[tuple[int, ...]] = ONCE,
     *,
     bias: bool = False,
     quantization: str | None = None,
 ) -> tuple[Parameter, ...]:
-    """The weight of a linear map, ``[out, in]``, and its bias where it has one; names without ``.weight``."""
+    """The weight ``[out, in]`` of a linear map and, with ``bias``, its bias ``[out]``.
+
+    Args:
+      name: name of the map in the params, without ``.weight`` or ``.bias``.
+      tensors: its names in the checkpoint, likewise, and the output channels that each of them fills.
+      inputs: the axis of the input.
+      copies, quantization: as in ``Parameter``.
+      bias: whether the map has a bias.
+    """
 
     def named(suffix: str) -> dict[str, Axis]:
         return {f"{tensor}.{suffix}": axis for tensor, axis in tensors.items()}
 
-    weight = Parameter(f"{name}.weight", named("weight"), (reads,), copies, quantization)
+    weight = Parameter(f"{name}.weight", named("weight"), (inputs,), copies, quantization)
     return (weight, Parameter(f"{name}.bias", named("bias"), copies=copies)) if bias else (weight,)
 
 
@@ -199,42 +216,49 @@ def decoder_layers(
     copies: Sequence[tuple[int, ...]],
     *,
     prefix: str = "",
-    reads: Axis = EMBED,
+    attention_inputs: Axis = EMBED,
     norms: Mapping[str, str] | None = None,
 ) -> tuple[Parameter, ...]:
     """The parameters of pre-norm decoder layers.
 
     Args:
-      config: their sizes and biases.
-      copies: which layers.
+      config: the config that their sizes, biases and quantisation are taken from.
+      copies: the indices of the layers, as in ``Parameter``.
       prefix: what stands before ``layers.{}.`` in the checkpoint.
-      reads: what the attention reads; D wide in a language model.
-      norms: the norms before the attention, name in the params -> name in the checkpoint; by default the one of a
-        language model.
+      attention_inputs: the axis that the attention reads. In a language model that is the width D.
+      norms: the norms before the attention, name in the params -> name in the checkpoint. None means the single norm of
+        a language model.
     """
     ours, theirs = "layers.{}.", prefix + "layers.{}."
     norms = {"attention_norm": "input_layernorm"} if norms is None else norms
-    before = {**norms, "mlp_norm": "post_attention_layernorm"}
+    all_norms = {**norms, "mlp_norm": "post_attention_layernorm"}
     found = [
-        vector(f"{ours}{name}.weight", f"{theirs}{tensor}.weight", EMBED, copies) for name, tensor in before.items()
+        vector(f"{ours}{name}.weight", f"{theirs}{tensor}.weight", EMBED, copies) for name, tensor in all_norms.items()
     ]
     qkv, out = {"q_proj": HEADS, "k_proj": KV, "v_proj": KV}, {"o_proj": EMBED}
-    for name, tensors, width, bias in (
-        ("attention.qkv", {f"self_attn.{tensor}": axis for tensor, axis in qkv.items()}, reads, config.qkv_bias),
+    for name, tensors, inputs, bias in (
+        (
+            "attention.qkv",
+            {f"self_attn.{tensor}": axis for tensor, axis in qkv.items()},
+            attention_inputs,
+            config.qkv_bias,
+        ),
         ("attention.out", {f"self_attn.{tensor}": axis for tensor, axis in out.items()}, HEADS, config.output_bias),
         ("mlp.gate_up", {"mlp.gate_proj": MLP, "mlp.up_proj": MLP}, EMBED, config.mlp_bias),
         ("mlp.down", {"mlp.down_proj": EMBED}, MLP, config.mlp_bias),
     ):
-        placed = {theirs + tensor: axis for tensor, axis in tensors.items()}
-        found += linear(ours + name, placed, width, copies, bias=bias, quantization=config.quantization)
+        prefixed = {theirs + tensor: axis for tensor, axis in tensors.items()}
+        found += linear(ours + name, prefixed, inputs, copies, bias=bias, quantization=config.quantization)
     for name in ("q_norm", "k_norm") if config.qk_norm else ():
         found.append(vector(f"{ours}attention.{name}.weight", f"{theirs}self_attn.{name}.weight", HEAD_DIM, copies))
     return tuple(found)
 
 
 def language_model(config: "ModelConfig") -> tuple[Parameter, ...]:
-    """The parameters of a causal language model. A tied embedding is quantised as the output head that it is, a
-    separate one never."""
+    """The parameters of a causal language model.
+
+    A tied embedding is also the output head and is quantised as such. An embedding that is not tied is never quantised.
+    """
     kind, tied = config.quantization, config.tie_embeddings
     embedding = matrix("embedding", "model.embed_tokens.weight", VOCAB, EMBED)
     return (

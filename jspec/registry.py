@@ -1,17 +1,17 @@
-"""The drafting methods: ONE entry each, which says where everything that belongs to the method is found.
+"""The list of drafting methods, with one entry for each method that says where its parts are found.
 
-An entry is data. What lives in other layers stands here as an import string, ``"module:name"``, which ``resolve`` imports
-when it is first used: this module imports nothing, so that configs, the command line and error messages can ask it
-anything without JAX. Whoever needs a part of a method asks here, and nowhere else is a method named:
+An entry is data. It names a class or function of another layer by an import string, ``"module:name"``, which ``resolve``
+imports when it is first used. This module itself imports nothing of jspec, so that configs, the command line and error
+messages can read it without JAX. Code that needs a part of a method looks it up here, and no other file names a method:
 
     jspec.models        builds the module                    ``DraftMethod.module``
     jspec.drafting      builds the drafter                   ``DraftMethod.drafter``
-    jspec.checkpoints   tells checkpoints apart, reads and   ``DraftMethod.formats``, ``config``
-                        writes them
-    jspec.train         makes config and objective           ``DraftMethod.objective``, ``sizes``
+    jspec.checkpoints   recognises, reads and writes         ``DraftMethod.formats``, ``config``
+                        checkpoints
+    jspec.train         builds config and objective          ``DraftMethod.objective``, ``sizes``
     jspec.api           checks options, prepares data        ``DraftMethod.options``, ``argument``, ``prepare``
 
-docs/adding-a-drafter.md shows how an entry comes about.
+docs/adding-a-drafter.md shows how a new entry is made.
 """
 
 import dataclasses
@@ -29,25 +29,26 @@ class DraftMethod:
     """One way of proposing tokens.
 
     Attributes:
-      name: what users know it by: ``LLM.method``, the method of a cost table, ``jspec train --method``.
-      help: what it is, in a line.
-      drafter: a class with the methods of ``jspec.drafting.base.Drafter`` and its classmethod ``build``.
-      config: the dataclass of a checkpoint, with the properties of ``jspec.heads.DraftConfig``; None for a method that
-        has no checkpoint.
-      module: what is built from that config and holds its parameters, ``module(config, dtype=, rngs=)``.
-      formats: the public layouts of its checkpoints, each a ``jspec.checkpoints.heads.format.HeadFormat``. The first that
-        can be written is the one that is exported. Checkpoints are told apart in the order of ``METHODS``.
-      draft: for a method that has no checkpoint, what ``jspec.load`` takes as ``draft`` to choose it; methods that share
-        one are told apart by ``argument``.
-      argument: the argument of ``jspec.load`` that this method needs besides ``draft``; None if it needs none.
-      prepare: ``prepare(value, tokenizer, target config)`` makes the arrays that the drafter reads, a pytree, from that
-        argument. They are arguments of the compiled programs, as weights are.
-      argmax_below: the temperature at which ``draft_sampling="auto"`` begins to sample, as measured in docs/drafters.md;
-        None for a method that draws nothing.
-      options: fields of ``jspec.Speculation`` that are of use to some methods only and to this one.
-      objective: ``objective(target config, sizes)`` gives the ``jspec.train.objectives.Objective`` of a new head; None for
-        a method that ``jspec train`` does not train.
-      sizes: fields of ``jspec.train.methods.Sizes`` that a new head of this method has.
+      name: the name that users see: ``LLM.method``, the method of a cost table, ``jspec train --method``.
+      help: one line that says what the method is.
+      drafter: a class that implements ``jspec.drafting.base.Drafter``.
+      config: the dataclass that describes a checkpoint, with the properties of ``jspec.heads.DraftConfig``. None for a
+        method that has no checkpoint.
+      module: the NNX module that is built from the config and holds its parameters, ``module(config, dtype=, rngs=)``.
+      formats: the public layouts of its checkpoints, each a ``jspec.checkpoints.heads.format.HeadFormat``. An export
+        writes the first of them that can be written. An unknown checkpoint is tried against the formats in the order of
+        ``METHODS``.
+      draft: the value of ``jspec.load(draft=)`` that chooses a method without a checkpoint. Two methods may share a
+        value, and ``argument`` then decides between them.
+      argument: the argument of ``jspec.load`` that this method needs besides ``draft``. None if it needs no other.
+      prepare: ``prepare(value, tokenizer, target config)`` turns the value of that argument into the arrays that the
+        drafter reads, a pytree. They are arguments of the compiled programs, as weights are.
+      argmax_below: the temperature from which ``draft_sampling="auto"`` samples its drafts, as measured in
+        docs/drafters.md. None for a method that draws nothing.
+      options: those fields of ``jspec.Speculation`` that this method uses and some other methods do not.
+      objective: ``objective(target config, sizes)`` builds the ``jspec.train.objectives.Objective`` of a new draft head.
+        None for a method that ``jspec train`` does not train.
+      sizes: fields of ``jspec.train.methods.Sizes`` that a user may choose for a new draft head of this method.
     """
 
     name: str
@@ -76,7 +77,7 @@ METHODS = (
         name="eagle3",
         help="an EAGLE-3 head: K passes over its own outputs, fed with hidden states of several layers of the target",
         drafter="jspec.drafting.eagle:Eagle",
-        config="jspec.heads:Eagle3Config",
+        config="jspec.heads.eagle3:Eagle3Config",
         module="jspec.models.eagle3:Eagle3Head",
         formats=EAGLE3_FORMATS,
         argmax_below=0.4,
@@ -88,7 +89,7 @@ METHODS = (
         name="parallel",
         help="a P-EAGLE head: an EAGLE-3 head that fills K - 1 mask slots in one pass",
         drafter="jspec.drafting.parallel:ParallelHead",
-        config="jspec.heads:Eagle3Config",
+        config="jspec.heads.eagle3:Eagle3Config",
         module="jspec.models.eagle3:Eagle3Head",
         formats=EAGLE3_FORMATS,
         argmax_below=0.4,
@@ -100,7 +101,7 @@ METHODS = (
         name="eagle",
         help="an EAGLE or EAGLE-2 head: K passes over its own outputs, fed with the target's last hidden state",
         drafter="jspec.drafting.eagle:Eagle",
-        config="jspec.heads:EagleConfig",
+        config="jspec.heads.eagle:EagleConfig",
         module="jspec.models.eagle:EagleHead",
         formats=("jspec.checkpoints.heads.eagle:FORMAT",),
         argmax_below=0.3,
@@ -112,7 +113,7 @@ METHODS = (
         name="mlp",
         help="an MLP speculator: a small recurrent state, one stage a token",
         drafter="jspec.drafting.mlp:MLP",
-        config="jspec.heads:MLPConfig",
+        config="jspec.heads.mlp:MLPConfig",
         module="jspec.models.mlp_speculator:MLPSpeculator",
         formats=("jspec.checkpoints.heads.mlp:FORMAT",),
         argmax_below=0.3,
@@ -124,7 +125,7 @@ METHODS = (
         name="medusa",
         help="Medusa heads: head i predicts the token i + 2 places ahead, none sees another's",
         drafter="jspec.drafting.medusa:MedusaHeads",
-        config="jspec.heads:MedusaConfig",
+        config="jspec.heads.medusa:MedusaConfig",
         module="jspec.models.medusa:Medusa",
         formats=("jspec.checkpoints.heads.medusa:FORMAT",),
         argmax_below=0.6,
@@ -136,7 +137,7 @@ METHODS = (
         name="parallel",
         help="a PARD model: a small language model that fills K - 1 mask tokens in one pass",
         drafter="jspec.drafting.parallel:ParallelModel",
-        config="jspec.heads:PardConfig",
+        config="jspec.heads.pard:PardConfig",
         module="jspec.models.decoder:Decoder",
         formats=("jspec.checkpoints.heads.language_model:PARD",),
         argmax_below=0.4,
@@ -172,10 +173,13 @@ METHODS = (
 
 
 def entry_of(draft: "DraftConfig | str") -> DraftMethod:
-    """The entry of what drafts: of a config, or of the name of a method that has no checkpoint.
+    """The entry of the method that ``draft`` belongs to.
+
+    Args:
+      draft: the config of a drafter, or the name of a method that has no checkpoint.
 
     Raises:
-      ValueError: there is none.
+      ValueError: no entry has this config or this name.
     """
     if isinstance(draft, str):
         for entry in METHODS:
@@ -190,19 +194,20 @@ def entry_of(draft: "DraftConfig | str") -> DraftMethod:
 
 
 def chosen_by_name() -> tuple[str, ...]:
-    """What ``jspec.load`` takes as ``draft`` instead of a checkpoint."""
+    """The values that ``jspec.load`` takes as ``draft`` instead of the path of a checkpoint, such as ``"ngram"``."""
     return tuple(dict.fromkeys(entry.draft for entry in METHODS if entry.draft is not None))
 
 
 def choose(draft: Any, given: Mapping[str, Any]) -> DraftMethod | None:
-    """The method without a checkpoint that ``jspec.load(draft=draft)`` means; None if it means none of them.
+    """The entry that ``jspec.load(draft=draft)`` chooses by name. None if ``draft`` is a path or None.
 
     Args:
       draft: one of ``chosen_by_name``, the path of a checkpoint, or None.
-      given: the arguments of ``jspec.load`` that methods need -> their values, None where the user gave none.
+      given: those arguments of ``jspec.load`` that some method needs, by name. The value is None where the user left the
+        argument out.
 
     Raises:
-      ValueError: an argument that no method of this ``draft`` needs.
+      ValueError: the user gave an argument that no method with this ``draft`` needs.
     """
     present = {name for name, value in given.items() if value is not None}
     for entry in METHODS:
@@ -217,22 +222,22 @@ def choose(draft: Any, given: Mapping[str, Any]) -> DraftMethod | None:
 
 
 def trained() -> dict[str, DraftMethod]:
-    """Name -> entry of every method that ``jspec train`` trains."""
+    """The entries of all methods that ``jspec train`` trains, by name."""
     return {entry.name: entry for entry in METHODS if entry.objective is not None}
 
 
 def argmax_below(name: str) -> float:
-    """The temperature at which ``draft_sampling="auto"`` begins to sample, for the method ``name``."""
+    """The temperature from which ``draft_sampling="auto"`` samples its drafts, for the method ``name``."""
     return next(entry.argmax_below for entry in METHODS if entry.name == name and entry.argmax_below is not None)
 
 
 def particular_options() -> frozenset[str]:
-    """Fields of ``jspec.Speculation`` that only some methods have a use for."""
+    """The fields of ``jspec.Speculation`` that some methods use and others do not."""
     return frozenset(option for entry in METHODS for option in entry.options)
 
 
 @functools.cache
 def resolve(path: str) -> Any:
-    """What an import string ``"module:name"`` stands for."""
+    """The object that an import string ``"module:name"`` names."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -1,4 +1,7 @@
-"""What every kind of head should propose, worked out without a cache: whole texts, causal passes, nothing kept."""
+"""Reference implementation of every kind of draft head: its proposals, computed by causal passes over whole texts.
+
+Nothing is cached.
+"""
 
 from typing import Any, NamedTuple
 
@@ -10,13 +13,12 @@ from jspec.models.cache import CausalView
 
 
 class Drafts(NamedTuple):
-    """What is drafted after some tokens of a text.
+    """The drafts after the first ``length`` tokens of a text.
 
     Attributes:
-      logits: ``[B, K, V]``, of draft i if the drafts before it are those in the text.
-      kv: keys and values of the head's slots, ``[G, B, S, H]`` a layer; () for a head that keeps none.
-      real: int32 ``[B]``, how many of them, from the first on, were made of committed tokens and features of the
-      target.
+      logits: ``[B, K, V]``. Those of draft i assume that the drafts before it are the next tokens of the text.
+      kv: keys and values of the draft head's slots, ``[G, B, S, H]`` for each layer. () for a draft head that caches none.
+      real: int32 ``[B]``, how many slots, from the first on, read committed tokens and true features of the target only.
     """
 
     logits: jax.Array
@@ -24,46 +26,55 @@ class Drafts(NamedTuple):
     real: jax.Array
 
 
-def causal_drafts(config: HeadConfig, head, of, text, length, K: int) -> Drafts:
-    """Drafts after the first ``length`` int32 ``[B]`` tokens of texts int32 ``[B, S]``, S at least length + K - 1.
+def causal_drafts(config: HeadConfig, head, target, text, length, K: int) -> Drafts:
+    """The K drafts after the first ``length`` tokens of each text.
 
-    ``of`` is the target. After a single token there is no feature yet and the logits mean nothing, but those of PARD.
+    After a single token there is no feature yet, so that the logits mean nothing, except those of a PARD model.
+
+    Args:
+      config: config of the draft head.
+      head: the draft head, before ``prepare``.
+      target: the target.
+      text: int32 ``[B, S]``, with S at least length + K - 1.
+      length: int32 ``[B]``.
+      K: the number of drafts.
     """
     if isinstance(config, PardConfig):
         return _pard(config, head, text, length, K)
-    features = _features(config, of, text)
+    features = _features(config, target, text)
     if isinstance(config, MLPConfig):
         return _mlp(head, features, text, length, K)
     if isinstance(config, MedusaConfig):
-        return Drafts(head.logits(_at(features, length - 2), of, K)[:, 0], (), length - 1)
+        return Drafts(head.logits(_at(features, length - 2), target, K)[:, 0], (), length - 1)
     following = jnp.roll(text, -1, axis=1)  # slot i reads token i + 1
     if isinstance(config, EagleConfig) or config.mask_token_id is None:
-        return _chain(head, of, features, following, length, K)
-    return _masked(config, head, of, features, following, length, K)
+        return _chain(head, target, features, following, length, K)
+    return _masked(config, head, target, features, following, length, K)
 
 
-def _chain(head, of, features, following, length, K: int) -> Drafts:
-    """The whole head once per draft, each time with one more of its own outputs in the place of a feature."""
-    embedded, rows, slot = head.embed(following, of), jnp.arange(len(length)), _positions(following)[:, :, None]
+def _chain(head, target, features, following, length, K: int) -> Drafts:
+    """One pass of the whole draft head for each draft. Each pass reads one more of its own outputs instead of a feature."""
+    embedded, rows, slot = head.embed(following, target), jnp.arange(len(length)), _positions(following)[:, :, None]
 
     def draft(fused, i):
         newest = length - 2 + i
-        known = jnp.where(slot <= newest[:, None, None], embedded, 0)  # 0 x NaN is NaN, also from slots to come
+        # The attention gives later slots a weight of 0, but 0 x NaN is NaN.
+        known = jnp.where(slot <= newest[:, None, None], embedded, 0)
         hidden, kv = _read(head, known, fused)
         hidden = _at(hidden, newest)
-        return fused.at[rows, newest + 1].set(head.recycle(hidden)[:, 0]), (head.logits(hidden, of)[:, 0], kv)
+        return fused.at[rows, newest + 1].set(head.recycle(hidden)[:, 0]), (head.logits(hidden, target)[:, 0], kv)
 
     _, (logits, written) = jax.lax.scan(draft, head.fuse(features), jnp.arange(K, dtype=jnp.int32))
     return Drafts(jnp.moveaxis(logits, 0, 1), jax.tree.map(lambda kv: kv[0], written), length - 1)
 
 
-def _masked(config, head, of, features, following, length, K: int) -> Drafts:
+def _masked(config, head, target, features, following, length, K: int) -> Drafts:
     mask = jnp.arange(following.shape[1], dtype=jnp.int32)[None] > length[:, None] - 2
-    embedded = head.embed(jnp.where(mask, config.mask_token_id, following), of)
+    embedded = head.embed(jnp.where(mask, config.mask_token_id, following), target)
     fused = jnp.where(mask[:, :, None], head.fuse(head.mask_hidden[...].reshape(1, 1, -1)), head.fuse(features))
     hidden, kv = _read(head, embedded, fused)
     hidden = jnp.concatenate([_at(hidden, length - 2 + i) for i in range(K)], axis=1)
-    return Drafts(head.logits(hidden, of), kv, length - 1)
+    return Drafts(head.logits(hidden, target), kv, length - 1)
 
 
 def _pard(config, model, text, length, K: int) -> Drafts:
@@ -82,12 +93,12 @@ def _mlp(head, features, text, length, K: int) -> Drafts:
     return Drafts(jnp.concatenate(logits, axis=1), (), length - 1)
 
 
-def _features(config, of, text):
-    """What the target knows at every position, ``[B, S, E]``."""
+def _features(config, target, text):
+    """The target's features at all positions, ``[B, S, E]``."""
     positions = _positions(text)
-    aux_layers = config.resolved_aux_layers(of.config) if config.decoder else ()
+    aux_layers = config.resolved_aux_layers(target.config) if config.decoder else ()
     view = CausalView(positions)
-    return of.with_auxiliary(text, positions, (None,) * of.config.num_layers, view, aux_layers)[1]
+    return target.with_auxiliary(text, positions, (None,) * target.config.num_layers, view, aux_layers)[1]
 
 
 def _read(head, embedded, fused):
@@ -100,5 +111,5 @@ def _positions(like):
 
 
 def _at(values, index):
-    """``[B, S, ...], [B] -> [B, 1, ...]``; an index before the first gives some entry."""
+    """The entry at ``index``: ``[B, S, ...], [B] -> [B, 1, ...]``. A negative index gives an arbitrary entry."""
     return jnp.take_along_axis(values, jnp.maximum(index, 0).reshape(-1, *(1,) * (values.ndim - 1)), axis=1)

@@ -1,4 +1,4 @@
-"""Tiny draft heads of every kind for the target of ``engines``: random ones, and some that learnt to agree with it."""
+"""Tiny draft heads of every kind for the target in ``engines.py``, with random weights or trained to agree with it."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ HEADS: dict[str, HeadConfig] = {
     "mlp": MLPConfig(V, D, 24, 4),
     "medusa": MedusaConfig(V, D, 4),
 }
-SHORT = 27  # positions of a head that has fewer than its target
+SHORT = 27  # number of positions of a draft head that has fewer than its target
 VARIANTS: dict[str, HeadConfig] = HEADS | {
     "eagle-short": EagleConfig(dataclasses.replace(LAYER, max_position=SHORT), own_embedding=True),
     "eagle3-final-feature": Eagle3Config(LAYER, V, D, num_aux_layers=0, norm_output=True, own_head=False),
@@ -58,7 +58,10 @@ compile_fast = functools.partial(jax.jit, compiler_options={"xla_backend_optimiz
 
 @functools.cache
 def random_head(config: HeadConfig, seed: int = 0):
-    """A head in which every parameter is random, as after training; a reduced one knows tokens here and there."""
+    """A draft head in which every parameter is random, biases and norms too.
+
+    A reduced draft vocabulary is a random choice of tokens.
+    """
     drawn = {name: _drawn(config, name, leaf.shape, seed) for name, leaf in abstract_params(config).items()}
     return build_head(config, drawn)
 
@@ -77,51 +80,51 @@ def _drawn(config: HeadConfig, name: str, shape: tuple[int, ...], seed: int) -> 
 
 
 def serving(config: HeadConfig, head):
-    """A copy of ``head``, made ready for drafting."""
+    """A copy of ``head`` after ``prepare``, which drafts."""
     copy = build_head(config, flat_params(head))
     return copy if config.language_model else copy.prepare()
 
 
 @functools.cache
 def trained_head(config: HeadConfig, steps: int = 300, depth: int = 3):
-    """A head that has learnt a part of what the target says after ``ragged_prompts()``: it is right often, not
-    always."""
+    """A draft head that was trained on the target's texts after ``ragged_prompts()``, for so few steps that it is often
+    right but not always."""
     prompts = ragged_prompts()
     texts = [prompt + tokens for prompt, tokens in zip(prompts, plain_greedy(target(), prompts), strict=True)]
     texts = jnp.pad(jnp.array(texts, jnp.int32), ((0, 0), (0, depth)))
     leaves, merge = split(random_head(config))
-    learnt = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    trainable = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     optimizer = optax.adam(1e-2)
-    of_leaves, merge_of = split(target())
+    target_leaves, merge_target = split(target())
 
-    def loss(weights, of_leaves, length):
-        everything = list(leaves)
-        for i, weight in zip(learnt, weights, strict=True):
-            everything[i] = weight
-        logits = causal_drafts(config, merge(everything), merge_of(of_leaves), texts, length, depth).logits
+    def loss(weights, target_leaves, length):
+        all_leaves = list(leaves)
+        for i, weight in zip(trainable, weights, strict=True):
+            all_leaves[i] = weight
+        logits = causal_drafts(config, merge(all_leaves), merge_target(target_leaves), texts, length, depth).logits
         right = jnp.take_along_axis(texts, length[:, None] + jnp.arange(depth)[None], axis=1)
         log_q = jnp.take_along_axis(jax.nn.log_softmax(logits), right[..., None], axis=-1)
         return -jnp.mean(jnp.where(jnp.isfinite(log_q), log_q, 0.0))
 
-    def step(state, key, of_leaves):
+    def step(state, key, target_leaves):
         weights, moments = state
         length = jax.random.randint(key, len(texts), 2, MAX_LEN - depth)
-        updates, moments = optimizer.update(jax.grad(loss)(weights, of_leaves, length), moments)
+        updates, moments = optimizer.update(jax.grad(loss)(weights, target_leaves, length), moments)
         return (optax.apply_updates(weights, updates), moments), None
 
     @compile_fast
-    def fit(weights, of_leaves):
+    def fit(weights, target_leaves):
         keys = jax.random.split(jax.random.key(0), steps)
-        return jax.lax.scan(lambda s, k: step(s, k, of_leaves), (weights, optimizer.init(weights)), keys)[0][0]
+        return jax.lax.scan(lambda s, k: step(s, k, target_leaves), (weights, optimizer.init(weights)), keys)[0][0]
 
-    for i, weight in zip(learnt, fit([leaves[i] for i in learnt], of_leaves), strict=True):
+    for i, weight in zip(trainable, fit([leaves[i] for i in trainable], target_leaves), strict=True):
         leaves[i] = weight
     return merge(leaves)
 
 
 @shared
 def head_engine(name: str, K: int, verify="rejection", config=CONFIG, **speculation) -> Engine:
-    """An engine over the target and the trained head of this name."""
+    """An engine with the target and the trained draft head of this name."""
     settings, head = Speculation(K, verify, **speculation), HEADS[name]
     drafter = drafter_for(head, TARGET, settings)
     return Engine(target(), serving(head, trained_head(head)), drafter, verify, config)

@@ -1,5 +1,4 @@
-"""The draft model beside the target: other vocabularies, a shorter reach, its own temperature, distributions that
-break."""
+"""A draft model that differs from its target: in vocabulary, in positions, in temperature, or by logits that are NaN."""
 
 import dataclasses
 import functools
@@ -69,17 +68,17 @@ def propose(draft: Bigram, speculation: Speculation, temperature, stop_token, mi
 
 
 def proposal_of(draft: Bigram, temperature, stop_token=-1, min_length=0, **speculation):
-    """What the draft proposes after the text 0 1 2, one row per temperature."""
+    """The proposal of the draft model after the text 0 1 2, with one row for each temperature."""
     settings = Speculation(K, **speculation)
     return propose(draft, settings, jnp.array(temperature, jnp.float32), jnp.int32(stop_token), jnp.int32(min_length))
 
 
 @pytest.mark.parametrize(("verify", "draft_vocab"), [("rejection", 20), ("block", 20), ("match", 35)])
 def test_a_narrower_or_wider_draft_vocabulary(verify, draft_vocab):
-    """Tokens that the draft lacks are never drafted; tokens that the target lacks are never emitted."""
+    """Tokens that the draft model lacks are never drafted, and tokens that the target lacks are never emitted."""
     table = 40.0 * np.eye(draft_vocab)[(np.arange(draft_vocab) + 1) % draft_vocab]
     if draft_vocab > V:
-        table[:, V:] += 100  # the draft would rather write what the target does not know
+        table[:, V:] += 100  # the draft model prefers tokens that the target does not have
     mixed = table_engine(bigram(successor_table()), bigram(table), verify=verify)
     prompts = [[3], [15], [27]]
     progresses = decode(mixed, prompts)
@@ -94,7 +93,7 @@ def test_a_narrower_or_wider_draft_vocabulary(verify, draft_vocab):
 
 
 def test_nothing_is_drafted_past_the_drafts_positions():
-    """The pass that draws draft i reads position length - 1 + i, and the draft has positions 0 .. 19 here."""
+    """Draft i is drawn by the pass that reads position length - 1 + i. Here the draft model has positions 0 .. 19."""
     short = table_engine(bigram(successor_table()), bigram(successor_table(), max_position=20))
     prompts = [[3], list(range(10)), list(range(25))]
     progresses = decode(short, prompts)
@@ -174,8 +173,7 @@ def test_stop_tokens_are_not_drafted_before_min_tokens():
 
 
 def test_an_equal_draft_is_accepted_whole_under_min_tokens():
-    """Had the draft's distribution kept what the target's forbids, every round before min_tokens would lose its
-    drafts."""
+    """Stop tokens are forbidden to the draft model too. If not, rounds before min_tokens would lose their drafts."""
     model = bigram(3.0 * np.eye(V)[np.full(V, 9)])
     params = SamplingParams(temperature=1.0, max_tokens=30, min_tokens=20, stop_token_ids=[9])
     same = table_engine(model, model, draft_sampling="sample")

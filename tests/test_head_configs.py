@@ -1,4 +1,4 @@
-"""Configurations of draft heads: what they refuse, what they count, and which target they fit."""
+"""Configs of draft heads: the values that they refuse, the parameters that they count, the targets that they fit."""
 
 import dataclasses
 import math
@@ -19,17 +19,17 @@ from jspec.memory import budget
 from jspec.models import abstract_params
 
 V, D = TARGET.vocab_size, TARGET.hidden_size
-ONE = dataclasses.replace(TARGET, num_layers=1, windows=())
-TWO = dataclasses.replace(TARGET, num_layers=2, windows=(), qk_norm=True, qkv_bias=True)
-EAGLE3 = Eagle3Config(ONE, 20, D, 3, (1, 2, 3))
+ONE_LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
+TWO_LAYERS = dataclasses.replace(TARGET, num_layers=2, windows=(), qk_norm=True, qkv_bias=True)
+EAGLE3 = Eagle3Config(ONE_LAYER, 20, D, 3, (1, 2, 3))
 HEADS = [
-    EagleConfig(ONE),
-    EagleConfig(TWO, fuse_bias=True, own_embedding=True),
+    EagleConfig(ONE_LAYER),
+    EagleConfig(TWO_LAYERS, fuse_bias=True, own_embedding=True),
     EAGLE3,
-    Eagle3Config(TWO, V, 24, 2, (0, 3), norm_before_fuse=True, own_embedding=True, mask_token_id=3),
-    Eagle3Config(ONE, V, D, 3, (0, 1, 2), norm_each_aux=True, own_head=False),
-    Eagle3Config(ONE, 7, D, 0),
-    Eagle3Config(ONE, 7, D, norm_before_head=False, fuse_bias=True),
+    Eagle3Config(TWO_LAYERS, V, 24, 2, (0, 3), norm_before_fuse=True, own_embedding=True, mask_token_id=3),
+    Eagle3Config(ONE_LAYER, V, D, 3, (0, 1, 2), norm_each_aux=True, own_head=False),
+    Eagle3Config(ONE_LAYER, 7, D, 0),
+    Eagle3Config(ONE_LAYER, 7, D, norm_before_head=False, fuse_bias=True),
     PardConfig(TARGET, 5),
     MLPConfig(V, D, 12, 4),
     MLPConfig(V, D, 12, 4, tied=True),
@@ -120,12 +120,13 @@ def test_default_aux_layers():
     deep = dataclasses.replace(TARGET, num_layers=36, windows=())
     assert dataclasses.replace(EAGLE3, aux_layers=None).resolved_aux_layers(deep) == (2, 18, 33)
     assert EAGLE3.resolved_aux_layers(deep) == (1, 2, 3)
-    assert Eagle3Config(ONE, 7, D, 0).resolved_aux_layers(deep) == EagleConfig(ONE).resolved_aux_layers(deep) == ()
+    assert Eagle3Config(ONE_LAYER, 7, D, 0).resolved_aux_layers(deep) == ()
+    assert EagleConfig(ONE_LAYER).resolved_aux_layers(deep) == ()
 
 
 def test_a_head_that_fits():
     EAGLE3.require_fit(TARGET)
-    EagleConfig(ONE).require_fit(TARGET)
+    EagleConfig(ONE_LAYER).require_fit(TARGET)
     MLPConfig(V, D, 12, 4).require_fit(TARGET)
     MedusaConfig(V, D, 3).require_fit(TARGET)
 
@@ -133,11 +134,11 @@ def test_a_head_that_fits():
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        (EagleConfig(dataclasses.replace(ONE, hidden_size=32)), f"hidden size of 32, and this target's is {D}"),
+        (EagleConfig(dataclasses.replace(ONE_LAYER, hidden_size=32)), f"hidden size of 32, and this target's is {D}"),
         (dataclasses.replace(EAGLE3, target_hidden_size=32), f"hidden size of 32, and this target's is {D}"),
         (MLPConfig(V, 32, 12, 4), f"mlp head .*hidden size of 32, and this target's is {D}"),
         (MedusaConfig(V, 32, 3), f"hidden size of 32, and this target's is {D}"),
-        (EagleConfig(dataclasses.replace(ONE, vocab_size=31)), f"vocabulary of 31, and this target's is {V}"),
+        (EagleConfig(dataclasses.replace(ONE_LAYER, vocab_size=31)), f"vocabulary of 31, and this target's is {V}"),
         (MedusaConfig(31, D, 3), f"vocabulary of 31, and this target's is {V}"),
         (dataclasses.replace(EAGLE3, aux_layers=(1, 2, 4)), r"streams \(1, 2, 4\), and the target has 3 layers"),
     ],

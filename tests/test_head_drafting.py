@@ -1,5 +1,7 @@
-"""Every kind of head in rounds that accept what they are told to: its cache and its proposals, after any pattern of
-acceptance, are those of a fresh causal pass over the committed tokens."""
+"""Every kind of draft head, in rounds that accept as many drafts as a test tells them to.
+
+After any pattern of acceptance, its cache and its proposals equal those of a fresh causal pass over the committed tokens.
+"""
 
 import dataclasses
 import functools
@@ -25,12 +27,15 @@ from jspec.sampling.verify import Verdict
 
 PROMPTS = ragged_prompts((1, 6, 24))  # the last is read in three chunks
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
-DEEP = {"rtol": 1e-4, "atol": 1e-4}  # a chain feeds its own rounding back: from the fifth draft on
+DEEP = {
+    "rtol": 1e-4,
+    "atol": 1e-4,
+}  # for draft 4 and later: each pass reads the rounding errors of the passes before it
 long = pytest.mark.long
 
 
 class Bench:
-    """Three prompts, and rounds that accept and emit as told, for one kind of head and one K."""
+    """Three prompts, and rounds that accept and emit what a test says, for one kind of draft head and one K."""
 
     def __init__(self, name: str, K: int):
         self.config, self.K = VARIANTS[name], K
@@ -60,7 +65,7 @@ class Bench:
         self.round, self.causal_pass = compile_fast(forced_round), compile_fast(causal_pass)
 
     def admitted(self, leaves):
-        """The three prompts, each in its row; what the head has not written is NaN."""
+        """The state with the three prompts, one in each row. Cache slots that the draft head has not written are NaN."""
         state, C = init_state(CONFIG, target(), self.drafter, jnp.float32), CONFIG.prefill_chunk
         empty = jax.tree.map(lambda pool: jnp.full_like(pool, jnp.nan), state.draft)
         state = dataclasses.replace(state, draft=empty)
@@ -75,7 +80,7 @@ class Bench:
         return state
 
     def room(self, length: int) -> int:
-        """Drafts that a row of this many tokens has room for."""
+        """How many drafts a row with this many tokens has room for."""
         slots = MAX_LEN - 1 - length
         if isinstance(self.config, PardConfig):
             return max(min(self.K, slots, self.config.model.max_position - length + 1), 0)
@@ -84,10 +89,14 @@ class Bench:
         return max(min(self.K, slots), 0) if length > 1 else 0
 
     def play(self, pattern, head=None):
-        """Rounds until no row is live or the pattern ends, each compared with causal passes.
+        """Play rounds until no row is live or the pattern ends, and compare each with causal passes.
+
+        Args:
+          pattern: for each round, how many drafts each of the three rows accepts.
+          head: the draft head. None means that of the bench.
 
         Returns:
-          pairs of drafts and room, of every row in every round, and the last state.
+          a pair (number of drafts, room) for every live row in every round, and the last state.
         """
         head = self.head if head is None else head
         leaves, unprepared = split(serving(self.config, head)).leaves, split(head).leaves
@@ -115,7 +124,7 @@ class Bench:
         return drafted, state
 
     def compare(self, row: int, k: int, logits, state, expected: Drafts):
-        """k proposals of a row and its slots in the head's cache with those of causal passes."""
+        """Compare k drafts of a row, and its slots in the draft head's cache, with those of causal passes."""
         shallow = min(k, 4)
         np.testing.assert_allclose(logits[row, :shallow], expected.logits[row, :shallow], **CLOSE)
         np.testing.assert_allclose(logits[row, shallow:k], expected.logits[row, shallow:k], **DEEP)
@@ -123,21 +132,21 @@ class Bench:
         for pool, by_hand in zip(jax.tree.leaves(state.draft), jax.tree.leaves(expected.kv), strict=True):
             mine = slots(pool, state.request.table[row])
             np.testing.assert_allclose(mine[:, :real], by_hand[:, row, :real], **CLOSE)
-            assert np.isnan(mine[:, self.reach :]).all(), "positions that there are not were written"
+            assert np.isnan(mine[:, self.reach :]).all(), "slots past the last position were written"
 
     @property
     def reach(self) -> int:
-        """Slots that the head may write."""
+        """How many slots the draft head may write."""
         return min(MAX_LEN, MAX_LEN if self.config.decoder is None else self.config.decoder.max_position)
 
 
 def distributions(logits) -> int:
-    """How many of the K rows come before the first that is no distribution."""
+    """How many of the K drafts come before the first whose logits ``[K, V]`` contain NaN."""
     return int(np.sum(np.cumprod(~np.isnan(np.asarray(logits)).any(axis=-1))))
 
 
 def slots(pool, table) -> np.ndarray:
-    """``[G, pages, P, H] -> [G, slots, H]`` of one row."""
+    """The cache slots of one row in the order of its text: ``[G, pages, P, H] -> [G, slots, H]``."""
     G, _, _, H = pool.shape
     return np.asarray(pool)[:, np.asarray(table)].reshape(G, -1, H)
 
@@ -146,7 +155,7 @@ bench = functools.cache(Bench)
 
 
 def patterns(K: int) -> dict:
-    """Drafts to accept, a list of three a round."""
+    """Patterns by name: for each round a list of how many drafts each of the three rows accepts."""
     rng = np.random.default_rng(0)
     mixed = [[K, 0, K // 2], [0, K, K], [K, 1, 0], [K - 1, K, 1], [K, 0, K - 1], [1, K // 2, K]]
     return {
@@ -158,7 +167,7 @@ def patterns(K: int) -> dict:
 
 
 def most(name: str) -> int:
-    """Drafts that this head has weights for."""
+    """The largest K that this draft head has weights for, 12 if any."""
     return VARIANTS[name].max_drafts or 12
 
 
@@ -202,7 +211,7 @@ def test_cache_and_proposals_after_any_acceptance(name, K, pattern):
     ],
 )
 def test_drafts_end_before_the_first_that_has_no_distribution(name, K, parameter, at):
-    """And nothing of it is left in what later rounds read, unless the token itself is committed."""
+    """A NaN in one draft also leaves nothing behind that later rounds read, unless that token is committed."""
     play = bench(name, K)
     params = flat_params(play.head)
     params[parameter] = params[parameter].at[at].set(jnp.nan)

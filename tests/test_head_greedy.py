@@ -1,5 +1,5 @@
-"""Greedy output with every kind of head is, token for token, the target's own, and drafts are accepted as they
-should."""
+"""With every kind of draft head, greedy output equals plain decoding token for token, and the right drafts are
+accepted."""
 
 import dataclasses
 
@@ -14,7 +14,9 @@ from jspec.engine.engine import Engine
 from jspec.models import build_head, flat_params
 from jspec.sampling.params import SamplingParams
 
-PROMPTS = ragged_prompts()  # more than rows, some of several chunks; all go on to the last slot of the cache
+PROMPTS = (
+    ragged_prompts()
+)  # more prompts than rows, some of several chunks; all texts go on to the last slot of the cache
 RULES = ("match", "rejection", "block")
 INVARIANT = dataclasses.replace(CONFIG, width=7)
 long = pytest.mark.long
@@ -22,7 +24,7 @@ K = 4
 
 
 def counted(progresses) -> tuple[int, int]:
-    """Drafts accepted, and drafts."""
+    """The number of accepted drafts, and the number of drafts."""
     accepted, drafted = (sum(sum(getattr(p, name)) for p in progresses) for name in ("accepted", "drafted"))
     return accepted, drafted
 
@@ -57,18 +59,18 @@ def test_speculative_equals_plain(name, verify):
 
 @pytest.mark.parametrize(("name", "verify"), EVERY)
 def test_every_round_accepts_what_a_pass_without_cache_drafts(name, verify):
-    """Through the engine, its chunks of prompts, its pages that change hands, and its rows that come and go."""
+    """The rounds run in the engine, with chunked prompts, pages that change owners, and rows that come and go."""
     progresses = decode(an_engine(name, verify), PROMPTS)
     texts, lengths, drafted, accepted = [], [], [], []
     for progress in progresses:
         text = [*progress.request.prompt, *progress.tokens]
         length = len(progress.request.prompt)
-        for many, stood in zip(progress.drafted, progress.accepted, strict=True):
+        for num_drafted, num_accepted in zip(progress.drafted, progress.accepted, strict=True):
             texts.append(text + [0] * (MAX_LEN + K - len(text)))
             lengths.append(length)
-            drafted.append(many)
-            accepted.append(stood)
-            length += stood + 1
+            drafted.append(num_drafted)
+            accepted.append(num_accepted)
+            length += num_accepted + 1
         assert length == len(text)
     head, text, length = trained_head(HEADS[name]), jnp.array(texts, jnp.int32), jnp.array(lengths, jnp.int32)
     by_hand = compile_fast(lambda text, length: causal_drafts(HEADS[name], head, target(), text, length, K).logits)
@@ -80,8 +82,7 @@ def test_every_round_accepts_what_a_pass_without_cache_drafts(name, verify):
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if i % 2 else long) for i, name in enumerate(HEADS)])
 def test_match_with_coupled_drafts_is_drafter_invariant(name):
-    """One text for a key, with any drafter and with none, in any slot and batch, as long as the target reads one
-    width."""
+    """A key gives one text with any drafter and with none, in any row and batch, if the target's pass has one width."""
     keys = [key_of(seed) for seed in range(len(PROMPTS))]
     params = [
         SamplingParams(temperature=(0.5, 1.0, 0.0, 0.8)[i % 4], top_k=i, max_tokens=40) for i in range(len(PROMPTS))
@@ -101,7 +102,7 @@ def test_match_with_coupled_drafts_is_drafter_invariant(name):
 
 @pytest.mark.parametrize(("name", "verify"), EVERY)
 def test_a_key_has_one_text(name, verify):
-    """In another order, that is, in other rows, on other pages and beside others."""
+    """A key gives one text also if the requests come in another order, so that it has another row and other pages."""
     sampled, keys = SamplingParams(temperature=0.9, max_tokens=20), [key_of(seed) for seed in range(len(PROMPTS))]
     drafted = decode(an_engine(name, verify), PROMPTS, sampled, keys)
     backwards = decode(an_engine(name, verify), PROMPTS[::-1], sampled, keys[::-1])[::-1]
@@ -113,15 +114,18 @@ def test_a_key_has_one_text(name, verify):
 
 @pytest.mark.long
 def test_a_batch_of_one_row():
-    one = dataclasses.replace(CONFIG, max_batch=1)
-    progresses = decode(head_engine("p-eagle", K, "block", one), PROMPTS)
+    single = dataclasses.replace(CONFIG, max_batch=1)
+    progresses = decode(head_engine("p-eagle", K, "block", single), PROMPTS)
     assert tokens_of(progresses) == plain_greedy(target(), PROMPTS)
     everyone = decode(head_engine("p-eagle", K, "rejection"), PROMPTS)
     assert [p.accepted for p in progresses] == [p.accepted for p in everyone]
 
 
 def test_a_head_that_breaks_leaves_the_text_alone():
-    """A head's embedding of some tokens is NaN: what was drafted before stands, and the target goes on by itself."""
+    """If a draft head computes NaN, the drafts before it count, and the target goes on by itself.
+
+    Here the embeddings of half of the tokens are NaN in one stage of an MLP speculator.
+    """
     config = HEADS["mlp"]
     params = flat_params(trained_head(config))
     broken = params | {"embeddings.1": params["embeddings.1"].at[: V // 2].set(jnp.nan)}
@@ -130,4 +134,4 @@ def test_a_head_that_breaks_leaves_the_text_alone():
     progresses = decode(with_head, PROMPTS)
     with_head.replace_draft(build_head(config, params))
     assert tokens_of(progresses) == plain_greedy(target(), PROMPTS)
-    assert {1, K} <= {many for p in progresses for many in p.drafted}
+    assert {1, K} <= {drafted for p in progresses for drafted in p.drafted}

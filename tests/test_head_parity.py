@@ -1,5 +1,7 @@
-"""Each head's forward equals its original implementation, whose outputs are kept in golden/ (README.md there says
-how)."""
+"""Each kind of draft head computes what its original implementation does.
+
+The outputs of the originals are kept in golden/, and the README.md there says how they were made.
+"""
 
 import functools
 from pathlib import Path
@@ -39,7 +41,7 @@ def target(tmp_path_factory):
 
 
 def load_case(folder, file: str, case: str):
-    """The head of a case, read from disk, and what the original made of it."""
+    """The draft head of a case, read from disk, and the outputs of the original by their names."""
     write, keys = CASES[file][case]
     path = write(folder / "head", **keys)
     if "pickle" in case:
@@ -60,8 +62,7 @@ def assert_close(found, expected):
 
 
 def known(logits) -> np.ndarray:
-    """``[..., V] -> [..., Vd]``: the logits that a head with a reduced vocabulary knows, once they are the right
-    ones."""
+    """The logits of the draft vocabulary, ``[..., V] -> [..., Vd]``, after a check that exactly its tokens are finite."""
     logits = np.asarray(logits)
     finite = np.isfinite(logits)
     if finite.all():
@@ -95,7 +96,7 @@ def test_a_causal_pass_over_the_targets_features(tmp_path, target, file, case):
 
 @pytest.mark.parametrize(("file", "case"), FED_BACK)
 def test_a_slot_that_reads_the_heads_own_output(tmp_path, target, file, case):
-    """Row j reads slots 0 .. j, then in slot j + 1 its own output and one more token, from the cache."""
+    """Row j reads slots 0 .. j, and then, in slot j + 1, its own output and one more token."""
     head, expected = load_case(tmp_path, file, case)
     row = jnp.arange(T, dtype=jnp.int32)
     table, slots = 1 + row[:, None], jnp.broadcast_to(row[None], (T, T))
@@ -130,7 +131,7 @@ def test_greedy_drafts_of_the_originals_own_loop(tmp_path, target, file, case):
 
 @pytest.mark.parametrize("case", CASES["p_eagle"])
 def test_mask_slots_after_every_prefix(tmp_path, target, case):
-    """Row a has real slots 0 .. a and mask slots from a + 1 on."""
+    """Row j has real slots 0 .. j and mask slots from j + 1 on."""
     head, expected = load_case(tmp_path, "p_eagle", case)
     head = head.prepare()
     rows, K = expected["logits"].shape[:2]

@@ -1,4 +1,4 @@
-"""Prompt lookup against a few lines of Python that do the same."""
+"""Prompt lookup, compared with a reference implementation of a few lines of Python."""
 
 import functools
 
@@ -16,7 +16,7 @@ B, S, K = 8, 32, 6
 
 
 def lookup(text: list[int], shortest: int, longest: int) -> list[int] | None:
-    """K tokens that continue ``text`` as its last occurrence of its longest suffix was continued; None without one."""
+    """K tokens that continue ``text`` as the last earlier occurrence of its longest suffix was continued, or None."""
     for n in range(min(longest, len(text) - 1), shortest - 1, -1):
         for end in range(len(text) - 1, n - 1, -1):  # the match is text[end - n : end], the most recent first
             if text[end - n : end] == text[len(text) - n :]:
@@ -47,7 +47,7 @@ def propose(drafter: NGram, tokens, length, room):
 
 
 def drafts(texts, shortest=1, longest=4, room=K) -> list[list[int]]:
-    """Valid drafts for each text; what lies past its end is garbage that may not be read."""
+    """The drafts for each text. Past the end of a text stand random tokens, which must not matter."""
     tokens = np.random.default_rng(9).integers(3, size=(B, S)).astype(np.int32)
     for row, text in zip(tokens, texts, strict=False):
         row[: len(text)] = text
@@ -72,7 +72,7 @@ def drafts(texts, shortest=1, longest=4, room=K) -> list[list[int]]:
 )
 def test_known_continuations(text, expected):
     assert drafts([text]) == [expected]
-    assert (lookup(text, 1, 4) or []) == expected  # so the reference is right as well
+    assert (lookup(text, 1, 4) or []) == expected  # the reference implementation is right as well
 
 
 def test_the_shortest_match_that_counts():

@@ -1,4 +1,4 @@
-"""Prompt lookup over a corpus against a few lines of Python that do the same, and through ``jspec.load``."""
+"""Prompt lookup over a corpus, compared with a few lines of Python, and used through ``jspec.load``."""
 
 import functools
 
@@ -49,7 +49,7 @@ def propose(corpus, tokens, length, shortest, longest, room):
 
 
 def drafts(corpus, texts, shortest=1, longest=4, room=K) -> list[list[int]]:
-    """Valid drafts for each text; what lies past its end is garbage that may not be read."""
+    """The drafts for each text. Past the end of a text stand random tokens, which must not matter."""
     tokens = np.random.default_rng(9).integers(3, size=(B, S)).astype(np.int32)
     for row, text in zip(tokens, texts, strict=False):
         row[: len(text)] = text
@@ -90,18 +90,18 @@ def test_no_more_than_there_is_room_for(room):
 def test_equals_the_reference(shortest, longest):
     rng = np.random.default_rng(shortest * 10 + longest)
     corpus = [rng.integers(8, size=n).tolist() for n in (20, 1, 2, 0, 17)]
-    own = from_corpus = nothing = 0
+    from_text = from_corpus = nothing = 0
     for _ in range(30):
         texts = [rng.integers(8, size=rng.integers(1, 12)).tolist() for _ in range(B)]
-        theirs = [lookup(text, shortest, longest) for text in texts]
+        in_text = [lookup(text, shortest, longest) for text in texts]
         expected = [
-            mine or lookup_in(corpus, text, shortest, longest) for mine, text in zip(theirs, texts, strict=True)
+            found or lookup_in(corpus, text, shortest, longest) for found, text in zip(in_text, texts, strict=True)
         ]
         assert drafts(corpus, texts, shortest, longest) == expected
-        own += sum(mine is not None for mine in theirs)
-        from_corpus += sum(mine is None and len(one) > 0 for mine, one in zip(theirs, expected, strict=True))
-        nothing += sum(not one for one in expected)
-    assert min(own, from_corpus) > 10
+        from_text += sum(found is not None for found in in_text)
+        from_corpus += sum(found is None and len(drafted) > 0 for found, drafted in zip(in_text, expected, strict=True))
+        nothing += sum(not drafted for drafted in expected)
+    assert min(from_text, from_corpus) > 10
     assert nothing > 10 or shortest == 1
 
 
@@ -149,7 +149,7 @@ PROMPTS = [[3, 4, 5], [7]]
 
 
 def test_a_corpus_that_knows_the_text_drafts_it(tmp_path):
-    """And it is an argument of the compiled programs: another of the same size takes its place without compiling."""
+    """The corpus is an argument of the compiled programs: another of the same size replaces it without compiling."""
     folder = tiny_checkpoint(tmp_path / "target")
     plain = [result.token_ids for result in jspec.generate(jspec.load(folder, **SMALL), PROMPTS, **GREEDY)]
     texts = [[*prompt, *tokens] for prompt, tokens in zip(PROMPTS, plain, strict=True)]

@@ -1,4 +1,4 @@
-"""The modules of every kind of config have the parameters that the config declares, and nothing else."""
+"""The module built from a config has exactly the parameters that the config declares."""
 
 import dataclasses
 import math
@@ -41,7 +41,7 @@ def test_counts_and_bytes_follow(config):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_tensors_fill_every_parameter_once(config):
-    """The rows of a parameter's tensors lie one after another, without gap or overlap, up to its end."""
+    """The tensors of a parameter fill its axis 0 one after another, without gap or overlap, up to its end."""
     filled = dict.fromkeys(config.param_shapes(), 0)
     for param, start, shape in tensor_table(config).values():
         assert start == filled[param]
@@ -52,12 +52,12 @@ def test_tensors_fill_every_parameter_once(config):
 
 def test_a_stacked_parameter():
     tensors = {"q.{}": QUERIES, "k.{}": KV, "v.{}": KV}
-    one = Parameter("layers.{}.qkv.weight", tensors, (EMBED,), ((0,), (1,)), "int8")
+    stacked = Parameter("layers.{}.qkv.weight", tensors, (EMBED,), ((0,), (1,)), "int8")
     dimensions = {"N": 4, "G": 2, "H": 3, "D": 5}
-    assert one.rows(dimensions) == (12, 6, 6)
-    assert one.shape(dimensions) == (24, 5)
-    assert one.axes == (("heads", "kv", "kv"), ("embed",))
-    assert one.scale == "layers.{}.qkv.scale"
+    assert stacked.tensor_lengths(dimensions) == (12, 6, 6)
+    assert stacked.shape(dimensions) == (24, 5)
+    assert stacked.axes == (("heads", "kv", "kv"), ("embed",))
+    assert stacked.scale == "layers.{}.qkv.scale"
 
 
 def test_sizes_are_products():

@@ -1,4 +1,4 @@
-"""What every drafting method has to do, for every entry of the registry: a new method adds one line to ``EXAMPLES``."""
+"""Tests that every drafting method of the registry has to pass. A new method adds one line to ``EXAMPLES``."""
 
 import dataclasses
 import functools
@@ -54,14 +54,19 @@ PROMPTS = ragged_prompts((1, 2, 9, 23))
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """What drafts for ``engines.TARGET``: a config or the name of a method, and how its module is made."""
+    """A drafter for ``engines.TARGET``.
+
+    Attributes:
+      draft: its config, or the name of a method that has no checkpoint.
+      config: its config again, or None if it has none.
+    """
 
     draft: Any
     config: Any = None
 
     @functools.cached_property
     def module(self):
-        """The module, or the arrays that the drafter reads."""
+        """The draft model or draft head with its weights, or the arrays that the drafter reads."""
         if self.draft == "ngram_corpus":
             return prepare(
                 [[*p, *text] for p, text in zip(PROMPTS, plain_greedy(target(), PROMPTS), strict=True)], None, TARGET
@@ -74,7 +79,7 @@ class Example:
 
 
 def example(config) -> Example:
-    """An example of a checkpoint; one with decoder layers has fewer positions than the target."""
+    """An example with a checkpoint. Its decoder layers, if it has any, have fewer positions than the target."""
     fields = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     layers = {name: value for name, value in fields.items() if isinstance(value, ModelConfig)}
     shorter = {name: dataclasses.replace(value, max_position=SHORT) for name, value in layers.items()}
@@ -89,12 +94,14 @@ EXAMPLES = [
     Example("ngram"),
     Example("ngram_corpus"),
 ]
-every_example = pytest.mark.parametrize("one", EXAMPLES, ids=lambda one: f"{entry_of(one.draft).drafter.split(':')[1]}")
-CHECKPOINTS = [one for one in EXAMPLES if one.config is not None]
+every_example = pytest.mark.parametrize(
+    "case", EXAMPLES, ids=lambda case: f"{entry_of(case.draft).drafter.split(':')[1]}"
+)
+CHECKPOINTS = [case for case in EXAMPLES if case.config is not None]
 
 
 def test_every_method_has_an_example():
-    assert {entry_of(one.draft) for one in EXAMPLES} == set(METHODS)
+    assert {entry_of(case.draft) for case in EXAMPLES} == set(METHODS)
 
 
 @pytest.mark.parametrize("entry", METHODS, ids=lambda entry: entry.drafter)
@@ -129,25 +136,25 @@ def test_looking_methods_up():
 
 
 @every_example
-def test_options_of_other_methods_are_refused(one):
-    entry = entry_of(one.draft)
+def test_options_of_other_methods_are_refused(case):
+    entry = entry_of(case.draft)
     values = {"ngram_min": 2, "ngram_max": 5, "draft_temperature": 0.5, "argmax_below": 0.1}
     assert values.keys() == particular_options()
     for option, value in values.items():
         speculation = Speculation(**{option: value})
         if option in entry.options:
-            check_options(one.draft, speculation)
+            check_options(case.draft, speculation)
         else:
             with pytest.raises(
                 ValueError, match=f"{option}={value} has no place with the drafting method '{entry.name}'"
             ):
-                check_options(one.draft, speculation)
+                check_options(case.draft, speculation)
 
 
-@pytest.mark.parametrize("one", CHECKPOINTS, ids=lambda one: type(one.config).__name__)
-def test_config_and_params(one):
+@pytest.mark.parametrize("case", CHECKPOINTS, ids=lambda case: type(case.config).__name__)
+def test_config_and_params(case):
     """The module has the declared parameters, and a manifest gives the config back."""
-    config = one.config
+    config = case.config
     for dtype in ("float32", "bfloat16"):
         built = {name: (leaf.shape, leaf.dtype) for name, leaf in abstract_params(config, dtype).items()}
         assert built == stored_params(config, dtype)
@@ -169,23 +176,22 @@ def test_folders_that_were_written_with_an_empty_choice_of_layers(name):
 
 @functools.cache
 def engine_of(index: int) -> Engine:
-    one = EXAMPLES[index]
-    speculation = Speculation(K, draft_sampling="auto" if one.config is None else "sample")
-    return Engine(target(), one.module, drafter_for(one.draft, TARGET, speculation), "rejection", CONFIG)
+    case = EXAMPLES[index]
+    speculation = Speculation(K, draft_sampling="auto" if case.config is None else "sample")
+    return Engine(target(), case.module, drafter_for(case.draft, TARGET, speculation), "rejection", CONFIG)
 
 
 @every_example
-def test_text_is_the_targets_and_drafts_keep_within_bounds(one):
-    """Greedy text equals plain decoding; a round drafts as many tokens as there is room for at most, in the text and in
-    the positions that the drafter has."""
-    progresses = decode(engine_of(EXAMPLES.index(one)), PROMPTS)
+def test_text_is_the_targets_and_drafts_keep_within_bounds(case):
+    """Greedy text equals plain decoding. No round drafts past the end of the text or past the drafter's positions."""
+    progresses = decode(engine_of(EXAMPLES.index(case)), PROMPTS)
     assert tokens_of(progresses) == plain_greedy(target(), PROMPTS)
     early = 0
     for progress in progresses:
         length = len(progress.request.prompt)
         for drafted, accepted in zip(progress.drafted, progress.accepted, strict=True):
             assert 0 <= accepted <= drafted <= min(K, MAX_LEN - 1 - length)
-            if one.config is not None and one.config.decoder is not None:
+            if case.config is not None and case.config.decoder is not None:
                 assert drafted == 0 or length < SHORT + 2, "drafted without a position of its own"
             early += drafted * (length < SHORT)
             length += accepted + 1
@@ -193,8 +199,8 @@ def test_text_is_the_targets_and_drafts_keep_within_bounds(one):
 
 
 @every_example
-def test_the_same_key_gives_the_same_drafts(one):
-    engine, sampled = engine_of(EXAMPLES.index(one)), SamplingParams(temperature=1.0, max_tokens=8)
+def test_the_same_key_gives_the_same_drafts(case):
+    engine, sampled = engine_of(EXAMPLES.index(case)), SamplingParams(temperature=1.0, max_tokens=8)
 
     def run(seed: int):
         return [
@@ -207,7 +213,7 @@ def test_the_same_key_gives_the_same_drafts(one):
 
 
 def test_the_guide_shows_what_is_there():
-    """docs/adding-a-drafter.md quotes the file, the entry and the line of tests."""
+    """docs/adding-a-drafter.md quotes code that exists, and names every field of an entry."""
     root = pathlib.Path(__file__).parents[1]
     blocks = re.findall(r"```python\n(.*?)```", (root / "docs/adding-a-drafter.md").read_text(), re.DOTALL)
     sources = "jspec/drafting/corpus.py", "jspec/registry.py", "tests/test_registry.py"

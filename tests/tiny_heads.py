@@ -1,9 +1,10 @@
 """Tiny random draft heads in the public layout of each kind, for a target with V=97 and D=64 (tests/tiny.py).
 
-Every function writes config.json and the weights and returns the folder. Keyword arguments that it does not name are
-keys of config.json; a value of None removes the key. ``leave_out`` names tensors that are drawn but not written, so
-that the others do not depend on it. ``file`` is where the weights go: what ends in .pt or .bin is written by torch as a
-pickle."""
+Every function writes config.json and the weights into a folder, and returns the folder. Its further keyword arguments are
+keys of config.json, where a value of None removes the key. ``leave_out`` names tensors that are not written. They are drawn
+nevertheless, so that the other tensors stay the same. ``file`` is the file of the weights. If it ends in .pt or .bin, torch
+writes it as a pickle.
+"""
 
 import json
 import os
@@ -16,7 +17,7 @@ from safetensors.numpy import save_file
 from tiny import tiny_checkpoint
 
 V, D, Vd = 97, 64, 40
-MASK = 5  # token of mask slots
+MASK = 5  # the token that mask slots read
 Shapes = dict[str, tuple[int, ...]]
 
 LLAMA = {
@@ -40,8 +41,10 @@ LLAMA = {
 
 
 def eagle(path: str | os.PathLike, *, seed: int = 0, leave_out=(), file="model.safetensors", **keys) -> Path:
-    """EAGLE-1 and -2 as SafeAILab publishes them: MHA if ``num_key_value_heads`` is None, fc.bias unless
-    ``bias=False``."""
+    """EAGLE or EAGLE-2 as SafeAILab publishes them.
+
+    There is an fc.bias unless ``bias=False``. With ``num_key_value_heads=None`` the attention is multi-head attention.
+    """
     config = _merge(LLAMA, keys)
     shapes: Shapes = {"embed_tokens.weight": (V, D), "fc.weight": (D, 2 * D)}
     if config.get("bias", True):
@@ -80,9 +83,9 @@ def speculators(
     """EAGLE-3 (``kind="eagle3"``) or P-EAGLE (``"peagle"``) as the speculators package saves them.
 
     Args:
-      verifier: name or path of the target, which the file states.
-      layers: keys of ``transformer_layer_config``, which leaves out what equals the defaults of its class; so a key
-        left out here means that default, e.g. an rms_norm_eps of 1e-6.
+      verifier: name or path of the target, which config.json states.
+      layers: keys of ``transformer_layer_config``. As in the published files, a key that is left out means the default of
+        the class, for example an rms_norm_eps of 1e-6.
     """
     parallel = kind == "peagle"
     sizes = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
@@ -123,7 +126,7 @@ def pard(path: str | os.PathLike, *, seed: int = 0, **keys) -> Path:
 
 
 def mlp_speculator(path: str | os.PathLike, *, seed: int = 0, leave_out=(), repeat: bool = False, **keys) -> Path:
-    """MLP speculator as ibm-fms publishes it; ``repeat`` writes what tied stages share once for each of them."""
+    """MLP speculator as ibm-fms publishes it. With ``repeat``, the weights that tied stages share are written for each."""
     sizes = {"vocab_size": V, "emb_dim": D, "inner_dim": 32, "n_predict": 3, "top_k_tokens_per_head": [4, 3, 2]}
     flags = {"n_candidates": 5, "tie_weights": False, "scale_input": False, "torch_dtype": "float32"}
     kind = {"architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator"}
@@ -156,8 +159,8 @@ def medusa(path: str | os.PathLike, *, seed: int = 0, file="medusa_lm_head.safet
 
 
 def _eagle3_tensors(seed: int, config: dict, flags: dict, first: str, mask: bool = False) -> dict[str, np.ndarray]:
-    """Tensors of an EAGLE-3 head: ``config`` describes its layers, ``flags`` the rest, ``first`` names the first
-    layer."""
+    """Tensors of an EAGLE-3 head. ``config`` describes its layers, ``flags`` has all other keys, and ``first`` is the prefix
+    of the first layer's tensors."""
     V, D, Vd = config["vocab_size"], config["hidden_size"], flags["draft_vocab_size"]
     Dt = flags.get("target_hidden_size") or D
     aux_layers = (
@@ -182,7 +185,7 @@ def _layer(prefix: str, config: dict, inputs: int, norms, *, qkv_bias=False, out
     D, F, N = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     G, H = config.get("num_key_value_heads", N), config.get("head_dim", D // N)
     shapes: Shapes = {f"{norm}.weight": (D,) for norm in norms}
-    for name, rows, columns, bias in (
+    for name, out_features, in_features, bias in (
         ("self_attn.q_proj", N * H, inputs, qkv_bias),
         ("self_attn.k_proj", G * H, inputs, qkv_bias),
         ("self_attn.v_proj", G * H, inputs, qkv_bias),
@@ -191,20 +194,24 @@ def _layer(prefix: str, config: dict, inputs: int, norms, *, qkv_bias=False, out
         ("mlp.up_proj", F, D, False),
         ("mlp.down_proj", D, F, False),
     ):
-        shapes[f"{name}.weight"] = (rows, columns)
-        shapes |= {f"{name}.bias": (rows,)} if bias else {}
+        shapes[f"{name}.weight"] = (out_features, in_features)
+        shapes |= {f"{name}.bias": (out_features,)} if bias else {}
     shapes |= {f"self_attn.{name}_norm.weight": (H,) for name in ("q", "k")} if qk_norm else {}
     return {prefix + name: shape for name, shape in shapes.items()}
 
 
 def vocabulary(seed: int, V: int, Vd: int) -> dict[str, np.ndarray]:
-    """A draft vocabulary without token 0: ``d2t`` holds offsets, token = row + d2t[row], and ``t2d`` who is in."""
+    """A draft vocabulary without token 0.
+
+    ``d2t [Vd]`` holds offsets: token i of the draft vocabulary is token i + d2t[i] of the target. ``t2d [V]`` says of each
+    token of the target whether it is in the draft vocabulary.
+    """
     tokens = np.sort(1 + np.random.default_rng(seed).choice(V - 1, Vd, replace=False))
     return {"d2t": tokens - np.arange(Vd), "t2d": np.isin(np.arange(V), tokens)}
 
 
 def _draw(seed: int, shapes: Shapes) -> dict[str, np.ndarray]:
-    """float32 noise: norms about 1, biases about 0, matrices of unit gain."""
+    """Random float32 tensors: weights of norms near 1, biases near 0, and matrices that keep the scale of their input."""
     rng, tensors = np.random.default_rng(seed), {}
     for name, shape in shapes.items():
         noise = rng.standard_normal(shape)
@@ -242,7 +249,7 @@ QWEN3 = {"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3", "he
 FULL = {"rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "attention_bias": False}
 NO_EMBEDDING = {"leave_out": ("embed_tokens.weight",)}
 
-# What golden/*.npz holds outputs of: file -> case -> function and its keywords.
+# The draft heads whose outputs golden/*.npz holds: by file and case, the function that writes one and its keywords.
 CASES: dict[str, dict[str, tuple[Callable[..., Path], dict]]] = {
     "eagle": {
         "bias": (eagle, {"num_key_value_heads": None, **NO_EMBEDDING}),

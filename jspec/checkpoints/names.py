@@ -37,11 +37,11 @@ class Placement(NamedTuple):
 def tensor_table(config: DraftConfig) -> dict[str, Placement]:
     """Tensor name -> where the tensor goes, for every tensor that a checkpoint of ``config`` has to hold."""
     table: dict[str, Placement] = {}
-    for one, copy in expanded(config.parameters):
-        (_, *columns), rows = one.shape(config.dimensions), one.rows(config.dimensions)
-        starts = itertools.accumulate(rows, initial=0)
-        for tensor, start, count in zip(one.tensors, starts, rows, strict=False):
-            table[tensor.format(*copy)] = Placement(one.name.format(*copy), start, (count, *columns))
+    for parameter, copy in expanded(config.parameters):
+        (_, *other), lengths = parameter.shape(config.dimensions), parameter.tensor_lengths(config.dimensions)
+        starts = itertools.accumulate(lengths, initial=0)
+        for tensor, start, length in zip(parameter.tensors, starts, lengths, strict=False):
+            table[tensor.format(*copy)] = Placement(parameter.name.format(*copy), start, (length, *other))
     return table
 
 

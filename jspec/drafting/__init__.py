@@ -1,1 +1,1 @@
-"""Ways of proposing tokens, one file each."""
+"""The drafters: ways of proposing tokens, one file for each."""

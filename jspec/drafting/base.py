@@ -1,7 +1,7 @@
-"""What a drafter is.
+"""The protocol of a drafter, and the data that it is given.
 
-A drafter is built inside a trace around its params and settings and has three methods; each takes and returns the
-drafter's own state, a pytree that lives in ``DecodeState.draft``.
+A drafter is built inside the trace of a compiled program, from its modules and settings. ``init`` makes its state, a
+pytree that lives in ``DecodeState.draft``. ``prefill`` and ``propose`` take that state and return it updated.
 """
 
 import dataclasses
@@ -22,22 +22,22 @@ from jspec.sampling.verify import Proposal
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What a drafter may look at, one entry per row.
+    """What a drafter may read in a round, one entry for each row.
 
     Attributes:
-      tokens: int32 ``[B, S]``, committed tokens.
-      length: int32 ``[B]``, how many.
-      previous: int32 ``[B]``, how many there were when the row's last round with drafts began; one less than its prompt
-        at first.
-      features: ``[B, K + 1, E]``, what the target knew at positions previous - 1, previous, ..; those up to length - 2
-        mean something. None if the drafter needs none.
-      live: bool ``[B]``, the row decodes.
-      room: int32 ``[B]`` in 0..K, most drafts that the row can use; 0 for a row that does not decode.
-      table: int32 ``[B, M]``, the row's pages, the same in every pool.
-      warp: the request's settings.
-      stop_tokens: int32 ``[B, E]``, padded with -1, and
-      min_length: int32 ``[B]``, the position before which they are forbidden.
-      noise: the round's noise.
+      tokens: int32 ``[B, S]``, the committed tokens. What stands at ``length`` and later means nothing.
+      length: int32 ``[B]``, the number of committed tokens.
+      previous: int32 ``[B]``, the number of committed tokens when the row's last round with drafts began. Before the
+        first round it is one less than the length of the prompt.
+      features: ``[B, K + 1, E]``, the target's features at positions previous - 1, previous, .., previous + K - 1. Those
+        past position length - 2 mean nothing. None if the drafter reads no features.
+      live: bool ``[B]``, whether the row is decoding a request.
+      room: int32 ``[B]`` in 0..K, the largest number of drafts that the row can use. 0 for a row that is not live.
+      table: int32 ``[B, M]``, the pages of each row. Target and drafter use the same pages, each in its own pool.
+      warp: the sampling settings of each request, such as its temperature.
+      stop_tokens: int32 ``[B, J]``, the stop tokens of each request, padded with -1.
+      min_length: int32 ``[B]``, the position before which stop tokens are forbidden.
+      noise: the noise of the round, which is the only noise that a drafter may draw with.
     """
 
     tokens: jax.Array
@@ -53,16 +53,19 @@ class Context:
     noise: RoundNoise
 
     def tokens_at(self, positions) -> jax.Array:
-        """Committed tokens at int32 ``[B, J]``; positions outside the text give some token."""
+        """Committed tokens at int32 positions ``[B, J]``, int32 ``[B, J]``.
+
+        A position outside the text gives an arbitrary token, which the caller must mask.
+        """
         return jnp.take_along_axis(self.tokens, jnp.clip(positions, 0, self.tokens.shape[1] - 1), axis=1)
 
-    def room_within(self, own) -> jax.Array:
-        """``room`` under a limit of the drafter's own, int32 ``[B]``."""
-        return jnp.minimum(self.room, jnp.maximum(own, 0))
+    def room_within(self, limit) -> jax.Array:
+        """``room``, but at most the drafter's own ``limit``, int32 ``[B]``. A negative limit counts as 0."""
+        return jnp.minimum(self.room, jnp.maximum(limit, 0))
 
     @property
     def newest_feature(self) -> jax.Array:
-        """``[B, 1, E]``: the feature at position length - 2, the last that the target has computed."""
+        """The feature at position length - 2, ``[B, 1, E]``. It is the newest one that the target has computed."""
         assert self.features is not None
         return jnp.take_along_axis(self.features, (self.length - 1 - self.previous)[:, None, None], axis=1)
 
@@ -70,13 +73,13 @@ class Context:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """C tokens of prompts, as the target has just read them.
+    """C tokens of the prompt of each row, which the target has just read.
 
     Attributes:
-      tokens: int32 ``[B, C]``, and
-      following: int32 ``[B, C]``, the token after each.
-      features: ``[B, C, E]``, what the target knew at each, or None.
-      view: where they stand.
+      tokens: int32 ``[B, C]``.
+      following: int32 ``[B, C]``, the token after each of them.
+      features: ``[B, C, E]``, the target's feature at each of them. None if the drafter reads no features.
+      view: the positions of the tokens, and the pages to which their keys and values go.
     """
 
     tokens: jax.Array
@@ -87,14 +90,15 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """What a drafter is built from, inside a trace.
+    """The parts that a drafter is built from, inside a trace.
 
     Attributes:
-      config: of what drafts; None for a method that has no checkpoint.
-      target_config: of what it drafts for.
-      target: the target's module.
-      draft: the draft's module, or the arrays that the method's ``prepare`` made; None if it has neither.
-      speculation: K, an integer unless the engine chooses it, and how tokens are drawn.
+      config: config of the draft model or draft head. None for a method that has no checkpoint.
+      target_config: config of the target.
+      target: module of the target.
+      draft: module of the draft model or draft head, or the arrays that the method's ``prepare`` made. None if the method
+        has neither.
+      speculation: the settings of speculation: K (``most_draft_tokens``), and how drafts are drawn.
     """
 
     config: DraftConfig | None
@@ -105,53 +109,59 @@ class Setup:
 
 
 class Drafter(Protocol):
-    """A way of proposing tokens."""
+    """A way of proposing tokens: a frozen dataclass with these members."""
 
     @classmethod
     def build(cls, setup: Setup) -> Self:
-        """The drafter around a target and a draft."""
+        """Build the drafter from its parts."""
         ...
 
     @property
     def num_draft_tokens(self) -> int:
-        """K."""
+        """K, the largest number of drafts in a round."""
         ...
 
     @property
     def aux_layers(self) -> tuple[int, ...] | None:
-        """What it needs of the target, as ``Decoder.with_auxiliary`` takes it; None if it needs nothing."""
+        """The hidden states of the target that the drafter reads, as ``Target.with_auxiliary`` takes them.
+
+        ``()`` is the hidden state after the final norm. None means that the drafter reads no features.
+        """
         ...
 
     @property
     def longest_text(self) -> int | None:
-        """Tokens of the longest text after which it can draft: it has no position beyond. None if it has no limit."""
+        """Length of the longest text after which the drafter can still draft, in tokens.
+
+        Beyond it the drafter has no positions. None if it has no such limit.
+        """
         ...
 
     def init(self, pages: int, page_size: int, dtype) -> Any:
-        """An empty state, with pools of ``pages`` pages of ``page_size`` slots if it keeps keys and values."""
+        """An empty state. A drafter that caches keys and values makes pools of ``pages`` pages of ``page_size`` slots."""
         ...
 
     def prefill(self, state: Any, prompt: Prompt) -> Any:
-        """Read a part of prompts."""
+        """Read C tokens of the prompt of each row; returns the new state."""
         ...
 
     def propose(self, state: Any, context: Context) -> tuple[Any, Proposal]:
-        """Draft up to ``context.room`` tokens per row."""
+        """Draft up to ``context.room`` tokens in each row; returns the new state and the drafts."""
         ...
 
 
 class Stateless:
-    """What is the same in every drafter that keeps nothing between rounds."""
+    """The members that are the same in every drafter that keeps nothing between rounds."""
 
     aux_layers: tuple[int, ...] | None = None
     longest_text = None
 
     def init(self, pages: int, page_size: int, dtype) -> tuple[()]:
-        """No state."""
+        """The empty state."""
         del pages, page_size, dtype
         return ()
 
     def prefill(self, state, prompt: Prompt):
-        """Nothing to read: the committed tokens are in the context of every round."""
+        """Return the state unchanged: the committed tokens are in the context of every round."""
         del prompt
         return state

@@ -1,5 +1,8 @@
-"""Prompt lookup over the user's own texts: propose what followed the text's ending there, where the text itself has no
-earlier occurrence of it. On device, no model."""
+"""Prompt lookup over a corpus, which is texts that the user gives.
+
+Where a text's newest tokens do not occur earlier in the text itself, the drafts are the tokens that followed them in the
+corpus. The lookup runs on the device and needs no model.
+"""
 
 import dataclasses
 import os
@@ -18,67 +21,68 @@ from jspec.sampling.verify import Proposal
 from jspec.text import Tokenizer
 
 MAX_CORPUS_TOKENS = 2**22
-LONGEST_MATCH = 2**31 // MAX_CORPUS_TOKENS - 1  # (length, place) of a match is one int32
-END = -1  # stands after each text of a corpus: no token, so that no match and no continuation crosses it
+LONGEST_MATCH = 2**31 // MAX_CORPUS_TOKENS - 1  # because (length, place) of a match is packed into one int32
+END = -1  # stands after each text of a corpus. It equals no token, so no match and no continuation crosses it.
 
 Corpus = str | os.PathLike | Sequence[str] | Sequence[Sequence[int]]
 
 
 @dataclasses.dataclass(frozen=True)
 class NGramCorpus(NGram):
-    """Drafts like ``NGram`` from the request's own text, and else from a corpus.
+    """Drafts like ``NGram`` from the request's own text and, if that finds nothing, from a corpus.
 
     The longest suffix of ngram_min..ngram_max tokens that occurs in the corpus is continued by the tokens after that
-    occurrence, up to the end of the text there; of several, the first in the corpus. A round compares B x C x ngram_max
-    numbers for a corpus of C tokens, with a workspace of up to 4 B C bytes.
+    occurrence, up to the end of that text of the corpus. If it occurs several times, the first occurrence counts. For a
+    corpus of C tokens, a round makes B x C x ngram_max comparisons in a workspace of up to 4 B C bytes.
 
     Attributes:
-      corpus: int32 ``[C]``, texts one after another, ``END`` after each.
+      corpus: int32 ``[C]``, the texts one after another, with ``END`` after each.
     """
 
     corpus: jax.Array
 
     @classmethod
     def build(cls, setup: Setup):
-        how = setup.speculation
-        require(how.ngram_max <= LONGEST_MATCH, "ngram_max", how.ngram_max, f"at most {LONGEST_MATCH} with a corpus")
-        return cls(how.most_draft_tokens, how.ngram_min, how.ngram_max, setup.draft)
+        longest = setup.speculation.ngram_max
+        require(longest <= LONGEST_MATCH, "ngram_max", longest, f"at most {LONGEST_MATCH} with a corpus")
+        return cls(setup.speculation.most_draft_tokens, setup.speculation.ngram_min, longest, setup.draft)
 
     def propose(self, state, context: Context):
-        state, own = super().propose(state, context)
+        state, from_text = super().propose(state, context)
         newest, C, K = context.length[:, None] - 1, self.corpus.shape[0], self.num_draft_tokens
+        # Entry [b, c] of the arrays [B, C] is about an occurrence of row b's suffix whose last token is corpus[c].
         followed = jnp.pad(self.corpus, (0, 1), constant_values=END)[1:] != END
-        unbroken = jnp.broadcast_to(followed[None], (newest.shape[0], C))  # [B, C]: the occurrence ends here
-        matched = jnp.zeros(unbroken.shape, jnp.int32)
+        unbroken = jnp.broadcast_to(followed[None], (newest.shape[0], C))  # all tokens compared so far agree
+        matched = jnp.zeros(unbroken.shape, jnp.int32)  # how many tokens agree
         for back in range(self.ngram_max):
             suffix = jnp.where(newest >= back, context.tokens_at(newest - back), END - 1)  # [B, 1]
             shifted = jnp.pad(self.corpus, (back, 0), constant_values=END)[:C]  # the token ``back`` places before
             unbroken &= shifted[None] == suffix
             matched += unbroken
-        # The longest match, of several the first, by one reduction.
+        # One reduction finds the longest match and, among equally long ones, the first.
         places = jnp.arange(C, dtype=jnp.int32)[None]
         best = jnp.max(matched * MAX_CORPUS_TOKENS + (C - 1 - places), axis=1, keepdims=True)  # [B, 1]
         longest, end = best // MAX_CORPUS_TOKENS, C - 1 - best % MAX_CORPUS_TOKENS
         source = end + 1 + jnp.arange(K, dtype=jnp.int32)[None]  # [B, K]
         drafts = jnp.where(source < C, self.corpus[jnp.minimum(source, C - 1)], END)
-        inside = jnp.sum(jnp.cumprod(drafts != END, axis=1), axis=1, dtype=jnp.int32)
-        found = jnp.where(longest[:, 0] >= self.ngram_min, jnp.minimum(inside, context.room), 0)
-        count = jnp.where(own.count > 0, own.count, found)
-        tokens = jnp.where(own.count[:, None] > 0, own.tokens, jnp.maximum(drafts, 0))
-        return state, Proposal(tokens, count, distribution=None, point_mass=own.point_mass)
+        before_end = jnp.sum(jnp.cumprod(drafts != END, axis=1), axis=1, dtype=jnp.int32)  # [B]
+        found = jnp.where(longest[:, 0] >= self.ngram_min, jnp.minimum(before_end, context.room), 0)
+        count = jnp.where(from_text.count > 0, from_text.count, found)
+        tokens = jnp.where(from_text.count[:, None] > 0, from_text.tokens, jnp.maximum(drafts, 0))
+        return state, Proposal(tokens, count, distribution=None, point_mass=from_text.point_mass)
 
 
 def prepare(corpus: Corpus, tokenizer: Tokenizer | None, target: ModelConfig) -> jax.Array:
-    """The ``corpus`` of ``NGramCorpus``, int32 ``[C]``.
+    """Make the array ``NGramCorpus.corpus``, int32 ``[C]``, from what the user gave.
 
     Args:
       corpus: the path of a text file in UTF-8, a list of texts, or a list of lists of token ids.
-      tokenizer: the target's; texts need one.
-      target: whose vocabulary the tokens are of.
+      tokenizer: the target's tokenizer. It may be None if ``corpus`` holds token ids.
+      target: config of the target, whose vocabulary the tokens have to be in.
 
     Raises:
-      ValueError: a file that is not there, texts without a tokenizer, a token outside the vocabulary, no tokens at all, or
-        more than ``MAX_CORPUS_TOKENS``.
+      ValueError: the file does not exist, texts were given without a tokenizer, a token is outside of the vocabulary, or
+        there are no tokens or more than ``MAX_CORPUS_TOKENS``.
     """
     pieces, size = [], 0
     for i, text in enumerate(_texts(corpus)):

@@ -1,4 +1,4 @@
-"""Drafting with a smaller language model of the target's vocabulary: K passes, one token each."""
+"""Drafting with a smaller language model of the same vocabulary, in K passes of one token each."""
 
 import dataclasses
 
@@ -13,15 +13,17 @@ from jspec.models.contract import LanguageModel
 
 @dataclasses.dataclass(frozen=True)
 class DraftModel:
-    """A causal language model that proposes tokens.
+    """A causal language model (Leviathan et al., 2023; Chen et al., 2023) that proposes tokens.
 
-    The first pass of a round reads the two newest committed tokens: after a round that accepted everything, the last
-    draft has not been read yet. Reading a token again rewrites its keys and values with the same numbers.
+    The first pass of a round reads the two newest committed tokens. If the last round accepted all K drafts, the draft
+    model has not read the last of them yet, because no draft followed it. In any other round the first of the two tokens
+    is read a second time, which rewrites its keys and values with the same numbers.
 
     Attributes:
-      model: a ``Decoder`` or its like.
-      vocab_size: V of the target. A wider draft vocabulary is cut to it, a narrower one gives no mass past its end.
-      speculation: K and how tokens are drawn.
+      model: the draft model.
+      vocab_size: V of the target. Logits of the draft model past it are dropped. If the draft model has fewer, the
+        remaining tokens are never drafted.
+      speculation: K, and how drafts are drawn.
     """
 
     model: LanguageModel
@@ -40,20 +42,20 @@ class DraftModel:
 
     @property
     def longest_text(self) -> int:
-        return self.model.config.max_position  # the first draft is drawn after the last token
+        return self.model.config.max_position  # the first draft of a round needs the position of the newest token
 
     def init(self, pages: int, page_size: int, dtype):
         return init_pool(self.model.cache_shape(), pages, page_size, dtype)
 
     def prefill(self, state, prompt: Prompt):
-        # Positions that the draft model does not have are left out.
+        # Tokens at positions that the draft model does not have are not read.
         view = prompt.view
         view = dataclasses.replace(view, valid=view.valid & (view.positions < self.model.config.max_position))
         return self.model(prompt.tokens, view.positions, state, view)[1]
 
     def propose(self, state, context: Context):
         drawing = Drawing(self.speculation, context, "draft_model")
-        # The pass that draws d_i reads position length - 1 + i, which must be one the draft model has.
+        # Draft i is drawn by the pass that reads position length - 1 + i, so the draft model must have that position.
         room = context.room_within(self.model.config.max_position - context.length + 1)
 
         def read(cache, tokens, positions, valid):

@@ -1,4 +1,4 @@
-"""How a drafter's logits become tokens, and the chain of passes that draws them one after another."""
+"""Draws draft tokens from a drafter's logits, all at once or in a chain of passes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,17 +16,19 @@ from jspec.sampling.params import GREEDY_BELOW
 from jspec.sampling.stops import forbid_early_stops
 from jspec.sampling.verify import Proposal
 
-UNROLLED_PASSES = 8  # straight-line passes let one device graph hold the round; past that, compile time matters more
+# Up to so many passes are unrolled, so that one CUDA graph holds the whole round. More of them would compile too slowly.
+UNROLLED_PASSES = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """The draws of one round.
+    """Draws the drafts of one round.
 
     Attributes:
-      speculation: how tokens are drawn.
-      context: the round.
-      method: the kind of drafter, which decides where ``auto`` changes over unless the user says so.
+      speculation: the settings that say how drafts are drawn.
+      context: the context of the round.
+      method: name of the drafting method. It gives the temperature from which ``draft_sampling="auto"`` samples, unless
+        the user has set ``argmax_below``.
     """
 
     speculation: Speculation
@@ -35,22 +37,28 @@ class Drawing:
 
     @property
     def warp(self) -> Warp:
-        """The request's settings at the draft's temperature; 0 makes the draft an argmax, that is, a point mass."""
-        how, fixed = self.speculation, self.speculation.draft_temperature
-        asked = self.context.warp.temperature
-        temperature = asked
-        if fixed is not None:
-            temperature = jnp.full_like(temperature, 0.0 if fixed < GREEDY_BELOW else fixed)
-        if how.draft_sampling == "argmax":
+        """The sampling settings of each request, with the temperature of the drafts.
+
+        A temperature of 0 takes the likeliest token, so that the draft's distribution is a point mass.
+        """
+        speculation, draft_temperature = self.speculation, self.speculation.draft_temperature
+        request_temperature = self.context.warp.temperature
+        temperature = request_temperature
+        if draft_temperature is not None:
+            temperature = jnp.full_like(temperature, 0.0 if draft_temperature < GREEDY_BELOW else draft_temperature)
+        if speculation.draft_sampling == "argmax":
             temperature = jnp.zeros_like(temperature)
-        elif how.draft_sampling == "auto":
-            below = argmax_below(self.method) if how.argmax_below is None else how.argmax_below
-            temperature = jnp.where(asked < below, 0.0, temperature)
+        elif speculation.draft_sampling == "auto":
+            below = argmax_below(self.method) if speculation.argmax_below is None else speculation.argmax_below
+            temperature = jnp.where(request_temperature < below, 0.0, temperature)
         return dataclasses.replace(self.context.warp, temperature=temperature)
 
     def draw(self, logits, first) -> tuple[Distribution, jax.Array]:
-        """Distributions of drafts ``first``, ``first + 1``, .. from logits ``[B, J, V]``, and their tokens, int32 ``[B,
-        J]``."""
+        """Draw drafts ``first``, ``first + 1``, .., ``first + J - 1`` of each row from their logits ``[B, J, V]``.
+
+        Returns:
+          the distributions that they are drawn from, and the tokens, int32 ``[B, J]``.
+        """
         B, J, _ = logits.shape
         context = self.context
         index = first + jnp.broadcast_to(jnp.arange(J, dtype=jnp.int32), (B, J))
@@ -60,8 +68,11 @@ class Drawing:
         return make_distribution(logits, self.warp, keys)
 
     def proposal(self, distribution: Distribution, tokens, room) -> Proposal:
-        """K drafts, of which each row can use ``room``, int32 ``[B]``; a row ends before its first distribution that is
-        none."""
+        """The proposal of K drafts in each row, int32 ``tokens [B, K]``.
+
+        A row counts at most ``room`` of them, int32 ``[B]``. It stops before the first draft whose distribution is not
+        finite, for example because the drafter computed NaN.
+        """
         usable = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < room[:, None]
         return Proposal(tokens, leading(distribution.finite & usable), distribution, point_mass=self.warp.greedy)
 
@@ -69,12 +80,15 @@ class Drawing:
         """Draw K tokens one after another.
 
         Args:
-          logits: ``[B, 1, V]`` of the first.
-          carry: what the passes hand on.
-          read: ``(carry, token int32 [B, 1], i) -> (carry, logits [B, 1, V])``, the pass that draft i is drawn from,
-            after it has read draft i - 1.
-          room: int32 ``[B]``, drafts that the row can use.
-          unroll: up to so many passes are straight-line code, in which i is a Python integer.
+          logits: ``[B, 1, V]``, the logits of draft 0.
+          carry: the state that each pass hands to the next, such as the drafter's cache.
+          read: ``(carry, token int32 [B, 1], i) -> (carry, logits [B, 1, V])``, the pass that reads draft i - 1 and
+            returns the logits of draft i.
+          room: int32 ``[B]``, the largest number of drafts that the row can use.
+          unroll: with at most this many passes they are unrolled, and i is a Python integer. With more they are a loop.
+
+        Returns:
+          the carry after the last pass, and the proposal.
         """
         later = self.speculation.most_draft_tokens - 1
 
@@ -88,10 +102,10 @@ class Drawing:
         state, drawn = (carry, token), [(distribution.warped, token)]
         if later <= unroll:
             for i in range(1, later + 1):
-                state, one = next_pass(state, i)
-                drawn.append(one)
+                state, drawn_now = next_pass(state, i)
+                drawn.append(drawn_now)
         else:
             state, rest = jax.lax.scan(next_pass, state, jnp.arange(1, later + 1, dtype=jnp.int32), unroll=unroll)
             drawn.append(jax.tree.map(lambda x: jnp.moveaxis(x[:, :, 0], 0, 1), rest))
-        rows, tokens = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *drawn)
-        return state[0], self.proposal(Distribution(WarpedLogits(*rows), distribution.greedy), tokens, room)
+        warped, tokens = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *drawn)
+        return state[0], self.proposal(Distribution(WarpedLogits(*warped), distribution.greedy), tokens, room)

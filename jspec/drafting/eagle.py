@@ -1,4 +1,7 @@
-"""Drafting with an EAGLE or EAGLE-3 head: a window of real features, then K - 1 passes over the head's own outputs."""
+"""Drafting with an EAGLE, EAGLE-2 or EAGLE-3 draft head.
+
+The first pass of a round reads features of the target. K - 1 passes over the draft head's own outputs follow.
+"""
 
 import dataclasses
 from typing import Any
@@ -15,17 +18,17 @@ from jspec.models.contract import DraftHead, Target
 
 @dataclasses.dataclass(frozen=True)
 class Eagle:
-    """A head that reads (feature i, token i + 1) in slot i (Li et al., 2024 and 2025).
+    """A draft head whose slot i reads feature i of the target and token i + 1 (Li et al., 2024 and 2025).
 
-    The window of a round holds the slots of the last round's tokens, whose features the target has computed by now:
-    they replace entries that were made from the head's own outputs. The newest token has no feature yet, so a prompt of
-    one token drafts nothing in its first round.
+    The first pass of a round reads a window: the slots of the tokens that the last round committed. The target has
+    computed their features by now, so the window replaces cache entries that the last round made from the draft head's
+    own outputs. The newest token has no feature yet. After a prompt of one token, the first round drafts nothing.
 
     Attributes:
-      head: an ``EagleHead`` or ``Eagle3Head``.
-      target: the model that it drafts for, whose embedding and output head it may borrow.
-      aux_layers: the target's streams that a feature is made of.
-      speculation: K and how tokens are drawn.
+      head: the draft head, an ``EagleHead`` or ``Eagle3Head``.
+      target: the target, whose embedding and output head the draft head may borrow.
+      aux_layers: the auxiliary hidden states that a feature joins, as ``Target.with_auxiliary`` takes them.
+      speculation: K, and how drafts are drawn.
     """
 
     head: DraftHead
@@ -49,7 +52,7 @@ class Eagle:
 
     @property
     def longest_text(self) -> int:
-        return self.max_position + 1  # the first draft is drawn after the last token but one
+        return self.max_position + 1  # the first draft of a round needs slot length - 2
 
     def init(self, pages: int, page_size: int, dtype):
         return init_pool(self.head.cache_shape(), pages, page_size, dtype)
@@ -62,8 +65,8 @@ class Eagle:
 
     def propose(self, state, context: Context):
         drawing = Drawing(self.speculation, context, self.head.config.method)
-        newest = context.length - 2  # the last slot with a feature
-        # Draft i is drawn after slot newest + i, which must be one the head has.
+        newest = context.length - 2  # the newest slot whose feature the target has computed
+        # Draft i is drawn after slot newest + i, so the draft head must have that position.
         room = jnp.where(newest >= 0, context.room_within(self.max_position - newest), 0)
 
         window = make_window(context, context.previous - 1, newest + 1, self.num_draft_tokens, 0, self.max_position)

@@ -1,4 +1,4 @@
-"""Drafting with Medusa heads (Cai et al., 2024), as a chain: one candidate a head."""
+"""Drafting with Medusa heads (Cai et al., 2024), one draft from each head. There is no tree of candidates."""
 
 import dataclasses
 
@@ -13,12 +13,14 @@ from jspec.models.medusa import Medusa
 
 @dataclasses.dataclass(frozen=True)
 class MedusaHeads(Stateless):
-    """Head i predicts the token i + 2 places after the target's last known hidden state; heads do not see each other.
+    """Medusa head i predicts the token i + 2 places after the position of the target's newest hidden state.
+
+    All Medusa heads read that hidden state and nothing else, so no draft depends on the drafts before it.
 
     Attributes:
-      head: a ``Medusa``.
-      target: the model that they draft for, whose output head they may borrow.
-      speculation: K and how tokens are drawn.
+      head: the Medusa heads.
+      target: the target, whose output head they may borrow.
+      speculation: K, and how drafts are drawn.
     """
 
     head: Medusa

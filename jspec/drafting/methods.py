@@ -1,4 +1,4 @@
-"""Which drafter goes with what a user loaded, as ``jspec.registry`` says."""
+"""Finds the drafter of a method in ``jspec.registry`` and builds it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,26 +12,27 @@ from jspec.registry import entry_of, resolve
 
 
 def method_of(draft: DraftConfig | str | None) -> str | None:
-    """Name of the drafting method, or None for plain decoding."""
+    """Name of the drafting method. None for plain decoding, where ``draft`` is None."""
     return None if draft is None else entry_of(draft).name
 
 
 def drafter_for(
     draft: DraftConfig | str | None, target: ModelConfig, speculation: Speculation
 ) -> Callable[..., Drafter]:
-    """What builds the drafter around the modules of target and draft, inside a trace: ``(target, draft, K=None)``.
+    """A function ``(target module, draft module, num_draft_tokens=None)`` that builds the drafter, inside a trace.
 
     Args:
-      draft: what drafts: the config of a language model or of a head that fits the target, the name of a method that has
-        no checkpoint, or None for plain decoding.
-      target: what it drafts for.
-      speculation: the largest K, which a drafter has unless it is built with a smaller one, and how tokens are drawn.
+      draft: the config of a draft model or of a draft head that fits the target, the name of a method that has no
+        checkpoint, or None for plain decoding.
+      target: config of the target.
+      speculation: how drafts are drawn, and the largest K. A drafter has this K unless it is built with a smaller
+        ``num_draft_tokens``.
     """
-    kind: type[Drafter] = NoDrafts if draft is None else resolve(entry_of(draft).drafter)
+    drafter_class: type[Drafter] = NoDrafts if draft is None else resolve(entry_of(draft).drafter)
     config = None if isinstance(draft, str) else draft
 
     def make(target_module: Target, draft_module: Any, num_draft_tokens: int | None = None) -> Drafter:
-        how = speculation if num_draft_tokens is None else speculation.fixed(num_draft_tokens)
-        return kind.build(Setup(config, target, target_module, draft_module, how))
+        settings = speculation if num_draft_tokens is None else speculation.fixed(num_draft_tokens)
+        return drafter_class.build(Setup(config, target, target_module, draft_module, settings))
 
     return make

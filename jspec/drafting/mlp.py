@@ -1,5 +1,4 @@
-"""Drafting with an MLP speculator (Wertheimer et al., 2024): K small stages from the target's last known hidden
-state."""
+"""Drafting with an MLP speculator (Wertheimer et al., 2024), in K small stages after the target's newest hidden state."""
 
 import dataclasses
 
@@ -13,11 +12,11 @@ from jspec.models.mlp_speculator import MLPSpeculator
 
 @dataclasses.dataclass(frozen=True)
 class MLP(Stateless):
-    """Stage 0 reads the newest token, stage i draft i - 1.
+    """An MLP speculator. Stage 0 reads the newest committed token, stage i reads draft i - 1 and makes draft i.
 
     Attributes:
-      head: an ``MLPSpeculator``.
-      speculation: K and how tokens are drawn.
+      head: the MLP speculator.
+      speculation: K, and how drafts are drawn.
     """
 
     head: MLPSpeculator

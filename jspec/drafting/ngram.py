@@ -1,5 +1,7 @@
-"""Prompt lookup (Saxena, 2023): propose what followed the last occurrence of the text's own ending. On device, no
-model."""
+"""Prompt lookup (Saxena, 2023): propose the tokens that followed an earlier occurrence of the text's newest tokens.
+
+The lookup runs on the device and needs no model.
+"""
 
 import dataclasses
 
@@ -11,11 +13,12 @@ from jspec.sampling.verify import Proposal
 
 @dataclasses.dataclass(frozen=True)
 class NGram(Stateless):
-    """Longest match first, the most recent wins.
+    """Continues a text as its longest repeated suffix was continued before.
 
-    The longest suffix of ngram_min..ngram_max tokens that occurs earlier (overlap with itself allowed) is continued by
-    the tokens after that occurrence. A continuation that runs into the end of the text goes on into its own drafts, as
-    LZ77 copies do, so a text of period p is continued with period p.
+    The longest suffix of ngram_min..ngram_max tokens that occurs earlier in the text is continued by the tokens after that
+    occurrence. If it occurs several times, the most recent occurrence counts. Both may overlap. A continuation that
+    reaches the end of the text goes on with its own drafts, as copies in LZ77 do: ``1 2 3 4 1 2`` is continued by
+    ``3 4 1 2 3 4 ..``.
     """
 
     num_draft_tokens: int
@@ -24,19 +27,22 @@ class NGram(Stateless):
 
     @classmethod
     def build(cls, setup: Setup):
-        how = setup.speculation
-        return cls(how.most_draft_tokens, how.ngram_min, how.ngram_max)
+        settings = setup.speculation
+        return cls(settings.most_draft_tokens, settings.ngram_min, settings.ngram_max)
 
     def propose(self, state, context: Context):
         B, S = context.tokens.shape
         K = self.num_draft_tokens
         newest = context.length[:, None] - 1  # [B, 1]
-        ends = jnp.arange(S, dtype=jnp.int32)[None]  # the candidate occurrence's last token
-        matched = jnp.zeros((B, S), jnp.int32)
-        unbroken = jnp.broadcast_to(ends < newest, (B, S))
+        # Entry [b, s] of the arrays [B, S] is about an occurrence of row b's suffix whose last token stands at s.
+        ends = jnp.arange(S, dtype=jnp.int32)[None]
+        matched = jnp.zeros((B, S), jnp.int32)  # how many tokens agree
+        unbroken = jnp.broadcast_to(ends < newest, (B, S))  # all tokens compared so far agree
         for back in range(self.ngram_max):
             suffix = jnp.take_along_axis(context.tokens, jnp.maximum(newest - back, 0), axis=1)
-            shifted = jnp.pad(context.tokens, ((0, 0), (back, 0)), constant_values=-1)[:, :S]  # token at ends - back
+            shifted = jnp.pad(context.tokens, ((0, 0), (back, 0)), constant_values=-1)[
+                :, :S
+            ]  # the token at ends - back
             unbroken &= shifted == suffix
             matched += unbroken
         longest = jnp.max(matched, axis=1, keepdims=True)

@@ -1,7 +1,9 @@
-"""Parallel drafting: K tokens in ONE pass, the first after the last real slot, the others after K - 1 mask slots.
+"""Parallel drafting: K tokens in one pass.
 
-Drafts of a pass do not see each other, so draft i has the distribution of position i alone, whatever was drawn before
-it."""
+The pass reads the real slots and K - 1 mask slots after them. Draft 0 is drawn after the last real slot, draft i after
+mask slot i - 1. The drafts of a pass do not see each other: the distribution of draft i does not depend on the drafts
+before it.
+"""
 
 import dataclasses
 from typing import Any
@@ -18,7 +20,7 @@ from jspec.models.contract import MaskedHead
 
 @dataclasses.dataclass(frozen=True)
 class ParallelHead(Eagle):
-    """A P-EAGLE head (2026): an EAGLE-3 head whose mask slots read a learnt feature and a mask token."""
+    """A P-EAGLE draft head (2026): an EAGLE-3 draft head with mask slots, which read a learnt feature and a mask token."""
 
     head: MaskedHead
 
@@ -42,10 +44,10 @@ class ParallelHead(Eagle):
 
 @dataclasses.dataclass(frozen=True)
 class ParallelModel(DraftModel):
-    """A PARD model (An et al., 2025): a language model that fills mask tokens.
+    """A PARD model (An et al., 2025): a language model whose mask slots read a mask token.
 
     Attributes:
-      mask_token_id: what mask slots read; the rest as in ``DraftModel``.
+      mask_token_id: the token that mask slots read. The other attributes are those of ``DraftModel``.
     """
 
     mask_token_id: int
@@ -58,7 +60,7 @@ class ParallelModel(DraftModel):
     def propose(self, state, context: Context):
         drawing = Drawing(self.speculation, context, "parallel")
         K, max_position = self.num_draft_tokens, self.model.config.max_position
-        # Draft i is drawn after slot length - 1 + i, which must be one the model has.
+        # Draft i is drawn after slot length - 1 + i, so the model must have that position.
         room = context.room_within(max_position - context.length + 1)
 
         window = make_window(context, context.previous, context.length, K, K - 1, max_position)

@@ -1,4 +1,4 @@
-"""Plain decoding through the same step: nothing is drafted, K = 0."""
+"""Plain decoding by the same compiled step: a drafter that drafts nothing, with K = 0."""
 
 import dataclasses
 
@@ -10,10 +10,11 @@ from jspec.sampling.verify import Proposal
 
 @dataclasses.dataclass(frozen=True)
 class NoDrafts(Stateless):
-    """Every round emits one token, the target's own draw.
+    """Drafts nothing, so that every round emits one token, which the target draws.
 
     Attributes:
-      aux_layers: what a drafter that rests, and reads later, needs of the target; see ``DecodeStep.decode_plainly``.
+      aux_layers: the hidden states that the target has to return although nothing is drafted. A drafter that pauses needs
+        them when it drafts again; see ``DecodeStep.decode_plainly``.
     """
 
     aux_layers: tuple[int, ...] | None = None
@@ -26,5 +27,5 @@ class NoDrafts(Stateless):
 
     def propose(self, state, context: Context):
         B = context.length.shape[0]
-        none = Proposal(jnp.zeros((B, 0), jnp.int32), context.room, distribution=None, point_mass=jnp.ones(B, bool))
-        return state, none
+        nothing = Proposal(jnp.zeros((B, 0), jnp.int32), context.room, distribution=None, point_mass=jnp.ones(B, bool))
+        return state, nothing

@@ -1,8 +1,10 @@
-"""The window: the slots that a drafter's first pass of a round reads, the same number in every round.
+"""The window of a round: the cache slots that the first pass of a drafter reads. Their number is the same in every round.
 
-A round leaves a drafter's cache behind in two ways: tokens that were committed but not read, and entries that were made
-from guesses. Both begin at the first slot that the last round touched, so reading K + 1 slots from there on,
-right-padded, always catches up; a slot that is read again is rewritten with the same numbers, or with better ones."""
+After a round, a drafter's cache lags behind the committed text. Some committed tokens have not been read, and some entries
+were made from drafts instead of the target's features. All of these stand at or after the first slot that the last round
+wrote, and there are at most K + 1 of them. So the window begins at that slot, has K + 1 slots, and is padded on the right.
+A slot that is read a second time is rewritten with the same numbers, or with ones made from true features.
+"""
 
 import dataclasses
 
@@ -16,12 +18,12 @@ from jspec.models.cache import PagedView
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """W slots per row: the real ones, then mask slots, then padding, which writes nowhere.
+    """W slots of each row: real slots first, then mask slots, then padding, which is written nowhere.
 
     Attributes:
-      positions: int32 ``[B, W]``, consecutive.
-      valid: bool ``[B, W]``, not padding, and a slot that the drafter has.
-      newest: int32 ``[B]``, index of the last real slot, the one that the first draft is drawn after.
+      positions: int32 ``[B, W]``, the positions of the slots, which are consecutive.
+      valid: bool ``[B, W]``, whether a slot is read: it is no padding, and the drafter has its position.
+      newest: int32 ``[B]``, the index in the window of the last real slot, after which draft 0 is drawn.
     """
 
     positions: jax.Array
@@ -30,32 +32,37 @@ class Window:
 
     @property
     def masks(self) -> jax.Array:
-        """bool ``[B, W]``: mask slots, and the padding behind them."""
+        """bool ``[B, W]``: whether a slot comes after the real ones, so that it is a mask slot or padding."""
         return jnp.arange(self.positions.shape[1], dtype=jnp.int32)[None] > self.newest[:, None]
 
     def view(self, context: Context) -> PagedView:
-        """Where the slots are written."""
+        """The view through which the slots are read and written."""
         return PagedView(context.table, self.positions, self.valid)
 
     def after_newest(self, values, count: int):
-        """``[B, W, ...] -> [B, count, ...]``: of the last real slot and the mask slots after it."""
+        """The values of the last real slot and the count - 1 slots after it: ``[B, W, ...] -> [B, count, ...]``."""
         index = self.newest[:, None] + jnp.arange(count, dtype=jnp.int32)[None]
         index = index.reshape(*index.shape, *(1,) * (values.ndim - 2))
         return jnp.take_along_axis(values, index, axis=1)
 
 
 def make_window(context: Context, first, end, num_draft_tokens: int, num_masks: int, max_position: int) -> Window:
-    """The slots ``first .. end - 1`` of each row and mask slots after them, in K + 1 + num_masks places.
+    """The window of the slots ``first .. end - 1`` of each row and ``num_masks`` mask slots after them.
+
+    Its width W is K + 1 + num_masks.
 
     Args:
-      context: the round.
-      first, end: int32 ``[B]``; at most K + 1 apart. Slots before 0 do not exist.
+      context: the context of the round.
+      first: int32 ``[B]``, the first real slot. It may be negative, and slots before 0 are invalid.
+      end: int32 ``[B]``, the slot after the last real one, at most first + K + 1.
       num_draft_tokens: K.
-      num_masks: mask slots per row.
-      max_position: slots from here on are not the drafter's.
+      num_masks: the number of mask slots in each row.
+      max_position: the number of positions that the drafter has.
     """
     places = jnp.arange(num_draft_tokens + 1 + num_masks, dtype=jnp.int32)[None]
     positions = first[:, None] + places
-    reach = min(max_position, context.tokens.shape[1])
-    valid = context.live[:, None] & (positions >= 0) & (positions < jnp.minimum(end[:, None] + num_masks, reach))
+    num_positions = min(max_position, context.tokens.shape[1])
+    valid = (
+        context.live[:, None] & (positions >= 0) & (positions < jnp.minimum(end[:, None] + num_masks, num_positions))
+    )
     return Window(positions, valid, jnp.maximum(end - 1 - first, 0))

@@ -1,10 +1,12 @@
-"""The KV cache: a pool of pages per layer, a block table per row, and views that write to it and attend over it.
+"""The KV cache: a pool of pages for each layer, a block table for each row, and the views that read and write it.
 
-Pages are head-major, ``[G, pages, P, H]``, so that gathering a row's pages gives ``[G, B, S, H]`` and no step
-transposes a cache. Page 0 is the null page: block tables are padded with it and nothing is ever written there.
+A pool has the shape ``[G, pages, P, H]``. The KV heads come first, so that gathering the pages of all rows gives
+``[G, B, S, H]`` and no step transposes a cache. Page 0 is the null page: block tables are padded with it, and nothing is
+ever written there.
 
-Rolling back is a change of length alone. A slot at or past a row's length may hold anything: it is rewritten before a
-query can see it, because a query at position p attends to slots j <= p and every valid position is written first.
+Rolling back rejected drafts only changes a row's length. A cache slot at or past that length may hold anything, because
+it is rewritten before a query can see it: a query at position p attends to slots j <= p, and the keys and values of every
+valid token are written before any query attends.
 """
 
 import dataclasses
@@ -21,14 +23,14 @@ from jspec.pallas.extend import extend_kernel, has_extend_kernel
 
 
 class LayerKV(NamedTuple):
-    """Keys and values of one layer: ``[G, pages, P, H]`` in a pool, ``[G, B, T, H]`` under ``CausalView``."""
+    """Keys and values of one layer: ``[G, pages, P, H]`` in a pool, ``[G, B, T, H]`` with a ``CausalView``."""
 
     k: jax.Array
     v: jax.Array
 
 
 def init_pool(shape: tuple[int, int, int], pages: int, page_size: int, dtype) -> tuple[LayerKV, ...]:
-    """An empty pool for a model whose ``cache_shape()`` is ``shape`` = (L, G, H); ``pages`` includes the null page."""
+    """An empty pool for each layer of a model whose ``cache_shape()`` is (L, G, H). ``pages`` counts the null page too."""
     L, G, H = shape
 
     def zeros():
@@ -38,28 +40,28 @@ def init_pool(shape: tuple[int, int, int], pages: int, page_size: int, dtype) ->
 
 
 class View:
-    """Where T tokens of each row stand: how their keys and values are kept, and what they attend to."""
+    """Decides where the keys and values of T new tokens of each row are kept, and what these tokens attend to."""
 
     def write(self, kv, k, v):
-        """What is kept once rotated keys, and values, ``[B, T, G, H]`` are there."""
+        """Keep rotated keys and values ``[B, T, G, H]``; returns the updated ``kv``."""
         raise NotImplementedError
 
     def attend(self, q, kv, window: int | None) -> jax.Array:
-        """Attention of rotated queries ``[B, T, N, H]`` over what they may see; the same shape."""
+        """Attention of rotated queries ``[B, T, N, H]`` over the slots that each may see; returns the same shape."""
         raise NotImplementedError
 
     def extend(self, qkv, rotation: Rotation, kv, num_kv_heads: int, window: int | None):
-        """Rotate, write and attend.
+        """Rotate queries and keys, write keys and values, and attend.
 
         Args:
-          qkv: ``[B, T, N + 2G, H]``: queries, keys and values.
-          rotation: by the tokens' positions.
-          kv: what is kept so far.
+          qkv: ``[B, T, N + 2G, H]``: the queries, keys and values of the new tokens.
+          rotation: the rotary embedding of the tokens' positions.
+          kv: the keys and values of this layer that are kept so far.
           num_kv_heads: G.
-          window: None, or W: a query sees W slots, its own included.
+          window: W if each query sees the W newest slots only, its own among them. None if it sees all.
 
         Returns:
-          ``[B, T, N, H]``, and what is kept now.
+          the attention's output ``[B, T, N, H]``, and ``kv`` with the new keys and values.
         """
         N = qkv.shape[2] - 2 * num_kv_heads
         q, k, v = jnp.split(qkv, [N, N + num_kv_heads], axis=2)
@@ -70,12 +72,12 @@ class View:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PagedView(View):
-    """Where T tokens of each row stand in the pool.
+    """Keeps keys and values in a pool of pages.
 
     Attributes:
-      table: int32 ``[B, M]``, the pages of each row in order, padded with the null page.
-      positions: int32 ``[B, T]``, the slot of each token; those of a row's valid tokens are consecutive.
-      valid: bool ``[B, T]``; an invalid token is written nowhere and its output means nothing.
+      table: int32 ``[B, M]``, the pages of each row in the order of its text, padded with the null page.
+      positions: int32 ``[B, T]``, the cache slot of each token. The slots of a row's valid tokens are consecutive.
+      valid: bool ``[B, T]``, whether a token counts. One that does not is written nowhere, and its output means nothing.
     """
 
     table: jax.Array
@@ -83,12 +85,12 @@ class PagedView(View):
     valid: jax.Array
 
     def write(self, kv: LayerKV, k, v) -> LayerKV:
-        """Scatter k and v, ``[B, T, G, H]``, into their pages; tokens that are invalid or off the table are dropped."""
+        """Scatter k and v ``[B, T, G, H]`` into their pages. Tokens that are invalid or past the table are dropped."""
         pages, page_size = kv.k.shape[1:3]
         index = self.positions // page_size
         inside = (self.positions >= 0) & (index < self.table.shape[1])
         page = jnp.take_along_axis(self.table, jnp.clip(index, 0, self.table.shape[1] - 1), axis=1)
-        page = jnp.where(self.valid & inside & (page != NULL_PAGE), page, pages)  # out of range: dropped
+        page = jnp.where(self.valid & inside & (page != NULL_PAGE), page, pages)  # ``pages`` is out of range: dropped
         slot = self.positions % page_size
 
         def put(pool, new):
@@ -98,11 +100,11 @@ class PagedView(View):
         return LayerKV(put(kv.k, k), put(kv.v, v))
 
     def attend(self, q, kv: LayerKV, window: int | None) -> jax.Array:
-        """Attention of q ``[B, T, N, H]`` over each row's slots up to its own position; returns ``[B, T, N, H]``."""
+        """Attention of each query in ``[B, T, N, H]`` over its row's slots up to the query's position; the same shape."""
         return paged_attention(q, kv.k, kv.v, self.table, self.positions, self.valid, window)
 
     def extend(self, qkv, rotation: Rotation, kv: LayerKV, num_kv_heads: int, window: int | None):
-        """``View.extend``; on an NVIDIA GPU a kernel, where a row has few tokens."""
+        """As ``View.extend``. On an NVIDIA GPU one kernel does all of it, where each row has few tokens."""
 
         def composed(view, qkv, rotation, kv):
             return View.extend(view, qkv, rotation, kv, num_kv_heads, window)
@@ -119,7 +121,7 @@ class PagedView(View):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CausalView(View):
-    """Plain causal attention among the T tokens of the call, with nothing cached: for whole texts and for training."""
+    """Causal attention among the T tokens of the call. Nothing is cached: for whole texts and for training."""
 
     positions: jax.Array  # int32 [B, T]
 

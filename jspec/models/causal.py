@@ -1,4 +1,4 @@
-"""The plain forward: a whole text in one causal pass, nothing cached."""
+"""The forward pass over whole texts, without a cache."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from jspec.models.contract import LanguageModel
 
 
 def causal_logits(model: LanguageModel, tokens) -> jax.Array:
-    """Logits after each token, ``[B, T, V]`` in the model's dtype, of int32 tokens ``[B, T]``."""
+    """The logits ``[B, T, V]`` of the token after each of the int32 tokens ``[B, T]``, in the model's dtype."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     hidden, _ = model(tokens, positions, (None,) * model.config.num_layers, CausalView(positions))
     return model.logits(hidden)

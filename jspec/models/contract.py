@@ -1,8 +1,10 @@
-"""What the engine, the drafters and training ask of a model: any object with these methods can take its place.
+"""The protocols that the engine, the drafters and training expect of a model.
 
-Shapes use the letters of ``jspec.config``: B rows, T tokens a row, D width, V vocabulary, L layers, G key/value heads,
-H head dimension; E is the size of a feature. A *cache* is what a view keeps, one entry for each layer: ``LayerKV`` of
-page pools under ``PagedView``, of the call's own tokens under ``CausalView`` (``jspec.models.cache``).
+Any object with the methods of a protocol can take the model's place. Shapes use the letters of ``jspec.config``: B rows,
+T tokens in a row, D width, V vocabulary, L layers, G key/value heads, H head dimension. E is the size of a feature.
+
+A *cache* holds one ``LayerKV`` for each layer (``jspec.models.cache``). With a ``PagedView`` these are pools of pages,
+with a ``CausalView`` the keys and values of the call's own tokens.
 """
 
 from typing import Any, Protocol, Self
@@ -15,11 +17,11 @@ from jspec.models.cache import View
 
 
 class LanguageModel(Protocol):
-    """A causal language model that reads tokens through a view: what a draft model has to be."""
+    """A causal language model that reads tokens through a view. A draft model needs no more than this."""
 
     @property
     def config(self) -> ModelConfig:
-        """Its architecture. Of a stand-in only ``vocab_size``, ``max_position`` and ``eos_token_ids`` are asked."""
+        """The architecture. Drafters and engine read ``vocab_size``, ``max_position`` and ``eos_token_ids`` only."""
         ...
 
     def __call__(self, tokens, positions, cache, view: View) -> tuple[jax.Array, Any]:
@@ -27,9 +29,9 @@ class LanguageModel(Protocol):
 
         Args:
           tokens: int32 ``[B, T]``.
-          positions: int32 ``[B, T]``, the absolute position of each.
-          cache: what ``view`` keeps, one entry for each layer.
-          view: where keys and values go, and what is attended to.
+          positions: int32 ``[B, T]``, the absolute position of each token.
+          cache: the keys and values that ``view`` keeps, one entry for each layer.
+          view: decides where keys and values are written and what the tokens attend to.
 
         Returns:
           hidden states after the final norm ``[B, T, D]``, and the cache with the new keys and values.
@@ -37,76 +39,79 @@ class LanguageModel(Protocol):
         ...
 
     def logits(self, hidden) -> jax.Array:
-        """``[..., D] -> [..., V]`` in the model's dtype: the stored logits, by which every distribution is defined."""
+        """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution."""
         ...
 
     def cache_shape(self) -> tuple[int, int, int]:
-        """(L, G, H) of the keys and values that a token leaves behind."""
+        """(L, G, H): layers, KV heads and head dimension of the keys and values that are cached for a token."""
         ...
 
 
 class Target(LanguageModel, Protocol):
-    """A language model that heads can draft for: it also shows its hidden states, and lends its embedding and its output
-    head."""
+    """A language model that draft heads can draft for.
+
+    It also returns auxiliary hidden states, and it lends its embedding and its output head.
+    """
 
     def embed(self, tokens) -> jax.Array:
-        """int32 ``[B, T] -> [B, T, D]``."""
+        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``."""
         ...
 
     def with_auxiliary(
         self, tokens, positions, cache, view: View, aux_layers: tuple[int, ...]
     ) -> tuple[jax.Array, jax.Array, Any]:
-        """Read tokens as ``__call__`` does, and keep auxiliary hidden states.
+        """Read tokens as ``__call__`` does, and also return auxiliary hidden states.
 
         Args:
           tokens, positions, cache, view: as for ``__call__``.
-          aux_layers: k is the residual stream after k layers: 0 the embeddings, L what enters the final norm.
+          aux_layers: which residual streams to return: k is the one after k layers, so 0 is the embeddings and L is the
+            input of the final norm.
 
         Returns:
-          hidden states ``[B, T, D]``, features ``[B, T, E]`` (the streams side by side; the hidden states if
-          ``aux_layers`` is ``()``), and the cache.
+          hidden states after the final norm ``[B, T, D]``, features ``[B, T, E]``, and the cache. The features are the
+          chosen residual streams side by side. If ``aux_layers`` is ``()``, they are the hidden states.
         """
         ...
 
     def feature_size(self, aux_layers: tuple[int, ...]) -> int:
-        """E, the width of the features that ``with_auxiliary`` returns for ``aux_layers``."""
+        """E, the size of the features that ``with_auxiliary`` returns for ``aux_layers``."""
         ...
 
     @property
     def output_weight(self) -> jax.Array:
-        """``[V, D]``, the output head as it is stored; a tied one is the embedding."""
+        """The weight ``[V, D]`` of the output head as it is stored. A tied output head is the embedding."""
         ...
 
     @property
     def output_scale(self) -> jax.Array | None:
-        """float32 ``[V]``, what each row of a quantised ``output_weight`` is to be multiplied by, else None."""
+        """The scale of each output channel of a quantised ``output_weight``, float32 ``[V]``, or None."""
         ...
 
     @property
     def output_norm(self) -> jax.Array:
-        """``[D]``, the weight of the final norm."""
+        """The weight ``[D]`` of the final norm."""
         ...
 
 
 class DraftHead(Protocol):
-    """A head of decoder layers that reads (feature i, token i + 1) in slot i: EAGLE, EAGLE-3 and P-EAGLE.
+    """A draft head made of decoder layers, whose slot i reads feature i and token i + 1: EAGLE, EAGLE-3 and P-EAGLE.
 
     hidden, cache = head(head.embed(tokens, target), head.fuse(features), positions, cache, view)
-    logits = head.logits(hidden, target)             # of token i + 2
-    features = head.recycle(hidden)                  # of the next slot, fused already
+    logits = head.logits(hidden, target)             # slot i has the logits of token i + 2
+    features = head.recycle(hidden)                  # the features that slot i + 1 reads; they need no ``fuse``
     """
 
     @property
     def config(self) -> EagleConfig | Eagle3Config:
-        """What it is, its decoder layers among that."""
+        """The config of the draft head, with that of its decoder layers."""
         ...
 
     def embed(self, tokens, target: Target) -> jax.Array:
-        """int32 ``[B, T] -> [B, T, D]``, by its own embedding or the target's."""
+        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
         ...
 
     def fuse(self, features) -> jax.Array:
-        """Features of the target ``[..., E]`` as the layers read them, ``[..., D]``."""
+        """Turn features of the target ``[..., E]`` into the features ``[..., D]`` that the layers read."""
         ...
 
     def __call__(self, embedded, features, positions, cache, view: View) -> tuple[jax.Array, Any]:
@@ -114,41 +119,41 @@ class DraftHead(Protocol):
 
         Args:
           embedded: ``[B, T, D]``, the embedding of the token after each slot.
-          features: ``[B, T, D]``, fused.
+          features: ``[B, T, D]``, the feature of each slot, fused.
           positions: int32 ``[B, T]``, the slots.
           cache, view: as for ``LanguageModel``.
 
         Returns:
-          the hidden state after each slot ``[B, T, D]``, and the cache.
+          the hidden state of each slot ``[B, T, D]``, and the cache with the new keys and values.
         """
         ...
 
     def logits(self, hidden, target: Target) -> jax.Array:
-        """``[..., D] -> [..., V]``, over the target's vocabulary: -inf for tokens that the head does not know."""
+        """``[..., D] -> [..., V]``. Tokens that the draft head cannot propose get -inf."""
         ...
 
     def recycle(self, hidden) -> jax.Array:
-        """Hidden states ``[B, T, D]`` as the fused features of the next slots."""
+        """Turn hidden states ``[B, T, D]`` into the fused features ``[B, T, D]`` of the next slots."""
         ...
 
     def prepare(self) -> Self:
-        """Ready to serve: what does not depend on a request is computed once."""
+        """Compute once what does not depend on a request, before serving; returns the draft head that serves."""
         ...
 
     def cache_shape(self) -> tuple[int, int, int]:
-        """(L, G, H) of the keys and values that a slot leaves behind."""
+        """(L, G, H): layers, KV heads and head dimension of the keys and values that are cached for a slot."""
         ...
 
 
 class MaskedHead(DraftHead, Protocol):
-    """A head that drafts through mask slots: P-EAGLE, once ``prepare`` was called."""
+    """A draft head that drafts through mask slots: P-EAGLE, once ``prepare`` was called."""
 
     @property
     def config(self) -> Eagle3Config:
-        """What it is, the token of mask slots among that."""
+        """The config of the draft head, with the token that mask slots read."""
         ...
 
     @property
     def mask_feature(self) -> Any:
-        """A parameter ``[D]``, the fused feature of mask slots; None before ``prepare`` and in a sequential head."""
+        """The fused feature of mask slots, a parameter ``[D]``. None before ``prepare`` and without mask slots."""
         ...

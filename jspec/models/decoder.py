@@ -1,11 +1,12 @@
-"""The dense pre-norm decoder: Llama 1 to 3.2, Vicuna, Mistral, Qwen2, Qwen2.5 and Qwen3 are settings of this one.
+"""The dense pre-norm decoder of Llama 1 to 3.2, Vicuna, Mistral, Qwen2, Qwen2.5 and Qwen3, which differ in settings.
 
-A call reads T new tokens per row through a *view* (``jspec.models.cache``), which knows where keys and values are kept:
+A call reads T new tokens of each row through a *view* (``jspec.models.cache``), which knows where keys and values are
+kept:
 
     hidden, cache = model(tokens, positions, cache, view)
     logits = model.logits(hidden)
 
-``jspec.models.contract`` says what the rest of jspec asks of it, so what another object needs to take its place.
+``jspec.models.contract`` lists the methods that the rest of jspec calls, and that any other target has to have.
 """
 
 import functools
@@ -20,9 +21,9 @@ from jspec.models.quantized import random_weight, wide
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention; query, key and value weights are stacked in one ``[(N + 2G) H, D]``.
+    """Grouped-query attention. The weights of queries, keys and values are stacked in one ``[(N + 2G) H, in_features]``.
 
-    ``in_features`` is the width that it reads, D unless said otherwise.
+    ``in_features`` is the width of the input. None means D, the width of the model.
     """
 
     def __init__(self, config: ModelConfig, layer: int, in_features: int | None = None, *, dtype, rngs: nnx.Rngs):
@@ -47,7 +48,7 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """SwiGLU (Shazeer, 2020); gate and up weights are stacked in one ``[2F, D]``."""
+    """SwiGLU (Shazeer, 2020). The weights of gate and up are stacked in one ``[2F, D]``."""
 
     def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
         D, F = config.hidden_size, config.intermediate_size
@@ -63,9 +64,10 @@ class MLP(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Attention and MLP, each added to the residual stream; ``norm=False`` leaves out the norm before attention.
+    """Attention and MLP, each added to the residual stream.
 
-    The norm before attention is applied by what comes before the layer, which adds to the stream in the same pass.
+    The layer does not apply its own ``attention_norm``. The layer before it does, by way of ``after``, because one kernel
+    then adds to the residual stream and norms the sum. ``norm=False`` makes a layer without ``attention_norm``.
     """
 
     def __init__(self, config: ModelConfig, layer: int, norm: bool = True, *, dtype, rngs: nnx.Rngs):
@@ -75,34 +77,50 @@ class Layer(nnx.Module):
         self.mlp = MLP(config, dtype=dtype, rngs=rngs)
 
     def __call__(self, x, normed, positions, kv, view, after: RMSNorm | None):
-        """Go through the layer.
+        """Apply the layer.
 
         Args:
-          x: the residual stream ``[B, T, D]``, and
-          normed: what attention reads of it.
-          after: the norm that reads the stream next.
+          x: the residual stream ``[B, T, D]``.
+          normed: the same after this layer's ``attention_norm``, which the attention reads.
+          positions: int32 ``[B, T]``.
+          kv: the keys and values of this layer that ``view`` keeps.
+          view: as for ``Decoder``.
+          after: the norm that the residual stream goes through next, such as that of the next layer. None if none does.
 
         Returns:
-          the stream, its norm (the stream itself if ``after`` is None), and what the view keeps.
+          the new residual stream ``[B, T, D]``, the same after ``after`` (or without a norm if that is None), and ``kv``
+          with the new keys and values.
         """
         attended, kv = self.attention(normed, positions, kv, view)
         return *add_mlp(self, x, attended, after), kv
 
 
 def add_mlp(layer, x, attended, after: RMSNorm | None):
-    """The second half of a layer that has ``mlp_norm`` and ``mlp``: the stream and, as ``Layer`` returns it, its
-    norm."""
+    """The second half of a layer: add the attention's output, then apply ``layer.mlp_norm`` and add ``layer.mlp``.
+
+    Args:
+      layer: a module with ``mlp_norm`` and ``mlp``.
+      x: the residual stream ``[B, T, D]``.
+      attended: the output of the attention ``[B, T, D]``.
+      after: the norm that the residual stream goes through next, or None.
+
+    Returns:
+      the new residual stream, and the same after ``after``: the first two values that ``Layer`` returns.
+    """
     x, normed = layer.mlp_norm.after_adding(x, attended)
     added = layer.mlp(normed)
     return (x + added, x + added) if after is None else after.after_adding(x, added)
 
 
 class Decoder(nnx.Module):
-    """Embedding, L layers, final norm and head. Layers are unrolled: scanning would copy every weight each step.
+    """Embedding, L layers, final norm and output head.
+
+    The layers are unrolled in the compiled program. A scan over them would copy every weight in each step.
 
     Attributes:
-      embedding: ``[V, D]``. A tied one is quantised as the output head that it is, a separate one never.
-      embedding_scale: float32 ``[V]``, or None for an embedding that is not quantised.
+      embedding: ``[V, D]``. A tied embedding is also the output head and is quantised as such. An embedding that is not
+        tied is never quantised.
+      embedding_scale: one scale for each token, float32 ``[V]``. None for an embedding that is not quantised.
     """
 
     def __init__(self, config: ModelConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -115,11 +133,11 @@ class Decoder(nnx.Module):
         self.head = None if tied else Linear(D, V, quantization=kind, dtype=dtype, rngs=rngs)
 
     def embed(self, tokens):
-        """int32 ``[B, T] -> [B, T, D]``."""
-        rows = self.embedding[...][tokens]
+        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``."""
+        stored = self.embedding[...][tokens]
         if self.embedding_scale is None:
-            return rows
-        return wide(rows, self.embedding_scale[...][tokens]).astype(self.dtype)
+            return stored
+        return wide(stored, self.embedding_scale[...][tokens]).astype(self.dtype)
 
     def __call__(self, tokens, positions, cache, view):
         """Read tokens.
@@ -127,7 +145,7 @@ class Decoder(nnx.Module):
         Args:
           tokens: int32 ``[B, T]``.
           positions: int32 ``[B, T]``, the absolute position of each token.
-          cache: what ``view`` keeps, one entry per layer.
+          cache: the keys and values that ``view`` keeps, one entry for each layer.
           view: ``PagedView`` or ``CausalView``.
 
         Returns:
@@ -137,14 +155,16 @@ class Decoder(nnx.Module):
         return hidden, cache
 
     def with_auxiliary(self, tokens, positions, cache, view, aux_layers: tuple[int, ...]):
-        """Read tokens as ``__call__`` does, and listen to residual streams on the way.
+        """Read tokens as ``__call__`` does, and also return auxiliary hidden states.
 
         Args:
-          aux_layers: k is the stream after k layers: 0 the embeddings, L what enters the final norm.
+          tokens, positions, cache, view: as for ``__call__``.
+          aux_layers: which residual streams to return: k is the one after k layers, so 0 is the embeddings and L is the
+            input of the final norm.
 
         Returns:
-          hidden states, the streams joined ``[B, T, len(aux_layers) D]`` (the hidden states if aux_layers is ()), and
-          the cache.
+          hidden states after the final norm ``[B, T, D]``, features ``[B, T, E]``, and the cache. The features are the
+          chosen residual streams side by side. If ``aux_layers`` is ``()``, they are the hidden states.
         """
         x = self.embed(tokens)
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
@@ -160,29 +180,29 @@ class Decoder(nnx.Module):
         )
 
     def feature_size(self, aux_layers: tuple[int, ...]) -> int:
-        """E, the numbers per position that ``aux_layers`` ask for; () is the hidden state after the final norm."""
+        """E, the size of the features that ``with_auxiliary`` returns for ``aux_layers``."""
         return max(len(aux_layers), 1) * self.config.hidden_size
 
     def logits(self, hidden):
-        """``[..., D] -> [..., V]``, in the model's dtype: the stored logits that every distribution is defined by."""
+        """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution."""
         return project(hidden, self.output_weight, self.output_scale)
 
     @property
     def output_weight(self) -> jax.Array:
-        """``[V, D]``, the output head as it is stored; a tied one is the embedding."""
+        """The weight ``[V, D]`` of the output head as it is stored. A tied output head is the embedding."""
         return self.embedding[...] if self.head is None else self.head.weight[...]
 
     @property
     def output_scale(self) -> jax.Array | None:
-        """float32 ``[V]``, what each row of a quantised ``output_weight`` is to be multiplied by, else None."""
+        """The scale of each output channel of a quantised ``output_weight``, float32 ``[V]``, or None."""
         scale = self.embedding_scale if self.head is None else self.head.scale
         return None if scale is None else scale[...]
 
     @property
     def output_norm(self) -> jax.Array:
-        """``[D]``, the weight of the final norm."""
+        """The weight ``[D]`` of the final norm."""
         return self.norm.weight[...]
 
     def cache_shape(self) -> tuple[int, int, int]:
-        """(L, G, H) of the keys and values that a token leaves behind."""
+        """(L, G, H): layers, KV heads and head dimension of the keys and values that are cached for a token."""
         return self.config.num_layers, self.config.num_kv_heads, self.config.head_dim

@@ -1,11 +1,12 @@
-"""EAGLE and EAGLE-2 heads (Li et al., 2024): a decoder layer that predicts the target's next feature.
+"""EAGLE and EAGLE-2 draft heads (Li et al., 2024): a decoder layer that predicts the target's next feature.
 
-Slot i reads feature i of the target, its hidden state after the final norm, and token i + 1; its output is taken for
-feature i + 1, so the target's own head makes logits of token i + 2 from it, and slot i + 1 reads it in turn.
+A feature is the target's hidden state after its final norm. Slot i reads feature i and token i + 1, and its output is an
+estimate of feature i + 1. The target's output head therefore turns that output into the logits of token i + 2, and slot
+i + 1 reads it where the true feature is not known yet.
 
     hidden, cache = head(head.embed(tokens, target), head.fuse(features), positions, cache, view)
-    logits = head.logits(hidden, target)             # over the target's vocabulary
-    features = head.recycle(hidden)                  # of the next slot, fused already
+    logits = head.logits(hidden, target)             # [B, T, V], over the target's vocabulary
+    features = head.recycle(hidden)                  # the features that the next slots read; they need no ``fuse``
 
 ``Eagle3Head`` has the same methods.
 """
@@ -20,7 +21,7 @@ from jspec.models.layers import Linear
 
 
 class EagleHead(nnx.Module):
-    """The layers; embedding (unless the checkpoint has its own) and output head are the target's."""
+    """The decoder layers. The output head is the target's, and so is the embedding unless the checkpoint has one."""
 
     def __init__(self, config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         c = config.layers
@@ -30,18 +31,18 @@ class EagleHead(nnx.Module):
         self.layers = nnx.List([Layer(c, i, norm=i > 0, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
 
     def embed(self, tokens, target):
-        """int32 ``[B, T] -> [B, T, D]``."""
+        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
         return target.embed(tokens) if self.embedding is None else self.embedding[...][tokens]
 
     def fuse(self, features):
-        """Features of the target ``[..., D]`` as the layers read them: as they are."""
+        """Return features of the target ``[..., D]`` unchanged, because the layers read them as they are."""
         return features
 
     def __call__(self, embedded, features, positions, cache, view):
-        """Read T slots per row: token embeddings and fused features ``[B, T, D]`` at int32 positions ``[B, T]``.
+        """Read T slots of each row; arguments as in ``jspec.models.contract.DraftHead``.
 
         Returns:
-          the hidden state after each slot ``[B, T, D]``, and the cache.
+          the hidden state of each slot ``[B, T, D]``, and the cache with the new keys and values.
         """
         x = normed = self.fuse_in(jnp.concatenate([embedded, features], axis=-1))  # the embedding comes first
         written, norms = [], [*(layer.attention_norm for layer in self.layers[1:]), None]
@@ -51,21 +52,22 @@ class EagleHead(nnx.Module):
         return x, tuple(written)
 
     def logits(self, hidden, target):
-        """``[..., D] -> [..., V]``: no norm comes before the target's head."""
+        """``[..., D] -> [..., V]``. The target's output head is applied without a norm before it."""
         return target.logits(hidden)
 
     def prepare(self):
-        """Ready to serve: nothing has to be done before."""
+        """Return this draft head, because nothing has to be computed before serving."""
         return self
 
     def recycle(self, hidden):
-        """Hidden states as the fused features of the next slot."""
+        """Return hidden states ``[B, T, D]`` unchanged: they are the features that the next slots read."""
         return hidden
 
     def cache_shape(self) -> tuple[int, int, int]:
-        """(L, G, H) of the keys and values that a slot leaves behind."""
+        """(L, G, H): layers, KV heads and head dimension of the keys and values that are cached for a slot."""
         return self.config.layers.num_layers, self.config.layers.num_kv_heads, self.config.layers.head_dim
 
 
 def init_embedding(config, rngs: nnx.Rngs, dtype) -> nnx.Param:
+    """A random embedding ``[V, D]``."""
     return nnx.Param(0.02 * jax.random.normal(rngs.params(), (config.vocab_size, config.hidden_size), dtype))

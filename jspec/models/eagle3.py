@@ -1,7 +1,8 @@
-"""EAGLE-3 heads (Li et al., 2025) and P-EAGLE heads, which add mask slots (2026).
+"""EAGLE-3 draft heads (Li et al., 2025) and P-EAGLE draft heads (2026), which add mask slots.
 
-Slot i reads residual streams of the target at position i, joined and fused to the head's width, and token i + 1. Its
-output head may know a part of the vocabulary only. Methods as in ``jspec.models.eagle``.
+Slot i reads token i + 1 and the feature of position i: auxiliary hidden states of the target side by side ``[E]``, which
+``fuse`` maps to the draft head's width ``[D]``. The output head may have logits for only Vd of the V tokens. The methods
+are those of ``jspec.models.eagle``.
 """
 
 from typing import Any
@@ -16,7 +17,10 @@ from jspec.models.layers import Linear, RMSNorm
 
 
 class FusedLayer(nnx.Module):
-    """The first layer: attention reads (normed embedding, normed feature), and its residual is the feature."""
+    """The first layer: its attention reads (normed embedding, normed feature) ``[2D]``.
+
+    Its residual stream begins with the feature, normed if ``norm_before_residual`` says so.
+    """
 
     def __init__(self, config: Eagle3Config, *, dtype, rngs: nnx.Rngs):
         c, D, eps = config.layers, config.layers.hidden_size, config.layers.rms_norm_eps
@@ -28,7 +32,12 @@ class FusedLayer(nnx.Module):
         self.mlp = MLP(c, dtype=dtype, rngs=rngs)
 
     def __call__(self, embedded, feature, positions, kv, view, after: RMSNorm | None):
-        """As ``Layer`` does."""
+        """Apply the layer; results, ``positions``, ``kv``, ``view`` and ``after`` as for ``Layer``.
+
+        Args:
+          embedded: ``[B, T, D]``, the embedding of the token after each slot.
+          feature: ``[B, T, D]``, the fused feature of each slot.
+        """
         normed = self.feature_norm(feature)
         x = jnp.concatenate([self.token_norm(embedded), normed], axis=-1)
         attended, kv = self.attention(x, positions, kv, view)
@@ -36,13 +45,14 @@ class FusedLayer(nnx.Module):
 
 
 class Eagle3Head(nnx.Module):
-    """The layers, the norms around them and the output head.
+    """The decoder layers, the norms around them and the output head.
 
     Attributes:
-      draft_ids: int32 ``[V]``, the head's row for each token of the target, -1 for those that it does not know; None if
-        it knows all.
-      mask_hidden: ``[E]``, what mask slots have instead of a feature of the target; None in a sequential head.
-      mask_feature: ``[D]``, the same fused, once ``prepare`` was called.
+      draft_ids: int32 ``[V]``, for each token of the target its index in the draft vocabulary, and -1 for a token that the
+        draft head cannot propose. None if it can propose every token.
+      mask_hidden: ``[E]``, the learnt feature that mask slots read, for want of one of the target. None in a draft head
+        without mask slots, and after ``prepare``.
+      mask_feature: ``[D]``, the same feature after ``fuse``. None before ``prepare``, and in a head without mask slots.
     """
 
     def __init__(self, config: Eagle3Config, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -55,7 +65,9 @@ class Eagle3Head(nnx.Module):
         aux_layers = range(config.num_aux_layers if config.norm_each_aux else 0)
         self.aux_norms = nnx.List([RMSNorm(Dt, eps, dtype=dtype) for _ in aux_layers])
         rest = [Layer(c, i, dtype=dtype, rngs=rngs) for i in range(1, c.num_layers)]
-        self.layers: Any = nnx.List([FusedLayer(config, dtype=dtype, rngs=rngs), *rest])  # of two kinds
+        self.layers: Any = nnx.List(
+            [FusedLayer(config, dtype=dtype, rngs=rngs), *rest]
+        )  # the first is of another class
         self.norm = RMSNorm(D, eps, dtype=dtype) if config.norm_before_head else None
         self.head = Linear(D, config.draft_vocab_size, dtype=dtype, rngs=rngs) if config.own_head else None
         self.draft_ids = nnx.Param(_first_tokens(config)) if config.reduced else None
@@ -63,11 +75,11 @@ class Eagle3Head(nnx.Module):
         self.mask_feature = None
 
     def embed(self, tokens, target):
-        """int32 ``[B, T] -> [B, T, D]``."""
+        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
         return target.embed(tokens) if self.embedding is None else self.embedding[...][tokens]
 
     def fuse(self, features):
-        """Joined streams of the target ``[..., E]`` as the layers read them, ``[..., D]``."""
+        """Turn joined auxiliary hidden states ``[..., E]`` into the features ``[..., D]`` that the layers read."""
         if self.fuse_norm is not None:
             features = self.fuse_norm(features)
         if self.aux_norms:
@@ -76,10 +88,10 @@ class Eagle3Head(nnx.Module):
         return features if self.fuse_in is None else self.fuse_in(features)
 
     def __call__(self, embedded, features, positions, cache, view):
-        """Read T slots per row: token embeddings and fused features ``[B, T, D]`` at int32 positions ``[B, T]``.
+        """Read T slots of each row; arguments as in ``jspec.models.contract.DraftHead``.
 
         Returns:
-          the hidden state after each slot ``[B, T, D]``, before the final norm, and the cache.
+          the hidden state of each slot ``[B, T, D]``, before the final norm, and the cache with the new keys and values.
         """
         norms = [*(layer.attention_norm for layer in self.layers[1:]), None]
         x, normed, kv = self.layers[0](embedded, features, positions, cache[0], view, norms[0])
@@ -90,13 +102,12 @@ class Eagle3Head(nnx.Module):
         return x, tuple(written)
 
     def draft_logits(self, hidden, target):
-        """``[..., D] -> [..., Vd]``, over the head's own vocabulary."""
+        """``[..., D] -> [..., Vd]``, over the draft vocabulary."""
         normed = hidden if self.norm is None else self.norm(hidden)
         return target.logits(normed) if self.head is None else self.head(normed)
 
     def logits(self, hidden, target):
-        """``[..., D] -> [..., V]``: -inf for tokens that the head does not know, so that its distribution has no mass
-        there."""
+        """``[..., D] -> [..., V]``. Tokens that the draft head cannot propose get -inf, which is probability 0."""
         logits = self.draft_logits(hidden, target)
         if self.draft_ids is None:
             return logits
@@ -105,11 +116,11 @@ class Eagle3Head(nnx.Module):
         return jnp.where(known, jnp.take(logits, jnp.maximum(ids, 0), axis=-1), -jnp.inf)
 
     def recycle(self, hidden):
-        """Hidden states as the fused features of the next slot."""
+        """Turn hidden states ``[B, T, D]`` into the fused features of the next slots, normed if ``norm_output`` says so."""
         return self.norm(hidden) if self.norm is not None and self.config.norm_output else hidden
 
     def prepare(self) -> "Eagle3Head":
-        """Fuse the mask slots' feature once, for serving."""
+        """Fuse the feature of the mask slots once, before serving; returns this draft head, changed in place."""
         if self.mask_hidden is not None:
             fused = self.fuse(self.mask_hidden[...].reshape(1, -1))[0]
             self.mask_feature = nnx.data(nnx.Param(fused))
@@ -117,11 +128,11 @@ class Eagle3Head(nnx.Module):
         return self
 
     def cache_shape(self) -> tuple[int, int, int]:
-        """(L, G, H) of the keys and values that a slot leaves behind."""
+        """(L, G, H): layers, KV heads and head dimension of the keys and values that are cached for a slot."""
         return self.config.layers.num_layers, self.config.layers.num_kv_heads, self.config.layers.head_dim
 
 
 def _first_tokens(config: Eagle3Config):
-    """The first Vd tokens, a placeholder until a checkpoint or the data say which."""
+    """``draft_ids`` of the first Vd tokens: a placeholder until a checkpoint or the training data choose the tokens."""
     ids = jnp.arange(config.layers.vocab_size, dtype=jnp.int32)
     return jnp.where(ids < config.draft_vocab_size, ids, -1)

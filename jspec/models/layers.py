@@ -1,6 +1,7 @@
-"""What decoders share: linear maps, RMS norms, rotary positions.
+"""The parts that decoders share: linear maps, RMS norms and rotary position embeddings.
 
-Weights are stored ``[out, in]``, as on disk: a product with one row then reads them as one fused reduction.
+Weights are stored ``[out, in]``, as in checkpoints. XLA then computes the product with a single token as one fused
+reduction over the weight.
 """
 
 import math
@@ -18,11 +19,11 @@ from jspec.pallas.norm import add_norm, rms_norm
 
 
 class Linear(nnx.Module):
-    """``y = W x (+ b)``; W is ``weight``, ``[out, in]``, or ``scale[:, None] * weight`` where weights are quantised.
+    """``y = W x (+ b)``, where W is ``weight``, or ``scale[:, None] * weight`` if the weight is quantised.
 
     Attributes:
-      weight: ``[out, in]``, of ``dtype``, int8 or float8_e4m3fn.
-      scale: float32 ``[out]``, or None for a weight of ``dtype``.
+      weight: ``[out, in]`` of ``dtype``. A quantised one is int8 or float8_e4m3fn.
+      scale: float32 ``[out]``. None for a weight that is not quantised.
       bias: ``[out]`` of ``dtype``, or None.
     """
 
@@ -46,9 +47,9 @@ class Linear(nnx.Module):
 
 
 def project(x, weight, scale=None):
-    """``[..., in], [out, in] -> [..., out]`` in x's dtype; fp32 operands are multiplied in full fp32, never TF32.
+    """The linear map ``[..., in], [out, in] -> [..., out]`` in x's dtype. fp32 is multiplied in full fp32, never in TF32.
 
-    A quantised weight has a ``scale``, float32 ``[out]``: see ``wide_project``, whose result is rounded once.
+    A quantised weight has a ``scale``, float32 ``[out]``. Its product is computed by ``wide_project`` and rounded once.
     """
     if scale is not None:
         return wide_project(x, weight, scale).astype(x.dtype)
@@ -57,15 +58,17 @@ def project(x, weight, scale=None):
 
 
 def wide_project(x, weight, scale=None):
-    """``[..., in], [out, in] -> [..., out]`` in float32, of products in x's dtype.
+    """The linear map ``[..., in], [out, in] -> [..., out]`` in float32, of operands in x's dtype.
 
-    Quantised numbers are exact in bfloat16 and float32, so they are multiplied as they are, and each sum is scaled: the
-    conversion then takes place inside the product, and no wide copy of the weight is ever made.
+    int8 and fp8 numbers are exact in bfloat16 and float32. They are therefore multiplied as they are, and each sum is
+    multiplied by the scale of its output channel. The conversion takes place inside the product, so no converted copy of
+    the weight is ever written.
     """
     if scale is None:
         return _product(x, weight)
     weight = weight.astype(x.dtype)
-    y = by_platform(_two_rows, _product, x, weight) if x.size == x.shape[-1] else _product(x, weight)
+    one_token = x.size == x.shape[-1]
+    y = by_platform(_padded_product, _product, x, weight) if one_token else _product(x, weight)
     return y * per_feature(scale, y)
 
 
@@ -74,15 +77,17 @@ def _product(x, weight):
     return jnp.einsum("...i,oi->...o", x, weight, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _two_rows(x, weight):
-    """``_product`` of one row, and of one of zeros: a GPU's matrix product converts a weight faster than XLA's
-    reduction."""
+def _padded_product(x, weight):
+    """``_product`` of a single token, computed as the product of two tokens, of which the second is zero.
+
+    On a GPU that becomes a matrix product instead of a reduction, and a matrix product converts the weight faster.
+    """
     y = _product(jnp.pad(x.reshape(1, -1), ((0, 1), (0, 0))), weight)
     return y[:1].reshape(*x.shape[:-1], -1)
 
 
 class RMSNorm(nnx.Module):
-    """``rms_norm`` with a weight."""
+    """The root-mean-square norm (Zhang and Sennrich, 2019) with a weight ``[features]``."""
 
     def __init__(self, features: int, eps: float, *, dtype):
         self.weight = nnx.Param(jnp.ones(features, dtype))
@@ -92,17 +97,20 @@ class RMSNorm(nnx.Module):
         return rms_norm(x, self.weight[...], self.eps)
 
     def after_adding(self, x, y):
-        """x + y, and its norm: the residual stream after one part of a layer, and what the next part reads."""
+        """(x + y, norm of x + y): the residual stream x after a layer has added y to it, and what the next part reads."""
         return add_norm(x, y, self.weight[...], self.eps)
 
 
 def per_feature(vector, like):
-    """``[features]`` with the leading axes that broadcast it against ``like``; ranks are never promoted silently."""
+    """``vector [features]`` reshaped to ``[1, ..., 1, features]``, which broadcasts against ``like [..., features]``.
+
+    Tests run with JAX's implicit rank promotion forbidden.
+    """
     return vector.reshape((1,) * (like.ndim - 1) + vector.shape)
 
 
 def rotary_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
-    """Angular frequency of each rotary pair, float32 ``[H / 2]``."""
+    """Angular frequency of each rotary pair, float32 ``[H / 2]``, in radians for each position."""
     frequency = rope.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if rope.kind == "linear":
         frequency = frequency / rope.factor
@@ -123,7 +131,7 @@ def _llama3(rope: Rope, frequency):
 
 
 def _yarn(rope: Rope, frequency, head_dim: int):
-    def pair_with(rotations):  # index of the pair that makes this many turns over the original length
+    def pair_with(rotations):  # index of the rotary pair that makes this many turns over the original length
         return head_dim * math.log(rope.original_max_position / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = pair_with(rope.beta_fast), pair_with(rope.beta_slow)
@@ -135,7 +143,7 @@ def _yarn(rope: Rope, frequency, head_dim: int):
 
 
 def rotation_at(positions, rope: Rope, head_dim: int) -> Rotation:
-    """By positions, int32 ``[B, T]``."""
+    """Cosines and sines of the rotary embedding at int32 positions ``[B, T]``, each float32 ``[B, T, H / 2]``."""
     frequency = rotary_frequencies(rope, head_dim).reshape(1, 1, -1)
     angles = positions[:, :, None].astype(jnp.float32) * frequency
     return Rotation(jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor)

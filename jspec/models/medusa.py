@@ -1,4 +1,7 @@
-"""Medusa heads (Cai et al., 2024): each predicts a token further ahead from one hidden state; nothing is cached."""
+"""Medusa heads (Cai et al., 2024): all read the same hidden state, each predicts one token further ahead.
+
+Nothing is cached.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +12,7 @@ from jspec.models.layers import Linear
 
 
 class MedusaHead(nnx.Module):
-    """Residual blocks x + silu(W x + b), then an output head of its own or the target's."""
+    """One Medusa head: residual blocks x + silu(W x + b), then its own output head or the target's."""
 
     def __init__(self, config: MedusaConfig, *, dtype, rngs: nnx.Rngs):
         D, V = config.hidden_size, config.vocab_size
@@ -23,17 +26,19 @@ class MedusaHead(nnx.Module):
 
 
 class Medusa(nnx.Module):
-    """Head i reads the target's hidden state (after its final norm) at position t and predicts the token at t + 2 +
-    i."""
+    """All Medusa heads of a target.
+
+    Medusa head i reads the target's hidden state at position t, after the final norm, and predicts token t + 2 + i.
+    """
 
     def __init__(self, config: MedusaConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         self.config = config
         self.heads = nnx.List([MedusaHead(config, dtype=dtype, rngs=rngs) for _ in range(config.num_heads)])
 
     def prepare(self):
-        """Ready to serve: nothing has to be done before."""
+        """Return this module, because nothing has to be computed before serving."""
         return self
 
     def logits(self, hidden, target, K: int):
-        """Of the first K heads: ``[B, T, D] -> [B, T, K, V]``."""
+        """Logits of the first K Medusa heads: ``[B, T, D] -> [B, T, K, V]``."""
         return jnp.stack([head(hidden, target) for head in self.heads[:K]], axis=2)

@@ -1,4 +1,7 @@
-"""MLP speculators (Wertheimer et al., 2024): a state of inner width that reads one token a stage; nothing is cached."""
+"""MLP speculators (Wertheimer et al., 2024): a recurrent state ``[W]`` that reads one token in each stage.
+
+Nothing is cached.
+"""
 
 import math
 
@@ -25,10 +28,11 @@ class ScaledNorm(nnx.Module):
 
 
 class MLPSpeculator(nnx.Module):
-    """Stage i: s = gelu(norm_i(proj_i s + ratio emb_i[token])), and the logits of the next token are head_i s.
+    """The stages of an MLP speculator.
 
-    The state starts as the target's hidden state (after its final norm) at the newest position whose next token is
-    known."""
+    Stage i updates the state to s = gelu(norm_i(proj_i s + ratio emb_i[token])). The logits of the next token are head_i s.
+    The first state is the target's hidden state, after its final norm, at the newest position whose next token is known.
+    """
 
     def __init__(self, config: MLPConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         V, D, W, n = config.vocab_size, config.hidden_size, config.inner_size, config.num_stages
@@ -42,33 +46,33 @@ class MLPSpeculator(nnx.Module):
         self.heads = nnx.List([Linear(W, V, dtype=dtype, rngs=rngs) for _ in range(sets)])
 
     def prepare(self):
-        """Ready to serve: nothing has to be done before."""
+        """Return this module, because nothing has to be computed before serving."""
         return self
 
     def start(self, hidden):
-        """The first state ``[..., D]`` of the target's hidden states ``[..., D]``."""
+        """The first state ``[..., D]``, made from the target's hidden state ``[..., D]``."""
         return unit_rms(hidden) * 0.5**0.5 if self.config.scale_input else hidden
 
     def stage(self, i: int, state, tokens):
-        """Read tokens int32 ``[B, T]`` in stage i: states ``[B, T, D or inner] -> [B, T, inner]``."""
-        config, own = self.config, 0 if self.config.tied else i
+        """Read int32 tokens ``[B, T]`` in stage i: states ``[B, T, W] -> [B, T, W]``. The first state is ``[B, T, D]``."""
+        config, own_weights = self.config, 0 if self.config.tied else i
         projection = self.projections[min(i, len(self.projections) - 1) if config.tied else i]
-        embedded = self.embeddings[own][...][tokens]
+        embedded = self.embeddings[own_weights][...][tokens]
         state = project(state, projection.weight[...]) + (self._ratio * embedded).astype(state.dtype)
-        return jax.nn.gelu(self.norms[own](state), approximate=False)
+        return jax.nn.gelu(self.norms[own_weights](state), approximate=False)
 
     def logits(self, i: int, state):
-        """``[..., inner] -> [..., V]`` of stage i."""
+        """Logits of stage i: ``[..., W] -> [..., V]``."""
         return self.heads[0 if self.config.tied else i](state)
 
     @property
     def _ratio(self) -> float:
-        """Weight of a token against the state: sqrt((1 - a^2) inner / 2) / a with a = 0.5^(0.5 / n)."""
+        """What a token's embedding is multiplied by: sqrt((1 - a^2) W / 2) / a with a = 0.5^(0.5 / num_stages)."""
         a = 0.5 ** (0.5 / self.config.num_stages)
         return math.sqrt((1 - a * a) * self.config.inner_size / 2) / a
 
 
 def unit_rms(x):
-    """x over its root mean square, in fp32."""
+    """x divided by its root mean square over the last axis, computed in fp32."""
     x32 = x.astype(jnp.float32)
     return (x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + EPS)).astype(x.dtype)

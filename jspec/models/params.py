@@ -1,4 +1,7 @@
-"""Params as a flat dict of dotted names, ``layers.0.attention.qkv.weight``, and as the module they belong to."""
+"""From a flat dict of params to the module that holds them, and back.
+
+The names are dotted paths, such as ``layers.0.attention.qkv.weight``.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,29 +21,38 @@ DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 def abstract_params(config: DraftConfig, dtype: str = "float32") -> dict[str, jax.ShapeDtypeStruct]:
-    """Name -> shape and dtype of every parameter of ``config``; allocates nothing."""
+    """Shape and dtype of every parameter of ``config`` by its name. Nothing is allocated."""
     return {
         name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for name, leaf in _flat(_abstract(config, dtype)).items()
     }
 
 
 def init(config: DraftConfig, rngs: nnx.Rngs, dtype: str = "float32"):
-    """A module of ``config`` with random weights."""
+    """The module of ``config`` with random weights."""
     module = resolve(entry_of(config).module or "")
     return module(config.language_model or config, dtype=DTYPES[dtype], rngs=rngs)
 
 
 def build(config: ModelConfig, params: Mapping[str, jax.typing.ArrayLike], dtype: str = "float32") -> Decoder:
-    """The module of ``config`` around ``params``: dotted names, arrays of ``dtype``, quantised ones as they are stored.
+    """The module of ``config`` with the weights ``params``.
+
+    Args:
+      config: the architecture.
+      params: the arrays by their dotted names. They are cast to ``dtype``. Quantised weights must have the dtype that they
+        are stored in, because a cast would round them.
+      dtype: ``float32`` or ``bfloat16``.
 
     Raises:
-      ValueError: a parameter is missing, unknown, or of another shape, or one that ought to be quantised is not.
+      ValueError: a parameter is missing, unknown or of another shape, or one that ought to be quantised is not.
     """
     return _build(config, params, dtype)
 
 
 def build_head(config: HeadConfig, params: Mapping[str, jax.typing.ArrayLike], dtype: str = "float32"):
-    """The module of a draft head; arguments and errors as for ``build``. Integer parameters stay integers."""
+    """The module of a draft head with the weights ``params``; arguments and errors as for ``build``.
+
+    Integer parameters stay integers.
+    """
     return _build(config, params, dtype)
 
 
@@ -62,7 +74,7 @@ def _build(config, params, dtype: str) -> Any:
 
 
 def _require_stored(name: str, array, expected):
-    """Raise where a cast would round numbers to quantised ones, and leave their scale behind."""
+    """Raise if ``array`` is not quantised but is expected to be: a cast would round it and not compute its scales."""
     found = jnp.result_type(array)
     if expected in STORED.values() and found != expected:
         raise ValueError(
@@ -71,7 +83,7 @@ def _require_stored(name: str, array, expected):
 
 
 def flat_params(model: nnx.Module) -> dict[str, jax.Array]:
-    """Dotted name -> array of every parameter of ``model``."""
+    """Every parameter of ``model`` by its dotted name."""
     return _flat(model)
 
 

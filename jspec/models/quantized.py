@@ -1,7 +1,8 @@
-"""Weights of eight bits: a row of W is ``scale * weight``, integers or fp8 numbers with one float32 scale a row.
+"""Weights of eight bits: int8 or fp8 numbers ``[out, in]`` with one float32 scale for each output channel.
 
-Symmetric and per output channel, as W8A16 checkpoints have it: a row's largest magnitude becomes 127 or 448.
-Activations are never quantised."""
+Output channel o of the weight W stands for ``scale[o] * weight[o]``. Quantisation is symmetric, as in W8A16 checkpoints:
+the largest magnitude of an output channel becomes 127 (int8) or 448 (fp8). Activations are never quantised.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -10,43 +11,59 @@ import numpy as np
 from flax import nnx
 
 STORED = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn)}
-LARGEST = {"int8": 127, "fp8": 448}  # the largest of float8_e4m3fn
-_BLOCK = 2**20  # numbers at a time: what is wide of them stays in a CPU's cache
+LARGEST = {"int8": 127, "fp8": 448}  # the largest magnitude that is used
+_BLOCK = 2**20  # weights that are converted at a time, so that their float32 copies stay in a CPU's cache
 
 
 def quantize(weight: np.ndarray, quantization: str) -> tuple[np.ndarray, np.ndarray]:
-    """``weight`` ``[out, in]``, finite, of any float dtype -> rounded to nearest even, and scales float32 ``[out]``.
+    """The quantised weight ``[out, in]``, rounded to nearest even, and its scales, float32 ``[out]``.
 
     Args:
-      weight: what to store.
+      weight: ``[out, in]``, finite, of any float dtype.
       quantization: ``int8`` or ``fp8`` (float8_e4m3fn).
     """
     largest, step = np.float32(LARGEST[quantization]), max(1, _BLOCK // weight.shape[1])
     rounded = np.empty(weight.shape, STORED[quantization])
     scale = np.empty(len(weight), np.float32)
     for start in range(0, len(weight), step):
-        rows = slice(start, start + step)
-        block = weight[rows].astype(np.float32)
-        scale[rows] = _scale(np.abs(block).max(axis=1), largest)
-        block = np.clip(block / scale[rows, None], -largest, largest)
-        rounded[rows] = np.rint(block) if quantization == "int8" else block
+        channels = slice(start, start + step)
+        block = weight[channels].astype(np.float32)
+        scale[channels] = _scale(np.abs(block).max(axis=1), largest)
+        block = np.clip(block / scale[channels, None], -largest, largest)
+        rounded[channels] = np.rint(block) if quantization == "int8" else block
     return rounded, scale
 
 
 def _scale(peak: np.ndarray, largest: np.float32) -> np.ndarray:
-    """float32 ``[out]``; 1 for rows of zeros, or so near to zero that a GPU would take their scale for zero."""
+    """Scales, float32 ``[out]``, from the largest magnitude of each output channel.
+
+    An output channel of zeros gets 1, and so does one whose scale would be subnormal, which a GPU may flush to zero.
+    """
     scale = peak / largest
     return np.where(scale < np.finfo(np.float32).tiny, np.float32(1), scale)
 
 
 def wide(weight, scale=None) -> jax.Array:
-    """float32 rows ``[..., in]`` of stored ones and, if they are quantised, their scales, float32 ``[...]``."""
-    rows = weight.astype(jnp.float32)
-    return rows if scale is None else rows * scale[..., None]
+    """Weights in float32, multiplied by their scales if they are quantised.
+
+    Args:
+      weight: ``[..., in]``, as stored: whole output channels, or tokens of an embedding.
+      scale: float32 ``[...]``, one scale for each of them. None if they are not quantised.
+    """
+    weight = weight.astype(jnp.float32)
+    return weight if scale is None else weight * scale[..., None]
 
 
 def random_weight(key, shape: tuple[int, int], std: float, dtype, quantization: str | None):
-    """A weight ``[out, in]`` of normal numbers and its scale, as params; the scale is None if ``quantization`` is."""
+    """A weight of normal numbers and its scales ``[out]``, as params. The scales are None without quantisation.
+
+    Args:
+      key: the PRNG key.
+      shape: (out, in).
+      std: standard deviation of the numbers, once they are multiplied by their scales.
+      dtype: of a weight that is not quantised.
+      quantization: ``int8``, ``fp8`` or None.
+    """
     if quantization is None:
         return nnx.Param(std * jax.random.normal(key, shape, dtype)), None
     largest = LARGEST[quantization]

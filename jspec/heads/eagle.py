@@ -1,0 +1,64 @@
+"""The config of an EAGLE or EAGLE-2 draft head."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from jspec.config import ModelConfig
+from jspec.heads.base import EMBEDDING, TWICE_EMBED, require_same_target, require_unquantized
+from jspec.parameters import EMBED, VOCAB, Declared, Parameter, decoder_layers, indices, linear, matrix
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleConfig(Declared):
+    """EAGLE and EAGLE-2 (Li et al., 2024): a decoder layer that reads pairs of a token and a feature of the target.
+
+    The feature is the target's hidden state after its final norm. The checkpoints of EAGLE and EAGLE-2 are alike.
+
+    Attributes:
+      layers: the decoder layers of the draft head. Their width and vocabulary are those of the target.
+      fuse_bias: whether ``fc``, the map of (embedding, feature) to the layers' width ``[2D] -> [D]``, has a bias.
+      own_embedding: whether the checkpoint has a token embedding. If not, the target's embedding serves.
+    """
+
+    layers: ModelConfig
+    fuse_bias: bool = False
+    own_embedding: bool = False
+
+    method = "eagle"
+    language_model = None
+    max_drafts = None
+    trained_drafts = None
+    borrowable = (("own_embedding", "embedding"),)
+
+    def __post_init__(self):
+        require_unquantized(self.layers)
+
+    @property
+    def decoder(self) -> ModelConfig:
+        return self.layers
+
+    @property
+    def dimensions(self) -> Mapping[str, int]:
+        return self.layers.dimensions
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        c = self.layers
+        return (
+            *((matrix("embedding", EMBEDDING, VOCAB, EMBED),) if self.own_embedding else ()),
+            *linear("fuse_in", {"fc": EMBED}, TWICE_EMBED, bias=self.fuse_bias),
+            *decoder_layers(c, indices(0, 1), norms={}),  # the first layer has no norm before attention
+            *decoder_layers(c, indices(1, c.num_layers)),
+        )
+
+    @property
+    def summary(self) -> str:
+        return self.layers.summary
+
+    def resolved_aux_layers(self, target: ModelConfig) -> tuple[int, ...]:
+        """Always ``()``, which stands for the target's hidden state after its final norm."""
+        del target
+        return ()
+
+    def require_fit(self, target: ModelConfig):
+        require_same_target(self.method, target, self.layers.hidden_size, self.layers.vocab_size)
