@@ -27,7 +27,7 @@ KNOWS = {
     "serving": {"engine", "drafting", "models", "sampling", "llm", "api"},
 }
 KNOW_CHECKPOINTS = {"api", "doctor", "loading", "train", "checkpoints"}
-KNOW_TRAIN = {"train", "doctor", "cli"}
+KNOW_TRAIN = {"train", "cli"}
 
 
 def imports(file: Path) -> Iterator[str]:
