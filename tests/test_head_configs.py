@@ -72,7 +72,7 @@ def test_an_engine_counts_the_head(head):
         ({"trained_drafts": 0}, "trained_drafts=0"),
         ({"norm_before_fuse": True, "norm_each_aux": True}, "expected at most one of them"),
         ({"norm_output": True, "norm_before_head": False}, "expected a final norm to feed back from"),
-        ({"num_aux_layers": 0, "aux_layers": None, "fuse_bias": True}, "expected residual streams to fuse"),
+        ({"num_aux_layers": 0, "aux_layers": None, "fuse_bias": True}, "expected auxiliary hidden states to fuse"),
     ],
 )
 def test_what_no_eagle3_head_can_be(change, message):
@@ -140,7 +140,7 @@ def test_a_head_that_fits():
         (MedusaConfig(V, 32, 3), f"hidden size of 32, and this target's is {D}"),
         (EagleConfig(dataclasses.replace(ONE_LAYER, vocab_size=31)), f"vocabulary of 31, and this target's is {V}"),
         (MedusaConfig(31, D, 3), f"vocabulary of 31, and this target's is {V}"),
-        (dataclasses.replace(EAGLE3, aux_layers=(1, 2, 4)), r"streams \(1, 2, 4\), and the target has 3 layers"),
+        (dataclasses.replace(EAGLE3, aux_layers=(1, 2, 4)), r"layers \(1, 2, 4\), and the target has 3 layers"),
     ],
 )
 def test_a_head_of_another_target_is_refused_with_both_numbers(head, message):
@@ -153,5 +153,5 @@ def test_a_shallow_target():
     anywhere = dataclasses.replace(EAGLE3, aux_layers=None)
     anywhere.require_fit(six)
     assert anywhere.resolved_aux_layers(six) == (1, 3, 5)
-    with pytest.raises(ValueError, match=r"reads 3 residual streams .*target of 3 layers has 2 by default"):
+    with pytest.raises(ValueError, match=r"reads 3 auxiliary hidden states .*target of 3 layers has 2 by default"):
         anywhere.require_fit(three)

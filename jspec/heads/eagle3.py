@@ -12,10 +12,7 @@ DRAFT_VOCAB, FEATURE, TARGET_EMBED = Axis("Vd", "draft_vocab"), Axis("E", "featu
 
 # Two settings that an EAGLE-3 checkpoint may leave open. ``jspec.checkpoints.heads.options`` explains their values.
 AUX_CONVENTIONS = ("input_of", "output_of")  # whether layer id k means the input or the output of layer k
-NORM_OUTPUTS = (
-    "recycled",
-    "before_head",
-)  # whether ``norm_output`` norms what is fed back or what the output head reads
+NORM_OUTPUTS = ("recycled", "before_head")  # ``norm_output`` norms what is fed back, or what the output head reads
 
 
 def default_aux_layers(num_layers: int) -> tuple[int, ...]:
@@ -105,7 +102,7 @@ class Eagle3Config(Declared):
         if self.norm_output and not self.norm_before_head:
             raise ValueError("norm_output is set and norm_before_head is not: expected a final norm to feed back from")
         if self.fuse_bias and self.num_aux_layers == 0:
-            raise ValueError("fuse_bias is set and num_aux_layers is 0: expected residual streams to fuse")
+            raise ValueError("fuse_bias is set and num_aux_layers is 0: expected auxiliary hidden states to fuse")
         if self.trained_drafts is not None:
             require_count("trained_drafts", self.trained_drafts)
         mask = self.mask_token_id
@@ -160,8 +157,8 @@ class Eagle3Config(Declared):
     def summary(self) -> str:
         V, Vd, aux_layers = self.layers.vocab_size, self.draft_vocab_size, self.aux_layers
         vocabulary = f"draft vocabulary {Vd} of {V}" if self.reduced else f"vocabulary {V}"
-        streams = "" if aux_layers is None else f", residual streams {', '.join(map(str, aux_layers))}"
-        return f"{count(self.layers.num_layers, 'layer')}, {vocabulary}{streams}"
+        aux = "" if aux_layers is None else f", auxiliary layers {', '.join(map(str, aux_layers))}"
+        return f"{count(self.layers.num_layers, 'layer')}, {vocabulary}{aux}"
 
     def resolved_aux_layers(self, target: ModelConfig) -> tuple[int, ...]:
         """The auxiliary hidden states that a feature of ``target`` joins. ``()`` is the state after the final norm."""
@@ -179,12 +176,12 @@ class Eagle3Config(Declared):
             )
         if len(aux_layers) != self.num_aux_layers:
             raise ValueError(
-                f"the {self.method} head reads {self.num_aux_layers} residual streams and does not say which, and a "
+                f"the {self.method} head reads {self.num_aux_layers} auxiliary hidden states and does not say which, and a "
                 f"target of {target.num_layers} layers has {len(aux_layers)} by default, {aux_layers}; "
                 "expected a config that lists layer ids"
             )
         if aux_layers and (aux_layers[0] < 0 or aux_layers[-1] > target.num_layers):
             raise ValueError(
-                f"the {self.method} head reads residual streams {aux_layers}, and the target has {target.num_layers} "
+                f"the {self.method} head reads auxiliary layers {aux_layers}, and the target has {target.num_layers} "
                 "layers; expected the target that the head was trained on"
             )

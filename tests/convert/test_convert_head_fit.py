@@ -20,7 +20,7 @@ TARGET = ModelConfig("LlamaForCausalLM", 97, 64, 96, 8, 4, 2, 16, 256)
         (heads.medusa, {"version": "2"}, {"hidden_size": 80, "head_dim": 20}, ("hidden size", "64", "80")),
         (heads.eagle3, {}, {"vocab_size": 98, "num_hidden_layers": 8}, ("vocabulary", "97", "98")),
         (heads.medusa, {}, {"vocab_size": 98}, ("vocabulary", "97", "98")),
-        (heads.eagle3, {}, {"num_hidden_layers": 3}, ("3 residual streams", "3 layers", "2 by default")),
+        (heads.eagle3, {}, {"num_hidden_layers": 3}, ("3 auxiliary hidden states", "3 layers", "2 by default")),
         (
             heads.speculators,
             {"eagle_aux_hidden_state_layer_ids": [1, 4, 9]},

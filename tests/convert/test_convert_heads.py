@@ -44,7 +44,7 @@ def test_converted_equals_direct(tmp_path, file, case):
         (
             heads.speculators,
             {"verifier": "Qwen/Qwen3-8B", "eagle_aux_hidden_state_layer_ids": [1, 3, 5]},
-            "EAGLE-3 head (speculators format), 1 layer, draft vocabulary 40 of 97, residual streams 1, 3, 5, "
+            "EAGLE-3 head (speculators format), 1 layer, draft vocabulary 40 of 97, auxiliary layers 1, 3, 5, "
             "verifier Qwen/Qwen3-8B",
         ),
         (heads.p_eagle, {}, "P-EAGLE head, 2 layers, draft vocabulary 40 of 97"),
