@@ -82,7 +82,7 @@ def test_layer_ids_beyond_the_target_are_refused(target, tmp_path):
     head = tiny_heads.eagle3(tmp_path / "head", eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 4, 8]})
     with pytest.raises(Refusal, match="aux_convention"):
         jspec.load(target, head, **SMALL)
-    with pytest.raises(ValueError, match=r"streams \(3, 5, 9\), and the target has 8 layers"):
+    with pytest.raises(ValueError, match=r"layers \(3, 5, 9\), and the target has 8 layers"):
         jspec.load(target, head, aux_convention="output_of", **SMALL)
     assert jspec.load(target, head, aux_convention="input_of", **SMALL).method == "eagle3"
 
