@@ -119,9 +119,9 @@ class LLM:
         its arguments first.
 
         Args:
-          prompts: text or token ids, one entry for each prompt, as is
-          params: how to sample it, and
-          keys: uint32 ``[2]``, its Threefry key.
+          prompts: each is text or token ids.
+          params: one SamplingParams for each prompt.
+          keys: one Threefry key for each prompt, uint32 ``[2]``.
         """
         requests = [
             self._request(i, prompt, p, key)
