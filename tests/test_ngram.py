@@ -27,10 +27,11 @@ def lookup(text: list[int], shortest: int, longest: int) -> list[int] | None:
     return None
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def propose(drafter: NGram, tokens, length, room):
+def lookup_context(tokens, length, room) -> Context:
+    """What a drafter that looks drafts up reads: int32 tokens ``[B, S]``, length and room ``[B]``."""
+    B = tokens.shape[0]
     one = jnp.ones(B, jnp.float32)
-    context = Context(
+    return Context(
         tokens=tokens,
         length=length,
         previous=length - 1,
@@ -43,7 +44,11 @@ def propose(drafter: NGram, tokens, length, room):
         min_length=jnp.zeros(B, jnp.int32),
         noise=RoundNoise(jnp.zeros((B, 2), jnp.uint32), length),
     )
-    return drafter.propose((), context)[1]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def propose(drafter: NGram, tokens, length, room):
+    return drafter.propose((), lookup_context(tokens, length, room))[1]
 
 
 def drafts(texts, shortest=1, longest=4, room=K) -> list[list[int]]:

@@ -6,15 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ngram import B, K, S, lookup
+from test_ngram import B, K, S, lookup, lookup_context
 from tiny import tiny_checkpoint
 
 import jspec
 from jspec.config import ModelConfig
-from jspec.drafting.base import Context
 from jspec.drafting.corpus import END, MAX_CORPUS_TOKENS, NGramCorpus, prepare
-from jspec.sampling.distribution import Warp
-from jspec.sampling.streams import RoundNoise
 
 TARGET = ModelConfig("LlamaForCausalLM", 97, 64, 96, 2, 4, 2, 16, 128)
 
@@ -31,21 +28,7 @@ def lookup_in(corpus: list[list[int]], text: list[int], shortest: int, longest: 
 
 @functools.partial(jax.jit, static_argnums=(3, 4))
 def propose(corpus, tokens, length, shortest, longest, room):
-    one = jnp.ones(B, jnp.float32)
-    context = Context(
-        tokens=tokens,
-        length=length,
-        previous=length - 1,
-        features=None,
-        live=room >= 0,
-        room=room,
-        table=jnp.zeros((B, 1), jnp.int32),
-        warp=Warp(one, jnp.zeros(B, jnp.int32), one, 0 * one),
-        stop_tokens=jnp.full((B, 1), -1, jnp.int32),
-        min_length=jnp.zeros(B, jnp.int32),
-        noise=RoundNoise(jnp.zeros((B, 2), jnp.uint32), length),
-    )
-    return NGramCorpus(K, shortest, longest, corpus).propose((), context)[1]
+    return NGramCorpus(K, shortest, longest, corpus).propose((), lookup_context(tokens, length, room))[1]
 
 
 def drafts(corpus, texts, shortest=1, longest=4, room=K) -> list[list[int]]:
