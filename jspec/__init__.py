@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jspec.api import generate as generate
     from jspec.api import load as load
+    from jspec.api import stream as stream
     from jspec.config import Speculation as Speculation
     from jspec.engine.costs import CostTable as CostTable
+    from jspec.engine.engine import QueueFull as QueueFull
+    from jspec.engine.metrics import Metrics as Metrics
     from jspec.llm import LLM as LLM
+    from jspec.results import Delta as Delta
     from jspec.results import Result as Result
     from jspec.results import Stats as Stats
     from jspec.sampling.params import SamplingParams as SamplingParams
@@ -19,13 +23,17 @@ __version__ = "0.1.0"
 # loads neither JAX nor anything that reads checkpoints.
 _PUBLIC = {
     "CostTable": "jspec.engine.costs",
+    "Delta": "jspec.results",
     "LLM": "jspec.llm",
+    "Metrics": "jspec.engine.metrics",
+    "QueueFull": "jspec.engine.engine",
     "Result": "jspec.results",
     "SamplingParams": "jspec.sampling.params",
     "Speculation": "jspec.config",
     "Stats": "jspec.results",
     "generate": "jspec.api",
     "load": "jspec.api",
+    "stream": "jspec.api",
 }
 
 __all__ = [*_PUBLIC, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]

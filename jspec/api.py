@@ -4,28 +4,27 @@ import contextlib
 import dataclasses
 import inspect
 import os
-import secrets
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from tqdm import tqdm
 
-from jspec._arguments import is_int, require, resolve_names
+from jspec._arguments import is_int, is_number, require, resolve_names
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.loading import read_model_config, require_intact
+from jspec.compilation_cache import enable_compilation_cache
 from jspec.config import VERIFY_RULES, EngineConfig, ModelConfig, Speculation
 from jspec.drafting.corpus import Corpus
 from jspec.drafting.methods import method_of
 from jspec.engine.costs import CostTable
-from jspec.llm import LLM, check_lossless
+from jspec.keys import request_keys
+from jspec.llm import LLM, check_lossless, same_text_for_every_K
 from jspec.loading import Path, default_params, find_source, load_modules, read_pair
-from jspec.memory import check_memory
+from jspec.memory import fitted
 from jspec.prompts import Prompt, as_list, flat_ids, text_or_ids
-from jspec.results import Result
+from jspec.results import Delta, Result
 from jspec.sampling.params import SamplingParams
 
 
@@ -44,9 +43,16 @@ def load(
     dtype: str | None = None,
     page_size: int = 64,
     num_pages: int | None = None,
-    prefill_chunk: int = 256,
+    prefill_chunk: int = 32,
+    prefill_tokens: int | None = None,
     rounds: int = 8,
     width: int | None = None,
+    reproducible: bool | None = None,
+    prefix_cache: bool = True,
+    swap_space: float = 4.0,
+    max_waiting: int | None = None,
+    gpu_memory_utilization: float = 0.9,
+    compilation_cache: bool | Path = True,
     generation_config: str = "auto",
     verify: bool | str = False,
     **options,
@@ -77,7 +83,18 @@ def load(
       max_batch: how many requests are decoded together. More prompts than that wait.
       max_len: the longest prompt plus completion, in tokens. None takes the target's own limit, but at most 2048.
       dtype: ``float32`` or ``bfloat16``. None takes bfloat16 on a GPU and float32 elsewhere.
-      page_size, num_pages, prefill_chunk, rounds, width: see ``EngineConfig``.
+      page_size, prefill_chunk, prefill_tokens, rounds, width: see ``EngineConfig``.
+      num_pages: how many pages the pool of the KV cache has. None takes what fits: on a GPU into
+        ``gpu_memory_utilization`` of its memory, beside weights and workspace; elsewhere into 4 GiB, and no more than
+        every row can use.
+      reproducible: with True a seed means one text, whatever else the engine does; with False the engine may choose
+        between programs of several sizes, which is faster, and whose results differ in the last bits
+        (docs/reproducibility.md). None is True, but for ``num_draft_tokens="auto"``, under which a seed means no one
+        text.
+      prefix_cache, swap_space, max_waiting: see ``EngineConfig``.
+      gpu_memory_utilization: the share of the GPU's free memory that jspec may use.
+      compilation_cache: whether compiled programs are kept on disk for the next start, or the folder for them. True
+        takes ``~/.cache/jspec/xla``, unless JAX has been told of another folder (docs/compilation.md).
       generation_config: where ``generate`` takes a temperature, top_k, top_p or min_p that a call leaves open. ``auto``
         takes it from the target's ``generation_config.json``, as vLLM does; ``jspec`` takes it from ``SamplingParams``.
         See ``LLM.default_sampling_params``.
@@ -99,6 +116,10 @@ def load(
     check_lossless(speculation)
     _check_verify(verify)
     _check_costs(costs)
+    _check_reproducible(reproducible, speculation, width)
+    share = gpu_memory_utilization
+    require(is_number(share) and 0 < share <= 1, "gpu_memory_utilization", share, "a number above 0 and at most 1")
+    enable_compilation_cache(compilation_cache)
     source = find_source(target, draft, {"ngram_corpus": ngram_corpus}, speculation)
     for folder in (source.target, source.draft) if verify else ():
         if folder is not None:
@@ -112,13 +133,18 @@ def load(
         page_size=page_size,
         num_pages=num_pages,
         prefill_chunk=prefill_chunk,
+        prefill_tokens=prefill_tokens,
         rounds=rounds,
         width=width,
+        reproducible=reproducible is not False,
+        prefix_cache=prefix_cache,
+        swap_space=swap_space,
+        max_waiting=max_waiting,
     )
     pair = read_pair(source, target_config, head_options, speculation, config.max_len)
-    check_memory(target_config, pair.draft_config, config, width or pair.num_draft_tokens + 1)
+    config = fitted(target_config, pair.draft_config, config, width or pair.num_draft_tokens + 1, share)
     method = method_of(pair.draft)
-    seconds = None if costs is None else _seconds(costs, method, pair.speculation, max_batch)
+    seconds = None if costs is None else _seconds(costs, method, pair.speculation, config.batch_buckets)
     model, draft_model, make_drafter = load_modules(pair, config.dtype)
     return LLM(model, draft_model, make_drafter, method, pair.tokenizer, pair.speculation, config, seconds, defaults)
 
@@ -161,7 +187,7 @@ def generate(
         llm = load(llm, **loading)
     if params is None:
         every_params = [dataclasses.replace(llm.default_sampling_params, **sampling)] * len(every_prompt)
-    keys = _keys(every_params, key)
+    keys = request_keys(every_params, key)
 
     results: list = [None] * len(every_prompt)
     bar = tqdm(total=len(results), unit="prompt", disable=not sys.stderr.isatty(), leave=False)
@@ -173,13 +199,50 @@ def generate(
     return results[0] if single else results
 
 
+def stream(
+    llm: LLM,
+    prompt: Prompt,
+    params: SamplingParams | None = None,
+    *,
+    key: jax.Array | None = None,
+    **options,
+) -> Generator[Delta, None, None]:
+    """Complete one prompt, and yield what is new after each call to the device. Closing the generator gives it up.
+
+    Args:
+      llm: what ``load`` returned.
+      prompt: text or token ids, as for ``generate``.
+      params: how to sample, and when to end.
+      key: a JAX key, in place of ``SamplingParams.seed``.
+      **options: fields of ``SamplingParams`` by name, instead of ``params``.
+
+    Yields:
+      deltas; the last one has the result. An error of the device is its ``finish_reason``.
+
+    Raises:
+      ValueError: the prompt is empty, too long, or several, or a value is out of range.
+      TypeError: an option is unknown or given twice. The message says what may have been meant.
+    """
+    require(isinstance(llm, LLM), "llm", llm, "a model that jspec.load() returned")
+    sampling, _ = _split_options(options, loadable=False)
+    if params is not None and sampling:
+        raise TypeError(f"{', '.join(sampling)}: give either params or its fields, not both")
+    prompts, _ = as_list(prompt)
+    if len(prompts) != 1:
+        raise ValueError(f"prompt has {len(prompts)} prompts: expected one; jspec.generate() takes several")
+    if params is None:
+        params = dataclasses.replace(llm.default_sampling_params, **sampling)
+    (params,) = _params_list(params, 1)
+    return llm.stream(prompts[0], params, request_keys([params], key)[0])
+
+
 def _check_before_loading(prompts: Sequence[Prompt], params: Sequence[SamplingParams], key: jax.Array | None):
     """Check what can be checked without a model, before minutes go into loading one."""
     for index, prompt in enumerate(prompts):
         given = text_or_ids(index, prompt)
         if not isinstance(given, str):
             flat_ids(given, f"prompt {index}", "a string or ")
-    _keys(params, key)
+    request_keys(params, key)
 
 
 def _params_list(params, count: int) -> list[SamplingParams]:
@@ -242,8 +305,11 @@ def _check_costs(costs: CostTable | Path | None):
     require(known, "costs", costs, "None, a CostTable, or the path of one as JSON")
 
 
-def _seconds(costs: CostTable | Path, method: str | None, speculation: Speculation, max_batch: int) -> dict[int, float]:
-    """K -> seconds per round. Costs of another drafting method are refused; costs of another device cause a warning."""
+def _seconds(
+    costs: CostTable | Path, method: str | None, speculation: Speculation, batches: Sequence[int]
+) -> dict[int, dict[int, float]]:
+    """For each batch size, K -> seconds per round. Costs of another drafting method are refused; costs of another device
+    cause a warning."""
     if method is None or not speculation.auto:
         given = "draft=None" if speculation.auto else f"num_draft_tokens={speculation.num_draft_tokens!r}"
         raise ValueError(
@@ -258,31 +324,17 @@ def _seconds(costs: CostTable | Path, method: str | None, speculation: Speculati
         )
     if table.device != device:
         warnings.warn(f"costs were measured on {table.device!r}, and this is {device!r}", stacklevel=3)
-    return table.seconds(max_batch, speculation.draft_lengths)
+    return {batch: table.seconds(batch, speculation.draft_lengths) for batch in batches}
 
 
-def _keys(params: Sequence[SamplingParams], key: jax.Array | None) -> list[np.ndarray]:
-    """A Threefry key per prompt, uint32 ``[2]``."""
-    if key is None:
-        seeds = [secrets.randbits(63) if p.seed is None else p.seed for p in params]
-        return [np.array([seed >> 32, seed & 0xFFFFFFFF], np.uint32) for seed in seeds]
-    if any(p.seed is not None for p in params):
-        raise ValueError("key and SamplingParams.seed are both given: expected one of them")
-    ok = hasattr(key, "dtype") and hasattr(key, "shape")
-    require(ok, "key", key, "a JAX key; a number goes into SamplingParams.seed")
-    keys = key
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        ok = key.dtype == np.uint32 and key.shape[-1:] == (2,)
-        require(ok, "key", key, "a JAX key, of jax.random.key, or its data, uint32 [2]")
-        keys = jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32")
-    implementation = str(jax.random.key_impl(keys))
-    if implementation != "threefry2x32":
-        raise ValueError(f"key has implementation {implementation}: expected jax.random's default, threefry2x32")
-    if keys.ndim == 0:
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(keys, np.arange(len(params), dtype=np.uint32))
-    if keys.shape != (len(params),):
-        raise ValueError(f"key has shape {keys.shape}: expected one key, or one per prompt, ({len(params)},)")
-    return list(np.asarray(jax.random.key_data(keys)))
+def _check_reproducible(reproducible: bool | None, speculation: Speculation, width: int | None):
+    known = reproducible is None or isinstance(reproducible, bool)
+    require(known, "reproducible", reproducible, "True, False or None")
+    if reproducible and speculation.auto and not same_text_for_every_K(speculation, width):
+        raise ValueError(
+            "reproducible=True has no place with num_draft_tokens='auto', under which K depends on measured times; give a "
+            "number of drafts, or verify='match', draft_sampling='coupled' and a width, or leave reproducible out"
+        )
 
 
 def _max_len(max_len: int | None, config: ModelConfig) -> int:

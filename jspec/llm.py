@@ -1,8 +1,6 @@
 """A loaded model: target, drafter and engine, ready to generate."""
 
 import contextlib
-import functools
-import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -13,14 +11,14 @@ import numpy as np
 from jspec.config import EngineConfig, Speculation
 from jspec.engine.costs import CostTable
 from jspec.engine.engine import Engine
-from jspec.engine.request import FINISH_REASONS, ActiveRequest, Request
+from jspec.engine.frontend import Frontend
 from jspec.models.causal import causal_logits
 from jspec.models.contract import Target
 from jspec.models.split import split
-from jspec.prompts import Prompt, checked_ids, text_or_ids
-from jspec.results import Result, Stats
+from jspec.prompts import Prompt, checked_ids
+from jspec.results import Delta, Result
 from jspec.sampling.params import SamplingParams
-from jspec.text import Detokenizer, StopStrings, Tokenizer, encode
+from jspec.text import Tokenizer
 
 
 def check_lossless(speculation: Speculation):
@@ -32,10 +30,16 @@ def check_lossless(speculation: Speculation):
         )
 
 
+def same_text_for_every_K(speculation: Speculation, width: int | None) -> bool:
+    """Whether a seed means one text whatever K is: the drafts only tell how soon it comes."""
+    return speculation.verify == "match" and speculation.draft_sampling == "coupled" and width is not None
+
+
 class LLM:
     """A model to generate from, made by ``jspec.load``.
 
-    Any thread may call it; callers take turns. An exception or Ctrl-C, at any point of any call, leaves it usable.
+    Any thread may call it, and the requests of all of them are decoded together. An exception or Ctrl-C, at any point of
+    any call, leaves it usable.
 
     Attributes:
       target: the Flax module of the target.
@@ -43,7 +47,7 @@ class LLM:
       method: how drafts are made: the name of an entry in ``jspec.registry``, ``eagle3`` for example; None for plain
         decoding.
       speculation: how many drafts a round makes, how they are drawn and how they are verified.
-      engine: decodes token ids.
+      engine: serves requests as they come: ``engine.add``, ``engine.step``, ``engine.abort``, ``engine.metrics``.
       reproducible: whether a seed means one text; see ``Result``.
       default_sampling_params: what keyword arguments of ``jspec.generate`` start from: the temperature, top_k, top_p and
         min_p of the checkpoint's ``generation_config.json``, as far as it has them. A SamplingParams object that a caller
@@ -59,16 +63,22 @@ class LLM:
         tokenizer: Tokenizer | None,
         speculation: Speculation,
         config: EngineConfig,
-        costs: Mapping[int, float] | None = None,
+        costs: Mapping[int, Mapping[int, float]] | None = None,
         default_sampling_params: SamplingParams | None = None,
     ):
         check_lossless(speculation)
         self.target, self.tokenizer, self.method, self.speculation = target, tokenizer, method, speculation
         self.default_sampling_params = default_sampling_params or SamplingParams()
         auto = speculation.auto and method is not None
-        coupled = speculation.verify == "match" and speculation.draft_sampling == "coupled"
-        invariant = coupled and config.width is not None  # then the text is the same for every K
-        self.reproducible = not auto or invariant
+        self.reproducible = config.reproducible and (not auto or same_text_for_every_K(speculation, config.width))
+        frontend = Frontend(
+            tokenizer,
+            target.config.vocab_size,
+            target.config.eos_token_ids,
+            method,
+            self.reproducible,
+            self.default_sampling_params,
+        )
         self.engine = Engine(
             target,
             draft_model,
@@ -77,8 +87,8 @@ class LLM:
             config,
             draft_lengths=speculation.draft_lengths if auto else None,
             costs=costs if auto else None,
+            frontend=frontend,
         )
-        self._warned_of_limit = False
         self._leaves, merge = split(target)
 
         def forward(leaves, tokens):
@@ -110,7 +120,7 @@ class LLM:
         controller = self.engine.controller
         if controller is None or self.method is None:
             return None
-        return CostTable(jax.devices()[0].device_kind, self.method, {self.engine.config.max_batch: controller.seconds})
+        return CostTable(jax.devices()[0].device_kind, self.method, controller.seconds)
 
     def generate(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], keys: Sequence[np.ndarray]
@@ -124,78 +134,16 @@ class LLM:
           keys: one Threefry key for each prompt, uint32 ``[2]``.
         """
         requests = [
-            self._request(i, prompt, p, key)
+            self.engine.frontend.request(i, prompt, p, key)
             for i, (prompt, p, key) in enumerate(zip(prompts, params, keys, strict=True))
         ]
         with contextlib.closing(self.engine.run(requests)) as ended:  # also while a traceback keeps this frame alive
             for active in ended:
-                yield active.request.index, self._result(active)
+                yield active.request.index, self.engine.result(active)
 
-    def _request(self, index: int, prompt: Prompt, params: SamplingParams, key_data: np.ndarray) -> Request:
-        tokens = self._tokens(index, prompt)
-        stop_tokens = params.stop_tokens(self.target.config.eos_token_ids)
-        checked_ids(params.stop_token_ids, self.target.config.vocab_size, "stop_token_ids")
-        find_stop = None
-        if params.stop:
-            strings = self._stop_strings(tokens, params)
-            find_stop = lambda new, seen: (stop := strings.find(new)) and stop.tokens  # noqa: E731
-        return Request(index, tokens, params, key_data, stop_tokens, find_stop)
-
-    def _tokens(self, index: int, prompt: Prompt) -> list[int]:
-        prompt = text_or_ids(index, prompt)
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ValueError(f"prompt {index} is text, but the checkpoint has no tokenizer; pass token ids")
-            prompt = encode(self.tokenizer, prompt, f"prompt {index}")
-        return checked_ids(prompt, self.target.config.vocab_size, f"prompt {index}", "a string or ")
-
-    def _detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
-        assert self.tokenizer is not None
-        return Detokenizer(functools.partial(self.tokenizer.decode, skip_special_tokens=True), prompt)
-
-    def _stop_strings(self, prompt: Sequence[int], params: SamplingParams) -> StopStrings:
-        if self.tokenizer is None:
-            raise ValueError(f"stop={params.stop!r} is text, but the checkpoint has no tokenizer; use stop_token_ids")
-        return StopStrings(self._detokenizer(prompt), params.stop, params.min_tokens)
-
-    def _text(self, prompt: Sequence[int], new: Sequence[int]) -> str:
-        """The text of new tokens after those of a prompt."""
-        detokenizer = self._detokenizer(prompt)
-        detokenizer.add(new)
-        return detokenizer.text + detokenizer.held
-
-    def _result(self, active: ActiveRequest) -> Result:
-        request, tokens = active.request, active.tokens
-        finish_reason = FINISH_REASONS[active.outcome]
-        ended_by_token = finish_reason == "stop" and tokens and tokens[-1] in request.stop_tokens
-        text = stop_reason = None
-        if self.tokenizer is not None:
-            text = self._text(request.prompt, tokens[:-1] if ended_by_token else tokens)
-        if ended_by_token and tokens[-1] in request.params.stop_token_ids:
-            stop_reason = tokens[-1]
-        elif finish_reason == "stop" and not ended_by_token:
-            stop = self._stop_strings(request.prompt, request.params).find(tokens)
-            assert stop is not None
-            text, stop_reason = stop.text, stop.string
-        elif finish_reason == "error":
-            stop_reason = f"the target's logits at position {len(request.prompt) + len(tokens)} are not finite"
-        limit = self.engine.longest_text
-        stats = Stats.of(self.engine.num_draft_tokens, active.drafted, active.accepted, len(request.prompt), limit)
-        if stats.num_steps_past_draft_limit and not self._warned_of_limit:
-            self._warned_of_limit = True
-            warnings.warn(
-                f"the {self.method} drafter has no positions for texts of more than {limit} tokens: "
-                f"{stats.num_steps_past_draft_limit} of {stats.num_steps} rounds of prompt {request.index} drafted nothing "
-                "(stats.num_steps_past_draft_limit)",
-                stacklevel=3,
-            )
-        return Result(
-            text=text,
-            token_ids=tokens,
-            prompt_token_ids=list(request.prompt),
-            finish_reason=finish_reason,
-            stop_reason=stop_reason,
-            stats=stats,
-            accepted=active.from_draft,
-            reproducible=self.reproducible,
-        )
+    def stream(self, prompt: Prompt, params: SamplingParams, key: np.ndarray) -> Generator[Delta, None, None]:
+        """Decode a prompt, and yield what is new of it after each call to the device. Users call ``jspec.stream``."""
+        request = self.engine.frontend.request(0, prompt, params, key)
+        with contextlib.closing(self.engine.follow([request], streams=True)) as news:
+            for progress in news:
+                yield self.engine.delta(progress)

@@ -48,21 +48,56 @@ def budget(target: ModelConfig, draft: ModelConfig | HeadConfig | None, config: 
     )
 
 
-def check_memory(target: ModelConfig, draft: ModelConfig | HeadConfig | None, config: EngineConfig, width: int):
-    """Raise a MemoryError that gives the numbers and a way out, if the engine does not fit."""
-    need, free = budget(target, draft, config, width), free_bytes()
+def fitted(
+    target: ModelConfig, draft: ModelConfig | HeadConfig | None, config: EngineConfig, width: int, share: float
+) -> EngineConfig:
+    """``config`` with a number of pages, if it has none, that fits beside weights and workspace.
+
+    On a GPU the pool takes what remains of ``share`` of the free memory. The number is rounded down to four significant
+    bits, so that the next start, with nearly as much memory, finds its programs in the compilation cache. Elsewhere every
+    row gets room for ``max_len`` tokens, as far as 4 GiB hold them.
+
+    Raises:
+      MemoryError: the pages that were asked for, or those that a single row needs, do not fit. The message has the
+        numbers and a way out.
+    """
+    free = free_bytes()
+    if config.num_pages is None:
+        least = dataclasses.replace(config, num_pages=config.pages_per_row)
+        need = budget(target, draft, least, width)
+        page = need.cache // least.pool_pages
+        if on_gpu():
+            pages = _rounded_down(int((share * free - need.weights - need.work) // max(page, 1)))
+        else:
+            pages = min(config.max_batch * config.pages_per_row, 4 * GIB // max(page, 1))
+        config = dataclasses.replace(least, num_pages=max(pages, config.pages_per_row))
+    need = budget(target, draft, config, width)
     if need.total > free:
         raise MemoryError(
             f"needs {need.total / GIB:.1f} GiB ({need.weights / GIB:.1f} of weights, {need.cache / GIB:.1f} of KV cache for "
-            f"max_batch={config.max_batch} x max_len={config.max_len}, {need.work / GIB:.1f} of workspace), but "
-            f"{free / GIB:.1f} GiB are free; lower max_batch, max_len or num_pages"
+            f"num_pages={config.num_pages} of {config.page_size} tokens, {need.work / GIB:.1f} of workspace for "
+            f"max_batch={config.max_batch} x max_len={config.max_len}), but {free / GIB:.1f} GiB are free; lower max_batch, "
+            "max_len or num_pages"
         )
+    return config
+
+
+def _rounded_down(number: int) -> int:
+    """The largest number of at most four significant bits that is not above ``number``; 0 for negative ones."""
+    if number <= 0:
+        return 0
+    shift = max(number.bit_length() - 4, 0)
+    return number >> shift << shift
+
+
+def on_gpu() -> bool:
+    """Whether the default device has memory of its own."""
+    return jax.devices()[0].platform != "cpu"
 
 
 def free_bytes() -> int:
     """How many bytes of the default device's memory are free."""
-    device = jax.devices()[0]
-    stats = device.memory_stats() if device.platform != "cpu" else None
+    stats = jax.devices()[0].memory_stats() if on_gpu() else None
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     return psutil.virtual_memory().available

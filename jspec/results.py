@@ -100,15 +100,17 @@ class Result:
       text: the new text, without the stop string or stop token; None if the checkpoint has no tokenizer.
       token_ids: the new tokens, with the token that ended the completion.
       prompt_token_ids: the tokens of the prompt.
-      finish_reason: ``stop`` after a stop token or stop string, ``length`` at the length limit, or ``error`` if the
-        target's logits were not finite.
+      finish_reason: ``stop`` after a stop token or stop string, ``length`` at the length limit, ``abort`` if its caller
+        gave it up, or ``error`` if the target's logits were not finite or an exception ended it.
       stop_reason: for ``stop``, the stop string or the id in ``stop_token_ids`` that ended the completion, or None if an
-        end-of-sequence token did; for ``length``, None; for ``error``, what went wrong.
+        end-of-sequence token did; for ``length`` and ``abort``, None; for ``error``, what went wrong.
       stats: how speculation went.
       accepted: for each new token, whether it was drafted and accepted; if not, the target drew it.
-      reproducible: whether the same seed gives the same text again. Under ``num_draft_tokens="auto"`` it does not, because
-        K depends on measured times and on what else is decoded. The exception is ``match`` with ``coupled`` drafts at a
-        pinned width, where the text is the same for every K.
+      reproducible: whether the same seed gives the same text again, whatever else the engine does. With
+        ``jspec.load(reproducible=False)`` it need not. Under ``num_draft_tokens="auto"`` it does not, because K depends on
+        measured times and on what else is decoded. The exception is ``match`` with ``coupled`` drafts at a pinned width,
+        where the text is the same for every K.
+      num_cached_tokens: how many tokens of the prompt were not read, because the prefix cache had them.
     """
 
     text: str | None
@@ -119,3 +121,24 @@ class Result:
     stats: Stats
     accepted: list[bool] = dataclasses.field(repr=False)
     reproducible: bool = True
+    num_cached_tokens: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Delta:
+    """What is new of one request.
+
+    Attributes:
+      id: the number that ``add`` gave the request.
+      token_ids: its new tokens. A round commits several at once, and a delta has those of one call to the device.
+      text: its new text; None if the checkpoint has no tokenizer. Text is held back while a later token may still change
+        it, or cut it off as the beginning of a stop string. All texts of a request joined are the text of its result.
+      finished: whether the request has ended, so that this is its last delta.
+      result: the whole, if it has ended; else None.
+    """
+
+    id: int
+    token_ids: list[int]
+    text: str | None
+    finished: bool
+    result: Result | None = None

@@ -1,7 +1,7 @@
-"""Between text and tokens: what jspec asks of a tokenizer, the text of a growing completion, and stop strings."""
+"""Between text and tokens: what jspec asks of a tokenizer, and the text of a growing completion."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders write for bytes that are no complete character
 CONTEXT = 6  # how many tokens before the new ones are decoded with them; vLLM's number
@@ -136,51 +136,3 @@ class Detokenizer:
             if len(window) == len(tokens) or (text and not text.startswith(REPLACEMENT)):
                 return window, text
             size *= 4
-
-
-class Stop(NamedTuple):
-    """Where a completion ends: after ``tokens`` new tokens, with the ``text`` before the stop string ``string``."""
-
-    tokens: int
-    text: str
-    string: str
-
-
-class StopStrings:
-    """Finds the first stop string in a growing completion, and looks at every token only once.
-
-    Args:
-      detokenizer: one that knows the prompt and has no new tokens yet.
-      strings: the stop strings.
-      min_tokens: a stop string does not count if it is complete within the first ``min_tokens`` new tokens.
-    """
-
-    def __init__(self, detokenizer: Detokenizer, strings: Sequence[str], min_tokens: int = 0):
-        self._detokenizer, self._strings, self._min_tokens = detokenizer, strings, min_tokens
-        self._tokens, self._length = 0, 0  # tokens looked at, and characters of their settled text
-        self._recent = ""  # the end of that text, in which a stop string may have begun
-        self._longest = max(map(len, strings))
-
-    def find(self, tokens: Sequence[int]) -> Stop | None:
-        """The first stop in a completion, given all of its ``tokens`` so far; None if there is none.
-
-        Earlier calls have looked at the first of these tokens and found no stop there.
-        """
-        for token in tokens[self._tokens :]:
-            self._tokens += 1
-            added = self._detokenizer.add([token])
-            if added and (found := self._first(added)):
-                start, string = found
-                return Stop(self._tokens, self._detokenizer.text[:start], string)
-        return None
-
-    def _first(self, added: str) -> tuple[int, str] | None:
-        """Where the earliest stop string begins that ``added`` completes, and which string it is."""
-        text, known = self._recent + added, len(self._recent)
-        start = self._length - known
-        self._length += len(added)
-        self._recent = text[max(len(text) - self._longest + 1, 0) :]
-        if self._tokens <= self._min_tokens:
-            return None
-        places = [(text.find(string, max(known - len(string) + 1, 0)), string) for string in self._strings]
-        return min(((start + place, string) for place, string in places if place >= 0), default=None)

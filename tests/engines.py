@@ -177,12 +177,30 @@ def ragged_prompts(lengths: Sequence[int] = (1, 2, 5, 8, 9, 17, 23, 38), seed: i
     return [rng.integers(V, size=n).tolist() for n in lengths]
 
 
-def decode(engine: Engine, prompts, params=GREEDY, keys=None, **fields) -> list[ActiveRequest]:
-    """Run the prompts, with one SamplingParams or one each, and keys or seeds 0.. ; in the order of the prompts."""
+class FindStop:
+    """A watcher that asks a function of all tokens so far, and of how many it was asked about before."""
+
+    def __init__(self, find: Callable[[list[int], int], int | None]):
+        self._find, self._tokens = find, []
+
+    def add(self, tokens: Sequence[int]) -> int | None:
+        seen = len(self._tokens)
+        self._tokens += tokens
+        return self._find(self._tokens, seen)
+
+
+def requests_of(prompts, params=GREEDY, keys=None, find_stop=None, **fields) -> list[Request]:
+    """Requests for the prompts, with one SamplingParams or one each, and keys or seeds 0.. ."""
     params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     keys = [key_of(seed) for seed in range(len(prompts))] if keys is None else keys
-    requests = [Request(i, *request, **fields) for i, request in enumerate(zip(prompts, params, keys, strict=True))]
-    return sorted(engine.run(requests), key=lambda active: active.request.index)
+    columns = enumerate(zip(prompts, params, keys, strict=True))
+    return [Request(i, *column, watcher=find_stop and FindStop(find_stop), **fields) for i, column in columns]
+
+
+def decode(engine: Engine, prompts, params=GREEDY, keys=None, find_stop=None, **fields) -> list[ActiveRequest]:
+    """Run the requests of ``requests_of``; in the order of the prompts."""
+    ended = engine.run(requests_of(prompts, params, keys, find_stop, **fields))
+    return sorted(ended, key=lambda active: active.request.index)
 
 
 def key_of(seed: int) -> np.ndarray:

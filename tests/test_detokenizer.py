@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tokenizer_families import FAMILIES, WORDS
 
-from jspec.text import MAX_HELD, MAX_SETTLED, REPLACEMENT, Detokenizer, Stop, StopStrings
+from jspec.text import MAX_HELD, MAX_SETTLED, REPLACEMENT, Detokenizer
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
 
@@ -135,34 +135,3 @@ def test_the_work_is_linear(name):
             for start in range(0, len(new), size):
                 detokenizer.add(new[start : start + size])
             assert read < 3 * (MAX_SETTLED + MAX_HELD + size) * len(new)
-
-
-@every_family
-def test_a_stop_string_ends_at_the_token_that_completes_it(name):
-    """Compared with a search of the text after each token."""
-    family, rng = FAMILIES[name](), np.random.default_rng(3)
-    stopped = 0
-    for _ in range(150):
-        tokens = family.encode(random_text(rng))
-        cut = int(rng.integers(0, len(tokens) // 2 + 1))
-        prompt, new, least = tokens[:cut], tokens[cut:], int(rng.integers(0, 4))
-        strings = [str(word) for word in rng.choice([" x", "at", "t ", "\n", "é", "x.", "sat"], 2, replace=False)]
-        expected = searched(family, prompt, new, strings, least)
-        assert StopStrings(Detokenizer(family.decode, prompt), strings, least).find(new) == expected
-        stopped += expected is not None
-    assert stopped > 30
-
-
-def searched(family, prompt, tokens, strings, least) -> Stop | None:
-    settled = 0
-    for n in range(1, len(tokens) + 1):
-        text = Detokenizer(family.decode, prompt)
-        text.add(tokens[:n])
-        found = [(text.text.find(s, max(settled - len(s) + 1, 0)), s) for s in strings]
-        found = [place for place in found if place[0] >= 0]
-        if n <= least:
-            settled = len(text.text)
-        elif found:
-            start, string = min(found)
-            return Stop(n, text.text[:start], string)
-    return None

@@ -16,7 +16,20 @@ ROOT = Path(__file__).parent.parent
 JSPEC = ROOT / "jspec"
 
 # What each part of jspec knows of the others, besides itself and the leaves below it.
-LEAVES = {"__init__", "_arguments", "config", "heads", "parameters", "registry", "results", "text", "prompts"}
+LEAVES = {
+    "__init__",
+    "_arguments",
+    "compilation_cache",
+    "completion",
+    "config",
+    "heads",
+    "keys",
+    "parameters",
+    "registry",
+    "results",
+    "text",
+    "prompts",
+}
 KNOWS = {
     "pallas": set(),
     "sampling": {"pallas"},

@@ -2,51 +2,9 @@
 
 import json
 
-import pytest
 from tiny import tiny_checkpoint, tiny_tokenizer
 
 from jspec.checkpoints.tokenizer import load_tokenizer
-from jspec.text import Detokenizer, Stop, StopStrings
-
-PIECES = ["a", "b", "ab", "cab", "\n", "", "é"]
-
-
-def decode(tokens) -> str:
-    return "".join(PIECES[token] for token in tokens)
-
-
-@pytest.mark.parametrize(
-    ("strings", "tokens", "min_tokens", "expected"),
-    [
-        (["b"], [0, 0, 0], 0, None),
-        (["b"], [0, 1, 0], 0, Stop(2, "a", "b")),
-        (["aab"], [0, 2, 0], 0, Stop(2, "", "aab")),  # across tokens
-        (["b"], [3, 0], 0, Stop(1, "ca", "b")),  # inside a token, whose rest is cut
-        (["bc", "ab"], [0, 1, 3], 0, Stop(2, "", "ab")),  # the first to be complete
-        (["b", "ab"], [3], 0, Stop(1, "c", "ab")),  # complete with the same token: the one that begins first
-        (["a", "ab"], [2], 0, Stop(1, "", "a")),  # and of those that begin there, the shorter
-        (["b"], [1, 0, 1], 1, Stop(3, "ba", "b")),
-        (["b"], [1, 0, 1], 3, None),
-        (["ba"], [1, 0, 1], 1, Stop(2, "", "ba")),  # begins within min_tokens and ends past it
-        (["ba"], [1, 0, 1, 0], 2, Stop(4, "ba", "ba")),
-        (["b"], [5, 5, 1], 2, Stop(3, "", "b")),
-        (["\n"], [0, 4], 0, Stop(2, "a", "\n")),
-        (["é"], [0, 6, 0], 0, Stop(2, "a", "é")),
-    ],
-)
-def test_the_first_stop_string(strings, tokens, min_tokens, expected):
-    assert StopStrings(Detokenizer(decode), strings, min_tokens).find(tokens) == expected
-
-
-def test_growing_text_finds_what_whole_text_does():
-    """However many tokens each visit brings."""
-    tokens = [0, 4, 2, 5, 3, 1, 1, 0]
-    for step in (1, 2, 3, 5, 8):
-        seen, found, strings = 0, None, StopStrings(Detokenizer(decode), ["bcab", "bb"])
-        while found is None:
-            seen = min(seen + step, len(tokens))
-            found = strings.find(tokens[:seen])
-        assert found == Stop(5, "a\na", "bcab")
 
 
 def test_a_folder_without_tokenizer_files_has_none(tmp_path):

@@ -29,16 +29,17 @@ class Controller:
     ``FIRST_REST`` calls. The rest doubles, up to ``LONGEST_REST`` calls, each time that drafts still do not pay.
 
     Args:
-      seconds: K -> seconds per round, for K = 0 and at least one other.
+      seconds: for each size of a decode program in rows, K -> seconds per round, for K = 0 and at least one other; the
+        same K for every size.
 
     Attributes:
-      seconds: the argument, in ascending order of K.
+      seconds: the argument, in ascending order of sizes and K.
       trying: whether the last choice was a single call with drafts after a rest.
     """
 
-    def __init__(self, seconds: Mapping[int, float]):
-        self.seconds = dict(sorted(seconds.items()))
-        places = max(self.seconds)
+    def __init__(self, seconds: Mapping[int, Mapping[int, float]]):
+        self.seconds = {rows: dict(sorted(by_drafts.items())) for rows, by_drafts in sorted(seconds.items())}
+        places = max(map(max, self.seconds.values()))
         self._judged, self._accepted = np.zeros(places), np.zeros(places)
         self._current: int | None = None
         self._rest, self._resting = FIRST_REST, 0
@@ -53,19 +54,19 @@ class Controller:
             estimates.append(before)
         return np.array(estimates)
 
-    def rates(self) -> dict[int, float]:
-        """K -> the tokens per second that a row may expect of it."""
+    def rates(self, rows: int) -> dict[int, float]:
+        """K -> the tokens per second that a row may expect of it in a program of so many rows."""
         tokens = 1 + np.concatenate([[0.0], np.cumsum(np.cumprod(self.acceptance))])
-        return {K: float(tokens[K]) / seconds for K, seconds in self.seconds.items()}
+        return {K: float(tokens[K]) / seconds for K, seconds in self.seconds[rows].items()}
 
-    def choose(self) -> int:
-        """Choose K for the next call."""
+    def choose(self, rows: int) -> int:
+        """Choose K for the next call, whose program has so many rows."""
         self.trying = self._resting == 1
         if self._resting:
             self._resting -= 1
-            self._current = self._best(drafting=True) if self.trying else 0
+            self._current = self._best(rows, drafting=True) if self.trying else 0
             return self._current
-        self._current = self._best()
+        self._current = self._best(rows)
         if self._current:
             self._rest = FIRST_REST
         else:
@@ -87,8 +88,8 @@ class Controller:
         passed = fade * self._accepted + np.sum((reached > 0) & drafted, axis=0)
         self._judged, self._accepted = judged, passed  # at once: an interrupt must not come between
 
-    def _best(self, drafting: bool = False) -> int:
-        rates = {K: rate for K, rate in self.rates().items() if K or not drafting}
+    def _best(self, rows: int, drafting: bool = False) -> int:
+        rates = {K: rate for K, rate in self.rates(rows).items() if K or not drafting}
         best = max(rates, key=lambda K: rates[K])
         stay = self._current in rates and rates[best] < GAIN * rates[self._current]
         return self._current if stay and self._current is not None else best

@@ -1,7 +1,10 @@
 """How programs are compiled: before their first call, and with which options."""
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+import queue
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -25,12 +28,29 @@ class Program:
       function: what to compile.
       donate: the place of the argument whose buffers the results may take over.
       options: XLA's, as ``jax.jit`` takes them.
+      name: what messages and profiles call it; None is the function's own name.
+
+    Attributes:
+      name: what messages and profiles call it.
+      donate: as given.
     """
 
-    def __init__(self, function: Callable, donate: int, options: Mapping[str, str | int] | None = None):
+    def __init__(
+        self,
+        function: Callable,
+        donate: int,
+        options: Mapping[str, str | int] | None = None,
+        name: str | None = None,
+    ):
+        self.name = name or getattr(function, "__name__", type(function).__name__)
         self.donate = donate
+
+        def named(*args):
+            return function(*args)
+
+        named.__name__ = named.__qualname__ = self.name
         self._jitted = jax.jit(
-            function, donate_argnums=donate, compiler_options=None if options is None else dict(options)
+            named, donate_argnums=donate, compiler_options=None if options is None else dict(options)
         )
         self._compiled: jax.stages.Compiled | None = None
 
@@ -40,14 +60,96 @@ class Program:
         return self._compiled is not None
 
     def compile(self, *args):
-        """Compile for these arguments, unless that has been done."""
+        """Compile for these arguments, unless that has been done.
+
+        Args:
+          *args: arrays, or ``jax.ShapeDtypeStruct`` in place of any of them.
+        """
         if self._compiled is None:
-            self._compiled = self._jitted.lower(*args).compile()
+            self._finish(self._lower(*args))
 
     def __call__(self, *args) -> Any:
-        """Send it to the device; returns at once with arrays that are still being computed."""
-        assert self._compiled is not None, "compile() comes first"
-        return self._compiled(*args)
+        """Send it to the device; returns at once with arrays that are still being computed.
+
+        This costs as much host time as calling what ``jax.jit`` returns: from the second call on, both are the same
+        loop over the arguments in C++.
+
+        Raises:
+          TypeError: an argument differs in structure, shape or dtype from what was compiled for.
+        """
+        assert self._compiled is not None, f"compile() of program {self.name!r} comes first"
+        try:
+            return self._compiled(*args)
+        except TypeError as error:
+            error.add_note(f"Program {self.name!r} was compiled for arguments of one shape, and is not compiled again.")
+            raise
+
+    def _lower(self, *args) -> jax.stages.Lowered:
+        """What XLA gets to compile; Python's part of the work."""
+        with self._named("traced"):
+            return self._jitted.lower(*args)
+
+    def _finish(self, lowered: jax.stages.Lowered):
+        """XLA's part, during which other threads may run. It becomes callable in a single assignment."""
+        with self._named("compiled"):
+            self._compiled = lowered.compile()
+
+    @contextlib.contextmanager
+    def _named(self, stage: str) -> Iterator[None]:
+        """An exception keeps its type, and says which program it is about."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"This happened while program {self.name!r} was being {stage}.")
+            raise
+
+
+def compile_all(programs: Sequence[tuple[Program, tuple]], threads: int | None = None):
+    """Compile every program for its arguments; those that are compiled already are left as they are.
+
+    Programs are traced one after the other in the calling thread, and each is compiled in a thread of a pool while the
+    next is traced. The options of the compiler are those that ``jax.config.update`` has set for all threads; those that
+    a ``with`` sets for the calling thread alone do not apply.
+
+    An exception, Ctrl-C included, ends the call at once. Every program is then either compiled or not. A compilation
+    that has begun cannot be broken off: it goes on in its thread, the program is compiled when it ends, and Python
+    waits for it before it exits. (Threads that Python does not wait for would be killed inside of XLA, which aborts the
+    process.) No other compilation begins.
+
+    Args:
+      programs: each with the arguments that ``Program.compile`` takes, in the order in which they are begun.
+      threads: how many are compiled at a time; None is one for each program, but not more than there are CPU cores.
+
+    Raises:
+      ValueError: threads is less than 1.
+      Exception: what tracing or compiling one of them raised, with a note that names the program.
+    """
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads={threads}: expected at least 1, or None for one for each program")
+    missing = [(program, args) for program, args in programs if not program.compiled]
+    if not missing:
+        return
+    # A queue written in C, and not the pool's futures, which an exception at a bad moment would leave locked for ever.
+    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def finish(program: Program, lowered: jax.stages.Lowered):
+        try:
+            program._finish(lowered)
+        except Exception as error:
+            ended.put(error)
+        else:
+            ended.put(None)
+
+    pool = ThreadPoolExecutor(threads or min(len(missing), os.cpu_count() or 1), "compile")
+    try:
+        for program, args in missing:
+            pool.submit(finish, program, program._lower(*args))
+        for _ in missing:
+            error = ended.get()
+            if error is not None:
+                raise error
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def decode_options(target_leaves: Sequence[jax.Array], queries: int) -> dict[str, str | int]:

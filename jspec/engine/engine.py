@@ -1,31 +1,57 @@
-"""The loop over scheduler and runner: requests wait, enter rows, decode, and leave. It speaks tokens only."""
+"""The loop over scheduler and runner: requests arrive, wait, are read, decode, stream and leave."""
 
 import collections
+import contextlib
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from jspec.config import EngineConfig
+from jspec._arguments import is_int, require
+from jspec.config import EngineConfig, count
 from jspec.drafting.base import Drafter
 from jspec.engine.adaptive import Controller
-from jspec.engine.request import ActiveRequest, Request
+from jspec.engine.frontend import Frontend
+from jspec.engine.inbox import Inbox
+from jspec.engine.interrupts import uninterrupted
+from jspec.engine.metrics import Meter, Metrics
+from jspec.engine.request import ABORTED, FAILED, LIVE, ActiveRequest, Request
 from jspec.engine.runner import Runner
-from jspec.engine.scheduler import Scheduler
+from jspec.engine.scheduler import Plan, Scheduler
 from jspec.engine.turns import Turn
+from jspec.keys import request_keys
 from jspec.models.contract import Target
+from jspec.prompts import Prompt
+from jspec.results import Delta, Result
+from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise
 
 
+class QueueFull(RuntimeError):
+    """As many requests wait as ``max_waiting`` allows."""
+
+
+PATIENCE = 0.01  # seconds between two looks into an inbox, while another thread steps the engine
+
+
+class Progress(NamedTuple):
+    """What a step did for one request: its new tokens, and whether it has ended."""
+
+    active: ActiveRequest
+    token_ids: list[int]
+    finished: bool
+
+
 class Engine:
-    """Decodes requests, ``config.max_batch`` at a time.
+    """Decodes requests, up to ``config.max_batch`` at a time, as they come.
 
-    Any thread may call it. One caller has it at a time, ``run`` until its generator is exhausted, closed or collected,
-    and others wait for it; but who would wait for itself gets a RuntimeError.
+    Any thread may call it. Whoever waits for something steps the engine for everybody, one thread at a time, and each
+    owner of requests learns of its own through an ``Inbox``.
 
-    Whatever ends a caller early, an exception or Ctrl-C at any point, the next caller finds the engine as if it were
-    new, apart from what is compiled by then.
+    Whatever ends a caller early, an exception or Ctrl-C at any point, the next caller finds a sound engine. Ctrl-C is
+    held off while a step decides and sends. What cannot be held off fails the requests that were under way.
 
     Args:
       target: a ``Decoder`` or its like.
@@ -37,13 +63,16 @@ class Engine:
       noise: where the noise of a round comes from.
       draft_lengths: every K that the engine may choose between calls, 0 and the drafter's own among them; None leaves
         no choice.
-      costs: K -> seconds per round, for every K to choose from; None measures them in ``warmup``, or in the first run.
+      costs: for each of ``config.batch_buckets``, K -> seconds per round, for every K to choose from; None measures them
+        in ``warmup``, or before the first request.
+      frontend: makes requests of prompts, and deltas and results of tokens. None leaves ``add`` without a tokenizer.
 
     Attributes:
       config: what may be used.
       scheduler: decides who enters which row with which pages.
       runner: has the weights, the programs, and the state on the device.
       controller: chooses K before each call; None if there is no choice, or before costs are known.
+      frontend: knows the tokenizer.
     """
 
     def __init__(
@@ -55,17 +84,24 @@ class Engine:
         config: EngineConfig,
         noise: Callable[..., RoundNoise] = RoundNoise,
         draft_lengths: Sequence[int] | None = None,
-        costs: Mapping[int, float] | None = None,
+        costs: Mapping[int, Mapping[int, float]] | None = None,
+        frontend: Frontend | None = None,
     ):
         self.config = config
-        self.runner = Runner(target, draft_model, make_drafter, verify, config, noise, draft_lengths)
-        self.scheduler = Scheduler(config, self.runner.num_draft_tokens)
+        self.runner = runner = Runner(target, draft_model, make_drafter, verify, config, noise, draft_lengths)
+        self.scheduler = Scheduler(config, runner.num_draft_tokens, runner.looks_ahead, runner.swap_pages)
         self.controller: Controller | None = None
         self._chooses = draft_lengths is not None
         if draft_lengths is not None and costs is not None:
-            self.controller = Controller({K: costs[K] for K in draft_lengths})
+            self.controller = Controller({b: {K: costs[b][K] for K in draft_lengths} for b in config.batch_buckets})
+        self.frontend = frontend or Frontend(None, target.config.vocab_size, target.config.eos_token_ids)
+        self._added = Inbox(streams=True)  # of the requests that ``add`` was called for
+        self._meter = Meter(runner.num_draft_tokens)
+        self._plan: _Planned | None = None  # decided, but not carried out yet
         self._calls: collections.deque[_Call] = collections.deque()  # sent, but not read yet
-        self._settled = True  # whether the last caller came to its end: nobody is in a row, here or on the device
+        self._sound = True  # whether scheduler, calls and state on the device agree
+        self._abandoned: collections.deque[Inbox] = collections.deque()  # of owners that have left
+        self._num_requests = 0
         self._turn = Turn()
 
     @property
@@ -88,134 +124,357 @@ class Engine:
         """How many programs are compiled by now."""
         return self.runner.num_compilations
 
-    def run(self, requests: Sequence[Request]) -> Generator[ActiveRequest, None, None]:
-        """Decode all requests, first come, first served; yield each when it has ended.
+    def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        key: jax.Array | None = None,
+        priority: int = 0,
+        salt: str = "",
+    ) -> int:
+        """Let a request wait, and return its id. ``step`` serves it, beside all others.
+
+        Args:
+          prompt: text or token ids.
+          params: how to sample, and when to end; None takes ``LLM.default_sampling_params``.
+          key: a JAX key, instead of ``params.seed``. With neither, a fresh key is drawn.
+          priority: requests with a lower number go first.
+          salt: only requests with the same salt share cached pages of their prompts, so that a tenant cannot find out by
+            the time that it takes what others have asked.
 
         Raises:
-          ValueError: a request that can never be served, before any is started.
-          RuntimeError: this thread is in the middle of another run; exhaust or close its generator.
+          ValueError: the prompt or an argument cannot be used.
+          QueueFull: ``max_waiting`` requests wait already.
         """
-        caller = self._turn.caller(
-            "the engine is busy: another run has not ended; exhaust or close its generator first"
-        )
-        for request in requests:
-            self.check(request)
-        try:
-            self._turn.take(caller)
-            try:
-                self._settle()
-                if self._chooses and self.controller is None:
-                    self._warmup()
-                self._settled = False
-                for request in requests:
-                    self.scheduler.add(request)
-                while self.scheduler.unfinished:
-                    for ended in self._step():
-                        yield ended
-                        caller.thread = threading.current_thread()
-                self._calls.clear()
-                self._settled = True
-            finally:
-                if not self._settled:
-                    self._forget()
-        finally:  # ``Turn`` says why this is no method
-            if caller.taken:
-                self._turn.holder = None
-                self._turn.lock.release()
+        _check_service(priority, salt)
+        params = self.frontend.default_params if params is None else params
+        require(isinstance(params, SamplingParams), "params", params, "SamplingParams or None")
+        key_data = request_keys([params], key)[0]
+        request = self.frontend.request(self._num_requests, prompt, params, key_data, priority, salt)
+        self.check(request)
+        if not self.scheduler.has_room:
+            raise QueueFull(
+                f"max_waiting={self.config.max_waiting} requests wait already; step the engine, or load with more"
+            )
+        return self.submit(request, self._added).order
+
+    def step(self) -> list[Delta]:
+        """What is new of the requests that were added: at most one call to the device of news, empty if nothing is new yet.
+
+        It serves all requests of the engine, also those of other callers, but returns only what concerns requests made
+        with ``add``. A request that ends early, an error of the device included, ends with a delta that says so.
+        """
+        return [self.delta(progress) for progress in self.advance(self._added)]
+
+    def abort(self, id: int):
+        """Give up a request that was added, wherever it is. Its last delta, of the next ``step``, says ``abort``.
+
+        Nothing happens if it has ended already.
+        """
+        active = self._added.unfinished.get(id)
+        if active is not None:
+            self.give_up([active])
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether ``step`` has anything more to return: a request that was added has not ended, or was not told."""
+        return bool(self._added.unfinished or self._added.items)
+
+    def metrics(self) -> Metrics:
+        """What the engine is doing and has done, in numbers."""
+        return self._meter.metrics(self.scheduler, self.num_compilations)
 
     def check(self, request: Request):
         """Raise a ValueError, with numbers, if the request can never be served."""
         self.scheduler.check(request)
 
-    def warmup(self):
-        """Compile all programs, and measure costs that are not known; no later call compiles anything.
+    def submit(self, request: Request, inbox: Inbox) -> ActiveRequest:
+        """Let a request wait, which ``check`` has passed, and whose progress goes to ``inbox``."""
+        return self._in_turn(lambda: uninterrupted(self._submit, request, inbox))
 
-        Raises:
-          RuntimeError: this thread is in the middle of a run.
+    def advance(self, inbox: Inbox) -> list[Progress]:
+        """What has happened to the requests of an inbox that has any; a step of the engine, if nothing has yet.
+
+        While another thread steps the engine, this one waits for its own requests' progress.
         """
-        self._alone("warmup", self._warmup)
-
-    def replace_draft(self, draft_model: Any):
-        """Draft with a model of other weights from the next run on; nothing is compiled again.
-
-        Raises:
-          ValueError: its arrays differ in number, shape or dtype from those of the model that it replaces.
-          RuntimeError: this thread is in the middle of a run.
-        """
-        self._alone("replace_draft", lambda: self._replace_draft(draft_model))
-
-    def _step(self) -> list[ActiveRequest]:
-        """Let requests enter, send one call, and read calls; returns the requests that have ended.
-
-        The last call is read one step later where that changes nothing, so that the device never waits for the host.
-        """
-        for row, active in self.scheduler.enter():
-            self.runner.enter(row, active.request, active.pages)
-        if not self.scheduler.occupied:
-            raise RuntimeError(
-                f"{len(self.scheduler.waiting)} requests wait, no row decodes and none can be given away; "
-                f"{self.scheduler.pages.free} pages are free"
-            )
-        K = self.num_draft_tokens if self.controller is None else self.controller.choose()
-        self._calls.append(_Call(K, list(self.scheduler.rows), self.runner.decode(K)))
-        trying = self.controller is not None and self.controller.trying  # the next choice waits for this call
-        ahead = 1 if self.scheduler.may_send_ahead() and not trying else 0
-        ended = []
-        while len(self._calls) > ahead:
-            ended += self._read(self._calls.popleft())
-        return ended
-
-    def _read(self, call: "_Call") -> list[ActiveRequest]:
-        """Wait for a call; returns the requests that have ended with it."""
-        logs = self.runner.read(call.logs)
-        rows, accepted = self.scheduler.follow(call.rows, logs)
-        if self.controller is not None:
-            self.controller.observe(call.K, logs.num_rounds, accepted)
-        ended = self.scheduler.leave(rows)
-        if rows:
-            self.runner.retire(rows)
-        return ended
-
-    def _alone(self, name: str, function: Callable[[], None]):
-        """Call the function when nobody else has the turn, on an engine without requests."""
-        caller = self._turn.caller(f"{name}() needs an idle engine, but a run of this thread has not ended")
+        caller = self._turn.caller(_BUSY)
+        inbox.thread = threading.current_thread()
         try:
-            self._turn.take(caller)
-            self._settle()
-            function()
+            while not inbox.items and not caller.taken:
+                self._turn.take(caller, PATIENCE)
+            if caller.taken and not inbox.items and inbox.unfinished:
+                self._step()
+            return inbox.taken()
         finally:  # ``Turn`` says why this is no method
             if caller.taken:
                 self._turn.holder = None
                 self._turn.lock.release()
 
+    def give_up(self, actives: Iterable[ActiveRequest]):
+        """Give up those of the requests that have not ended. Their owners are told that they were aborted."""
+        self._in_turn(lambda: uninterrupted(self._abort, list(actives)))
+
+    def delta(self, progress: Progress) -> Delta:
+        """A request's progress for its owner, with text."""
+        active, token_ids, finished = progress
+        return self.frontend.delta(active.order, active, token_ids, finished, self.longest_text, self.num_draft_tokens)
+
+    def result(self, active: ActiveRequest) -> Result:
+        """The result of a request that has ended."""
+        return self.frontend.result(active, self.longest_text, self.num_draft_tokens)
+
+    def follow(self, requests: Sequence[Request], streams: bool) -> Generator[Progress, None, None]:
+        """Serve requests, beside those of other callers; yield their progress, or only their ends unless ``streams``.
+
+        Requests that have not ended when the generator is closed are given up.
+
+        Raises:
+          ValueError: a request that can never be served, before any is started.
+        """
+        for request in requests:
+            self.check(request)
+        inbox, pending = Inbox(streams), collections.deque(requests)
+        try:
+            try:
+                while pending or inbox.unfinished or inbox.items:
+                    while pending and (self.scheduler.has_room or not inbox.unfinished):
+                        self.submit(pending[0], inbox)
+                        pending.popleft()
+                    yield from self.advance(inbox)
+            finally:
+                self._leave(inbox)
+        finally:  # an interrupt may have come at the first of the two
+            self._leave(inbox)
+
+    def run(self, requests: Sequence[Request]) -> Generator[ActiveRequest, None, None]:
+        """Serve requests, beside those of other callers; yield each when it has ended.
+
+        Raises:
+          ValueError: a request that can never be served, before any is started.
+          Exception: what ended one of the requests, an error of the device for example; the others are given up.
+        """
+        with contextlib.closing(self.follow(requests, streams=False)) as ends:
+            for active, _, _ in ends:
+                if active.error is not None:
+                    raise active.error
+                yield active
+
+    def warmup(self):
+        """Compile all programs, and measure costs that are not known; no later call compiles anything.
+
+        Raises:
+          RuntimeError: this thread has requests that have not ended.
+        """
+        self._alone("warmup", self._warmup)
+
+    def replace_draft(self, draft_model: Any):
+        """Draft with a model of other weights from the next request on; nothing is compiled again.
+
+        Raises:
+          ValueError: its arrays differ in number, shape or dtype from those of the model that it replaces.
+          RuntimeError: this thread has requests that have not ended.
+        """
+        self._alone("replace_draft", lambda: self._replace_draft(draft_model))
+
+    def _submit(self, request: Request, inbox: Inbox) -> ActiveRequest:
+        self._settle()
+        active = ActiveRequest(request, self._num_requests, inbox)
+        self._num_requests += 1
+        self.scheduler.add(active)
+        inbox.unfinished[active.order] = active
+        return active
+
+    def _step(self):
+        """Decide, send one call, and read the call before it, whose progress goes to the inboxes.
+
+        So the device has a call to work on while the host looks at the one before.
+        """
+        self._settle()
+        self._sweep()
+        if self._chooses and self.controller is None:
+            self._warmup()
+        try:
+            if self._plan is None:
+                self._plan = uninterrupted(self._decide)
+            planned = self._plan
+            self.runner.compile_for(planned.plan, planned.K)  # may take minutes, which Ctrl-C may end
+            uninterrupted(self._carry_out, planned)
+        except Exception as error:  # if nobody was under way, the same would happen again
+            uninterrupted(self._fail, error, not self.scheduler.under_way)
+
+    def _decide(self) -> "_Planned":
+        self._sound = False
+        plan = self.scheduler.plan()
+        now = time.perf_counter()
+        for active in self.scheduler.under_way:
+            if active.times.entered != active.times.entered:  # NaN
+                active.times.entered = now
+                self._meter.entered(active)
+        K, trying = self.num_draft_tokens, False
+        if self.controller is not None and plan.decoding:
+            K = self.controller.choose(self.runner.bucket(len(plan.decoding)))
+            trying = self.controller.trying
+        self._sound = True
+        return _Planned(plan, K, trying)
+
+    def _carry_out(self, planned: "_Planned"):
+        self._sound, self._plan = False, None
+        plan = planned.plan
+        logs = self.runner.carry_out(plan, planned.K)
+        if logs is not None:
+            self._meter.called(len(plan.decoding))
+            self._calls.append(_Call(planned.K, plan.decoding, plan.rounds, logs))
+        # The choice of K after a trial waits for it. Where no call was sent, there is nothing to be ahead with.
+        ahead = 1 if logs is not None and not planned.trying else 0
+        while len(self._calls) > ahead:
+            self._read(self._calls.popleft())
+        self._sound = True
+
+    def _read(self, call: "_Call"):
+        """Wait for a call, and tell everybody what it did."""
+        logs = self.runner.read(call.logs)
+        before = [len(active.tokens) if active.outcome == LIVE else -1 for active in call.decoded]
+        accepted = self.scheduler.follow(call.decoded, call.rounds, logs)
+        if self.controller is not None:
+            self.controller.observe(call.K, logs.num_rounds, accepted)
+        for active, seen in zip(call.decoded, before, strict=True):
+            if seen < 0:
+                continue  # it had ended before this call, whose rounds for it do not count
+            if active.outcome != LIVE:
+                self.scheduler.leave(active)
+            self._tell(active, active.tokens[seen:])
+
+    def _tell(self, active: ActiveRequest, new: list[int]):
+        """Let the owner of a request know of new tokens, or of its end."""
+        finished, inbox = active.outcome != LIVE, active.inbox
+        self._meter.progressed(active, len(new), finished)
+        if finished:
+            inbox.unfinished.pop(active.order, None)
+        if finished or (new and inbox.streams):
+            inbox.items.append(Progress(active, new, finished))
+
+    def _end(self, active: ActiveRequest, outcome: int, error: BaseException | None = None):
+        active.outcome, active.error = outcome, error
+        self._tell(active, [])
+
+    def _abort(self, actives: Iterable[ActiveRequest]):
+        self._settle()
+        for active in actives:
+            if active.outcome == LIVE:
+                self.scheduler.leave(active)
+                self._end(active, ABORTED)
+        if self._plan is not None:  # it was never carried out, and may count with those that are gone
+            self._sound = False
+
+    def _fail(self, error: BaseException, waiting: bool = False):
+        """Fail every request that is under way, and those that wait as well if ``waiting``; then have a sound engine.
+
+        Raises:
+          RuntimeError: the device does not recover.
+        """
+        self._sound, self._plan = False, None
+        self._calls.clear()
+        for active in [*self.scheduler.under_way, *(active for _, active in self.scheduler.waiting if waiting)]:
+            if active.outcome == LIVE:
+                self._end(active, FAILED, error)
+        if waiting:
+            self.scheduler.waiting.clear()
+        self.scheduler.clear()
+        try:
+            self.runner.restore()
+        except Exception as failure:
+            raise RuntimeError(
+                f"the engine cannot go on: its device failed, and its state could not be made again ({failure}); load the "
+                "model again"
+            ) from error
+        self._sound = True
+
+    def _settle(self):
+        """Clear away what an interrupted step left behind."""
+        if not self._sound:
+            uninterrupted(self._fail, RuntimeError("the engine was interrupted while this request was under way"))
+
+    def _leave(self, inbox: Inbox):
+        """Give up what an owner that leaves has not finished; in the middle of a step of this thread, at the next one."""
+        if inbox.unfinished:
+            self._abandoned.append(inbox)
+            holder = self._turn.holder
+            if holder is None or holder.thread is not threading.current_thread():
+                self._in_turn(self._sweep)
+
+    def _sweep(self):
+        """Give up the requests of owners that have left."""
+        while self._abandoned:
+            uninterrupted(self._abort, list(self._abandoned[0].unfinished.values()))
+            self._abandoned.popleft()
+
+    def _in_turn(self, function: Callable[[], Any]) -> Any:
+        """Call the function while nobody else has the turn."""
+        caller = self._turn.caller(_BUSY)
+        try:
+            self._turn.take(caller)
+            return function()
+        finally:  # ``Turn`` says why this is no method
+            if caller.taken:
+                self._turn.holder = None
+                self._turn.lock.release()
+
+    def _alone(self, name: str, function: Callable[[], None]):
+        """Call the function when no request waits or is under way; requests of other threads are waited for."""
+        while not self._in_turn(lambda: self._when_idle(name, function)):
+            time.sleep(PATIENCE)
+
+    def _when_idle(self, name: str, function: Callable[[], None]) -> bool:
+        self._settle()
+        unfinished = [*self.scheduler.under_way, *(active for _, active in self.scheduler.waiting)]
+        own = [active for active in unfinished if active.inbox.thread is threading.current_thread()]
+        if own:
+            raise RuntimeError(
+                f"{name}() needs an idle engine, but {count(len(own), 'request')} of this thread has not ended"
+            )
+        if unfinished:
+            return False
+        self._calls.clear()  # of requests that have ended
+        function()
+        return True
+
     def _warmup(self):
-        self._settled = False
+        self._sound = False
         self.runner.warmup()
         if self._chooses and self.controller is None:
-            self.controller = Controller({K: self.runner.measure(K) for K in self.runner.draft_lengths})
-        self._settled = True
+            buckets, lengths = self.config.batch_buckets, self.runner.draft_lengths
+            self.controller = Controller({b: {K: self.runner.measure(b, K) for K in lengths} for b in buckets})
+            self.scheduler.pages.forget_prefixes()  # measuring wrote over them
+        self._sound = True
 
     def _replace_draft(self, draft_model: Any):
         self.runner.replace_draft(draft_model)
+        self.scheduler.pages.forget_prefixes()  # the drafter's part of them is of the old weights
         if self.controller is not None:  # what the old weights taught it says nothing of the new
             self.controller = Controller(self.controller.seconds)
 
-    def _settle(self):
-        """Clear away what a caller left behind that did not come to its end."""
-        if not self._settled:
-            self._forget()
-            self.runner.restore()
-            self._settled = True
 
-    def _forget(self):
-        """Drop all requests on the host. The device still has rows that decode, until ``_settle``."""
-        self._calls.clear()
-        self.scheduler.clear()
+def _check_service(priority: int, salt: str):
+    require(is_int(priority), "priority", priority, "an integer; lower numbers go first")
+    require(isinstance(salt, str), "salt", salt, "a string")
+
+
+_BUSY = "the engine is busy with a step that called this; a callback cannot use the engine that calls it"
+
+
+class _Planned(NamedTuple):
+    """A plan, the most drafts of its rounds, and whether the next choice of K waits for it."""
+
+    plan: Plan
+    K: int
+    trying: bool
 
 
 class _Call(NamedTuple):
-    """Rounds that were sent: the most drafts of each, who was in which row, and their logs, packed."""
+    """Rounds that were sent: the most drafts of each, whom they decode, how many were asked for, and their logs, packed."""
 
     K: int
-    rows: list[ActiveRequest | None]
+    decoded: list[ActiveRequest]
+    rounds: int
     logs: jax.Array

@@ -6,16 +6,18 @@ milliseconds. It puts the modules together inside of its trace.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-from jspec.config import EngineConfig
+from jspec.config import NULL_PAGE, EngineConfig
 from jspec.drafting.base import Drafter
 from jspec.engine.compiling import Program, decode_options
-from jspec.engine.state import DecodeState, admit, init_state, retire
-from jspec.engine.step import DecodeStep
+from jspec.engine.state import DecodeState, admit, init_state, put, restore, save, take
+from jspec.engine.step import DecodeStep, Segments
 from jspec.models.params import DTYPES
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES
@@ -58,19 +60,21 @@ class StepBuilder:
         # Without drafts every rule is the target's own draw, and ``match`` makes it in one pass over the vocabulary.
         return DecodeStep(target, drafter, RULES[self.verify if K else "match"], self.width(K), self.noise)
 
-    def rounds(self, leaves: Leaves, state: DecodeState, K: int) -> tuple[DecodeState, jax.Array]:
-        """``config.rounds`` rounds of up to K drafts, and their logs, packed."""
+    def rounds(self, leaves: Leaves, state: DecodeState, call: "Call", K: int) -> tuple[DecodeState, jax.Array]:
+        """``call.rounds`` rounds of up to K drafts of the rows of the call, and their logs, packed."""
         step = self.step(leaves, K)
         decode = step.decode_plainly if K == 0 < self.most else step.decode
-        return decode(state, self.config.rounds)
+        some, logs = decode(take(state, call.rows, call.table), self.config.rounds, call.rounds)
+        return put(state, call.rows, some), logs
 
-    def prefill(self, leaves: Leaves, state: DecodeState, *chunk) -> tuple[DecodeState, None]:
+    def prefill(self, leaves: Leaves, state: DecodeState, segments: Segments) -> tuple[DecodeState, None]:
         """``DecodeStep.prefill``."""
-        return self.step(leaves, self.most).prefill(state, *chunk), None
+        return self.step(leaves, self.most).prefill(state, segments), None
 
-    def catch_up(self, leaves: Leaves, state: DecodeState) -> tuple[DecodeState, None]:
+    def catch_up(self, leaves: Leaves, state: DecodeState, call: "Call") -> tuple[DecodeState, None]:
         """The drafter makes up for what a round of the most drafts may have left it."""
-        return self.step(leaves, self.most).catch_up(state, self.most + 1), None
+        some = self.step(leaves, self.most).catch_up(take(state, call.rows, call.table), self.most + 1)
+        return put(state, call.rows, some), None
 
     def empty_state(self, leaves: Leaves) -> DecodeState:
         """An empty batch; not for a trace."""
@@ -78,26 +82,66 @@ class StepBuilder:
         return init_state(self.config, step.target, step.drafter, DTYPES[self.config.dtype])
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """Which rows a decode program decodes, in arrays on the host.
+
+    Attributes:
+      rows: int32 ``[b]``, the rows; B, which is no row, fills up the program's number.
+      table: int32 ``[b, M]``, the pages of each of them, padded with the null page.
+      rounds: int32 ``[]``, how many rounds to make, at most ``config.rounds``.
+    """
+
+    rows: Any
+    table: Any
+    rounds: Any
+
+    @staticmethod
+    def of(config: EngineConfig, bucket: int, rows: Sequence[int], pages: Sequence[Sequence[int]], rounds: int):
+        """A call of the program for ``bucket`` rows, for these rows with these pages."""
+        every_row = np.full(bucket, config.max_batch, np.int32)
+        every_row[: len(rows)] = rows
+        return Call(every_row, page_tables(pages, bucket, config), np.int32(rounds))
+
+
+def page_tables(pages: Sequence[Sequence[int]], count: int, config: EngineConfig) -> np.ndarray:
+    """Page tables int32 ``[count, M]`` that begin with ``pages``, padded with the null page."""
+    table = np.full((count, config.pages_per_row), NULL_PAGE, np.int32)
+    for row, held in zip(table, pages, strict=False):
+        row[: len(held)] = held
+    return table
+
+
 class Programs:
     """Every program of an engine; each takes the state and returns it with something else, or with None.
 
     Attributes:
-      prefill: (leaves, state, *chunk), ``DecodeStep.prefill``.
+      prefill: n -> (leaves, state, segments), ``DecodeStep.prefill`` of n segments.
       admit: (state, row, prompt, request), ``state.admit``.
-      retire: (state, rows), ``state.retire``.
-      catch_up: (leaves, state), for the drafter before a smaller K.
-      decode: K -> (leaves, state), rounds with up to K drafts; returns their logs, packed, beside the state.
+      catch_up: (leaves, state, call), for the drafter before a smaller K.
+      decode: (b, K) -> (leaves, state, call), rounds of b rows with up to K drafts; returns their logs, packed, beside
+        the state.
+      save: (state, row, pages), ``state.save``; returns the copy beside the state.
+      restore: (state, row, pages, saved), ``state.restore``.
     """
 
     def __init__(self, builder: StepBuilder, target_leaves: Sequence[jax.Array], draft_lengths: Sequence[int]):
-        self.prefill = Program(builder.prefill, WEIGHTS_THEN_STATE)
+        config = builder.config
+
+        def options(queries: int):
+            return decode_options(target_leaves, queries)
+
+        self.prefill = {n: Program(builder.prefill, WEIGHTS_THEN_STATE) for n in config.segment_buckets}
         self.admit = Program(lambda *args: (admit(*args), None), STATE)
-        self.retire = Program(lambda *args: (retire(*args), None), STATE)
         self.catch_up = Program(builder.catch_up, WEIGHTS_THEN_STATE)
-        self.decode: dict[int, Program] = {}
-        for K in draft_lengths:
-            options = decode_options(target_leaves, builder.config.max_batch * builder.width(K))
-            self.decode[K] = Program(functools.partial(builder.rounds, K=K), WEIGHTS_THEN_STATE, options)
+        self.decode: dict[tuple[int, int], Program] = {}
+        for b, K in itertools.product(config.batch_buckets, draft_lengths):
+            rounds = functools.partial(builder.rounds, K=K)
+            self.decode[b, K] = Program(rounds, WEIGHTS_THEN_STATE, options(b * builder.width(K)))
+        self.save = Program(lambda state, *args: (state, save(state, *args)), STATE)
+        self.restore = Program(lambda *args: (restore(*args), None), STATE)
 
     def __iter__(self) -> Iterator[Program]:
-        return iter((self.prefill, self.admit, self.retire, self.catch_up, *self.decode.values()))
+        singles = self.admit, self.catch_up, self.save, self.restore
+        return iter((*self.prefill.values(), *singles, *self.decode.values()))

@@ -1,8 +1,9 @@
-"""A request as the engine sees it, and what has become of one that is in a row. Nothing here needs JAX."""
+"""A request as the engine sees it, and what has become of one that is under way. Nothing here needs JAX."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -12,9 +13,18 @@ from jspec.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from jspec.engine.step import RoundLog
 
-# The outcome of a row: it still decodes; a stop token or stop string; the length limit; logits that are not finite.
-LIVE, STOPPED, FULL, BROKEN = range(4)
-FINISH_REASONS = {STOPPED: "stop", FULL: "length", BROKEN: "error"}
+# What has become of a request: it still decodes; a stop token or stop string ended it; the length limit; logits that are
+# not finite; its caller; an exception. The device knows the first four.
+LIVE, STOPPED, FULL, BROKEN, ABORTED, FAILED = range(6)
+FINISH_REASONS = {STOPPED: "stop", FULL: "length", BROKEN: "error", ABORTED: "abort", FAILED: "error"}
+
+
+class Watcher(Protocol):
+    """What looks at the tokens of a request as the host learns of them: ``jspec.completion.Completion``."""
+
+    def add(self, tokens: Sequence[int]) -> int | None:
+        """Look at new tokens. Returns how many tokens of the completion to keep if it ends with them, else None."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +37,9 @@ class Request:
       params: how to sample, and when to end.
       key_data: uint32 ``[2]``, the data of the request's Threefry key.
       stop_tokens: ids of the tokens that end it.
-      find_stop: looks for a stop string. It is given all new tokens, and how many of them it has been given before. It
-        returns how many of them to keep if the text that they make contains a stop string, else None.
+      watcher: looks for stop strings. It is given every new token once, but not the stop token that ends the request.
+      priority: requests with a lower number enter first, and are preempted last.
+      salt: only requests with the same salt share cached pages of their prompts.
 
     Raises:
       ValueError: a value that the arrays of a row cannot hold.
@@ -39,7 +50,9 @@ class Request:
     params: SamplingParams
     key_data: np.ndarray
     stop_tokens: tuple[int, ...] = ()
-    find_stop: Callable[[list[int], int], int | None] | None = None
+    watcher: Watcher | None = None
+    priority: int = 0
+    salt: str = ""
 
     def __post_init__(self):
         # ``SamplingParams`` bounds the rest by what arrays hold.
@@ -50,49 +63,114 @@ class Request:
         ok = key.dtype == np.uint32 and key.shape == (2,)
         require(ok, f"{what}: key_data", self.key_data, "a Threefry key, uint32 of shape (2,)")
 
+    def limit(self, max_len: int) -> int:
+        """The length, prompt included, at which the request is complete."""
+        length = len(self.prompt)
+        return length + self.params.most_tokens(max_len - length)
 
-@dataclasses.dataclass
+
+@dataclasses.dataclass(eq=False)
 class ActiveRequest:
-    """A request that has a row and pages; after its end, what has become of it.
+    """A request that the engine has accepted; after its end, what has become of it.
 
     Attributes:
       request: what was asked for.
+      order: its number among all requests of the engine, in the order in which they came.
+      inbox: where its owner learns of its progress; the scheduler does not look into it.
+      row: the batch row that it occupies; None while it waits, and while it is swapped out.
       pages: the pages that it holds, in the order of its tokens.
+      num_read: how many tokens of its prompt have been read into its pages, or were found there.
+      num_cached_tokens: how many of them were found in the prefix cache.
+      decoding: whether its prompt has been read, so that rounds decode it.
+      unread_rounds: how many rounds were sent for it whose logs the host has not read yet.
+      largest_K: the most drafts of its last round that was sent, or 0 if the drafter has caught up since.
+      saved: its state and pages in host memory while it is swapped out, else None; the runner's.
+      num_saved_pages: how many pages are in ``saved``.
       tokens: the new tokens so far.
       from_draft: for each of them, whether it was drafted and accepted; else the target drew it.
       drafted: for each round that counts, how many drafts were verified.
       accepted: for each round that counts, how many of them the target accepted.
-      outcome: LIVE until it ends, then STOPPED, FULL or BROKEN.
+      outcome: LIVE until it ends, then one of the others.
+      error: the exception that ended it, if its outcome is FAILED.
+      num_preemptions: how often it was preempted.
+      times: when it arrived, first had a row, had its first and its newest token, as ``time.perf_counter`` says; NaN
+        for what has not happened.
     """
 
     request: Request
-    pages: list[int]
+    order: int = 0
+    inbox: Any = None
+    row: int | None = None
+    pages: list[int] = dataclasses.field(default_factory=list)
+    num_read: int = 0
+    num_cached_tokens: int = 0
+    decoding: bool = False
+    unread_rounds: int = 0
+    largest_K: int = 0
+    saved: Any = None
+    num_saved_pages: int = 0
     tokens: list[int] = dataclasses.field(default_factory=list)
     from_draft: list[bool] = dataclasses.field(default_factory=list)
     drafted: list[int] = dataclasses.field(default_factory=list)
     accepted: list[int] = dataclasses.field(default_factory=list)
     outcome: int = LIVE
+    error: BaseException | None = None
+    num_preemptions: int = 0
+    times: "Times" = dataclasses.field(default_factory=lambda: Times(time.perf_counter()))
+
+    @property
+    def seniority(self) -> tuple[int, int]:
+        """What requests are sorted by: the smallest goes first, the largest is preempted first."""
+        return self.request.priority, self.order
+
+    @property
+    def length(self) -> int:
+        """How many committed tokens the host knows of, prompt included."""
+        return len(self.request.prompt) + len(self.tokens)
+
+    @property
+    def num_to_read(self) -> int:
+        """How many tokens prefill reads: all of the prompt but the last."""
+        return len(self.request.prompt) - 1
 
     def follow(self, log: "RoundLog"):
         """Add what the row of this request did in one call, up to the request's end.
 
         The device knows nothing of stop strings and may have gone on behind one. Such rounds, and the tokens behind the
-        stop string in its own round, are left out.
+        stop string in its own round, are left out. A watcher that raises ends the request as FAILED.
 
         Args:
           log: the rounds of this row alone: fields ``[rounds]``, tokens ``[rounds, K + 1]``.
         """
-        for i in range(log.count.shape[0]):
-            if self.outcome != LIVE or log.accepted[i] < 0:
+        tokens, counts, drafted, accepted, outcomes = log.lists()
+        for i, count in enumerate(counts):
+            if self.outcome != LIVE or accepted[i] < 0:
                 break
-            count, accepted = int(log.count[i]), int(log.accepted[i])
-            looked_at = len(self.tokens)
-            self.tokens += log.tokens[i, :count].tolist()
-            self.from_draft += [j < accepted for j in range(count)]
-            self.drafted.append(int(log.drafted[i]))
-            self.accepted.append(accepted)
-            self.outcome = int(log.outcome[i])
-            keep = self.request.find_stop(self.tokens, looked_at) if self.request.find_stop else None
-            if keep is not None:
-                del self.tokens[keep:], self.from_draft[keep:]
-                self.outcome = STOPPED
+            self.tokens += tokens[i][:count]
+            self.from_draft += [j < accepted[i] for j in range(count)]
+            self.drafted.append(drafted[i])
+            self.accepted.append(accepted[i])
+            self.outcome = outcomes[i]
+            if self.request.watcher is not None:
+                self._watch(self.request.watcher, tokens[i][:count])
+
+    def _watch(self, watcher: Watcher, new: list[int]):
+        ended_by_token = self.outcome == STOPPED
+        try:
+            keep = watcher.add(new[:-1] if ended_by_token else new)
+        except Exception as error:
+            self.outcome, self.error = FAILED, error
+            return
+        if keep is not None:
+            del self.tokens[keep:], self.from_draft[keep:]
+            self.outcome = STOPPED
+
+
+@dataclasses.dataclass
+class Times:
+    """When something first happened to a request, in seconds of ``time.perf_counter``; NaN if it has not."""
+
+    arrived: float
+    entered: float = float("nan")
+    first_token: float = float("nan")
+    newest_token: float = float("nan")

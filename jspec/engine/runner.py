@@ -4,34 +4,37 @@ Every program takes the state and gives a new one back, in the same memory: the 
 touches donated arrays.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
-from jspec.engine.compiling import Program
+from jspec.engine.compiling import Program, compile_all
 from jspec.engine.interrupts import uninterrupted
-from jspec.engine.programs import WEIGHTS_THEN_STATE, Leaves, Programs, StepBuilder
-from jspec.engine.request import Request
-from jspec.engine.state import DecodeState, padded_prompt, request_arrays
-from jspec.engine.step import RoundLog
+from jspec.engine.passes import Segment
+from jspec.engine.programs import WEIGHTS_THEN_STATE, Call, Leaves, Programs, StepBuilder, page_tables
+from jspec.engine.request import ActiveRequest, Request
+from jspec.engine.scheduler import Move, Plan
+from jspec.engine.state import DecodeState, padded_prompt, request_arrays, save
+from jspec.engine.step import RoundLog, Segments
 from jspec.models.split import split
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise
 
 TIMED_CALLS = 5  # of a decode program, when its cost is measured
+PAGES_MOVED_AT_ONCE = 16  # between device and host
+GIB = 2**30
 
 
 class Runner:
-    """Carries out what the scheduler decides: reads a prompt into a row, decodes all rows, stops rows.
-
-    Programs are compiled when they are first needed, or all of them by ``warmup``: prefill, admit, retire; a decode
-    program for every K; and where there is a choice of K, one by which the drafter catches up.
+    """Carries out what the scheduler decides: reads prompts, decodes rows, moves requests to host memory and back.
 
     Args:
       target: a ``Decoder`` or its like.
@@ -46,6 +49,7 @@ class Runner:
     Attributes:
       num_draft_tokens: the drafter's own K, which is the largest.
       longest_text: how many tokens a text may have for the drafter to draft after it; None if it has no limit.
+      looks_ahead: whether slot i of the drafter's cache depends on token i + 1.
       width: how many query tokens the target reads for each row in a round of that K.
       draft_lengths: every K for which rounds may be asked, as a tuple.
       leaves: the arrays of the target, and those of the draft model.
@@ -68,6 +72,7 @@ class Runner:
     ):
         drafter = make_drafter(target, draft_model)
         most, self.longest_text = drafter.num_draft_tokens, drafter.longest_text
+        self.looks_ahead = drafter.aux_layers is not None
         target_leaves, merge_target = split(target)
         draft_leaves, merge_draft = split(draft_model)
         self._config = config
@@ -79,88 +84,100 @@ class Runner:
         self.leaves: Leaves = (target_leaves, draft_leaves)
         self.programs = Programs(self._builder, target_leaves, self.draft_lengths)
         self.state: DecodeState = self._builder.empty_state(self.leaves)
-        self._last_K = 0  # of the last decode call
 
     @property
     def num_compilations(self) -> int:
         """How many programs are compiled by now."""
         return sum(program.compiled for program in self.programs)
 
-    def enter(self, row: int, request: Request, pages: Sequence[int]):
-        """Read the request's prompt into its pages, and let it decode in this row, which is free."""
-        table = np.zeros(self._config.pages_per_row, np.int32)
-        table[: len(pages)] = pages
-        prompt = padded_prompt(request, self._config)
-        arrays = request_arrays(request, self._config, table)
-        for start in range(0, len(request.prompt) - 1, self._chunk):
-            self._read_chunk(row, table, request.prompt[start : start + self._chunk + 1], start)
-        self._send(self.programs.admit, np.int32(row), prompt, arrays)
+    @property
+    def page_bytes(self) -> int:
+        """How many bytes the contents of a page have, in all layers of target and drafter."""
+        pools = jax.tree.leaves((self.state.cache, self.state.draft))
+        return sum(math.prod(pool.shape) // pool.shape[1] * pool.dtype.itemsize for pool in pools)
 
-    def decode(self, K: int) -> jax.Array:
-        """Send rounds with up to K drafts each, of all rows, without a host visit between them.
+    @property
+    def swap_pages(self) -> int:
+        """How many pages fit into ``config.swap_space``."""
+        return int(self._config.swap_space * GIB // max(self.page_bytes, 1))
+
+    def compile_for(self, plan: Plan, K: int):
+        """Compile what the plan needs and is not compiled yet, which may take minutes. Nothing else changes."""
+        for program, args in self._needed(plan, K):
+            program.compile(*self._with_weights(program, args))
+
+    def carry_out(self, plan: Plan, K: int) -> jax.Array | None:
+        """Send all programs of a plan, whose rounds make up to K drafts.
 
         Returns:
-          their logs, on the way to the host; ``read`` waits for them.
+          the logs of its rounds, on the way to the host, for which ``read`` waits; None if it has no rounds.
         """
-        if 0 < K < self._last_K:  # a round of K drafts reads too short a window to make up for the last one
-            self._send(self.programs.catch_up)
-        self._last_K = K
-        logs = self._send(self.programs.decode[K])
+        for move in plan.leaving:
+            self._swap_out(move)
+        if plan.segments:
+            self._send(*self._pass(plan.segments))
+        for active in plan.entering:
+            self._send(*self._entry(active))
+        for move in plan.returning:
+            self._swap_in(move)
+        if not plan.decoding:
+            return None
+        if 0 < K < max(active.largest_K for active in plan.decoding):  # a round of K drafts reads too short a window
+            self._send(*self._catch_up(plan))
+        for active in plan.decoding:
+            active.largest_K = K
+        logs = self._send(*self._call(plan, K))
         logs.copy_to_host_async()
         return logs
 
     def read(self, logs: jax.Array) -> RoundLog:
-        """Wait for a call to end: its logs on the host, fields ``[rounds, B]``."""
+        """Wait for a call to end: its logs on the host, fields ``[rounds, b]``."""
         return RoundLog.unpacked(np.asarray(logs))
 
-    def retire(self, rows: Sequence[int]):
-        """Stop these rows, whether the device knows that they have ended or not."""
-        mask = np.zeros(self._config.max_batch, bool)
-        mask[list(rows)] = True
-        self._send(self.programs.retire, mask)
+    def bucket(self, rows: int) -> int:
+        """The rows of the smallest decode program that can decode so many."""
+        return next(b for b in self._config.batch_buckets if b >= rows)
 
-    def restore(self):
-        """Have every row idle again after anything may have happened: a run left in the middle, an exception, an error
-        of the device.
+    def restore(self) -> bool:
+        """Have a sound state again after anything may have happened: an exception, an error of the device.
 
         The state is kept if it is whole. It is not if a program took its buffers and never gave others back, or if the
         device failed while it computed them; then it is made anew.
+
+        Returns:
+          whether it was kept, and with it the contents of all pages.
         """
         if self._intact():
-            self.retire(range(self._config.max_batch))
-        else:
-            del self.state  # its memory is needed
-            self.state, self._last_K = self._builder.empty_state(self.leaves), 0
+            return True
+        self.__dict__.pop("state", None)  # its memory is needed
+        self.state = self._builder.empty_state(self.leaves)
+        return False
 
     def warmup(self):
-        """Compile all programs by running each of them, on an idle batch."""
-        request = Request(0, [0], SamplingParams(max_tokens=1), np.zeros(2, np.uint32))
-        self._read_chunk(0, np.zeros(self._config.pages_per_row, np.int32), [], 0)
-        self.enter(0, request, [])
-        self.retire(range(self._config.max_batch))
-        if len(self.draft_lengths) > 1:
-            self._send(self.programs.catch_up)
-        for decode in self.programs.decode.values():
-            self._send(decode)
+        """Compile all programs, several at a time, and run each of them once on an idle batch."""
+        every = list(self._every_program())
+        compile_all([(program, self._with_weights(program, args)) for program, args in every])
+        for program, args in every:
+            self._send(program, *args)
 
-    def measure(self, K: int) -> float:
-        """How many seconds a round with K drafts takes: the median of a few calls, on an idle batch after ``warmup``,
-        with every row in a text of half of ``max_len``."""
+    def measure(self, bucket: int, K: int) -> float:
+        """How many seconds a round of ``bucket`` rows with K drafts takes: the median of a few calls, on an idle batch
+        after ``warmup``, with every row in a text of half of ``max_len``. The contents of all pages are lost."""
         config, seconds = self._config, []
         request = Request(
             0, [0] * max(config.max_len // 2, 1), SamplingParams(max_tokens=config.max_len), np.zeros(2, np.uint32)
         )
-        prompt = padded_prompt(request, config)
+        prompt, arrays = padded_prompt(request, config), request_arrays(request, config)
+        places = np.arange(bucket * config.pages_per_row).reshape(bucket, -1)
+        pages = 1 + places % (config.pool_pages - 1)  # rows may share pages: what they write is nobody's
+        call = Call.of(config, bucket, range(bucket), pages, config.rounds)
         for _ in range(TIMED_CALLS + 1):
-            for row in range(config.max_batch):
-                places = row * config.pages_per_row + np.arange(config.pages_per_row)
-                table = 1 + places % (config.pool_pages - 1)  # rows may share pages: what they write is nobody's
-                self._send(self.programs.admit, np.int32(row), prompt, request_arrays(request, config, table))
+            for row in range(bucket):
+                self._send(self.programs.admit, np.int32(row), prompt, arrays)
             jax.block_until_ready(self.state.outcome)
             started = time.perf_counter()
-            logs = self.read(self._send(self.programs.decode[K]))
+            logs = self.read(self._send(self.programs.decode[bucket, K], call))
             seconds.append((time.perf_counter() - started) / logs.num_rounds)
-        self.retire(range(config.max_batch))
         return statistics.median(seconds[1:])
 
     def replace_draft(self, draft_model: Any):
@@ -177,9 +194,110 @@ class Runner:
             raise ValueError(f"draft_model has arrays of {different[1]}: expected {different[0]}, as in the one before")
         self.leaves = (target_leaves, new)
 
+    def _pass(self, segments: Sequence[Segment]) -> tuple[Program, Segments]:
+        """The prefill program for these segments, and what it is given."""
+        config, c = self._config, self._config.chunk
+        n = next(n for n in config.segment_buckets if n >= len(segments))
+        tokens, start, count = np.zeros((n, c + 1), np.int32), np.zeros(n, np.int32), np.zeros(n, np.int32)
+        row = np.full(n, config.max_batch, np.int32)
+        for i, segment in enumerate(segments):
+            active, end = segment.active, segment.start + segment.count
+            tokens[i, : segment.count + 1] = active.request.prompt[segment.start : end + 1]
+            start[i], count[i] = segment.start, segment.count
+            if end == active.num_to_read and active.row is not None:
+                row[i] = active.row
+        table = page_tables([segment.active.pages for segment in segments], n, config)
+        return self.programs.prefill[n], Segments(row, tokens, start, count, table)
+
+    def _entry(self, active: ActiveRequest) -> tuple:
+        request, config = active.request, self._config
+        return (
+            self.programs.admit,
+            np.int32(active.row or 0),
+            padded_prompt(request, config),
+            request_arrays(request, config),
+        )
+
+    def _rows(self, plan: Plan, bucket: int) -> Call:
+        rows = [active.row or 0 for active in plan.decoding]
+        return Call.of(self._config, bucket, rows, [active.pages for active in plan.decoding], plan.rounds)
+
+    def _call(self, plan: Plan, K: int) -> tuple[Program, Call]:
+        bucket = self.bucket(len(plan.decoding))
+        return self.programs.decode[bucket, K], self._rows(plan, bucket)
+
+    def _catch_up(self, plan: Plan) -> tuple[Program, Call]:
+        return self.programs.catch_up, self._rows(plan, self._config.max_batch)
+
+    def _swap_out(self, move: Move):
+        parts = []
+        for pages in self._moved_at_once(move.pages):
+            saved = self._send(self.programs.save, np.int32(move.row), pages)
+            parts.append(jax.tree.map(_to_host, saved))
+        move.active.saved = parts
+
+    def _swap_in(self, move: Move):
+        for pages, saved in zip(self._moved_at_once(move.pages), move.active.saved, strict=True):
+            self._send(self.programs.restore, np.int32(move.row), pages, jax.tree.map(_to_device, saved))
+        move.active.saved, move.active.num_saved_pages = None, 0
+
+    def _moved_at_once(self, pages: Sequence[int]) -> list[np.ndarray]:
+        """The pages in groups that one program moves, the last one padded with the null page. There is at least one."""
+        size = self._most_moved
+        groups = [pages[i : i + size] for i in range(0, max(len(pages), 1), size)]
+        return [np.array([*group, *[0] * (size - len(group))], np.int32) for group in groups]
+
+    @property
+    def _most_moved(self) -> int:
+        return min(PAGES_MOVED_AT_ONCE, self._config.pages_per_row)
+
+    def _needed(self, plan: Plan, K: int):
+        """The programs that a plan needs, with arguments of the right shapes."""
+        programs = self.programs
+        if plan.leaving or plan.returning:
+            yield from ((program, args) for program, args in self._movers())
+        if plan.segments:
+            program, segments = self._pass(plan.segments)
+            yield program, (segments,)
+        for active in plan.entering[:1]:
+            program, *args = self._entry(active)
+            yield program, tuple(args)
+        if plan.decoding:
+            if 0 < K < max(active.largest_K for active in plan.decoding):
+                yield programs.catch_up, (self._catch_up(plan)[1],)
+            program, call = self._call(plan, K)
+            yield program, (call,)
+
+    def _every_program(self):
+        """All programs, each with arguments that do nothing to an idle batch."""
+        config, programs = self._config, self.programs
+        request = Request(0, [0], SamplingParams(max_tokens=1), np.zeros(2, np.uint32))
+        nobody = np.int32(config.max_batch)
+        for n, program in programs.prefill.items():
+            count = np.zeros(n, np.int32)
+            tokens = np.zeros((n, config.chunk + 1), np.int32)
+            yield program, (Segments(np.full(n, nobody), tokens, count, count, page_tables([], n, config)),)
+        yield programs.admit, (nobody, padded_prompt(request, config), request_arrays(request, config))
+        if len(self.draft_lengths) > 1:
+            yield programs.catch_up, (Call.of(config, config.max_batch, [], [], 1),)
+        for (b, _), program in programs.decode.items():
+            yield program, (Call.of(config, b, [], [], 1),)
+        yield from self._movers()
+
+    def _movers(self):
+        """The programs that move requests to host memory and back, with arguments that change nothing."""
+        row, pages = np.int32(0), np.zeros(self._most_moved, np.int32)
+        yield self.programs.save, (row, pages)
+        saved = jax.eval_shape(save, self.state, row, pages)
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), saved)
+        yield self.programs.restore, (np.int32(self._config.max_batch), pages, nothing)
+
+    def _with_weights(self, program: Program, args: Sequence) -> tuple:
+        return *((self.leaves,) if program.donate == WEIGHTS_THEN_STATE else ()), self.state, *args
+
     def _send(self, program: Program, *args) -> Any:
         """Send a program, and keep the state that it gives back; returns what else it gives."""
-        args = (*((self.leaves,) if program.donate == WEIGHTS_THEN_STATE else ()), self.state, *args)
+        args = self._with_weights(program, args)
         program.compile(*args)
         return uninterrupted(self._exchange_state, program, args)
 
@@ -197,14 +315,15 @@ class Runner:
             return False
         return True
 
-    @property
-    def _chunk(self) -> int:
-        """How many tokens of a prompt one prefill call reads."""
-        return min(self._config.prefill_chunk, self._config.max_len)
 
-    def _read_chunk(self, row: int, table: np.ndarray, tokens: Sequence[int], start: int):
-        """Read all but the last of ``tokens``, which only tells the drafter what follows."""
-        chunk = np.zeros((1, self._chunk + 1), np.int32)
-        chunk[0, : len(tokens)] = tokens
-        count = np.int32(max(len(tokens) - 1, 0))
-        self._send(self.programs.prefill, np.int32(row), chunk, np.int32(start), count, table[None])
+def _to_host(array: jax.Array) -> jax.Array:
+    """A copy of an array in the host's memory, pinned where the device is not the host itself."""
+    if array.sharding.memory_kind != "device":
+        return array
+    return jax.device_put(array, array.sharding.with_memory_kind("pinned_host"))
+
+
+def _to_device(array: jax.Array) -> jax.Array:
+    if array.sharding.memory_kind != "pinned_host":
+        return array
+    return jax.device_put(array, array.sharding.with_memory_kind("device"))

@@ -1,57 +1,123 @@
-"""Who waits, who enters which row with which pages, and who leaves: decisions on the host, made on numbers alone.
+"""Who waits, who is read, who decodes, who is preempted, and with which pages: decisions on the host, on numbers alone.
 
 Nothing here needs JAX. The scheduler decides; ``runner.py`` carries out.
+
+The host is one call behind the device: when it decides on a call, it has not read the logs of the call before. So it
+counts with the most tokens that the rounds under way may have committed, and it notices the end of a request one call
+late. Programs run in the order in which they are sent. So pages may be given away as soon as the last program that uses
+them has been sent.
 """
 
-import collections
+import dataclasses
+import heapq
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jspec.config import EngineConfig
-from jspec.engine.pages import PageAllocator
+from jspec.engine.pages import PagePool
+from jspec.engine.passes import Segment, choose_pass
 from jspec.engine.request import LIVE, ActiveRequest, Request
 from jspec.sampling.params import MAX_STOP_TOKENS
 
 if TYPE_CHECKING:
     from jspec.engine.step import RoundLog
 
+MOST_ROUNDS_WAITED_FOR = 2  # of a call, while a request waits or is read
+MOST_PASSES_IN_A_ROW = 4  # before rounds follow, while more requests are read than decode
+
+
+class Move(NamedTuple):
+    """A request that leaves a row for host memory, or comes back, and its pages on the device."""
+
+    active: ActiveRequest
+    row: int
+    pages: list[int]
+
+
+@dataclasses.dataclass
+class Plan:
+    """What the device does next, in this order.
+
+    Attributes:
+      leaving: requests to copy to host memory.
+      segments: the segments of the prefill pass; none if there is no pass.
+      entering: requests whose prompt has been read with that pass, which are to be put into their rows.
+      returning: requests to copy back from host memory.
+      decoding: the requests that the rounds of the call decode; none if there is no call.
+      rounds: how many rounds the call makes.
+    """
+
+    leaving: list[Move] = dataclasses.field(default_factory=list)
+    segments: list[Segment] = dataclasses.field(default_factory=list)
+    entering: list[ActiveRequest] = dataclasses.field(default_factory=list)
+    returning: list[Move] = dataclasses.field(default_factory=list)
+    decoding: list[ActiveRequest] = dataclasses.field(default_factory=list)
+    rounds: int = 0
+
 
 class Scheduler:
     """Keeps the queue, the rows and the pages.
 
-    A request waits until a row is free and as many pages as it may ever touch, first come, first served: a request
-    that needs many pages is not overtaken by one that needs few.
+    Requests are served in the order of their priority, then first come, first served. One that needs many pages is not
+    overtaken by one that needs few. A request gets a row, and pages for its prompt and its first rounds, when it enters;
+    further pages follow as its text grows. If there are none, the youngest request is preempted: one whose prompt is
+    still being read begins anew, and one that decodes is swapped to host memory. Those that were preempted come back
+    before anybody else enters.
 
     Args:
       config: how many rows and pages there are, and how long a text may become.
-      num_draft_tokens: K, the most drafts of a round. The last round of a request may draft past its end, so these
-        slots are counted.
+      num_draft_tokens: K, the most drafts of a round. A round writes its drafts behind the newest token, and may do so
+        past the end of the request, so these slots are counted.
+      looks_ahead: whether slot i of the drafter's cache depends on token i + 1, as in heads that are fed features.
+      swap_pages: how many pages host memory may hold.
 
     Attributes:
-      waiting: requests that have no row yet, the next one first.
+      waiting: requests that have no row yet, as a heap by seniority.
+      swapped: requests in host memory.
       rows: who is in each row of the batch, None for a free row.
-      pages: the allocator.
+      pages: the pages and what they hold.
+      num_preemptions: how many requests have been preempted so far.
+      num_cached_tokens: how many tokens of prompts were found in the prefix cache so far.
+      num_prefill_tokens: how many tokens of prompts have been read so far.
+      num_padding: how many tokens of padding the passes had that read them.
     """
 
-    def __init__(self, config: EngineConfig, num_draft_tokens: int):
-        self._config, self._num_draft_tokens = config, num_draft_tokens
+    def __init__(self, config: EngineConfig, num_draft_tokens: int, looks_ahead: bool = False, swap_pages: int = 0):
+        self._config, self._num_draft_tokens, self._swap_pages = config, num_draft_tokens, swap_pages
+        self.pages = PagePool(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
+        self.num_preemptions = self.num_cached_tokens = self.num_prefill_tokens = self.num_padding = 0
+        self.waiting: list[tuple[tuple[int, int], ActiveRequest]] = []
         self.clear()
 
     def clear(self):
-        """Forget every request, and have all rows and pages free again. An interrupted ``clear`` can be repeated."""
-        self.waiting: collections.deque[Request] = collections.deque()
+        """Forget every request but those that wait, and have all rows and pages free and no prefix known.
+
+        An interrupted ``clear`` can be repeated.
+        """
         self.rows: list[ActiveRequest | None] = [None] * self._config.max_batch
-        self.pages = PageAllocator(self._config)
+        self.swapped: list[ActiveRequest] = []
+        self.pages.clear()
+        self._passes_since_call = self._calls_since_pass = 0
 
     @property
-    def occupied(self) -> bool:
-        """Whether any request is in a row."""
-        return any(row is not None for row in self.rows)
+    def under_way(self) -> list[ActiveRequest]:
+        """The requests that have entered: those in rows, and those in host memory."""
+        return [*(active for active in self.rows if active is not None), *self.swapped]
 
     @property
     def unfinished(self) -> bool:
-        """Whether any request waits or is in a row."""
-        return bool(self.waiting) or self.occupied
+        """Whether any request waits or is under way."""
+        return bool(self.waiting) or bool(self.under_way)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more request may wait."""
+        return self._config.max_waiting is None or len(self.waiting) < self._config.max_waiting
+
+    @property
+    def pages_swapped(self) -> int:
+        """How many pages are in host memory."""
+        return sum(active.num_saved_pages for active in self.swapped)
 
     def check(self, request: Request):
         """Raise a ValueError, with numbers, if the request can never be served."""
@@ -68,71 +134,227 @@ class Scheduler:
                 f"prompt {request.index} has {len(request.stop_tokens)} stop tokens, end-of-sequence ids included: "
                 f"expected at most {MAX_STOP_TOKENS}"
             )
-        self.pages.check(request.index, self._slots(request))
+        slots, pool = self._most_slots(request), self.pages
+        if pool.pages(slots) > pool.total:
+            raise ValueError(
+                f"prompt {request.index} needs {pool.pages(slots)} pages of {pool.page_size} tokens (prompt, max_tokens "
+                f"and drafts: {slots}), but the pool has {pool.total}; load the model with a larger num_pages"
+            )
 
-    def add(self, request: Request):
+    def add(self, active: ActiveRequest):
         """Let a request wait, which ``check`` has passed."""
-        self.waiting.append(request)
+        heapq.heappush(self.waiting, (active.seniority, active))
 
-    def enter(self) -> list[tuple[int, ActiveRequest]]:
-        """Give free rows, and pages, to requests that wait; returns those rows and who has entered them."""
-        entered = []
-        for row, occupied in enumerate(self.rows):
-            if occupied is None and self.waiting and self.pages.fits(self._slots(self.waiting[0])):
-                request = self.waiting.popleft()
-                active = ActiveRequest(request, self.pages.take(self._slots(request)))
-                self.rows[row] = active
-                entered.append((row, active))
-        return entered
+    def plan(self) -> Plan:
+        """Decide what the device does next, and take rows and pages for it.
 
-    def may_send_ahead(self) -> bool:
-        """Whether the next call may be sent before the host knows what the last one did.
-
-        Then the device need not wait for the host. A row that ends on the device is left alone by the next call. But
-        while a request waits, the host has to give it the row, and a stop string is seen by the host alone.
+        Raises:
+          RuntimeError: requests wait, but nobody is under way and nobody can enter.
         """
-        watched = any(active.request.find_stop for active in self.rows if active is not None)
-        return not self.waiting and not watched
+        plan = Plan()
+        busy = bool(self.waiting or self.swapped or any(not active.decoding for active in self._seated()))
+        rounds = min(self._config.rounds, MOST_ROUNDS_WAITED_FOR) if busy else self._config.rounds
+        short = self._grow(rounds, plan)
+        if not plan.leaving and not short:
+            self._return(rounds, plan)
+        if not self.swapped:
+            self._enter()
+        self._choose_pass(plan)
+        if self._calls_now(plan):
+            decoding = [active for active in self._seated() if active.decoding and active not in short]
+            plan.decoding = [active for active in decoding if not self._surely_over(active)]
+            plan.rounds = min(rounds, 1) if plan.entering else rounds
+        for active in plan.decoding:
+            active.unread_rounds += plan.rounds
+        if self.waiting and not self.under_way:
+            raise RuntimeError(
+                f"{len(self.waiting)} requests wait, nobody is under way and nobody can enter; "
+                f"{self.pages.available} pages are free"
+            )
+        return plan
 
-    def follow(self, rows: Sequence[ActiveRequest | None], logs: "RoundLog") -> tuple[list[int], list[int]]:
+    def follow(self, decoded: Sequence[ActiveRequest], rounds: int, logs: "RoundLog") -> list[int]:
         """Take notice of what one call did.
 
         Args:
-          rows: who was in each row when the call was sent.
-          logs: the rounds of the call on the host, fields ``[rounds, B]``.
+          decoded: the requests that the call decoded, in the order of its rows.
+          rounds: how many rounds it was asked for.
+          logs: its rounds on the host, fields ``[rounds, b]``.
 
         Returns:
-          the rows whose requests have ended with this call; and, for every row and round that counts, how many drafts
-          the target accepted, in any order.
+          for every row and round that counts, how many drafts the target accepted, in any order.
 
         Raises:
           RuntimeError: the device made no round although a request has not ended, so that it would never end.
         """
-        live, finished, accepted = [], [], []
-        for row, active in enumerate(rows):
-            if active is not None and active.outcome == LIVE:
-                live.append(row)
+        live, accepted = [], []
+        for i, active in enumerate(decoded):
+            active.unread_rounds -= rounds
+            if active.outcome == LIVE:
+                live.append(active)
                 followed = len(active.accepted)
-                active.follow(logs.of_row(row))
+                active.follow(logs.of_row(i))
                 accepted += active.accepted[followed:]
-                if active.outcome != LIVE:
-                    finished.append(row)
-        if live and not accepted:
-            raise RuntimeError(f"the device made no round, although the requests in rows {live} have not ended")
-        return finished, accepted
+        if live and not accepted and all(active.outcome == LIVE for active in live):
+            rows = [active.row for active in live]
+            raise RuntimeError(f"the device made no round, although the requests in rows {rows} have not ended")
+        return accepted
 
-    def leave(self, rows: Sequence[int]) -> list[ActiveRequest]:
-        """Free these rows and their pages; returns who was there."""
-        left = []
-        for row in rows:
-            active = self.rows[row]
-            if active is not None:
-                self.pages.give_back(active.pages)
-                self.rows[row] = None
-                left.append(active)
-        return left
+    def leave(self, active: ActiveRequest):
+        """Let a request go that has ended or is given up, wherever it is."""
+        if active in self.swapped:
+            self.swapped.remove(active)
+            active.saved = None
+        elif active.row is not None:
+            if active.decoding and not self._config.reproducible:
+                self._keep_for_later(active)
+            self._vacate(active)
+        else:
+            self.waiting = [entry for entry in self.waiting if entry[1] is not active]
+            heapq.heapify(self.waiting)
 
-    def _slots(self, request: Request) -> int:
-        """How many cache slots the request may touch."""
-        new = request.params.most_tokens(self._config.max_len) + self._num_draft_tokens
-        return min(len(request.prompt) + new, self._config.max_len)
+    def _grow(self, rounds: int, plan: Plan) -> list[ActiveRequest]:
+        """Give each request that decodes pages for its next rounds, and preempt others where there are none.
+
+        Returns:
+          those that must sit out, because there are no pages and host memory is full.
+        """
+        short = []
+        for active in sorted(self._seated(), key=lambda active: active.seniority):
+            if active.row is None or not active.decoding or self._surely_over(active):
+                continue  # it was preempted meanwhile, or needs nothing
+            missing = self._pages_for(active, rounds) - len(active.pages)
+            while missing > self.pages.available and active.row is not None:
+                if not self._preempt(plan):
+                    break
+            if active.row is not None and missing > self.pages.available:
+                short.append(active)
+            elif active.row is not None and missing > 0:
+                active.pages += self.pages.take(missing)
+        return short
+
+    def _preempt(self, plan: Plan) -> bool:
+        """Take row and pages from the youngest request; returns False if host memory has no room for it."""
+        youngest = max(self._seated(), key=lambda active: active.seniority)
+        if not youngest.decoding:
+            self._vacate(youngest)
+            youngest.num_read = youngest.num_cached_tokens = 0
+            self.add(youngest)
+        else:
+            if self.pages_swapped + len(youngest.pages) > self._swap_pages:
+                return False
+            plan.leaving.append(Move(youngest, self._row_of(youngest), list(youngest.pages)))
+            youngest.num_saved_pages = len(youngest.pages)
+            self._vacate(youngest)
+            self.swapped.append(youngest)
+        youngest.num_preemptions += 1
+        self.num_preemptions += 1
+        return True
+
+    def _return(self, rounds: int, plan: Plan):
+        """Let those come back whose state is in host memory, the most senior first."""
+        for active in sorted(self.swapped, key=lambda active: active.seniority):
+            row, needed = self._free_row(), max(self._pages_for(active, rounds), active.num_saved_pages)
+            if row is None or needed > self.pages.available:
+                return
+            self.swapped.remove(active)
+            self._seat(active, row, self.pages.take(needed))
+            plan.returning.append(Move(active, row, active.pages[: active.num_saved_pages]))
+
+    def _enter(self):
+        """Give free rows, and pages, to requests that wait."""
+        while self.waiting:
+            active, row = self.waiting[0][1], self._free_row()
+            if row is None or not self._may_commit(active.request):
+                return
+            request, most = active.request, max(active.num_to_read - 1, 0)
+            found = self.pages.match(request.prompt, most, self._config.chunk, request.salt)
+            missing = self._pages_for(active, 1) - len(found)
+            if missing > self.pages.available:
+                self.pages.release(found)
+                return
+            heapq.heappop(self.waiting)
+            self._seat(active, row, [*found, *self.pages.take(missing)])
+            active.num_read = active.num_cached_tokens = len(found) * self._config.page_size
+            self.num_cached_tokens += active.num_cached_tokens
+
+    def _choose_pass(self, plan: Plan):
+        """Choose what the prefill pass reads, if there is one, and who enters the batch with it."""
+        reading = sorted(
+            (active for active in self._seated() if not active.decoding), key=lambda active: active.seniority
+        )
+        decoding = sum(active.decoding for active in self._seated())
+        if len(reading) > 0:
+            plan.segments = choose_pass(reading, decoding, self._calls_since_pass, self._config)
+            self._calls_since_pass = 0 if plan.segments else self._calls_since_pass + 1
+        if plan.segments:
+            bucket = next(n for n in self._config.segment_buckets if n >= len(plan.segments))
+            read = sum(segment.count for segment in plan.segments)
+            self.num_prefill_tokens += read
+            self.num_padding += bucket * self._config.chunk - read
+        for segment in plan.segments:
+            segment.active.num_read += segment.count
+        plan.entering = [active for active in reading if active.num_read >= active.num_to_read]
+        for active in plan.entering:
+            request, slots = active.request, max(active.num_to_read - 1, 0)
+            self.pages.register(request.prompt, active.pages, slots, request.salt)
+            active.decoding = True
+
+    def _calls_now(self, plan: Plan) -> bool:
+        """Whether rounds follow the pass. While more prompts are read than texts decoded, a few passes come first."""
+        reading = sum(not active.decoding for active in self._seated())
+        crowded = plan.segments and reading > sum(active.decoding for active in self._seated())
+        self._passes_since_call += 1
+        if crowded and self._passes_since_call < MOST_PASSES_IN_A_ROW:
+            return False
+        self._passes_since_call = 0
+        return True
+
+    def _keep_for_later(self, active: ActiveRequest):
+        """Let later prompts find the text of a request that has ended, as far as no round would write it again."""
+        K, request = self._num_draft_tokens, active.request
+        slots = min(active.length, self._config.max_len - 1) - (K + 1) - 2
+        if slots > len(request.prompt):
+            self.pages.register([*request.prompt, *active.tokens], active.pages, slots, request.salt)
+
+    def _may_commit(self, request: Request) -> bool:
+        """Whether the request may enter without a standstill becoming possible.
+
+        If every request that is under way grew to its longest, their pages would have to fit into the pool and into host
+        memory. A request moves there as a whole, so as much room as the largest one takes may remain unused.
+        """
+        requests = [*(active.request for active in self.under_way), request]
+        pages = [self.pages.pages(self._most_slots(request)) for request in requests]
+        return sum(pages) <= self.pages.total + max(self._swap_pages - max(pages), 0)
+
+    def _pages_for(self, active: ActiveRequest, rounds: int) -> int:
+        """How many pages the request needs for so many more rounds, at their most."""
+        committed = active.length + (active.unread_rounds + rounds) * (self._num_draft_tokens + 1)
+        slots = min(committed + self._num_draft_tokens, self._most_slots(active.request))
+        return self.pages.pages(slots)
+
+    def _most_slots(self, request: Request) -> int:
+        """How many cache slots the request may ever touch."""
+        return min(request.limit(self._config.max_len) + self._num_draft_tokens, self._config.max_len)
+
+    def _surely_over(self, active: ActiveRequest) -> bool:
+        """Whether rounds under way end the request for sure: each of them commits at least one token."""
+        return active.length + active.unread_rounds >= active.request.limit(self._config.max_len)
+
+    def _seated(self) -> list[ActiveRequest]:
+        return [active for active in self.rows if active is not None]
+
+    def _free_row(self) -> int | None:
+        return next((row for row, active in enumerate(self.rows) if active is None), None)
+
+    def _row_of(self, active: ActiveRequest) -> int:
+        assert active.row is not None
+        return active.row
+
+    def _seat(self, active: ActiveRequest, row: int, pages: list[int]):
+        active.row, active.pages, self.rows[row] = row, pages, active
+
+    def _vacate(self, active: ActiveRequest):
+        self.pages.release(active.pages)
+        self.rows[self._row_of(active)] = None
+        active.row, active.pages = None, []

@@ -35,7 +35,8 @@ class RequestArrays:
       min_length: int32 ``[B]``, the first position at which a stop token may stand.
       stop_tokens: int32 ``[B, MAX_STOP_TOKENS]``, ids of the tokens that end the request, padded with -1.
       key_data: uint32 ``[B, 2]``, the request's Threefry key.
-      table: int32 ``[B, M]``, the request's pages in the order of its tokens, padded with the null page.
+      table: int32 ``[B, M]``, the request's pages in the order of its tokens, padded with the null page. Which pages a
+        row has is decided on the host, which gives them to every call: what stands here is of the last one.
       warp: the request's temperature, top-k, top-p and min-p, each ``[B]``.
     """
 
@@ -64,7 +65,7 @@ class DecodeState:
       cache: the target's pages, one ``LayerKV`` for each layer.
       features: ``[B, K + 1, E]`` for the largest K, what the drafter reads of the target. Entry j belongs to position
         previous - 1 + j, and entries up to position length - 2 mean something. None if the drafter reads no features.
-      draft: the drafter's own state, any pytree.
+      draft: the drafter's own state: a pytree of pools ``[G, pages, P, H]``, as those of the cache, or nothing.
     """
 
     tokens: jax.Array
@@ -121,7 +122,7 @@ def padded_prompt(request: Request, config: EngineConfig) -> np.ndarray:
     return prompt
 
 
-def request_arrays(request: Request, config: EngineConfig, table: np.ndarray) -> RequestArrays:
+def request_arrays(request: Request, config: EngineConfig) -> RequestArrays:
     """What a row needs to know of this one request, in arrays on the host.
 
     They stay on the host because an argument of a program needs no transfer of its own.
@@ -129,7 +130,6 @@ def request_arrays(request: Request, config: EngineConfig, table: np.ndarray) ->
     Args:
       request: the request that is about to enter.
       config: what the engine may use; its ``max_len`` bounds the text.
-      table: int32 ``[M]``, the request's pages, padded with the null page.
     """
     params, length, S = request.params, len(request.prompt), config.max_len
     stop_tokens = [*request.stop_tokens, *[-1] * (MAX_STOP_TOKENS - len(request.stop_tokens))]
@@ -139,11 +139,11 @@ def request_arrays(request: Request, config: EngineConfig, table: np.ndarray) ->
 
     return RequestArrays(
         length=array(length, np.int32),
-        limit=array(length + params.most_tokens(S - length), np.int32),
+        limit=array(request.limit(S), np.int32),
         min_length=array(length + params.min_tokens, np.int32),
         stop_tokens=array(stop_tokens, np.int32),
         key_data=array(request.key_data, np.uint32),
-        table=array(table, np.int32),
+        table=np.full(config.pages_per_row, NULL_PAGE, np.int32),
         warp=Warp(
             temperature=array(0.0 if params.greedy else params.temperature, np.float32),
             top_k=array(max(params.top_k, 0), np.int32),
@@ -171,10 +171,63 @@ def admit(state: DecodeState, row, prompt, request: RequestArrays) -> DecodeStat
     )
 
 
-def retire(state: DecodeState, rows) -> DecodeState:
-    """Stop those of ``rows``, bool ``[B]``, that still decode.
+def take(state: DecodeState, rows, table) -> DecodeState:
+    """The state of b of the rows alone, in which the pages are those of the whole batch.
 
-    The device ends a row by itself at a stop token or at the length limit. This is for what only the host sees: a stop
-    string in the text, or a caller that went away.
+    Args:
+      state: the batch.
+      rows: int32 ``[b]``, the rows. B stands for no row, so that a program for b rows can decode fewer.
+      table: int32 ``[b, M]``, the pages of each row, which take the place of those in ``state``.
     """
-    return dataclasses.replace(state, outcome=jnp.where(rows & state.live, STOPPED, state.outcome))
+    some = jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), _of_rows(state))
+    some["outcome"] = jnp.where(rows < state.outcome.shape[0], some["outcome"], STOPPED)
+    some["request"] = dataclasses.replace(some["request"], table=table)
+    return dataclasses.replace(state, **some)
+
+
+def put(state: DecodeState, rows, some: DecodeState) -> DecodeState:
+    """The batch after ``some``, which began as ``take(state, rows, table)``, has gone on."""
+    both = _of_rows(state), _of_rows(some)
+    placed = jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), *both)
+    return dataclasses.replace(some, **placed)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A copy of one row, or of a part of its pages.
+
+    Attributes:
+      row: the row's part of every array of ``DecodeState`` that has an axis of rows, by field.
+      pages: the contents of m pages in every pool of the target and of the drafter, ``[G, m, P, H]`` each.
+    """
+
+    row: dict[str, Any]
+    pages: Any
+
+
+def save(state: DecodeState, row, pages) -> Saved:
+    """Copy a row, int32 ``[]``, and the contents of ``pages``, int32 ``[m]``."""
+    return Saved(
+        row=jax.tree.map(lambda x: x[row], _of_rows(state)),
+        pages=jax.tree.map(lambda pool: jnp.take(pool, pages, axis=1), (state.cache, state.draft)),
+    )
+
+
+def restore(state: DecodeState, row, pages, saved: Saved) -> DecodeState:
+    """Put a copy back, bit for bit, into a row and pages that may be others than before.
+
+    Entries of ``pages`` that are the null page receive nothing.
+    """
+    placed = jax.tree.map(lambda x, old: x.at[row].set(old), _of_rows(state), saved.row)
+
+    def put_pages(pool, old):
+        return pool.at[:, jnp.where(pages == NULL_PAGE, pool.shape[1], pages)].set(old, mode="drop")
+
+    cache, draft = jax.tree.map(put_pages, (state.cache, state.draft), saved.pages)
+    return dataclasses.replace(state, cache=cache, draft=draft, **placed)
+
+
+def _of_rows(state: DecodeState) -> dict[str, Any]:
+    """Every array of the state that has an axis of rows in front, by field."""
+    return {name: getattr(state, name) for name in ("tokens", "outcome", "request", "previous", "features")}

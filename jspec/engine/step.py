@@ -64,13 +64,42 @@ class RoundLog:
 
     def of_row(self, row: int) -> "RoundLog":
         """One row's part of a call's logs: fields ``[rounds, B]`` become ``[rounds]``, tokens ``[rounds, K + 1]``."""
-        fields = (self.tokens, self.count, self.drafted, self.accepted, self.outcome)
-        return RoundLog(*(field[:, row] for field in fields))
+        return RoundLog(*(field[:, row] for field in self._fields))
+
+    def lists(self) -> tuple[list, ...]:
+        """The fields in their order as lists of Python's numbers, which are quicker to go through one by one."""
+        return tuple(field.tolist() for field in self._fields)
+
+    @property
+    def _fields(self):
+        return self.tokens, self.count, self.drafted, self.accepted, self.outcome
 
     @property
     def num_rounds(self) -> int:
         """How many rounds of a call any row took part in; for logs ``[rounds, B]`` on the host."""
         return int(np.any(self.accepted >= 0, axis=1).sum())
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Segments:
+    """What one prefill pass reads: n segments of at most c consecutive tokens of prompts.
+
+    Attributes:
+      row: int32 ``[n]``, the batch row of the segment's request if the segment has the last token of its prompt that
+        prefill reads. Any number of B or more if it has not.
+      tokens: int32 ``[n, c + 1]``. The first ``count`` tokens are read. The token behind them is not read, but the
+        drafter is told that it follows: slot i of an EAGLE head reads token i + 1.
+      start: int32 ``[n]``, the position of the first token.
+      count: int32 ``[n]``, how many of the first c tokens are real; the rest is padding.
+      table: int32 ``[n, M]``, the pages of the segment's request.
+    """
+
+    row: Any
+    tokens: Any
+    start: Any
+    count: Any
+    table: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,13 +154,19 @@ class DecodeStep:
         features = self._kept_features(state, features)
         return self._commit(dataclasses.replace(state, cache=cache, features=features, draft=draft), proposal, verdict)
 
-    def decode(self, state: DecodeState, rounds: int) -> tuple[DecodeState, jax.Array]:
+    def decode(self, state: DecodeState, most_rounds: int, rounds=None) -> tuple[DecodeState, jax.Array]:
         """Make ``rounds`` rounds without a host visit, or fewer if no row is live any more.
 
+        Args:
+          state: the rows to decode.
+          most_rounds: the length of the logs.
+          rounds: int32 ``[]``, at most ``most_rounds``; None is that number.
+
         Returns:
-          the new state, and the packed logs, int32 ``[rounds, B, K + 5]``. A round that was not made has the log of a
-          round in which no row took part.
+          the new state, and the packed logs, int32 ``[most_rounds, B, K + 5]``. A round that was not made has the log of
+          a round in which no row took part.
         """
+        rounds = most_rounds if rounds is None else rounds
         none = jax.tree.map(lambda leaf: jnp.full(leaf.shape, -1, leaf.dtype), jax.eval_shape(self.round, state)[1])
         empty = dataclasses.replace(none, count=jnp.zeros_like(none.count)).packed()
 
@@ -144,26 +179,26 @@ class DecodeStep:
             state, log = self.round(state)
             return i + 1, state, logs.at[i].set(log.packed())  # one array: one kernel writes it
 
-        logs = jnp.broadcast_to(empty[None], (rounds, *empty.shape))
+        logs = jnp.broadcast_to(empty[None], (most_rounds, *empty.shape))
         _, state, logs = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state, logs))
         return state, logs
 
-    def decode_plainly(self, state: DecodeState, rounds: int) -> tuple[DecodeState, jax.Array]:
+    def decode_plainly(self, state: DecodeState, most_rounds: int, rounds=None) -> tuple[DecodeState, jax.Array]:
         """Do as ``decode``, but without drafts, and let the drafter catch up in one pass at the end.
 
         This is what K = 0 means where the engine chooses K: a later round may draft again, so the drafter has to read
         the tokens that were committed meanwhile. Every round adds its feature behind those that the state holds, for
-        which the array ``[B, K + 1, E]`` is widened by ``rounds`` during the call.
+        which the array ``[B, K + 1, E]`` is widened by ``most_rounds`` during the call.
 
         Returns:
-          the new state, and the packed logs of rounds with K = 0, int32 ``[rounds, B, 5]``.
+          the new state, and the packed logs of rounds with K = 0, int32 ``[most_rounds, B, 5]``.
         """
         resting = dataclasses.replace(self, drafter=NoDrafts(self.drafter.aux_layers))
         features = state.features
         if features is not None:
-            state = dataclasses.replace(state, features=jnp.pad(features, ((0, 0), (0, rounds), (0, 0))))
-        state, logs = resting.decode(state, rounds)
-        state = self.catch_up(state, self.drafter.num_draft_tokens + 1 + rounds)
+            state = dataclasses.replace(state, features=jnp.pad(features, ((0, 0), (0, most_rounds), (0, 0))))
+        state, logs = resting.decode(state, most_rounds, rounds)
+        state = self.catch_up(state, self.drafter.num_draft_tokens + 1 + most_rounds)
         if features is not None and state.features is not None:
             state = dataclasses.replace(state, features=state.features[:, : features.shape[1]])
         return state, logs
@@ -199,31 +234,30 @@ class DecodeStep:
         newest = jnp.take_along_axis(state.features, jnp.clip(behind, 0, slots - 1)[:, None, None], axis=1)
         return dataclasses.replace(state, features=jnp.concatenate([newest, state.features[:, 1:]], axis=1))
 
-    def prefill(self, state: DecodeState, row, tokens, start, count, table) -> DecodeState:
-        """Read one chunk of one prompt into the caches of target and drafter.
+    def prefill(self, state: DecodeState, segments: "Segments") -> DecodeState:
+        """Read n segments of c tokens, of one prompt or of several, into the caches of target and drafter.
 
-        The chunks of a prompt cover all of its tokens but the last, which the target reads as query token 0 of the
-        first round. The feature of the last token read goes to ``features[row, 0]``, where the first round finds it.
+        In each layer all keys and values are written before any query attends, so a segment may follow another one of
+        the same prompt in the same pass. The segments of a prompt cover all of its tokens but the last, which the target
+        reads as query token 0 of the first round. The feature of the last token read goes to ``features[row, 0]``, where
+        the first round finds it.
 
         Args:
-          state: the batch. Only the caches change, and the features of ``row``.
-          row: int32 ``[]``, the free row that the request will enter.
-          tokens: int32 ``[1, C + 1]``. The first ``count`` tokens are read. The token behind them is not read, but the
-            drafter is told that it follows: slot i of an EAGLE head reads token i + 1.
-          start: int32 ``[]``, the position of the first token.
-          count: int32 ``[]``, how many of the first C tokens are real; the rest is padding.
-          table: int32 ``[1, M]``, the request's pages.
+          state: the batch. Only the caches change, and the features of rows whose prompt ends in this pass.
+          segments: what to read.
         """
-        C = tokens.shape[1] - 1
-        offset = jnp.arange(C, dtype=jnp.int32)[None]
-        view = PagedView(table, start + offset, offset < count)
-        _, features, cache = self._target_reads(tokens[:, :C], state.cache, view)
-        draft = self.drafter.prefill(state.draft, Prompt(tokens[:, :C], tokens[:, 1:], features, view))
+        c = segments.tokens.shape[1] - 1
+        offset = jnp.arange(c, dtype=jnp.int32)[None]
+        valid = offset < segments.count[:, None]
+        view = PagedView(segments.table, segments.start[:, None] + offset, valid, shared=True)
+        tokens, following = segments.tokens[:, :c], segments.tokens[:, 1:]
+        _, features, cache = self._target_reads(tokens, state.cache, view)
+        draft = self.drafter.prefill(state.draft, Prompt(tokens, following, features, view))
         state = dataclasses.replace(state, cache=cache, draft=draft)
         if features is None or state.features is None:
             return state
-        newest = jnp.take(features[0], jnp.maximum(count - 1, 0), axis=0)
-        return dataclasses.replace(state, features=state.features.at[row, 0].set(newest))
+        newest = jnp.take_along_axis(features, jnp.maximum(segments.count - 1, 0)[:, None, None], axis=1)[:, 0]
+        return dataclasses.replace(state, features=state.features.at[segments.row, 0].set(newest, mode="drop"))
 
     def _propose(self, state: DecodeState, noise: RoundNoise):
         """Let the drafter propose up to K tokens for each row.

@@ -55,8 +55,10 @@ class Turn:
             raise RuntimeError(refusal)
         return Caller()
 
-    def take(self, caller: Caller):
-        """Wait for the turn."""
-        # ``extend`` and ``map`` are written in C: nothing can come between the lock's answer and the note of it.
-        caller.taken.extend(map(self.lock.acquire, (True,)))
-        self.holder = caller
+    def take(self, caller: Caller, patience: float = -1):
+        """Wait for the turn, at most ``patience`` seconds; a negative number is for ever. ``caller.taken`` says whether it
+        came."""
+        # ``filter`` and ``extend`` are written in C: nothing can come between the lock's answer and the note of it.
+        caller.taken.extend(filter(None, map(self.lock.acquire, (True,), (patience,))))
+        if caller.taken:
+            self.holder = caller

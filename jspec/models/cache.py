@@ -78,11 +78,14 @@ class PagedView(View):
       table: int32 ``[B, M]``, the pages of each row in the order of its text, padded with the null page.
       positions: int32 ``[B, T]``, the cache slot of each token. The slots of a row's valid tokens are consecutive.
       valid: bool ``[B, T]``, whether a token counts. One that does not is written nowhere, and its output means nothing.
+      shared: whether several rows may be parts of one text, which share pages. Then no row may attend before all rows
+        have written.
     """
 
     table: jax.Array
     positions: jax.Array
     valid: jax.Array
+    shared: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def write(self, kv: LayerKV, k, v) -> LayerKV:
         """Scatter k and v ``[B, T, G, H]`` into their pages. Tokens that are invalid or past the table are dropped."""
@@ -104,7 +107,9 @@ class PagedView(View):
         return paged_attention(q, kv.k, kv.v, self.table, self.positions, self.valid, window)
 
     def extend(self, qkv, rotation: Rotation, kv: LayerKV, num_kv_heads: int, window: int | None):
-        """As ``View.extend``. On an NVIDIA GPU one kernel does all of it, where each row has few tokens."""
+        """As ``View.extend``. On an NVIDIA GPU one kernel does all of it, where each row has few tokens and pages of its
+        own. In that kernel a row attends to what other rows have written before the call, and may miss what they write
+        in it."""
 
         def composed(view, qkv, rotation, kv):
             return View.extend(view, qkv, rotation, kv, num_kv_heads, window)
@@ -115,7 +120,8 @@ class PagedView(View):
             return out, LayerKV(*kv)
 
         args = self, qkv, rotation, kv
-        return by_platform(kernel, composed, *args) if has_extend_kernel(qkv, kv.k) else composed(*args)
+        one_launch = not self.shared and has_extend_kernel(qkv, kv.k)
+        return by_platform(kernel, composed, *args) if one_launch else composed(*args)
 
 
 @jax.tree_util.register_dataclass

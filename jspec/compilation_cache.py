@@ -1,0 +1,94 @@
+"""Programs that XLA has compiled, kept on disk between processes: JAX's persistent cache, in a folder of jspec's."""
+
+import os
+import tempfile
+import warnings
+from pathlib import Path
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+
+_FOLDER, _FOLDER_VARIABLE = "jax_compilation_cache_dir", "JAX_COMPILATION_CACHE_DIR"
+_LEAST_TIME, _LEAST_TIME_VARIABLE = (
+    "jax_persistent_cache_min_compile_time_secs",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
+)
+_LEAST_TIME_OF_JAX = 1.0  # seconds
+
+_chosen: str | None = None  # the folder that this module has told JAX last
+
+
+class CompilationCacheWarning(RuntimeWarning):
+    """Compiled programs are not kept on disk, because the folder for them cannot be used."""
+
+
+def enable_compilation_cache(folder: str | Path | bool = True) -> Path | None:
+    """Keep compiled programs on disk, so that the next process that needs them need not compile.
+
+    This sets JAX's persistent compilation cache, which is the process's: programs that are not jspec's are kept as
+    well. It takes effect from the next compilation on, also in a process that has compiled something already.
+
+    All programs are kept, however short their compilation was. JAX's own threshold of one second would leave out most
+    of what a start compiles: dozens of programs that take a tenth of a second each. A threshold that the user has set
+    is respected. (JAX's threshold for sizes, ``jax_persistent_cache_min_entry_size_bytes``, leaves out nothing.)
+
+    Args:
+      folder: True is ``$XDG_CACHE_HOME/jspec/xla``, by default ``~/.cache/jspec/xla``, unless the user has configured
+        JAX's cache, by ``JAX_COMPILATION_CACHE_DIR`` or ``jax.config``; that configuration stands. A path is used
+        whatever is configured. False leaves JAX alone.
+
+    Returns:
+      the folder; None if JAX was left alone, or if the folder cannot be used, of which a ``CompilationCacheWarning``
+      tells.
+
+    Raises:
+      ValueError: folder is the address of something remote.
+    """
+    global _chosen
+    if folder is False or not jax.config.jax_enable_compilation_cache or (folder is True and _configured()):
+        return None
+    try:
+        path = _default_folder() if folder is True else _local(folder)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # who can write there can run code in this process
+        tempfile.TemporaryFile(dir=path).close()
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        warnings.warn(
+            f"compilation_cache={folder!r}: {error}. Compiled programs are not kept, and every start compiles them "
+            "again; pass a folder that can be written, set XDG_CACHE_HOME, or pass False",
+            CompilationCacheWarning,
+            stacklevel=2,
+        )
+        return None
+    if jax.config.jax_persistent_cache_min_compile_time_secs == _LEAST_TIME_OF_JAX and (
+        _LEAST_TIME_VARIABLE not in os.environ
+    ):
+        jax.config.update(_LEAST_TIME, 0.0)
+    if getattr(jax.config, _FOLDER) != str(path):
+        jax.config.update(_FOLDER, str(path))
+        compilation_cache.reset_cache()  # JAX goes on using the folder that it has opened once
+    _chosen = str(path)
+    return path
+
+
+def _configured() -> bool:
+    """Whether the user has told JAX of a folder, or of none by an empty name."""
+    configured = getattr(jax.config, _FOLDER)
+    if configured is None:
+        return _FOLDER_VARIABLE in os.environ  # set after JAX was imported, so that JAX does not know
+    return configured != _chosen
+
+
+def _default_folder() -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # unset, or to be ignored by the XDG Base Directory Specification
+        base = Path.home() / ".cache"
+    return base / "jspec" / "xla"
+
+
+def _local(folder: str | Path) -> Path:
+    if "://" in str(folder):
+        raise ValueError(
+            f"compilation_cache={folder!r}: expected a local folder; for another one set {_FOLDER_VARIABLE} before "
+            "Python starts, and leave compilation_cache=True"
+        )
+    return Path(folder).expanduser().absolute()

@@ -1,0 +1,121 @@
+"""From prompts to requests, and from tokens to deltas and results: what stands between the engine and its users."""
+
+import functools
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+
+from jspec.completion import Completion
+from jspec.engine.request import FINISH_REASONS, ActiveRequest, Request
+from jspec.prompts import Prompt, checked_ids, text_or_ids
+from jspec.results import Delta, Result, Stats
+from jspec.sampling.params import SamplingParams
+from jspec.text import Detokenizer, Tokenizer, encode
+
+
+class Frontend:
+    """Knows the tokenizer and the vocabulary, which the engine does not.
+
+    Args:
+      tokenizer: the target's tokenizer; None if its checkpoint has none.
+      vocab_size: V of the target.
+      eos_token_ids: the target's end-of-sequence tokens.
+      method: how drafts are made, for messages; None for plain decoding.
+      reproducible: what ``Result.reproducible`` says.
+      default_params: what a request without SamplingParams gets.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        eos_token_ids: Sequence[int] = (),
+        method: str | None = None,
+        reproducible: bool = True,
+        default_params: SamplingParams | None = None,
+    ):
+        self.tokenizer, self.default_params = tokenizer, default_params or SamplingParams()
+        self._vocab_size, self._eos_token_ids = vocab_size, tuple(eos_token_ids)
+        self._method, self._reproducible = method, reproducible
+        self._warned_of_limit = False
+
+    def request(
+        self,
+        index: int,
+        prompt: Prompt,
+        params: SamplingParams,
+        key_data: np.ndarray,
+        priority: int = 0,
+        salt: str = "",
+    ) -> Request:
+        """The request that a prompt makes, whose number for messages is ``index``.
+
+        Raises:
+          ValueError: the prompt or a parameter cannot be served.
+        """
+        tokens = self._tokens(index, prompt)
+        stop_tokens = params.stop_tokens(self._eos_token_ids)
+        checked_ids(params.stop_token_ids, self._vocab_size, "stop_token_ids")
+        completion = None
+        if self.tokenizer is not None:
+            decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True)
+            completion = Completion(Detokenizer(decode, tokens), tuple(params.stop), params.min_tokens)
+        elif params.stop:
+            raise ValueError(f"stop={params.stop!r} is text, but the checkpoint has no tokenizer; use stop_token_ids")
+        return Request(index, tokens, params, key_data, stop_tokens, completion, priority, salt)
+
+    def delta(
+        self, id: int, active: ActiveRequest, token_ids: list[int], finished: bool, longest_text: int | None, K: int
+    ) -> Delta:
+        """What is new of a request; ``longest_text`` and ``K`` are the engine's."""
+        completion = active.request.watcher
+        result = self.result(active, longest_text, K) if finished else None
+        text = completion.take() if isinstance(completion, Completion) else None
+        return Delta(id, token_ids, text, finished, result)
+
+    def result(self, active: ActiveRequest, longest_text: int | None, K: int) -> Result:
+        """The result of a request that has ended."""
+        request, tokens = active.request, active.tokens
+        finish_reason = FINISH_REASONS[active.outcome]
+        text = stop_reason = None
+        if isinstance(request.watcher, Completion):
+            request.watcher.end()
+            text, stop_reason = request.watcher.text, request.watcher.stop
+        if finish_reason == "stop" and stop_reason is None and tokens[-1] in request.params.stop_token_ids:
+            stop_reason = tokens[-1]
+        elif finish_reason == "error":
+            stop_reason = f"the target's logits at position {len(request.prompt) + len(tokens)} are not finite"
+            if active.error is not None:
+                stop_reason = f"{type(active.error).__name__}: {active.error}"
+        stats = Stats.of(K, active.drafted, active.accepted, len(request.prompt), longest_text)
+        self._warn_of_limit(request, stats, longest_text)
+        return Result(
+            text=text,
+            token_ids=tokens,
+            prompt_token_ids=list(request.prompt),
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            stats=stats,
+            accepted=active.from_draft,
+            reproducible=self._reproducible,
+            num_cached_tokens=active.num_cached_tokens,
+        )
+
+    def _tokens(self, index: int, prompt: Prompt) -> list[int]:
+        prompt = text_or_ids(index, prompt)
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError(f"prompt {index} is text, but the checkpoint has no tokenizer; pass token ids")
+            prompt = encode(self.tokenizer, prompt, f"prompt {index}")
+        return checked_ids(prompt, self._vocab_size, f"prompt {index}", "a string or ")
+
+    def _warn_of_limit(self, request: Request, stats: Stats, limit: int | None):
+        if stats.num_steps_past_draft_limit and not self._warned_of_limit:
+            self._warned_of_limit = True
+            warnings.warn(
+                f"the {self._method} drafter has no positions for texts of more than {limit} tokens: "
+                f"{stats.num_steps_past_draft_limit} of {stats.num_steps} rounds of prompt {request.index} drafted nothing "
+                "(stats.num_steps_past_draft_limit)",
+                stacklevel=4,
+            )

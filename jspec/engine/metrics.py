@@ -1,0 +1,186 @@
+"""What an engine is doing and has done, in numbers. Nothing here needs JAX."""
+
+import bisect
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+from jspec.engine.request import ActiveRequest
+
+if TYPE_CHECKING:
+    from jspec.engine.scheduler import Scheduler
+
+# Upper bounds of the histograms' buckets, in seconds: vLLM's for the time to the first token and between tokens.
+FIRST_TOKEN_BOUNDS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+BETWEEN_TOKENS_BOUNDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2),
+    *(0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Histogram:
+    """How often a duration fell into each bucket.
+
+    Attributes:
+      bounds: the upper bounds of the buckets in seconds, ascending, each included in its bucket.
+      counts: how often a duration fell into each of them; one entry more, for what is longer than all bounds.
+      total: the sum of all durations, in seconds.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+    @property
+    def count(self) -> int:
+        """How many durations there were."""
+        return sum(self.counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Metrics:
+    """One look at an engine. Numbers of "so far" count since the engine was made, and only grow.
+
+    Attributes:
+      num_running: requests that have entered: their prompt is being read, they decode, or they are in host memory.
+      num_waiting: requests that have not.
+      num_finished: requests that have ended so far, in whatever way.
+      num_preemptions: how often a request lost its row and its pages so far.
+      num_cached_tokens: tokens of prompts that were found in the prefix cache so far.
+      num_prefill_tokens: tokens of prompts that were read so far.
+      num_padding_tokens: tokens of padding in the prefill passes so far.
+      num_generation_tokens: new tokens so far.
+      num_calls: calls of decode programs so far.
+      rows_per_call: rows that decoded in a call, on average so far; 0.0 before the first.
+      num_rounds: rounds so far, each counted once for every request that took part.
+      num_draft_tokens: drafts that were verified so far.
+      num_accepted_tokens: drafts that were accepted so far.
+      num_accepted_tokens_per_position: how many drafts were accepted so far at each place of a round, K entries.
+      pages_used: pages that requests hold.
+      pages_cached: pages that nobody holds but the prefix cache.
+      pages_swapped: pages in host memory.
+      pages_total: pages of the pool.
+      num_compilations: programs that are compiled.
+      queue_seconds: from a request's arrival until it entered.
+      first_token_seconds: from its arrival until the host knew its first token.
+      between_tokens_seconds: from one call's tokens of a request to the next call's, divided by the number of these.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_finished: int
+    num_preemptions: int
+    num_cached_tokens: int
+    num_prefill_tokens: int
+    num_padding_tokens: int
+    num_generation_tokens: int
+    num_calls: int
+    rows_per_call: float
+    num_rounds: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_accepted_tokens_per_position: tuple[int, ...]
+    pages_used: int
+    pages_cached: int
+    pages_swapped: int
+    pages_total: int
+    num_compilations: int
+    queue_seconds: Histogram
+    first_token_seconds: Histogram
+    between_tokens_seconds: Histogram
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same in dictionaries, lists and numbers, which JSON can hold."""
+        return dataclasses.asdict(self)
+
+
+class Meter:
+    """Counts what ``Metrics`` tells, and what the scheduler does not count itself.
+
+    Args:
+      num_draft_tokens: K, the most drafts of a round.
+    """
+
+    def __init__(self, num_draft_tokens: int):
+        self._queue, self._first = _Counts(FIRST_TOKEN_BOUNDS), _Counts(FIRST_TOKEN_BOUNDS)
+        self._between = _Counts(BETWEEN_TOKENS_BOUNDS)
+        self._finished = self._tokens = self._calls = self._rows = self._rounds = self._drafted = 0
+        self._accepted = [0] * num_draft_tokens
+        self._seen: dict[int, int] = {}  # requests under way by order -> how many of their rounds are counted
+
+    def entered(self, active: ActiveRequest):
+        """A request has a row for the first time."""
+        self._queue.add(active.times.entered - active.times.arrived)
+
+    def called(self, rows: int):
+        """A call was sent that decodes so many rows."""
+        self._calls += 1
+        self._rows += rows
+
+    def progressed(self, active: ActiveRequest, new: int, finished: bool):
+        """The host has learnt of new tokens of a request, or of its end."""
+        now, times = time.perf_counter(), active.times
+        if new and times.first_token != times.first_token:  # NaN
+            times.first_token = now
+            self._first.add(now - times.arrived)
+        elif new:
+            self._between.add((now - times.newest_token) / new, new)
+        if new:
+            times.newest_token = now
+        self._tokens += new
+        seen = self._seen.get(active.order, 0)
+        for drafted, accepted in zip(active.drafted[seen:], active.accepted[seen:], strict=True):
+            self._rounds += 1
+            self._drafted += drafted
+            for place in range(accepted):
+                self._accepted[place] += 1
+        self._seen[active.order] = len(active.drafted)
+        if finished:
+            self._finished += 1
+            del self._seen[active.order]
+
+    def metrics(self, scheduler: "Scheduler", num_compilations: int) -> Metrics:
+        """Everything at this moment."""
+        pages = scheduler.pages
+        return Metrics(
+            num_running=len(scheduler.under_way),
+            num_waiting=len(scheduler.waiting),
+            num_finished=self._finished,
+            num_preemptions=scheduler.num_preemptions,
+            num_cached_tokens=scheduler.num_cached_tokens,
+            num_prefill_tokens=scheduler.num_prefill_tokens,
+            num_padding_tokens=scheduler.num_padding,
+            num_generation_tokens=self._tokens,
+            num_calls=self._calls,
+            rows_per_call=self._rows / max(self._calls, 1),
+            num_rounds=self._rounds,
+            num_draft_tokens=self._drafted,
+            num_accepted_tokens=sum(self._accepted),
+            num_accepted_tokens_per_position=tuple(self._accepted),
+            pages_used=pages.used,
+            pages_cached=pages.cached,
+            pages_swapped=scheduler.pages_swapped,
+            pages_total=pages.total,
+            num_compilations=num_compilations,
+            queue_seconds=self._queue.histogram(),
+            first_token_seconds=self._first.histogram(),
+            between_tokens_seconds=self._between.histogram(),
+        )
+
+
+class _Counts:
+    """A histogram that grows."""
+
+    def __init__(self, bounds: tuple[float, ...]):
+        self._bounds, self._counts, self._total = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def add(self, seconds: float, times: int = 1):
+        self._counts[bisect.bisect_left(self._bounds, seconds)] += times
+        self._total += seconds * times
+
+    def histogram(self) -> Histogram:
+        return Histogram(self._bounds, tuple(self._counts), self._total)

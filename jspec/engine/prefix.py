@@ -1,0 +1,113 @@
+"""Which page of the KV cache holds which beginning of a text. Nothing here needs JAX."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+BLOCK = 16  # pages whose tokens are converted at a time: many are converted faster, but most texts are unknown soon
+
+
+class Link(NamedTuple):
+    """What one page holds.
+
+    Attributes:
+      key: a digest of all tokens from the beginning of the text to the end of the page.
+      previous: the key of the page before it in the text.
+      index: how many pages come before it in the text.
+    """
+
+    key: bytes
+    previous: bytes
+    index: int
+
+
+class PrefixIndex:
+    """Finds the pages that hold the beginning of a text.
+
+    Keys and values of a token depend on all tokens before it, so a page can serve another text only if both agree from
+    their first token to the end of the page. The key of a page is therefore the SHA-256 digest of the key of the page
+    before it and of its own tokens; the first page has the salt in place of a page before it. Equal keys mean equal
+    beginnings: no two texts with the same digest are known, nor can anyone make them.
+
+    When two requests have written the same text, the page of the first is the one that is found. The page of the second
+    only keeps its key, from which the keys of later pages follow without hashing the text again.
+
+    Args:
+      page_size: P, the cache slots of a page.
+      looks_ahead: whether what is kept for a token also depends on the token after it. The key of a page then covers the
+        token after the page, too.
+    """
+
+    def __init__(self, page_size: int, looks_ahead: bool):
+        self._page_size, self._ahead = page_size, int(looks_ahead)
+        self._links: dict[int, Link] = {}  # of every page whose key is known
+        self._pages: dict[bytes, int] = {}  # the page that is found by a key
+
+    def __contains__(self, page: int) -> bool:
+        """Whether a text may find this page."""
+        link = self._links.get(page)
+        return link is not None and self._pages.get(link.key) == page
+
+    def full_pages(self, tokens: int, slots: int) -> int:
+        """How many pages are filled by the first ``slots`` slots of a text of which so many tokens are known."""
+        return max(0, min(slots, tokens - self._ahead) // self._page_size)
+
+    def find(self, tokens: Sequence[int] | np.ndarray, most_pages: int, salt: str) -> list[int]:
+        """The pages of the longest beginning of ``tokens`` that is known, at most so many."""
+        found = []
+        for key in self._keys(tokens, 0, most_pages, _root(salt)):
+            page = self._pages.get(key)
+            if page is None:
+                break
+            found.append(page)
+        return found
+
+    def add(self, tokens: Sequence[int] | np.ndarray, pages: Sequence[int], salt: str) -> list[int]:
+        """Have the first pages of a text found from now on; returns those that were not found before.
+
+        Only pages whose keys are not known yet are hashed. A page that was left out before, because another one was found
+        by its key, is added if that one has been forgotten meanwhile.
+        """
+        links = self._links
+        first = next((index for index, page in enumerate(pages) if page not in links), len(pages))
+        previous = links[pages[first - 1]].key if first else _root(salt)
+        for index, key in enumerate(self._keys(tokens, first, len(pages), previous), first):
+            links[pages[index]] = Link(key, previous, index)
+            previous = key
+        added = [page for page in pages if links[page].key not in self._pages]
+        self._pages.update((links[page].key, page) for page in added)
+        return added
+
+    def forget(self, page: int):
+        """Have this page found no more, because something else will be written to it."""
+        link = self._links.pop(page, None)
+        if link is not None and self._pages.get(link.key) == page:
+            del self._pages[link.key]
+
+    def lineage(self, pages: Iterable[int]) -> list[int]:
+        """These pages and all that a text has to find before it finds them, the farthest from the beginning first."""
+        places: dict[int, int] = {}
+        for start in pages:
+            page: int | None = start
+            while page is not None and page not in places:
+                link = self._links[page]
+                places[page] = link.index
+                page = self._pages.get(link.previous)
+        return sorted(places, key=places.__getitem__, reverse=True)
+
+    def _keys(self, tokens: Sequence[int] | np.ndarray, first: int, last: int, previous: bytes) -> Iterator[bytes]:
+        """The keys of pages ``first`` .. ``last - 1`` of a text; ``previous`` is the key of the page before them."""
+        P, ahead = self._page_size, self._ahead
+        for block in range(first, last, BLOCK):
+            pages = min(BLOCK, last - block)
+            text = np.asarray(tokens[block * P : (block + pages) * P + ahead], np.int32).tobytes()
+            for start in range(0, 4 * P * pages, 4 * P):
+                previous = hashlib.sha256(text[start : start + 4 * (P + ahead)]).digest()
+                yield previous
+
+
+def _root(salt: str) -> bytes:
+    """What the first page has in place of the key of a page before it."""
+    return hashlib.sha256(b"jspec prefix " + salt.encode()).digest()
