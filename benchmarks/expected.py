@@ -11,7 +11,7 @@ import numpy as np
 
 from jspec.config import EngineConfig
 from jspec.engine.state import RequestArrays, admit, init_state
-from jspec.engine.step import DecodeStep
+from jspec.engine.step import DecodeStep, Segments
 from jspec.models.params import DTYPES
 from jspec.models.split import split
 from jspec.sampling.distribution import Warp, make_distribution
@@ -71,7 +71,7 @@ class Recorder:
             state, _ = step(leaves, verify).round(state)
             return state, [jnp.where(live, x, 0.0) for x in seen[0]], live
 
-        self._prefill = jax.jit(lambda leaves, state, *chunk: step(leaves, rejection).prefill(state, *chunk))
+        self._prefill = jax.jit(lambda leaves, state, segments: step(leaves, rejection).prefill(state, segments))
         self._round = jax.jit(one_round, donate_argnums=1)
         self._admit = jax.jit(admit)
 
@@ -83,9 +83,11 @@ class Recorder:
             request = texts.request(row, self.config)
             padded = np.zeros(self.config.max_len, np.int32)
             padded[: len(prompt)] = prompt
-            chunk = padded[None, : len(prompt)]
-            count = np.int32(len(prompt) - 1)
-            state = self._prefill(self._leaves, state, np.int32(row), chunk, np.int32(0), count, request.table[None])
+            first, count = np.zeros(1, np.int32), np.array([len(prompt) - 1], np.int32)
+            segment = Segments(
+                np.array([row], np.int32), padded[None, : len(prompt)], first, count, request.table[None]
+            )
+            state = self._prefill(self._leaves, state, segment)
             state = self._admit(state, np.int32(row), padded, request)
         sums, rounds = np.zeros(2), 0
         while np.any(live := np.asarray(state.live)):

@@ -53,7 +53,7 @@ def fitted(
 ) -> EngineConfig:
     """``config`` with a number of pages, if it has none, that fits beside weights and workspace.
 
-    On a GPU the pool takes what remains of ``share`` of the free memory. The number is rounded down to four significant
+    On a GPU the pool takes what remains of ``share`` of the free memory. The number is rounded down to five significant
     bits, so that the next start, with nearly as much memory, finds its programs in the compilation cache. Elsewhere every
     row gets room for ``max_len`` tokens, as far as 4 GiB hold them.
 
@@ -83,10 +83,10 @@ def fitted(
 
 
 def _rounded_down(number: int) -> int:
-    """The largest number of at most four significant bits that is not above ``number``; 0 for negative ones."""
+    """The largest number of at most five significant bits that is not above ``number``; 0 for negative ones."""
     if number <= 0:
         return 0
-    shift = max(number.bit_length() - 4, 0)
+    shift = max(number.bit_length() - 5, 0)
     return number >> shift << shift
 
 

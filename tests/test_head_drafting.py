@@ -19,7 +19,7 @@ from test_step import never, request
 from jspec.config import Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.state import admit, init_state
-from jspec.engine.step import DecodeStep
+from jspec.engine.step import DecodeStep, Segments
 from jspec.heads import PardConfig
 from jspec.models import build_head, flat_params
 from jspec.models.split import split
@@ -61,7 +61,7 @@ class Bench:
             return causal_drafts(self.config, merge_unprepared(leaves), target(), text, length, K)
 
         self.drafter = make_drafter(target(), serving(self.config, self.head))
-        self.prefill = compile_fast(lambda leaves, *chunk: step(leaves).prefill(*chunk))
+        self.prefill = compile_fast(lambda leaves, *args: step(leaves).prefill(*args))
         self.round, self.causal_pass = compile_fast(forced_round), compile_fast(causal_pass)
 
     def admitted(self, leaves):
@@ -74,8 +74,10 @@ class Bench:
             padded[: len(prompt)] = prompt
             for start in range(0, len(prompt) - 1, C):
                 count = min(C, len(prompt) - 1 - start)
-                chunk = (padded[None, start : start + C + 1], np.int32(start), np.int32(count), entry.table[None])
-                state = self.prefill(leaves, state, np.int32(row), *chunk)
+                where = np.array([start]), np.array([count]), entry.table[None]
+                state = self.prefill(
+                    leaves, state, Segments(np.array([row]), padded[None, start : start + C + 1], *where)
+                )
             state = admit(state, row, padded[:MAX_LEN], entry)
         return state
 

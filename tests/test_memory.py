@@ -32,12 +32,35 @@ def test_more_of_it_takes_more(change, field):
 
 
 def test_what_does_not_fit_is_refused_with_numbers(monkeypatch):
-    need = memory.budget(TARGET, DRAFT, CONFIG, 5).total
+    config = dataclasses.replace(CONFIG, num_pages=15)
+    need = memory.budget(TARGET, DRAFT, config, 5).total
     monkeypatch.setattr(memory, "free_bytes", lambda: need)
-    memory.check_memory(TARGET, DRAFT, CONFIG, 5)
+    assert memory.fitted(TARGET, DRAFT, config, 5, 0.9) == config
     monkeypatch.setattr(memory, "free_bytes", lambda: need - 1)
-    with pytest.raises(MemoryError, match=r"GiB .*max_batch=3 x max_len=40.*are free; lower max_batch, max_len"):
-        memory.check_memory(TARGET, DRAFT, CONFIG, 5)
+    with pytest.raises(
+        MemoryError, match=r"num_pages=15 of 8 .*max_batch=3 x max_len=40.*are free; lower max_batch, max"
+    ):
+        memory.fitted(TARGET, DRAFT, config, 5, 0.9)
+
+
+def test_the_pool_takes_what_remains(monkeypatch):
+    """On a GPU the share of its memory that is left; elsewhere what the rows can use, up to 4 GiB."""
+    one_row = dataclasses.replace(CONFIG, num_pages=CONFIG.pages_per_row)
+    assert memory.fitted(TARGET, DRAFT, CONFIG, 5, 0.9).num_pages == 3 * 5
+    monkeypatch.setattr(memory, "GIB", 2000)  # a page takes 2,048 bytes
+    monkeypatch.setattr(memory, "free_bytes", lambda: 0)
+    with pytest.raises(MemoryError, match="num_pages=5 "):
+        memory.fitted(TARGET, DRAFT, CONFIG, 5, 0.9)
+
+    monkeypatch.setattr(memory, "on_gpu", lambda: True)
+    need = memory.budget(TARGET, DRAFT, one_row, 5)
+    page = need.cache // (1 + CONFIG.pages_per_row)
+    for free in (10**6, 10**8):
+        monkeypatch.setattr(memory, "free_bytes", lambda free=free: free)
+        fits = (0.5 * free - need.weights - need.work) / page
+        pages = memory.fitted(TARGET, DRAFT, CONFIG, 5, 0.5).num_pages
+        assert 15 / 16 * fits - 1 <= pages <= fits
+        assert pages % 2 ** max(pages.bit_length() - 5, 0) == 0  # the same, if a little less is free
 
 
 def test_there_is_memory_here():

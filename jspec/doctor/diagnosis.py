@@ -24,7 +24,7 @@ from jspec.drafting.methods import drafter_for, method_of
 from jspec.fitting import with_positions, within_reach
 from jspec.llm import LLM, Prompt
 from jspec.loading import Path, build_draft_module, check_fit, find_folders
-from jspec.memory import check_memory
+from jspec.memory import fitted
 from jspec.models import build
 from jspec.results import Stats
 from jspec.sampling.params import SamplingParams
@@ -121,7 +121,7 @@ def diagnose(
         known = with_positions(config, given, engine.max_len)
         speculation = within_reach(Speculation(num_draft_tokens), known)
     found += [checks.position_limit(config, given, known), *checks.what_is_read(config, known, options)]
-    check_memory(config, known, engine, speculation.most_draft_tokens + 1)
+    engine = fitted(config, known, engine, speculation.most_draft_tokens + 1, share=0.9)
 
     model = build(*load_folder(target_path, dtype), dtype)
     _, params = load_draft(draft_path, dtype, **dataclasses.asdict(options))

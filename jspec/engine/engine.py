@@ -336,7 +336,7 @@ class Engine:
         logs = self.runner.read(call.logs)
         before = [len(active.tokens) if active.outcome == LIVE else -1 for active in call.decoded]
         accepted = self.scheduler.follow(call.decoded, call.rounds, logs)
-        if self.controller is not None:
+        if self.controller is not None and logs.num_rounds:
             self.controller.observe(call.K, logs.num_rounds, accepted)
         for active, seen in zip(call.decoded, before, strict=True):
             if seen < 0:
@@ -431,7 +431,8 @@ class Engine:
         own = [active for active in unfinished if active.inbox.thread is threading.current_thread()]
         if own:
             raise RuntimeError(
-                f"{name}() needs an idle engine, but {count(len(own), 'request')} of this thread has not ended"
+                f"{name}() needs an idle engine, but this thread has {count(len(own), 'request')} under way; let them end, or "
+                "give them up, first"
             )
         if unfinished:
             return False

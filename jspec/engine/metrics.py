@@ -133,15 +133,15 @@ class Meter:
             times.newest_token = now
         self._tokens += new
         seen = self._seen.get(active.order, 0)
-        for drafted, accepted in zip(active.drafted[seen:], active.accepted[seen:], strict=True):
+        for i in range(seen, len(active.accepted)):
             self._rounds += 1
-            self._drafted += drafted
-            for place in range(accepted):
+            self._drafted += active.drafted[i]
+            for place in range(active.accepted[i]):
                 self._accepted[place] += 1
-        self._seen[active.order] = len(active.drafted)
+        self._seen[active.order] = len(active.accepted)
         if finished:
             self._finished += 1
-            del self._seen[active.order]
+            self._seen.pop(active.order, None)
 
     def metrics(self, scheduler: "Scheduler", num_compilations: int) -> Metrics:
         """Everything at this moment."""

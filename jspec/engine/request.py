@@ -77,7 +77,8 @@ class ActiveRequest:
       request: what was asked for.
       order: its number among all requests of the engine, in the order in which they came.
       inbox: where its owner learns of its progress; the scheduler does not look into it.
-      row: the batch row that it occupies; None while it waits, and while it is swapped out.
+      row: the batch row that it occupies; None while it waits, while it is swapped out, and while its last rounds are
+        under way.
       pages: the pages that it holds, in the order of its tokens.
       num_read: how many tokens of its prompt have been read into its pages, or were found there.
       num_cached_tokens: how many of them were found in the prefix cache.

@@ -74,6 +74,8 @@ class Scheduler:
     Attributes:
       waiting: requests that have no row yet, as a heap by seniority.
       swapped: requests in host memory.
+      ending: requests that rounds under way end for sure. Their rows are given to others at once; their pages are kept
+        until the host knows their last tokens.
       rows: who is in each row of the batch, None for a free row.
       pages: the pages and what they hold.
       num_preemptions: how many requests have been preempted so far.
@@ -96,13 +98,14 @@ class Scheduler:
         """
         self.rows: list[ActiveRequest | None] = [None] * self._config.max_batch
         self.swapped: list[ActiveRequest] = []
+        self.ending: list[ActiveRequest] = []
         self.pages.clear()
         self._passes_since_call = self._calls_since_pass = 0
 
     @property
     def under_way(self) -> list[ActiveRequest]:
-        """The requests that have entered: those in rows, and those in host memory."""
-        return [*(active for active in self.rows if active is not None), *self.swapped]
+        """The requests that have entered: those in rows, those in host memory, and those whose end is under way."""
+        return [*self._seated(), *self.swapped, *self.ending]
 
     @property
     def unfinished(self) -> bool:
@@ -152,6 +155,7 @@ class Scheduler:
           RuntimeError: requests wait, but nobody is under way and nobody can enter.
         """
         plan = Plan()
+        self._let_go()
         busy = bool(self.waiting or self.swapped or any(not active.decoding for active in self._seated()))
         rounds = min(self._config.rounds, MOST_ROUNDS_WAITED_FOR) if busy else self._config.rounds
         short = self._grow(rounds, plan)
@@ -161,15 +165,14 @@ class Scheduler:
             self._enter()
         self._choose_pass(plan)
         if self._calls_now(plan):
-            decoding = [active for active in self._seated() if active.decoding and active not in short]
-            plan.decoding = [active for active in decoding if not self._surely_over(active)]
+            plan.decoding = [active for active in self._seated() if active.decoding and active not in short]
             plan.rounds = min(rounds, 1) if plan.entering else rounds
         for active in plan.decoding:
             active.unread_rounds += plan.rounds
         if self.waiting and not self.under_way:
             raise RuntimeError(
                 f"{len(self.waiting)} requests wait, nobody is under way and nobody can enter; "
-                f"{self.pages.available} pages are free"
+                f"{self.pages.available} pages are available"
             )
         return plan
 
@@ -205,13 +208,22 @@ class Scheduler:
         if active in self.swapped:
             self.swapped.remove(active)
             active.saved = None
-        elif active.row is not None:
+        elif active.row is not None or active in self.ending:
             if active.decoding and not self._config.reproducible:
                 self._keep_for_later(active)
+            if active.row is None:
+                self.ending.remove(active)
             self._vacate(active)
         else:
             self.waiting = [entry for entry in self.waiting if entry[1] is not active]
             heapq.heapify(self.waiting)
+
+    def _let_go(self):
+        """Take the rows from requests that rounds under way end for sure: each round commits at least one token."""
+        for active in self._seated():
+            if active.decoding and active.length + active.unread_rounds >= active.request.limit(self._config.max_len):
+                self.rows[self._row_of(active)] = active.row = None
+                self.ending.append(active)
 
     def _grow(self, rounds: int, plan: Plan) -> list[ActiveRequest]:
         """Give each request that decodes pages for its next rounds, and preempt others where there are none.
@@ -221,8 +233,8 @@ class Scheduler:
         """
         short = []
         for active in sorted(self._seated(), key=lambda active: active.seniority):
-            if active.row is None or not active.decoding or self._surely_over(active):
-                continue  # it was preempted meanwhile, or needs nothing
+            if active.row is None or not active.decoding:
+                continue  # it was preempted meanwhile, or is being read
             missing = self._pages_for(active, rounds) - len(active.pages)
             while missing > self.pages.available and active.row is not None:
                 if not self._preempt(plan):
@@ -337,10 +349,6 @@ class Scheduler:
         """How many cache slots the request may ever touch."""
         return min(request.limit(self._config.max_len) + self._num_draft_tokens, self._config.max_len)
 
-    def _surely_over(self, active: ActiveRequest) -> bool:
-        """Whether rounds under way end the request for sure: each of them commits at least one token."""
-        return active.length + active.unread_rounds >= active.request.limit(self._config.max_len)
-
     def _seated(self) -> list[ActiveRequest]:
         return [active for active in self.rows if active is not None]
 
@@ -356,5 +364,6 @@ class Scheduler:
 
     def _vacate(self, active: ActiveRequest):
         self.pages.release(active.pages)
-        self.rows[self._row_of(active)] = None
+        if active.row is not None:
+            self.rows[active.row] = None
         active.row, active.pages = None, []

@@ -41,7 +41,7 @@ from jspec.sampling.params import SamplingParams
 PROMPTS = ragged_prompts()
 KEYS = [key_of(seed) for seed in range(len(PROMPTS))]
 LENGTHS, FEW = (0, 1, 4), (0, 1, 2)  # what engines over decoders, and those over tables, choose from
-CHEAP = dict.fromkeys((0, 1, 2, 4), 1.0)
+CHEAP = {CONFIG.max_batch: dict.fromkeys((0, 1, 2, 4), 1.0)}
 CYCLE = (4, 0, 4, 1, 0, 0, 1, 4, 1, 0)
 TABLES = (bigram(successor_table() / 10), bigram(successor_table((2, 3, 7, 11, 14, 19, 20, 21, 22, 28)) / 10))
 
@@ -54,7 +54,7 @@ class Told:
     def __init__(self, schedule: Iterable[int]):
         self.schedule, self.seen = iter(schedule), []
 
-    def choose(self) -> int:
+    def choose(self, rows: int) -> int:
         return next(self.schedule)
 
     def observe(self, K, rounds, accepted):
@@ -119,12 +119,12 @@ def test_the_window_of_a_smaller_K_is_caught_up_first(monkeypatch):
     """Without the program between, heads would draft from their own guesses, and accept less."""
     engine = auto_engine("eagle")
     sent, runner = [], engine.runner
-    send, decode = runner._send, runner.decode
+    send = runner._send
     monkeypatch.setattr(runner, "_send", lambda program, *args: sent.append(program) or send(program, *args))
-    monkeypatch.setattr(runner, "decode", lambda K: sent.append(K) or decode(K))
     told(engine, itertools.cycle(CYCLE))
-    asked = [what for what in sent if isinstance(what, int) or what is runner.programs.catch_up]
-    before = [asked[i - 2] for i, what in enumerate(asked) if what is runner.programs.catch_up]
+    lengths = {program: K for (_, K), program in runner.programs.decode.items()}
+    asked = [program for program in sent if program in lengths or program is runner.programs.catch_up]
+    before = [lengths[asked[i - 1]] for i, what in enumerate(asked) if what is runner.programs.catch_up]
     assert set(before) == {4}  # before 1, and not after a rest, which caught up itself
 
 
@@ -136,9 +136,9 @@ def test_match_with_coupled_drafts_at_one_width_gives_one_text():
     assert fixed == [fixed[0]] * len(LENGTHS)
     assert tokens_of(told(engine, itertools.cycle(CYCLE), params)[0]) == fixed[0]
 
-    engine.controller, chosen = Controller({0: 1.0, 1: 1.45, 4: 2.7}), []
+    engine.controller, chosen = Controller({CONFIG.max_batch: {0: 1.0, 1: 1.6, 4: 3.0}}), []
     choose = engine.controller.choose
-    engine.controller.choose = lambda: chosen.append(choose()) or chosen[-1]
+    engine.controller.choose = lambda rows: chosen.append(choose(rows)) or chosen[-1]
     assert tokens_of(decode(engine, PROMPTS, params, KEYS)) == fixed[0]
     assert {0, 1} <= set(chosen)
 
@@ -146,7 +146,8 @@ def test_match_with_coupled_drafts_at_one_width_gives_one_text():
 @pytest.mark.parametrize("costs", [CHEAP, None], ids=["given", "measured"])
 def test_nothing_is_compiled_while_K_varies(xla_compilations, costs):
     fresh = table_llm(costs).warmup().engine
-    assert fresh.num_compilations == 4 + len(FEW)  # prefill, admit, retire, catch-up, and a decode for each
+    programs = 5 + len(FEW)  # prefill, admit, save, restore, catch-up, and a decode for each
+    assert fresh.num_compilations == programs
     before = len(xla_compilations)
     assert before > 0  # the listener hears
     chosen = fresh.controller
@@ -155,7 +156,7 @@ def test_nothing_is_compiled_while_K_varies(xla_compilations, costs):
     decode(fresh, PROMPTS, GREEDY, KEYS)
     fresh.warmup()
     assert fresh.controller is chosen  # measured once
-    assert fresh.num_compilations == 4 + len(FEW)
+    assert fresh.num_compilations == programs
     assert len(xla_compilations) == before
 
 
@@ -170,12 +171,12 @@ def test_costs_are_measured_where_none_are_given():
     assert (costs.device, costs.method) == (jax.devices()[0].device_kind, "draft_model")
     seconds = costs.seconds(CONFIG.max_batch, FEW)
     assert all(0 < s < 10 for s in seconds.values())
-    assert llm.engine.controller.seconds == seconds
+    assert llm.engine.controller.seconds == {CONFIG.max_batch: seconds}
 
 
 def test_a_replaced_draft_is_judged_anew():
     engine = table_engine()
-    engine.controller = Controller(dict.fromkeys(FEW, 1.0))
+    engine.controller = Controller({CONFIG.max_batch: dict.fromkeys(FEW, 1.0)})
     fresh = engine.controller.acceptance
     decode(engine, PROMPTS, GREEDY, KEYS)
     assert (engine.controller.acceptance != fresh).all()
@@ -201,11 +202,11 @@ def test_the_controller_sees_the_rounds_that_count():
 def test_a_trial_of_drafts_is_read_before_the_next_choice():
     """After a rest the next choice rests on what one call with drafts did, and calls may be ahead of what was read."""
     engine = table_engine()
-    engine.controller, order = Controller({0: 1.0, 1: 1.9, 2: 50.0}), []
+    engine.controller, order = Controller({CONFIG.max_batch: {0: 1.0, 1: 1.9, 2: 50.0}}), []
     choose, observe = engine.controller.choose, engine.controller.observe
 
-    def chosen() -> int:
-        order.append((choose(), engine.controller.trying))
+    def chosen(rows: int) -> int:
+        order.append((choose(rows), engine.controller.trying))
         return order[-1][0]
 
     engine.controller.choose = chosen
@@ -260,7 +261,9 @@ def test_a_pinned_width_must_hold_the_largest_K():
 def test_drafts_that_never_pay_are_switched_off_and_those_that_do_are_not():
     settings, wrong = Speculation(4), bigram(successor_table(range(V)) / 10)
     make = drafting("draft_model", settings)
-    engine = Engine(TABLES[0], wrong, make, "rejection", CONFIG, draft_lengths=(0, 4), costs={0: 1.0, 4: 1.5})
+    engine = Engine(
+        TABLES[0], wrong, make, "rejection", CONFIG, draft_lengths=(0, 4), costs={CONFIG.max_batch: {0: 1.0, 4: 1.5}}
+    )
 
     def drafts_a_step() -> float:
         ended = decode(engine, [[i] for i in range(12)], GREEDY)

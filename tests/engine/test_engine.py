@@ -15,6 +15,7 @@ from engines import (
     plain_greedy,
     poisoned,
     ragged_prompts,
+    requests_of,
     target,
     tokens_of,
 )
@@ -38,10 +39,12 @@ SETTINGS = [
 
 
 def test_nothing_is_compiled_after_warmup(xla_compilations):
-    fresh = engine("draft_model", 2, config=dataclasses.replace(CONFIG, rounds=3))
+    scarce = dataclasses.replace(CONFIG, rounds=3, prefill_chunk=7, num_pages=CONFIG.pages_per_row + 3)
+    fresh = engine("draft_model", 2, config=scarce)
     assert fresh.num_compilations == 0
     fresh.warmup()
-    assert fresh.num_compilations == 4
+    programs = 5  # prefill, admit, decode, and two that move rows between device and host
+    assert fresh.num_compilations == programs
     before = len(xla_compilations)
     assert before > 0  # the listener hears
 
@@ -57,7 +60,10 @@ def test_nothing_is_compiled_after_warmup(xla_compilations):
     with pytest.raises(ValueError, match="is empty"):
         decode(fresh, [[]], GREEDY, KEYS[:1])
     fresh.warmup()
-    assert fresh.num_compilations == 4
+    seen = fresh.metrics()
+    assert seen.num_preemptions > 0
+    assert seen.num_cached_tokens > 0
+    assert fresh.num_compilations == programs
     assert len(xla_compilations) == before
 
 
@@ -65,26 +71,29 @@ def order_of(busy: Engine, requests) -> list[str]:
     """When the engine sends a call and when it reads what one did."""
     order, runner = [], busy.runner
     with pytest.MonkeyPatch.context() as patch:
-        decode, read = runner.decode, runner.read
-        patch.setattr(runner, "decode", lambda K: order.append("send") or decode(K))
+        carry_out, read = runner.carry_out, runner.read
+
+        def sent(plan, K):
+            order.extend(["send"] * bool(plan.decoding))
+            return carry_out(plan, K)
+
+        patch.setattr(runner, "carry_out", sent)
         patch.setattr(runner, "read", lambda logs: order.append("read") or read(logs))
         list(busy.run(requests))
     return order
 
 
-def test_a_call_is_sent_before_the_last_one_is_read_where_that_changes_nothing():
+@pytest.mark.parametrize("stops", [None, lambda tokens, seen: None], ids=["", "stop-strings"])
+@pytest.mark.parametrize("count", [1, CONFIG.max_batch, len(PROMPTS)])
+def test_a_call_is_sent_before_the_last_one_is_read(count, stops):
+    """Also while requests wait for rows, and while the host looks for stop strings."""
     busy = engine("ngram", 2, config=dataclasses.replace(CONFIG, rounds=2))
-    rows = [Request(i, prompt, GREEDY, KEYS[i]) for i, prompt in enumerate(PROMPTS[: CONFIG.max_batch])]
-    ahead = order_of(busy, rows)
-    assert len(ahead) > 5
-    assert ahead == ["send"] + ["send", "read"] * (len(ahead) // 2)
-
-    turns = lambda order: order == ["send", "read"] * (len(order) // 2)  # noqa: E731
-    assert turns(order_of(busy, [dataclasses.replace(rows[0], find_stop=lambda tokens, seen: None)]))
-    queued = order_of(busy, [Request(i, prompt, GREEDY, KEYS[i]) for i, prompt in enumerate(PROMPTS)])
-    assert len(PROMPTS) > CONFIG.max_batch
-    assert turns(queued[:4])  # somebody waits for a row that a call may free
-    assert queued[-3:] == ["read", "send", "read"]
+    order = order_of(busy, requests_of(PROMPTS[:count], GREEDY, KEYS[:count], stops))
+    assert len(order) > 5
+    sent_ahead = [order[:i].count("send") - order[:i].count("read") for i in range(1, len(order))]
+    assert max(sent_ahead) == 2
+    for i, what in enumerate(order[1:-3], 1):
+        assert what == "send" or sent_ahead[i - 1] == 2, "a call was read with nothing for the device to do meanwhile"
 
 
 def test_every_request_is_handed_out_once():
@@ -94,14 +103,19 @@ def test_every_request_is_handed_out_once():
     assert finished[0] != 0  # in the order in which they end, not in which they came
 
 
-def test_requests_wait_for_pages():
-    """A pool that holds one long request, or a few short ones; and what is taken is given back."""
-    pool = engine("ngram", 2, config=dataclasses.replace(CONFIG, num_pages=CONFIG.pages_per_row))
+@pytest.mark.parametrize("swap_space", [0.0, 4.0])
+def test_requests_share_few_pages(swap_space):
+    """A pool that holds one long request, or a few short ones. Without host memory requests wait until pages for their
+    whole text are free; with it they are preempted. What is taken is given back."""
+    scarce = dataclasses.replace(CONFIG, num_pages=CONFIG.pages_per_row, swap_space=swap_space)
+    pool = engine("ngram", 2, config=scarce)
     few = dataclasses.replace(GREEDY, max_tokens=4)
     for _ in range(2):
         assert tokens_of(decode(pool, PROMPTS)) == plain_greedy(target(), PROMPTS)
         assert tokens_of(decode(pool, PROMPTS, few)) == [tokens[:4] for tokens in plain_greedy(target(), PROMPTS)]
-    assert pool.num_compilations == 4  # without a warm-up the first request compiles the same
+    assert (pool.metrics().num_preemptions > 0) == (swap_space > 0)
+    assert pool.metrics().pages_used == 0
+    assert pool.num_compilations == 3 + 2 * (swap_space > 0)  # without a warm-up, as they are needed
 
 
 def unstarted(method=None, **changes) -> Engine:
@@ -139,15 +153,24 @@ def test_a_width_below_the_drafts_is_refused():
         unstarted("ngram", width=4)
 
 
-def test_an_abandoned_run_leaves_the_engine_usable():
+def test_a_run_goes_on_beside_another_that_is_left_open():
     busy = engine("ngram", 4, "block")
-    run = busy.run([Request(i, prompt, GREEDY, KEYS[i]) for i, prompt in enumerate(PROMPTS)])
-    next(run)
-    with pytest.raises(RuntimeError, match="busy"):
-        next(busy.run([Request(0, [1], GREEDY, KEYS[0])]))
-    with pytest.raises(RuntimeError, match="idle"):
+    run = busy.run(requests_of(PROMPTS, GREEDY, KEYS))
+    first = next(run)
+    with pytest.raises(RuntimeError, match=r"this thread has \d requests under way"):
         busy.warmup()
+    assert tokens_of(decode(busy, PROMPTS)) == plain_greedy(target(), PROMPTS)
+    rest = sorted([first, *run], key=lambda active: active.request.index)
+    assert tokens_of(rest) == plain_greedy(target(), PROMPTS)
+
+
+def test_an_abandoned_run_gives_up_what_it_has_not_finished():
+    busy = engine("ngram", 4, "block")
+    run = busy.run(requests_of(PROMPTS, GREEDY, KEYS))
+    next(run)
     run.close()
+    assert not busy.scheduler.unfinished
+    assert busy.metrics().pages_used == 0
     assert tokens_of(decode(busy, PROMPTS)) == plain_greedy(target(), PROMPTS)
 
 

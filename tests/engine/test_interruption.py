@@ -34,8 +34,9 @@ def texts(llm) -> list[list[int]]:
 
 
 def assert_nothing_is_held(engine: Engine):
-    assert engine.scheduler.pages.free == CONFIG.pool_pages - 1
+    assert engine.scheduler.pages.used == 0
     assert engine.scheduler.rows == [None] * CONFIG.max_batch
+    assert not engine.scheduler.unfinished
 
 
 @functools.cache
@@ -127,7 +128,7 @@ def test_an_interrupt_at_any_place_of_a_warm_engine(warm, how, monkeypatch):
             texts(llm)
         assert_nothing_is_held(llm.engine)
         assert texts(llm) == expected, f"after an interrupt at place {at} of {total}"
-    assert llm.engine.num_compilations == 4
+    assert llm.engine.num_compilations == 3
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert how is by_exception or not rebuilt  # Ctrl-C is held off while the state changes hands
 
@@ -143,7 +144,7 @@ def test_an_interrupt_while_programs_are_compiled():
         compiled.add(cold.engine.num_compilations)
         assert_nothing_is_held(cold.engine)
         assert texts(cold) == expected
-    assert compiled & {0, 1, 2, 3}  # else nothing was being compiled
+    assert compiled & {0, 1, 2}  # else nothing was being compiled
 
 
 def test_interrupts_at_random_times(warm):
@@ -160,11 +161,13 @@ def test_interrupts_at_random_times(warm):
         assert texts(llm) == expected
 
 
-@pytest.mark.parametrize("name", ["prefill", "admit", "retire", "decode"])
+@pytest.mark.parametrize("name", ["prefill", "admit", "decode"])
 def test_a_program_that_takes_the_state_and_fails(warm, monkeypatch, name):
     llm, expected = warm
     programs = llm.engine.runner.programs
-    failing = programs.decode[4] if name == "decode" else getattr(programs, name)
+    failing = getattr(programs, name)
+    if isinstance(failing, dict):
+        (failing,) = failing.values()
     call = Program.__call__
 
     def lose(program, *args):
@@ -225,7 +228,7 @@ def test_an_exception_while_a_program_is_compiled(monkeypatch):
             llm.warmup()
     assert_nothing_is_held(llm.engine)
     assert texts(llm) == texts(llm)
-    assert llm.engine.num_compilations == 4
+    assert llm.engine.num_compilations == 3
 
 
 def test_an_exception_in_a_search_for_stop_strings(warm):
@@ -246,8 +249,7 @@ def test_an_abandoned_generator(warm):
     for abandon in (lambda run: run.close(), lambda run: None):  # by hand, or by losing it
         run = llm.generate(PROMPTS, PARAMS, keys)
         next(run)
-        with pytest.raises(RuntimeError, match="the engine is busy"):
-            texts(llm)
+        assert texts(llm) == expected
         abandon(run)
         del run
         assert_nothing_is_held(llm.engine)
@@ -270,15 +272,16 @@ def test_more_tokens_than_any_array_holds_may_be_asked(warm):
 
 def test_nothing_waits_for_ever(warm, monkeypatch):
     llm, expected = warm
-    llm.engine.scheduler.pages.take(CONFIG.max_len * CONFIG.max_batch)  # as if somebody had lost them
-    with pytest.raises(RuntimeError, match=r"4 requests wait, no row decodes .* 0 pages are free"):
+    llm.engine.scheduler.pages.take(llm.engine.scheduler.pages.available)  # as if somebody had lost them
+    with pytest.raises(RuntimeError, match=r"4 requests wait, nobody is under way .* 0 pages are available"):
         texts(llm)
     assert texts(llm) == expected
 
     runner = llm.engine.runner
-    enter = runner.enter
+    rows = runner._rows
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "enter", lambda row, *args: enter(row, *args) or runner.retire([row]))
+        nobody = np.full(CONFIG.max_batch, CONFIG.max_batch, np.int32)
+        patch.setattr(runner, "_rows", lambda *args: dataclasses.replace(rows(*args), rows=nobody))
         with pytest.raises(RuntimeError, match=r"the device made no round, although the requests in rows \[0, 1, 2\]"):
             texts(llm)
     assert texts(llm) == expected

@@ -1,5 +1,6 @@
 """Rounds by themselves, judged by a rule that accepts what it is told to: caches after any pattern of acceptance."""
 
+import dataclasses
 import functools
 
 import jax
@@ -11,8 +12,8 @@ from engines import CONFIG, MAX_LEN, V, causal, draft, ragged_prompts, target
 from jspec.config import Speculation
 from jspec.drafting.draft_model import DraftModel
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED
-from jspec.engine.state import RequestArrays, admit, init_state, retire
-from jspec.engine.step import DecodeStep, RoundLog
+from jspec.engine.state import RequestArrays, admit, init_state
+from jspec.engine.step import DecodeStep, RoundLog, Segments
 from jspec.sampling.distribution import Warp
 from jspec.sampling.params import MAX_STOP_TOKENS
 from jspec.sampling.verify import Verdict
@@ -70,7 +71,8 @@ def admitted(**settings):
         entry = request(row, len(prompt), **settings)
         padded = jnp.zeros(MAX_LEN, jnp.int32).at[: len(prompt)].set(jnp.array(prompt))
         chunk = padded[None, : max(map(len, PROMPTS))]
-        state = programs()[0](state, jnp.int32(row), chunk, jnp.int32(0), jnp.int32(len(prompt) - 1), entry.table[None])
+        first, count = jnp.zeros(1, jnp.int32), jnp.array([len(prompt) - 1])
+        state = programs()[0](state, Segments(jnp.array([row]), chunk, first, count, entry.table[None]))
         state = admit(state, row, padded, entry)
     return state
 
@@ -178,7 +180,8 @@ def test_the_loop_on_the_device_ends_when_no_row_is_live():
         return Verdict(jnp.zeros(3, jnp.int32), jnp.full(3, 7, jnp.int32), jnp.ones(3, bool))
 
     step = stepping(accept_nothing)
-    state = retire(admitted(limit=max(map(len, PROMPTS)) + 2), jnp.array([True, True, False]))
+    state = admitted(limit=max(map(len, PROMPTS)) + 2)
+    state = dataclasses.replace(state, outcome=jnp.array([STOPPED, STOPPED, LIVE]))
     state, packed = compile_fast(step.decode, static_argnums=1)(state, 5)
     logs = RoundLog.unpacked(packed)
     assert logs.tokens[:2].tolist() == [[[-1] * (K + 1)] * 2 + [[7, *[-1] * K]]] * 2

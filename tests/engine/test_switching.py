@@ -79,7 +79,7 @@ class Switching(Bench):
         if self.is_model:
             self.causal_pass = compile_fast(model_pass)
         self.drafter = make(target(), serving(self.config, self.head))
-        self.prefill = compile_fast(lambda leaves, *chunk: step(leaves).prefill(*chunk))
+        self.prefill = compile_fast(lambda leaves, *args: step(leaves).prefill(*args))
         self.rounds = {k: compile_fast(functools.partial(forced_round, K=k)) for k in LENGTHS}
         self.plainly = compile_fast(lambda leaves, state: step(leaves, K, RULES["match"]).decode_plainly(state, ROUNDS))
         self.catch_up = compile_fast(lambda leaves, state: step(leaves).catch_up(state, K + 1))

@@ -42,8 +42,8 @@ class Controllers:
     """
 
     def __init__(self, seconds: Mapping[int, float]):
-        self._all, self._after = [Controller(seconds)], {}
-        self.chosen = np.array([self._all[0].choose()])
+        self._all, self._after = [Controller({1: seconds})], {}
+        self.chosen = np.array([self._all[0].choose(1)])
 
     def after(self, history, accepted) -> np.ndarray:
         """The history of each row, ``[B]``, after a round that accepted so many, ``[B]``."""
@@ -56,7 +56,7 @@ class Controllers:
             controller.observe(int(self.chosen[history]), 1, [accepted])
             self._after[history, accepted] = len(self._all)
             self._all.append(controller)
-            self.chosen = np.append(self.chosen, controller.choose())
+            self.chosen = np.append(self.chosen, controller.choose(1))
         return self._after[history, accepted]
 
 

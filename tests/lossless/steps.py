@@ -17,7 +17,7 @@ from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.state import LIVE, DecodeState, RequestArrays, init_state
-from jspec.engine.step import DecodeStep, RoundLog
+from jspec.engine.step import DecodeStep, RoundLog, Segments
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES
 from lossless import distributions
@@ -176,7 +176,8 @@ def _prefill(program: Program, target, draft, tokens, request: RequestArrays) ->
 
     def read(state, request):
         row, prompt, length, table = request
-        return step.prefill(state, row, prompt[None], jnp.int32(0), length - 1, table[None]), None
+        segment = Segments(row[None], prompt[None], jnp.zeros(1, jnp.int32), length[None] - 1, table[None])
+        return step.prefill(state, segment), None
 
     following = jnp.pad(tokens, ((0, 0), (0, 1)))
     rows = jnp.arange(len(tokens), dtype=jnp.int32)
