@@ -8,12 +8,10 @@ from pathlib import Path
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-_FOLDER, _FOLDER_VARIABLE = "jax_compilation_cache_dir", "JAX_COMPILATION_CACHE_DIR"
-_LEAST_TIME, _LEAST_TIME_VARIABLE = (
-    "jax_persistent_cache_min_compile_time_secs",
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS",
-)
-_LEAST_TIME_OF_JAX = 1.0  # seconds
+# Names of JAX's settings; in capitals, of the environment variables that JAX reads when it is imported.
+_USED = "jax_enable_compilation_cache"
+_FOLDER = "jax_compilation_cache_dir"
+_LEAST_TIME, _LEAST_TIME_OF_JAX = "jax_persistent_cache_min_compile_time_secs", 1.0  # seconds
 
 _chosen: str | None = None  # the folder that this module has told JAX last
 
@@ -45,7 +43,7 @@ def enable_compilation_cache(folder: str | Path | bool = True) -> Path | None:
       ValueError: folder is the address of something remote.
     """
     global _chosen
-    if folder is False or not jax.config.jax_enable_compilation_cache or (folder is True and _configured()):
+    if folder is False or not getattr(jax.config, _USED) or (folder is True and _configured()):
         return None
     try:
         path = _default_folder() if folder is True else _local(folder)
@@ -59,9 +57,7 @@ def enable_compilation_cache(folder: str | Path | bool = True) -> Path | None:
             stacklevel=2,
         )
         return None
-    if jax.config.jax_persistent_cache_min_compile_time_secs == _LEAST_TIME_OF_JAX and (
-        _LEAST_TIME_VARIABLE not in os.environ
-    ):
+    if getattr(jax.config, _LEAST_TIME) == _LEAST_TIME_OF_JAX and _LEAST_TIME.upper() not in os.environ:
         jax.config.update(_LEAST_TIME, 0.0)
     if getattr(jax.config, _FOLDER) != str(path):
         jax.config.update(_FOLDER, str(path))
@@ -74,7 +70,7 @@ def _configured() -> bool:
     """Whether the user has told JAX of a folder, or of none by an empty name."""
     configured = getattr(jax.config, _FOLDER)
     if configured is None:
-        return _FOLDER_VARIABLE in os.environ  # set after JAX was imported, so that JAX does not know
+        return _FOLDER.upper() in os.environ  # set after JAX was imported, so that JAX does not know
     return configured != _chosen
 
 
@@ -88,7 +84,7 @@ def _default_folder() -> Path:
 def _local(folder: str | Path) -> Path:
     if "://" in str(folder):
         raise ValueError(
-            f"compilation_cache={folder!r}: expected a local folder; for another one set {_FOLDER_VARIABLE} before "
+            f"compilation_cache={folder!r}: expected a local folder; for another one set {_FOLDER.upper()} before "
             "Python starts, and leave compilation_cache=True"
         )
     return Path(folder).expanduser().absolute()

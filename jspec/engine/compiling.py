@@ -118,7 +118,8 @@ def compile_all(programs: Sequence[tuple[Program, tuple]], threads: int | None =
 
     Args:
       programs: each with the arguments that ``Program.compile`` takes, in the order in which they are begun.
-      threads: how many are compiled at a time; None is one for each program, but not more than there are CPU cores.
+      threads: how many are compiled at a time; None is one for each program, but not more than there are CPU cores. On a
+        GPU, where XLA times kernels while it compiles, many at a time wait for each other and may take longer than two.
 
     Raises:
       ValueError: threads is less than 1.
@@ -145,11 +146,18 @@ def compile_all(programs: Sequence[tuple[Program, tuple]], threads: int | None =
         for program, args in missing:
             pool.submit(finish, program, program._lower(*args))
         for _ in missing:
-            error = ended.get()
+            error = _wait_for(ended)
             if error is not None:
                 raise error
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _wait_for(ended: queue.SimpleQueue) -> Any:
+    """The next item. Python looks for interrupts in between, of which not all wake a thread that waits for a lock."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return ended.get(timeout=0.1)
 
 
 def decode_options(target_leaves: Sequence[jax.Array], queries: int) -> dict[str, str | int]:

@@ -14,6 +14,7 @@ from jspec.config import EngineConfig, count
 from jspec.drafting.base import Drafter
 from jspec.engine.adaptive import Controller
 from jspec.engine.frontend import Frontend
+from jspec.engine.guard import CompilationGuard
 from jspec.engine.inbox import Inbox
 from jspec.engine.interrupts import uninterrupted
 from jspec.engine.metrics import Meter, Metrics
@@ -73,6 +74,7 @@ class Engine:
       runner: has the weights, the programs, and the state on the device.
       controller: chooses K before each call; None if there is no choice, or before costs are known.
       frontend: knows the tokenizer.
+      guard: notices what is compiled after ``warmup``, and warns; ``guard.on_compile = "raise"`` makes it an error.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Engine:
             self.controller = Controller({b: {K: costs[b][K] for K in draft_lengths} for b in config.batch_buckets})
         self.frontend = frontend or Frontend(None, target.config.vocab_size, target.config.eos_token_ids)
         self._added = Inbox(streams=True)  # of the requests that ``add`` was called for
+        self.guard = CompilationGuard()
         self._meter = Meter(runner.num_draft_tokens)
         self._plan: _Planned | None = None  # decided, but not carried out yet
         self._calls: collections.deque[_Call] = collections.deque()  # sent, but not read yet
@@ -121,8 +124,8 @@ class Engine:
 
     @property
     def num_compilations(self) -> int:
-        """How many programs are compiled by now."""
-        return self.runner.num_compilations
+        """How many programs are compiled by now, and how many a step compiled after ``warmup`` that should not have."""
+        return self.runner.num_compilations + self.guard.count
 
     def add(
         self,
@@ -204,7 +207,8 @@ class Engine:
             while not inbox.items and not caller.taken:
                 self._turn.take(caller, PATIENCE)
             if caller.taken and not inbox.items and inbox.unfinished:
-                self._step()
+                with self.guard.watching():
+                    self._step()
             return inbox.taken()
         finally:  # ``Turn`` says why this is no method
             if caller.taken:
@@ -431,8 +435,8 @@ class Engine:
         own = [active for active in unfinished if active.inbox.thread is threading.current_thread()]
         if own:
             raise RuntimeError(
-                f"{name}() needs an idle engine, but this thread has {count(len(own), 'request')} under way; let them end, or "
-                "give them up, first"
+                f"{name}() needs an idle engine, but this thread has {count(len(own), 'request')} under way; let them "
+                "end, or give them up, first"
             )
         if unfinished:
             return False
@@ -447,6 +451,7 @@ class Engine:
             buckets, lengths = self.config.batch_buckets, self.runner.draft_lengths
             self.controller = Controller({b: {K: self.runner.measure(b, K) for K in lengths} for b in buckets})
             self.scheduler.pages.forget_prefixes()  # measuring wrote over them
+        self.guard.seal()
         self._sound = True
 
     def _replace_draft(self, draft_model: Any):

@@ -120,11 +120,11 @@ _UNWATCHED = contextlib.nullcontext()
 _here = _Here()
 
 
-def _note(event: str, seconds: float, **about):
+def _note(event: str, duration_secs: float, **about: str | int):
     """JAX calls this when it has compiled something. It must not raise: JAX is in the middle of its work."""
     block = _here.block
     if block is not None and event == _COMPILED:
-        block.compiled.append(f"{about.get('fun_name', 'a function')} in {seconds:.2g} s for {_caller()}")
+        block.compiled.append(f"{about.get('fun_name', 'a function')} in {duration_secs:.2g} s for {_caller()}")
 
 
 def _caller() -> str:

@@ -128,19 +128,19 @@ class Programs:
 
     def __init__(self, builder: StepBuilder, target_leaves: Sequence[jax.Array], draft_lengths: Sequence[int]):
         config = builder.config
-
-        def options(queries: int):
-            return decode_options(target_leaves, queries)
-
-        self.prefill = {n: Program(builder.prefill, WEIGHTS_THEN_STATE) for n in config.segment_buckets}
-        self.admit = Program(lambda *args: (admit(*args), None), STATE)
-        self.catch_up = Program(builder.catch_up, WEIGHTS_THEN_STATE)
+        self.prefill = {
+            n: Program(builder.prefill, WEIGHTS_THEN_STATE, name=f"prefill_{n}x{config.chunk}")
+            for n in config.segment_buckets
+        }
+        self.admit = Program(lambda *args: (admit(*args), None), STATE, name="admit")
+        self.catch_up = Program(builder.catch_up, WEIGHTS_THEN_STATE, name="catch_up")
         self.decode: dict[tuple[int, int], Program] = {}
         for b, K in itertools.product(config.batch_buckets, draft_lengths):
             rounds = functools.partial(builder.rounds, K=K)
-            self.decode[b, K] = Program(rounds, WEIGHTS_THEN_STATE, options(b * builder.width(K)))
-        self.save = Program(lambda state, *args: (state, save(state, *args)), STATE)
-        self.restore = Program(lambda *args: (restore(*args), None), STATE)
+            options = decode_options(target_leaves, b * builder.width(K))
+            self.decode[b, K] = Program(rounds, WEIGHTS_THEN_STATE, options, name=f"decode_{b}_rows_{K}_drafts")
+        self.save = Program(lambda state, *args: (state, save(state, *args)), STATE, name="save")
+        self.restore = Program(lambda *args: (restore(*args), None), STATE, name="restore")
 
     def __iter__(self) -> Iterator[Program]:
         singles = self.admit, self.catch_up, self.save, self.restore

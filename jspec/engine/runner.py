@@ -103,8 +103,8 @@ class Runner:
 
     def compile_for(self, plan: Plan, K: int):
         """Compile what the plan needs and is not compiled yet, which may take minutes. Nothing else changes."""
-        for program, args in self._needed(plan, K):
-            program.compile(*self._with_weights(program, args))
+        needed = [(program, args) for program, args in self._needed(plan, K) if not program.compiled]
+        compile_all([(program, self._with_weights(program, args)) for program, args in needed])
 
     def carry_out(self, plan: Plan, K: int) -> jax.Array | None:
         """Send all programs of a plan, whose rounds make up to K drafts.
@@ -156,7 +156,9 @@ class Runner:
     def warmup(self):
         """Compile all programs, several at a time, and run each of them once on an idle batch."""
         every = list(self._every_program())
-        compile_all([(program, self._with_weights(program, args)) for program, args in every])
+        # On a GPU, where XLA times kernels as it compiles, more than two at a time wait for each other.
+        threads = 2 if jax.default_backend() == "gpu" else None
+        compile_all([(program, self._with_weights(program, args)) for program, args in every], threads)
         for program, args in every:
             self._send(program, *args)
 
