@@ -1,9 +1,9 @@
-"""Which kernels take the time of a program, by their names in CUPTI's trace."""
+"""What the GPU did, by CUPTI's trace: which kernels take the time of a program, and for how long it was busy."""
 
 import collections
 import pathlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -27,17 +27,66 @@ def kernel_times(call: Callable) -> list[KernelTime]:
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             jax.block_until_ready(call())
-        for trace in pathlib.Path(folder).rglob("*.xplane.pb"):
-            for plane in jax.profiler.ProfileData.from_file(str(trace)).planes:
-                if not plane.name.startswith("/device:GPU"):
-                    continue
-                for line in plane.lines:
-                    if not line.name.startswith("Stream"):
-                        continue
-                    for event in line.events:
-                        seconds[event.name] += 1e-9 * event.duration_ns
-                        launches[event.name] += 1
+        for event in stream_events(folder):
+            seconds[event.name] += 1e-9 * event.duration_ns
+            launches[event.name] += 1
     return [KernelTime(name, launches[name], total) for name, total in seconds.most_common()]
+
+
+class Busy(NamedTuple):
+    """How much of a stretch of time the GPU worked.
+
+    Attributes:
+      span: seconds from the beginning of the first event of its streams to the end of the last.
+      busy: seconds of them in which any stream had an event: the length of the union of their intervals.
+      events: how many there were.
+    """
+
+    span: float
+    busy: float
+    events: int
+
+
+def busy_time(call: Callable[[], object]) -> Busy | None:
+    """How busy the GPU was while the host made a call; None where there is no GPU.
+
+    Events are kernels and copies. A CUDA graph counts as one event from its beginning to its end where CUPTI records
+    whole graphs, and as its kernels where it records these. Lines that the profiler derives from the streams, such as
+    those of modules and steps, do not count: they cover the gaps between kernels. The host is not traced, which would
+    slow it down.
+    """
+    options = jax.profiler.ProfileOptions()
+    options.host_tracer_level = options.python_tracer_level = 0
+    with tempfile.TemporaryDirectory() as folder:
+        jax.profiler.start_trace(folder, profiler_options=options)
+        try:
+            call()
+        finally:
+            jax.profiler.stop_trace()
+        intervals = [(event.start_ns, event.start_ns + event.duration_ns) for event in stream_events(folder)]
+    if not intervals:
+        return None
+    span = max(end for _, end in intervals) - min(start for start, _ in intervals)
+    return Busy(1e-9 * span, 1e-9 * union_length(intervals), len(intervals))
+
+
+def union_length(intervals: Iterable[tuple[float, float]]) -> float:
+    """How long at least one of the intervals (start, end) lasts."""
+    total, until = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(end - max(start, until), 0.0)
+        until = max(until, end)
+    return total
+
+
+def stream_events(folder: str) -> Iterator:
+    """The events on the streams of all GPUs in the traces of a folder."""
+    for trace in pathlib.Path(folder).rglob("*.xplane.pb"):
+        for plane in jax.profiler.ProfileData.from_file(str(trace)).planes:
+            if plane.name.startswith("/device:GPU"):
+                for line in plane.lines:
+                    if line.name.startswith("Stream"):
+                        yield from line.events
 
 
 def report(times: list[KernelTime], rounds: int, most: int = 30) -> str:

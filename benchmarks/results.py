@@ -163,7 +163,7 @@ class Figure:
       measured: the number.
       floor: the least that it could be.
       goal, stretch: what it is to reach, and what would be better than that; None for no goal.
-      details: whatever else belongs to it.
+      details: whatever else belongs to it. ``more_is_better`` is there, and true, for a rate.
       result: the run that it was measured in.
     """
 
@@ -177,8 +177,8 @@ class Figure:
 
     @property
     def is_short(self) -> bool:
-        """Whether it misses its goal. Every figure is the better the smaller it is."""
-        return self.goal is not None and self.measured > self.goal
+        """Whether it misses its goal. A figure is the better the smaller it is, unless it is a rate."""
+        return self.goal is not None and not self._reaches(self.goal)
 
     @property
     def verdict(self) -> str:
@@ -186,8 +186,11 @@ class Figure:
         if self.goal is None:
             return ""
         if self.is_short:
-            return f"short by {100 * (self.measured / self.goal - 1):.0f}%"
-        return "beyond" if self.stretch is not None and self.measured <= self.stretch else "met"
+            return f"short by {100 * abs(self.measured / self.goal - 1):.0f}%"
+        return "beyond" if self.stretch is not None and self._reaches(self.stretch) else "met"
+
+    def _reaches(self, mark: float) -> bool:
+        return self.measured >= mark if self.details.get("more_is_better") else self.measured <= mark
 
 
 def latest(results: Sequence[Result]) -> dict[str, Figure]:

@@ -82,6 +82,15 @@ def test_verdicts(measured, verdict, short):
     assert (figure.verdict, figure.is_short) == (verdict, short)
 
 
+@pytest.mark.parametrize(
+    ("measured", "verdict", "short"), [(3.0, "short by 25%", True), (4.0, "met", False), (4.5, "beyond", False)]
+)
+def test_verdicts_of_rates(measured, verdict, short):
+    goals, details = {"1": {"goal": 4.0, "stretch": 4.5}}, {"1": {"more_is_better": True}}
+    figure = results.latest([result(measured={"1": measured}, goals=goals, details=details)])["1"]
+    assert (figure.verdict, figure.is_short) == (verdict, short)
+
+
 def test_what_is_short_of_its_goal_stands_in_the_readme():
     found = performance.measurements()
     text = performance.readme(found)

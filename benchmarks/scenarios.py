@@ -1,0 +1,92 @@
+"""What an engine is put through to time one thing about it, once each time. Times are in seconds."""
+
+import dataclasses
+import time
+
+from benchmarks.loads import Client, Load, Texts, longest_gap
+from benchmarks.profile import Busy, busy_time
+
+PROMPT, LONG, AFTER = 512, 32_000, 64  # tokens of prompts, and new tokens of requests of which only the first count
+ALONGSIDE, ALONGSIDE_NEW = 15, 2048  # requests that decode while a prompt is read, and their new tokens
+WATCHED, WATCHED_ALL = 400, 500  # new tokens in which rounds are timed, and those that the request would get
+TURN, TURN_NEW, ANSWER = 2000, 50, 16  # tokens of a chat: its first turn, what the second adds, and new ones of either
+TRACED = 2.0  # seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenarios:
+    """The scenarios; each leaves the engine idle.
+
+    Attributes:
+      texts: where prompts come from.
+      divisor: of all lengths; 1 but for smoke runs.
+    """
+
+    texts: Texts
+    divisor: int
+
+    def load(self, prompt: int, new: int) -> Load:
+        return Load(self.texts.prompt(prompt // self.divisor), new // self.divisor)
+
+    def first_tokens(self, client: Client, count: int, length: int = PROMPT) -> float:
+        """How long it takes until the host knows a token of each of ``count`` requests, which go on decoding."""
+        loads = [self.load(length, AFTER) for _ in range(count)]
+        started = time.perf_counter()
+        client.until_first([client.add(load) for load in loads])
+        ended = time.perf_counter()
+        client.give_up()
+        return ended - started
+
+    def lone_round(self, client: Client) -> float:
+        """How long a round of a request takes that is alone: from its first call on, until most of its text is there."""
+        one = client.add(self.load(PROMPT, WATCHED_ALL))
+        client.until_first([one])
+        started, before = one.told[-1][0], client.engine.metrics().num_rounds
+        while one.tokens < WATCHED // self.divisor:
+            client.step()
+        ended, after = one.told[-1][0], client.engine.metrics().num_rounds
+        client.give_up()
+        return (ended - started) / (after - before)
+
+    def long_beside(self, client: Client, count: int) -> tuple[float, float]:
+        """The longest gap between tokens of ``count`` requests while a long prompt is read, and how long that takes until
+        its first token.
+
+        Raises:
+          RuntimeError: one of the requests ended meanwhile.
+        """
+        running = [client.add(self.load(PROMPT, ALONGSIDE_NEW)) for _ in range(count)]
+        client.until_first(running)
+        for _ in range(3):
+            client.step()
+        long = client.add(self.load(LONG, AFTER))
+        client.until_first([long])
+        if any(one.finished for one in running):
+            raise RuntimeError(f"a request of {ALONGSIDE_NEW} new tokens ended while the long prompt was read")
+        client.give_up()
+        return longest_gap(running, long.arrived, long.told[0][0]), long.first
+
+    def turns(self, client: Client) -> tuple[float, float]:
+        """How long the first token of each of two turns of a chat takes."""
+        shared, new = self.load(TURN, ANSWER), self.load(TURN_NEW, ANSWER)
+        first = client.add(shared)
+        client.finish()
+        second = client.add(Load([*shared.prompt, *new.prompt], new.new))
+        client.finish()
+        return first.first, second.first
+
+    def traced_queue(self, client: Client, count: int) -> Busy | None:
+        """How busy the GPU is after a quarter of a queue of ``count`` requests; None where there is no GPU."""
+        requests = [client.add(load) for load in self.texts.queue(count, self.divisor)]
+        ended = lambda: sum(one.finished for one in requests) / count  # noqa: E731
+        while ended() < 0.25:
+            client.step()
+
+        def stretch():
+            until = time.perf_counter() + TRACED
+            while time.perf_counter() < until and ended() < 0.75:
+                client.step()
+
+        found = busy_time(stretch)
+        client.give_up()
+        return found
