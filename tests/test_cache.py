@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.config import EngineConfig
-from jspec.engine.pages import PageAllocator
 from jspec.models.cache import NULL_PAGE, CausalView, LayerKV, PagedView, causal_mask, init_pool
 
 G, H, N, S = 2, 4, 4, 17
@@ -80,24 +78,3 @@ def test_a_pool_is_laid_out_by_heads():
     assert {leaf.shape for leaf in jax.tree.leaves(pool)} == {(G, 5, 7, H)}
     assert {leaf.dtype for leaf in jax.tree.leaves(pool)} == {jnp.dtype(jnp.bfloat16)}
     assert len({leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(pool)}) == 6  # donated buffers appear once
-
-
-def test_pages_are_lent_once():
-    pages = PageAllocator(EngineConfig(max_batch=1, max_len=100, page_size=10, num_pages=10))
-    assert [pages.pages(slots) for slots in (1, 10, 11, 100)] == [1, 1, 2, 10]
-    first, second = pages.take(31), pages.take(60)
-    assert (len(first), len(second)) == (4, 6)
-    assert sorted(first + second) == list(range(1, 11))  # never the null page
-    assert not pages.fits(1)
-    pages.give_back(first)
-    assert pages.fits(40)
-    assert not pages.fits(41)
-    assert sorted(pages.take(40)) == sorted(first)
-
-
-def test_what_the_whole_pool_could_not_hold():
-    pages = PageAllocator(EngineConfig(max_batch=1, max_len=100, page_size=10, num_pages=3))
-    pages.take(30)
-    pages.check(0, 30)  # it may wait
-    with pytest.raises(ValueError, match=r"prompt 5 needs 4 pages of 10 tokens .*31.* has 3; .* larger num_pages"):
-        pages.check(5, 31)

@@ -118,7 +118,7 @@ class PagePool:
                     "for each time that take or match has given it"
                 )
         kept = []
-        for page in reversed(pages):
+        for page in pages:
             self._holders[page] -= 1
             if self._holders[page]:
                 continue
@@ -151,8 +151,7 @@ class PagePool:
         if not self._prefix_cache:
             return []
         step = math.lcm(self.page_size, grid) // self.page_size  # the number of pages is a multiple of this
-        most = self._index.full_pages(len(tokens), most_slots) // step * step
-        found = self._index.find(tokens, most, salt)
+        found = self._index.find(tokens, self._index.full_pages(len(tokens), most_slots), salt)
         found = found[: len(found) // step * step]
         for page in found:
             self._holders[page] = self._holders.get(page, 0) + 1

@@ -15,12 +15,12 @@ class Link(NamedTuple):
     Attributes:
       key: a digest of all tokens from the beginning of the text to the end of the page.
       previous: the key of the page before it in the text.
-      index: how many pages come before it in the text.
+      place: how many pages come before it in the text.
     """
 
     key: bytes
     previous: bytes
-    index: int
+    place: int
 
 
 class PrefixIndex:
@@ -93,7 +93,7 @@ class PrefixIndex:
             page: int | None = start
             while page is not None and page not in places:
                 link = self._links[page]
-                places[page] = link.index
+                places[page] = link.place
                 page = self._pages.get(link.previous)
         return sorted(places, key=places.__getitem__, reverse=True)
 
@@ -104,7 +104,7 @@ class PrefixIndex:
             pages = min(BLOCK, last - block)
             text = np.asarray(tokens[block * P : (block + pages) * P + ahead], np.int32).tobytes()
             for start in range(0, 4 * P * pages, 4 * P):
-                previous = hashlib.sha256(text[start : start + 4 * (P + ahead)]).digest()
+                previous = hashlib.sha256(previous + text[start : start + 4 * (P + ahead)]).digest()
                 yield previous
 
 
