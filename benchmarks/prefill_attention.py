@@ -135,7 +135,7 @@ def time_passes(until: float):
                     continue
                 what = f"{B:>3} x {T}, {f'one prompt, {live:,} slots' if live else 'short prompts'}: {name}"
                 if isinstance(function, Exception):
-                    print(f"{what:<75} {str(function).splitlines()[0][:90]}", flush=True)
+                    print(f"{what:<75} {repr(function)[:90]}", flush=True)
                 else:
                     report(what, seconds(function, args), flop)
 
@@ -145,7 +145,9 @@ def time_dense():
     from jax.experimental.pallas.ops.gpu import attention_mgpu
 
     slots = PAGES * P
-    queries = [jax.random.normal(key, (1, 2048, N, H), jnp.bfloat16) for key in jax.random.split(jax.random.key(5), CALLS)]
+    queries = [
+        jax.random.normal(key, (1, 2048, N, H), jnp.bfloat16) for key in jax.random.split(jax.random.key(5), CALLS)
+    ]
     k, v = (jax.random.normal(key, (1, slots, G, H), jnp.bfloat16) for key in jax.random.split(jax.random.key(6)))
     tuning = attention_mgpu.TuningConfig(block_q=64, block_kv=128, max_concurrent_steps=2)
     functions = {
@@ -156,7 +158,7 @@ def time_dense():
         try:
             report(f"dense, {name}", seconds(jax.jit(program(attend)), (queries, k, v)), 4.0 * N * H * 2048 * slots)
         except Exception as error:  # as above
-            print(f"dense, {name}: {str(error).splitlines()[0][:150]}", flush=True)
+            print(f"dense, {name}: {repr(error)[:150]}", flush=True)
 
 
 def main() -> int:

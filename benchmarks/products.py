@@ -10,6 +10,7 @@ them and remembers the choice, so each set of options wants a process of its own
 import argparse
 import sys
 import time
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +37,12 @@ def seconds(function, options, *args) -> tuple[float, str]:
         jax.block_until_ready([compiled(*args) for _ in range(RUNS)])
         times.append((time.perf_counter() - start) / RUNS)
     kinds = {"cuBLAS": "__cublas$", "Triton": "__triton_", "cuDNN": "__cudnn$"}
-    text = compiled.as_text()
+    text = compiled.as_text() or ""
     return min(times) / COPIES, ", ".join(name for name, mark in kinds.items() if mark in text)
+
+
+def products(x, weights):
+    return [project(x, weight) for weight in weights]
 
 
 def mlp(x, gates_and_ups, downs):
@@ -58,18 +63,20 @@ def main() -> int:
     weights = {name: [make(key, shape) for key in keys] for name, shape in WEIGHTS.items()}
     for tokens in TOKENS:
         x = {width: jax.random.normal(keys[0], (tokens, width), jnp.bfloat16) for width in (4096, 14336)}
-        pieces = {
-            name: (lambda x, ws: [project(x, w) for w in ws], (x[wide], weights[name]), wide * high)
-            for name, (high, wide) in WEIGHTS.items()
-        }
-        pieces["MLP"] = mlp, (x[4096], weights["gate_up"], weights["down"]), 3 * 4096 * 14336
-        for name, (function, arrays, size) in pieces.items():
+        pieces: list[tuple[str, Callable, tuple, int]] = [
+            (name, products, (x[wide], weights[name]), wide * high) for name, (high, wide) in WEIGHTS.items()
+        ]
+        pieces.append(("MLP", mlp, (x[4096], weights["gate_up"], weights["down"]), 3 * 4096 * 14336))
+        for name, function, arrays, size in pieces:
             if time.monotonic() > until:
                 print("out of time")
                 return 0
             took, kinds = seconds(function, options, *arrays)
             rate = 2e-12 * tokens * size / took
-            print(f"{args.options:<10} {tokens:>5} {name:<8} {1e6 * took:>8.1f} us {rate:>6.0f} TFLOP/s  {kinds}", flush=True)
+            print(
+                f"{args.options:<10} {tokens:>5} {name:<8} {1e6 * took:>8.1f} us {rate:>6.0f} TFLOP/s  {kinds}",
+                flush=True,
+            )
     return 0
 
 

@@ -19,58 +19,13 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jspec.pallas.attention import last_slots, paged_attention, paged_attention_reference
 from jspec.pallas.dispatch import by_platform, on_hopper
+from jspec.pallas.prefill_plan import PART, SLOTS, STAGES, WARPGROUPS, Plan, block_bounds, live_pages
 
-_WARPGROUPS = 2  # that compute
-_PART = 64  # queries of one of them
-_SLOTS = 128  # of a tile
-_STAGES = 3  # tiles under way: as many as fit into shared memory beside the queries
 _COMPUTE, _LOAD = 224, 64  # registers of a thread; two warpgroups that compute and one that loads have 512
 _LOWEST = -1e30  # below any score; unlike -inf, it can be subtracted from itself
 _FEWEST_PROGRAMS = 64  # with fewer, ``paged_attention`` keeps more of a GPU busy, because it splits rows
-_IN_FULL = {} if jax.__version_info__ >= (0, 11) else {"idx": ()}  # what ``plgpu.load`` of jax 0.10 wants to be told
-
-
-class Plan(NamedTuple):
-    """What is static in a launch. Letters are those of ``jspec.config``; P is the page size, and R = N / G.
-
-    Attributes:
-      tokens: query tokens of a block.
-      heads: attention heads whose queries one warpgroup has; its queries are numbered head by head.
-      window: None, or how many slots a query token sees, its own included.
-      stages: how many tiles of keys, and of values, are under way at once.
-      interpret: None, or how to run on any platform, slowly: ``InterpretGPUParams`` of jax 0.11 and later.
-    """
-
-    B: int
-    T: int
-    G: int
-    R: int
-    H: int
-    P: int
-    tokens: int
-    heads: int
-    window: int | None
-    stages: int
-    interpret: Any
-
-    @classmethod
-    def of(cls, q, pool, window: int | None, stages: int = _STAGES, interpret=None) -> "Plan":
-        """The plan for queries ``[B, T, N, H]`` and a pool ``[G, pages, P, H]``."""
-        (B, T, N, H), (G, _, P, _) = q.shape, pool.shape
-        R = N // G
-        return cls(
-            B, T, G, R, H, P, _WARPGROUPS * _PART // R, max(1, R // _WARPGROUPS), window, stages, interpret
-        )
-
-    @property
-    def blocks(self) -> int:
-        """Of a row and a KV head."""
-        return self.T // self.tokens
-
-    @property
-    def pages(self) -> int:
-        """Of a tile."""
-        return _SLOTS // self.P
+# What ``plgpu.load`` of jax 0.10 wants to be told, and later ones warn about.
+_IN_FULL: dict[str, Any] = {} if jax.__version_info__ >= (0, 11) else {"idx": ()}
 
 
 def prefill_attention(q, k_pool, v_pool, table, positions, valid, window: int | None) -> jax.Array:
@@ -91,63 +46,29 @@ def has_prefill_kernel(q, pool) -> bool:
     """
     (B, T, N, H), (G, _, P, _) = q.shape, pool.shape
     fits = q.dtype == pool.dtype == jnp.bfloat16 and H in (64, 128) and P in (64, 128)
-    if not fits or N // G not in (1, 2, 4, 8, 16) or T * (N // G) % (_WARPGROUPS * _PART):
+    if not fits or N // G not in (1, 2, 4, 8, 16) or T * (N // G) % (WARPGROUPS * PART):
         return False
-    return B * T * N >= _FEWEST_PROGRAMS * _WARPGROUPS * _PART
+    return B * T * N >= _FEWEST_PROGRAMS * WARPGROUPS * PART
 
 
 @functools.partial(jax.jit, static_argnames=("window", "stages", "interpret"))  # layers share one trace
 def prefill_attention_kernel(
-    q, k_pool, v_pool, table, positions, valid, window: int | None, *, stages: int = _STAGES, interpret=None
+    q, k_pool, v_pool, table, positions, valid, window: int | None, *, stages: int = STAGES, interpret=None
 ):
     """``paged_attention_reference`` as a kernel; the attention of an invalid query token is 0."""
     plan = Plan.of(q, k_pool, window, stages, interpret)
-    bounds, last = _blocks(last_slots(table, positions, valid, plan.P), plan)
+    bounds, last = block_bounds(last_slots(table, positions, valid, plan.P), plan)
     return plgpu.kernel(
         functools.partial(_attend_blocks, plan=plan),
         out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
         grid=(plan.blocks, plan.G, plan.B),
         grid_names=("block", "g", "b"),
-        num_threads=_WARPGROUPS + 1,
+        num_threads=WARPGROUPS + 1,
         thread_name="warpgroup",
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
-        ),
+        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
         kernel_name="jspec_prefill_attention",
-    )(q, k_pool, v_pool, _live_pages(table, bounds, plan), bounds, last)
-
-
-def _blocks(last, plan: Plan):
-    """What each block reads, from the last slot that each query token sees, int32 ``[B, T]``.
-
-    Returns:
-      int32 ``[B, blocks, 5]``: four tile numbers, between which a block masks slots, masks none, and masks slots again;
-        and the newest slot that any of its queries sees. All layers of a pass share this array.
-      int32 ``[B, blocks, 2, 64]``: the last slot that each query of each warpgroup sees.
-    """
-    last = last.reshape(plan.B, plan.blocks, plan.tokens)
-    newest = jnp.max(last, axis=2)
-    least = jnp.min(jnp.where(last < 0, newest[..., None], last), axis=2)
-    end = (newest + _SLOTS) // _SLOTS
-    first = unmasked = jnp.zeros_like(end)
-    if plan.window is not None:
-        first = jnp.maximum(least - (plan.window - 1), 0) // _SLOTS
-        unmasked = jnp.minimum(pl.cdiv(jnp.maximum(newest - (plan.window - 1), 0), _SLOTS), end)
-    masked = jnp.maximum((least + 1) // _SLOTS, unmasked)
-    by_head = jnp.broadcast_to(last[:, :, None], (*last.shape[:2], plan.R, plan.tokens))
-    return (
-        jnp.stack([first, unmasked, masked, end, newest], axis=-1),
-        by_head.reshape(plan.B, plan.blocks, _WARPGROUPS, _PART),
-    )
-
-
-def _live_pages(table, bounds, plan: Plan):
-    """The table, in whole tiles, and with page 0 in place of entries that may hold anything."""
-    B, M = table.shape
-    newest = jnp.max(bounds[..., -1], axis=1, keepdims=True)
-    live = jnp.arange(M, dtype=jnp.int32)[None] * plan.P <= newest
-    return jnp.pad(jnp.where(live, table, 0), ((0, 0), (0, -M % plan.pages)))
+    )(q, k_pool, v_pool, live_pages(table, bounds, plan), bounds, last)
 
 
 class _Shared(NamedTuple):
@@ -178,25 +99,25 @@ class _Shared(NamedTuple):
     def types(cls, plan: Plan, dtype) -> "_Shared":
         layout = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
         matrix = lambda *shape: plgpu.SMEM(shape, dtype, transforms=layout)  # noqa: E731
-        tile = matrix(plan.stages, _SLOTS, plan.H)
+        tile = matrix(plan.stages, SLOTS, plan.H)
         here = plgpu.Barrier(num_arrivals=plan.pages, num_barriers=plan.stages)
-        read = plgpu.Barrier(num_arrivals=_WARPGROUPS, num_barriers=plan.stages)
+        read = plgpu.Barrier(num_arrivals=WARPGROUPS, num_barriers=plan.stages)
         return cls(
-            q=matrix(_WARPGROUPS, _PART, plan.H),
+            q=matrix(WARPGROUPS, PART, plan.H),
             k=tile,
             v=tile,
-            q_here=plgpu.Barrier(num_arrivals=plan.heads, num_barriers=_WARPGROUPS),
+            q_here=plgpu.Barrier(num_arrivals=plan.heads, num_barriers=WARPGROUPS),
             k_here=here,
             v_here=here,
             tail_here=plgpu.Barrier(num_arrivals=plan.pages),
             k_read=read,
             v_read=read,
-            turn=plgpu.Barrier(num_arrivals=_WARPGROUPS),
+            turn=plgpu.Barrier(num_arrivals=WARPGROUPS),
         )
 
 
 class _Block(NamedTuple):
-    """In a kernel: which block a program has, and between which tiles it masks; numbers are those of ``_blocks``."""
+    """In a kernel: which block a program has, and between which tiles it masks; numbers are those of ``block_bounds``."""
 
     b: Any
     g: Any
@@ -221,13 +142,13 @@ def _attend_blocks(q_ref, k_ref, v_ref, pages_ref, bounds_ref, last_ref, out_ref
         shared, warpgroup = _Shared(*scoped), lax.axis_index("warpgroup")
         block = _Block.of(bounds_ref, plan)
 
-        @pl.when(warpgroup < _WARPGROUPS)
+        @pl.when(warpgroup < WARPGROUPS)
         def _():
             if not plan.interpret:
                 plgpu.set_max_registers(_COMPUTE, action="increase")
             _compute(q_ref, last_ref, out_ref, shared, block, warpgroup, plan)
 
-        @pl.when(warpgroup == _WARPGROUPS)
+        @pl.when(warpgroup == WARPGROUPS)
         def _():
             if not plan.interpret:
                 plgpu.set_max_registers(_LOAD, action="decrease")
@@ -253,7 +174,7 @@ def _load(k_ref, v_ref, pages_ref, shared: _Shared, block: _Block, plan: Plan):
         pl.when(used)(lambda: plgpu.barrier_wait(shared.k_read.at[stage]))
         copy(k_ref, numbers, shared.k.at[stage], shared.k_here.at[stage])
         pl.when(used)(lambda: plgpu.barrier_wait(shared.v_read.at[stage]))
-        all_seen = (i + 1) * _SLOTS <= block.newest + 1
+        all_seen = (i + 1) * SLOTS <= block.newest + 1
 
         @pl.when(all_seen)
         def _():
@@ -263,7 +184,7 @@ def _load(k_ref, v_ref, pages_ref, shared: _Shared, block: _Block, plan: Plan):
         def _():
             copy(v_ref, numbers, shared.v.at[stage], shared.tail_here)
             plgpu.barrier_wait(shared.tail_here)
-            _clear_unseen(shared.v.at[stage], block.newest - i * _SLOTS, plan)
+            _clear_unseen(shared.v.at[stage], block.newest - i * SLOTS, plan)
             for _page in range(plan.pages):
                 plgpu.barrier_arrive(shared.v_here.at[stage])
 
@@ -271,21 +192,26 @@ def _load(k_ref, v_ref, pages_ref, shared: _Shared, block: _Block, plan: Plan):
 
     lax.fori_loop(block.first, block.end, load_tile, pages(block.first))
 
+    @pl.loop(jnp.maximum(block.end - plan.stages, block.first), block.end)
+    def _(i):  # no barrier is left with a phase that nobody saw
+        for barrier in (shared.k_read, shared.v_read):
+            plgpu.barrier_wait(barrier.at[lax.rem(i, jnp.int32(plan.stages))])
+
 
 def _clear_unseen(tile, newest, plan: Plan):
     """Zero the values past slot ``newest`` of a tile. They may be NaN, and 0 x NaN is NaN."""
-    for i in range(0, _SLOTS, _PART):
+    for i in range(0, SLOTS, PART):
         for j in range(0, plan.H, 64):
-            part = tile.at[pl.ds(i, _PART), pl.ds(j, 64)]
+            part = tile.at[pl.ds(i, PART), pl.ds(j, 64)]
             values = plgpu.load(part, **_IN_FULL, layout=plgpu.Layout.WGMMA)
-            slot = plgpu.broadcasted_iota(jnp.int32, (_PART, 64), 0, layout=plgpu.Layout.WGMMA) + i
+            slot = plgpu.broadcasted_iota(jnp.int32, (PART, 64), 0, layout=plgpu.Layout.WGMMA) + i
             part[...] = jnp.where(slot <= newest, values, jnp.zeros((), values.dtype))
     plgpu.commit_smem()
 
 
 def _compute(q_ref, last_ref, out_ref, shared: _Shared, block: _Block, warpgroup, plan: Plan):
     """The attention of one warpgroup's queries."""
-    tokens = _PART // plan.heads
+    tokens = PART // plan.heads
     token, head = block.number * plan.tokens, block.g * plan.R
     token, head = (token + warpgroup * tokens, head) if plan.R == 1 else (token, head + warpgroup * plan.heads)
     places = [
@@ -316,7 +242,7 @@ def _softmax(last_ref, shared: _Shared, block: _Block, warpgroup, plan: Plan):
 
     A warpgroup has its turn at the tensor cores from the end of its softmax until its next scores are under way.
     """
-    scale, shape = plan.H**-0.5 * math.log2(math.e), (_PART, _SLOTS)
+    scale, shape = plan.H**-0.5 * math.log2(math.e), (PART, SLOTS)
     stage_of = lambda i: lax.rem(i, jnp.int32(plan.stages))  # noqa: E731
 
     def change_turns():
@@ -325,7 +251,7 @@ def _softmax(last_ref, shared: _Shared, block: _Block, warpgroup, plan: Plan):
 
     def mask(scores, i):
         last = lax.broadcast_in_dim(_last(last_ref, block, warpgroup), shape, [0])
-        slot = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA) + i * _SLOTS
+        slot = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA) + i * SLOTS
         seen = slot <= last
         if plan.window is not None:
             seen &= slot > last - plan.window
@@ -340,7 +266,7 @@ def _softmax(last_ref, shared: _Shared, block: _Block, warpgroup, plan: Plan):
             change_turns()
             return ref[...]
 
-        scores = pl.run_scoped(score, plgpu.ACC(shape, jnp.float32))
+        scores = pl.run_scoped(score, plgpu.WGMMAAccumulatorRef(shape, jnp.float32))
         plgpu.barrier_arrive(shared.k_read.at[stage])
         scores = mask(scores, i) if masked else scores
         raised = jnp.maximum(peak, scores.max(axis=1) * scale)
@@ -364,9 +290,9 @@ def _softmax(last_ref, shared: _Shared, block: _Block, warpgroup, plan: Plan):
 
     rows = plgpu.Layout.WGMMA.reduce(1)
     carry = (
-        plgpu.layout_cast(jnp.zeros((_PART, plan.H), jnp.float32), plgpu.Layout.WGMMA),
-        plgpu.layout_cast(jnp.full(_PART, _LOWEST, jnp.float32), rows),
-        plgpu.layout_cast(jnp.zeros(_PART, jnp.float32), rows),
+        plgpu.layout_cast(jnp.zeros((PART, plan.H), jnp.float32), plgpu.Layout.WGMMA),
+        plgpu.layout_cast(jnp.full(PART, _LOWEST, jnp.float32), rows),
+        plgpu.layout_cast(jnp.zeros(PART, jnp.float32), rows),
     )
     pl.when(block.end > block.first)(lambda: plgpu.barrier_wait(shared.k_here.at[stage_of(block.first)]))
     pl.when(warpgroup == 1)(change_turns)
@@ -389,4 +315,4 @@ def _add_product(acc, weights, values, meanwhile, plan: Plan):
         plgpu.wgmma(ref, weights, values)
         meanwhile()
 
-    return pl.run_state(multiply)(plgpu.ACC.init(acc))
+    return pl.run_state(multiply)(plgpu.WGMMAAccumulatorRef.init(acc))
