@@ -183,35 +183,33 @@ class AsyncEngine:
         closed = False
         while not closed:
             try:
-                closed = self._wait()
-                self._submit()
-                self._give_up(everything=closed)
+                closed, leaving = self._wait()
+                self._submit()  # before some of them are given up
+                self._give_up(leaving, everything=closed)
                 if self._inbox.unfinished or self._inbox.items:
                     self._hand_out(self._engine.advance(self._inbox))
             except BaseException as error:  # whatever it is, nobody may be left waiting
                 self._fail(error)
 
-    def _wait(self) -> bool:
-        """Sleep until there is something to do; returns whether the engine is closed."""
+    def _wait(self) -> "tuple[bool, list[_Stream]]":
+        """Sleep until there is something to do; returns whether the engine is closed, and whose callers have left."""
         with self._news:
             self._news.wait_for(
                 lambda: self._closed or self._arriving or self._leaving or self._inbox.unfinished or self._inbox.items
             )
-            return self._closed
+            leaving, self._leaving = self._leaving, []
+            return self._closed, leaving
 
     def _submit(self):
         """Let the requests wait that have arrived."""
         while self._arriving:
             stream = self._arriving[0]
-            if not stream.ended:
-                stream.active = self._engine.submit(stream.request, self._inbox)
-                self._streams[stream.active.order] = stream
+            stream.active = self._engine.submit(stream.request, self._inbox)
+            self._streams[stream.active.order] = stream
             self._arriving.popleft()  # only now, so that it is always counted as waiting
 
-    def _give_up(self, everything: bool):
+    def _give_up(self, leaving: "Sequence[_Stream]", everything: bool = False):
         """Give up the requests whose callers have left, or all of them. Callers who still wait find that in the inbox."""
-        with self._news:
-            leaving, self._leaving = self._leaving, []
         for stream in leaving:
             stream.ended = True
         actives = [*self._orphans, *(stream.active for stream in leaving if stream.active is not None)]
@@ -261,7 +259,7 @@ class AsyncEngine:
             stream.ended = True
         self._post(letters)
         with contextlib.suppress(BaseException):  # the next caller will know; it is tried again then
-            self._give_up(everything=False)
+            self._give_up([])
 
 
 @dataclasses.dataclass(eq=False)
