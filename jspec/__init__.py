@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from jspec.results import Result as Result
     from jspec.results import Stats as Stats
     from jspec.sampling.params import SamplingParams as SamplingParams
+    from jspec.serving.async_engine import AsyncEngine as AsyncEngine
 
 __version__ = "0.1.0"
 
 # Public name -> the module that defines it. A name is imported when it is first used (PEP 562), so that ``import jspec``
 # loads neither JAX nor anything that reads checkpoints.
 _PUBLIC = {
+    "AsyncEngine": "jspec.serving.async_engine",
     "CostTable": "jspec.engine.costs",
     "Delta": "jspec.results",
     "LLM": "jspec.llm",

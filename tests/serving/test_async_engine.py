@@ -1,0 +1,524 @@
+"""Requests from asyncio get the texts that they would get alone, whoever else comes, leaves, fails or closes."""
+
+import asyncio
+import contextlib
+import dataclasses
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines import CONFIG, Bigram, Letters, bigram, drafting, shared, successor_table, table_llm
+
+import jspec
+from jspec.config import Speculation
+from jspec.llm import LLM
+
+TABLES = (bigram(successor_table() / 10), bigram(successor_table((2, 3, 7, 11, 14, 19, 20, 28)) / 10))
+LONG = jspec.SamplingParams(max_tokens=400, seed=5)  # of a prompt that is far from its end when a test looks at it
+PROMPTS = ["a", "bcdefghijklmnopqrst", "xyz", "hello"]
+
+
+@shared
+def model() -> LLM:
+    return table_llm(*TABLES, Letters())
+
+
+@shared
+def slow_model() -> LLM:
+    """One token a call and one segment a pass, so that every request takes hundreds of steps."""
+    settings = Speculation(num_draft_tokens=0)
+    config = dataclasses.replace(CONFIG, rounds=1, max_len=480, page_size=16, prefill_tokens=8)
+    table = bigram(successor_table() / 10, max_position=480)
+    return LLM(table, None, drafting(None, settings), None, Letters(), settings, config)
+
+
+def run(coroutine, seconds: float = 60):
+    """Its result; an error if it hangs."""
+
+    async def limited():
+        return await asyncio.wait_for(coroutine, seconds)
+
+    return asyncio.run(limited())
+
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def collect(generator) -> list[jspec.Delta]:
+    return [delta async for delta in generator]
+
+
+def params_of(seed: int) -> jspec.SamplingParams:
+    return jspec.SamplingParams(temperature=0.5 + 0.1 * (seed % 7), max_tokens=3 + seed % 20, seed=seed)
+
+
+def prompt_of(seed: int) -> str:
+    return PROMPTS[seed % len(PROMPTS)]
+
+
+def texts(llm, seeds) -> list[str]:
+    """What ``jspec.generate`` says to each seed alone."""
+    return [jspec.generate(llm, prompt_of(seed), params_of(seed)).text for seed in seeds]
+
+
+async def ask(engine, seed: int) -> str:
+    deltas = await collect(engine.generate(prompt_of(seed), params_of(seed)))
+    return checked(deltas).text
+
+
+def checked(deltas) -> jspec.Result:
+    """The result, after a look at the deltas before it."""
+    result = deltas[-1].result
+    assert [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+    assert "".join(delta.text for delta in deltas) == result.text
+    assert [token for delta in deltas for token in delta.token_ids] == result.token_ids
+    assert len({delta.id for delta in deltas}) == 1
+    return result
+
+
+def assert_nothing_is_held(llm):
+    metrics = llm.engine.metrics()
+    assert (metrics.pages_used, metrics.pages_swapped, metrics.num_running, metrics.num_waiting) == (0, 0, 0, 0)
+
+
+def test_many_callers_get_the_texts_of_one():
+    llm, seeds = model(), range(24)
+
+    async def serve():
+        async with jspec.AsyncEngine(llm) as engine:
+            return await asyncio.gather(*(ask(engine, seed) for seed in seeds))
+
+    assert run(serve()) == texts(llm, seeds)
+    assert_nothing_is_held(llm)
+
+
+def test_deltas_come_before_the_end():
+    async def serve():
+        async with jspec.AsyncEngine(slow_model()) as engine:
+            return await collect(engine.generate("abc", max_tokens=50, seed=3))
+
+    deltas = run(serve())
+    assert len(deltas) > 25
+    checked(deltas)
+
+
+def test_options_start_from_those_of_the_checkpoint(monkeypatch):
+    llm = model()
+    monkeypatch.setattr(llm, "default_sampling_params", jspec.SamplingParams(temperature=0.0, max_tokens=9))
+
+    async def serve():
+        async with jspec.AsyncEngine(llm) as engine:
+            plain, short, keyed = [
+                checked(await collect(engine.generate("abc", **options)))
+                for options in ({}, {"max_new_tokens": 4}, {"key": jax.random.key(7), "temperature": 1.0})
+            ]
+        assert plain.text == jspec.generate(llm, "abc").text
+        assert short.text == plain.text[:4]
+        assert keyed.text == jspec.generate(llm, ["abc"], key=jax.random.key(7), temperature=1.0)[0].text
+
+    run(serve())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        ((["a", "b"],), {}, ValueError, "prompt has 2 prompts: expected one"),
+        (([],), {}, ValueError, "prompt has 0 prompts"),
+        (([1] * 40,), {}, ValueError, "max_len=40 leaves room for 39"),
+        (("a", 3), {}, ValueError, "params=3: expected SamplingParams"),
+        (("a",), {"priority": 0.5}, ValueError, "priority=0.5: expected an integer"),
+        (("a",), {"salt": None}, ValueError, "salt=None: expected a string"),
+        (("a",), {"temperature": -1}, ValueError, "temperature=-1"),
+        (("a",), {"temprature": 1}, TypeError, "did you mean 'temperature'"),
+        (("a", jspec.SamplingParams()), {"seed": 1}, TypeError, "seed: give either params or its fields"),
+        (("a",), {"key": jax.random.key(1), "seed": 1}, ValueError, "key and SamplingParams.seed are both given"),
+    ],
+)
+def test_bad_arguments_reach_their_caller(arguments, options, error, message):
+    async def serve():
+        async with jspec.AsyncEngine(model()) as engine:
+            with pytest.raises(error, match=message):
+                await anext(engine.generate(*arguments, **options))
+            assert await ask(engine, 1)
+
+    run(serve())
+
+
+def test_something_else_than_a_model_is_refused():
+    with pytest.raises(ValueError, match=r"llm='folder': expected a model that jspec.load\(\) returned"):
+        jspec.AsyncEngine("folder")  # pyright: ignore[reportArgumentType]
+
+
+def test_no_more_wait_than_may(monkeypatch):
+    llm = slow_model()
+    monkeypatch.setattr(llm.engine, "config", dataclasses.replace(llm.engine.config, max_waiting=2))
+
+    async def serve():
+        async with jspec.AsyncEngine(llm) as engine:
+            decoding = [engine.generate("a", LONG) for _ in range(3)]
+            for generator in decoding:
+                await anext(generator)  # each is in a row before the next one comes
+            waiting = [asyncio.ensure_future(anext(engine.generate("a", LONG))) for _ in range(2)]
+            await until(lambda: llm.engine.metrics().num_waiting == 2)
+            with pytest.raises(jspec.QueueFull, match="max_waiting=2 requests wait already"):
+                await anext(engine.generate("a", LONG))
+            for task in waiting:
+                task.cancel()
+            await until(lambda: llm.engine.metrics().num_waiting == 0)
+            for generator in decoding:
+                await generator.aclose()
+
+    run(serve())
+    assert_nothing_is_held(llm)
+
+
+def waits(active) -> bool:
+    return active.row is None
+
+
+def is_read(active) -> bool:
+    return active.num_read > 0 and not active.decoding
+
+
+def decodes(active) -> bool:
+    return len(active.tokens) > 10
+
+
+@pytest.mark.parametrize("how", ["cancel", "close", "collect"])
+@pytest.mark.parametrize("state", [waits, is_read, decodes])
+def test_who_leaves_takes_nothing_along(state, how):
+    """And changes nothing for those who stay."""
+    llm = slow_model()
+    neighbours = 3 if state is waits else 2  # of three rows
+    options = {"max_tokens": 300 if state is waits else 100}
+    prompt = "a" * 460 if state is is_read else "abc"
+    expected = [jspec.generate(llm, "xyz", seed=seed, **options).text for seed in range(neighbours)]
+
+    async def serve():
+        async with jspec.AsyncEngine(llm) as engine:
+            staying = [engine.generate("xyz", seed=seed, **options) for seed in range(neighbours)]
+            first = [await anext(generator) for generator in staying]
+            tasks = [asyncio.ensure_future(collect(generator)) for generator in staying]
+            leaving = engine.generate(prompt, max_tokens=400 if state is not is_read else 10, seed=9)
+            step = asyncio.ensure_future(anext(leaving))
+            await until(lambda: len(engine._streams) == neighbours + 1)
+            active = engine._streams[max(engine._streams)].active
+            assert active is not None
+            await until(lambda: state(active))
+            if how == "cancel":
+                step.cancel()
+                if state is decodes:  # whose first step is over: the task that goes on is cancelled
+                    step = asyncio.ensure_future(collect(leaving))
+                    await asyncio.sleep(0)
+                    step.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await step
+            elif state is decodes:
+                await step
+                if how == "close":
+                    await leaving.aclose()
+            else:  # a generator that waits cannot be closed, but what waits for it can be lost or cancelled
+                step.cancel()
+                await asyncio.wait([step])
+            del leaving, step
+            gc.collect()
+            await until(lambda: active.outcome != 0)
+            assert not all(task.done() for task in tasks)  # it was not their end that made room
+            assert active.row is None
+            assert not active.pages
+            rest = await asyncio.gather(*tasks)
+            return [checked([delta, *deltas]).text for delta, deltas in zip(first, rest, strict=True)]
+
+    assert run(serve()) == expected
+    assert_nothing_is_held(llm)
+
+
+def test_a_loop_that_breaks_gives_its_request_up():
+    llm = slow_model()
+
+    async def serve():
+        engine = jspec.AsyncEngine(llm)
+        async with contextlib.aclosing(engine.generate("abc", LONG)) as deltas:
+            async for delta in deltas:
+                assert not delta.finished
+                break
+        await until(lambda: llm.engine.metrics().num_running == 0)
+        async for _ in engine.generate("abc", LONG):
+            break
+        await until(lambda: llm.engine.metrics().num_running == 0)
+        await engine.close()
+
+    run(serve())
+    assert_nothing_is_held(llm)
+
+
+def test_closing_gives_up_what_is_under_way():
+    llm = slow_model()
+
+    async def serve():
+        engine = jspec.AsyncEngine(llm)
+        tasks = [asyncio.ensure_future(collect(engine.generate("abc", LONG))) for _ in range(5)]
+        await until(lambda: llm.engine.metrics().num_running == 3)
+        await engine.close()
+        results = [checked(deltas) for deltas in await asyncio.gather(*tasks)]
+        assert [result.finish_reason for result in results] == ["abort"] * 5
+        assert_nothing_is_held(llm)
+        assert not any(thread.name == "jspec.AsyncEngine" for thread in threading.enumerate())
+        await engine.close()
+        with pytest.raises(RuntimeError, match="the AsyncEngine is closed"):
+            await anext(engine.generate("abc"))
+        async with jspec.AsyncEngine(llm) as another:
+            assert checked(await collect(another.generate("abc", max_tokens=3))).finish_reason == "length"
+
+    run(serve())
+
+
+def test_an_engine_that_was_never_used_is_closed():
+    async def serve():
+        async with jspec.AsyncEngine(model()):
+            pass
+
+    run(serve())
+    assert not any(thread.name == "jspec.AsyncEngine" for thread in threading.enumerate())
+
+
+def test_the_thread_sleeps_while_there_is_nothing_to_do():
+    llm = model()
+
+    async def serve():
+        async with jspec.AsyncEngine(llm) as engine:
+            await ask(engine, 1)
+            await until(lambda: not engine._inbox.unfinished)
+            calls = llm.engine.metrics().num_calls
+            waited = []
+            engine._news.wait = lambda *args, wait=engine._news.wait: waited.append(1) or wait(*args)
+            await asyncio.sleep(0.2)
+            assert llm.engine.metrics().num_calls == calls
+            assert len(waited) <= 1
+            await ask(engine, 2)
+
+    run(serve())
+
+
+def test_two_engines_and_calls_of_generate_and_add_beside_each_other():
+    llm = model()
+    expected = texts(llm, range(30))
+    got = {}
+
+    async def serve(seeds):
+        async with jspec.AsyncEngine(llm) as engine:
+            got.update(zip(seeds, await asyncio.gather(*(ask(engine, seed) for seed in seeds)), strict=True))
+
+    def generate():
+        seeds = range(20, 26)
+        results = jspec.generate(llm, list(map(prompt_of, seeds)), list(map(params_of, seeds)))
+        got.update(zip(seeds, [result.text for result in results], strict=True))
+
+    def add():
+        ids = {llm.engine.add(prompt_of(seed), params_of(seed)): seed for seed in range(26, 30)}
+        while llm.engine.unfinished:
+            got.update({ids[delta.id]: delta.result.text for delta in llm.engine.step() if delta.result is not None})
+
+    threads = [threading.Thread(target=target) for target in (generate, add)]
+    threads += [threading.Thread(target=run, args=(serve(range(start, start + 10)),)) for start in (0, 10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [got.get(seed) for seed in range(30)] == expected
+    assert_nothing_is_held(llm)
+
+
+def test_event_loops_of_several_threads_share_an_engine():
+    llm, engine = model(), jspec.AsyncEngine(model())
+    got = {}
+
+    async def serve(seeds):
+        got.update(zip(seeds, await asyncio.gather(*(ask(engine, seed) for seed in seeds)), strict=True))
+
+    threads = [threading.Thread(target=run, args=(serve(range(start, start + 4)),)) for start in (0, 4, 8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    run(engine.close())
+    assert [got.get(seed) for seed in range(12)] == texts(llm, range(12))
+
+
+def test_who_is_slow_holds_nobody_up():
+    """Not even one who blocks his event loop."""
+    llm = slow_model()
+
+    async def serve():
+        async with jspec.AsyncEngine(llm) as engine:
+            slow = engine.generate("abc", LONG)
+            first = await anext(slow)
+            finished = llm.engine.metrics().num_finished
+            while llm.engine.metrics().num_finished == finished:
+                time.sleep(0.01)
+            return checked([first, *await collect(slow)])
+
+    assert run(serve()).text == jspec.generate(llm, "abc", LONG).text
+
+
+def test_an_event_loop_that_is_closed_before_its_requests_end():
+    llm = slow_model()
+    engine, loop = jspec.AsyncEngine(llm), asyncio.new_event_loop()
+    generator = engine.generate("abc", LONG)
+    loop.run_until_complete(asyncio.wait_for(anext(generator), 60))
+    loop.close()
+
+    async def another():
+        await until(lambda: llm.engine.metrics().num_running == 0)
+        assert await ask(engine, 1) == texts(llm, [1])[0]
+        await engine.close()
+
+    run(another())
+    del generator
+    gc.collect()
+    assert_nothing_is_held(llm)
+
+
+def test_asyncio_run_that_ends_before_its_requests():
+    llm = slow_model()
+    engine = jspec.AsyncEngine(llm)
+
+    async def forget():
+        generator = engine.generate("abc", LONG)
+        await anext(generator)
+        forgotten.append(generator)
+        tasks.append(asyncio.ensure_future(collect(engine.generate("abc", LONG))))
+        await until(lambda: llm.engine.metrics().num_running == 2)
+
+    forgotten, tasks = [], []
+    run(forget())
+
+    async def another():
+        await until(lambda: llm.engine.metrics().num_running == 0)
+        await engine.close()
+
+    run(another())
+    assert_nothing_is_held(llm)
+
+
+ABRUPT = """
+import asyncio, jspec
+from test_async_engine import LONG, slow_model
+
+generator = jspec.AsyncEngine(slow_model()).generate("abc", LONG)
+asyncio.new_event_loop().run_until_complete(anext(generator))
+print("exits")
+"""
+
+
+def test_a_process_that_ends_before_its_requests():
+    """A daemon thread inside of XLA would abort it."""
+    folders = [Path(jspec.__file__).parents[1], Path(__file__).parents[1], Path(__file__).parent]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "JAX_PLATFORMS": "cpu"}
+    ended = subprocess.run([sys.executable, "-c", ABRUPT], env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "exits\n"), ended.stderr
+
+
+ARMED = {"the device": False}
+
+
+def _fail_if_armed(_) -> np.ndarray:
+    if ARMED["the device"]:
+        raise OSError("a broken device")
+    return np.zeros((), np.float32)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fragile(Bigram):
+    """A table that fails on the device when it is told to."""
+
+    def __call__(self, tokens, positions, cache, view):
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        return self.table[tokens] + jax.pure_callback(_fail_if_armed, shape, tokens), cache
+
+
+def test_an_error_of_the_device_ends_each_request(monkeypatch):
+    llm = table_llm(Fragile(TABLES[0].table, TABLES[0].config), None, Letters())
+    expected = texts(llm, range(6))
+
+    async def serve():
+        async with jspec.AsyncEngine(llm) as engine:
+            for _ in range(2):
+                with monkeypatch.context() as patch:
+                    patch.setitem(ARMED, "the device", True)
+                    generators = [engine.generate(prompt_of(seed), params_of(seed)) for seed in range(6)]
+                    results = [checked(deltas) for deltas in await asyncio.gather(*map(collect, generators))]
+                assert [result.finish_reason for result in results] == ["error"] * 6
+                assert all("a broken device" in result.stop_reason for result in results)
+                assert await asyncio.gather(*(ask(engine, seed) for seed in range(6))) == expected
+
+    run(serve())
+    assert_nothing_is_held(llm)
+
+
+@pytest.mark.parametrize("name", ["advance", "submit", "give_up"])
+@pytest.mark.parametrize("error", [ZeroDivisionError("unexpected"), SystemExit("unexpected")])
+def test_an_exception_in_the_thread_reaches_every_caller(name, error, monkeypatch):
+    llm = slow_model()
+
+    def fail(*_):
+        raise error
+
+    async def serve():
+        async with jspec.AsyncEngine(llm) as engine:
+            leaving = engine.generate("abc", LONG)
+            await anext(leaving)
+            tasks = [asyncio.ensure_future(collect(engine.generate("abc", LONG))) for _ in range(4)]
+            await until(lambda: llm.engine.metrics().num_running == 3)
+            with monkeypatch.context() as patch:
+                patch.setattr(llm.engine, name, fail)
+                if name == "give_up":
+                    await leaving.aclose()
+                else:
+                    tasks.append(asyncio.ensure_future(collect(engine.generate("abc", LONG))))
+                results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(result) for result in results] == [RuntimeError] * len(tasks)
+            assert all(result.__cause__ is error for result in results)
+            assert await ask(engine, 3) == texts(llm, [3])[0]
+            assert_nothing_is_held(llm)
+            await leaving.aclose()
+
+    run(serve())
+    assert_nothing_is_held(llm)
+
+
+def test_a_delta_that_cannot_be_made_is_the_trouble_of_one_caller(monkeypatch):
+    llm = slow_model()
+    delta, unlucky = llm.engine.delta, []
+
+    def fail(progress):
+        if progress.active.order in unlucky:
+            raise UnicodeError("no text")
+        return delta(progress)
+
+    monkeypatch.setattr(llm.engine, "delta", fail)
+
+    async def serve():
+        async with jspec.AsyncEngine(llm) as engine:
+            other, broken = engine.generate("abc", max_tokens=200, seed=1), engine.generate("abc", LONG)
+            first = await anext(other)
+            unlucky.append((await anext(broken)).id)
+            with pytest.raises(RuntimeError, match="UnicodeError") as raised:
+                await collect(broken)
+            assert isinstance(raised.value.__cause__, UnicodeError)
+            await until(lambda: llm.engine.metrics().num_running == 1)
+            return checked([first, *await collect(other)]).text
+
+    assert run(serve()) == jspec.generate(llm, "abc", max_tokens=200, seed=1).text
+    assert_nothing_is_held(llm)
