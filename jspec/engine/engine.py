@@ -299,9 +299,7 @@ class Engine:
         if self._chooses and self.controller is None:
             self._warmup()
         try:
-            if self._plan is None:
-                self._plan = uninterrupted(self._decide)
-            planned = self._plan
+            planned = self._plan or uninterrupted(self._decide)
             self.runner.compile_for(planned.plan, planned.K)  # may take minutes, which Ctrl-C may end
             uninterrupted(self._carry_out, planned)
         except Exception as error:  # if nobody was under way, the same would happen again
@@ -319,8 +317,9 @@ class Engine:
         if self.controller is not None and plan.decoding:
             K = self.controller.choose(self.runner.bucket(len(plan.decoding)))
             trying = self.controller.trying
+        self._plan = planned = _Planned(plan, K, trying)
         self._sound = True
-        return _Planned(plan, K, trying)
+        return planned
 
     def _carry_out(self, planned: "_Planned"):
         self._sound, self._plan = False, None

@@ -6,18 +6,17 @@ from typing import NamedTuple
 from jspec.config import EngineConfig
 from jspec.engine.request import ActiveRequest
 
-ALONGSIDE = (
-    512  # the most tokens of a pass while more requests decode than are read: rounds wait no longer than for these
-)
+ALONGSIDE = 512  # the most tokens of a pass while few prompts are read beside many texts: rounds wait for no more
+CROWD = 4  # few: less than one prompt is read for so many texts
 MOST_CALLS_WAITED = 2  # calls that segments wait for others to fill a pass with
 
 
 class Segment(NamedTuple):
-    """``count`` tokens of a prompt, from position ``start`` on."""
+    """``length`` tokens of a prompt, from position ``start`` on."""
 
     active: ActiveRequest
     start: int
-    count: int
+    length: int
 
 
 def segments_of(active: ActiveRequest, c: int) -> Iterator[Segment]:
@@ -27,6 +26,11 @@ def segments_of(active: ActiveRequest, c: int) -> Iterator[Segment]:
         end = min(start - start % c + c, active.num_to_read)
         yield Segment(active, start, end - start)
         start = end
+
+
+def crowded(num_reading: int, num_decoding: int) -> bool:
+    """Whether so many prompts are read that the texts which decode meanwhile had better wait for them."""
+    return num_reading * CROWD > num_decoding
 
 
 def choose_pass(
@@ -45,7 +49,7 @@ def choose_pass(
     """
     c, buckets = config.chunk, config.segment_buckets
     most = buckets[-1]
-    if num_decoding >= len(reading):
+    if not crowded(len(reading), num_decoding):
         most = max((n for n in buckets if n * c <= ALONGSIDE), default=buckets[0])
     segments: list[Segment] = []
     for active in reading:

@@ -16,14 +16,19 @@ import numpy as np
 from jspec.config import NULL_PAGE, EngineConfig
 from jspec.drafting.base import Drafter
 from jspec.engine.compiling import Program, decode_options
-from jspec.engine.state import DecodeState, admit, init_state, put, restore, save, take
+from jspec.engine.packing import Packing
+from jspec.engine.request import Request
+from jspec.engine.state import DecodeState, Entries, admit, init_state, put, restore, save, take
 from jspec.engine.step import DecodeStep, Segments
 from jspec.models.params import DTYPES
+from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES
 
 Leaves = tuple[list[jax.Array], list[jax.Array]]  # the arrays of the target, and those of the draft model
 WEIGHTS_THEN_STATE, STATE = 1, 0  # what the arguments of a program begin with; as a number, the place of the state
+MOST_ENTRIES = 8  # requests that enter with one program
+MOST_MOVED = 16  # pages that one program moves between device and host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,32 +118,67 @@ def page_tables(pages: Sequence[Sequence[int]], count: int, config: EngineConfig
     return table
 
 
+def no_segments(config: EngineConfig, n: int) -> Segments:
+    """A prefill pass of n segments that reads nothing."""
+    zeros = np.zeros(n, np.int32)
+    tokens = np.zeros((n, config.chunk + 1), np.int32)
+    return Segments(np.full(n, config.max_batch, np.int32), tokens, zeros, zeros, page_tables([], n, config))
+
+
+class PackedProgram(Program):
+    """A program that is told what to do in one array on the host.
+
+    Args:
+      name: what messages and profiles call it.
+      function: takes what every program takes, and a pytree like ``example``.
+      example: what does nothing to an idle batch.
+      options: XLA's.
+      donate: the place of the state.
+
+    Attributes:
+      packing: how the pytree lies in the array.
+      idle: ``example``, packed.
+    """
+
+    def __init__(self, name: str, function: Callable, example: Any, options=None, donate: int = WEIGHTS_THEN_STATE):
+        self.packing = packing = Packing.of(example)
+        self.idle = packing.pack(example)
+        super().__init__(lambda *args: function(*args[:-1], packing.unpack(args[-1])), donate, options, name)
+
+
 class Programs:
     """Every program of an engine; each takes the state and returns it with something else, or with None.
 
     Attributes:
       prefill: n -> (leaves, state, segments), ``DecodeStep.prefill`` of n segments.
-      admit: (state, row, prompt, request), ``state.admit``.
+      admit: (rows, entries), ``state.admit``, which takes and returns only the part of the state that has rows.
       catch_up: (leaves, state, call), for the drafter before a smaller K.
       decode: (b, K) -> (leaves, state, call), rounds of b rows with up to K drafts; returns their logs, packed, beside
         the state.
-      save: (state, row, pages), ``state.save``; returns the copy beside the state.
-      restore: (state, row, pages, saved), ``state.restore``.
+      save: (state, row, pages), ``state.save``; returns the copy beside the state. Its arguments are not packed.
+      restore: (state, row, pages, saved), ``state.restore``. Its arguments are not packed.
+      most_entries: how many requests ``admit`` can take.
+      most_moved: how many pages ``save`` and ``restore`` move.
     """
 
     def __init__(self, builder: StepBuilder, target_leaves: Sequence[jax.Array], draft_lengths: Sequence[int]):
         config = builder.config
+        self.most_entries, self.most_moved = min(MOST_ENTRIES, config.max_batch), min(MOST_MOVED, config.pages_per_row)
         self.prefill = {
-            n: Program(builder.prefill, WEIGHTS_THEN_STATE, name=f"prefill_{n}x{config.chunk}")
+            n: PackedProgram(f"prefill_{n}x{config.chunk}", builder.prefill, no_segments(config, n))
             for n in config.segment_buckets
         }
-        self.admit = Program(lambda *args: (admit(*args), None), STATE, name="admit")
-        self.catch_up = Program(builder.catch_up, WEIGHTS_THEN_STATE, name="catch_up")
-        self.decode: dict[tuple[int, int], Program] = {}
+        nobody = [(config.max_batch, Request(0, [0], SamplingParams(), np.zeros(2, np.uint32)))]
+        entries = Entries.of(config, self.most_entries, nobody)
+        self.admit = PackedProgram("admit", lambda *args: (admit(*args), None), entries, donate=STATE)
+        self.catch_up = PackedProgram("catch_up", builder.catch_up, Call.of(config, config.max_batch, [], [], 1))
+        self.decode: dict[tuple[int, int], PackedProgram] = {}
         for b, K in itertools.product(config.batch_buckets, draft_lengths):
             rounds = functools.partial(builder.rounds, K=K)
             options = decode_options(target_leaves, b * builder.width(K))
-            self.decode[b, K] = Program(rounds, WEIGHTS_THEN_STATE, options, name=f"decode_{b}_rows_{K}_drafts")
+            self.decode[b, K] = PackedProgram(
+                f"decode_{b}_rows_{K}_drafts", rounds, Call.of(config, b, [], [], 1), options
+            )
         self.save = Program(lambda state, *args: (state, save(state, *args)), STATE, name="save")
         self.restore = Program(lambda *args: (restore(*args), None), STATE, name="restore")
 

@@ -77,6 +77,8 @@ class ActiveRequest:
       request: what was asked for.
       order: its number among all requests of the engine, in the order in which they came.
       inbox: where its owner learns of its progress; the scheduler does not look into it.
+      limit: the length at which it is complete.
+      most_slots: how many cache slots it may ever touch.
       row: the batch row that it occupies; None while it waits, while it is swapped out, and while its last rounds are
         under way.
       pages: the pages that it holds, in the order of its tokens.
@@ -101,6 +103,8 @@ class ActiveRequest:
     request: Request
     order: int = 0
     inbox: Any = None
+    limit: int = 0
+    most_slots: int = 0
     row: int | None = None
     pages: list[int] = dataclasses.field(default_factory=list)
     num_read: int = 0
@@ -141,25 +145,28 @@ class ActiveRequest:
         stop string in its own round, are left out. A watcher that raises ends the request as FAILED.
 
         Args:
-          log: the rounds of this row alone: fields ``[rounds]``, tokens ``[rounds, K + 1]``.
+          log: the rounds of this row alone, in lists, of ``RoundLog.by_row``.
         """
-        tokens, counts, drafted, accepted, outcomes = log.lists()
-        for i, count in enumerate(counts):
-            if self.outcome != LIVE or accepted[i] < 0:
+        for i, count in enumerate(log.count):
+            accepted = log.accepted[i]
+            if self.outcome != LIVE or accepted < 0:
                 break
-            self.tokens += tokens[i][:count]
-            self.from_draft += [j < accepted[i] for j in range(count)]
-            self.drafted.append(drafted[i])
-            self.accepted.append(accepted[i])
-            self.outcome = outcomes[i]
+            new = log.tokens[i][:count]
+            self.tokens += new
+            self.from_draft += [True] * min(accepted, count) + [False] * (count - accepted)
+            self.drafted.append(log.drafted[i])
+            self.accepted.append(accepted)
+            self.outcome = log.outcome[i]
             if self.request.watcher is not None:
-                self._watch(self.request.watcher, tokens[i][:count])
+                self._watch(self.request.watcher, new)
 
     def _watch(self, watcher: Watcher, new: list[int]):
         ended_by_token = self.outcome == STOPPED
         try:
             keep = watcher.add(new[:-1] if ended_by_token else new)
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # a panic of the Rust code in tokenizers is no Exception
             self.outcome, self.error = FAILED, error
             return
         if keep is not None:

@@ -4,10 +4,11 @@ Every program takes the state and gives a new one back, in the same memory: the 
 touches donated arrays.
 """
 
+import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,17 +20,25 @@ from jspec.drafting.base import Drafter
 from jspec.engine.compiling import Program, compile_all
 from jspec.engine.interrupts import uninterrupted
 from jspec.engine.passes import Segment
-from jspec.engine.programs import WEIGHTS_THEN_STATE, Call, Leaves, Programs, StepBuilder, page_tables
+from jspec.engine.programs import (
+    WEIGHTS_THEN_STATE,
+    Call,
+    Leaves,
+    PackedProgram,
+    Programs,
+    StepBuilder,
+    no_segments,
+    page_tables,
+)
 from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.scheduler import Move, Plan
-from jspec.engine.state import DecodeState, padded_prompt, request_arrays, save
+from jspec.engine.state import DecodeState, Entries, of_rows, save
 from jspec.engine.step import RoundLog, Segments
 from jspec.models.split import split
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise
 
 TIMED_CALLS = 5  # of a decode program, when its cost is measured
-PAGES_MOVED_AT_ONCE = 16  # between device and host
 GIB = 2**30
 
 
@@ -115,18 +124,18 @@ class Runner:
         for move in plan.leaving:
             self._swap_out(move)
         if plan.segments:
-            self._send(*self._pass(plan.segments))
-        for active in plan.entering:
-            self._send(*self._entry(active))
+            self._tell(*self._pass(plan.segments))
+        for entering in self._groups(plan.entering):
+            self._tell(self.programs.admit, self._entries(entering))
         for move in plan.returning:
             self._swap_in(move)
         if not plan.decoding:
             return None
         if 0 < K < max(active.largest_K for active in plan.decoding):  # a round of K drafts reads too short a window
-            self._send(*self._catch_up(plan))
+            self._tell(*self._catch_up(plan))
         for active in plan.decoding:
             active.largest_K = K
-        logs = self._send(*self._call(plan, K))
+        logs = self._tell(*self._call(plan, K))
         logs.copy_to_host_async()
         return logs
 
@@ -166,19 +175,19 @@ class Runner:
         """How many seconds a round of ``bucket`` rows with K drafts takes: the median of a few calls, on an idle batch
         after ``warmup``, with every row in a text of half of ``max_len``. The contents of all pages are lost."""
         config, seconds = self._config, []
-        request = Request(
-            0, [0] * max(config.max_len // 2, 1), SamplingParams(max_tokens=config.max_len), np.zeros(2, np.uint32)
-        )
-        prompt, arrays = padded_prompt(request, config), request_arrays(request, config)
+        prompt, forever = [0] * max(config.max_len // 2, 1), SamplingParams(max_tokens=config.max_len)
+        request = Request(0, prompt, forever, np.zeros(2, np.uint32))
+        rows = [(row, request) for row in range(bucket)]
         places = np.arange(bucket * config.pages_per_row).reshape(bucket, -1)
-        pages = 1 + places % (config.pool_pages - 1)  # rows may share pages: what they write is nobody's
+        pages = (1 + places % (config.pool_pages - 1)).tolist()  # rows may share pages: what they write is nobody's
         call = Call.of(config, bucket, range(bucket), pages, config.rounds)
         for _ in range(TIMED_CALLS + 1):
-            for row in range(bucket):
-                self._send(self.programs.admit, np.int32(row), prompt, arrays)
+            for first in range(0, bucket, self.programs.most_entries):
+                some = rows[first : first + self.programs.most_entries]
+                self._tell(self.programs.admit, Entries.of(config, self.programs.most_entries, some))
             jax.block_until_ready(self.state.outcome)
             started = time.perf_counter()
-            logs = self.read(self._send(self.programs.decode[bucket, K], call))
+            logs = self.read(self._tell(self.programs.decode[bucket, K], call))
             seconds.append((time.perf_counter() - started) / logs.num_rounds)
         return statistics.median(seconds[1:])
 
@@ -196,39 +205,38 @@ class Runner:
             raise ValueError(f"draft_model has arrays of {different[1]}: expected {different[0]}, as in the one before")
         self.leaves = (target_leaves, new)
 
-    def _pass(self, segments: Sequence[Segment]) -> tuple[Program, Segments]:
-        """The prefill program for these segments, and what it is given."""
-        config, c = self._config, self._config.chunk
+    def _pass(self, segments: Sequence[Segment]) -> tuple[PackedProgram, Segments]:
+        """The prefill program for these segments, and what it is told."""
+        config = self._config
         n = next(n for n in config.segment_buckets if n >= len(segments))
-        tokens, start, count = np.zeros((n, c + 1), np.int32), np.zeros(n, np.int32), np.zeros(n, np.int32)
-        row = np.full(n, config.max_batch, np.int32)
-        for i, segment in enumerate(segments):
-            active, end = segment.active, segment.start + segment.count
-            tokens[i, : segment.count + 1] = active.request.prompt[segment.start : end + 1]
-            start[i], count[i] = segment.start, segment.count
-            if end == active.num_to_read and active.row is not None:
-                row[i] = active.row
+        told = no_segments(config, n)
+        start, count = told.start.copy(), told.count.copy()
+        for i, (active, begin, length) in enumerate(segments):
+            told.tokens[i, : length + 1] = active.request.prompt[begin : begin + length + 1]
+            start[i], count[i] = begin, length
+            if begin + length == active.num_to_read:
+                told.row[i] = _row(active)
         table = page_tables([segment.active.pages for segment in segments], n, config)
-        return self.programs.prefill[n], Segments(row, tokens, start, count, table)
+        return self.programs.prefill[n], dataclasses.replace(told, start=start, count=count, table=table)
 
-    def _entry(self, active: ActiveRequest) -> tuple:
-        request, config = active.request, self._config
-        return (
-            self.programs.admit,
-            np.int32(active.row or 0),
-            padded_prompt(request, config),
-            request_arrays(request, config),
-        )
+    def _groups(self, entering: Sequence[ActiveRequest]) -> list[Sequence[ActiveRequest]]:
+        """Requests in groups that enter with one program."""
+        most = self.programs.most_entries
+        return [entering[i : i + most] for i in range(0, len(entering), most)]
+
+    def _entries(self, entering: Sequence[ActiveRequest]) -> Entries:
+        rows = [(_row(active), active.request) for active in entering]
+        return Entries.of(self._config, self.programs.most_entries, rows)
 
     def _rows(self, plan: Plan, bucket: int) -> Call:
-        rows = [active.row or 0 for active in plan.decoding]
+        rows = [_row(active) for active in plan.decoding]
         return Call.of(self._config, bucket, rows, [active.pages for active in plan.decoding], plan.rounds)
 
-    def _call(self, plan: Plan, K: int) -> tuple[Program, Call]:
+    def _call(self, plan: Plan, K: int) -> tuple[PackedProgram, Call]:
         bucket = self.bucket(len(plan.decoding))
         return self.programs.decode[bucket, K], self._rows(plan, bucket)
 
-    def _catch_up(self, plan: Plan) -> tuple[Program, Call]:
+    def _catch_up(self, plan: Plan) -> tuple[PackedProgram, Call]:
         return self.programs.catch_up, self._rows(plan, self._config.max_batch)
 
     def _swap_out(self, move: Move):
@@ -245,57 +253,45 @@ class Runner:
 
     def _moved_at_once(self, pages: Sequence[int]) -> list[np.ndarray]:
         """The pages in groups that one program moves, the last one padded with the null page. There is at least one."""
-        size = self._most_moved
+        size = self.programs.most_moved
         groups = [pages[i : i + size] for i in range(0, max(len(pages), 1), size)]
         return [np.array([*group, *[0] * (size - len(group))], np.int32) for group in groups]
 
-    @property
-    def _most_moved(self) -> int:
-        return min(PAGES_MOVED_AT_ONCE, self._config.pages_per_row)
-
-    def _needed(self, plan: Plan, K: int):
-        """The programs that a plan needs, with arguments of the right shapes."""
-        programs = self.programs
-        if plan.leaving or plan.returning:
-            yield from ((program, args) for program, args in self._movers())
-        if plan.segments:
-            program, segments = self._pass(plan.segments)
-            yield program, (segments,)
-        for active in plan.entering[:1]:
-            program, *args = self._entry(active)
-            yield program, tuple(args)
+    def _needed(self, plan: Plan, K: int) -> Iterator[tuple[Program, tuple]]:
+        """The programs that a plan needs, with arguments that do nothing to an idle batch."""
+        packed = [self._pass(plan.segments)[0]] if plan.segments else []
+        packed += [self.programs.admit] if plan.entering else []
         if plan.decoding:
-            if 0 < K < max(active.largest_K for active in plan.decoding):
-                yield programs.catch_up, (self._catch_up(plan)[1],)
-            program, call = self._call(plan, K)
-            yield program, (call,)
+            packed.append(self._call(plan, K)[0])
+            packed += [self.programs.catch_up] if max(active.largest_K for active in plan.decoding) > K else []
+        yield from ((program, (program.idle,)) for program in packed)
+        if plan.leaving or plan.returning:
+            yield from self._movers()
 
-    def _every_program(self):
-        """All programs, each with arguments that do nothing to an idle batch."""
-        config, programs = self._config, self.programs
-        request = Request(0, [0], SamplingParams(max_tokens=1), np.zeros(2, np.uint32))
-        nobody = np.int32(config.max_batch)
-        for n, program in programs.prefill.items():
-            count = np.zeros(n, np.int32)
-            tokens = np.zeros((n, config.chunk + 1), np.int32)
-            yield program, (Segments(np.full(n, nobody), tokens, count, count, page_tables([], n, config)),)
-        yield programs.admit, (nobody, padded_prompt(request, config), request_arrays(request, config))
-        if len(self.draft_lengths) > 1:
-            yield programs.catch_up, (Call.of(config, config.max_batch, [], [], 1),)
-        for (b, _), program in programs.decode.items():
-            yield program, (Call.of(config, b, [], [], 1),)
+    def _every_program(self) -> Iterator[tuple[Program, tuple]]:
+        """All programs that may be needed, with arguments that do nothing to an idle batch."""
+        programs = self.programs
+        packed = [*programs.prefill.values(), programs.admit, *programs.decode.values()]
+        packed += [programs.catch_up] if len(self.draft_lengths) > 1 else []
+        yield from ((program, (program.idle,)) for program in packed)
         yield from self._movers()
 
-    def _movers(self):
+    def _movers(self) -> Iterator[tuple[Program, tuple]]:
         """The programs that move requests to host memory and back, with arguments that change nothing."""
-        row, pages = np.int32(0), np.zeros(self._most_moved, np.int32)
+        row, pages = np.int32(0), np.zeros(self.programs.most_moved, np.int32)
         yield self.programs.save, (row, pages)
         saved = jax.eval_shape(save, self.state, row, pages)
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), saved)
         yield self.programs.restore, (np.int32(self._config.max_batch), pages, nothing)
 
     def _with_weights(self, program: Program, args: Sequence) -> tuple:
+        if program is self.programs.admit:
+            return of_rows(self.state), *args
         return *((self.leaves,) if program.donate == WEIGHTS_THEN_STATE else ()), self.state, *args
+
+    def _tell(self, program: PackedProgram, what: Any) -> Any:
+        """Send a program that is told ``what`` to do; returns what it gives beside the state."""
+        return self._send(program, program.packing.pack(what))
 
     def _send(self, program: Program, *args) -> Any:
         """Send a program, and keep the state that it gives back; returns what else it gives."""
@@ -304,7 +300,8 @@ class Runner:
         return uninterrupted(self._exchange_state, program, args)
 
     def _exchange_state(self, program: Program, args: tuple) -> Any:
-        self.state, other = program(*args)
+        new, other = program(*args)
+        self.state = dataclasses.replace(self.state, **new) if program is self.programs.admit else new
         return other
 
     def _intact(self) -> bool:
@@ -316,6 +313,11 @@ class Runner:
         except jax.errors.JaxRuntimeError:  # of a program that computed it
             return False
         return True
+
+
+def _row(active: ActiveRequest) -> int:
+    assert active.row is not None
+    return active.row
 
 
 def _to_host(array: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jspec.config import EngineConfig
 from jspec.engine.pages import PagePool
-from jspec.engine.passes import Segment, choose_pass
+from jspec.engine.passes import Segment, choose_pass, crowded
 from jspec.engine.request import LIVE, ActiveRequest, Request
 from jspec.sampling.params import MAX_STOP_TOKENS
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jspec.engine.step import RoundLog
 
 MOST_ROUNDS_WAITED_FOR = 2  # of a call, while a request waits or is read
-MOST_PASSES_IN_A_ROW = 4  # before rounds follow, while more requests are read than decode
+MOST_PASSES_IN_A_ROW = 4  # before rounds follow, while many prompts are read
 
 
 class Move(NamedTuple):
@@ -114,8 +114,9 @@ class Scheduler:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more request may wait."""
-        return self._config.max_waiting is None or len(self.waiting) < self._config.max_waiting
+        """Whether one more request may wait. One for which a row is free does not wait for long, and is not counted."""
+        most = self._config.max_waiting
+        return most is None or len(self.waiting) < most + sum(row is None for row in self.rows)
 
     @property
     def pages_swapped(self) -> int:
@@ -146,6 +147,7 @@ class Scheduler:
 
     def add(self, active: ActiveRequest):
         """Let a request wait, which ``check`` has passed."""
+        active.limit, active.most_slots = active.request.limit(self._config.max_len), self._most_slots(active.request)
         heapq.heappush(self.waiting, (active.seniority, active))
 
     def plan(self) -> Plan:
@@ -191,12 +193,12 @@ class Scheduler:
           RuntimeError: the device made no round although a request has not ended, so that it would never end.
         """
         live, accepted = [], []
-        for i, active in enumerate(decoded):
+        for active, log in zip(decoded, logs.by_row(), strict=False):
             active.unread_rounds -= rounds
             if active.outcome == LIVE:
                 live.append(active)
                 followed = len(active.accepted)
-                active.follow(logs.of_row(i))
+                active.follow(log)
                 accepted += active.accepted[followed:]
         if live and not accepted and all(active.outcome == LIVE for active in live):
             rows = [active.row for active in live]
@@ -221,7 +223,7 @@ class Scheduler:
     def _let_go(self):
         """Take the rows from requests that rounds under way end for sure: each round commits at least one token."""
         for active in self._seated():
-            if active.decoding and active.length + active.unread_rounds >= active.request.limit(self._config.max_len):
+            if active.decoding and active.length + active.unread_rounds >= active.limit:
                 self.rows[self._row_of(active)] = active.row = None
                 self.ending.append(active)
 
@@ -277,7 +279,7 @@ class Scheduler:
         """Give free rows, and pages, to requests that wait."""
         while self.waiting:
             active, row = self.waiting[0][1], self._free_row()
-            if row is None or not self._may_commit(active.request):
+            if row is None or not self._may_commit(active):
                 return
             request, most = active.request, max(active.num_to_read - 1, 0)
             found = self.pages.match(request.prompt, most, self._config.chunk, request.salt)
@@ -301,11 +303,11 @@ class Scheduler:
             self._calls_since_pass = 0 if plan.segments else self._calls_since_pass + 1
         if plan.segments:
             bucket = next(n for n in self._config.segment_buckets if n >= len(plan.segments))
-            read = sum(segment.count for segment in plan.segments)
+            read = sum(segment.length for segment in plan.segments)
             self.num_prefill_tokens += read
             self.num_padding += bucket * self._config.chunk - read
         for segment in plan.segments:
-            segment.active.num_read += segment.count
+            segment.active.num_read += segment.length
         plan.entering = [active for active in reading if active.num_read >= active.num_to_read]
         for active in plan.entering:
             request, slots = active.request, max(active.num_to_read - 1, 0)
@@ -313,11 +315,11 @@ class Scheduler:
             active.decoding = True
 
     def _calls_now(self, plan: Plan) -> bool:
-        """Whether rounds follow the pass. While more prompts are read than texts decoded, a few passes come first."""
+        """Whether rounds follow the pass. While many prompts are read, a few passes come first."""
         reading = sum(not active.decoding for active in self._seated())
-        crowded = plan.segments and reading > sum(active.decoding for active in self._seated())
+        wait = plan.segments and crowded(reading, sum(active.decoding for active in self._seated()))
         self._passes_since_call += 1
-        if crowded and self._passes_since_call < MOST_PASSES_IN_A_ROW:
+        if wait and self._passes_since_call < MOST_PASSES_IN_A_ROW:
             return False
         self._passes_since_call = 0
         return True
@@ -329,20 +331,19 @@ class Scheduler:
         if slots > len(request.prompt):
             self.pages.register([*request.prompt, *active.tokens], active.pages, slots, request.salt)
 
-    def _may_commit(self, request: Request) -> bool:
+    def _may_commit(self, entering: ActiveRequest) -> bool:
         """Whether the request may enter without a standstill becoming possible.
 
         If every request that is under way grew to its longest, their pages would have to fit into the pool and into host
         memory. A request moves there as a whole, so as much room as the largest one takes may remain unused.
         """
-        requests = [*(active.request for active in self.under_way), request]
-        pages = [self.pages.pages(self._most_slots(request)) for request in requests]
+        pages = [self.pages.pages(active.most_slots) for active in (*self.under_way, entering)]
         return sum(pages) <= self.pages.total + max(self._swap_pages - max(pages), 0)
 
     def _pages_for(self, active: ActiveRequest, rounds: int) -> int:
         """How many pages the request needs for so many more rounds, at their most."""
         committed = active.length + (active.unread_rounds + rounds) * (self._num_draft_tokens + 1)
-        slots = min(committed + self._num_draft_tokens, self._most_slots(active.request))
+        slots = min(committed + self._num_draft_tokens, active.most_slots)
         return self.pages.pages(slots)
 
     def _most_slots(self, request: Request) -> int:

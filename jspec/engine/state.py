@@ -4,6 +4,7 @@ The state is ONE pytree. It is donated to every program, which gives a new one b
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -115,6 +116,40 @@ def init_state(config: EngineConfig, target: Target, drafter: Drafter, dtype) ->
     )
 
 
+def of_rows(state: DecodeState) -> dict[str, Any]:
+    """Every array of the state that has an axis of rows in front, by field."""
+    return {name: getattr(state, name) for name in ("tokens", "outcome", "request", "previous", "features")}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """Requests that enter rows, in arrays on the host.
+
+    Attributes:
+      row: int32 ``[n]``, the row of each; B, which is no row, fills up the number.
+      prompt: int32 ``[n, S]``, their prompts, followed by zeros.
+      request: what each row needs to know of its request, with an axis of n in front.
+    """
+
+    row: Any
+    prompt: Any
+    request: RequestArrays
+
+    @staticmethod
+    def of(config: EngineConfig, most: int, entries: Sequence[tuple[int, Request]]) -> "Entries":
+        """At most ``most`` entries, each a row and its request."""
+        row = np.full(most, config.max_batch, np.int32)
+        row[: len(entries)] = [row for row, _ in entries]
+        prompts = [padded_prompt(request, config) for _, request in entries]
+        arrays = [request_arrays(request, config) for _, request in entries]
+
+        def stacked(*values):
+            return np.stack([*values, *[np.zeros_like(values[0])] * (most - len(values))])
+
+        return Entries(row, stacked(*prompts), jax.tree.map(stacked, *arrays))
+
+
 def padded_prompt(request: Request, config: EngineConfig) -> np.ndarray:
     """The prompt on the host, int32 ``[S]``, followed by zeros."""
     prompt = np.zeros(config.max_len, np.int32)
@@ -143,7 +178,7 @@ def request_arrays(request: Request, config: EngineConfig) -> RequestArrays:
         min_length=array(length + params.min_tokens, np.int32),
         stop_tokens=array(stop_tokens, np.int32),
         key_data=array(request.key_data, np.uint32),
-        table=np.full(config.pages_per_row, NULL_PAGE, np.int32),
+        table=array([NULL_PAGE] * config.pages_per_row, np.int32),
         warp=Warp(
             temperature=array(0.0 if params.greedy else params.temperature, np.float32),
             top_k=array(max(params.top_k, 0), np.int32),
@@ -153,22 +188,23 @@ def request_arrays(request: Request, config: EngineConfig) -> RequestArrays:
     )
 
 
-def admit(state: DecodeState, row, prompt, request: RequestArrays) -> DecodeState:
-    """Put a request into a free row, so that the next round decodes it. Prefill has read its prompt before.
+def admit(rows: dict[str, Any], entries: Entries) -> dict[str, Any]:
+    """Put requests into free rows, so that the next round decodes them. Prefill has read their prompts before.
 
     Args:
-      state: the batch.
-      row: int32 ``[]``, the free row that the request enters.
-      prompt: int32 ``[S]``, the request's prompt, padded.
-      request: what the row needs to know, from ``request_arrays``.
+      rows: the part of the state that has rows, ``of_rows(state)``.
+      entries: the requests, and the free row that each of them enters.
+
+    Returns:
+      that part of the new state.
     """
-    return dataclasses.replace(
-        state,
-        tokens=state.tokens.at[row].set(prompt),
-        outcome=state.outcome.at[row].set(LIVE),
-        request=jax.tree.map(lambda rows, value: rows.at[row].set(value), state.request, request),
-        previous=state.previous.at[row].set(request.length - 1),
-    )
+    at, request = entries.row, entries.request
+    return rows | {
+        "tokens": rows["tokens"].at[at].set(entries.prompt, mode="drop"),
+        "outcome": rows["outcome"].at[at].set(LIVE, mode="drop"),
+        "request": jax.tree.map(lambda x, new: x.at[at].set(new, mode="drop"), rows["request"], request),
+        "previous": rows["previous"].at[at].set(request.length - 1, mode="drop"),
+    }
 
 
 def take(state: DecodeState, rows, table) -> DecodeState:
@@ -179,7 +215,7 @@ def take(state: DecodeState, rows, table) -> DecodeState:
       rows: int32 ``[b]``, the rows. B stands for no row, so that a program for b rows can decode fewer.
       table: int32 ``[b, M]``, the pages of each row, which take the place of those in ``state``.
     """
-    some = jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), _of_rows(state))
+    some = jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), of_rows(state))
     some["outcome"] = jnp.where(rows < state.outcome.shape[0], some["outcome"], STOPPED)
     some["request"] = dataclasses.replace(some["request"], table=table)
     return dataclasses.replace(state, **some)
@@ -187,7 +223,7 @@ def take(state: DecodeState, rows, table) -> DecodeState:
 
 def put(state: DecodeState, rows, some: DecodeState) -> DecodeState:
     """The batch after ``some``, which began as ``take(state, rows, table)``, has gone on."""
-    both = _of_rows(state), _of_rows(some)
+    both = of_rows(state), of_rows(some)
     placed = jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), *both)
     return dataclasses.replace(some, **placed)
 
@@ -209,7 +245,7 @@ class Saved:
 def save(state: DecodeState, row, pages) -> Saved:
     """Copy a row, int32 ``[]``, and the contents of ``pages``, int32 ``[m]``."""
     return Saved(
-        row=jax.tree.map(lambda x: x[row], _of_rows(state)),
+        row=jax.tree.map(lambda x: x[row], of_rows(state)),
         pages=jax.tree.map(lambda pool: jnp.take(pool, pages, axis=1), (state.cache, state.draft)),
     )
 
@@ -219,15 +255,10 @@ def restore(state: DecodeState, row, pages, saved: Saved) -> DecodeState:
 
     Entries of ``pages`` that are the null page receive nothing.
     """
-    placed = jax.tree.map(lambda x, old: x.at[row].set(old), _of_rows(state), saved.row)
+    placed = jax.tree.map(lambda x, old: x.at[row].set(old), of_rows(state), saved.row)
 
     def put_pages(pool, old):
         return pool.at[:, jnp.where(pages == NULL_PAGE, pool.shape[1], pages)].set(old, mode="drop")
 
     cache, draft = jax.tree.map(put_pages, (state.cache, state.draft), saved.pages)
     return dataclasses.replace(state, cache=cache, draft=draft, **placed)
-
-
-def _of_rows(state: DecodeState) -> dict[str, Any]:
-    """Every array of the state that has an axis of rows in front, by field."""
-    return {name: getattr(state, name) for name in ("tokens", "outcome", "request", "previous", "features")}

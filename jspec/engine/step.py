@@ -62,17 +62,13 @@ class RoundLog:
         """The logs that ``packed`` put into an array ``[..., B, K + 5]``, on the host or in a trace."""
         return cls(packed[..., :-4], *(packed[..., i] for i in range(-4, 0)))
 
-    def of_row(self, row: int) -> "RoundLog":
-        """One row's part of a call's logs: fields ``[rounds, B]`` become ``[rounds]``, tokens ``[rounds, K + 1]``."""
-        return RoundLog(*(field[:, row] for field in self._fields))
+    def by_row(self) -> list["RoundLog"]:
+        """The logs of a call on the host by row, in lists, which are quicker to go through one by one than arrays.
 
-    def lists(self) -> tuple[list, ...]:
-        """The fields in their order as lists of Python's numbers, which are quicker to go through one by one."""
-        return tuple(field.tolist() for field in self._fields)
-
-    @property
-    def _fields(self):
-        return self.tokens, self.count, self.drafted, self.accepted, self.outcome
+        Fields ``[rounds, B]`` become B lists of one number for each round, and tokens lists of K + 1 numbers for each.
+        """
+        fields = self.tokens, self.count, self.drafted, self.accepted, self.outcome
+        return [RoundLog(*row) for row in zip(*(field.swapaxes(0, 1).tolist() for field in fields), strict=True)]
 
     @property
     def num_rounds(self) -> int:
