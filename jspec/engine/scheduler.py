@@ -323,9 +323,13 @@ class Scheduler:
         return True
 
     def _keep_for_later(self, active: ActiveRequest):
-        """Let later prompts find the text of a request that has ended, as far as no round would write it again."""
+        """Let later prompts find the text of a request that has ended, as far as no round would write it again.
+
+        The drafter has not read the last tokens: those of its last round with drafts, and those of a call without drafts
+        that ended the request.
+        """
         K, request = self._num_draft_tokens, active.request
-        slots = min(active.length, self._config.max_len - 1) - (K + 1) - 2
+        slots = min(active.length, self._config.max_len - 1) - (K + 1) - self._config.rounds - 2
         if slots > len(request.prompt):
             self.pages.register([*request.prompt, *active.tokens], active.pages, slots, request.salt)
 
