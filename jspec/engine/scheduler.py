@@ -158,11 +158,12 @@ class Scheduler:
         self._let_go()
         busy = bool(self.waiting or self.swapped or any(not active.decoding for active in self._seated()))
         rounds = min(self._config.rounds, MOST_ROUNDS_WAITED_FOR) if busy else self._config.rounds
+        preempted_before = self.num_preemptions
         short = self._grow(rounds, plan)
-        if not plan.leaving and not short:
+        if self.num_preemptions == preempted_before and not short:  # pages taken from somebody are for those who grow
             self._return(rounds, plan)
-        if not self.swapped:
-            self._enter()
+            if not self.swapped:
+                self._enter()
         self._choose_pass(plan)
         if self._calls_now(plan):
             plan.decoding = [active for active in self._seated() if active.decoding and active not in short]
