@@ -160,11 +160,12 @@ class Scheduler:
         self._let_go()
         busy = bool(self.waiting or self.swapped or any(not active.decoding for active in self._seated()))
         rounds = min(self._config.rounds, MOST_ROUNDS_WAITED_FOR) if busy else self._config.rounds
+        preempted_before = self.num_preemptions
         short = self._grow(rounds, plan)
-        if not plan.leaving and not short:
+        if self.num_preemptions == preempted_before and not short:  # pages taken from somebody are for those who grow
             self._return(rounds, plan)
-        if not self.swapped:
-            self._enter()
+            if not self.swapped:
+                self._enter()
         self._choose_pass(plan)
         if self._calls_now(plan):
             plan.decoding = [active for active in self._seated() if active.decoding and active not in short]
@@ -325,9 +326,13 @@ class Scheduler:
         return True
 
     def _keep_for_later(self, active: ActiveRequest):
-        """Let later prompts find the text of a request that has ended, as far as no round would write it again."""
+        """Let later prompts find the text of a request that has ended, as far as no round would write it again.
+
+        The drafter has not read the last tokens: those of its last round with drafts, and those of a call without drafts
+        that ended the request.
+        """
         K, request = self._num_draft_tokens, active.request
-        slots = min(active.length, self._config.max_len - 1) - (K + 1) - 2
+        slots = min(active.length, self._config.max_len - 1) - (K + 1) - self._config.rounds - 2
         if slots > len(request.prompt):
             self.pages.register([*request.prompt, *active.tokens], active.pages, slots, request.salt)
 

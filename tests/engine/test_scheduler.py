@@ -1,56 +1,49 @@
-"""Who waits, who enters which row with which pages, and who leaves; on a machine that need not have JAX."""
+"""Who waits, who is read, who decodes, who is preempted, and with which pages; on a machine that need not have JAX."""
 
 import subprocess
 import sys
-import types
 
 import numpy as np
 import pytest
+from simulated_device import Habits
+from simulated_engine import Simulation
 
 from jspec.config import EngineConfig
-from jspec.engine.request import FULL, LIVE, STOPPED, Request
+from jspec.engine.request import FULL, LIVE, Request
 from jspec.engine.scheduler import Scheduler
 from jspec.sampling.params import SamplingParams
 
-CONFIG = EngineConfig(max_batch=2, max_len=40, page_size=10, num_pages=6)
 K = 2
+ALL, NOTHING = Habits(accept=1.0, stop=0.0), Habits(accept=0.0, stop=0.0)  # a round commits K + 1 tokens, or one
 
 
-def request(index: int, length: int = 5, max_tokens: int = 3, **fields) -> Request:
-    params = SamplingParams(max_tokens=max_tokens)
-    return Request(index, list(range(length)), params, np.array([0, index], np.uint32), **fields)
-
-
-def scheduling(*requests: Request) -> Scheduler:
-    scheduler = Scheduler(CONFIG, K)
-    for one in requests:
-        scheduler.check(one)
-        scheduler.add(one)
-    return scheduler
-
-
-def logs(rounds) -> types.SimpleNamespace:
-    """Logs of rounds, each a list of (tokens, accepted, outcome) by row, or None for a row that took no part."""
-
-    def field(of, nothing):
-        return np.array([[nothing if did is None else of(did) for did in row] for row in rounds])
-
-    def padded(tokens):
-        return [*tokens, *[-1] * (K + 1 - len(tokens))]
-
-    fields = {
-        "tokens": field(lambda did: padded(did[0]), padded([])),
-        "count": field(lambda did: len(did[0]), 0),
-        "drafted": field(lambda did: K, -1),
-        "accepted": field(lambda did: did[1], -1),
-        "outcome": field(lambda did: did[2], STOPPED),
+def simulation(habits: Habits = ALL, swap_pages: int = 0, looks_ahead: bool = False, **fields) -> Simulation:
+    settings = {
+        "max_batch": 2,
+        "max_len": 40,
+        "page_size": 10,
+        "num_pages": 6,
+        "prefill_chunk": 5,
+        "rounds": 4,
+        **fields,
     }
-    of_row = lambda row: types.SimpleNamespace(**{name: value[:, row] for name, value in fields.items()})  # noqa: E731
-    return types.SimpleNamespace(of_row=of_row)
+    return Simulation(EngineConfig(**settings), K, looks_ahead, swap_pages, habits=habits)
 
 
-def indices(scheduler: Scheduler) -> list[int | None]:
-    return [None if active is None else active.request.index for active in scheduler.rows]
+def prompt(length: int = 5, first: int = 1) -> list[int]:
+    return [first, *[1] * (length - 1)]
+
+
+def orders(actives) -> list[int | None]:
+    return [None if active is None else active.order for active in actives]
+
+
+def finish(played: Simulation):
+    for _ in range(200):
+        if played.scheduler.unfinished:
+            played.step()
+    assert not played.scheduler.unfinished
+    assert played.scheduler.pages.used == played.scheduler.pages_swapped == 0
 
 
 def test_it_needs_no_jax():
@@ -61,81 +54,270 @@ def test_it_needs_no_jax():
     assert done.stdout == "Scheduler\n"
 
 
-def test_requests_enter_free_rows_in_their_order():
-    scheduler = scheduling(*(request(i) for i in range(4)))
-    entered = scheduler.enter()
-    assert [(row, active.request.index) for row, active in entered] == [(0, 0), (1, 1)]
-    assert [len(active.pages) for _, active in entered] == [1, 1]  # 5 + 3 + K slots
-    assert not scheduler.enter()
-    assert [active.request.index for active in scheduler.leave([0])] == [0]
-    assert [row for row, _ in scheduler.enter()] == [0]
-    assert indices(scheduler) == [2, 1]
-    assert [waiting.index for waiting in scheduler.waiting] == [3]
+class TestEntering:
+    def test_a_prompt_is_read_and_decoded_in_one_plan(self):
+        played = simulation()
+        active = played.arrive(prompt(12), 20)
+        plan = played.step()
+        assert [segment[1:] for segment in plan.segments] == [(0, 5), (5, 5), (10, 1)]  # all but the last token
+        assert (plan.entering, plan.decoding, plan.rounds) == ([active], [active], 1)
+        assert len(active.pages) == 2  # 12 tokens, a round of K + 1, and K drafts
+        assert played.step().rounds == 4
+
+    def test_a_prompt_of_one_token_has_nothing_to_read(self):
+        played = simulation()
+        active = played.arrive([1], 3)
+        plan = played.step()
+        assert (plan.segments, plan.entering, plan.decoding) == ([], [active], [active])
+
+    def test_first_come_first_served_within_a_priority(self):
+        played = simulation(max_batch=1)
+        for priority in (1, 0, 0, -1):
+            played.arrive(prompt(), 1, priority)
+        entered = []
+        while played.scheduler.unfinished:
+            entered += orders(played.step().entering)
+        assert entered == [3, 1, 2, 0]
+
+    def test_a_request_that_needs_many_pages_is_not_overtaken(self):
+        played = simulation(num_pages=5)
+        for length, most in ((10, 12), (20, 18), (1, 1)):  # 3, 4 and 1 pages at their longest
+            played.arrive(prompt(length), most)
+        played.step()
+        assert orders(played.scheduler.rows) == [0, None]
+        entered = []
+        while played.scheduler.unfinished:
+            entered += orders(played.step().entering)
+        assert entered == [1, 2]
+
+    def test_more_prompts_read_than_texts_decoded_are_read_first(self):
+        played = simulation(max_batch=8, num_pages=None, prefill_tokens=10)
+        for _ in range(8):
+            played.arrive(prompt(11), 3)
+        plans = [played.step() for _ in range(4)]
+        assert [len(plan.segments) for plan in plans] == [2, 2, 2, 2]
+        assert [bool(plan.decoding) for plan in plans] == [False, False, False, True]
+
+    def test_nobody_who_can_never_enter(self):
+        played = simulation(num_pages=2)
+        unchecked = simulation(num_pages=4).arrive(prompt(20), 20)
+        played.scheduler.add(unchecked)
+        with pytest.raises(RuntimeError, match="1 requests wait, nobody is under way and nobody can enter; 2 pages"):
+            played.step()
 
 
-def test_a_request_that_needs_many_pages_is_not_overtaken():
-    scheduler = scheduling(request(0, 10, 20), request(1, 10, 20), request(2, 1, 1))  # 4 pages, 4 pages, 1 page
-    scheduler.enter()
-    assert indices(scheduler) == [0, None]
-    assert scheduler.pages.free == 2
-    scheduler.leave([0])
-    scheduler.enter()
-    assert indices(scheduler) == [1, 2]
+class TestRounds:
+    def test_few_while_somebody_waits(self):
+        played = simulation(NOTHING, max_batch=1)
+        played.arrive(prompt(), 20)
+        played.arrive(prompt(), 1)
+        assert [played.step().rounds for _ in range(3)] == [1, 2, 2]
+
+    def test_many_while_nobody_does(self):
+        played = simulation(NOTHING)
+        played.arrive(prompt(), 20)
+        assert [played.step().rounds for _ in range(3)] == [1, 4, 4]
+
+    def test_one_with_somebody_who_enters(self):
+        played = simulation(NOTHING)
+        played.arrive(prompt(), 20)
+        played.step()
+        played.step()
+        late = played.arrive([1], 3)
+        plan = played.step()
+        assert (plan.entering, plan.rounds, len(plan.decoding)) == ([late], 1, 2)
 
 
-def test_pages_are_those_of_the_request_alone():
-    scheduler = scheduling(request(0, 10, 12), request(1, 10, 12))
-    pages = [page for _, active in scheduler.enter() for page in active.pages]
-    assert sorted(pages) == [1, 2, 3, 4, 5, 6]
-    scheduler.leave([0, 1])
-    assert scheduler.pages.free == 6
-    assert not scheduler.unfinished
+class TestLeaving:
+    def test_the_row_of_one_who_ends_for_sure_is_given_on_at_once(self):
+        played = simulation(max_batch=1)
+        first, second = played.arrive(prompt(), 1), played.arrive(prompt(), 1)
+        played.step()
+        assert first.outcome == LIVE  # as far as the host knows
+        plan = played.step()
+        assert (plan.entering, second.row, played.scheduler.ending) == ([second], 0, [])
+        assert (first.row, first.pages) == (None, [])  # its last call was read meanwhile
+
+    def test_its_pages_are_kept_until_the_host_knows_its_end(self):
+        played = simulation(max_batch=1)
+        first = played.arrive(prompt(), 1)
+        played.step()
+        played.scheduler.plan()
+        assert (played.scheduler.ending, played.scheduler.rows) == ([first], [None])
+        assert played.scheduler.pages.used == len(first.pages) > 0
+        assert played.scheduler.under_way == [first]
+
+    @pytest.mark.parametrize("plans", range(6))
+    def test_wherever_it_is(self, plans):
+        played = simulation(NOTHING, swap_pages=6, num_pages=4, prefill_tokens=5, max_batch=3)
+        for _ in range(4):
+            played.arrive(prompt(9), 12)
+        for _ in range(plans):
+            played.step()
+        for active in played.all:
+            played.abort(active)
+        assert not played.scheduler.unfinished
+        assert played.scheduler.pages.used == played.scheduler.pages_swapped == 0
+
+    def test_one_in_host_memory(self):
+        played, young = preempted()
+        assert played.scheduler.pages_swapped == young.num_saved_pages > 0
+        played.abort(young)
+        assert (played.scheduler.swapped, played.scheduler.pages_swapped, young.saved) == ([], 0, None)
 
 
-def test_what_may_be_sent_ahead():
-    scheduler = scheduling(request(0), request(1))
-    assert not scheduler.may_send_ahead()  # they wait
-    scheduler.enter()
-    assert scheduler.may_send_ahead()
-    scheduler.add(request(2, find_stop=lambda tokens, seen: None))
-    assert not scheduler.may_send_ahead()
-    scheduler.leave([0])
-    scheduler.enter()
-    assert not scheduler.waiting
-    assert not scheduler.may_send_ahead()  # the host looks for a stop string
-    scheduler.leave([0])
-    assert scheduler.may_send_ahead()
+def preempted(**fields):
+    """Two requests that grow until the younger one is in host memory."""
+    played = simulation(NOTHING, swap_pages=8, num_pages=5, **fields)
+    _, young = played.arrive(prompt(9), 30), played.arrive(prompt(9), 30)
+    while not played.scheduler.swapped:
+        assert played.scheduler.unfinished
+        played.step()
+    return played, young
 
 
-def test_following_a_call():
-    scheduler = scheduling(request(0), request(1))
-    scheduler.enter()
-    rows = list(scheduler.rows)
-    did = [[([7, 8], 1, LIVE), ([9], 0, LIVE)], [([5], 0, FULL), ([6, 6, 6], 2, LIVE)]]
-    finished, accepted = scheduler.follow(rows, logs(did))
-    assert finished == [0]
-    assert sorted(accepted) == [0, 0, 1, 2]
-    first, second = rows
-    assert (first.tokens, first.from_draft, first.outcome) == ([7, 8, 5], [True, False, False], FULL)
-    assert (second.tokens, second.accepted, second.outcome) == ([9, 6, 6, 6], [0, 2], LIVE)
+class TestPreemption:
+    def test_one_who_decodes_goes_to_host_memory_and_comes_back(self):
+        played, young = preempted()
+        assert played.scheduler.swapped == [young]
+        assert (young.row, young.pages, young.num_preemptions) == (None, [], 1)
+        third, returned = played.arrive([1], 1), []
+        while not third.decoding:
+            returned += [move.active for move in played.step().returning]
+        assert set(returned) == {young}  # before anybody else enters
+        finish(played)
+        assert [len(active.tokens) for active in played.all] == [30, 30, 1]
+        assert played.scheduler.num_preemptions == sum(active.num_preemptions for active in played.all) >= 1
 
-    # A call that was sent before row 0 was known to have ended.
-    finished, accepted = scheduler.follow(rows, logs([[None, ([1], 0, STOPPED)]]))
-    assert (finished, accepted) == ([1], [0])
-    assert scheduler.follow(rows, logs([[None, None]])) == ([], [])
+    def test_one_who_is_read_begins_anew(self):
+        played = simulation(ALL, swap_pages=8, num_pages=5, prefill_tokens=5, prefix_cache=False)
+        played.arrive(prompt(4), 34)
+        played.step()
+        young = played.arrive(prompt(18), 15)
+        plans = []
+        while not young.decoding:
+            plans.append(played.step())
+        starts = [segment.start for plan in plans for segment in plan.segments]
+        assert young.num_preemptions >= 1
+        assert starts.count(0) == 1 + young.num_preemptions
+        assert not any(plan.leaving for plan in plans)
+        finish(played)
+
+    def test_nobody_enters_who_could_bring_a_standstill(self):
+        for swap_pages, entered in ((0, [0, None]), (6, [0, None]), (7, [0, 1])):
+            played = simulation(NOTHING, swap_pages=swap_pages, num_pages=5)
+            for _ in range(
+                2
+            ):  # 4 pages each at their longest, of which one request may not fit into host memory any more
+                played.arrive(prompt(9), 30)
+            played.step()
+            assert orders(played.scheduler.rows) == entered
+            finish(played)
+            assert (played.scheduler.num_preemptions > 0) == (entered == [0, 1])
 
 
-def test_a_call_without_rounds_is_an_error():
-    scheduler = scheduling(request(0))
-    scheduler.enter()
-    with pytest.raises(RuntimeError, match=r"the device made no round, although the requests in rows \[0\]"):
-        scheduler.follow(list(scheduler.rows), logs([[None, None]]))
+class TestPrefixes:
+    @pytest.mark.parametrize(("salt", "found"), [("", 20), ("a", 0)])
+    def test_a_prompt_that_begins_as_an_earlier_one(self, salt, found):
+        played = simulation()
+        played.arrive(prompt(25), 3)
+        played.step()
+        second, segments = played.arrive([*prompt(22), 2, 2], 3, salt=salt), []
+        while not second.decoding:
+            segments += played.step().segments
+        assert second.num_cached_tokens == played.scheduler.num_cached_tokens == segments[0].start == found
+        finish(played)
+
+    def test_one_token_is_read_at_least(self):
+        played = simulation()
+        played.arrive(prompt(21), 3)
+        finish(played)
+        again = played.arrive(prompt(21), 3)
+        played.step()
+        assert again.num_cached_tokens == 10  # 20 of its 21 tokens are read, and one of them again
+
+    @pytest.mark.parametrize(("reproducible", "found"), [(True, 0), (False, 20)])
+    def test_texts_that_were_decoded_are_kept_unless_numbers_would_differ(self, reproducible, found):
+        played = simulation(reproducible=reproducible)
+        first = played.arrive(prompt(5), 26)
+        finish(played)
+        second = played.arrive([*first.request.prompt, *first.tokens], 3)
+        played.step()
+        assert second.num_cached_tokens == found
+        finish(played)
+
+    def test_a_page_that_rounds_without_drafts_have_written_is_not_kept_for_the_drafter(self):
+        """A row that ends in a call without drafts does not let its drafter catch up."""
+        played = simulation(NOTHING, reproducible=False, rounds=20, page_size=2, num_pages=40)
+        first = played.arrive(prompt(5), 12)
+        for drafts in (K, 0, 0):
+            played.carry_out(played.scheduler.plan(), drafts)
+        assert first.outcome == FULL
+        second = played.arrive([*first.request.prompt, *first.tokens, 1, 1], 3)
+        finish(played)  # the device checks what is read
+        assert second.outcome != LIVE
 
 
-def test_clear():
-    scheduler = scheduling(*(request(i) for i in range(4)))
-    scheduler.enter()
-    scheduler.clear()
-    assert not scheduler.unfinished
-    assert indices(scheduler) == [None, None]
-    assert scheduler.pages.free == 6
+class TestFollowing:
+    def test_tokens_are_those_of_the_device(self):
+        played = simulation(Habits(accept=0.5, stop=0.1))
+        actives = [played.arrive(prompt(), 20) for _ in range(4)]
+        finish(played)
+        for active in actives:
+            assert played.device.text(active).tokens == [*active.request.prompt, *active.tokens]
+            assert sum(active.from_draft) <= sum(active.accepted)
+
+    def test_a_call_without_rounds_is_an_error(self):
+        played = simulation()
+        active = played.arrive(prompt(), 20)
+        plan = played.scheduler.plan()
+        logs = played.device.carry_out(plan, K)
+        assert logs is not None
+        logs.rows[0].accepted[:] = [-1] * 4
+        with pytest.raises(RuntimeError, match=r"the device made no round, although the requests in rows \[0\]"):
+            played.scheduler.follow([active], plan.rounds, logs)  # pyright: ignore[reportArgumentType]
+
+
+def request(length: int, max_tokens: int | None, **fields) -> Request:
+    return Request(7, [1] * length, SamplingParams(max_tokens=max_tokens), np.zeros(2, np.uint32), **fields)
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        (request(0, 1), "prompt 7 is empty"),
+        (request(40, 1), "prompt 7 has 40 tokens, but max_len=40 leaves room for 39 and one new token"),
+        (
+            request(10, 29),
+            r"prompt 7 needs 4 pages of 10 tokens \(prompt, max_tokens and drafts: 40\), but the pool has 3",
+        ),
+        (request(1, 1, stop_tokens=tuple(range(999))), "prompt 7 has 999 stop tokens"),
+    ],
+)
+def test_what_can_never_be_served_is_refused(refused, words):
+    scheduler = Scheduler(EngineConfig(max_batch=2, max_len=40, page_size=10, num_pages=3), K)
+    with pytest.raises(ValueError, match=words):
+        scheduler.check(refused)
+    scheduler.check(request(10, 18))  # 30 slots with K drafts
+
+
+def test_has_room():
+    played = simulation(max_waiting=1)
+    assert played.scheduler.has_room
+    played.arrive(prompt(), 1)
+    assert not played.scheduler.has_room
+    played.step()
+    assert played.scheduler.has_room
+
+
+def test_clear_leaves_those_who_wait():
+    played = simulation(max_batch=1)
+    played.arrive(prompt(), 3)
+    waiting = played.arrive(prompt(), 3)
+    played.step()
+    played.fail()
+    assert played.scheduler.under_way == []
+    assert [active for _, active in played.scheduler.waiting] == [waiting]
+    assert played.scheduler.pages.free == 6
+    finish(played)
+    assert len(waiting.tokens) == 3

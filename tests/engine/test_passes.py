@@ -1,0 +1,109 @@
+"""What a prefill pass reads: segments on a grid, packed into programs that they fill, or left to wait for company."""
+
+import random
+
+import numpy as np
+import pytest
+from simulated_device import Habits
+from simulated_engine import Simulation
+
+from jspec.config import EngineConfig
+from jspec.engine.passes import MOST_CALLS_WAITED, choose_pass, segments_of
+from jspec.engine.request import ActiveRequest, Request
+from jspec.sampling.params import SamplingParams
+
+# Segments of 32 tokens: up to 16 in a pass, and no less; or 2, 4, 8, .. or 64.
+REPRODUCIBLE = EngineConfig(max_batch=64, max_len=1024)
+FAST = EngineConfig(max_batch=64, max_len=1024, reproducible=False)
+
+
+def reading(*num_to_read: int, num_read: int = 0) -> list[ActiveRequest]:
+    """Requests of whose prompts so many tokens are to be read."""
+    params, key = SamplingParams(max_tokens=1), np.zeros(2, np.uint32)
+    return [
+        ActiveRequest(Request(order, [1] * (number + 1), params, key), order, num_read=num_read)
+        for order, number in enumerate(num_to_read)
+    ]
+
+
+def places(segments) -> list[tuple[int, int, int]]:
+    return [(active.order, start, count) for active, start, count in segments]
+
+
+@pytest.mark.parametrize(
+    ("num_read", "expected"),
+    [
+        (0, [(0, 0, 8), (0, 8, 8), (0, 16, 3)]),
+        (8, [(0, 8, 8), (0, 16, 3)]),
+        (11, [(0, 11, 5), (0, 16, 3)]),  # up to the next multiple
+        (16, [(0, 16, 3)]),
+        (19, []),
+    ],
+)
+def test_segments_end_at_multiples_of_the_chunk(num_read, expected):
+    assert places(segments_of(reading(19, num_read=num_read)[0], 8)) == expected
+
+
+def test_segments_of_several_prompts_share_a_pass_in_their_order():
+    chosen = choose_pass(reading(40, 0, 32, 500), 0, 0, REPRODUCIBLE)
+    assert places(chosen[:4]) == [(0, 0, 32), (0, 32, 8), (2, 0, 32), (3, 0, 32)]
+    assert len(chosen) == 16
+
+
+def test_nobody_waits_while_nothing_decodes():
+    assert len(choose_pass(reading(10), 0, 0, FAST)) == 1
+    assert len(choose_pass(reading(10), 0, 0, REPRODUCIBLE)) == 1
+    assert choose_pass(reading(0), 0, 0, FAST) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "segments", "sent"),
+    [
+        (FAST, 1, 0),  # half of the smallest program
+        (FAST, 2, 2),
+        (FAST, 3, 2),  # one of them waits for another
+        (FAST, 7, 7),
+        (FAST, 13, 8),
+        (FAST, 14, 14),
+        (REPRODUCIBLE, 13, 0),
+        (REPRODUCIBLE, 14, 14),
+    ],
+)
+def test_a_pass_fills_its_program_while_others_decode(config, segments, sent):
+    prompts = reading(32 * segments)
+    assert len(choose_pass(prompts, 4, 0, config)) == sent
+    assert len(choose_pass(prompts, 4, MOST_CALLS_WAITED - 1, config)) == sent
+    assert len(choose_pass(prompts, 4, MOST_CALLS_WAITED, config)) == segments
+
+
+def test_rounds_wait_for_few_tokens_while_most_requests_decode():
+    prompts = reading(*[320] * 8)
+    assert len(choose_pass(prompts, 7, 0, FAST)) == 64
+    assert len(choose_pass(prompts, 8, 0, FAST)) == 16  # 512 tokens
+    long = EngineConfig(max_batch=64, max_len=1024, prefill_tokens=1024)
+    assert len(choose_pass(prompts, 8, 0, long)) == 32  # there is no smaller program
+
+
+@pytest.mark.parametrize(("reproducible", "most_padding"), [(False, 0.08), (True, 0.11)])
+def test_a_queue_of_requests(reproducible, most_padding):
+    """512 requests over 64 rows, 2.77 tokens a round: passes have little padding, and rounds have nearly every row."""
+    rng = random.Random(5)
+    queue = [(rng.randrange(128, 386), rng.randrange(64, 449)) for _ in range(512)]
+    config = EngineConfig(max_batch=64, max_len=1024, reproducible=reproducible)
+    played = Simulation(config, 4, rng=random.Random(1), habits=Habits(accept=0.7, stop=0.0), checks_contents=False)
+    for length, max_tokens in queue:
+        played.arrive([rng.randrange(1, 3) for _ in range(length)], max_tokens)
+    rows = rounds = 0
+    while played.scheduler.waiting:
+        plan = played.step()
+        rows, rounds = rows + len(plan.decoding) * plan.rounds, rounds + plan.rounds * bool(plan.decoding)
+    crowd = rows / rounds
+    while played.scheduler.unfinished:
+        played.step()
+
+    scheduler = played.scheduler
+    assert scheduler.num_prefill_tokens == sum(length - 1 for length, _ in queue)
+    assert scheduler.num_padding < most_padding * (scheduler.num_padding + scheduler.num_prefill_tokens)
+    assert crowd > 58
+    num_rounds = sum(len(active.accepted) for active in played.all)
+    assert 2.7 < sum(len(active.tokens) for active in played.all) / num_rounds < 2.85
