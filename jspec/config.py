@@ -343,6 +343,8 @@ class EngineConfig:
       swap_space: how many GiB of host memory may hold requests that were preempted because the pool ran out of pages.
         Requests enter only while that cannot lead to a standstill, so a small number makes them wait longer.
       max_waiting: how many requests may wait; None is any number.
+      read_ahead: how many prompts may be read, or have been read, while all rows decode, so that a row never waits for
+        its next request's prompt. None is a quarter of ``max_batch``.
     """
 
     max_batch: int = 8
@@ -358,6 +360,7 @@ class EngineConfig:
     prefix_cache: bool = True
     swap_space: float = 4.0
     max_waiting: int | None = None
+    read_ahead: int | None = None
 
     def __post_init__(self):
         most = {
@@ -373,7 +376,8 @@ class EngineConfig:
         require(is_int(n) and 2 <= n <= MAX_POSITIONS, "max_len", n, f"an integer in 2..{MAX_POSITIONS}")
         known = isinstance(self.dtype, str) and self.dtype in ("float32", "bfloat16")
         require(known, "dtype", self.dtype, "'float32' or 'bfloat16'")
-        for name, low in (("num_pages", 1), ("width", 1), ("prefill_tokens", self.prefill_chunk), ("max_waiting", 1)):
+        least = {"num_pages": 1, "width": 1, "prefill_tokens": self.prefill_chunk, "max_waiting": 1, "read_ahead": 0}
+        for name, low in least.items():
             value = getattr(self, name)
             ok = value is None or (is_int(value) and low <= value <= LARGEST_INT)
             require(ok, name, value, f"None or an integer in {low}..{LARGEST_INT}")
@@ -394,6 +398,16 @@ class EngineConfig:
         return *smaller, self.max_batch
 
     @property
+    def most_ahead(self) -> int:
+        """``read_ahead``, or what None stands for."""
+        return self.max_batch // 4 if self.read_ahead is None else self.read_ahead
+
+    @property
+    def num_rows(self) -> int:
+        """How many requests have a place in the state on the device: those that decode, and those read ahead."""
+        return self.max_batch + self.most_ahead
+
+    @property
     def chunk(self) -> int:
         """c, the tokens of a segment: ``prefill_chunk``, or less where no text is so long."""
         return min(self.prefill_chunk, self.max_len)
@@ -402,7 +416,7 @@ class EngineConfig:
     def segment_buckets(self) -> tuple[int, ...]:
         """How many segments the prefill programs read, in ascending order: doubling from 64 tokens on, or the most."""
         c = self.chunk
-        longest = -(-self.max_len // c) * self.max_batch  # segments of as many prompts as there are rows
+        longest = -(-self.max_len // c) * self.num_rows  # segments of as many prompts as there are places
         most = min(max((self.prefill_tokens or (512 if self.reproducible else 2048)) // c, 1), longest)
         smaller = [] if self.reproducible else [2**i for i in range(32) if 2**i * c >= 64 and 2**i < most]
         return *smaller, most

@@ -1,5 +1,6 @@
 """Which segments of which prompts a prefill pass reads. Nothing here needs JAX."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ from jspec.engine.request import ActiveRequest
 
 ALONGSIDE = 512  # the most tokens of a pass while few prompts are read beside many texts: rounds wait for no more
 CROWD = 4  # few: less than one prompt is read for so many texts
+FULL = 0.85  # the share of a program's segments with which it counts as filled
 MOST_CALLS_WAITED = 2  # calls that segments wait for others to fill a pass with
 
 
@@ -38,29 +40,32 @@ def choose_pass(
 ) -> list[Segment]:
     """The segments of the next pass, or none if those that are left had better wait for company.
 
-    A pass costs as much as its program has room for. While requests decode, a pass is sent only if it fills one of the
-    programs well, or if its segments have waited ``MOST_CALLS_WAITED`` calls.
+    A pass costs as much as its program has room for, and large passes cost less per token. While requests decode, a pass
+    is sent only if it fills one of the programs well, or if its segments have waited ``MOST_CALLS_WAITED`` calls. If
+    all rows decode and some requests have been read ahead, nobody misses the others, and they wait until they fill the
+    largest program.
 
     Args:
       reading: the requests whose prompts are to be read, in their order.
-      num_decoding: how many requests decode meanwhile.
+      num_decoding: how many requests have been read and decode, or wait for others to end.
       calls_waited: for how many calls segments have been left to wait.
       config: the sizes of the programs.
     """
     c, buckets = config.chunk, config.segment_buckets
-    most = buckets[-1]
-    if not crowded(len(reading), num_decoding):
+    most, ahead = buckets[-1], num_decoding - config.max_batch
+    long = any(active.num_to_read - active.num_read > ALONGSIDE for active in reading)
+    if not crowded(len(reading), num_decoding) and len(reading) < CROWD and (long or ahead < 0):
         most = max((n for n in buckets if n * c <= ALONGSIDE), default=buckets[0])
-    segments: list[Segment] = []
-    for active in reading:
-        for segment in segments_of(active, c):
-            if len(segments) == most:
-                return segments
-            segments.append(segment)
-    if not segments or not num_decoding or calls_waited >= MOST_CALLS_WAITED:
+    segments = list(itertools.islice(itertools.chain(*(segments_of(active, c) for active in reading)), most))
+    full = FULL * most <= len(segments)
+    if full or not num_decoding:
+        return segments
+    if ahead > config.most_ahead // 4:
+        return []
+    if not segments or calls_waited >= MOST_CALLS_WAITED:
         return segments
     up = next(n for n in buckets if n >= len(segments))
-    if len(segments) >= 0.85 * up:
+    if len(segments) >= FULL * up:
         return segments
     down = max((n for n in buckets if n <= len(segments)), default=0)
     return segments[:down]

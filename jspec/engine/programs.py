@@ -84,7 +84,7 @@ class StepBuilder:
     def empty_state(self, leaves: Leaves) -> DecodeState:
         """An empty batch; not for a trace."""
         step = self.step(leaves, self.most)
-        return init_state(self.config, step.target, step.drafter, DTYPES[self.config.dtype])
+        return init_state(self.config, step.target, step.drafter, DTYPES[self.config.dtype], self.config.num_rows)
 
 
 @jax.tree_util.register_dataclass
@@ -105,7 +105,7 @@ class Call:
     @staticmethod
     def of(config: EngineConfig, bucket: int, rows: Sequence[int], pages: Sequence[Sequence[int]], rounds: int):
         """A call of the program for ``bucket`` rows, for these rows with these pages."""
-        every_row = np.full(bucket, config.max_batch, np.int32)
+        every_row = np.full(bucket, config.num_rows, np.int32)
         every_row[: len(rows)] = rows
         return Call(every_row, page_tables(pages, bucket, config), np.int32(rounds))
 
@@ -122,7 +122,7 @@ def no_segments(config: EngineConfig, n: int) -> Segments:
     """A prefill pass of n segments that reads nothing."""
     zeros = np.zeros(n, np.int32)
     tokens = np.zeros((n, config.chunk + 1), np.int32)
-    return Segments(np.full(n, config.max_batch, np.int32), tokens, zeros, zeros, page_tables([], n, config))
+    return Segments(np.full(n, config.num_rows, np.int32), tokens, zeros, zeros, page_tables([], n, config))
 
 
 class PackedProgram(Program):
@@ -168,7 +168,7 @@ class Programs:
             n: PackedProgram(f"prefill_{n}x{config.chunk}", builder.prefill, no_segments(config, n))
             for n in config.segment_buckets
         }
-        nobody = [(config.max_batch, Request(0, [0], SamplingParams(), np.zeros(2, np.uint32)))]
+        nobody = [(config.num_rows, Request(0, [0], SamplingParams(), np.zeros(2, np.uint32)))]
         entries = Entries.of(config, self.most_entries, nobody)
         self.admit = PackedProgram("admit", lambda *args: (admit(*args), None), entries, donate=STATE)
         self.catch_up = PackedProgram("catch_up", builder.catch_up, Call.of(config, config.max_batch, [], [], 1))

@@ -282,7 +282,7 @@ class Runner:
         yield self.programs.save, (row, pages)
         saved = jax.eval_shape(save, self.state, row, pages)
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), saved)
-        yield self.programs.restore, (np.int32(self._config.max_batch), pages, nothing)
+        yield self.programs.restore, (np.int32(self._config.num_rows), pages, nothing)
 
     def _with_weights(self, program: Program, args: Sequence) -> tuple:
         if program is self.programs.admit:

@@ -64,6 +64,9 @@ class Scheduler:
     still being read begins anew, and one that decodes is swapped to host memory. Those that were preempted come back
     before anybody else enters.
 
+    There are a few rows more than a call decodes. They are for requests whose prompts are read ahead, and which decode as
+    soon as others have ended.
+
     Args:
       config: how many rows and pages there are, and how long a text may become.
       num_draft_tokens: K, the most drafts of a round. A round writes its drafts behind the newest token, and may do so
@@ -96,7 +99,7 @@ class Scheduler:
 
         An interrupted ``clear`` can be repeated.
         """
-        self.rows: list[ActiveRequest | None] = [None] * self._config.max_batch
+        self.rows: list[ActiveRequest | None] = [None] * self._config.num_rows
         self.swapped: list[ActiveRequest] = []
         self.ending: list[ActiveRequest] = []
         self.pages.clear()
@@ -168,8 +171,10 @@ class Scheduler:
                 self._enter()
         self._choose_pass(plan)
         if self._calls_now(plan):
-            plan.decoding = [active for active in self._seated() if active.decoding and active not in short]
-            plan.rounds = min(rounds, 1) if plan.entering else rounds
+            able = [active for active in self._seated() if active.decoding and active not in short]
+            plan.decoding = sorted(able, key=lambda active: active.seniority)[: self._config.max_batch]
+            begins = any(not active.tokens and not active.unread_rounds for active in plan.decoding)
+            plan.rounds = min(rounds, 1) if begins else rounds
         for active in plan.decoding:
             active.unread_rounds += plan.rounds
         if self.waiting and not self.under_way:

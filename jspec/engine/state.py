@@ -83,9 +83,11 @@ class DecodeState:
         return self.outcome == LIVE
 
 
-def init_state(config: EngineConfig, target: Target, drafter: Drafter, dtype) -> DecodeState:
-    """An empty batch: every row is free and every page unwritten."""
-    B, S, M = config.max_batch, config.max_len, config.pages_per_row
+def init_state(
+    config: EngineConfig, target: Target, drafter: Drafter, dtype, num_rows: int | None = None
+) -> DecodeState:
+    """An empty batch: every row is free and every page unwritten. ``num_rows`` is B; None takes ``config.max_batch``."""
+    B, S, M = num_rows or config.max_batch, config.max_len, config.pages_per_row
 
     def every_row(value, dtype=jnp.int32):  # a buffer of its own each time: a donated buffer may appear only once
         return jnp.full(B, value, dtype)
@@ -139,7 +141,7 @@ class Entries:
     @staticmethod
     def of(config: EngineConfig, most: int, entries: Sequence[tuple[int, Request]]) -> "Entries":
         """At most ``most`` entries, each a row and its request."""
-        row = np.full(most, config.max_batch, np.int32)
+        row = np.full(most, config.num_rows, np.int32)
         row[: len(entries)] = [row for row, _ in entries]
         prompts = [padded_prompt(request, config) for _, request in entries]
         arrays = [request_arrays(request, config) for _, request in entries]

@@ -66,17 +66,14 @@ class RowLog(NamedTuple):
     accepted: list[int]
     outcome: list[int]
 
-    def lists(self):
-        return tuple(self)
-
 
 class Logs(NamedTuple):
     """What ``Scheduler.follow`` reads of ``RoundLog``, which would need JAX."""
 
     rows: list[RowLog]
 
-    def of_row(self, row: int) -> RowLog:
-        return self.rows[row]
+    def by_row(self) -> list[RowLog]:
+        return self.rows
 
 
 class WatchedPages(PagePool):
@@ -130,8 +127,8 @@ class Device:
         self._rng, self._habits, self._checks_contents = rng, habits, checks_contents
         self._target = np.full(config.pool_pages * config.page_size, GARBAGE, np.int64)
         self._draft, self._origin = self._target.copy(), np.zeros(len(self._target), np.int8)
-        self.rows: list[Row | None] = [None] * config.max_batch
-        self._features: list[ActiveRequest | None] = [None] * config.max_batch  # whose prompt has ended in which row
+        self.rows: list[Row | None] = [None] * config.num_rows
+        self._features: list[ActiveRequest | None] = [None] * config.num_rows  # whose prompt has ended in which row
         self._texts: dict[ActiveRequest, Text] = {}
         self._num_read: dict[tuple[ActiveRequest, int], int] = {}  # each preemption begins a reading anew
         self.holders: collections.Counter[int] = collections.Counter()
@@ -194,8 +191,8 @@ class Device:
         bucket = min(n for n in self._config.segment_buckets if n >= len(segments))
         for segment in segments:
             self._read(segment)
-            self.num_read += segment.count
-            self.num_padding += self._config.chunk - segment.count
+            self.num_read += segment.length
+            self.num_padding += self._config.chunk - segment.length
         self.num_padding += (bucket - len(segments)) * self._config.chunk
 
     def _read(self, segment: Segment):

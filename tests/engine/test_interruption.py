@@ -35,7 +35,7 @@ def texts(llm) -> list[list[int]]:
 
 def assert_nothing_is_held(engine: Engine):
     assert engine.scheduler.pages.used == 0
-    assert engine.scheduler.rows == [None] * CONFIG.max_batch
+    assert engine.scheduler.rows == [None] * CONFIG.num_rows
     assert not engine.scheduler.unfinished
 
 

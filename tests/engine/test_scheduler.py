@@ -193,7 +193,7 @@ class TestPreemption:
         played = simulation(ALL, swap_pages=8, num_pages=5, prefill_tokens=5, prefix_cache=False)
         played.arrive(prompt(4), 34)
         played.step()
-        young = played.arrive(prompt(18), 15)
+        young = played.arrive(prompt(23), 15)
         plans = []
         while not young.decoding:
             plans.append(played.step())
@@ -302,11 +302,15 @@ def test_what_can_never_be_served_is_refused(refused, words):
 
 
 def test_has_room():
+    """Whoever finds a free row does not count."""
     played = simulation(max_waiting=1)
-    assert played.scheduler.has_room
-    played.arrive(prompt(), 1)
+    for _ in range(3):
+        assert played.scheduler.has_room
+        played.arrive(prompt(), 1)
     assert not played.scheduler.has_room
     played.step()
+    assert not played.scheduler.has_room  # two have rows, one waits
+    finish(played)
     assert played.scheduler.has_room
 
 

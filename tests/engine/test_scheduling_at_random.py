@@ -111,8 +111,11 @@ def check_plan(simulation: Simulation, before: Before, plan: Plan):
     config, scheduler = simulation.config, simulation.scheduler
     if plan.decoding:
         most = min(config.rounds, MOST_ROUNDS_WAITED_FOR) if before.busy else config.rounds
-        assert plan.rounds == (1 if plan.entering else most)
-        assert plan.decoding == [active for active in scheduler.rows if active is not None and active.decoding]
+        begins = any(not active.tokens and active.unread_rounds == plan.rounds for active in plan.decoding)
+        assert plan.rounds == (1 if begins else most)
+        able = [active for active in scheduler.rows if active is not None and active.decoding]
+        senior = sorted(able, key=lambda active: active.seniority)
+        assert plan.decoding == senior[: simulation.config.max_batch]
     assert plan.segments or plan.decoding or simulation.calls_under_way  # there is no standstill
     assert scheduler.pages_swapped <= simulation.swap_pages
     rows = [active for active in scheduler.rows if active is not None]
@@ -186,7 +189,7 @@ def check_end(simulation: Simulation):
     scheduler = simulation.scheduler
     assert scheduler.pages.used == scheduler.pages_swapped == 0
     assert scheduler.pages.available == scheduler.pages.total
-    assert scheduler.rows == [None] * simulation.config.max_batch
+    assert scheduler.rows == [None] * simulation.config.num_rows
     assert scheduler.num_preemptions == sum(active.num_preemptions for active in simulation.all)
     assert scheduler.num_prefill_tokens == simulation.device.num_read
     assert scheduler.num_padding == simulation.device.num_padding
