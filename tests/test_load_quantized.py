@@ -61,7 +61,7 @@ def test_a_draft_model_changes_nothing(folders, plain, kind, tied, draft):
     results = jspec.generate(llm, PROMPTS, **GREEDY)
     assert [result.token_ids for result in results] == plain[kind, tied]
     assert sum(result.stats.num_accepted_draft_tokens for result in results) > 0
-    assert llm.engine.num_compilations == 4
+    assert llm.engine.num_compilations == 3
 
 
 def test_a_quantised_draft_of_a_target_that_is_not(folders):

@@ -146,7 +146,7 @@ def test_a_corpus_that_knows_the_text_drafts_it(tmp_path):
         assert [result.token_ids for result in results] == plain
         rates.append(sum(result.stats.num_accepted_draft_tokens for result in results))
     assert rates[0] > rates[1] + 20
-    assert llm.engine.num_compilations == 4
+    assert llm.engine.num_compilations == 3
 
 
 @pytest.mark.parametrize("draft", [None, "draft"])

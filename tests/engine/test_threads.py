@@ -1,6 +1,5 @@
-"""Several threads call one model: each gets its own texts, in turn, and nobody waits for himself."""
+"""Several threads call one model: their requests are decoded together, and each thread gets its own texts."""
 
-import contextlib
 import os
 import signal
 import threading
@@ -69,71 +68,82 @@ def test_eight_threads_get_the_texts_of_one(llm, pool):
     start.wait()
     assert [future.result(timeout=60) for future in futures] == alone
     other.join()
-    assert llm.engine.num_compilations == 4
+    assert llm.engine.num_compilations == 5
 
 
-def test_a_run_keeps_others_waiting_until_it_is_closed(llm, pool):
+def test_a_run_that_is_left_open_keeps_nobody_waiting(llm, pool):
     run = running(llm)
-    waiting = pool.submit(decode, llm.engine, PROMPTS)
+    assert len(pool.submit(decode, llm.engine, PROMPTS).result(timeout=60)) == len(PROMPTS)
+    assert len(list(run)) == 3
+
+
+def test_others_step_for_a_run_and_it_finds_its_results(llm):
+    run, expected = running(llm), tokens_of(decode(llm.engine, PROMPTS[:4]))
+    decode(llm.engine, PROMPTS)
+    assert not llm.engine.scheduler.unfinished  # the other requests of the run have ended meanwhile
+    rest = sorted(run, key=lambda active: active.request.index)
+    assert all(active.tokens == expected[active.request.index] for active in rest)
+    assert len(rest) == 3
+
+
+def test_what_needs_an_idle_engine_waits_for_other_threads(llm, pool):
+    run = running(llm)
     warming = pool.submit(llm.warmup)
     with pytest.raises(TimeoutError):
-        waiting.result(timeout=0.3)
-    assert not warming.done()
+        warming.result(timeout=0.3)
     pool.submit(run.close).result(timeout=20)  # by another thread than that which started it
-    assert tokens_of(waiting.result(timeout=60)) == tokens_of(decode(llm.engine, PROMPTS))
     warming.result(timeout=60)
 
 
 def test_a_run_that_nobody_knows_any_more_ends(llm, pool):
     run = running(llm)
-    waiting = pool.submit(decode, llm.engine, PROMPTS)
+    warming = pool.submit(llm.warmup)
     del run
-    assert len(waiting.result(timeout=60)) == len(PROMPTS)
+    warming.result(timeout=60)
+    assert llm.engine.metrics().pages_used == 0
 
 
 def test_nobody_waits_for_himself(llm, pool):
     run = running(llm)
-    for refused in (lambda: decode(llm.engine, PROMPTS), llm.warmup, lambda: llm.engine.replace_draft(None)):
-        with pytest.raises(RuntimeError, match=r"busy|idle"):
+    for refused in (llm.warmup, lambda: llm.engine.replace_draft(None)):
+        with pytest.raises(RuntimeError, match="idle"):
             refused()
     assert len(list(run)) == 3
 
     def nested(tokens, seen):
         decode(llm.engine, PROMPTS)
 
-    with pytest.raises(RuntimeError, match="busy"):
+    with pytest.raises(RuntimeError, match="a callback cannot use the engine"):
         decode(llm.engine, PROMPTS, find_stop=nested)
     assert len(decode(llm.engine, PROMPTS)) == len(PROMPTS)
 
+
+def test_a_run_may_go_on_in_another_thread(llm, pool):
     run = running(llm)
-    resumed = threading.Event()
-
-    def go_on():
-        for _ in run:
-            resumed.set()
-
-    going = pool.submit(go_on)  # in another thread, which this one may wait for from then on
-    assert resumed.wait(60)
+    going = pool.submit(lambda: len(list(run)))
     assert len(decode(llm.engine, PROMPTS)) == len(PROMPTS)
-    going.result(timeout=60)
+    assert going.result(timeout=60) == 3
+    llm.warmup()  # this thread has nothing under way any more
 
 
 def test_who_waits_can_be_interrupted(llm, pool):
-    taken, let_go = threading.Event(), threading.Event()
+    """An interrupt in one thread ends its own requests, and no others."""
+    expected = tokens_of(decode(llm.engine, PROMPTS))
+    stepping, let_go = threading.Event(), threading.Event()
 
-    def hold():
-        with contextlib.closing(running(llm)):
-            taken.set()
-            assert let_go.wait(60)
+    def hold(tokens, seen):
+        """A callback within a step, which keeps the turn."""
+        stepping.set()
+        assert let_go.wait(60)
 
-    holding = pool.submit(hold)
-    assert taken.wait(60)
+    holding = pool.submit(decode, llm.engine, PROMPTS, find_stop=hold)
+    assert stepping.wait(60)
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         decode(llm.engine, PROMPTS)
     timer.join()
-    assert llm.engine.scheduler.unfinished  # what the other thread has is still there
     let_go.set()
-    holding.result(timeout=60)
-    assert len(decode(llm.engine, PROMPTS)) == len(PROMPTS)
+    assert tokens_of(holding.result(timeout=60)) == expected
+    assert tokens_of(decode(llm.engine, PROMPTS)) == expected
+    assert llm.engine.metrics().pages_used == 0
