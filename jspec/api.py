@@ -51,6 +51,7 @@ def load(
     prefix_cache: bool = True,
     swap_space: float = 4.0,
     max_waiting: int | None = None,
+    read_ahead: int | None = None,
     gpu_memory_utilization: float = 0.9,
     compilation_cache: bool | Path = True,
     generation_config: str = "auto",
@@ -91,7 +92,7 @@ def load(
         between programs of several sizes, which is faster, and whose results differ in the last bits
         (docs/reproducibility.md). None is True, but for ``num_draft_tokens="auto"``, under which a seed means no one
         text.
-      prefix_cache, swap_space, max_waiting: see ``EngineConfig``.
+      prefix_cache, swap_space, max_waiting, read_ahead: see ``EngineConfig``.
       gpu_memory_utilization: the share of the GPU's free memory that jspec may use.
       compilation_cache: whether compiled programs are kept on disk for the next start, or the folder for them. True
         takes ``~/.cache/jspec/xla``, unless JAX has been told of another folder (docs/compilation.md).
@@ -140,6 +141,7 @@ def load(
         prefix_cache=prefix_cache,
         swap_space=swap_space,
         max_waiting=max_waiting,
+        read_ahead=read_ahead,
     )
     pair = read_pair(source, target_config, head_options, speculation, config.max_len)
     config = fitted(target_config, pair.draft_config, config, width or pair.num_draft_tokens + 1, share)

@@ -7,7 +7,9 @@ from typing import NamedTuple
 from jspec.config import EngineConfig
 from jspec.engine.request import ActiveRequest
 
-ALONGSIDE = 512  # the most tokens of a pass while few prompts are read beside many texts: rounds wait for no more
+# The most tokens of a pass while few prompts are read beside many texts, so that rounds do not wait for long. Far into a
+# long prompt, attention costs as much as everything else, and a pass has half of that.
+ALONGSIDE, FAR = 512, 16_384
 CROWD = 4  # few: less than one prompt is read for so many texts
 FULL = 0.85  # the share of a program's segments with which it counts as filled
 MOST_CALLS_WAITED = 2  # calls that segments wait for others to fill a pass with
@@ -55,7 +57,8 @@ def choose_pass(
     most, ahead = buckets[-1], num_decoding - config.max_batch
     long = any(active.num_to_read - active.num_read > ALONGSIDE for active in reading)
     if not crowded(len(reading), num_decoding) and len(reading) < CROWD and (long or ahead < 0):
-        most = max((n for n in buckets if n * c <= ALONGSIDE), default=buckets[0])
+        tokens = ALONGSIDE // 2 if any(active.num_read >= FAR for active in reading) else ALONGSIDE
+        most = max((n for n in buckets if n * c <= tokens), default=buckets[0])
     segments = list(itertools.islice(itertools.chain(*(segments_of(active, c) for active in reading)), most))
     full = FULL * most <= len(segments)
     if full or not num_decoding:
