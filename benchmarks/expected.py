@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.config import EngineConfig
-from jspec.engine.state import RequestArrays, admit, init_state
+from jspec.engine.state import Entries, RequestArrays, admit, init_state, of_rows
 from jspec.engine.step import DecodeStep, Segments
 from jspec.models.params import DTYPES
 from jspec.models.split import split
@@ -88,7 +88,10 @@ class Recorder:
                 np.array([row], np.int32), padded[None, : len(prompt)], first, count, request.table[None]
             )
             state = self._prefill(self._leaves, state, segment)
-            state = self._admit(state, np.int32(row), padded, request)
+            entry = Entries(
+                np.array([row], np.int32), padded[None], jax.tree.map(lambda x: np.asarray(x)[None], request)
+            )
+            state = dataclasses.replace(state, **self._admit(of_rows(state), entry))
         sums, rounds = np.zeros(2), 0
         while np.any(live := np.asarray(state.live)):
             state, expected, _ = self._round(self._leaves, state)

@@ -32,6 +32,7 @@ class Completion:
         self._recent = ""  # the end of that text, in which a stop string may have begun
         self._longest = max(map(len, self._strings), default=0)
         self._pieces = list[str]()  # the text that ``take`` has not given out
+        self._shown = list[str]()  # the text that it has
         self._cut: int | None = None  # where in the settled text the stop string begins
         self._held = ""  # what follows the settled text, known at the end
         self._ended = False
@@ -77,7 +78,13 @@ class Completion:
         if not self._ended:
             end = min((_may_begin(string, text) for string in self._strings), default=end)
         self._pieces = [text[end:]]
+        self._shown.append(text[:end])
         return text[:end]
+
+    @property
+    def shown(self) -> str:
+        """All that ``take`` has returned so far, joined."""
+        return "".join(self._shown)
 
     def end(self):
         """Say that no more tokens come: what is left of an incomplete character becomes part of the text.

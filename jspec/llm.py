@@ -146,4 +146,4 @@ class LLM:
         request = self.engine.frontend.request(0, prompt, params, key)
         with contextlib.closing(self.engine.follow([request], streams=True)) as news:
             for progress in news:
-                yield self.engine.delta(progress)
+                yield from self.engine.deltas([progress])

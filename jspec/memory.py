@@ -19,8 +19,8 @@ class Budget:
     Attributes:
       weights: the weights of target and draft.
       cache: keys and values of both, in all pages.
-      work: the largest temporaries of a round: the logits of target and draft, and one layer's keys and values gathered
-        from their pages.
+      work: the largest temporaries: of a round, the logits of target and draft, and one layer's keys and values gathered
+        from their pages; of a prefill pass, one layer's activations.
     """
 
     weights: int
@@ -41,10 +41,12 @@ def budget(target: ModelConfig, draft: ModelConfig | HeadConfig | None, config: 
     row_slots = config.max_batch * config.pages_per_row * config.page_size
     logits = config.max_batch * width * target.vocab_size * len(models)
     gathered = max(decoder.kv_bytes(row_slots, size) // decoder.num_layers for decoder in decoders)
+    tokens = config.segment_buckets[-1] * config.chunk
+    passes = tokens * max(3 * decoder.intermediate_size + 8 * decoder.hidden_size for decoder in decoders) * size
     return Budget(
         weights=sum(model.weight_bytes(size) for model in models),
         cache=sum(decoder.kv_bytes(slots, size) for decoder in decoders),
-        work=logits * (size + 4) + gathered,
+        work=max(logits * (size + 4) + gathered, passes),
     )
 
 

@@ -1,7 +1,9 @@
 """Strictness for every test: an implicit change of rank is an error, as every warning is (pyproject.toml)."""
 
 import gc
+import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jspec-tests-")  # where ``jspec.load`` keeps compiled programs
 
 MOST_MAPPINGS = 20_000  # after a file of tests; one adds up to 10,000
 LONGEST = ("lossless", "engine", "train")  # folders whose files take a minute or more

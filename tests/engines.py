@@ -19,6 +19,7 @@ from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.engine import Engine
 from jspec.engine.request import ActiveRequest, Request
+from jspec.engine.state import DecodeState, Entries, RequestArrays, admit, of_rows
 from jspec.llm import LLM
 from jspec.models import Decoder, build, flat_params
 from jspec.models.cache import CausalView
@@ -145,6 +146,13 @@ def engine(method: str | None, K: int = 4, verify: Any = "rejection", models=Non
     of, by = models or (target(), draft())
     by = by if method == "draft_model" else None
     return Engine(of, by, drafting(method, settings, of.config.vocab_size), verify, config)
+
+
+def entered(state: DecodeState, row: int, prompt, request: RequestArrays) -> DecodeState:
+    """The state after a request has entered a row; ``prompt`` is padded to S tokens."""
+    one = jax.tree.map(lambda x: jnp.asarray(x)[None], request)
+    entry = Entries(jnp.array([row]), jnp.asarray(prompt)[None], one)
+    return dataclasses.replace(state, **admit(of_rows(state), entry))
 
 
 EOS, LETTERS = 26, "abcdefghijklmnopqrstuvwxyz"

@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from causal_heads import Drafts, causal_drafts
-from engines import CONFIG, MAX_LEN, TARGET, V, causal, ragged_prompts, target
+from engines import CONFIG, MAX_LEN, TARGET, V, causal, entered, ragged_prompts, target
 from heads import VARIANTS, compile_fast, random_head, serving
 from test_step import never, request
 
 from jspec.config import Speculation
 from jspec.drafting.methods import drafter_for
-from jspec.engine.state import admit, init_state
+from jspec.engine.state import init_state
 from jspec.engine.step import DecodeStep, Segments
 from jspec.heads import PardConfig
 from jspec.models import build_head, flat_params
@@ -78,7 +78,7 @@ class Bench:
                 state = self.prefill(
                     leaves, state, Segments(np.array([row]), padded[None, start : start + C + 1], *where)
                 )
-            state = admit(state, row, padded[:MAX_LEN], entry)
+            state = entered(state, row, padded[:MAX_LEN], entry)
         return state
 
     def room(self, length: int) -> int:

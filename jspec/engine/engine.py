@@ -156,7 +156,7 @@ class Engine:
         key_data = request_keys([params], key)[0]
         request = self.frontend.request(self._num_requests, prompt, params, key_data, priority, salt)
         self.check(request)
-        if not self.scheduler.has_room:
+        if not self.scheduler.has_room():
             raise QueueFull(
                 f"max_waiting={self.config.max_waiting} requests wait already; step the engine, or load with more"
             )
@@ -168,7 +168,7 @@ class Engine:
         It serves all requests of the engine, also those of other callers, but returns only what concerns requests made
         with ``add``. A request that ends early, an error of the device included, ends with a delta that says so.
         """
-        return [self.delta(progress) for progress in self.advance(self._added)]
+        return self.deltas(self.advance(self._added))
 
     def abort(self, id: int):
         """Give up a request that was added, wherever it is. Its last delta, of the next ``step``, says ``abort``.
@@ -219,10 +219,24 @@ class Engine:
         """Give up those of the requests that have not ended. Their owners are told that they were aborted."""
         self._in_turn(lambda: uninterrupted(self._abort, list(actives)))
 
+    def deltas(self, news: Iterable[Progress]) -> list[Delta]:
+        """The progress of requests for their owners, with text. A tokenizer that raises ends its request alone."""
+        return [self.delta(progress) for progress in news if not progress.active.told]
+
     def delta(self, progress: Progress) -> Delta:
-        """A request's progress for its owner, with text."""
+        """The progress of a request that has not been told to have ended."""
         active, token_ids, finished = progress
-        return self.frontend.delta(active.order, active, token_ids, finished, self.longest_text, self.num_draft_tokens)
+        about = active.order, active, token_ids
+        try:
+            delta = self.frontend.delta(*about, finished, self.longest_text, self.num_draft_tokens)
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # a panic of the Rust code in tokenizers is no Exception
+            self._in_turn(lambda: uninterrupted(self._abort, [active]))
+            active.outcome, active.error = FAILED, error
+            delta = self.frontend.delta(*about, True, self.longest_text, self.num_draft_tokens)
+        active.told = delta.finished
+        return delta
 
     def result(self, active: ActiveRequest) -> Result:
         """The result of a request that has ended."""
@@ -242,7 +256,7 @@ class Engine:
         try:
             try:
                 while pending or inbox.unfinished or inbox.items:
-                    while pending and (self.scheduler.has_room or not inbox.unfinished):
+                    while pending and (self.scheduler.has_room() or not inbox.unfinished):
                         self.submit(pending[0], inbox)
                         pending.popleft()
                     yield from self.advance(inbox)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jspec.completion import Completion
-from jspec.engine.request import FINISH_REASONS, ActiveRequest, Request
+from jspec.engine.request import FAILED, FINISH_REASONS, ActiveRequest, Request
 from jspec.prompts import Prompt, checked_ids, text_or_ids
 from jspec.results import Delta, Result, Stats
 from jspec.sampling.params import SamplingParams
@@ -68,10 +68,16 @@ class Frontend:
     def delta(
         self, id: int, active: ActiveRequest, token_ids: list[int], finished: bool, longest_text: int | None, K: int
     ) -> Delta:
-        """What is new of a request; ``longest_text`` and ``K`` are the engine's."""
+        """What is new of a request; ``longest_text`` and ``K`` are the engine's.
+
+        Raises:
+          Exception: what the tokenizer raised, unless the request has failed already.
+        """
         completion = active.request.watcher
         result = self.result(active, longest_text, K) if finished else None
-        text = completion.take() if isinstance(completion, Completion) else None
+        text = None
+        if isinstance(completion, Completion):
+            text = "" if active.outcome == FAILED else completion.take()
         return Delta(id, token_ids, text, finished, result)
 
     def result(self, active: ActiveRequest, longest_text: int | None, K: int) -> Result:
@@ -79,9 +85,13 @@ class Frontend:
         request, tokens = active.request, active.tokens
         finish_reason = FINISH_REASONS[active.outcome]
         text = stop_reason = None
-        if isinstance(request.watcher, Completion):
-            request.watcher.end()
-            text, stop_reason = request.watcher.text, request.watcher.stop
+        completion = request.watcher
+        if isinstance(completion, Completion):
+            if active.outcome == FAILED:  # perhaps because of the tokenizer, which is not asked again
+                text = completion.shown
+            else:
+                completion.end()
+                text, stop_reason = completion.text, completion.stop
         if finish_reason == "stop" and stop_reason is None and tokens[-1] in request.params.stop_token_ids:
             stop_reason = tokens[-1]
         elif finish_reason == "error":

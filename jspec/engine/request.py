@@ -95,6 +95,7 @@ class ActiveRequest:
       accepted: for each round that counts, how many of them the target accepted.
       outcome: LIVE until it ends, then one of the others.
       error: the exception that ended it, if its outcome is FAILED.
+      told: whether its owner has got a delta that says that it has ended.
       num_preemptions: how often it was preempted.
       times: when it arrived, first had a row, had its first and its newest token, as ``time.perf_counter`` says; NaN
         for what has not happened.
@@ -120,6 +121,7 @@ class ActiveRequest:
     accepted: list[int] = dataclasses.field(default_factory=list)
     outcome: int = LIVE
     error: BaseException | None = None
+    told: bool = False
     num_preemptions: int = 0
     times: "Times" = dataclasses.field(default_factory=lambda: Times(time.perf_counter()))
 

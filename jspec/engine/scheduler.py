@@ -115,11 +115,11 @@ class Scheduler:
         """Whether any request waits or is under way."""
         return bool(self.waiting) or bool(self.under_way)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether one more request may wait. One for which a row is free does not wait for long, and is not counted."""
+    def has_room(self, arriving: int = 0) -> bool:
+        """Whether one more request may wait, beside others that are about to be added. One for which a row is free does
+        not wait for long, and is not counted."""
         most = self._config.max_waiting
-        return most is None or len(self.waiting) < most + sum(row is None for row in self.rows)
+        return most is None or len(self.waiting) + arriving < most + sum(row is None for row in self.rows)
 
     @property
     def pages_swapped(self) -> int:

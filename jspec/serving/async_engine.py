@@ -148,7 +148,7 @@ class AsyncEngine:
         with self._news:
             self._require_open()
             most = self._engine.config.max_waiting
-            if most is not None and len(self._engine.scheduler.waiting) + len(self._arriving) >= most:
+            if not self._engine.scheduler.has_room(len(self._arriving)):
                 raise QueueFull(f"max_waiting={most} requests wait already; try again later, or load with more")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="jspec.AsyncEngine", daemon=True)

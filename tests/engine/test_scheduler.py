@@ -305,13 +305,13 @@ def test_has_room():
     """Whoever finds a free row does not count."""
     played = simulation(max_waiting=1)
     for _ in range(3):
-        assert played.scheduler.has_room
+        assert played.scheduler.has_room()
         played.arrive(prompt(), 1)
-    assert not played.scheduler.has_room
+    assert not played.scheduler.has_room()
     played.step()
-    assert not played.scheduler.has_room  # two have rows, one waits
+    assert not played.scheduler.has_room()  # two have rows, one waits
     finish(played)
-    assert played.scheduler.has_room
+    assert played.scheduler.has_room()
 
 
 def test_clear_leaves_those_who_wait():

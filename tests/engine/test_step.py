@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import CONFIG, MAX_LEN, V, causal, draft, ragged_prompts, target
+from engines import CONFIG, MAX_LEN, V, causal, draft, entered, ragged_prompts, target
 
 from jspec.config import Speculation
 from jspec.drafting.draft_model import DraftModel
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED
-from jspec.engine.state import RequestArrays, admit, init_state
+from jspec.engine.state import RequestArrays, init_state
 from jspec.engine.step import DecodeStep, RoundLog, Segments
 from jspec.sampling.distribution import Warp
 from jspec.sampling.params import MAX_STOP_TOKENS
@@ -73,7 +73,7 @@ def admitted(**settings):
         chunk = padded[None, : max(map(len, PROMPTS))]
         first, count = jnp.zeros(1, jnp.int32), jnp.array([len(prompt) - 1])
         state = programs()[0](state, Segments(jnp.array([row]), chunk, first, count, entry.table[None]))
-        state = admit(state, row, padded, entry)
+        state = entered(state, row, padded, entry)
     return state
 
 
