@@ -104,7 +104,7 @@ class PrefixIndex:
             pages = min(BLOCK, last - block)
             text = np.asarray(tokens[block * P : (block + pages) * P + ahead], np.int32).tobytes()
             for start in range(0, 4 * P * pages, 4 * P):
-                previous = hashlib.sha256(text[start : start + 4 * (P + ahead)]).digest()
+                previous = hashlib.sha256(previous + text[start : start + 4 * (P + ahead)]).digest()
                 yield previous
 
 
