@@ -5,6 +5,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -15,15 +16,21 @@ from jspec.engine.request import ActiveRequest, Request
 
 
 @contextlib.contextmanager
-def preempting(engine: Engine) -> Iterator[None]:
-    """Preempt the youngest request that decodes before every call, whether or not pages are short."""
+def preempting(engine: Engine, share: float = 0.0) -> Iterator[None]:
+    """Preempt the youngest requests before every call, whether or not pages are short.
+
+    Args:
+      engine: whose requests.
+      share: that many of those that decode, and at least one, unless a prompt of a younger one is being read.
+    """
     scheduler = engine.scheduler
     grow = scheduler._grow
 
     def preempt_and_grow(rounds, plan):
-        youngest = max((one for one in scheduler.rows if one), key=lambda one: one.seniority, default=None)
-        if youngest is not None and youngest.decoding:
-            scheduler._preempt(plan)
+        seated = sorted((one for one in scheduler.rows if one), key=lambda one: one.seniority, reverse=True)
+        for one in seated[: max(math.ceil(share * len(seated)), 1)]:
+            if one.decoding:
+                scheduler._preempt(plan)
         return grow(rounds, plan)
 
     with attribute(scheduler, "_grow", preempt_and_grow):
