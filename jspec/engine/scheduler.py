@@ -323,9 +323,13 @@ class Scheduler:
         return True
 
     def _keep_for_later(self, active: ActiveRequest):
-        """Let later prompts find the text of a request that has ended, as far as no round would write it again."""
-        K, request = self._num_draft_tokens, active.request
-        slots = min(active.length, self._config.max_len - 1) - (K + 1) - 2
+        """Let later prompts find the text of a request that has ended, as far as no round would write it again.
+
+        Where the engine chooses K, the last call may have made all of its rounds without drafts; the drafter has not read
+        the tokens of such rounds if the request ended in them.
+        """
+        request, unread = active.request, max(self._num_draft_tokens + 1, self._config.rounds)
+        slots = min(active.length, self._config.max_len - 1) - unread - 2
         if slots > len(request.prompt):
             self.pages.register([*request.prompt, *active.tokens], active.pages, slots, request.salt)
 
