@@ -1,4 +1,8 @@
-"""What users get from the engine has the target's joint distribution, whatever happens around their requests."""
+"""What users get from the engine has the target's joint distribution, whatever happens around their requests.
+
+All asks together, the checks of three tokens see a bias of 5% in total variation with 20,000 texts, and of 1.7% with
+200,000 (``statistics.smallest_tv``).
+"""
 
 import functools
 
