@@ -6,7 +6,7 @@ import functools
 import numpy as np
 
 from lossless.distributions import Model, Warp, completion_distribution, distribution, round_distribution
-from lossless.steps import ARGMAX_BELOW, CORPUS, NGRAM, Ask, K, N, Program, S
+from lossless.steps import ARGMAX_BELOW, CORPUS, NGRAM, Ask, K, N, Program
 from lossless.table_model import V, context
 
 
@@ -49,7 +49,7 @@ class Oracle:
 
     def drafts(self, history) -> tuple[int, Model]:
         """How many drafts a round after this history has, and their distribution."""
-        room, length = min(K, S - 1 - len(history)), len(history)
+        room, length = min(K, self.program.slots - 1 - len(history)), len(history)
         if self.program.method == "draft_model":
             return min(room, max(self.program.draft_positions - length + 1, 0)), self.draft_model
         copied = ()

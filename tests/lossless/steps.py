@@ -35,7 +35,7 @@ ARGMAX_BELOW = 0.75  # where ``auto`` changes over: between the temperatures of 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What a compiled step is made of: a rule, a drafter, and the source of noise."""
+    """What a compiled step is made of: a rule, a drafter, and the source of noise; and the slots that a text may have."""
 
     verify: str
     method: str = "draft_model"
@@ -44,6 +44,7 @@ class Program:
     draft_positions: int = S
     draft_vocab: int = V
     noise: Callable[..., RoundNoise] = RoundNoise
+    slots: int = S
 
     @property
     def rule(self):
@@ -60,7 +61,7 @@ class Program:
 
     def models(self, tables) -> tuple[TableModel, TableModel]:
         return (
-            TableModel(stored(tables[0]), TableConfig(S)),
+            TableModel(stored(tables[0]), TableConfig(self.slots)),
             TableModel(stored(tables[1][:, : self.draft_vocab]), TableConfig(self.draft_positions)),
         )
 
@@ -114,21 +115,21 @@ def play(program: Program, tables, samples: int, seed: int, asks: Sequence[Ask] 
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         columns = zip(first, *pool.map(batch, range(1, batches)), strict=True)
     tokens, length, count, drafted, accepted = (np.concatenate(column, axis=-1).T for column in columns)
-    return _tally(asks, np.tile(which, batches), tokens, length, count, drafted, accepted)
+    return tally(asks, np.tile(which, batches), tokens, length, count, drafted, accepted)
 
 
-def _tally(asks: Sequence[Ask], which, tokens, length, count, drafted, accepted) -> list[Tally]:
+def tally(asks: Sequence[Ask], which, tokens, length, count, drafted, accepted) -> list[Tally]:
     """One tally for each of ``asks``, from n rows.
 
     Args:
       asks: the kinds of requests.
       which: int ``[n]``, the kind that each row played.
-      tokens: ``[n, S]``.
+      tokens: ``[n, S]``, the text of each row, prompt included.
       length: ``[n]``.
       count, drafted, accepted: ``[n, rounds]``, of every round of a row.
     """
     start = np.array([len(ask.prompt) for ask in asks])[which]
-    tokens = np.take_along_axis(tokens, np.minimum(start[:, None] + np.arange(N), S - 1), axis=1)
+    tokens = np.take_along_axis(tokens, np.minimum(start[:, None] + np.arange(N), tokens.shape[1] - 1), axis=1)
     texts = count_pairs(which, _code(tokens, length - start), (len(asks), (V + 1) ** N))
     done = np.cumsum(count, axis=1) - count
     rounds = np.zeros((len(asks), (V + 1) ** N * (K + 1) ** 2), int)

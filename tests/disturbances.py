@@ -1,0 +1,118 @@
+"""What may happen around a request while it is served: arrivals, neighbours that leave, preemption, calls of any length.
+
+``serve`` steps an engine by hand; the context managers change what its scheduler decides, and nothing on the device.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from jspec.engine.engine import Engine
+from jspec.engine.inbox import Inbox
+from jspec.engine.request import ActiveRequest, Request
+
+
+@contextlib.contextmanager
+def preempting(engine: Engine, share: float = 0.0) -> Iterator[None]:
+    """Preempt the youngest requests before every call, whether or not pages are short.
+
+    Args:
+      engine: whose requests.
+      share: that many of those that decode, and at least one, unless a prompt of a younger one is being read.
+    """
+    scheduler = engine.scheduler
+    grow = scheduler._grow
+
+    def preempt_and_grow(rounds, plan):
+        seated = sorted((one for one in scheduler.rows if one), key=lambda one: one.seniority, reverse=True)
+        for one in seated[: max(math.ceil(share * len(seated)), 1)]:
+            if one.decoding:
+                scheduler._preempt(plan)
+        return grow(rounds, plan)
+
+    with attribute(scheduler, "_grow", preempt_and_grow):
+        yield
+
+
+@contextlib.contextmanager
+def calls_of_any_length(engine: Engine, seed: int = 0) -> Iterator[None]:
+    """Have every call make another number of rounds, from one to as many as its program can."""
+    scheduler, rng = engine.scheduler, np.random.default_rng(seed)
+    plan = scheduler.plan
+
+    def plan_some_rounds():
+        rounds = int(rng.integers(1, engine.config.rounds + 1))
+        with attribute(scheduler, "_config", dataclasses.replace(engine.config, rounds=rounds)):
+            return plan()
+
+    with attribute(scheduler, "plan", plan_some_rounds):
+        yield
+
+
+@contextlib.contextmanager
+def few_pages(engine: Engine, count: int) -> Iterator[None]:
+    """Leave the engine no more than ``count`` pages, which are as many as its longest request needs, or more."""
+    pages = engine.scheduler.pages
+    withheld = pages.take(pages.available - count)
+    with attribute(pages, "total", count):
+        yield
+    pages.release(withheld)
+
+
+@contextlib.contextmanager
+def attribute(thing, name: str, value) -> Iterator[None]:
+    """Have an object's own attribute replaced for a while."""
+    own = name in vars(thing)
+    before = getattr(thing, name)
+    setattr(thing, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(thing, name, before)
+        else:
+            delattr(thing, name)
+
+
+def serve(
+    engine: Engine,
+    requests: Sequence[Request],
+    at_a_time: int | None = None,
+    neighbour: Callable[[int], Request] | None = None,
+    after_step: Callable[[], None] | None = None,
+    seed: int = 0,
+) -> list[ActiveRequest]:
+    """Serve requests step by step; returns them in the order given, when all of them have ended.
+
+    Args:
+      engine: an engine with nothing else to do.
+      requests: what to serve.
+      at_a_time: submit that many of them between two steps, and never have more of them unfinished; None submits all at
+        once.
+      neighbour: makes a request, given a number, that is aborted after one to five steps and followed by the next one.
+      after_step: is called after every step.
+      seed: of how long neighbours live.
+    """
+    inbox, beside = Inbox(streams=True), Inbox(streams=False)
+    rng, actives, steps_left, passing = np.random.default_rng(seed), [], 0, None
+    while len(actives) < len(requests) or inbox.unfinished:
+        most = len(requests) if at_a_time is None else at_a_time
+        for request in requests[len(actives) :][: max(most - len(inbox.unfinished), 0)]:
+            actives.append(engine.submit(request, inbox))
+        if neighbour is not None and steps_left == 0:
+            engine.give_up([] if passing is None else [passing])
+            passing, steps_left = engine.submit(neighbour(len(actives)), beside), int(rng.integers(1, 6))
+        steps_left -= 1
+        engine.advance(inbox)
+        if after_step is not None:
+            after_step()
+    engine.give_up([] if passing is None else [passing])
+    return actives
+
+
+def outcome_of(active: ActiveRequest) -> tuple:
+    """All that a request's owner learns of how it went: tokens, how it ended, and drafts of every round."""
+    return active.tokens, active.outcome, active.from_draft, active.drafted, active.accepted
