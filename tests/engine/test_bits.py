@@ -1,0 +1,107 @@
+"""What ``reproducible=True`` rests on: a compiled program gives a row, or a segment, the same bits in every place and beside
+any neighbours. On a GPU at a size at which products are tiled as those of real models are; elsewhere with small models."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines import TARGET, drafting, key_of
+from flax import nnx
+
+from jspec.config import EngineConfig, ModelConfig, Speculation
+from jspec.engine.engine import Engine
+from jspec.engine.programs import no_segments
+from jspec.engine.request import Request
+from jspec.models import init
+from jspec.sampling.params import SamplingParams
+
+LARGE = dataclasses.replace(
+    TARGET,
+    vocab_size=8192,
+    hidden_size=2048,
+    intermediate_size=5632,
+    num_layers=2,
+    num_heads=16,
+    num_kv_heads=4,
+    head_dim=128,
+    max_position=1024,
+    windows=(),
+)
+SIZES = [
+    pytest.param((TARGET, "float32", 8, 40), id="small"),
+    pytest.param((LARGE, "bfloat16", 32, 512), id="large", marks=pytest.mark.gpu),
+]
+
+
+@functools.cache
+def engine_of(size: tuple[ModelConfig, str, int, int], num_pages: int | None = None) -> Engine:
+    config, dtype, chunk, max_len = size
+    draft = dataclasses.replace(config, num_layers=1, windows=config.windows[:1])
+    models = [init(one, nnx.Rngs(i), dtype) for i, one in enumerate((config, draft))]
+    settings = EngineConfig(
+        max_batch=8, max_len=max_len, dtype=dtype, page_size=chunk, num_pages=num_pages, prefill_chunk=chunk, rounds=3
+    )
+    make = drafting("draft_model", Speculation(4), config.vocab_size)
+    return Engine(*models, make, "rejection", settings)
+
+
+def requests(size) -> list[Request]:
+    config, _, _, max_len = size
+    rng, room = np.random.default_rng(0), max_len // 2
+    prompts = [rng.integers(config.vocab_size, size=n).tolist() for n in rng.integers(3, room, size=16)]
+    params = SamplingParams(temperature=1.0, max_tokens=max_len)
+    return [Request(i, prompt, params, key_of(i)) for i, prompt in enumerate(prompts)]
+
+
+def texts(engine: Engine, some) -> dict[int, list[int]]:
+    return {active.request.index: active.tokens for active in engine.run(some)}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_request_has_one_text_whatever_is_around_it(size):
+    engine, every = engine_of(size), requests(size)
+    alone: dict[int, list[int]] = {}
+    for one in every:
+        alone |= texts(engine, [one])
+        engine.scheduler.pages.forget_prefixes()
+    assert texts(engine, every) == alone  # in other rows, and other segments of a pass
+    assert engine.metrics().num_cached_tokens == 0
+    assert texts(engine, every[::-1]) == alone
+    assert engine.metrics().num_cached_tokens > 0
+    few = engine_of(size, 3 * engine.config.pages_per_row)
+    assert texts(few, every) == alone  # another pool, and in and out of host memory
+    assert few.metrics().num_preemptions > 0
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_segment_has_the_same_bits_in_every_place(size):
+    engine = engine_of(size)
+    runner, config, rng = engine.runner, engine.config, np.random.default_rng(1)
+    (n,), c, M = config.segment_buckets, config.chunk, config.pages_per_row
+    tokens, own = rng.integers(size[0].vocab_size, size=c + 1), np.arange(1, M + 1)
+
+    def read(place: int, neighbours: bool) -> list[np.ndarray]:
+        """The contents of the page that a first segment fills, in all pools of target and drafter."""
+        told = no_segments(config, n)
+        told.tokens[:] = rng.integers(size[0].vocab_size, size=told.tokens.shape)
+        told.tokens[place] = tokens
+        count = rng.integers(1, c + 1, size=n).astype(np.int32) * neighbours
+        count[place] = c
+        # The neighbours are segments of one other text, all on the same pages, somewhere in it.
+        start = (c * rng.integers(0, config.max_len // c, size=n)).astype(np.int32)
+        start[place] = 0
+        table = np.broadcast_to(M + own, (n, M)).astype(np.int32)
+        table[place] = own
+        program = runner.programs.prefill[n]
+        runner._tell(program, dataclasses.replace(told, start=start, count=count, table=table))
+        pools = jax.tree.leaves((runner.state.cache, runner.state.draft))
+        return [np.asarray(pool[:, own[0]].astype(jnp.float32)) for pool in pools]
+
+    first = read(0, neighbours=False)
+    assert all(np.abs(page).max() > 0 for page in first)
+    for place in {*range(min(n, 6)), n - 1}:
+        for one, other in zip(first, read(place, neighbours=True), strict=True):
+            np.testing.assert_array_equal(one, other)
