@@ -344,7 +344,7 @@ class EngineConfig:
         Requests enter only while that cannot lead to a standstill, so a small number makes them wait longer.
       max_waiting: how many requests may wait; None is any number.
       read_ahead: how many prompts may be read, or have been read, while all rows decode, so that a row never waits for
-        its next request's prompt. None is a quarter of ``max_batch``.
+        its next request's prompt. None is half of ``max_batch``, but at most 16, and 0 below 4 rows.
     """
 
     max_batch: int = 8
@@ -400,7 +400,8 @@ class EngineConfig:
     @property
     def most_ahead(self) -> int:
         """``read_ahead``, or what None stands for."""
-        return self.max_batch // 4 if self.read_ahead is None else self.read_ahead
+        usual = min(self.max_batch // 2, 16) if self.max_batch >= 4 else 0
+        return usual if self.read_ahead is None else self.read_ahead
 
     @property
     def num_rows(self) -> int:

@@ -43,9 +43,9 @@ def choose_pass(
     """The segments of the next pass, or none if those that are left had better wait for company.
 
     A pass costs as much as its program has room for, and large passes cost less per token. While requests decode, a pass
-    is sent only if it fills one of the programs well, or if its segments have waited ``MOST_CALLS_WAITED`` calls. If
-    all rows decode and some requests have been read ahead, nobody misses the others, and they wait until they fill the
-    largest program.
+    fills its program well, and the segments that are left over wait for the next one. Those that do not even fill the
+    smallest program wait for ``MOST_CALLS_WAITED`` calls. If all rows decode and some requests have been read ahead,
+    nobody misses the others, and they wait until they fill the largest program.
 
     Args:
       reading: the requests whose prompts are to be read, in their order.
@@ -65,10 +65,7 @@ def choose_pass(
         return segments
     if ahead > config.most_ahead // 4:
         return []
-    if not segments or calls_waited >= MOST_CALLS_WAITED:
-        return segments
-    up = next(n for n in buckets if n >= len(segments))
-    if len(segments) >= FULL * up:
+    if not segments or len(segments) >= FULL * next(n for n in buckets if n >= len(segments)):
         return segments
     down = max((n for n in buckets if n <= len(segments)), default=0)
-    return segments[:down]
+    return segments[:down] if down or calls_waited < MOST_CALLS_WAITED else segments
