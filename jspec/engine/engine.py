@@ -1,11 +1,11 @@
-"""The loop over scheduler and runner: requests arrive, wait, are read, decode, stream and leave."""
+"""What callers use: requests arrive, stream and are given up, in any thread, while the loop serves all of them."""
 
 import collections
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -15,12 +15,12 @@ from jspec.drafting.base import Drafter
 from jspec.engine.adaptive import Controller
 from jspec.engine.frontend import Frontend
 from jspec.engine.guard import CompilationGuard
-from jspec.engine.inbox import Inbox
-from jspec.engine.interrupts import uninterrupted
-from jspec.engine.metrics import Meter, Metrics
-from jspec.engine.request import ABORTED, FAILED, LIVE, ActiveRequest, Request
+from jspec.engine.inbox import Inbox, Progress
+from jspec.engine.loop import Loop
+from jspec.engine.metrics import Metrics
+from jspec.engine.request import FAILED, ActiveRequest, Request
 from jspec.engine.runner import Runner
-from jspec.engine.scheduler import Plan, Scheduler
+from jspec.engine.scheduler import Scheduler
 from jspec.engine.turns import Turn
 from jspec.keys import request_keys
 from jspec.models.contract import Target
@@ -35,14 +35,6 @@ class QueueFull(RuntimeError):
 
 
 PATIENCE = 0.01  # seconds between two looks into an inbox, while another thread steps the engine
-
-
-class Progress(NamedTuple):
-    """What a step did for one request: its new tokens, and whether it has ended."""
-
-    active: ActiveRequest
-    token_ids: list[int]
-    finished: bool
 
 
 class Engine:
@@ -70,9 +62,6 @@ class Engine:
 
     Attributes:
       config: what may be used.
-      scheduler: decides who enters which row with which pages.
-      runner: has the weights, the programs, and the state on the device.
-      controller: chooses K before each call; None if there is no choice, or before costs are known.
       frontend: knows the tokenizer.
       guard: notices what is compiled after ``warmup``, and warns; ``guard.on_compile = "raise"`` makes it an error.
     """
@@ -90,22 +79,31 @@ class Engine:
         frontend: Frontend | None = None,
     ):
         self.config = config
-        self.runner = runner = Runner(target, draft_model, make_drafter, verify, config, noise, draft_lengths)
-        self.scheduler = Scheduler(config, runner.num_draft_tokens, runner.looks_ahead, runner.swap_pages)
-        self.controller: Controller | None = None
-        self._chooses = draft_lengths is not None
-        if draft_lengths is not None and costs is not None:
-            self.controller = Controller({b: {K: costs[b][K] for K in draft_lengths} for b in config.batch_buckets})
+        self._loop = Loop(target, draft_model, make_drafter, verify, config, noise, draft_lengths, costs)
         self.frontend = frontend or Frontend(None, target.config.vocab_size, target.config.eos_token_ids)
         self._added = Inbox(streams=True)  # of the requests that ``add`` was called for
         self.guard = CompilationGuard()
-        self._meter = Meter(runner.num_draft_tokens)
-        self._plan: _Planned | None = None  # decided, but not carried out yet
-        self._calls: collections.deque[_Call] = collections.deque()  # sent, but not read yet
-        self._sound = True  # whether scheduler, calls and state on the device agree
         self._abandoned: collections.deque[Inbox] = collections.deque()  # of owners that have left
-        self._num_requests = 0
         self._turn = Turn()
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """What decides who enters which row with which pages."""
+        return self._loop.scheduler
+
+    @property
+    def runner(self) -> Runner:
+        """What has the weights, the programs, and the state on the device."""
+        return self._loop.runner
+
+    @property
+    def controller(self) -> Controller | None:
+        """What chooses K before each call; None if there is no choice, or before costs are known."""
+        return self._loop.controller
+
+    @controller.setter
+    def controller(self, controller: Controller | None):
+        self._loop.controller = controller
 
     @property
     def num_draft_tokens(self) -> int:
@@ -154,7 +152,7 @@ class Engine:
         params = self.frontend.default_params if params is None else params
         require(isinstance(params, SamplingParams), "params", params, "SamplingParams or None")
         key_data = request_keys([params], key)[0]
-        request = self.frontend.request(self._num_requests, prompt, params, key_data, priority, salt)
+        request = self.frontend.request(self._loop.num_requests, prompt, params, key_data, priority, salt)
         self.check(request)
         if not self.scheduler.has_room():
             raise QueueFull(
@@ -186,7 +184,7 @@ class Engine:
 
     def metrics(self) -> Metrics:
         """What the engine is doing and has done, in numbers."""
-        return self._meter.metrics(self.scheduler, self.num_compilations)
+        return self._loop.meter.metrics(self.scheduler, self.num_compilations)
 
     def check(self, request: Request):
         """Raise a ValueError, with numbers, if the request can never be served."""
@@ -194,7 +192,7 @@ class Engine:
 
     def submit(self, request: Request, inbox: Inbox) -> ActiveRequest:
         """Let a request wait, which ``check`` has passed, and whose progress goes to ``inbox``."""
-        return self._in_turn(lambda: uninterrupted(self._submit, request, inbox))
+        return self._in_turn(lambda: self._loop.submit(request, inbox))
 
     def advance(self, inbox: Inbox) -> list[Progress]:
         """What has happened to the requests of an inbox that has any; a step of the engine, if nothing has yet.
@@ -207,8 +205,9 @@ class Engine:
             while not inbox.items and not caller.taken:
                 self._turn.take(caller, PATIENCE)
             if caller.taken and not inbox.items and inbox.unfinished:
+                self._sweep()
                 with self.guard.watching():
-                    self._step()
+                    self._loop.step()
             return inbox.taken()
         finally:  # ``Turn`` says why this is no method
             if caller.taken:
@@ -217,7 +216,7 @@ class Engine:
 
     def give_up(self, actives: Iterable[ActiveRequest]):
         """Give up those of the requests that have not ended. Their owners are told that they were aborted."""
-        self._in_turn(lambda: uninterrupted(self._abort, list(actives)))
+        self._in_turn(lambda: self._loop.abort(list(actives)))
 
     def deltas(self, news: Iterable[Progress]) -> list[Delta]:
         """The progress of requests for their owners, with text. A tokenizer that raises ends its request alone."""
@@ -232,7 +231,7 @@ class Engine:
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # a panic of the Rust code in tokenizers is no Exception
-            self._in_turn(lambda: uninterrupted(self._abort, [active]))
+            self._in_turn(lambda: self._loop.abort([active]))
             active.outcome, active.error = FAILED, error
             delta = self.frontend.delta(*about, True, self.longest_text, self.num_draft_tokens)
         active.told = delta.finished
@@ -284,7 +283,8 @@ class Engine:
         Raises:
           RuntimeError: this thread has requests that have not ended.
         """
-        self._alone("warmup", self._warmup)
+        self._alone("warmup", self._loop.warmup)
+        self.guard.seal()
 
     def replace_draft(self, draft_model: Any):
         """Draft with a model of other weights from the next request on; nothing is compiled again.
@@ -293,124 +293,7 @@ class Engine:
           ValueError: its arrays differ in number, shape or dtype from those of the model that it replaces.
           RuntimeError: this thread has requests that have not ended.
         """
-        self._alone("replace_draft", lambda: self._replace_draft(draft_model))
-
-    def _submit(self, request: Request, inbox: Inbox) -> ActiveRequest:
-        self._settle()
-        active = ActiveRequest(request, self._num_requests, inbox)
-        self._num_requests += 1
-        self.scheduler.add(active)
-        inbox.unfinished[active.order] = active
-        return active
-
-    def _step(self):
-        """Decide, send one call, and read the call before it, whose progress goes to the inboxes.
-
-        So the device has a call to work on while the host looks at the one before.
-        """
-        self._settle()
-        self._sweep()
-        if self._chooses and self.controller is None:
-            self._warmup()
-        try:
-            planned = self._plan or uninterrupted(self._decide)
-            self.runner.compile_for(planned.plan, planned.K)  # may take minutes, which Ctrl-C may end
-            uninterrupted(self._carry_out, planned)
-        except Exception as error:  # if nobody was under way, the same would happen again
-            uninterrupted(self._fail, error, not self.scheduler.under_way)
-
-    def _decide(self) -> "_Planned":
-        self._sound = False
-        plan = self.scheduler.plan()
-        now = time.perf_counter()
-        for active in self.scheduler.under_way:
-            if active.times.entered != active.times.entered:  # NaN
-                active.times.entered = now
-                self._meter.entered(active)
-        K, trying = self.num_draft_tokens, False
-        if self.controller is not None and plan.decoding:
-            K = self.controller.choose(self.runner.bucket(len(plan.decoding)))
-            trying = self.controller.trying
-        self._plan = planned = _Planned(plan, K, trying)
-        self._sound = True
-        return planned
-
-    def _carry_out(self, planned: "_Planned"):
-        self._sound, self._plan = False, None
-        plan = planned.plan
-        logs = self.runner.carry_out(plan, planned.K)
-        if logs is not None:
-            self._meter.called(len(plan.decoding))
-            self._calls.append(_Call(planned.K, plan.decoding, plan.rounds, logs))
-        # The choice of K after a trial waits for it. Where no call was sent, there is nothing to be ahead with.
-        ahead = 1 if logs is not None and not planned.trying else 0
-        while len(self._calls) > ahead:
-            self._read(self._calls.popleft())
-        self._sound = True
-
-    def _read(self, call: "_Call"):
-        """Wait for a call, and tell everybody what it did."""
-        logs = self.runner.read(call.logs)
-        before = [len(active.tokens) if active.outcome == LIVE else -1 for active in call.decoded]
-        accepted = self.scheduler.follow(call.decoded, call.rounds, logs)
-        if self.controller is not None and logs.num_rounds:
-            self.controller.observe(call.K, logs.num_rounds, accepted)
-        for active, seen in zip(call.decoded, before, strict=True):
-            if seen < 0:
-                continue  # it had ended before this call, whose rounds for it do not count
-            if active.outcome != LIVE:
-                self.scheduler.leave(active)
-            self._tell(active, active.tokens[seen:])
-
-    def _tell(self, active: ActiveRequest, new: list[int]):
-        """Let the owner of a request know of new tokens, or of its end."""
-        finished, inbox = active.outcome != LIVE, active.inbox
-        self._meter.progressed(active, len(new), finished)
-        if finished:
-            inbox.unfinished.pop(active.order, None)
-        if finished or (new and inbox.streams):
-            inbox.items.append(Progress(active, new, finished))
-
-    def _end(self, active: ActiveRequest, outcome: int, error: BaseException | None = None):
-        active.outcome, active.error = outcome, error
-        self._tell(active, [])
-
-    def _abort(self, actives: Iterable[ActiveRequest]):
-        self._settle()
-        for active in actives:
-            if active.outcome == LIVE:
-                self.scheduler.leave(active)
-                self._end(active, ABORTED)
-        if self._plan is not None:  # it was never carried out, and may count with those that are gone
-            self._sound = False
-
-    def _fail(self, error: BaseException, waiting: bool = False):
-        """Fail every request that is under way, and those that wait as well if ``waiting``; then have a sound engine.
-
-        Raises:
-          RuntimeError: the device does not recover.
-        """
-        self._sound, self._plan = False, None
-        self._calls.clear()
-        for active in [*self.scheduler.under_way, *(active for _, active in self.scheduler.waiting if waiting)]:
-            if active.outcome == LIVE:
-                self._end(active, FAILED, error)
-        if waiting:
-            self.scheduler.waiting.clear()
-        self.scheduler.clear()
-        try:
-            self.runner.restore()
-        except Exception as failure:
-            raise RuntimeError(
-                f"the engine cannot go on: its device failed, and its state could not be made again ({failure}); load the "
-                "model again"
-            ) from error
-        self._sound = True
-
-    def _settle(self):
-        """Clear away what an interrupted step left behind."""
-        if not self._sound:
-            uninterrupted(self._fail, RuntimeError("the engine was interrupted while this request was under way"))
+        self._alone("replace_draft", lambda: self._loop.replace_draft(draft_model))
 
     def _leave(self, inbox: Inbox):
         """Give up what an owner that leaves has not finished; in the middle of a step of this thread, at the next one."""
@@ -423,7 +306,7 @@ class Engine:
     def _sweep(self):
         """Give up the requests of owners that have left."""
         while self._abandoned:
-            uninterrupted(self._abort, list(self._abandoned[0].unfinished.values()))
+            self._loop.abort(list(self._abandoned[0].unfinished.values()))
             self._abandoned.popleft()
 
     def _in_turn(self, function: Callable[[], Any]) -> Any:
@@ -443,8 +326,8 @@ class Engine:
             time.sleep(PATIENCE)
 
     def _when_idle(self, name: str, function: Callable[[], None]) -> bool:
-        self._settle()
-        unfinished = [*self.scheduler.under_way, *(active for _, active in self.scheduler.waiting)]
+        self._loop.settle()
+        unfinished = self._loop.unfinished
         own = [active for active in unfinished if active.inbox.thread is threading.current_thread()]
         if own:
             raise RuntimeError(
@@ -453,25 +336,8 @@ class Engine:
             )
         if unfinished:
             return False
-        self._calls.clear()  # of requests that have ended
         function()
         return True
-
-    def _warmup(self):
-        self._sound = False
-        self.runner.warmup()
-        if self._chooses and self.controller is None:
-            buckets, lengths = self.config.batch_buckets, self.runner.draft_lengths
-            self.controller = Controller({b: {K: self.runner.measure(b, K) for K in lengths} for b in buckets})
-            self.scheduler.pages.forget_prefixes()  # measuring wrote over them
-        self.guard.seal()
-        self._sound = True
-
-    def _replace_draft(self, draft_model: Any):
-        self.runner.replace_draft(draft_model)
-        self.scheduler.pages.forget_prefixes()  # the drafter's part of them is of the old weights
-        if self.controller is not None:  # what the old weights taught it says nothing of the new
-            self.controller = Controller(self.controller.seconds)
 
 
 def _check_service(priority: int, salt: str):
@@ -480,20 +346,3 @@ def _check_service(priority: int, salt: str):
 
 
 _BUSY = "the engine is busy with a step that called this; a callback cannot use the engine that calls it"
-
-
-class _Planned(NamedTuple):
-    """A plan, the most drafts of its rounds, and whether the next choice of K waits for it."""
-
-    plan: Plan
-    K: int
-    trying: bool
-
-
-class _Call(NamedTuple):
-    """Rounds that were sent: the most drafts of each, whom they decode, how many were asked for, and their logs, packed."""
-
-    K: int
-    decoded: list[ActiveRequest]
-    rounds: int
-    logs: jax.Array

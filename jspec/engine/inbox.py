@@ -2,9 +2,17 @@
 
 import collections
 import threading
-from typing import Any
+from typing import NamedTuple
 
 from jspec.engine.request import ActiveRequest
+
+
+class Progress(NamedTuple):
+    """What a step did for one request: its new tokens, and whether it has ended."""
+
+    active: ActiveRequest
+    token_ids: list[int]
+    finished: bool
 
 
 class Inbox:
@@ -23,11 +31,11 @@ class Inbox:
 
     def __init__(self, streams: bool):
         self.streams = streams
-        self.items: collections.deque[Any] = collections.deque()
+        self.items: collections.deque[Progress] = collections.deque()
         self.unfinished: dict[int, ActiveRequest] = {}
         self.thread = threading.current_thread()
 
-    def taken(self) -> list[Any]:
+    def taken(self) -> list[Progress]:
         """Everything that is in it, which is taken out."""
         items = []
         while self.items:

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import jax
 
 from jspec._arguments import is_int, require, resolve_names
-from jspec.engine.engine import Progress, QueueFull
-from jspec.engine.inbox import Inbox
+from jspec.engine.engine import QueueFull
+from jspec.engine.inbox import Inbox, Progress
 from jspec.engine.request import ActiveRequest, Request
 from jspec.keys import request_keys
 from jspec.llm import LLM

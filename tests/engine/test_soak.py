@@ -135,8 +135,8 @@ def check_idle(engine: Engine):
     assert not [*scheduler.waiting, *scheduler.swapped, *scheduler.ending, *filter(None, scheduler.rows)]
     assert len(pages._index._links) == len(pages._index._pages) == pages.cached
     assert not [*pages._holders, *pages._outdated]
-    assert not [*engine._added.items, *engine._added.unfinished, *engine._abandoned, *engine._meter._seen]
-    assert len(engine._calls) <= 1
+    assert not [*engine._added.items, *engine._added.unfinished, *engine._abandoned, *engine._loop.meter._seen]
+    assert len(engine._loop._calls) <= 1
     gc.collect()
     kept = sum(type(thing) is ActiveRequest for thing in gc.get_objects())
     assert kept <= engine.config.max_batch, "more requests are kept than the last call decoded, which is not read yet"

@@ -1,0 +1,237 @@
+"""One step after the other: the scheduler decides, the runner carries out, and owners learn what came of it."""
+
+import collections
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jspec.config import EngineConfig
+from jspec.drafting.base import Drafter
+from jspec.engine.adaptive import Controller
+from jspec.engine.inbox import Inbox, Progress
+from jspec.engine.interrupts import uninterrupted
+from jspec.engine.metrics import Meter
+from jspec.engine.request import ABORTED, FAILED, LIVE, ActiveRequest, Request
+from jspec.engine.runner import Runner
+from jspec.engine.scheduler import Plan, Scheduler
+from jspec.models.contract import Target
+from jspec.sampling.streams import RoundNoise
+
+
+class Loop:
+    """Scheduler, runner and controller together, for one caller at a time.
+
+    Ctrl-C is held off while a step decides, sends and reads. What cannot be held off leaves the loop *unsound*: what is
+    known on the host may differ from what is on the device. The next caller then fails the requests that were under way,
+    and goes on with a fresh state.
+
+    Args:
+      target, draft_model, make_drafter, verify, config, noise, draft_lengths, costs: see ``Engine``.
+
+    Attributes:
+      config: what may be used.
+      scheduler: decides who enters which row with which pages.
+      runner: has the weights, the programs, and the state on the device.
+      controller: chooses K before each call; None if there is no choice, or before costs are known.
+      meter: counts.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        draft_model: Any,
+        make_drafter: Callable[..., Drafter],
+        verify: str,
+        config: EngineConfig,
+        noise: Callable[..., RoundNoise],
+        draft_lengths: Sequence[int] | None,
+        costs: Mapping[int, Mapping[int, float]] | None,
+    ):
+        self.config = config
+        self.runner = runner = Runner(target, draft_model, make_drafter, verify, config, noise, draft_lengths)
+        self.scheduler = Scheduler(config, runner.num_draft_tokens, runner.looks_ahead, runner.swap_pages)
+        self.controller: Controller | None = None
+        self._chooses = draft_lengths is not None
+        if draft_lengths is not None and costs is not None:
+            self.controller = Controller({b: {K: costs[b][K] for K in draft_lengths} for b in config.batch_buckets})
+        self.meter = Meter(runner.num_draft_tokens)
+        self._plan: _Planned | None = None  # decided, but not carried out yet
+        self._calls: collections.deque[_Call] = collections.deque()  # sent, but not read yet
+        self._sound = True
+        self._num_requests = 0
+
+    @property
+    def num_requests(self) -> int:
+        """How many requests have come so far, which is the order of the next one."""
+        return self._num_requests
+
+    @property
+    def unfinished(self) -> list[ActiveRequest]:
+        """The requests that wait or are under way."""
+        return [*self.scheduler.under_way, *(active for _, active in self.scheduler.waiting)]
+
+    def submit(self, request: Request, inbox: Inbox) -> ActiveRequest:
+        """Let a request wait, which ``Scheduler.check`` has passed, and whose progress goes to ``inbox``."""
+        return uninterrupted(self._submit, request, inbox)
+
+    def step(self):
+        """Decide, send one call, and read the call before it, whose progress goes to the inboxes.
+
+        So the device has a call to work on while the host looks at the one before.
+        """
+        self.settle()
+        if self._chooses and self.controller is None:
+            self.warmup()
+        try:
+            planned = self._plan or uninterrupted(self._decide)
+            self.runner.compile_for(planned.plan, planned.K)  # may take minutes, which Ctrl-C may end
+            uninterrupted(self._carry_out, planned)
+        except Exception as error:  # if nobody was under way, the same would happen again
+            uninterrupted(self._fail, error, not self.scheduler.under_way)
+
+    def abort(self, actives: Iterable[ActiveRequest]):
+        """Let those of the requests go that have not ended; their owners are told that they were aborted."""
+        uninterrupted(self._abort, actives)
+
+    def settle(self):
+        """Clear away what an interrupted step left behind."""
+        if not self._sound:
+            uninterrupted(self._fail, RuntimeError("the engine was interrupted while this request was under way"))
+
+    def warmup(self):
+        """Compile all programs, and measure costs that are not known. Nobody may be under way."""
+        self._sound = False
+        self._calls.clear()  # of requests that have ended
+        self.runner.warmup()
+        if self._chooses and self.controller is None:
+            buckets, lengths = self.config.batch_buckets, self.runner.draft_lengths
+            self.controller = Controller({b: {K: self.runner.measure(b, K) for K in lengths} for b in buckets})
+            self.scheduler.pages.forget_prefixes()  # measuring wrote over them
+        self._sound = True
+
+    def replace_draft(self, draft_model: Any):
+        """Draft with a model of other weights. Nobody may be under way.
+
+        Raises:
+          ValueError: its arrays differ in number, shape or dtype from those of the model that it replaces.
+        """
+        self._calls.clear()  # of requests that have ended
+        self.runner.replace_draft(draft_model)
+        self.scheduler.pages.forget_prefixes()  # the drafter's part of them is of the old weights
+        if self.controller is not None:  # what the old weights taught it says nothing of the new
+            self.controller = Controller(self.controller.seconds)
+
+    def _submit(self, request: Request, inbox: Inbox) -> ActiveRequest:
+        self.settle()
+        active = ActiveRequest(request, self._num_requests, inbox)
+        self._num_requests += 1
+        self.scheduler.add(active)
+        inbox.unfinished[active.order] = active
+        return active
+
+    def _decide(self) -> "_Planned":
+        self._sound = False
+        plan = self.scheduler.plan()
+        now = time.perf_counter()
+        for active in self.scheduler.under_way:
+            if active.times.entered != active.times.entered:  # NaN
+                active.times.entered = now
+                self.meter.entered(active)
+        K, trying = self.runner.num_draft_tokens, False
+        if self.controller is not None and plan.decoding:
+            K = self.controller.choose(self.runner.bucket(len(plan.decoding)))
+            trying = self.controller.trying
+        self._plan = planned = _Planned(plan, K, trying)
+        self._sound = True
+        return planned
+
+    def _carry_out(self, planned: "_Planned"):
+        self._sound, self._plan = False, None
+        plan = planned.plan
+        logs = self.runner.carry_out(plan, planned.K)
+        if logs is not None:
+            self.meter.called(len(plan.decoding))
+            self._calls.append(_Call(planned.K, plan.decoding, plan.rounds, logs))
+        # The choice of K after a trial waits for it. Where no call was sent, there is nothing to be ahead with.
+        ahead = 1 if logs is not None and not planned.trying else 0
+        while len(self._calls) > ahead:
+            self._read(self._calls.popleft())
+        self._sound = True
+
+    def _read(self, call: "_Call"):
+        """Wait for a call, and tell everybody what it did."""
+        logs = self.runner.read(call.logs)
+        before = [len(active.tokens) if active.outcome == LIVE else -1 for active in call.decoded]
+        accepted = self.scheduler.follow(call.decoded, call.rounds, logs)
+        if self.controller is not None and logs.num_rounds:
+            self.controller.observe(call.K, logs.num_rounds, accepted)
+        for active, seen in zip(call.decoded, before, strict=True):
+            if seen < 0:
+                continue  # it had ended before this call, whose rounds for it do not count
+            if active.outcome != LIVE:
+                self.scheduler.leave(active)
+            self._tell(active, active.tokens[seen:])
+
+    def _tell(self, active: ActiveRequest, new: list[int]):
+        """Let the owner of a request know of new tokens, or of its end."""
+        finished, inbox = active.outcome != LIVE, active.inbox
+        self.meter.progressed(active, len(new), finished)
+        if finished:
+            inbox.unfinished.pop(active.order, None)
+        if finished or (new and inbox.streams):
+            inbox.items.append(Progress(active, new, finished))
+
+    def _end(self, active: ActiveRequest, outcome: int, error: BaseException | None = None):
+        active.outcome, active.error = outcome, error
+        self._tell(active, [])
+
+    def _abort(self, actives: Iterable[ActiveRequest]):
+        self.settle()
+        for active in actives:
+            if active.outcome == LIVE:
+                self.scheduler.leave(active)
+                self._end(active, ABORTED)
+        if self._plan is not None:  # it was never carried out, and may count with those that are gone
+            self._sound = False
+
+    def _fail(self, error: BaseException, waiting: bool = False):
+        """Fail every request that is under way, and those that wait as well if ``waiting``; then have a sound engine.
+
+        Raises:
+          RuntimeError: the device does not recover.
+        """
+        self._sound, self._plan = False, None
+        self._calls.clear()
+        for active in [*self.scheduler.under_way, *(active for _, active in self.scheduler.waiting if waiting)]:
+            if active.outcome == LIVE:
+                self._end(active, FAILED, error)
+        if waiting:
+            self.scheduler.waiting.clear()
+        self.scheduler.clear()
+        try:
+            self.runner.restore()
+        except Exception as failure:
+            raise RuntimeError(
+                f"the engine cannot go on: its device failed, and its state could not be made again ({failure}); load the "
+                "model again"
+            ) from error
+        self._sound = True
+
+
+class _Planned(NamedTuple):
+    """A plan, the most drafts of its rounds, and whether the next choice of K waits for it."""
+
+    plan: Plan
+    K: int
+    trying: bool
+
+
+class _Call(NamedTuple):
+    """Rounds that were sent: the most drafts of each, whom they decode, how many were asked for, and their logs, packed."""
+
+    K: int
+    decoded: list[ActiveRequest]
+    rounds: int
+    logs: jax.Array
