@@ -47,13 +47,14 @@ class Figure:
 
 def printed(figure: Figure, verdict: str) -> str:
     """A line for people to read, and one more for further numbers."""
-    vllm, goal, stretch, measured = map(_shown, (figure.vllm, figure.goal, figure.stretch, figure.measured))
+    vllm, goal, stretch, measured = map(shown, (figure.vllm, figure.goal, figure.stretch, figure.measured))
     text = _columns(figure.line, figure.what, vllm, goal, stretch, measured, figure.unit, verdict)
     more = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figure.more.items())
     return f"{text}\n      {more}" if more else text
 
 
-def _shown(x: float | None) -> str:
+def shown(x: float | None) -> str:
+    """A number with three digits or more, for people to read; ``-`` for None."""
     if x is None:
         return "-"
     return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.2f}" if abs(x) >= 10 else f"{x:.3f}"

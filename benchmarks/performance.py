@@ -1,11 +1,11 @@
 """docs/performance.md and the tables of times in other documents, written from the results of ``benchmarks.round``,
-``benchmarks.verify`` and ``benchmarks.efficiency`` on one kind of card."""
+``benchmarks.verify``, ``benchmarks.serving`` and ``benchmarks.efficiency`` on one kind of card."""
 
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
 
-from benchmarks import efficiency, results
+from benchmarks import efficiency, results, serving_table
 from benchmarks.markdown import paragraph, table
 from benchmarks.results import Figure, Result
 
@@ -47,23 +47,29 @@ class Measurements:
     Attributes:
       rounds: figures of ``benchmarks.round`` by key.
       verification: figures of ``benchmarks.verify`` by key.
+      serving: figures of ``benchmarks.serving`` by key.
       costs: what rounds with an EAGLE-3 head cost by batch and number of drafts.
       quantization: figures of ``benchmarks.quantization`` by key; the distribution was measured on any device.
     """
 
     rounds: dict[str, Figure]
     verification: dict[str, Figure]
+    serving: dict[str, Figure]
     costs: efficiency.Costs
     quantization: dict[str, Figure]
 
 
 def measurements() -> Measurements:
     """Of the files in ``benchmarks/results``."""
-    rounds = [one for one in results.read_all("round", CARD) if one.settings["shape"] == SHAPE]
+    rounds, served = (
+        [one for one in results.read_all(name, CARD) if one.settings["shape"] == SHAPE] for name in ("round", "serving")
+    )
     costs = [one for one in costs_by_method()["eagle3"] if one.settings["shape"] == SHAPE]
     verification = results.latest(results.read_all("verify", CARD))
     quantization = results.latest(results.read_all("quantization"))
-    return Measurements(results.latest(rounds), verification, efficiency.costs_of(costs), quantization)
+    return Measurements(
+        results.latest(rounds), verification, results.latest(served), efficiency.costs_of(costs), quantization
+    )
 
 
 def costs_by_method() -> dict[str, list[Result]]:
@@ -94,12 +100,13 @@ def readme(found: Measurements) -> str:
     64; one draft does from {even["1", "1"]} and {even["64", "1"]}
     ([every batch and number of drafts](docs/efficiency-{found.costs.method}.md))."""
     columns = ("", "", "floor", "goal", "measured", "short by")
-    return "\n\n".join([paragraph(introduction), table(columns, rows), paragraph(more), paragraph(pays)])
+    parts = [paragraph(introduction), table(columns, rows), paragraph(more), paragraph(pays)]
+    return "\n\n".join([*parts, serving_table.readme(found.serving)])
 
 
 def document(found: Measurements) -> str:
     """docs/performance.md."""
-    figures = [*found.rounds.values(), *found.verification.values()]
+    figures = [*found.rounds.values(), *found.verification.values(), *found.serving.values()]
     runs: list[Result] = []
     for one in sorted(figures, key=lambda one: one.result.date):
         if one.result not in runs:
@@ -109,7 +116,7 @@ def document(found: Measurements) -> str:
     of_rounds = ("line", "what", "", "floor", "goal", "stretch goal", "measured", "over floor", *compared[3:])
     of_runs = ("date", "command", "commit", "jax", "Python", "driver", "transcribed from")
     parts = [
-        "# Decode rounds and verification beside their floors and goals",
+        "# Decode rounds, verification and serving beside their floors and goals",
         paragraph(f"""Written by `python -m benchmarks.tables` from [`benchmarks/results/`](../benchmarks/results),
         which also
         has launches, versions and commands. All figures are of one {CARD} and random weights of the Llama-3.1-8B shape, in
@@ -127,12 +134,13 @@ def document(found: Measurements) -> str:
         table(("rule", "", *compared), _rule_lines(found.verification)),
         "The kernels that the rules are made of have no goals of their own:",
         table(("kernel", "", "floor", "measured", "measured on"), _kernel_lines(found.verification)),
+        serving_table.section(found.serving),
         "## The runs",
         table(of_runs, map(_run_cells, runs)),
         paragraph("""A "+" after a commit says that the code differed from it, a "-" that something is not known.
         Figures that
         were transcribed have been rounded, and their source did not name a commit for each of them; the notes in their files
-        say what is known."""),
+        say what is known. Where a commit was entered after its run, the note says that, too."""),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -195,7 +203,8 @@ def _round_lines(figures: dict[str, Figure]):
         measured = f"{one.measured:.{3 if unit in ('ms', 'x') else 2}f}"
         numbers = (f"{x:.2f}" if x is not None else "-" for x in (one.floor, one.goal, one.stretch))
         ratio = f"{one.measured / one.floor:.2f}" if one.floor and unit == "ms" else "-"
-        yield one.details["line"], one.details["what"], unit, *numbers, measured, ratio, one.verdict or "-", _run(one)
+        what = one.details["line"], one.details["what"], unit
+        yield *what, *numbers, measured, ratio, one.verdict or "-", one.measured_on
 
 
 def _rule_lines(figures: dict[str, Figure]):
@@ -204,18 +213,14 @@ def _rule_lines(figures: dict[str, Figure]):
         if rule in RULES:
             floor = "-" if one.floor is None else f"{one.floor:.1f}"
             goal = "-" if one.goal is None else f"{one.goal:g}"
-            yield f"`{rule}`", *rest, floor, goal, f"{one.measured:.1f}", one.verdict or "-", _run(one)
+            yield f"`{rule}`", *rest, floor, goal, f"{one.measured:.1f}", one.verdict or "-", one.measured_on
 
 
 def _kernel_lines(figures: dict[str, Figure]):
     for one in figures.values():
         op, rest = one.key.split(", ", 1)
         if op not in RULES and not op.startswith("check"):
-            yield op, rest, "-" if one.floor is None else f"{one.floor:.1f}", f"{one.measured:.1f}", _run(one)
-
-
-def _run(one: Figure) -> str:
-    return f"{one.result.day}, {one.result.code}" if one.result.commit else one.result.day
+            yield op, rest, "-" if one.floor is None else f"{one.floor:.1f}", f"{one.measured:.1f}", one.measured_on
 
 
 def _run_cells(one: Result):

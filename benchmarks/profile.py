@@ -1,12 +1,31 @@
 """What the GPU did, by CUPTI's trace: which kernels take the time of a program, and for how long it was busy."""
 
 import collections
+import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import jax
+
+FLAGS = "XLA_FLAGS"
+KEEP_GRAPHS = "--xla_enable_command_buffers_during_profiling=true"
+
+
+def keep_graphs():
+    """Have XLA run CUDA graphs as graphs also while the profiler records, and not kernel by kernel as it does by default.
+
+    To be called before JAX compiles anything in this process: XLA reads its flags once. What ``XLA_FLAGS`` says
+    otherwise stays as it is; of a flag that is there twice, XLA takes the last.
+
+    Raises:
+      ValueError: ``XLA_FLAGS`` names a file of flags, to which nothing can be added.
+    """
+    flags = os.environ.get(FLAGS, "").strip()
+    if flags and not flags.startswith("-"):
+        raise ValueError(f"{FLAGS}={flags}: expected flags and not a file of them, because {KEEP_GRAPHS} is added")
+    os.environ[FLAGS] = f"{flags} {KEEP_GRAPHS}".lstrip()
 
 
 class KernelTime(NamedTuple):
@@ -50,10 +69,11 @@ class Busy(NamedTuple):
 def busy_time(call: Callable[[], object]) -> Busy | None:
     """How busy the GPU was while the host made a call; None where there is no GPU.
 
-    Events are kernels and copies. A CUDA graph counts as one event from its beginning to its end where CUPTI records
-    whole graphs, and as its kernels where it records these. Lines that the profiler derives from the streams, such as
-    those of modules and steps, do not count: they cover the gaps between kernels. The host is not traced, which would
-    slow it down.
+    Events are kernels and copies. Without ``keep_graphs`` there are no CUDA graphs in the trace: the host then launches
+    every kernel by itself, and the GPU waits for it as it otherwise would not. With it, a graph counts as one event from
+    its beginning to its end where CUPTI records whole graphs, so that the pauses between its kernels are busy time, and
+    as its kernels where it records these. Lines that the profiler derives from the streams, such as those of modules and
+    steps, do not count: they cover the gaps between kernels. The host is not traced, which would slow it down.
     """
     options = jax.profiler.ProfileOptions()
     options.host_tracer_level = options.python_tracer_level = 0

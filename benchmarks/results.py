@@ -189,6 +189,11 @@ class Figure:
             return f"short by {100 * abs(self.measured / self.goal - 1):.0f}%"
         return "beyond" if self.stretch is not None and self._reaches(self.stretch) else "met"
 
+    @property
+    def measured_on(self) -> str:
+        """The day, and the commit if it is known, for a table."""
+        return f"{self.result.day}, {self.result.code}" if self.result.commit else self.result.day
+
     def _reaches(self, mark: float) -> bool:
         return self.measured >= mark if self.details.get("more_is_better") else self.measured <= mark
 

@@ -30,8 +30,10 @@ prefill passes is a figure, too; below it stand the rows of a call and the token
 call in which the host does not wait for the device. A line fails if anything was compiled while it was measured.
 
 Line 8 is taken from a trace of the GPU's streams, from the beginning of the first event to the end of the last; see
-``profile.busy_time`` for what counts as busy. Without a GPU it is left out. Lines 4, 5, 6, 7 and 11 are the median of
-``--repeats`` measurements, the queues run once.
+``profile.busy_time`` for what counts as busy. A CUDA graph that CUPTI records as one event is busy from its beginning to its
+end, so that what is left is what the GPU waits for between programs. The profiler would switch graphs off: where line 8 is
+asked for, a flag that keeps them is added to ``XLA_FLAGS``. Without a GPU the line is left out. Lines 4, 5, 6, 7 and 11 are
+the median of ``--repeats`` measurements, the queues run once.
 
 An engine is made for each of these groups of lines, so each is best run together: 1, 4; 2, 4, 6, 8, 10; 3; 5, 7, 11; 12.
 Line 10 needs the rate of line 2, line 12 the figures of 1, 2 and 6; they are measured where they are missing."""
@@ -54,6 +56,7 @@ from benchmarks import results, start
 from benchmarks.engines import Engines, Setting
 from benchmarks.figures import HEADER, Figure, printed
 from benchmarks.loads import Client, Observed, Texts, observed
+from benchmarks.profile import keep_graphs
 from benchmarks.programs import PAGE, Bench
 from benchmarks.scenarios import ALONGSIDE, ALONGSIDE_NEW, LONG, PROMPT, TURN, TURN_NEW, Scenarios
 from benchmarks.shapes import SHAPES
@@ -326,6 +329,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further line after so long")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes and lengths, any machine, meaningless times")
     args = parser.parse_args()
+    if 8 in args.only:  # before XLA reads its flags
+        keep_graphs()
     with tempfile.TemporaryDirectory() as folder:
         return 0 if run(args, args.cache or pathlib.Path(folder)) else 1
 

@@ -9,7 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from benchmarks import all as everything
-from benchmarks import drafters, performance, results, tables
+from benchmarks import drafters, performance, results, serving, serving_table, tables
 
 COMMIT = "0123456789" * 4
 
@@ -101,6 +101,48 @@ def test_what_is_short_of_its_goal_stands_in_the_readme():
     one = found.rounds["10, batch 16"]
     assert f"{one.measured:.2f}" in text
     assert one.verdict.removeprefix("short by ") in text
+
+
+class TestServing:
+    def served(self, date, key, measured, **details):
+        details = {"line": int(key.split(",")[0]), "what": f"what of {key}", "unit": "tokens/s", **details}
+        calls = {"rows_per_call": 62.25, "tokens_per_round": 2.5, "host_ms_per_call": 3.0, "more_is_better": True}
+        goals = {key: {"goal": 8000.0, "stretch": 8400.0}}
+        return result(date, "serving", measured={key: measured}, goals=goals, details={key: calls | details})
+
+    def figures(self, *more):
+        others = [self.served("2026-01-01", key, 8100.0, vllm=9000.0) for key in ("1", "2", "6")]
+        return results.latest([*others, *more])
+
+    def test_the_newest_figure_stands_beside_its_goals(self):
+        figures = self.figures(self.served("2026-01-02", "1", 7000.0, vllm=6795.0))
+        text = serving_table.section(figures)
+        assert "| 1 | what of 1 | tokens/s | 6,795 | 8,000 | 8,400 | 7,000 | short by 12% | 2026-01-02 |" in text
+        assert "| 2 | what of 2 | tokens/s | 9,000 | 8,000 | 8,400 | 8,100 | met | 2026-01-01 |" in text
+        assert text.count("| what of 1 |") == 1
+        flat = " ".join(text.split())
+        assert "an EAGLE head has 62.2 rows in a call on average, 2.50 tokens of a row in a round, and 3.00 ms" in flat
+
+    def test_lines_that_nobody_has_measured_are_named(self):
+        figures = self.figures(self.served("2026-01-01", "12, line 1", 1.0))
+        assert serving_table.unmeasured(figures) == ["2, auto", *map(str, (3, 4, 5, 7, 8, 9, 10, 11))]
+        assert f"* **7**: {serving_table.MEASURES['7']}" in serving_table.section(figures)
+        assert "Not measured yet: `auto` of line 2, lines 3, 4, 5, 7, 8, 9, 10, 11." in " ".join(
+            serving_table.readme(figures).split()
+        )
+        everything = {key: figures["1"] for key in serving_table.MEASURES}
+        assert "not been measured" not in serving_table.section(everything)
+        assert "Not measured" not in serving_table.readme(everything)
+
+    def test_every_line_of_the_benchmark_is_described(self):
+        assert {int(key.split(",")[0]) for key in serving_table.MEASURES} == set(serving.LINES)
+
+    def test_what_is_short_is_counted_in_the_readme(self):
+        slow = self.served("2026-01-02", "1", 7000.0, vllm=6795.0)
+        late = self.served("2026-01-02", "4, 1 prompts, plain", 9.0, unit="ms", more_is_better=False, vllm=8.0)
+        text = " ".join(serving_table.readme(self.figures(slow, late)).split())
+        assert "1 of 4 are short of them; of all that have a figure of vLLM, 3 of 4 are behind it" in text
+        assert "| 64 rows, tokens/s | 6,795 | 8,000 | 7,000 | 12% |" in text
 
 
 def test_a_document_that_differs_is_named(monkeypatch, capsys):
