@@ -185,7 +185,11 @@ def test_what_load_tells(folders, llm):
         ({"speculative_config": {}}, TypeError, "its model is draft of jspec.load"),
         ({"assistant_model": "x"}, TypeError, "no argument 'assistant_model': it is draft of jspec.load"),
         ({"tensor_parallel_size": 2}, TypeError, "jspec runs on one GPU"),
-        ({"gpu_memory_utilization": 0}, ValueError, "gpu_memory_utilization=0: expected a number above 0 and at most 1"),
+        (
+            {"gpu_memory_utilization": 0},
+            ValueError,
+            "gpu_memory_utilization=0: expected a number above 0 and at most 1",
+        ),
         ({"reproducible": "yes"}, ValueError, "reproducible='yes': expected True, False or None"),
         ({"swap_space": -1}, ValueError, "swap_space=-1: expected a number of GiB, at least 0"),
         ({"read_ahead": -1}, ValueError, "read_ahead=-1: expected None or an integer in 0.."),

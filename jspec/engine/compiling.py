@@ -32,7 +32,7 @@ class Program:
 
     Attributes:
       name: what messages and profiles call it.
-      donate: as given.
+      function, donate, options: as given.
     """
 
     def __init__(
@@ -43,15 +43,13 @@ class Program:
         name: str | None = None,
     ):
         self.name = name or getattr(function, "__name__", type(function).__name__)
-        self.donate = donate
+        self.function, self.donate, self.options = function, donate, None if options is None else dict(options)
 
         def named(*args):
             return function(*args)
 
         named.__name__ = named.__qualname__ = self.name
-        self._jitted = jax.jit(
-            named, donate_argnums=donate, compiler_options=None if options is None else dict(options)
-        )
+        self._jitted = jax.jit(named, donate_argnums=donate, compiler_options=self.options)
         self._compiled: jax.stages.Compiled | None = None
 
     @property

@@ -1,0 +1,87 @@
+"""The engine's programs as XLA compiles them for an H200, without one: none of them moves the pools of pages.
+
+A decode program takes some rows out of the batch and puts them back, a prefill pass scatters segments of many prompts, and a
+request may come back from host memory; the pools go through all of that in place."""
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+from deviceless import compiled_for_h200, why_not
+
+from benchmarks.hlo import moves
+from benchmarks.shapes import LLAMA_8B, abstract_module, head_for
+from jspec.config import EngineConfig, Speculation
+from jspec.drafting.methods import drafter_for
+from jspec.engine.programs import WEIGHTS_THEN_STATE, PackedProgram, Programs, StepBuilder
+from jspec.engine.state import of_rows, save
+from jspec.models.split import split
+from jspec.sampling.streams import RoundNoise
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+
+CONFIG = EngineConfig(max_batch=16, max_len=1024, dtype="bfloat16", reproducible=False)
+SHAPE = dataclasses.replace(LLAMA_8B, num_layers=2, windows=())
+K = 2
+WHICH = [
+    "decode 1 row",
+    "decode 16 rows",
+    "prefill of 2 segments",
+    "prefill of 64 segments",
+    "catch_up",
+    "save",
+    "restore",
+]
+
+
+@functools.cache
+def built():
+    """The programs of an engine with an EAGLE head, its weights, and its state, as shapes."""
+    target, head = abstract_module(SHAPE), head_for(SHAPE, "eagle")
+    (target_leaves, merge_target), (draft_leaves, merge_draft) = split(target), split(abstract_module(head))
+    make = drafter_for(head, SHAPE, Speculation(K))
+    builder = StepBuilder(merge_target, merge_draft, make, "rejection", CONFIG, RoundNoise, K)
+    leaves = target_leaves, draft_leaves
+    return Programs(builder, target_leaves, (K,)), leaves, jax.eval_shape(lambda: builder.empty_state(leaves))
+
+
+def program(which: str):
+    programs = built()[0]
+    return {
+        "decode 1 row": programs.decode[1, K],
+        "decode 16 rows": programs.decode[16, K],
+        "prefill of 2 segments": programs.prefill[2],
+        "prefill of 64 segments": programs.prefill[64],
+        "catch_up": programs.catch_up,
+        "save": programs.save,
+        "restore": programs.restore,
+    }[which]
+
+
+@functools.cache
+def compiled(which: str):
+    programs, leaves, state = built()
+    one, row, pages = program(which), np.int32(0), np.zeros(programs.most_moved, np.int32)
+    args = (one.idle,) if isinstance(one, PackedProgram) else (row, pages)
+    if which == "restore":
+        args = *args, jax.eval_shape(save, state, row, pages)
+    before = (leaves, state) if one.donate == WEIGHTS_THEN_STATE else (state,)
+    return compiled_for_h200(one.function, *before, *args, donate_argnums=one.donate, compiler_options=one.options)
+
+
+@pytest.mark.parametrize("which", WHICH)
+def test_no_pool_is_moved(which):
+    _, _, state = built()
+    pools = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state.cache, state.draft))]
+    assert min(pools) > 30e6
+    assert [op.line for op in moves(compiled(which).as_text(), min(pools) / 2)] == []
+    assert compiled(which).memory_analysis().alias_size_in_bytes >= sum(pools)
+
+
+def test_who_enters_touches_no_pool():
+    """``admit`` is given the arrays of rows alone."""
+    programs, _, state = built()
+    entering = jax.eval_shape(programs.admit.function, of_rows(state), programs.admit.idle)
+    assert set(entering[0]) == set(of_rows(state))
