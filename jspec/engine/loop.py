@@ -51,7 +51,13 @@ class Loop:
     ):
         self.config = config
         self.runner = runner = Runner(target, draft_model, make_drafter, verify, config, noise, draft_lengths)
-        self.scheduler = Scheduler(config, runner.num_draft_tokens, runner.looks_ahead, runner.swap_pages)
+        self.scheduler = Scheduler(
+            config,
+            runner.num_draft_tokens,
+            runner.looks_ahead,
+            runner.swap_pages,
+            rests=draft_lengths is not None and 0 in draft_lengths,
+        )
         self.controller: Controller | None = None
         self._chooses = draft_lengths is not None
         if draft_lengths is not None and costs is not None:

@@ -73,6 +73,7 @@ class Scheduler:
         past the end of the request, so these slots are counted.
       looks_ahead: whether slot i of the drafter's cache depends on token i + 1, as in heads that are fed features.
       swap_pages: how many pages host memory may hold.
+      rests: whether there are calls without drafts, whose tokens the drafter reads later.
 
     Attributes:
       waiting: requests that have no row yet, as a heap by seniority.
@@ -87,7 +88,15 @@ class Scheduler:
       num_padding: how many tokens of padding the passes had that read them.
     """
 
-    def __init__(self, config: EngineConfig, num_draft_tokens: int, looks_ahead: bool = False, swap_pages: int = 0):
+    def __init__(
+        self,
+        config: EngineConfig,
+        num_draft_tokens: int,
+        looks_ahead: bool = False,
+        swap_pages: int = 0,
+        rests: bool = False,
+    ):
+        self._unread = num_draft_tokens + 1 + rests * config.rounds  # tokens at the end that a drafter has not read
         self._config, self._num_draft_tokens, self._swap_pages = config, num_draft_tokens, swap_pages
         self.pages = PagePool(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
         self.num_preemptions = self.num_cached_tokens = self.num_prefill_tokens = self.num_padding = 0
@@ -336,8 +345,8 @@ class Scheduler:
         The drafter has not read the last tokens: those of its last round with drafts, and those of a call without drafts
         that ended the request.
         """
-        K, request = self._num_draft_tokens, active.request
-        slots = min(active.length, self._config.max_len - 1) - (K + 1) - self._config.rounds - 2
+        request = active.request
+        slots = min(active.length, self._config.max_len - 1) - self._unread - 2
         if slots > len(request.prompt):
             self.pages.register([*request.prompt, *active.tokens], active.pages, slots, request.salt)
 

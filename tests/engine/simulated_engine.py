@@ -42,7 +42,7 @@ class Simulation:
         checks_contents: bool = True,
     ):
         self.config, self.K, self.rng = config, K, rng or random.Random(0)
-        self.scheduler = scheduler = Scheduler(config, K, looks_ahead, swap_pages)
+        self.scheduler = scheduler = Scheduler(config, K, looks_ahead, swap_pages, rests=chooses)
         self.pages = WatchedPages(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
         scheduler.pages, self.swap_pages = self.pages, swap_pages
         self.device = Device(config, K, looks_ahead, scheduler, self.pages, self.rng, habits, checks_contents)

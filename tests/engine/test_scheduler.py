@@ -17,7 +17,9 @@ K = 2
 ALL, NOTHING = Habits(accept=1.0, stop=0.0), Habits(accept=0.0, stop=0.0)  # a round commits K + 1 tokens, or one
 
 
-def simulation(habits: Habits = ALL, swap_pages: int = 0, looks_ahead: bool = False, **fields) -> Simulation:
+def simulation(
+    habits: Habits = ALL, swap_pages: int = 0, looks_ahead: bool = False, chooses: bool = False, **fields
+) -> Simulation:
     settings = {
         "max_batch": 2,
         "max_len": 40,
@@ -27,7 +29,7 @@ def simulation(habits: Habits = ALL, swap_pages: int = 0, looks_ahead: bool = Fa
         "rounds": 4,
         **fields,
     }
-    return Simulation(EngineConfig(**settings), K, looks_ahead, swap_pages, habits=habits)
+    return Simulation(EngineConfig(**settings), K, looks_ahead, swap_pages, habits=habits, chooses=chooses)
 
 
 def prompt(length: int = 5, first: int = 1) -> list[int]:
@@ -248,7 +250,7 @@ class TestPrefixes:
 
     def test_a_page_that_rounds_without_drafts_have_written_is_not_kept_for_the_drafter(self):
         """A row that ends in a call without drafts does not let its drafter catch up."""
-        played = simulation(NOTHING, reproducible=False, rounds=20, page_size=2, num_pages=40)
+        played = simulation(NOTHING, chooses=True, reproducible=False, rounds=20, page_size=2, num_pages=40)
         first = played.arrive(prompt(5), 12)
         for drafts in (K, 0, 0):
             played.carry_out(played.scheduler.plan(), drafts)
