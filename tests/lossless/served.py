@@ -41,6 +41,7 @@ def config(reproducible: bool) -> EngineConfig:
         prefill_tokens=128,
         rounds=4,
         reproducible=reproducible,
+        read_ahead=4,  # few, because those that decode are to be preempted, and not those that wait for them
     )
 
 

@@ -161,7 +161,9 @@ def test_something_else_than_a_model_is_refused():
 
 def test_no_more_wait_than_may(monkeypatch):
     llm = slow_model()
-    monkeypatch.setattr(llm.engine, "config", dataclasses.replace(llm.engine.config, max_waiting=2))
+    limited = dataclasses.replace(llm.engine.config, max_waiting=2)
+    monkeypatch.setattr(llm.engine, "config", limited)
+    monkeypatch.setattr(llm.engine.scheduler, "_config", limited)
 
     async def serve():
         async with jspec.AsyncEngine(llm) as engine:
