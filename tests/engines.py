@@ -95,6 +95,27 @@ class Bigram:
         return hidden
 
 
+ARMED = {"when it runs": False, "when it is traced": False}  # what makes a ``Fragile`` fail
+
+
+def _fail_if_armed(_) -> np.ndarray:
+    if ARMED["when it runs"]:
+        raise OSError("a broken device")
+    return np.zeros((), np.float32)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Fragile(Bigram):
+    """A table that fails on the device, or while it is compiled, when it is told to."""
+
+    def __call__(self, tokens, positions, cache, view):
+        if ARMED["when it is traced"]:
+            raise TypeError("cannot be traced")
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        return self.table[tokens] + jax.pure_callback(_fail_if_armed, shape, tokens), cache
+
+
 def bigram(table, eos_token_ids: tuple[int, ...] = (), max_position: int = 64) -> Bigram:
     table = jnp.asarray(table, jnp.float32)
     config = dataclasses.replace(

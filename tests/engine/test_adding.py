@@ -3,15 +3,14 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from engines import (
+    ARMED,
     CONFIG,
     EOS,
     GREEDY,
     LETTERS,
-    Bigram,
+    Fragile,
     Letters,
     V,
     bigram,
@@ -221,32 +220,13 @@ def test_a_tokenizer_that_raises_ends_one_request(stop):
     assert jspec.generate(llm, "a", temperature=0, max_tokens=3).text == "bcd"
 
 
-FAILS = {"now": False}
-
-
-def _fail_if_told(_) -> np.ndarray:
-    if FAILS["now"]:
-        raise OSError("a broken device")
-    return np.zeros((), np.float32)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class Fragile(Bigram):
-    """A table whose device fails when it is told to."""
-
-    def __call__(self, tokens, positions, cache, view):
-        zero = jax.pure_callback(_fail_if_told, jax.ShapeDtypeStruct((), jnp.float32), tokens)
-        return self.table[tokens] + zero, cache
-
-
 def test_an_error_of_the_device_fails_what_is_under_way_and_no_more(monkeypatch):
     """Those that wait are served when it works again."""
     llm = table_llm(Fragile(TABLES[0].table, TABLES[0].config), None, Letters())
     expected = jspec.generate(llm, "a", max_tokens_of(9))
     ids = [llm.engine.add("a", max_tokens_of(9)) for _ in range(5)]
     with monkeypatch.context() as patch:
-        patch.setitem(FAILS, "now", True)
+        patch.setitem(ARMED, "when it runs", True)
         lost: list[Delta] = []
         while not lost:
             lost = llm.engine.step()

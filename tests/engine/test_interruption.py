@@ -11,10 +11,9 @@ import threading
 import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from engines import CONFIG, GREEDY, Bigram, bigram, decode, key_of, successor_table, table_llm, tokens_of
+from engines import ARMED, CONFIG, GREEDY, Fragile, bigram, decode, key_of, successor_table, table_llm, tokens_of
 
 import jspec
 from jspec.engine.compiling import Program
@@ -182,27 +181,6 @@ def test_a_program_that_takes_the_state_and_fails(warm, monkeypatch, name):
             texts(llm)
     assert_nothing_is_held(llm.engine)
     assert texts(llm) == expected
-
-
-ARMED = {"when it runs": False, "when it is traced": False}
-
-
-def _fail_if_armed(_) -> np.ndarray:
-    if ARMED["when it runs"]:
-        raise OSError("a broken device")
-    return np.zeros((), np.float32)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class Fragile(Bigram):
-    """A table that fails on the device, or while it is compiled, when it is told to."""
-
-    def __call__(self, tokens, positions, cache, view):
-        if ARMED["when it is traced"]:
-            raise TypeError("cannot be traced")
-        shape = jax.ShapeDtypeStruct((), jnp.float32)
-        return self.table[tokens] + jax.pure_callback(_fail_if_armed, shape, tokens), cache
 
 
 def test_an_error_of_the_device_spoils_one_call(monkeypatch):

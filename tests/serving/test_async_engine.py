@@ -12,12 +12,9 @@ import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
-from engines import CONFIG, Bigram, Letters, bigram, drafting, shared, successor_table, table_llm
+from engines import ARMED, CONFIG, Fragile, Letters, bigram, drafting, shared, successor_table, table_llm
 
-import jspec
 from jspec.config import Speculation
 from jspec.llm import LLM
 
@@ -431,25 +428,6 @@ def test_a_process_that_ends_before_its_requests():
     assert (ended.returncode, ended.stdout) == (0, "exits\n"), ended.stderr
 
 
-ARMED = {"the device": False}
-
-
-def _fail_if_armed(_) -> np.ndarray:
-    if ARMED["the device"]:
-        raise OSError("a broken device")
-    return np.zeros((), np.float32)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class Fragile(Bigram):
-    """A table that fails on the device when it is told to."""
-
-    def __call__(self, tokens, positions, cache, view):
-        shape = jax.ShapeDtypeStruct((), jnp.float32)
-        return self.table[tokens] + jax.pure_callback(_fail_if_armed, shape, tokens), cache
-
-
 def test_an_error_of_the_device_ends_each_request(monkeypatch):
     llm = table_llm(Fragile(TABLES[0].table, TABLES[0].config), None, Letters())
     expected = texts(llm, range(6))
@@ -458,7 +436,7 @@ def test_an_error_of_the_device_ends_each_request(monkeypatch):
         async with jspec.AsyncEngine(llm) as engine:
             for _ in range(2):
                 with monkeypatch.context() as patch:
-                    patch.setitem(ARMED, "the device", True)
+                    patch.setitem(ARMED, "when it runs", True)
                     generators = [engine.generate(prompt_of(seed), params_of(seed)) for seed in range(6)]
                     results = [checked(deltas) for deltas in await asyncio.gather(*map(collect, generators))]
                 assert [result.finish_reason for result in results] == ["error"] * 6
