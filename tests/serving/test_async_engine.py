@@ -15,6 +15,7 @@ import jax
 import pytest
 from engines import ARMED, CONFIG, Fragile, Letters, bigram, drafting, shared, successor_table, table_llm
 
+import jspec
 from jspec.config import Speculation
 from jspec.llm import LLM
 
