@@ -334,7 +334,9 @@ def test_a_target_that_is_no_folder(folders, tmp_path):
 def test_a_batch_that_cannot_fit(folders, monkeypatch):
     """Refused with numbers from the configs alone: no weights are read, nothing is compiled."""
     monkeypatch.setattr(jspec.loading, "load_folder", lambda *_: pytest.fail("weights were read"))
-    with pytest.raises(MemoryError, match=r"needs .* GiB .* max_batch=30000000 x max_len=256\), but .* are free; lower"):
+    with pytest.raises(
+        MemoryError, match=r"needs .* GiB .* max_batch=30000000 x max_len=256\), but .* are free; lower"
+    ):
         jspec.load(folders / "target", max_batch=30_000_000)
     monkeypatch.setattr(memory, "free_bytes", lambda: 2**16)
     with pytest.raises(MemoryError, match="lower max_batch, max_len or num_pages"):
