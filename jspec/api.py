@@ -90,8 +90,8 @@ def load(
         every row can use.
       reproducible: with True a seed means one text, whatever else the engine does; with False the engine may choose
         between programs of several sizes, which is faster, and whose results differ in the last bits
-        (docs/reproducibility.md). None is True, but for ``num_draft_tokens="auto"``, under which a seed means no one
-        text.
+        (docs/reproducibility.md). None is True, but under ``num_draft_tokens="auto"`` a seed means no one text all the
+        same, and True by name is refused.
       prefix_cache, swap_space, max_waiting, read_ahead: see ``EngineConfig``.
       gpu_memory_utilization: the share of the GPU's free memory that jspec may use.
       compilation_cache: whether compiled programs are kept on disk for the next start, or the folder for them. True

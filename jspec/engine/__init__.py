@@ -1,7 +1,8 @@
 """The engine: requests wait, take a row and its pages, are read, decode on the device, and leave.
 
 Where to look:
-  engine.py      the loop over the other parts, and what callers use
+  engine.py      what callers use, in any thread
+  loop.py        one step after the other: scheduler, runner and the choice of K together
   frontend.py    requests of prompts, deltas and results of tokens
   scheduler.py   decisions on the host: who waits, is read, decodes, is preempted; works without JAX
   passes.py      which segments of which prompts a prefill pass reads
@@ -13,6 +14,7 @@ Where to look:
   turns.py       one caller at a time
   runner.py      decisions carried out: the weights and the state of the batch on the device
   programs.py    every program that the runner sends to the device
+  packing.py     what the host tells a program, in one array
   state.py       that state, and how a request enters and leaves it
   step.py        what the programs compute: rounds of drafting and verifying, and prefill
   compiling.py   how programs are compiled, before their first call

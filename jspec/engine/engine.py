@@ -79,7 +79,8 @@ class Engine:
         frontend: Frontend | None = None,
     ):
         self.config = config
-        self._loop = Loop(target, draft_model, make_drafter, verify, config, noise, draft_lengths, costs)
+        runner = Runner(target, draft_model, make_drafter, verify, config, noise, draft_lengths)
+        self._loop = Loop(runner, config, draft_lengths, costs)
         self.frontend = frontend or Frontend(None, target.config.vocab_size, target.config.eos_token_ids)
         self._added = Inbox(streams=True)  # of the requests that ``add`` was called for
         self.guard = CompilationGuard()

@@ -2,13 +2,12 @@
 
 import collections
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from jspec.config import EngineConfig
-from jspec.drafting.base import Drafter
 from jspec.engine.adaptive import Controller
 from jspec.engine.inbox import Inbox, Progress
 from jspec.engine.interrupts import uninterrupted
@@ -16,8 +15,6 @@ from jspec.engine.metrics import Meter
 from jspec.engine.request import ABORTED, FAILED, LIVE, ActiveRequest, Request
 from jspec.engine.runner import Runner
 from jspec.engine.scheduler import Plan, Scheduler
-from jspec.models.contract import Target
-from jspec.sampling.streams import RoundNoise
 
 
 class Loop:
@@ -28,29 +25,26 @@ class Loop:
     and goes on with a fresh state.
 
     Args:
-      target, draft_model, make_drafter, verify, config, noise, draft_lengths, costs: see ``Engine``.
+      runner: has the weights, the programs, and the state on the device.
+      config: what may be used.
+      draft_lengths: every K that may be chosen between calls; None leaves no choice.
+      costs: for each of ``config.batch_buckets``, K -> seconds per round; None has them measured.
 
     Attributes:
-      config: what may be used.
+      runner, config: as given.
       scheduler: decides who enters which row with which pages.
-      runner: has the weights, the programs, and the state on the device.
       controller: chooses K before each call; None if there is no choice, or before costs are known.
       meter: counts.
     """
 
     def __init__(
         self,
-        target: Target,
-        draft_model: Any,
-        make_drafter: Callable[..., Drafter],
-        verify: str,
+        runner: Runner,
         config: EngineConfig,
-        noise: Callable[..., RoundNoise],
         draft_lengths: Sequence[int] | None,
         costs: Mapping[int, Mapping[int, float]] | None,
     ):
-        self.config = config
-        self.runner = runner = Runner(target, draft_model, make_drafter, verify, config, noise, draft_lengths)
+        self.runner, self.config = runner, config
         self.scheduler = Scheduler(
             config,
             runner.num_draft_tokens,
