@@ -30,6 +30,7 @@ class Setting:
       num_pages: of the pool; None gives every row room for ``max_len`` tokens.
       page_size: P.
       reproducible: whether one program serves every number of rows.
+      prefill_tokens: the most tokens of a prefill pass; None is what the engine takes by itself.
     """
 
     rows: int
@@ -41,6 +42,7 @@ class Setting:
     num_pages: int | None = None
     page_size: int = PAGE
     reproducible: bool = False
+    prefill_tokens: int | None = None
 
     def __str__(self) -> str:
         drafts = "plain" if self.method is None else f"{self.method}, K = {self.K}"
@@ -61,6 +63,7 @@ class Setting:
             page_size=self.page_size,
             num_pages=self.num_pages,
             reproducible=self.reproducible,
+            prefill_tokens=self.prefill_tokens,
         )
 
 

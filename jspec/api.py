@@ -45,7 +45,7 @@ def load(
     num_pages: int | None = None,
     prefill_chunk: int = 32,
     prefill_tokens: int | None = None,
-    rounds: int = 8,
+    rounds: int = 4,
     width: int | None = None,
     reproducible: bool | None = None,
     prefix_cache: bool = True,

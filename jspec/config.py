@@ -334,6 +334,8 @@ class EngineConfig:
       prefill_tokens: the most tokens of such a pass, padding included. None takes 512 if ``reproducible``, where every
         pass has that many, and 2,048 if not.
       rounds: the most rounds that the device makes between two visits of the host. It makes fewer while requests wait.
+        Callers get the tokens of all of them at once, and who arrives meanwhile waits. More than a few are of use only to
+        models so small that a round takes less time than the host's work for a call.
       width: how many query tokens the target reads for each row in a round, at least K + 1 for the largest K; None takes
         K + 1. Logits depend on it in their last bits. So where texts of one seed are to be compared, with different K,
         different drafters or no drafter, all of them need the same width.
@@ -354,7 +356,7 @@ class EngineConfig:
     num_pages: int | None = None
     prefill_chunk: int = 32
     prefill_tokens: int | None = None
-    rounds: int = 8
+    rounds: int = 4
     width: int | None = None
     reproducible: bool = True
     prefix_cache: bool = True

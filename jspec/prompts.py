@@ -98,4 +98,4 @@ def checked_ids(token_ids: Any, vocab_size: int, what: str, expected: str = "") 
     tokens = flat_ids(token_ids, what, expected)
     for token in tokens[(tokens < 0) | (tokens >= vocab_size)][:1]:
         raise ValueError(f"{what} has token id {token}: expected 0..{vocab_size - 1}, the target's vocabulary")
-    return [int(token) for token in tokens.tolist()]
+    return tokens.astype(np.int64).tolist()

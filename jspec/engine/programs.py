@@ -113,8 +113,11 @@ class Call:
 def page_tables(pages: Sequence[Sequence[int]], count: int, config: EngineConfig) -> np.ndarray:
     """Page tables int32 ``[count, M]`` that begin with ``pages``, padded with the null page."""
     table = np.full((count, config.pages_per_row), NULL_PAGE, np.int32)
-    for row, held in zip(table, pages, strict=False):
-        row[: len(held)] = held
+    for i, held in enumerate(pages):
+        if i and held is pages[i - 1]:  # segments of one prompt follow each other, and numpy is quicker with its own
+            table[i] = table[i - 1]
+        else:
+            table[i, : len(held)] = held
     return table
 
 

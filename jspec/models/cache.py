@@ -10,16 +10,19 @@ valid token are written before any query attends.
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jspec.config import NULL_PAGE
-from jspec.pallas.attention import paged_attention
+from jspec.pallas.attention import has_kernel
 from jspec.pallas.attention_reference import Rotation, causal_mask, grouped_attention, rotated
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.extend import extend_kernel, has_extend_kernel
+from jspec.pallas.prefill import prefill_attention
+from jspec.pallas.rotate_and_write import rotate_and_write_kernel
 
 
 class LayerKV(NamedTuple):
@@ -63,10 +66,15 @@ class View:
         Returns:
           the attention's output ``[B, T, N, H]``, and ``kv`` with the new keys and values.
         """
+        q, kv = self.rotate_and_write(qkv, rotation, kv, num_kv_heads)
+        return self.attend(q, kv, window), kv
+
+    def rotate_and_write(self, qkv, rotation: Rotation, kv, num_kv_heads: int):
+        """The rotated queries ``[B, T, N, H]``, and ``kv`` with the rotated keys and the values; arguments as in
+        ``extend``."""
         N = qkv.shape[2] - 2 * num_kv_heads
         q, k, v = jnp.split(qkv, [N, N + num_kv_heads], axis=2)
-        kv = self.write(kv, rotated(k, rotation), v)
-        return self.attend(rotated(q, rotation), kv, window), kv
+        return rotated(q, rotation), self.write(kv, rotated(k, rotation), v)
 
 
 @jax.tree_util.register_dataclass
@@ -104,24 +112,34 @@ class PagedView(View):
 
     def attend(self, q, kv: LayerKV, window: int | None) -> jax.Array:
         """Attention of each query in ``[B, T, N, H]`` over its row's slots up to the query's position; the same shape."""
-        return paged_attention(q, kv.k, kv.v, self.table, self.positions, self.valid, window)
+        return prefill_attention(q, kv.k, kv.v, self.table, self.positions, self.valid, window)
+
+    def rotate_and_write(self, qkv, rotation: Rotation, kv: LayerKV, num_kv_heads: int):
+        """As ``View.rotate_and_write``. On an NVIDIA GPU it is one kernel."""
+        composed = functools.partial(View.rotate_and_write, num_kv_heads=num_kv_heads)
+        if not has_kernel(qkv, kv.k):
+            return composed(self, qkv, rotation, kv)
+
+        def kernel(view, qkv, rotation, kv):
+            q, *kv = rotate_and_write_kernel(qkv, *rotation, *kv, view.table, view.positions, view.valid)
+            return q, LayerKV(*kv)
+
+        return by_platform(kernel, composed, self, qkv, rotation, kv)
 
     def extend(self, qkv, rotation: Rotation, kv: LayerKV, num_kv_heads: int, window: int | None):
         """As ``View.extend``. On an NVIDIA GPU one kernel does all of it, where each row has few tokens and pages of its
         own. In that kernel a row attends to what other rows have written before the call, and may miss what they write
         in it."""
-
-        def composed(view, qkv, rotation, kv):
-            return View.extend(view, qkv, rotation, kv, num_kv_heads, window)
+        composed = functools.partial(View.extend, num_kv_heads=num_kv_heads, window=window)
+        if self.shared or not has_extend_kernel(qkv, kv.k):
+            return composed(self, qkv, rotation, kv)
 
         def kernel(view, qkv, rotation, kv):
             where = view.table, view.positions, view.valid
             out, *kv = extend_kernel(qkv, *rotation, *kv, *where, window)
             return out, LayerKV(*kv)
 
-        args = self, qkv, rotation, kv
-        one_launch = not self.shared and has_extend_kernel(qkv, kv.k)
-        return by_platform(kernel, composed, *args) if one_launch else composed(*args)
+        return by_platform(kernel, composed, self, qkv, rotation, kv)
 
 
 @jax.tree_util.register_dataclass

@@ -5,7 +5,15 @@ from collections.abc import Callable
 
 import jax
 
+_HOPPER = "H100", "H200", "H800", "H20", "GH200"
+
 
 def by_platform(kernel: Callable, reference: Callable, *args):
     """``kernel(*args)`` in a program for an NVIDIA GPU, ``reference(*args)`` in any other."""
     return jax.lax.platform_dependent(*args, cuda=kernel, default=reference)
+
+
+def on_hopper() -> bool:
+    """Whether programs are lowered for a Hopper GPU: the device of the mesh in use, or else the default one, is one."""
+    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None) or jax.devices()[0]
+    return any(name in device.device_kind for name in _HOPPER)

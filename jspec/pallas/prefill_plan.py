@@ -1,0 +1,110 @@
+"""How a launch of ``jspec.pallas.prefill`` is cut into blocks of queries, and which tiles of cache slots a block reads."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+WARPGROUPS = 2  # that compute
+PART = 64  # queries of one of them
+SLOTS = 128  # of a tile
+PROGRAMS = 132  # multiprocessors of the largest Hopper GPU
+STAGES = 3  # tiles under way: as many as fit into shared memory beside the queries
+
+
+class Plan(NamedTuple):
+    """What is static in a launch. Letters are those of ``jspec.config``; P is the page size, and R = N / G.
+
+    Attributes:
+      tokens: query tokens of a block.
+      heads: attention heads whose queries one warpgroup has; its queries are numbered head by head.
+      window: None, or how many slots a query token sees, its own included.
+      stages: how many tiles of keys, and of values, are under way at once.
+      programs: how many programs share the blocks.
+      interpret: None, or how to run on any platform, slowly: ``InterpretGPUParams`` of jax 0.11 and later.
+    """
+
+    B: int
+    T: int
+    G: int
+    R: int
+    H: int
+    P: int
+    tokens: int
+    heads: int
+    window: int | None
+    stages: int
+    programs: int
+    interpret: Any
+
+    @classmethod
+    def of(cls, q, pool, window: int | None, stages: int, most_programs: int, interpret) -> "Plan":
+        """The plan for queries ``[B, T, N, H]`` and a pool ``[G, pages, P, H]``."""
+        (B, T, N, H), (G, _, P, _) = q.shape, pool.shape
+        R = N // G
+        tokens = WARPGROUPS * PART // R
+        programs = min(most_programs, B * G * (T // tokens))
+        return cls(B, T, G, R, H, P, tokens, max(1, R // WARPGROUPS), window, stages, programs, interpret)
+
+    @property
+    def blocks(self) -> int:
+        """Of a row and a KV head."""
+        return self.T // self.tokens
+
+    def blocks_of(self, program):
+        """How many blocks a program has."""
+        rounds, rest = divmod(self.B * self.G * self.blocks, self.programs)
+        return rounds + jnp.where(self._place(program, rounds) < rest, 1, 0)
+
+    def block(self, program, i):
+        """Row, KV head and number of the i-th block of a program.
+
+        Blocks are dealt like cards, forth and back over the programs, from the last row on. The later rows of a pass are
+        often later in the same prompt and have more to read, so every program gets about as much to do.
+        """
+        dealt, of_a_row = i * self.programs + self._place(program, i), self.G * self.blocks
+        row, place = lax.div(dealt, jnp.int32(of_a_row)), lax.rem(dealt, jnp.int32(of_a_row))
+        number = self.blocks - 1 - lax.div(place, jnp.int32(self.G))
+        return self.B - 1 - row, lax.rem(place, jnp.int32(self.G)), number
+
+    def _place(self, program, i):
+        """The place of a program in the i-th trip over all of them, which go forth and back."""
+        return jnp.where(lax.rem(jnp.int32(i), jnp.int32(2)) == 0, program, self.programs - 1 - program)
+
+    @property
+    def pages(self) -> int:
+        """Of a tile."""
+        return SLOTS // self.P
+
+
+def block_bounds(last, plan: Plan):
+    """What each block reads, from the last slot that each query token sees, int32 ``[B, T]``.
+
+    Returns:
+      int32 ``[B, blocks, 5]``: four tile numbers, between which a block masks slots, masks none, and masks slots again;
+        and the newest slot that any of its queries sees. All layers of a pass share this array.
+      int32 ``[B, blocks, 2, 64]``: the last slot that each query of each warpgroup sees.
+    """
+    last = last.reshape(plan.B, plan.blocks, plan.tokens)
+    newest = jnp.max(last, axis=2)
+    least = jnp.min(jnp.where(last < 0, newest[..., None], last), axis=2)
+    end = (newest + SLOTS) // SLOTS
+    first = unmasked = jnp.zeros_like(end)
+    if plan.window is not None:
+        first = jnp.maximum(least - (plan.window - 1), 0) // SLOTS
+        unmasked = jnp.minimum(pl.cdiv(jnp.maximum(newest - (plan.window - 1), 0), SLOTS), end)
+    masked = jnp.maximum((least + 1) // SLOTS, unmasked)
+    by_head = jnp.broadcast_to(last[:, :, None], (*last.shape[:2], plan.R, plan.tokens))
+    return (
+        jnp.stack([first, unmasked, masked, end, newest], axis=-1),
+        by_head.reshape(plan.B, plan.blocks, WARPGROUPS, PART),
+    )
+
+
+def live_pages(table, bounds, plan: Plan):
+    """The table, in whole tiles, and with page 0 in place of entries that may hold anything."""
+    M = table.shape[1]
+    newest = jnp.max(bounds[..., -1], axis=1, keepdims=True)
+    live = jnp.arange(M, dtype=jnp.int32)[None] * plan.P <= newest
+    return jnp.pad(jnp.where(live, table, 0), ((0, 0), (0, -M % plan.pages)))

@@ -1,0 +1,95 @@
+"""Rotation and cache writes of many tokens in one launch, for passes whose attention is a launch of its own."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from jspec.pallas.attention import last_slots
+from jspec.pallas.flash import each, rows
+from jspec.pallas.triton import kernel_call
+
+_NUMBERS = 4096  # that a program rotates or copies
+_WARPS = 4
+
+
+@functools.partial(jax.jit, static_argnames=("interpret",))  # layers share one trace
+def rotate_and_write_kernel(qkv, cos, sin, k_pool, v_pool, table, positions, valid, *, interpret=False):
+    """Rotated queries, and pools with the rotated keys and the values of T new tokens of each row.
+
+    It does what ``PagedView.rotate_and_write`` (``jspec.models.cache``) does, for queries and pools that
+    ``attention.has_kernel`` knows.
+
+    Args:
+      qkv: ``[B, T, N + 2G, H]``, queries, keys and values, not rotated.
+      cos, sin: float32 ``[B, T, H / 2]``.
+      k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of qkv; updated in place.
+      table, positions, valid: as in ``PagedView``.
+
+    Returns:
+      queries ``[B, T, N, H]``, and the two pools.
+    """
+    (B, T, heads, H), (G, pages, P, _) = qkv.shape, k_pool.shape
+    N, block = heads - 2 * G, min(_NUMBERS // H, pl.next_power_of_2(T))
+    pools = [pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool)]
+    slot = jnp.where(positions >= 0, last_slots(table, positions, valid, P), -1)
+    shapes = [(B, T * N, H), *(pool.shape for pool in pools)]
+    q, *pools = kernel_call(
+        _rotate_and_write,
+        *(qkv.reshape(B, T * heads, H), cos, sin, *pools, table, slot),
+        grid=(pl.cdiv(T, block), heads, B),
+        out_shape=[jax.ShapeDtypeStruct(shape, qkv.dtype) for shape in shapes],
+        num_warps=_WARPS,
+        interpret=interpret,
+        aliases={3: 1, 4: 2},
+        num_heads=(N, G),
+        page_size=P,
+        block=block,
+    )
+    return q.reshape(B, T, N, H), *(pool.reshape(k_pool.shape) for pool in pools)
+
+
+def _rotate_and_write(
+    qkv_ref,
+    cos_ref,
+    sin_ref,
+    _k_ref,
+    _v_ref,
+    table_ref,
+    slot_ref,
+    *out_refs,
+    num_heads: tuple[int, int],
+    page_size: int,
+    block: int,
+):
+    """One head of ``block`` tokens of a row."""
+    (q_out_ref, k_out_ref, v_out_ref), (N, G), (T, half) = out_refs, num_heads, cos_ref.shape[1:]
+    head, b = pl.program_id(1), pl.program_id(2)
+    token = pl.program_id(0) * block + jnp.arange(block, dtype=jnp.int32)
+    real = token < T
+
+    def load(ref, row, start):
+        row, column = rows(row, half)
+        return pltriton.load(ref.at[b, row, column + start], mask=each(real, half), other=0.0)
+
+    def store(ref, before, row, mask, pair):
+        row, column = rows(row, half)
+        for start, x in zip((0, half), pair, strict=True):
+            pltriton.store(ref.at[before, row, column + start], x, mask=each(mask, half))
+
+    pair = [load(qkv_ref, token * (N + 2 * G) + head, start) for start in (0, half)]
+    cos, sin = load(cos_ref, token, 0), load(sin_ref, token, 0)
+    x, y = (part.astype(jnp.float32) for part in pair)
+    turned = (x * cos - y * sin).astype(qkv_ref.dtype), (y * cos + x * sin).astype(qkv_ref.dtype)
+    store(q_out_ref, b, token * N + jnp.minimum(head, N - 1), real & (head < N), turned)
+
+    # An interpreted kernel writes masked elements back as they were; slot 0 and page 0 send those to the null page.
+    slot = pltriton.load(slot_ref.at[b, token], mask=real, other=-1)
+    place = jnp.maximum(slot, 0)
+    page = pltriton.load(table_ref.at[b, jax.lax.div(place, jnp.int32(page_size))], mask=slot >= 0, other=0)
+    at, kept = page * page_size + jax.lax.rem(place, jnp.int32(page_size)), (slot >= 0) & (page != 0)
+    g = jax.lax.rem(jnp.maximum(head - N, 0), jnp.int32(G))
+    store(k_out_ref, g, at, kept & (head >= N) & (head < N + G), turned)
+    store(v_out_ref, g, at, kept & (head >= N + G), pair)
