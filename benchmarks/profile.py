@@ -69,14 +69,15 @@ class Busy(NamedTuple):
 def busy_time(call: Callable[[], object]) -> Busy | None:
     """How busy the GPU was while the host made a call; None where there is no GPU.
 
-    Events are kernels and copies. Without ``keep_graphs`` there are no CUDA graphs in the trace: the host then launches
-    every kernel by itself, and the GPU waits for it as it otherwise would not. With it, a graph counts as one event from
-    its beginning to its end where CUPTI records whole graphs, so that the pauses between its kernels are busy time, and
-    as its kernels where it records these. Lines that the profiler derives from the streams, such as those of modules and
-    steps, do not count: they cover the gaps between kernels. The host is not traced, which would slow it down.
+    Events are kernels, copies and CUDA graphs. A graph is busy from its beginning to its end, the pauses of a microsecond
+    between its kernels included. Without ``keep_graphs`` there are no graphs in the trace: the host then launches every
+    kernel by itself, and the GPU waits for it as it otherwise would not. Lines that the profiler derives from the
+    streams, such as those of modules and steps, do not count: they cover the gaps between kernels. The host is not
+    traced, which would slow it down.
     """
     options = jax.profiler.ProfileOptions()
     options.host_tracer_level = options.python_tracer_level = 0
+    options.advanced_configuration = {"gpu_enable_cupti_activity_graph_trace": True}  # a graph is one event
     with tempfile.TemporaryDirectory() as folder:
         jax.profiler.start_trace(folder, profiler_options=options)
         try:

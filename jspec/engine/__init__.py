@@ -22,4 +22,5 @@ Where to look:
   interrupts.py  Ctrl-C, held off while the state changes hands
   adaptive.py    how many drafts the next rounds make
   costs.py       what rounds cost, as a table that can be kept
+  kept_costs.py  such a table, kept beside the compiled programs
 """

@@ -106,8 +106,7 @@ class Loop:
         self._calls.clear()  # of requests that have ended
         self.runner.warmup()
         if self._chooses and self.controller is None:
-            buckets, lengths = self.config.batch_buckets, self.runner.draft_lengths
-            self.controller = Controller({b: {K: self.runner.measure(b, K) for K in lengths} for b in buckets})
+            self.controller = Controller(self.runner.costs())
             self.scheduler.pages.forget_prefixes()  # measuring wrote over them
         self._sound = True
 

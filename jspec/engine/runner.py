@@ -15,10 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec import __version__
 from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
 from jspec.engine.compiling import Program, compile_all
 from jspec.engine.interrupts import uninterrupted
+from jspec.engine.kept_costs import Seconds, kept_or_measured
 from jspec.engine.passes import Segment
 from jspec.engine.programs import (
     WEIGHTS_THEN_STATE,
@@ -170,6 +172,17 @@ class Runner:
         compile_all([(program, self._with_weights(program, args)) for program, args in every], threads)
         for program, args in every:
             self._send(program, *args)
+
+    def costs(self) -> Seconds:
+        """For the rows of each decode program, K -> seconds per round, as an earlier start has kept them or as they are
+        measured now. Then the contents of all pages are lost."""
+        buckets, lengths, builder = self._config.batch_buckets, self.draft_lengths, self._builder
+        arrays = [[(leaf.shape, leaf.dtype.name) for leaf in leaves] for leaves in self.leaves]
+        method = type(builder.step(self.leaves, self.num_draft_tokens).drafter).__name__
+        what = repr((__version__, method, builder.verify, self._config, lengths, arrays))
+        return kept_or_measured(
+            what, method, buckets, lengths, lambda: {b: {K: self.measure(b, K) for K in lengths} for b in buckets}
+        )
 
     def measure(self, bucket: int, K: int) -> float:
         """How many seconds a round of ``bucket`` rows with K drafts takes: the median of a few calls, on an idle batch

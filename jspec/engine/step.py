@@ -163,8 +163,9 @@ class DecodeStep:
           a round in which no row took part.
         """
         rounds = most_rounds if rounds is None else rounds
-        none = jax.tree.map(lambda leaf: jnp.full(leaf.shape, -1, leaf.dtype), jax.eval_shape(self.round, state)[1])
-        empty = dataclasses.replace(none, count=jnp.zeros_like(none.count)).packed()
+        none = jnp.full(state.request.length.shape, -1, jnp.int32)  # a row has taken no part
+        tokens = jnp.full((*none.shape, self.drafter.num_draft_tokens + 1), -1, jnp.int32)
+        empty = RoundLog(tokens, jnp.zeros_like(none), none, none, none).packed()
 
         def unfinished(carry):
             i, state, _ = carry

@@ -95,6 +95,19 @@ class Layer(nnx.Module):
         return *add_mlp(self, x, attended, after), kv
 
 
+def apply_layer(layer: Layer, x, normed, positions, kv, view, after: RMSNorm | None):
+    """``layer(x, normed, positions, kv, view, after)``, as a call of a function that is traced and lowered once for all
+    layers that differ in their weights alone. XLA compiles it as if the layer stood there."""
+    graph, state = nnx.split((layer, after))
+    return _merged_layer(graph, state, x, normed, positions, kv, view)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _merged_layer(graph, state, x, normed, positions, kv, view):
+    layer, after = nnx.merge(graph, state)
+    return layer(x, normed, positions, kv, view, after)
+
+
 def add_mlp(layer, x, attended, after: RMSNorm | None):
     """The second half of a layer: add the attention's output, then apply ``layer.mlp_norm`` and add ``layer.mlp``.
 
@@ -170,7 +183,7 @@ class Decoder(nnx.Module):
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
         normed, streams, written = norms[0](x), [x], []
         for layer, after, kv in zip(self.layers, norms[1:], cache, strict=True):
-            x, normed, kv = layer(x, normed, positions, kv, view, after)
+            x, normed, kv = apply_layer(layer, x, normed, positions, kv, view, after)
             streams.append(x)
             written.append(kv)
         return (

@@ -18,6 +18,7 @@ from jspec.pallas.triton import kernel_call
 
 SMALLEST = 16  # side of a matrix that tensor cores multiply
 _MOST_SLOTS = 128  # of a tile: scores are held in registers
+_FEW_QUERIES = 64  # of a KV head: those of a round, not of a prefill pass
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class Tiling:
       warps: warps of a program that attends.
       stages: how many tiles such a program has under way at once.
       merge_warps: warps of a program that merges splits.
+      share: the most slots that one program reads of a row of few query tokens, as long as there are not more than
+        ``most_splits`` of them. So a row with a long text has more programs than the others, which do not wait for it.
+      most_splits: see ``share``.
     """
 
     tile: int = 16384
@@ -40,6 +44,8 @@ class Tiling:
     warps: int = 4
     stages: int = 3
     merge_warps: int = 1
+    share: int = 2048
+    most_splits: int = 8
 
     def slots(self, row_bytes: int) -> int:
         """How many cache slots a tile has, if a key has ``row_bytes`` bytes."""
@@ -55,6 +61,10 @@ class Tiling:
         wanted = max(1, self.programs // cells)
         return min(1 << (wanted.bit_length() - 1), pl.next_power_of_2(tiles))
 
+    def splits_of_long_rows(self, fewest: int, slots: int) -> int:
+        """How many programs share a row of the most slots, if every row has at least ``fewest`` programs."""
+        return max(fewest, min(self.most_splits, pl.next_power_of_2(pl.cdiv(slots, self.share))))
+
 
 # fp32 is multiplied outside the tensor cores, from registers, and takes long enough for a merge to pay.
 TILINGS = {jnp.dtype("bfloat16"): Tiling(), jnp.dtype("float32"): Tiling(tile=8192, rows=16, programs=264)}
@@ -68,7 +78,9 @@ class Plan:
       window: None, or how many slots a query sees, its own included.
       block: how many of the T R queries of a KV head a program has.
       slots: how many cache slots a tile has.
-      splits: how many programs share the slots of a row.
+      splits: how many programs there are for the slots of a row.
+      fewest: how many of them every row uses. A row with more than ``share`` tiles for each uses more.
+      share: how many tiles a program has at most, unless all are used.
     """
 
     B: int
@@ -81,6 +93,8 @@ class Plan:
     block: int
     slots: int
     splits: int
+    fewest: int
+    share: int
 
     @classmethod
     def of(cls, B: int, T: int, N: int, pool, table, window: int | None, tiling: Tiling) -> "Plan":
@@ -89,8 +103,11 @@ class Plan:
         rows, slots = T * N // G, tiling.slots(H * pool.dtype.itemsize)
         block = min(tiling.rows, max(SMALLEST, pl.next_power_of_2(rows)))
         tiles = pl.cdiv(table.shape[1] * P, slots)
-        splits = tiling.splits(B * G * pl.cdiv(rows, block), tiles)
-        return cls(B, T, G, N // G, H, P, window, block, slots, splits)
+        fewest = splits = tiling.splits(B * G * pl.cdiv(rows, block), tiles)
+        if rows <= _FEW_QUERIES and window is None:
+            splits = tiling.splits_of_long_rows(fewest, tiles * slots)
+        share = pl.cdiv(tiles, splits)
+        return cls(B, T, G, N // G, H, P, window, block, slots, splits, fewest, share)
 
     @property
     def N(self) -> int:
@@ -209,7 +226,9 @@ def attend_pages(q, queries: Queries, newest, k_ref, v_ref, table_ref, plan: Pla
         oldest = jnp.minimum(oldest, newest + 1)
     first = oldest // slots
     tiles = jnp.maximum((newest + slots) // slots - first, 0)  # the live ones, dealt evenly
-    begin, end = (first + tiles * part // plan.splits for part in (queries.split, queries.split + 1))
+    all_used = plan.fewest == plan.splits
+    used = plan.splits if all_used else jnp.clip(pl.cdiv(tiles, plan.share), plan.fewest, plan.splits)
+    begin, end = (first + tiles * jnp.minimum(part, used) // used for part in (queries.split, queries.split + 1))
 
     def pages(i):
         """The page of tile i, or the page of every slot of it if a tile spans several; 0 where no slot is live."""

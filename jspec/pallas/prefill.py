@@ -153,10 +153,10 @@ class _Block(NamedTuple):
     def of(cls, bounds_ref, i, before, plan: Plan) -> "_Block":
         """The i-th block of this program."""
         b, g, number = plan.block(lax.axis_index("program"), i)
-        first, unmasked, *others = (bounds_ref[b, number, j] for j in range(5))
+        first, unmasked, masked, end, newest = (bounds_ref[b, number, j] for j in range(5))
         if plan.window is None:  # known when the kernel is compiled
             first = unmasked = 0
-        return cls(b, g, number, first, unmasked, *others, before)
+        return cls(b, g, number, first, unmasked, masked, end, newest, before)
 
     def count(self, i):
         """How many tiles the program has read before tile i of this block."""

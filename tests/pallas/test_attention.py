@@ -11,12 +11,13 @@ import pytest
 
 from jspec.models.cache import LayerKV, PagedView
 from jspec.pallas.attention import paged_attention, paged_attention_kernel, paged_attention_reference
-from jspec.pallas.flash import Tiling
+from jspec.pallas.flash import Plan, Tiling
 
 G = 2
 LIVE, DEAD, FULL, SHORT, EARLY, ONE = range(6)  # rows of a problem
 SMALL = Tiling(tile=4096, rows=16, programs=64)  # several splits, tiles and blocks of rows
 WHOLE = Tiling(programs=1)  # nothing is split
+SHARED = Tiling(tile=4096, programs=1, share=32, most_splits=4)  # only long rows are split
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ CASES = [
     Case(T=9, R=8, H=64, P=64, pages=3),
     Case(T=9, R=4, H=128, P=16, pages=7, window=70, tiling=Tiling()),
     Case(T=40, R=2, H=16, P=16, pages=8, window=20, dtype="bfloat16"),
+    Case(T=5, R=4, H=64, P=16, pages=9, tiling=SHARED),
+    Case(T=1, R=4, H=128, P=64, pages=5, dtype="bfloat16", tiling=SHARED),
 ]
 
 
@@ -143,6 +146,19 @@ def test_the_kernel_gives_zeros_to_queries_that_are_invalid_or_off_the_table(til
     got = paged_attention_kernel(*args[:-1], claimed, window=None, tiling=tiling, interpret=True)
     np.testing.assert_array_equal(got[invalid], 0)
     assert_agrees(got, args, *wanted)
+
+
+def test_only_where_texts_may_be_long_rows_of_many_are_split():
+    pool = jax.ShapeDtypeStruct((8, 100, 64, 128), jnp.bfloat16)
+
+    def splits(B, T, M, window=None):
+        plan = Plan.of(B, T, 32, pool, jax.ShapeDtypeStruct((B, M), jnp.int32), window, Tiling())
+        return plan.fewest, plan.splits
+
+    assert splits(16, 5, 16) == (1, 1)
+    assert splits(16, 5, 512) == (1, 8)
+    assert splits(1, 5, 512) == (16, 16)
+    assert splits(16, 5, 512, window=100) == splits(64, 32, 512) == (1, 1)  # short at any length; a prefill pass
 
 
 @pytest.mark.parametrize(
