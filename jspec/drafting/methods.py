@@ -1,5 +1,6 @@
 """Finds the drafter of a method in ``jspec.registry`` and builds it."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -28,11 +29,25 @@ def drafter_for(
       speculation: how drafts are drawn, and the largest K. A drafter has this K unless it is built with a smaller
         ``num_draft_tokens``.
     """
-    drafter_class: type[Drafter] = NoDrafts if draft is None else resolve(entry_of(draft).drafter)
-    config = None if isinstance(draft, str) else draft
+    drafter: type[Drafter] = NoDrafts if draft is None else resolve(entry_of(draft).drafter)
+    return DrafterBuilder(drafter, None if isinstance(draft, str) else draft, target, speculation)
 
-    def make(target_module: Target, draft_module: Any, num_draft_tokens: int | None = None) -> Drafter:
-        settings = speculation if num_draft_tokens is None else speculation.fixed(num_draft_tokens)
-        return drafter_class.build(Setup(config, target, target_module, draft_module, settings))
 
-    return make
+@dataclasses.dataclass(frozen=True)
+class DrafterBuilder:
+    """What ``drafter_for`` returns; its ``repr`` says all that the drafter depends on but for the code and the weights.
+
+    Attributes:
+      drafter: the class of the drafter.
+      draft: the config of the draft model or draft head, or None.
+      target, speculation: as for ``drafter_for``.
+    """
+
+    drafter: type[Drafter]
+    draft: DraftConfig | None
+    target: ModelConfig
+    speculation: Speculation
+
+    def __call__(self, target_module: Target, draft_module: Any, num_draft_tokens: int | None = None) -> Drafter:
+        settings = self.speculation if num_draft_tokens is None else self.speculation.fixed(num_draft_tokens)
+        return self.drafter.build(Setup(self.draft, self.target, target_module, draft_module, settings))

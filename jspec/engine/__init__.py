@@ -22,5 +22,5 @@ Where to look:
   interrupts.py  Ctrl-C, held off while the state changes hands
   adaptive.py    how many drafts the next rounds make
   costs.py       what rounds cost, as a table that can be kept
-  kept_costs.py  such a table, kept beside the compiled programs
+  kept.py        files that a start leaves to the next one: kept_programs.py, kept_costs.py
 """

@@ -3,11 +3,13 @@
 import contextlib
 import os
 import queue
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+
+from jspec.engine.kept_programs import KeptPrograms
 
 MANY_QUERIES = 32  # query tokens of all rows that the target reads in a pass
 
@@ -33,6 +35,7 @@ class Program:
     Attributes:
       name: what messages and profiles call it.
       function, donate, options: as given.
+      kept: where it may be found compiled, and is kept for the next start.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Program:
     ):
         self.name = name or getattr(function, "__name__", type(function).__name__)
         self.function, self.donate, self.options = function, donate, None if options is None else dict(options)
+        self.kept = KeptPrograms(None)
 
         def named(*args):
             return function(*args)
@@ -63,8 +67,14 @@ class Program:
         Args:
           *args: arrays, or ``jax.ShapeDtypeStruct`` in place of any of them.
         """
+        if not self.find(*args):
+            self._finish(self._lower(*args), args)
+
+    def find(self, *args) -> bool:
+        """Have it callable if an earlier start has kept it; whether it is callable now."""
         if self._compiled is None:
-            self._finish(self._lower(*args))
+            self._compiled = self.kept.read(self.name, self.options, args)
+        return self._compiled is not None
 
     def __call__(self, *args) -> Any:
         """Send it to the device; returns at once with arrays that are still being computed.
@@ -87,10 +97,11 @@ class Program:
         with self._named("traced"):
             return self._jitted.lower(*args)
 
-    def _finish(self, lowered: jax.stages.Lowered):
+    def _finish(self, lowered: jax.stages.Lowered, args: tuple):
         """XLA's part, during which other threads may run. It becomes callable in a single assignment."""
         with self._named("compiled"):
             self._compiled = lowered.compile()
+        self.kept.write(self.name, self.options, args, self._compiled)
 
     @contextlib.contextmanager
     def _named(self, stage: str) -> Iterator[None]:
@@ -105,9 +116,10 @@ class Program:
 def compile_all(programs: Sequence[tuple[Program, tuple]], threads: int | None = None):
     """Compile every program for its arguments; those that are compiled already are left as they are.
 
-    Programs are traced one after the other in the calling thread, and each is compiled in a thread of a pool while the
-    next is traced. The options of the compiler are those that ``jax.config.update`` has set for all threads; those that
-    a ``with`` sets for the calling thread alone do not apply.
+    Those that an earlier start has kept are read, as many at a time as there are CPU cores. The others are traced one after
+    the other in the calling thread, and each is compiled in a thread of a pool while the next is traced. The options of
+    the compiler are those that ``jax.config.update`` has set for all threads; those that a ``with`` sets for the calling
+    thread alone do not apply.
 
     An exception, Ctrl-C included, ends the call at once. Every program is then either compiled or not. A compilation
     that has begun cannot be broken off: it goes on in its thread, the program is compiled when it ends, and Python
@@ -126,24 +138,29 @@ def compile_all(programs: Sequence[tuple[Program, tuple]], threads: int | None =
     if threads is not None and threads < 1:
         raise ValueError(f"threads={threads}: expected at least 1, or None for one for each program")
     missing = [(program, args) for program, args in programs if not program.compiled]
-    if not missing:
-        return
+    _in_threads(os.cpu_count() or 1, ((program.find, args) for program, args in missing))
+    missing = [(program, args) for program, args in missing if not program.compiled]
+    # The generator traces a program when the thread pool is given it.
+    compilations = ((program._finish, (program._lower(*args), args)) for program, args in missing)
+    _in_threads(threads or min(len(missing), os.cpu_count() or 1), compilations)
+
+
+def _in_threads(threads: int, calls: Iterable[tuple[Callable, tuple]]):
+    """Make calls of functions with arguments in so many threads, and wait for all of them; an exception ends that."""
     # A queue written in C, and not the pool's futures, which an exception at a bad moment would leave locked for ever.
     ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
-    def finish(program: Program, lowered: jax.stages.Lowered):
+    def make(function: Callable, args: tuple):
         try:
-            program._finish(lowered)
+            function(*args)
         except Exception as error:
             ended.put(error)
         else:
             ended.put(None)
 
-    pool = ThreadPoolExecutor(threads or min(len(missing), os.cpu_count() or 1), "compile")
+    pool = ThreadPoolExecutor(max(threads, 1), "compile")
     try:
-        for program, args in missing:
-            pool.submit(finish, program, program._lower(*args))
-        for _ in missing:
+        for _ in [pool.submit(make, *call) for call in calls]:
             error = _wait_for(ended)
             if error is not None:
                 raise error

@@ -68,7 +68,11 @@ class CostTable:
 
     def write(self, path: str | pathlib.Path):
         """Write the table as the JSON that ``read`` reads."""
-        pathlib.Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        pathlib.Path(path).write_text(self.as_json())
+
+    def as_json(self) -> str:
+        """What ``write`` writes."""
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
 
     def seconds(self, batch: int, drafts: Iterable[int]) -> dict[int, float]:
         """K -> seconds per round of ``batch`` rows, interpolated linearly between what was measured.

@@ -15,12 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec import __version__
 from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
+from jspec.drafting.methods import DrafterBuilder
 from jspec.engine.compiling import Program, compile_all
 from jspec.engine.interrupts import uninterrupted
 from jspec.engine.kept_costs import Seconds, kept_or_measured
+from jspec.engine.kept_programs import KeptPrograms
 from jspec.engine.passes import Segment
 from jspec.engine.programs import (
     WEIGHTS_THEN_STATE,
@@ -39,6 +40,7 @@ from jspec.engine.step import RoundLog, Segments
 from jspec.models.split import split
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise
+from jspec.sampling.verify import RULES
 
 TIMED_CALLS = 5  # of a decode program, when its cost is measured
 GIB = 2**30
@@ -94,6 +96,9 @@ class Runner:
         self.draft_lengths = tuple(draft_lengths or (most,))
         self.leaves: Leaves = (target_leaves, draft_leaves)
         self.programs = Programs(self._builder, target_leaves, self.draft_lengths)
+        kept = KeptPrograms(_made_of(target, draft_model, self._builder))
+        for program in self.programs:
+            program.kept = kept
         self.state: DecodeState = self._builder.empty_state(self.leaves)
 
     @property
@@ -179,10 +184,12 @@ class Runner:
         buckets, lengths, builder = self._config.batch_buckets, self.draft_lengths, self._builder
         arrays = [[(leaf.shape, leaf.dtype.name) for leaf in leaves] for leaves in self.leaves]
         method = type(builder.step(self.leaves, self.num_draft_tokens).drafter).__name__
-        what = repr((__version__, method, builder.verify, self._config, lengths, arrays))
-        return kept_or_measured(
-            what, method, buckets, lengths, lambda: {b: {K: self.measure(b, K) for K in lengths} for b in buckets}
-        )
+        what = method, builder.verify, self._config, lengths, arrays
+
+        def measure():
+            return {b: {K: self.measure(b, K) for K in lengths} for b in buckets}
+
+        return kept_or_measured(what, method, buckets, lengths, measure)
 
     def measure(self, bucket: int, K: int) -> float:
         """How many seconds a round of ``bucket`` rows with K drafts takes: the median of a few calls, on an idle batch
@@ -326,6 +333,22 @@ class Runner:
         except jax.errors.JaxRuntimeError:  # of a program that computed it
             return False
         return True
+
+
+def _made_of(target: Any, draft_model: Any, builder: StepBuilder) -> object | None:
+    """What the programs of an engine are made of, for ``KeptPrograms``.
+
+    None if a part is not jspec's own: nothing tells that the code of others has not changed.
+    """
+    make = builder.make_drafter
+    if not isinstance(make, DrafterBuilder):
+        return None
+    parts = [make.drafter, RULES[builder.verify], builder.noise, type(target)]
+    parts += [] if draft_model is None else [type(draft_model)]
+    if not all(part.__module__.startswith("jspec.") for part in parts):
+        return None
+    configs = [getattr(model, "config", None) for model in (target, draft_model)]
+    return make, builder.verify, builder.noise.__qualname__, builder.config, builder.most, parts, configs
 
 
 def _row(active: ActiveRequest) -> int:

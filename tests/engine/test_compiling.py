@@ -73,9 +73,9 @@ def held(monkeypatch) -> threading.Event:
     """No compilation ends before this is set, which it is after the test at the latest."""
     go, finish = threading.Event(), Program._finish
 
-    def wait(self, lowered):
+    def wait(self, lowered, args):
         go.wait(20)
-        finish(self, lowered)
+        finish(self, lowered, args)
 
     with monkeypatch.context() as patch:
         patch.setattr(Program, "_finish", wait)
@@ -151,10 +151,10 @@ def test_programs_are_traced_while_others_compile(traced, held):
 def test_so_many_compile_at_a_time(held, monkeypatch, threads, expected):
     at_once, most, finish = [], [], Program._finish
 
-    def count(self, lowered):
+    def count(self, lowered, args):
         at_once.append(self)
         most.append(len(at_once))
-        finish(self, lowered)
+        finish(self, lowered, args)
         at_once.remove(self)
 
     monkeypatch.setattr(Program, "_finish", count)
@@ -220,10 +220,10 @@ def waiting(ended):  # all programs are traced by now: in JAX's own callbacks an
     compiling._wait_for = wait_for
     return wait_for(ended)
 
-def slowly(self, lowered):
+def slowly(self, lowered, args):
     print("begins", self.name, flush=True)
     time.sleep(6)
-    finish(self, lowered)
+    finish(self, lowered, args)
     print("ends", self.name, flush=True)
 
 Program._finish, compiling._wait_for = slowly, waiting

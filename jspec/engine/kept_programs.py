@@ -1,0 +1,75 @@
+"""Compiled programs kept on disk with all that is needed to call them, so that the next start neither traces nor compiles.
+
+JAX's own cache finds what XLA made of a program, but only once Python has traced the program, which takes longer than
+reading the file. Here the name of the file follows from what the program is made of, without tracing it."""
+
+import pickle
+import warnings
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+from jspec.compilation_cache import CompilationCacheWarning
+from jspec.engine.kept import file_of, write_whole
+
+
+class KeptPrograms:
+    """The programs of engines that are made of the same things.
+
+    Args:
+      made_of: anything whose ``repr`` says all that tracing the programs depends on, but for the code of jspec and the
+        shapes of arguments. None keeps nothing.
+    """
+
+    def __init__(self, made_of: object | None):
+        self._made_of = made_of
+
+    def read(self, name: str, options: object, args: tuple) -> jax.stages.Compiled | None:
+        """The program of this name for such arguments; None if it is not kept. Several threads may read at a time.
+
+        A file that cannot be used is a ``CompilationCacheWarning``, and will be replaced.
+        """
+        path = self._path(name, options, args)
+        if path is None or not path.is_file():
+            return None
+        try:
+            return serialize_executable.deserialize_and_load(
+                *pickle.loads(path.read_bytes()), execution_devices=_devices(args)
+            )
+        except Exception as error:  # of many types, as the file may hold anything
+            warnings.warn(
+                f"{path}: {type(error).__name__}: {error}; program {name!r} is compiled again",
+                CompilationCacheWarning,
+                stacklevel=2,
+            )
+            return None
+
+    def write(self, name: str, options: object, args: tuple, compiled: jax.stages.Compiled):
+        """Keep a program for the next start; one that cannot be kept is a ``CompilationCacheWarning``."""
+        path = self._path(name, options, args)
+        if path is None:
+            return
+        try:
+            write_whole(path, pickle.dumps(serialize_executable.serialize(compiled)))
+        except Exception as error:  # of serialization, which JAX calls experimental, or of the disk
+            warnings.warn(
+                f"{path}: {type(error).__name__}: {error}; the next start compiles program {name!r} again",
+                CompilationCacheWarning,
+                stacklevel=2,
+            )
+
+    def _path(self, name: str, options: object, args: tuple):
+        if self._made_of is None:
+            return None
+        leaves, structure = jax.tree.flatten(args)
+        shapes = [(leaf.shape, str(leaf.dtype), str(getattr(leaf, "sharding", None))) for leaf in leaves]
+        return file_of(f"jspec-{name}", (self._made_of, options, structure, shapes), ".program")
+
+
+def _devices(args: tuple) -> list[Any]:
+    """The devices of a program with these arguments."""
+    for leaf in jax.tree.leaves(args):
+        if getattr(leaf, "sharding", None) is not None:
+            return sorted(leaf.sharding.device_set, key=lambda device: device.id)
+    return jax.devices()[:1]

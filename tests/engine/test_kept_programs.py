@@ -1,0 +1,166 @@
+"""Compiled programs that one start keeps and the next finds: what it finds is right, and what it must not find it does
+not."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines import (
+    CONFIG,
+    GREEDY,
+    TARGET,
+    decode,
+    draft,
+    drafting,
+    key_of,
+    plain_greedy,
+    ragged_prompts,
+    target,
+    tokens_of,
+)
+
+from jspec.compilation_cache import CompilationCacheWarning
+from jspec.config import Speculation
+from jspec.drafting.methods import drafter_for
+from jspec.engine.compiling import Program, compile_all
+from jspec.engine.engine import Engine
+from jspec.engine.kept_programs import KeptPrograms
+
+SHAPE = jax.ShapeDtypeStruct((3,), jnp.float32)
+PROMPTS = ragged_prompts()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.fixture
+def traced(monkeypatch) -> list[str]:
+    """The names of programs that were traced."""
+    names, lower = [], Program._lower
+    monkeypatch.setattr(Program, "_lower", lambda self, *args: names.append(self.name) or lower(self, *args))
+    return names
+
+
+def doubled(made_of: object | None = "doubled", name: str = "double", options=None) -> Program:
+    program = Program(lambda x: 2 * x, 0, options, name)
+    program.kept = KeptPrograms(made_of)
+    return program
+
+
+def files(folder):
+    return sorted(folder.glob("jspec-*.program"))
+
+
+def test_the_next_start_neither_traces_nor_compiles(folder, traced):
+    doubled().compile(SHAPE)
+    assert traced == ["double"]
+    again = doubled()
+    compile_all([(again, (SHAPE,))])
+    assert traced == ["double"]
+    x = jnp.arange(3.0)
+    np.testing.assert_array_equal(again(x), [0, 2, 4])
+    assert x.is_deleted()  # the donated buffer
+
+
+@pytest.mark.parametrize(
+    ("other", "shape"),
+    [
+        ({"made_of": "something else"}, SHAPE),
+        ({"name": "twice"}, SHAPE),
+        ({"options": {"xla_cpu_enable_fast_math": True}}, SHAPE),
+        ({}, jax.ShapeDtypeStruct((4,), jnp.float32)),
+        ({}, jax.ShapeDtypeStruct((3,), jnp.int32)),
+        ({"made_of": None}, SHAPE),
+    ],
+    ids=str,
+)
+def test_anything_else_is_compiled(folder, traced, other, shape):
+    doubled().compile(SHAPE)
+    doubled(**other).compile(shape)
+    assert len(traced) == 2
+
+
+def test_other_settings_of_jax_are_something_else(folder, traced):
+    doubled().compile(SHAPE)
+    with jax.default_matmul_precision("float32"):
+        doubled().compile(SHAPE)
+    assert len(traced) == 2
+
+
+def test_other_code_of_jspec_is_something_else(folder, traced, monkeypatch):
+    doubled().compile(SHAPE)
+    monkeypatch.setattr("jspec.engine.kept._code", lambda: "a line was changed")
+    doubled().compile(SHAPE)
+    assert len(traced) == 2
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", b"\x80\x05N."], ids=["empty", "nonsense", "None"])
+def test_a_damaged_file_is_told_of_and_replaced(folder, traced, data):
+    doubled().compile(SHAPE)
+    (file,) = files(folder)
+    file.write_bytes(data)
+    with pytest.warns(CompilationCacheWarning, match="'double' is compiled again"):
+        doubled().compile(SHAPE)
+    doubled().compile(SHAPE)
+    assert len(traced) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_told_of(folder):
+    jax.config.update("jax_compilation_cache_dir", str(folder / "absent"))
+    program = doubled()
+    with pytest.warns(CompilationCacheWarning, match="the next start compiles program 'double' again"):
+        program.kept.write("double", None, (SHAPE,), jax.jit(lambda x: 2 * x).lower(SHAPE).compile())
+
+
+def test_without_a_cache_nothing_is_kept(folder, traced):
+    jax.config.update("jax_compilation_cache_dir", None)
+    doubled().compile(SHAPE)
+    doubled().compile(SHAPE)
+    assert len(traced) == 2
+    assert not files(folder)
+
+
+def engine(settings: Speculation = Speculation(2), config=CONFIG) -> Engine:  # noqa: B008
+    return Engine(target(), draft(), drafter_for(TARGET, TARGET, settings), settings.verify, config)
+
+
+def test_an_engine_that_finds_its_programs_writes_the_same_texts(folder, traced):
+    keys = [key_of(seed) for seed in range(len(PROMPTS))]
+    first = engine()
+    first.warmup()
+    assert len(traced) == first.num_compilations == len(files(folder))
+    wanted = tokens_of(decode(first, PROMPTS, GREEDY, keys))
+    del traced[:]
+    second = engine()
+    second.warmup()
+    assert traced == []
+    assert tokens_of(decode(second, PROMPTS, GREEDY, keys)) == wanted == plain_greedy(target(), PROMPTS)
+    assert second.num_compilations == first.num_compilations
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"settings": Speculation(2, "match")},
+        {"settings": Speculation(2, draft_temperature=0.5)},
+        {"config": dataclasses.replace(CONFIG, rounds=CONFIG.rounds + 1)},
+    ],
+    ids=str,
+)
+def test_another_engine_does_not_find_them(folder, other):
+    kept, others = (one.runner.programs.admit.kept for one in (engine(), engine(**other)))
+    assert kept._path("x", None, (SHAPE,)) != others._path("x", None, (SHAPE,))
+    assert kept._path("x", None, (SHAPE,)) == engine().runner.programs.admit.kept._path("x", None, (SHAPE,))
+
+
+def test_the_code_of_others_is_never_found():
+    """``drafting`` makes a function, of which nothing tells that it is the same the next time."""
+    own = Engine(target(), draft(), drafting("draft_model", Speculation(2)), "rejection", CONFIG)
+    assert own.runner.programs.admit.kept._made_of is None
