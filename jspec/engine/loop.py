@@ -63,11 +63,6 @@ class Loop:
         self._num_requests = 0
 
     @property
-    def num_requests(self) -> int:
-        """How many requests have come so far, which is the order of the next one."""
-        return self._num_requests
-
-    @property
     def unfinished(self) -> list[ActiveRequest]:
         """The requests that wait or are under way."""
         return [*self.scheduler.under_way, *(active for _, active in self.scheduler.waiting)]
