@@ -33,6 +33,7 @@ class QueueFull(RuntimeError):
 
 
 PATIENCE = 0.01  # seconds between two looks into an inbox, while another thread steps the engine
+MOMENT = 1e-4  # seconds in which a thread that waits for the turn can take it
 
 
 class Engine:
@@ -225,20 +226,10 @@ class Engine:
 
         While another thread steps the engine, this one waits for its own requests' progress.
         """
-        caller = self._turn.caller(_BUSY)
         inbox.thread = threading.current_thread()
-        try:
-            while not inbox.items and not caller.taken:
-                self._turn.take(caller, PATIENCE)
-            if caller.taken and not inbox.items and inbox.unfinished:
-                self._sweep()
-                with self.guard.watching():
-                    self._loop.step()
-            return inbox.taken()
-        finally:  # ``Turn`` says why this is no method
-            if caller.taken:
-                self._turn.holder = None
-                self._turn.lock.release()
+        while not self._has_advanced(inbox):
+            time.sleep(MOMENT)  # for those who go first
+        return inbox.taken()
 
     def give_up(self, actives: Iterable[ActiveRequest]):
         """Give up those of the requests that have not ended. Their owners are told that they were aborted."""
@@ -344,16 +335,42 @@ class Engine:
             self._loop.abort(list(self._abandoned[0].unfinished.values()))
             self._abandoned.popleft()
 
-    def _in_turn(self, function: Callable[[], Any]) -> Any:
-        """Call the function while nobody else has the turn."""
-        caller = self._turn.caller(_BUSY)
+    def _has_advanced(self, inbox: Inbox) -> bool:
+        """Make a step unless the inbox has something by then; returns False if this thread did not get to it in time, or
+        if it was the turn of others."""
+        turn, caller = self._turn, self._turn.caller(_BUSY)
         try:
-            self._turn.take(caller)
-            return function()
+            if not inbox.items:
+                turn.try_to_take(caller, PATIENCE)
+            there_is_more = not inbox.items and bool(inbox.unfinished)
+            its_turn = bool(caller.taken) and not turn.others_go_first
+            if there_is_more and its_turn:
+                try:
+                    self._sweep()
+                    with self.guard.watching():
+                        self._loop.step()
+                finally:
+                    turn.num_steps += 1
         finally:  # ``Turn`` says why this is no method
             if caller.taken:
-                self._turn.holder = None
-                self._turn.lock.release()
+                turn.holder = None
+                turn.lock.release()
+        return its_turn or not there_is_more
+
+    def _in_turn(self, function: Callable[[], Any]) -> Any:
+        """Call the function while nobody else has the turn."""
+        turn, caller = self._turn, self._turn.caller(_BUSY)
+        try:
+            turn.take(caller)
+            result = function()
+        finally:  # ``Turn`` says why this is no method
+            try:
+                if caller.taken:
+                    turn.holder = None
+                    turn.lock.release()
+            finally:
+                turn.waiting.pop(caller, None)
+        return result
 
     def _alone(self, name: str, function: Callable[[], None]):
         """Call the function when no request waits or is under way; requests of other threads are waited for."""

@@ -122,8 +122,13 @@ class Loop:
         self.settle()
         active = ActiveRequest(request, self._num_requests, inbox)
         self._num_requests += 1
-        self.scheduler.add(active)
         inbox.unfinished[active.order] = active
+        try:
+            self.scheduler.add(active)
+        except BaseException:  # nobody would know of it
+            self.scheduler.leave(active)
+            inbox.unfinished.pop(active.order, None)
+            raise
         return active
 
     def _decide(self) -> "_Planned":
@@ -173,10 +178,10 @@ class Loop:
         """Let the owner of a request know of new tokens, or of its end."""
         finished, inbox = active.outcome != LIVE, active.inbox
         self.meter.progressed(active, len(new), finished)
-        if finished:
-            inbox.unfinished.pop(active.order, None)
         if finished or (new and inbox.streams):
             inbox.items.append(Progress(active, new, finished))
+        if finished:  # only now, or an owner in another thread could believe that nothing more comes
+            inbox.unfinished.pop(active.order, None)
 
     def _end(self, active: ActiveRequest, outcome: int, error: BaseException | None = None):
         active.outcome, active.error = outcome, error
