@@ -17,7 +17,7 @@ from jspec.engine.guard import CompilationGuard
 from jspec.engine.inbox import Inbox, Progress
 from jspec.engine.loop import Loop
 from jspec.engine.metrics import Metrics
-from jspec.engine.request import FAILED, ActiveRequest, Request
+from jspec.engine.request import FAILED, LIVE, ActiveRequest, Request
 from jspec.engine.runner import Runner
 from jspec.engine.scheduler import Scheduler
 from jspec.engine.turns import Turn
@@ -380,7 +380,8 @@ class Engine:
     def _when_idle(self, name: str, function: Callable[[], None]) -> bool:
         self._loop.settle()
         unfinished = self._loop.unfinished
-        own = [active for active in unfinished if active.inbox.thread is threading.current_thread()]
+        live = [active for active in unfinished if active.outcome == LIVE]  # others only wait for a plan to be sent
+        own = [active for active in live if active.inbox.thread is threading.current_thread()]
         if own:
             raise RuntimeError(
                 f"{name}() needs an idle engine, but this thread has {count(len(own), 'request')} under way; let them "

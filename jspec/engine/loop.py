@@ -58,6 +58,7 @@ class Loop:
             self.controller = Controller({b: {K: costs[b][K] for K in draft_lengths} for b in config.batch_buckets})
         self.meter = Meter(runner.num_draft_tokens)
         self._plan: _Planned | None = None  # decided, but not carried out yet
+        self._given_up: list[ActiveRequest] = []  # in that plan, which let go when it has been sent
         self._calls: collections.deque[_Call] = collections.deque()  # sent, but not read yet
         self._sound = True
         self._num_requests = 0
@@ -154,6 +155,7 @@ class Loop:
         if logs is not None:
             self.meter.called(len(plan.decoding))
             self._calls.append(_Call(planned.K, plan.decoding, plan.rounds, logs))
+        self._let_go()
         # The choice of K after a trial waits for it. Where no call was sent, there is nothing to be ahead with.
         ahead = 1 if logs is not None and not planned.trying else 0
         while len(self._calls) > ahead:
@@ -191,10 +193,19 @@ class Loop:
         self.settle()
         for active in actives:
             if active.outcome == LIVE:
-                self.scheduler.leave(active)
+                if self._plan is not None and active in self.scheduler.under_way:
+                    self._given_up.append(active)  # others may count with what the plan does for it
+                else:
+                    self.scheduler.leave(active)
                 self._end(active, ABORTED)
-        if self._plan is not None:  # it was never carried out, and may count with those that are gone
-            self._sound = False
+        if self._given_up and all(active.outcome != LIVE for active in self.scheduler.under_way):
+            self._let_go()
+            self._sound = False  # nobody needs the plan, but it has taken rows and pages
+
+    def _let_go(self):
+        """Let those go that were given up while a plan counted with them."""
+        while self._given_up:
+            self.scheduler.leave(self._given_up.pop())
 
     def _fail(self, error: BaseException, waiting: bool = False):
         """Fail every request that is under way, and those that wait as well if ``waiting``; then have a sound engine.
@@ -204,6 +215,7 @@ class Loop:
         """
         self._sound, self._plan = False, None
         self._calls.clear()
+        self._given_up.clear()
         for active in [*self.scheduler.under_way, *(active for _, active in self.scheduler.waiting if waiting)]:
             if active.outcome == LIVE:
                 self._end(active, FAILED, error)
