@@ -152,6 +152,7 @@ class Loop:
         self._sound, self._plan = False, None
         plan = planned.plan
         logs = self.runner.carry_out(plan, planned.K)
+        self.scheduler.sent(plan)
         if logs is not None:
             self.meter.called(len(plan.decoding))
             self._calls.append(_Call(planned.K, plan.decoding, plan.rounds, logs))

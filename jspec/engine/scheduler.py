@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jspec.config import EngineConfig
 from jspec.engine.pages import PagePool
-from jspec.engine.passes import Segment, choose_pass, crowded
+from jspec.engine.passes import WORTH_WAITING, Segment, choose_pass, crowded
 from jspec.engine.request import LIVE, ActiveRequest, Request
 from jspec.sampling.params import MAX_STOP_TOKENS
 
@@ -193,6 +193,13 @@ class Scheduler:
             )
         return plan
 
+    def sent(self, plan: Plan):
+        """Let other prompts find what the pass of a plan reads, now that it has been sent: whatever is sent from here on
+        finds it written."""
+        for active in dict.fromkeys(segment.active for segment in plan.segments):
+            slots = min(active.num_read, self._most_found(active))
+            self.pages.register(active.request.prompt, active.pages, slots, active.request.salt)
+
     def follow(self, decoded: Sequence[ActiveRequest], rounds: int, logs: "RoundLog") -> list[int]:
         """Take notice of what one call did.
 
@@ -296,8 +303,8 @@ class Scheduler:
             active, row = self.waiting[0][1], self._free_row()
             if row is None or not self._may_commit(active):
                 return
-            request, most = active.request, max(active.num_to_read - 1, 0)
-            found = self.pages.match(request.prompt, most, self._config.chunk, request.salt)
+            request = active.request
+            found = self.pages.match(request.prompt, self._most_found(active), self._config.chunk, request.salt)
             missing = self._pages_for(active, 1) - len(found)
             if missing > self.pages.available:
                 self.pages.release(found)
@@ -314,7 +321,9 @@ class Scheduler:
         )
         decoding = sum(active.decoding for active in self._seated())
         if len(reading) > 0:
-            plan.segments = choose_pass(reading, decoding, self._calls_since_pass, self._config)
+            going = self._share(reading)
+            held, waited = len(reading) - len(going), self._calls_since_pass
+            plan.segments = choose_pass(going, decoding, waited, self._config, held)
             self._calls_since_pass = 0 if plan.segments else self._calls_since_pass + 1
         if plan.segments:
             bucket = next(n for n in self._config.segment_buckets if n >= len(plan.segments))
@@ -325,9 +334,30 @@ class Scheduler:
             segment.active.num_read += segment.length
         plan.entering = [active for active in reading if active.num_read >= active.num_to_read]
         for active in plan.entering:
-            request, slots = active.request, max(active.num_to_read - 1, 0)
-            self.pages.register(request.prompt, active.pages, slots, request.salt)
             active.decoding = True
+
+    def _share(self, reading: Sequence[ActiveRequest]) -> list[ActiveRequest]:
+        """Let those whose prompts are being read have what others have read of the same text meanwhile.
+
+        Returns:
+          those who go on with reading. Each of the others waits for a more senior one, which reads next what it would
+          read itself, and whose segments go before its own in any case. It has them as soon as that pass has been sent, so
+          every pass that it waits for brings it on.
+        """
+        going, keys = [], set()
+        pass_tokens = self._config.segment_buckets[-1] * self._config.chunk
+        worthwhile = max(min(WORTH_WAITING, pass_tokens // 2), 1)
+        for active in reading:
+            request, before, most = active.request, active.num_read, self._most_found(active)
+            active.pages, active.num_read, key = self.pages.look_again(
+                request.prompt, active.pages, before, most, self._config.chunk, worthwhile, request.salt
+            )
+            active.num_cached_tokens += active.num_read - before
+            self.num_cached_tokens += active.num_read - before
+            if key is None or key not in keys:
+                going.append(active)
+                keys.add(key)
+        return going
 
     def _calls_now(self, plan: Plan) -> bool:
         """Whether rounds follow the pass. While many prompts are read, a few passes come first."""
@@ -364,6 +394,10 @@ class Scheduler:
         committed = active.length + (active.unread_rounds + rounds) * (self._num_draft_tokens + 1)
         slots = min(committed + self._num_draft_tokens, active.most_slots)
         return self.pages.pages(slots)
+
+    def _most_found(self, active: ActiveRequest) -> int:
+        """How many slots of its prompt it shares at most. It reads one token at least, and rounds write behind that."""
+        return max(active.num_to_read - 1, 0)
 
     def _most_slots(self, request: Request) -> int:
         """How many cache slots the request may ever touch."""

@@ -90,6 +90,7 @@ class Simulation:
         if K is None:
             K = self.rng.randrange(self.K + 1) if self._chooses else self.K
         logs = self.device.carry_out(plan, K)
+        self.scheduler.sent(plan)
         if logs is not None:
             self._calls.append((plan, logs))
         waits = self._chooses and self.rng.random() < 0.2  # the next choice of K waits for this call

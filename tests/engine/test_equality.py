@@ -209,7 +209,7 @@ def test_how_much_of_a_prompt_is_found(page, chunk, ahead):
     for order, request in enumerate(requests_of(prompts)):
         scheduler.add(active := ActiveRequest(request, order))
         while not active.decoding:
-            scheduler.plan()
+            scheduler.sent(scheduler.plan())
         found.append(active.num_cached_tokens)
         scheduler.leave(active)
     assert found == cached_tokens(prompts, page, chunk, ahead)

@@ -44,6 +44,12 @@ def test_segments_end_at_multiples_of_the_chunk(num_read, expected):
     assert places(segments_of(reading(19, num_read=num_read)[0], 8)) == expected
 
 
+@pytest.mark.parametrize(("num_held", "segments"), [(0, 16), (3, 64)])
+def test_those_who_wait_for_a_prompt_count_as_being_read(num_held, segments):
+    """One long prompt beside a dozen texts is read in small passes, but not if others wait for it."""
+    assert len(choose_pass(reading(4000), 12, 0, FAST, num_held)) == segments
+
+
 def test_segments_of_several_prompts_share_a_pass_in_their_order():
     chosen = choose_pass(reading(40, 0, 32, 500), 0, 0, REPRODUCIBLE)
     assert places(chosen[:4]) == [(0, 0, 32), (0, 32, 8), (2, 0, 32), (3, 0, 32)]
