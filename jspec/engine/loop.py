@@ -12,9 +12,10 @@ from jspec.engine.adaptive import Controller
 from jspec.engine.inbox import Inbox, Progress
 from jspec.engine.interrupts import uninterrupted
 from jspec.engine.metrics import Meter
+from jspec.engine.plan import Plan
 from jspec.engine.request import ABORTED, FAILED, LIVE, ActiveRequest, Request
 from jspec.engine.runner import Runner
-from jspec.engine.scheduler import Plan, Scheduler
+from jspec.engine.scheduler import Scheduler
 
 
 class Loop:

@@ -8,51 +8,23 @@ late. Programs run in the order in which they are sent. So pages may be given aw
 them has been sent.
 """
 
-import dataclasses
 import heapq
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jspec.config import EngineConfig
 from jspec.engine.pages import PagePool
-from jspec.engine.passes import WORTH_WAITING, Segment, choose_pass, crowded
+from jspec.engine.passes import crowded
+from jspec.engine.plan import Move, Plan
+from jspec.engine.reading import Reading
 from jspec.engine.request import LIVE, ActiveRequest, Request
 from jspec.sampling.params import MAX_STOP_TOKENS
 
 if TYPE_CHECKING:
-    from jspec.engine.step import RoundLog
+    from jspec.engine.exchange import RoundLog
 
 MOST_ROUNDS_WAITED_FOR = 2  # of a call, while a request waits or is read
 MOST_PASSES_IN_A_ROW = 4  # before rounds follow, while many prompts are read
-
-
-class Move(NamedTuple):
-    """A request that leaves a row for host memory, or comes back, and its pages on the device."""
-
-    active: ActiveRequest
-    row: int
-    pages: list[int]
-
-
-@dataclasses.dataclass
-class Plan:
-    """What the device does next, in this order.
-
-    Attributes:
-      leaving: requests to copy to host memory.
-      segments: the segments of the prefill pass; none if there is no pass.
-      entering: requests whose prompt has been read with that pass, which are to be put into their rows.
-      returning: requests to copy back from host memory.
-      decoding: the requests that the rounds of the call decode; none if there is no call.
-      rounds: how many rounds the call makes.
-    """
-
-    leaving: list[Move] = dataclasses.field(default_factory=list)
-    segments: list[Segment] = dataclasses.field(default_factory=list)
-    entering: list[ActiveRequest] = dataclasses.field(default_factory=list)
-    returning: list[Move] = dataclasses.field(default_factory=list)
-    decoding: list[ActiveRequest] = dataclasses.field(default_factory=list)
-    rounds: int = 0
 
 
 class Scheduler:
@@ -82,10 +54,8 @@ class Scheduler:
         until the host knows their last tokens.
       rows: who is in each row of the batch, None for a free row.
       pages: the pages and what they hold.
+      reading: who reads which part of which prompt, and finds which.
       num_preemptions: how many requests have been preempted so far.
-      num_cached_tokens: how many tokens of prompts were found in the prefix cache so far.
-      num_prefill_tokens: how many tokens of prompts have been read so far.
-      num_padding: how many tokens of padding the passes had that read them.
     """
 
     def __init__(
@@ -99,7 +69,8 @@ class Scheduler:
         self._unread = num_draft_tokens + 1 + rests * config.rounds  # tokens at the end that a drafter has not read
         self._config, self._num_draft_tokens, self._swap_pages = config, num_draft_tokens, swap_pages
         self.pages = PagePool(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
-        self.num_preemptions = self.num_cached_tokens = self.num_prefill_tokens = self.num_padding = 0
+        self.reading = Reading(config, self.pages)
+        self.num_preemptions = 0
         self.waiting: list[tuple[tuple[int, int], ActiveRequest]] = []
         self.clear()
 
@@ -112,7 +83,8 @@ class Scheduler:
         self.swapped: list[ActiveRequest] = []
         self.ending: list[ActiveRequest] = []
         self.pages.clear()
-        self._passes_since_call = self._calls_since_pass = 0
+        self.reading.clear()
+        self._passes_since_call = 0
 
     @property
     def under_way(self) -> list[ActiveRequest]:
@@ -194,11 +166,8 @@ class Scheduler:
         return plan
 
     def sent(self, plan: Plan):
-        """Let other prompts find what the pass of a plan reads, now that it has been sent: whatever is sent from here on
-        finds it written."""
-        for active in dict.fromkeys(segment.active for segment in plan.segments):
-            slots = min(active.num_read, self._most_found(active))
-            self.pages.register(active.request.prompt, active.pages, slots, active.request.salt)
+        """Take notice that the programs of a plan have been sent, so that other prompts may find what its pass reads."""
+        self.reading.sent(plan.segments)
 
     def follow(self, decoded: Sequence[ActiveRequest], rounds: int, logs: "RoundLog") -> list[int]:
         """Take notice of what one call did.
@@ -303,61 +272,24 @@ class Scheduler:
             active, row = self.waiting[0][1], self._free_row()
             if row is None or not self._may_commit(active):
                 return
-            request = active.request
-            found = self.pages.match(request.prompt, self._most_found(active), self._config.chunk, request.salt)
+            found = self.reading.find(active)
             missing = self._pages_for(active, 1) - len(found)
             if missing > self.pages.available:
                 self.pages.release(found)
                 return
             heapq.heappop(self.waiting)
             self._seat(active, row, [*found, *self.pages.take(missing)])
-            active.num_read = active.num_cached_tokens = len(found) * self._config.page_size
-            self.num_cached_tokens += active.num_cached_tokens
+            self.reading.begin(active, len(found))
 
     def _choose_pass(self, plan: Plan):
         """Choose what the prefill pass reads, if there is one, and who enters the batch with it."""
         reading = sorted(
             (active for active in self._seated() if not active.decoding), key=lambda active: active.seniority
         )
-        decoding = sum(active.decoding for active in self._seated())
-        if len(reading) > 0:
-            going = self._share(reading)
-            held, waited = len(reading) - len(going), self._calls_since_pass
-            plan.segments = choose_pass(going, decoding, waited, self._config, held)
-            self._calls_since_pass = 0 if plan.segments else self._calls_since_pass + 1
-        if plan.segments:
-            bucket = next(n for n in self._config.segment_buckets if n >= len(plan.segments))
-            read = sum(segment.length for segment in plan.segments)
-            self.num_prefill_tokens += read
-            self.num_padding += bucket * self._config.chunk - read
-        for segment in plan.segments:
-            segment.active.num_read += segment.length
+        plan.segments = self.reading.choose(reading, sum(active.decoding for active in self._seated()))
         plan.entering = [active for active in reading if active.num_read >= active.num_to_read]
         for active in plan.entering:
             active.decoding = True
-
-    def _share(self, reading: Sequence[ActiveRequest]) -> list[ActiveRequest]:
-        """Let those whose prompts are being read have what others have read of the same text meanwhile.
-
-        Returns:
-          those who go on with reading. Each of the others waits for a more senior one, which reads next what it would
-          read itself, and whose segments go before its own in any case. It has them as soon as that pass has been sent, so
-          every pass that it waits for brings it on.
-        """
-        going, keys = [], set()
-        pass_tokens = self._config.segment_buckets[-1] * self._config.chunk
-        worthwhile = max(min(WORTH_WAITING, pass_tokens // 2), 1)
-        for active in reading:
-            request, before, most = active.request, active.num_read, self._most_found(active)
-            active.pages, active.num_read, key = self.pages.look_again(
-                request.prompt, active.pages, before, most, self._config.chunk, worthwhile, request.salt
-            )
-            active.num_cached_tokens += active.num_read - before
-            self.num_cached_tokens += active.num_read - before
-            if key is None or key not in keys:
-                going.append(active)
-                keys.add(key)
-        return going
 
     def _calls_now(self, plan: Plan) -> bool:
         """Whether rounds follow the pass. While many prompts are read, a few passes come first."""
@@ -394,10 +326,6 @@ class Scheduler:
         committed = active.length + (active.unread_rounds + rounds) * (self._num_draft_tokens + 1)
         slots = min(committed + self._num_draft_tokens, active.most_slots)
         return self.pages.pages(slots)
-
-    def _most_found(self, active: ActiveRequest) -> int:
-        """How many slots of its prompt it shares at most. It reads one token at least, and rounds write behind that."""
-        return max(active.num_to_read - 1, 0)
 
     def _most_slots(self, request: Request) -> int:
         """How many cache slots the request may ever touch."""

@@ -16,8 +16,9 @@ import numpy as np
 from jspec.config import EngineConfig
 from jspec.engine.pages import PagePool
 from jspec.engine.passes import Segment
+from jspec.engine.plan import Move, Plan
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED, ActiveRequest
-from jspec.engine.scheduler import Move, Plan, Scheduler
+from jspec.engine.scheduler import Scheduler
 
 GARBAGE = -1
 PREFILLED, DECODED = 1, 2  # which program wrote a slot of the target

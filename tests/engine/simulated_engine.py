@@ -11,8 +11,9 @@ import numpy as np
 from simulated_device import STOP, Device, Habits, Logs, WatchedPages
 
 from jspec.config import EngineConfig
+from jspec.engine.plan import Plan
 from jspec.engine.request import ABORTED, FAILED, LIVE, ActiveRequest, Request
-from jspec.engine.scheduler import Plan, Scheduler
+from jspec.engine.scheduler import Scheduler
 from jspec.sampling.params import SamplingParams
 
 
@@ -44,7 +45,8 @@ class Simulation:
         self.config, self.K, self.rng = config, K, rng or random.Random(0)
         self.scheduler = scheduler = Scheduler(config, K, looks_ahead, swap_pages, rests=chooses)
         self.pages = WatchedPages(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
-        scheduler.pages, self.swap_pages = self.pages, swap_pages
+        scheduler.pages = scheduler.reading.pages = self.pages
+        self.swap_pages = swap_pages
         self.device = Device(config, K, looks_ahead, scheduler, self.pages, self.rng, habits, checks_contents)
         self.all: list[ActiveRequest] = []
         self._chooses = chooses

@@ -117,8 +117,10 @@ def test_a_queue_of_requests(reproducible, most_padding):
         played.step()
 
     scheduler = played.scheduler
-    assert scheduler.num_prefill_tokens == sum(length - 1 for length, _ in queue)
-    assert scheduler.num_padding < most_padding * (scheduler.num_padding + scheduler.num_prefill_tokens)
+    assert scheduler.reading.num_prefill_tokens == sum(length - 1 for length, _ in queue)
+    assert scheduler.reading.num_padding < most_padding * (
+        scheduler.reading.num_padding + scheduler.reading.num_prefill_tokens
+    )
     assert crowd > 63
     num_rounds = sum(len(active.accepted) for active in played.all)
     assert 2.7 < sum(len(active.tokens) for active in played.all) / num_rounds < 2.85

@@ -228,7 +228,7 @@ class TestPrefixes:
         second, segments = played.arrive([*prompt(22), 2, 2], 3, salt=salt), []
         while not second.decoding:
             segments += played.step().segments
-        assert second.num_cached_tokens == played.scheduler.num_cached_tokens == segments[0].start == found
+        assert second.num_cached_tokens == played.scheduler.reading.num_cached_tokens == segments[0].start == found
         finish(played)
 
     def test_one_token_is_read_at_least(self):
@@ -266,7 +266,7 @@ class TestPrefixes:
             played.arrive([*shared, 50 + i, *range(60, 75)], 8)
         finish(played)
         step = math.lcm(played.config.page_size, played.config.chunk)
-        assert played.scheduler.num_prefill_tokens < 2000 + 8 * (15 + step)
+        assert played.scheduler.reading.num_prefill_tokens < 2000 + 8 * (15 + step)
         assert played.all[0].num_cached_tokens == 0
         found = {active.num_cached_tokens for active in played.all[1:]}
         assert found == {2000 // step * step}
