@@ -209,7 +209,7 @@ class Engine:
 
     def check(self, request: Request):
         """Raise a ValueError, with numbers, if the request can never be served."""
-        self.scheduler.check(request)
+        self.scheduler.needs.check(request)
 
     def require_room(self, arriving: int = 0):
         """Raise ``QueueFull`` unless one more request may wait, beside others that are about to be submitted."""

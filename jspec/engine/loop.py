@@ -70,7 +70,7 @@ class Loop:
         return [*self.scheduler.under_way, *(active for _, active in self.scheduler.waiting)]
 
     def submit(self, request: Request, inbox: Inbox) -> ActiveRequest:
-        """Let a request wait, which ``Scheduler.check`` has passed, and whose progress goes to ``inbox``."""
+        """Let a request wait, which ``Needs.check`` has passed, and whose progress goes to ``inbox``."""
         return uninterrupted(self._submit, request, inbox)
 
     def step(self):

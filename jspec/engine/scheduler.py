@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jspec.config import EngineConfig
+from jspec.engine.needs import Needs
 from jspec.engine.pages import PagePool
 from jspec.engine.passes import crowded
 from jspec.engine.plan import Move, Plan
 from jspec.engine.reading import Reading
-from jspec.engine.request import LIVE, ActiveRequest, Request
-from jspec.sampling.params import MAX_STOP_TOKENS
+from jspec.engine.request import LIVE, ActiveRequest
 
 if TYPE_CHECKING:
     from jspec.engine.exchange import RoundLog
@@ -46,6 +46,7 @@ class Scheduler:
       looks_ahead: whether slot i of the drafter's cache depends on token i + 1, as in heads that are fed features.
       swap_pages: how many pages host memory may hold.
       rests: whether there are calls without drafts, whose tokens the drafter reads later.
+      pages: the pages and what they hold; None makes a pool.
 
     Attributes:
       waiting: requests that have no row yet, as a heap by seniority.
@@ -54,6 +55,7 @@ class Scheduler:
         until the host knows their last tokens.
       rows: who is in each row of the batch, None for a free row.
       pages: the pages and what they hold.
+      needs: how many slots and pages requests need.
       reading: who reads which part of which prompt, and finds which.
       num_preemptions: how many requests have been preempted so far.
     """
@@ -65,11 +67,13 @@ class Scheduler:
         looks_ahead: bool = False,
         swap_pages: int = 0,
         rests: bool = False,
+        pages: PagePool | None = None,
     ):
         self._unread = num_draft_tokens + 1 + rests * config.rounds  # tokens at the end that a drafter has not read
-        self._config, self._num_draft_tokens, self._swap_pages = config, num_draft_tokens, swap_pages
-        self.pages = PagePool(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
-        self.reading = Reading(config, self.pages)
+        self._config, self._swap_pages = config, swap_pages
+        if pages is None:
+            pages = PagePool(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
+        self.pages, self.reading, self.needs = pages, Reading(config, pages), Needs(config, num_draft_tokens, pages)
         self.num_preemptions = 0
         self.waiting: list[tuple[tuple[int, int], ActiveRequest]] = []
         self.clear()
@@ -107,31 +111,12 @@ class Scheduler:
         """How many pages are in host memory."""
         return sum(active.num_saved_pages for active in self.swapped)
 
-    def check(self, request: Request):
-        """Raise a ValueError, with numbers, if the request can never be served."""
-        length, S = len(request.prompt), self._config.max_len
-        if length == 0:
-            raise ValueError(f"prompt {request.index} is empty: expected at least one token")
-        if length + 1 > S:
-            raise ValueError(
-                f"prompt {request.index} has {length} tokens, but max_len={S} leaves room for {S - 1} and one new token; "
-                "load the model with a larger max_len, or shorten the prompt"
-            )
-        if len(request.stop_tokens) > MAX_STOP_TOKENS:
-            raise ValueError(
-                f"prompt {request.index} has {len(request.stop_tokens)} stop tokens, end-of-sequence ids included: "
-                f"expected at most {MAX_STOP_TOKENS}"
-            )
-        slots, pool = self._most_slots(request), self.pages
-        if pool.pages(slots) > pool.total:
-            raise ValueError(
-                f"prompt {request.index} needs {pool.pages(slots)} pages of {pool.page_size} tokens (prompt, max_tokens "
-                f"and drafts: {slots}), but the pool has {pool.total}; load the model with a larger num_pages"
-            )
-
     def add(self, active: ActiveRequest):
-        """Let a request wait, which ``check`` has passed."""
-        active.limit, active.most_slots = active.request.limit(self._config.max_len), self._most_slots(active.request)
+        """Let a request wait, which ``needs.check`` has passed."""
+        active.limit, active.most_slots = (
+            active.request.limit(self._config.max_len),
+            self.needs.most_slots(active.request),
+        )
         heapq.heappush(self.waiting, (active.seniority, active))
 
     def plan(self) -> Plan:
@@ -228,7 +213,7 @@ class Scheduler:
         for active in sorted(self._seated(), key=lambda active: active.seniority):
             if active.row is None or not active.decoding:
                 continue  # it was preempted meanwhile, or is being read
-            missing = self._pages_for(active, rounds) - len(active.pages)
+            missing = self.needs.pages_for(active, rounds) - len(active.pages)
             while missing > self.pages.available and active.row is not None:
                 if not self._preempt(plan):
                     break
@@ -259,7 +244,7 @@ class Scheduler:
     def _return(self, rounds: int, plan: Plan):
         """Let those come back whose state is in host memory, the most senior first."""
         for active in sorted(self.swapped, key=lambda active: active.seniority):
-            row, needed = self._free_row(), max(self._pages_for(active, rounds), active.num_saved_pages)
+            row, needed = self._free_row(), max(self.needs.pages_for(active, rounds), active.num_saved_pages)
             if row is None or needed > self.pages.available:
                 return
             self.swapped.remove(active)
@@ -270,10 +255,10 @@ class Scheduler:
         """Give free rows, and pages, to requests that wait."""
         while self.waiting:
             active, row = self.waiting[0][1], self._free_row()
-            if row is None or not self._may_commit(active):
+            if row is None or not self.needs.may_commit([*self.under_way, active], self._swap_pages):
                 return
             found = self.reading.find(active)
-            missing = self._pages_for(active, 1) - len(found)
+            missing = self.needs.pages_for(active, 1) - len(found)
             if missing > self.pages.available:
                 self.pages.release(found)
                 return
@@ -311,25 +296,6 @@ class Scheduler:
         slots = min(active.length, self._config.max_len - 1) - self._unread - 2
         if slots > len(request.prompt):
             self.pages.register([*request.prompt, *active.tokens], active.pages, slots, request.salt)
-
-    def _may_commit(self, entering: ActiveRequest) -> bool:
-        """Whether the request may enter without a standstill becoming possible.
-
-        If every request that is under way grew to its longest, their pages would have to fit into the pool and into host
-        memory. A request moves there as a whole, so as much room as the largest one takes may remain unused.
-        """
-        pages = [self.pages.pages(active.most_slots) for active in (*self.under_way, entering)]
-        return sum(pages) <= self.pages.total + max(self._swap_pages - max(pages), 0)
-
-    def _pages_for(self, active: ActiveRequest, rounds: int) -> int:
-        """How many pages the request needs for so many more rounds, at their most."""
-        committed = active.length + (active.unread_rounds + rounds) * (self._num_draft_tokens + 1)
-        slots = min(committed + self._num_draft_tokens, active.most_slots)
-        return self.pages.pages(slots)
-
-    def _most_slots(self, request: Request) -> int:
-        """How many cache slots the request may ever touch."""
-        return min(request.limit(self._config.max_len) + self._num_draft_tokens, self._config.max_len)
 
     def _seated(self) -> list[ActiveRequest]:
         return [active for active in self.rows if active is not None]

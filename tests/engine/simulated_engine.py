@@ -43,10 +43,9 @@ class Simulation:
         checks_contents: bool = True,
     ):
         self.config, self.K, self.rng = config, K, rng or random.Random(0)
-        self.scheduler = scheduler = Scheduler(config, K, looks_ahead, swap_pages, rests=chooses)
-        self.pages = WatchedPages(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
-        scheduler.pages = scheduler.reading.pages = self.pages
         self.swap_pages = swap_pages
+        self.pages = WatchedPages(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
+        self.scheduler = scheduler = Scheduler(config, K, looks_ahead, swap_pages, rests=chooses, pages=self.pages)
         self.device = Device(config, K, looks_ahead, scheduler, self.pages, self.rng, habits, checks_contents)
         self.all: list[ActiveRequest] = []
         self._chooses = chooses
@@ -61,7 +60,7 @@ class Simulation:
         order = len(self.all)
         params, key = SamplingParams(max_tokens=max_tokens), np.array([0, order], np.uint32)
         request = Request(order, list(prompt), params, key, (STOP,), priority=priority, salt=salt)
-        self.scheduler.check(request)
+        self.scheduler.needs.check(request)
         active = ActiveRequest(request, order)
         self.scheduler.add(active)
         self.all.append(active)

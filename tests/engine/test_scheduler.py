@@ -382,8 +382,8 @@ def request(length: int, max_tokens: int | None, **fields) -> Request:
 def test_what_can_never_be_served_is_refused(refused, words):
     scheduler = Scheduler(EngineConfig(max_batch=2, max_len=40, page_size=10, num_pages=3), K)
     with pytest.raises(ValueError, match=words):
-        scheduler.check(refused)
-    scheduler.check(request(10, 18))  # 30 slots with K drafts
+        scheduler.needs.check(refused)
+    scheduler.needs.check(request(10, 18))  # 30 slots with K drafts
 
 
 def test_has_room():
