@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.config import EngineConfig
+from jspec.engine.exchange import Segments
 from jspec.engine.state import Entries, RequestArrays, admit, init_state, of_rows
-from jspec.engine.step import DecodeStep, Segments
+from jspec.engine.step import DecodeStep
 from jspec.models.params import DTYPES
 from jspec.models.split import split
 from jspec.sampling.distribution import Warp, make_distribution

@@ -19,8 +19,9 @@ from benchmarks.shapes import Pair, head_for, random_module
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.compiling import decode_options
+from jspec.engine.exchange import RoundLog
 from jspec.engine.state import LIVE, init_state
-from jspec.engine.step import DecodeStep, RoundLog
+from jspec.engine.step import DecodeStep
 from jspec.models.cache import PagedView, init_pool
 from jspec.models.params import DTYPES
 from jspec.models.split import split

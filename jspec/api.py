@@ -207,6 +207,8 @@ def stream(
     params: SamplingParams | None = None,
     *,
     key: jax.Array | None = None,
+    priority: int = 0,
+    salt: str = "",
     **options,
 ) -> Generator[Delta, None, None]:
     """Complete one prompt, and yield what is new after each call to the device. Closing the generator gives it up.
@@ -216,26 +218,20 @@ def stream(
       prompt: text or token ids, as for ``generate``.
       params: how to sample, and when to end.
       key: a JAX key, in place of ``SamplingParams.seed``.
-      **options: fields of ``SamplingParams`` by name, instead of ``params``.
+      priority: requests with a lower number go first.
+      salt: only requests with the same salt share cached pages of their prompts.
+      **options: fields of ``SamplingParams`` by name, instead of ``params``; fields that are not given come from
+        ``LLM.default_sampling_params``.
 
     Yields:
       deltas; the last one has the result. An error of the device is its ``finish_reason``.
 
     Raises:
-      ValueError: the prompt is empty, too long, or several, or a value is out of range.
+      ValueError: the prompt is empty, too long, or several, or a value is out of range. Nothing has run then.
       TypeError: an option is unknown or given twice. The message says what may have been meant.
     """
     require(isinstance(llm, LLM), "llm", llm, "a model that jspec.load() returned")
-    sampling, _ = _split_options(options, loadable=False)
-    if params is not None and sampling:
-        raise TypeError(f"{', '.join(sampling)}: give either params or its fields, not both")
-    prompts, _ = as_list(prompt)
-    if len(prompts) != 1:
-        raise ValueError(f"prompt has {len(prompts)} prompts: expected one; jspec.generate() takes several")
-    if params is None:
-        params = dataclasses.replace(llm.default_sampling_params, **sampling)
-    (params,) = _params_list(params, 1)
-    return llm.stream(prompts[0], params, request_keys([params], key)[0])
+    return llm.engine.stream(llm.engine.request(prompt, params, key=key, priority=priority, salt=salt, **options))
 
 
 def _check_before_loading(prompts: Sequence[Prompt], params: Sequence[SamplingParams], key: jax.Array | None):

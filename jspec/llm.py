@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec._arguments import require
 from jspec.config import EngineConfig, Speculation
 from jspec.engine.costs import CostTable
 from jspec.engine.engine import Engine
@@ -16,7 +17,7 @@ from jspec.models.causal import causal_logits
 from jspec.models.contract import Target
 from jspec.models.split import split
 from jspec.prompts import Prompt, checked_ids
-from jspec.results import Delta, Result
+from jspec.results import Result
 from jspec.sampling.params import SamplingParams
 from jspec.text import Tokenizer
 
@@ -49,9 +50,6 @@ class LLM:
       speculation: how many drafts a round makes, how they are drawn and how they are verified.
       engine: serves requests as they come: ``engine.add``, ``engine.step``, ``engine.abort``, ``engine.metrics``.
       reproducible: whether a seed means one text; see ``Result``.
-      default_sampling_params: what keyword arguments of ``jspec.generate`` start from: the temperature, top_k, top_p and
-        min_p of the checkpoint's ``generation_config.json``, as far as it has them. A SamplingParams object that a caller
-        passes does not start from these.
     """
 
     def __init__(
@@ -68,7 +66,6 @@ class LLM:
     ):
         check_lossless(speculation)
         self.target, self.tokenizer, self.method, self.speculation = target, tokenizer, method, speculation
-        self.default_sampling_params = default_sampling_params or SamplingParams()
         auto = speculation.auto and method is not None
         self.reproducible = config.reproducible and (not auto or same_text_for_every_K(speculation, config.width))
         frontend = Frontend(
@@ -77,7 +74,7 @@ class LLM:
             target.config.eos_token_ids,
             method,
             self.reproducible,
-            self.default_sampling_params,
+            default_sampling_params,
         )
         self.engine = Engine(
             target,
@@ -114,6 +111,18 @@ class LLM:
         return self
 
     @property
+    def default_sampling_params(self) -> SamplingParams:
+        """What keyword arguments of a request start from: the temperature, top_k, top_p and min_p of the checkpoint's
+        ``generation_config.json``, as far as it has them. It may be changed. A SamplingParams object that a caller passes
+        does not start from these."""
+        return self.engine.frontend.default_params
+
+    @default_sampling_params.setter
+    def default_sampling_params(self, params: SamplingParams):
+        require(isinstance(params, SamplingParams), "default_sampling_params", params, "SamplingParams")
+        self.engine.frontend.default_params = params
+
+    @property
     def costs(self) -> CostTable | None:
         """The costs by which ``num_draft_tokens="auto"`` chooses K: those given to ``load``, or those that ``warmup``
         measured. None before they are measured, and where there is nothing to choose."""
@@ -140,10 +149,3 @@ class LLM:
         with contextlib.closing(self.engine.run(requests)) as ended:  # also while a traceback keeps this frame alive
             for active in ended:
                 yield active.request.index, self.engine.result(active)
-
-    def stream(self, prompt: Prompt, params: SamplingParams, key: np.ndarray) -> Generator[Delta, None, None]:
-        """Decode a prompt, and yield what is new of it after each call to the device. Users call ``jspec.stream``."""
-        request = self.engine.frontend.request(0, prompt, params, key)
-        with contextlib.closing(self.engine.follow([request], streams=True)) as news:
-            for progress in news:
-                yield from self.engine.deltas([progress])

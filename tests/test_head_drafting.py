@@ -18,8 +18,9 @@ from test_step import never, request
 
 from jspec.config import Speculation
 from jspec.drafting.methods import drafter_for
+from jspec.engine.exchange import Segments
 from jspec.engine.state import init_state
-from jspec.engine.step import DecodeStep, Segments
+from jspec.engine.step import DecodeStep
 from jspec.heads import PardConfig
 from jspec.models import build_head, flat_params
 from jspec.models.split import split

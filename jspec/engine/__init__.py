@@ -5,6 +5,9 @@ Where to look:
   loop.py        one step after the other: scheduler, runner and the choice of K together
   frontend.py    requests of prompts, deltas and results of tokens
   scheduler.py   decisions on the host: who waits, is read, decodes, is preempted; works without JAX
+  plan.py        what a decision says
+  needs.py       how many tokens, slots and pages a request may need
+  reading.py     which prompts are read, page by page, and what they share
   passes.py      which segments of which prompts a prefill pass reads
   pages.py       which pages of the cache are free, held, or kept for later requests
   prefix.py      which pages hold the beginning of which text
@@ -17,6 +20,7 @@ Where to look:
   packing.py     what the host tells a program, in one array
   state.py       that state, and how a request enters and leaves it
   step.py        what the programs compute: rounds of drafting and verifying, and prefill
+  exchange.py    what host and device tell each other: segments, calls, logs
   compiling.py   how programs are compiled, before their first call
   guard.py       notices what is compiled after warm-up
   interrupts.py  Ctrl-C, held off while the state changes hands

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from jspec._arguments import is_int, require
 from jspec.config import EngineConfig, count
 from jspec.drafting.base import Drafter
 from jspec.engine.adaptive import Controller
@@ -18,11 +17,10 @@ from jspec.engine.guard import CompilationGuard
 from jspec.engine.inbox import Inbox, Progress
 from jspec.engine.loop import Loop
 from jspec.engine.metrics import Metrics
-from jspec.engine.request import FAILED, ActiveRequest, Request
+from jspec.engine.request import FAILED, LIVE, ActiveRequest, Request
 from jspec.engine.runner import Runner
 from jspec.engine.scheduler import Scheduler
 from jspec.engine.turns import Turn
-from jspec.keys import request_keys
 from jspec.models.contract import Target
 from jspec.prompts import Prompt
 from jspec.results import Delta, Result
@@ -35,6 +33,7 @@ class QueueFull(RuntimeError):
 
 
 PATIENCE = 0.01  # seconds between two looks into an inbox, while another thread steps the engine
+MOMENT = 1e-4  # seconds in which a thread that waits for the turn can take it
 
 
 class Engine:
@@ -126,6 +125,38 @@ class Engine:
         """How many programs are compiled by now, and how many a step compiled after ``warmup`` that should not have."""
         return self.runner.num_compilations + self.guard.count
 
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        key: jax.Array | None = None,
+        priority: int = 0,
+        salt: str = "",
+        **options,
+    ) -> Request:
+        """The request that a caller asks for, which can be served. Nothing is started yet.
+
+        ``add``, ``jspec.stream`` and ``AsyncEngine.generate`` take the same arguments and pass them on to here.
+
+        Args:
+          prompt: text, token ids, or vLLM's dictionary of either.
+          params: how to sample, and when to end.
+          key: a JAX key, instead of ``params.seed``. With neither, a fresh key is drawn.
+          priority: requests with a lower number go first.
+          salt: only requests with the same salt share cached pages of their prompts, so that a tenant cannot find out by
+            the time that it takes what others have asked.
+          **options: fields of ``SamplingParams`` by name, instead of ``params``; fields that are not given come from
+            ``LLM.default_sampling_params``.
+
+        Raises:
+          ValueError: the prompt is empty, too long, or several, or a value is out of range.
+          TypeError: an option is unknown or given twice. The message says what may have been meant.
+        """
+        request = self.frontend.single(prompt, params, options, key, priority, salt)
+        self.check(request)
+        return request
+
     def add(
         self,
         prompt: Prompt,
@@ -134,31 +165,20 @@ class Engine:
         key: jax.Array | None = None,
         priority: int = 0,
         salt: str = "",
+        **options,
     ) -> int:
         """Let a request wait, and return its id. ``step`` serves it, beside all others.
 
         Args:
-          prompt: text or token ids.
-          params: how to sample, and when to end; None takes ``LLM.default_sampling_params``.
-          key: a JAX key, instead of ``params.seed``. With neither, a fresh key is drawn.
-          priority: requests with a lower number go first.
-          salt: only requests with the same salt share cached pages of their prompts, so that a tenant cannot find out by
-            the time that it takes what others have asked.
+          prompt, params, key, priority, salt, **options: as for ``request``.
 
         Raises:
           ValueError: the prompt or an argument cannot be used.
+          TypeError: an option is unknown or given twice. The message says what may have been meant.
           QueueFull: ``max_waiting`` requests wait already.
         """
-        _check_service(priority, salt)
-        params = self.frontend.default_params if params is None else params
-        require(isinstance(params, SamplingParams), "params", params, "SamplingParams or None")
-        key_data = request_keys([params], key)[0]
-        request = self.frontend.request(self._loop.num_requests, prompt, params, key_data, priority, salt)
-        self.check(request)
-        if not self.scheduler.has_room():
-            raise QueueFull(
-                f"max_waiting={self.config.max_waiting} requests wait already; step the engine, or load with more"
-            )
+        request = self.request(prompt, params, key=key, priority=priority, salt=salt, **options)
+        self.require_room()
         return self.submit(request, self._added).order
 
     def step(self) -> list[Delta]:
@@ -189,7 +209,13 @@ class Engine:
 
     def check(self, request: Request):
         """Raise a ValueError, with numbers, if the request can never be served."""
-        self.scheduler.check(request)
+        self.scheduler.needs.check(request)
+
+    def require_room(self, arriving: int = 0):
+        """Raise ``QueueFull`` unless one more request may wait, beside others that are about to be submitted."""
+        if not self.scheduler.has_room(arriving):
+            most = self.config.max_waiting
+            raise QueueFull(f"max_waiting={most} requests wait already; try again later, or load with more")
 
     def submit(self, request: Request, inbox: Inbox) -> ActiveRequest:
         """Let a request wait, which ``check`` has passed, and whose progress goes to ``inbox``."""
@@ -200,24 +226,25 @@ class Engine:
 
         While another thread steps the engine, this one waits for its own requests' progress.
         """
-        caller = self._turn.caller(_BUSY)
         inbox.thread = threading.current_thread()
-        try:
-            while not inbox.items and not caller.taken:
-                self._turn.take(caller, PATIENCE)
-            if caller.taken and not inbox.items and inbox.unfinished:
-                self._sweep()
-                with self.guard.watching():
-                    self._loop.step()
-            return inbox.taken()
-        finally:  # ``Turn`` says why this is no method
-            if caller.taken:
-                self._turn.holder = None
-                self._turn.lock.release()
+        while not self._has_advanced(inbox):
+            time.sleep(MOMENT)  # for those who go first
+        return inbox.taken()
 
     def give_up(self, actives: Iterable[ActiveRequest]):
         """Give up those of the requests that have not ended. Their owners are told that they were aborted."""
         self._in_turn(lambda: self._loop.abort(list(actives)))
+
+    def leave(self, inbox: Inbox):
+        """Give up what an owner has not finished who looks into its inbox no more.
+
+        This happens at once, or with the next step: if this thread is in the middle of one, or if it fails now.
+        """
+        if inbox.unfinished:
+            self._abandoned.append(inbox)
+            holder = self._turn.holder
+            if holder is None or holder.thread is not threading.current_thread():
+                self._in_turn(self._sweep)
 
     def deltas(self, news: Iterable[Progress]) -> list[Delta]:
         """The progress of requests for their owners, with text. A tokenizer that raises ends its request alone."""
@@ -261,9 +288,15 @@ class Engine:
                         pending.popleft()
                     yield from self.advance(inbox)
             finally:
-                self._leave(inbox)
+                self.leave(inbox)
         finally:  # an interrupt may have come at the first of the two
-            self._leave(inbox)
+            self.leave(inbox)
+
+    def stream(self, request: Request) -> Generator[Delta, None, None]:
+        """Serve a request, beside those of other callers; yield what is new of it after each call to the device."""
+        with contextlib.closing(self.follow([request], streams=True)) as news:
+            for progress in news:
+                yield from self.deltas([progress])
 
     def run(self, requests: Sequence[Request]) -> Generator[ActiveRequest, None, None]:
         """Serve requests, beside those of other callers; yield each when it has ended.
@@ -296,30 +329,48 @@ class Engine:
         """
         self._alone("replace_draft", lambda: self._loop.replace_draft(draft_model))
 
-    def _leave(self, inbox: Inbox):
-        """Give up what an owner that leaves has not finished; in the middle of a step of this thread, at the next one."""
-        if inbox.unfinished:
-            self._abandoned.append(inbox)
-            holder = self._turn.holder
-            if holder is None or holder.thread is not threading.current_thread():
-                self._in_turn(self._sweep)
-
     def _sweep(self):
         """Give up the requests of owners that have left."""
         while self._abandoned:
             self._loop.abort(list(self._abandoned[0].unfinished.values()))
             self._abandoned.popleft()
 
-    def _in_turn(self, function: Callable[[], Any]) -> Any:
-        """Call the function while nobody else has the turn."""
-        caller = self._turn.caller(_BUSY)
+    def _has_advanced(self, inbox: Inbox) -> bool:
+        """Make a step unless the inbox has something by then; returns False if this thread did not get to it in time, or
+        if it was the turn of others."""
+        turn, caller = self._turn, self._turn.caller(_BUSY)
         try:
-            self._turn.take(caller)
-            return function()
+            if not inbox.items:
+                turn.try_to_take(caller, PATIENCE)
+            there_is_more = not inbox.items and bool(inbox.unfinished)
+            its_turn = bool(caller.taken) and not turn.others_go_first
+            if there_is_more and its_turn:
+                try:
+                    self._sweep()
+                    with self.guard.watching():
+                        self._loop.step()
+                finally:
+                    turn.num_steps += 1
         finally:  # ``Turn`` says why this is no method
             if caller.taken:
-                self._turn.holder = None
-                self._turn.lock.release()
+                turn.holder = None
+                turn.lock.release()
+        return its_turn or not there_is_more
+
+    def _in_turn(self, function: Callable[[], Any]) -> Any:
+        """Call the function while nobody else has the turn."""
+        turn, caller = self._turn, self._turn.caller(_BUSY)
+        try:
+            turn.take(caller)
+            result = function()
+        finally:  # ``Turn`` says why this is no method
+            try:
+                if caller.taken:
+                    turn.holder = None
+                    turn.lock.release()
+            finally:
+                turn.waiting.pop(caller, None)
+        return result
 
     def _alone(self, name: str, function: Callable[[], None]):
         """Call the function when no request waits or is under way; requests of other threads are waited for."""
@@ -329,7 +380,8 @@ class Engine:
     def _when_idle(self, name: str, function: Callable[[], None]) -> bool:
         self._loop.settle()
         unfinished = self._loop.unfinished
-        own = [active for active in unfinished if active.inbox.thread is threading.current_thread()]
+        live = [active for active in unfinished if active.outcome == LIVE]  # others only wait for a plan to be sent
+        own = [active for active in live if active.inbox.thread is threading.current_thread()]
         if own:
             raise RuntimeError(
                 f"{name}() needs an idle engine, but this thread has {count(len(own), 'request')} under way; let them "
@@ -339,11 +391,6 @@ class Engine:
             return False
         function()
         return True
-
-
-def _check_service(priority: int, salt: str):
-    require(is_int(priority), "priority", priority, "an integer; lower numbers go first")
-    require(isinstance(salt, str), "salt", salt, "a string")
 
 
 _BUSY = "the engine is busy with a step that called this; a callback cannot use the engine that calls it"

@@ -1,14 +1,20 @@
 """From prompts to requests, and from tokens to deltas and results: what stands between the engine and its users."""
 
+import dataclasses
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import jax
 import numpy as np
 
+from jspec._arguments import is_int, require, resolve_names
 from jspec.completion import Completion
+from jspec.config import EngineConfig, Speculation
 from jspec.engine.request import FAILED, FINISH_REASONS, ActiveRequest, Request
-from jspec.prompts import Prompt, checked_ids, text_or_ids
+from jspec.keys import request_keys
+from jspec.prompts import Prompt, as_list, checked_ids, text_or_ids
 from jspec.results import Delta, Result, Stats
 from jspec.sampling.params import SamplingParams
 from jspec.text import Detokenizer, Tokenizer, encode
@@ -23,7 +29,7 @@ class Frontend:
       eos_token_ids: the target's end-of-sequence tokens.
       method: how drafts are made, for messages; None for plain decoding.
       reproducible: what ``Result.reproducible`` says.
-      default_params: what a request without SamplingParams gets.
+      default_params: what a request without SamplingParams starts from.
     """
 
     def __init__(
@@ -39,6 +45,35 @@ class Frontend:
         self._vocab_size, self._eos_token_ids = vocab_size, tuple(eos_token_ids)
         self._method, self._reproducible = method, reproducible
         self._warned_of_limit = False
+
+    def single(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        options: Mapping[str, Any],
+        key: jax.Array | None,
+        priority: int,
+        salt: str,
+    ) -> Request:
+        """The request that the arguments of ``Engine.request`` make, ``options`` being those that have other names.
+
+        Raises:
+          ValueError: the prompt or a value cannot be served, or there is not exactly one prompt.
+          TypeError: an option is unknown or given twice.
+        """
+        sampling = resolve_names("a request", options, _SAMPLING, SamplingParams.aliases, _LOADING)
+        if params is not None and sampling:
+            raise TypeError(f"{', '.join(sampling)}: give either params or its fields, not both")
+        hint = f": SamplingParams(**{params!r})" if isinstance(params, Mapping) else ""
+        require(params is None or isinstance(params, SamplingParams), "params", params, f"SamplingParams or None{hint}")
+        require(is_int(priority), "priority", priority, "an integer; lower numbers go first")
+        require(isinstance(salt, str), "salt", salt, "a string")
+        prompts, _ = as_list(prompt)
+        if len(prompts) != 1:
+            raise ValueError(f"prompt has {len(prompts)} prompts: expected one; jspec.generate() takes several")
+        if params is None:
+            params = dataclasses.replace(self.default_params, **sampling)
+        return self.request(0, prompts[0], params, request_keys([params], key)[0], priority, salt)
 
     def request(
         self,
@@ -129,3 +164,11 @@ class Frontend:
                 "(stats.num_steps_past_draft_limit)",
                 stacklevel=4,
             )
+
+
+_SAMPLING = [field.name for field in dataclasses.fields(SamplingParams)]
+_LOADED = [*dataclasses.fields(EngineConfig), *dataclasses.fields(Speculation)]
+_LOADING = dict.fromkeys(
+    [*(field.name for field in _LOADED), *Speculation.aliases],
+    "it is chosen when a model is loaded: give it to jspec.load()",
+)

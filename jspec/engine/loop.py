@@ -12,9 +12,10 @@ from jspec.engine.adaptive import Controller
 from jspec.engine.inbox import Inbox, Progress
 from jspec.engine.interrupts import uninterrupted
 from jspec.engine.metrics import Meter
+from jspec.engine.plan import Plan
 from jspec.engine.request import ABORTED, FAILED, LIVE, ActiveRequest, Request
 from jspec.engine.runner import Runner
-from jspec.engine.scheduler import Plan, Scheduler
+from jspec.engine.scheduler import Scheduler
 
 
 class Loop:
@@ -58,14 +59,10 @@ class Loop:
             self.controller = Controller({b: {K: costs[b][K] for K in draft_lengths} for b in config.batch_buckets})
         self.meter = Meter(runner.num_draft_tokens)
         self._plan: _Planned | None = None  # decided, but not carried out yet
+        self._given_up: list[ActiveRequest] = []  # in that plan, which let go when it has been sent
         self._calls: collections.deque[_Call] = collections.deque()  # sent, but not read yet
         self._sound = True
         self._num_requests = 0
-
-    @property
-    def num_requests(self) -> int:
-        """How many requests have come so far, which is the order of the next one."""
-        return self._num_requests
 
     @property
     def unfinished(self) -> list[ActiveRequest]:
@@ -73,7 +70,7 @@ class Loop:
         return [*self.scheduler.under_way, *(active for _, active in self.scheduler.waiting)]
 
     def submit(self, request: Request, inbox: Inbox) -> ActiveRequest:
-        """Let a request wait, which ``Scheduler.check`` has passed, and whose progress goes to ``inbox``."""
+        """Let a request wait, which ``Needs.check`` has passed, and whose progress goes to ``inbox``."""
         return uninterrupted(self._submit, request, inbox)
 
     def step(self):
@@ -126,8 +123,13 @@ class Loop:
         self.settle()
         active = ActiveRequest(request, self._num_requests, inbox)
         self._num_requests += 1
-        self.scheduler.add(active)
         inbox.unfinished[active.order] = active
+        try:
+            self.scheduler.add(active)
+        except BaseException:  # nobody would know of it
+            self.scheduler.leave(active)
+            inbox.unfinished.pop(active.order, None)
+            raise
         return active
 
     def _decide(self) -> "_Planned":
@@ -150,9 +152,11 @@ class Loop:
         self._sound, self._plan = False, None
         plan = planned.plan
         logs = self.runner.carry_out(plan, planned.K)
+        self.scheduler.sent(plan)
         if logs is not None:
             self.meter.called(len(plan.decoding))
             self._calls.append(_Call(planned.K, plan.decoding, plan.rounds, logs))
+        self._let_go()
         # The choice of K after a trial waits for it. Where no call was sent, there is nothing to be ahead with.
         ahead = 1 if logs is not None and not planned.trying else 0
         while len(self._calls) > ahead:
@@ -177,10 +181,10 @@ class Loop:
         """Let the owner of a request know of new tokens, or of its end."""
         finished, inbox = active.outcome != LIVE, active.inbox
         self.meter.progressed(active, len(new), finished)
-        if finished:
-            inbox.unfinished.pop(active.order, None)
         if finished or (new and inbox.streams):
             inbox.items.append(Progress(active, new, finished))
+        if finished:  # only now, or an owner in another thread could believe that nothing more comes
+            inbox.unfinished.pop(active.order, None)
 
     def _end(self, active: ActiveRequest, outcome: int, error: BaseException | None = None):
         active.outcome, active.error = outcome, error
@@ -190,10 +194,19 @@ class Loop:
         self.settle()
         for active in actives:
             if active.outcome == LIVE:
-                self.scheduler.leave(active)
+                if self._plan is not None and active in self.scheduler.under_way:
+                    self._given_up.append(active)  # others may count with what the plan does for it
+                else:
+                    self.scheduler.leave(active)
                 self._end(active, ABORTED)
-        if self._plan is not None:  # it was never carried out, and may count with those that are gone
-            self._sound = False
+        if self._given_up and all(active.outcome != LIVE for active in self.scheduler.under_way):
+            self._let_go()
+            self._sound = False  # nobody needs the plan, but it has taken rows and pages
+
+    def _let_go(self):
+        """Let those go that were given up while a plan counted with them."""
+        while self._given_up:
+            self.scheduler.leave(self._given_up.pop())
 
     def _fail(self, error: BaseException, waiting: bool = False):
         """Fail every request that is under way, and those that wait as well if ``waiting``; then have a sound engine.
@@ -203,6 +216,7 @@ class Loop:
         """
         self._sound, self._plan = False, None
         self._calls.clear()
+        self._given_up.clear()
         for active in [*self.scheduler.under_way, *(active for _, active in self.scheduler.waiting if waiting)]:
             if active.outcome == LIVE:
                 self._end(active, FAILED, error)

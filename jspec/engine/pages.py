@@ -148,15 +148,44 @@ class PagePool:
           full pages alone; with ``looks_ahead``, only pages after which ``tokens`` has the same next token. ``[]`` if
           there are none, or without ``prefix_cache``.
         """
+        return self._match(tokens, [], most_slots, grid, salt, span=1)[0]
+
+    def look_again(
+        self,
+        tokens: Sequence[int] | np.ndarray,
+        pages: Sequence[int],
+        slots: int,
+        most_slots: int,
+        grid: int = 1,
+        span: int = 1,
+        salt: str = "",
+    ) -> tuple[list[int], int, bytes | None]:
+        """What ``match`` finds by now of a text that a request has begun to read.
+
+        Pages that it has not filled itself are exchanged for those that others have registered meanwhile. It holds these
+        from now on, and no longer its own.
+
+        Args:
+          tokens, most_slots, grid, salt: as for ``match``.
+          pages: all pages of the request, in the order of the text.
+          slots: so many of their slots have been read, or were found before; full pages among them are registered.
+          span: how many slots the key covers behind those that are found, at least; whatever can be found together is
+            counted as a whole.
+
+        Returns:
+          the pages of the request; how many of their slots need not be read any more; and a key of the text so far and of
+          the ``span`` that follows. Of two requests with the same key, the one finds what the other reads. None if
+          so much cannot be found, whoever reads it.
+        """
         if not self._prefix_cache:
-            return []
-        step = math.lcm(self.page_size, grid) // self.page_size  # the number of pages is a multiple of this
-        found = self._index.find(tokens, self._index.full_pages(len(tokens), most_slots), salt)
-        found = found[: len(found) // step * step]
-        for page in found:
-            self._holders[page] = self._holders.get(page, 0) + 1
-            self._cached.pop(page, None)
-        return found
+            return list(pages), slots, None
+        first = slots // (step := self._step(grid)) * step // self.page_size
+        found, key = self._match(tokens, pages[:first], most_slots, grid, salt, span)
+        end = first + len(found)
+        if not found:
+            return list(pages), slots, key
+        self.release(pages[first:end])
+        return [*pages[:first], *found, *pages[end:]], end * self.page_size, key
 
     def register(self, tokens: Sequence[int] | np.ndarray, pages: Sequence[int], slots: int, salt: str = "") -> None:
         """Have every full page among the first ``slots`` slots of a request found by ``match`` from now on.
@@ -201,6 +230,30 @@ class PagePool:
         self._outdated = set(self._holders)
         self._free.extend(self._cached)
         self._cached.clear()
+
+    def _match(
+        self,
+        tokens: Sequence[int] | np.ndarray,
+        before: Sequence[int],
+        most_slots: int,
+        grid: int,
+        salt: str,
+        span: int,
+    ) -> tuple[list[int], bytes | None]:
+        """The pages that are known behind ``before``, which are held from now on, and the key of what follows."""
+        if not self._prefix_cache:
+            return [], None
+        most_pages, step = self._index.full_pages(len(tokens), most_slots), self._step(grid) // self.page_size
+        steps = math.ceil(span / self._step(grid))
+        found, key = self._index.find(tokens, before, most_pages, step, steps * step, salt)
+        for page in found:
+            self._holders[page] = self._holders.get(page, 0) + 1
+            self._cached.pop(page, None)
+        return found, key
+
+    def _step(self, grid: int) -> int:
+        """How many slots are found at a time."""
+        return math.lcm(self.page_size, grid)
 
     def _touch(self, pages: Iterable[int]):
         """Note that registered pages were used just now, and so was whatever comes before them in their texts.

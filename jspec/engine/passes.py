@@ -11,6 +11,9 @@ from jspec.engine.request import ActiveRequest
 # long prompt, attention costs as much as everything else, and a pass has half of that.
 ALONGSIDE, FAR = 512, 16_384
 CROWD = 4  # few: less than one prompt is read for so many texts
+# The fewest tokens that a prompt waits for while another prompt that begins alike is read. A pass of fewer tokens takes
+# hardly less time, because the weights are read all the same; so two small passes would take longer than one.
+WORTH_WAITING = 256
 FULL = 0.85  # the share of a program's segments with which it counts as filled
 MOST_CALLS_WAITED = 2  # calls that segments wait for others to fill a pass with
 
@@ -38,7 +41,7 @@ def crowded(num_reading: int, num_decoding: int) -> bool:
 
 
 def choose_pass(
-    reading: Sequence[ActiveRequest], num_decoding: int, calls_waited: int, config: EngineConfig
+    reading: Sequence[ActiveRequest], num_decoding: int, calls_waited: int, config: EngineConfig, num_held: int = 0
 ) -> list[Segment]:
     """The segments of the next pass, or none if those that are left had better wait for company.
 
@@ -52,11 +55,12 @@ def choose_pass(
       num_decoding: how many requests have been read and decode, or wait for others to end.
       calls_waited: for how many calls segments have been left to wait.
       config: the sizes of the programs.
+      num_held: how many more prompts are being read, which wait for what this pass reads.
     """
-    c, buckets = config.chunk, config.segment_buckets
+    c, buckets, num_reading = config.chunk, config.segment_buckets, len(reading) + num_held
     most, ahead = buckets[-1], num_decoding - config.max_batch
     long = any(active.num_to_read - active.num_read > ALONGSIDE for active in reading)
-    if not crowded(len(reading), num_decoding) and len(reading) < CROWD and (long or ahead < 0):
+    if not crowded(num_reading, num_decoding) and num_reading < CROWD and (long or ahead < 0):
         tokens = ALONGSIDE // 2 if any(active.num_read >= FAR for active in reading) else ALONGSIDE
         most = max((n for n in buckets if n * c <= tokens), default=buckets[0])
     segments = list(itertools.islice(itertools.chain(*(segments_of(active, c) for active in reading)), most))

@@ -1,12 +1,15 @@
 """Which page of the KV cache holds which beginning of a text. Nothing here needs JAX."""
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-BLOCK = 16  # pages whose tokens are converted at a time: many are converted faster, but most texts are unknown soon
+BLOCK = (
+    16  # most pages whose tokens are converted at a time: many are converted faster, but most texts are unknown soon
+)
 
 
 class Link(NamedTuple):
@@ -54,15 +57,40 @@ class PrefixIndex:
         """How many pages are filled by the first ``slots`` slots of a text of which so many tokens are known."""
         return max(0, min(slots, tokens - self._ahead) // self._page_size)
 
-    def find(self, tokens: Sequence[int] | np.ndarray, most_pages: int, salt: str) -> list[int]:
-        """The pages of the longest beginning of ``tokens`` that is known, at most so many."""
-        found = []
-        for key in self._keys(tokens, 0, most_pages, _root(salt)):
+    def find(
+        self,
+        tokens: Sequence[int] | np.ndarray,
+        before: Sequence[int],
+        most_pages: int,
+        step: int,
+        span: int,
+        salt: str,
+    ) -> tuple[list[int], bytes | None]:
+        """The pages that are known behind the first pages of a text.
+
+        Args:
+          tokens: the text.
+          before: pages that hold its beginning. If the key of the last of them is not known, nothing is found.
+          most_pages: how far to look, ``before`` included.
+          step: only multiples of so many pages are of use.
+          span: a number of pages, a multiple of ``step``.
+          salt: in place of a page before the first one.
+
+        Returns:
+          the pages; and the key of the last of the ``span`` pages that follow them, None if that is beyond ``most_pages``.
+        """
+        if before and before[-1] not in self._links:
+            return [], None
+        found, previous = list[int](), self._links[before[-1]].key if before else _root(salt)
+        keys = self._keys(tokens, len(before), most_pages, previous)
+        for key in keys:
             page = self._pages.get(key)
             if page is None:
-                break
+                beyond = len(found) % step  # pages that are known and of no use
+                following = [key, *itertools.islice(keys, span - beyond - 1)]
+                return found[: len(found) - beyond], following[-1] if len(following) == span - beyond else None
             found.append(page)
-        return found
+        return found[: len(found) // step * step], None
 
     def add(self, tokens: Sequence[int] | np.ndarray, pages: Sequence[int], salt: str) -> list[int]:
         """Have the first pages of a text found from now on; returns those that were not found before.
@@ -99,13 +127,14 @@ class PrefixIndex:
 
     def _keys(self, tokens: Sequence[int] | np.ndarray, first: int, last: int, previous: bytes) -> Iterator[bytes]:
         """The keys of pages ``first`` .. ``last - 1`` of a text; ``previous`` is the key of the page before them."""
-        P, ahead = self._page_size, self._ahead
-        for block in range(first, last, BLOCK):
-            pages = min(BLOCK, last - block)
-            text = np.asarray(tokens[block * P : (block + pages) * P + ahead], np.int32).tobytes()
-            for start in range(0, 4 * P * pages, 4 * P):
+        P, ahead, size = self._page_size, self._ahead, 1
+        while first < last:
+            size = min(size, last - first)
+            text = np.asarray(tokens[first * P : (first + size) * P + ahead], np.int32).tobytes()
+            for start in range(0, 4 * P * size, 4 * P):
                 previous = hashlib.sha256(previous + text[start : start + 4 * (P + ahead)]).digest()
                 yield previous
+            first, size = first + size, min(2 * size, BLOCK)
 
 
 def _root(salt: str) -> bytes:

@@ -13,13 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jspec.config import NULL_PAGE, EngineConfig
+from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
 from jspec.engine.compiling import Program, decode_options
+from jspec.engine.exchange import Call, Segments, no_segments
 from jspec.engine.packing import Packing
 from jspec.engine.request import Request
 from jspec.engine.state import DecodeState, Entries, admit, init_state, put, restore, save, take
-from jspec.engine.step import DecodeStep, Segments
+from jspec.engine.step import DecodeStep
 from jspec.models.params import DTYPES
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise
@@ -65,7 +66,7 @@ class StepBuilder:
         # Without drafts every rule is the target's own draw, and ``match`` makes it in one pass over the vocabulary.
         return DecodeStep(target, drafter, RULES[self.verify if K else "match"], self.width(K), self.noise)
 
-    def rounds(self, leaves: Leaves, state: DecodeState, call: "Call", K: int) -> tuple[DecodeState, jax.Array]:
+    def rounds(self, leaves: Leaves, state: DecodeState, call: Call, K: int) -> tuple[DecodeState, jax.Array]:
         """``call.rounds`` rounds of up to K drafts of the rows of the call, and their logs, packed."""
         step = self.step(leaves, K)
         decode = step.decode_plainly if K == 0 < self.most else step.decode
@@ -76,7 +77,7 @@ class StepBuilder:
         """``DecodeStep.prefill``."""
         return self.step(leaves, self.most).prefill(state, segments), None
 
-    def catch_up(self, leaves: Leaves, state: DecodeState, call: "Call") -> tuple[DecodeState, None]:
+    def catch_up(self, leaves: Leaves, state: DecodeState, call: Call) -> tuple[DecodeState, None]:
         """The drafter makes up for what a round of the most drafts may have left it."""
         some = self.step(leaves, self.most).catch_up(take(state, call.rows, call.table), self.most + 1)
         return put(state, call.rows, some), None
@@ -85,47 +86,6 @@ class StepBuilder:
         """An empty batch; not for a trace."""
         step = self.step(leaves, self.most)
         return init_state(self.config, step.target, step.drafter, DTYPES[self.config.dtype], self.config.num_rows)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """Which rows a decode program decodes, in arrays on the host.
-
-    Attributes:
-      rows: int32 ``[b]``, the rows; B, which is no row, fills up the program's number.
-      table: int32 ``[b, M]``, the pages of each of them, padded with the null page.
-      rounds: int32 ``[]``, how many rounds to make, at most ``config.rounds``.
-    """
-
-    rows: Any
-    table: Any
-    rounds: Any
-
-    @staticmethod
-    def of(config: EngineConfig, bucket: int, rows: Sequence[int], pages: Sequence[Sequence[int]], rounds: int):
-        """A call of the program for ``bucket`` rows, for these rows with these pages."""
-        every_row = np.full(bucket, config.num_rows, np.int32)
-        every_row[: len(rows)] = rows
-        return Call(every_row, page_tables(pages, bucket, config), np.int32(rounds))
-
-
-def page_tables(pages: Sequence[Sequence[int]], count: int, config: EngineConfig) -> np.ndarray:
-    """Page tables int32 ``[count, M]`` that begin with ``pages``, padded with the null page."""
-    table = np.full((count, config.pages_per_row), NULL_PAGE, np.int32)
-    for i, held in enumerate(pages):
-        if i and held is pages[i - 1]:  # segments of one prompt follow each other, and numpy is quicker with its own
-            table[i] = table[i - 1]
-        else:
-            table[i, : len(held)] = held
-    return table
-
-
-def no_segments(config: EngineConfig, n: int) -> Segments:
-    """A prefill pass of n segments that reads nothing."""
-    zeros = np.zeros(n, np.int32)
-    tokens = np.zeros((n, config.chunk + 1), np.int32)
-    return Segments(np.full(n, config.num_rows, np.int32), tokens, zeros, zeros, page_tables([], n, config))
 
 
 class PackedProgram(Program):

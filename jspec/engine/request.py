@@ -11,7 +11,7 @@ from jspec._arguments import LARGEST_INT, require
 from jspec.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from jspec.engine.step import RoundLog
+    from jspec.engine.exchange import RoundLog
 
 # What has become of a request: it still decodes; a stop token or stop string ended it; the length limit; logits that are
 # not finite; its caller; an exception. The device knows the first four.

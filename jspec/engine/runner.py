@@ -19,24 +19,15 @@ from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
 from jspec.drafting.methods import DrafterBuilder
 from jspec.engine.compiling import Program, compile_all
+from jspec.engine.exchange import Call, RoundLog, Segments, no_segments, page_tables
 from jspec.engine.interrupts import uninterrupted
 from jspec.engine.kept_costs import Seconds, kept_or_measured
 from jspec.engine.kept_programs import KeptPrograms
 from jspec.engine.passes import Segment
-from jspec.engine.programs import (
-    WEIGHTS_THEN_STATE,
-    Call,
-    Leaves,
-    PackedProgram,
-    Programs,
-    StepBuilder,
-    no_segments,
-    page_tables,
-)
+from jspec.engine.plan import Move, Plan
+from jspec.engine.programs import WEIGHTS_THEN_STATE, Leaves, PackedProgram, Programs, StepBuilder
 from jspec.engine.request import ActiveRequest, Request
-from jspec.engine.scheduler import Move, Plan
 from jspec.engine.state import DecodeState, Entries, of_rows, save
-from jspec.engine.step import RoundLog, Segments
 from jspec.models.split import split
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise

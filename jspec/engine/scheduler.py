@@ -8,51 +8,23 @@ late. Programs run in the order in which they are sent. So pages may be given aw
 them has been sent.
 """
 
-import dataclasses
 import heapq
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from jspec.config import EngineConfig
+from jspec.engine.needs import Needs
 from jspec.engine.pages import PagePool
-from jspec.engine.passes import Segment, choose_pass, crowded
-from jspec.engine.request import LIVE, ActiveRequest, Request
-from jspec.sampling.params import MAX_STOP_TOKENS
+from jspec.engine.passes import crowded
+from jspec.engine.plan import Move, Plan
+from jspec.engine.reading import Reading
+from jspec.engine.request import LIVE, ActiveRequest
 
 if TYPE_CHECKING:
-    from jspec.engine.step import RoundLog
+    from jspec.engine.exchange import RoundLog
 
 MOST_ROUNDS_WAITED_FOR = 2  # of a call, while a request waits or is read
 MOST_PASSES_IN_A_ROW = 4  # before rounds follow, while many prompts are read
-
-
-class Move(NamedTuple):
-    """A request that leaves a row for host memory, or comes back, and its pages on the device."""
-
-    active: ActiveRequest
-    row: int
-    pages: list[int]
-
-
-@dataclasses.dataclass
-class Plan:
-    """What the device does next, in this order.
-
-    Attributes:
-      leaving: requests to copy to host memory.
-      segments: the segments of the prefill pass; none if there is no pass.
-      entering: requests whose prompt has been read with that pass, which are to be put into their rows.
-      returning: requests to copy back from host memory.
-      decoding: the requests that the rounds of the call decode; none if there is no call.
-      rounds: how many rounds the call makes.
-    """
-
-    leaving: list[Move] = dataclasses.field(default_factory=list)
-    segments: list[Segment] = dataclasses.field(default_factory=list)
-    entering: list[ActiveRequest] = dataclasses.field(default_factory=list)
-    returning: list[Move] = dataclasses.field(default_factory=list)
-    decoding: list[ActiveRequest] = dataclasses.field(default_factory=list)
-    rounds: int = 0
 
 
 class Scheduler:
@@ -74,6 +46,7 @@ class Scheduler:
       looks_ahead: whether slot i of the drafter's cache depends on token i + 1, as in heads that are fed features.
       swap_pages: how many pages host memory may hold.
       rests: whether there are calls without drafts, whose tokens the drafter reads later.
+      pages: the pages and what they hold; None makes a pool.
 
     Attributes:
       waiting: requests that have no row yet, as a heap by seniority.
@@ -82,10 +55,9 @@ class Scheduler:
         until the host knows their last tokens.
       rows: who is in each row of the batch, None for a free row.
       pages: the pages and what they hold.
+      needs: how many slots and pages requests need.
+      reading: who reads which part of which prompt, and finds which.
       num_preemptions: how many requests have been preempted so far.
-      num_cached_tokens: how many tokens of prompts were found in the prefix cache so far.
-      num_prefill_tokens: how many tokens of prompts have been read so far.
-      num_padding: how many tokens of padding the passes had that read them.
     """
 
     def __init__(
@@ -95,11 +67,14 @@ class Scheduler:
         looks_ahead: bool = False,
         swap_pages: int = 0,
         rests: bool = False,
+        pages: PagePool | None = None,
     ):
         self._unread = num_draft_tokens + 1 + rests * config.rounds  # tokens at the end that a drafter has not read
-        self._config, self._num_draft_tokens, self._swap_pages = config, num_draft_tokens, swap_pages
-        self.pages = PagePool(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
-        self.num_preemptions = self.num_cached_tokens = self.num_prefill_tokens = self.num_padding = 0
+        self._config, self._swap_pages = config, swap_pages
+        if pages is None:
+            pages = PagePool(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
+        self.pages, self.reading, self.needs = pages, Reading(config, pages), Needs(config, num_draft_tokens, pages)
+        self.num_preemptions = 0
         self.waiting: list[tuple[tuple[int, int], ActiveRequest]] = []
         self.clear()
 
@@ -112,7 +87,8 @@ class Scheduler:
         self.swapped: list[ActiveRequest] = []
         self.ending: list[ActiveRequest] = []
         self.pages.clear()
-        self._passes_since_call = self._calls_since_pass = 0
+        self.reading.clear()
+        self._passes_since_call = 0
 
     @property
     def under_way(self) -> list[ActiveRequest]:
@@ -135,31 +111,12 @@ class Scheduler:
         """How many pages are in host memory."""
         return sum(active.num_saved_pages for active in self.swapped)
 
-    def check(self, request: Request):
-        """Raise a ValueError, with numbers, if the request can never be served."""
-        length, S = len(request.prompt), self._config.max_len
-        if length == 0:
-            raise ValueError(f"prompt {request.index} is empty: expected at least one token")
-        if length + 1 > S:
-            raise ValueError(
-                f"prompt {request.index} has {length} tokens, but max_len={S} leaves room for {S - 1} and one new token; "
-                "load the model with a larger max_len, or shorten the prompt"
-            )
-        if len(request.stop_tokens) > MAX_STOP_TOKENS:
-            raise ValueError(
-                f"prompt {request.index} has {len(request.stop_tokens)} stop tokens, end-of-sequence ids included: "
-                f"expected at most {MAX_STOP_TOKENS}"
-            )
-        slots, pool = self._most_slots(request), self.pages
-        if pool.pages(slots) > pool.total:
-            raise ValueError(
-                f"prompt {request.index} needs {pool.pages(slots)} pages of {pool.page_size} tokens (prompt, max_tokens "
-                f"and drafts: {slots}), but the pool has {pool.total}; load the model with a larger num_pages"
-            )
-
     def add(self, active: ActiveRequest):
-        """Let a request wait, which ``check`` has passed."""
-        active.limit, active.most_slots = active.request.limit(self._config.max_len), self._most_slots(active.request)
+        """Let a request wait, which ``needs.check`` has passed."""
+        active.limit, active.most_slots = (
+            active.request.limit(self._config.max_len),
+            self.needs.most_slots(active.request),
+        )
         heapq.heappush(self.waiting, (active.seniority, active))
 
     def plan(self) -> Plan:
@@ -192,6 +149,10 @@ class Scheduler:
                 f"{self.pages.available} pages are available"
             )
         return plan
+
+    def sent(self, plan: Plan):
+        """Take notice that the programs of a plan have been sent, so that other prompts may find what its pass reads."""
+        self.reading.sent(plan.segments)
 
     def follow(self, decoded: Sequence[ActiveRequest], rounds: int, logs: "RoundLog") -> list[int]:
         """Take notice of what one call did.
@@ -252,7 +213,7 @@ class Scheduler:
         for active in sorted(self._seated(), key=lambda active: active.seniority):
             if active.row is None or not active.decoding:
                 continue  # it was preempted meanwhile, or is being read
-            missing = self._pages_for(active, rounds) - len(active.pages)
+            missing = self.needs.pages_for(active, rounds) - len(active.pages)
             while missing > self.pages.available and active.row is not None:
                 if not self._preempt(plan):
                     break
@@ -283,7 +244,7 @@ class Scheduler:
     def _return(self, rounds: int, plan: Plan):
         """Let those come back whose state is in host memory, the most senior first."""
         for active in sorted(self.swapped, key=lambda active: active.seniority):
-            row, needed = self._free_row(), max(self._pages_for(active, rounds), active.num_saved_pages)
+            row, needed = self._free_row(), max(self.needs.pages_for(active, rounds), active.num_saved_pages)
             if row is None or needed > self.pages.available:
                 return
             self.swapped.remove(active)
@@ -294,39 +255,25 @@ class Scheduler:
         """Give free rows, and pages, to requests that wait."""
         while self.waiting:
             active, row = self.waiting[0][1], self._free_row()
-            if row is None or not self._may_commit(active):
+            if row is None or not self.needs.may_commit([*self.under_way, active], self._swap_pages):
                 return
-            request, most = active.request, max(active.num_to_read - 1, 0)
-            found = self.pages.match(request.prompt, most, self._config.chunk, request.salt)
-            missing = self._pages_for(active, 1) - len(found)
+            found = self.reading.find(active)
+            missing = self.needs.pages_for(active, 1) - len(found)
             if missing > self.pages.available:
                 self.pages.release(found)
                 return
             heapq.heappop(self.waiting)
             self._seat(active, row, [*found, *self.pages.take(missing)])
-            active.num_read = active.num_cached_tokens = len(found) * self._config.page_size
-            self.num_cached_tokens += active.num_cached_tokens
+            self.reading.begin(active, len(found))
 
     def _choose_pass(self, plan: Plan):
         """Choose what the prefill pass reads, if there is one, and who enters the batch with it."""
         reading = sorted(
             (active for active in self._seated() if not active.decoding), key=lambda active: active.seniority
         )
-        decoding = sum(active.decoding for active in self._seated())
-        if len(reading) > 0:
-            plan.segments = choose_pass(reading, decoding, self._calls_since_pass, self._config)
-            self._calls_since_pass = 0 if plan.segments else self._calls_since_pass + 1
-        if plan.segments:
-            bucket = next(n for n in self._config.segment_buckets if n >= len(plan.segments))
-            read = sum(segment.length for segment in plan.segments)
-            self.num_prefill_tokens += read
-            self.num_padding += bucket * self._config.chunk - read
-        for segment in plan.segments:
-            segment.active.num_read += segment.length
+        plan.segments = self.reading.choose(reading, sum(active.decoding for active in self._seated()))
         plan.entering = [active for active in reading if active.num_read >= active.num_to_read]
         for active in plan.entering:
-            request, slots = active.request, max(active.num_to_read - 1, 0)
-            self.pages.register(request.prompt, active.pages, slots, request.salt)
             active.decoding = True
 
     def _calls_now(self, plan: Plan) -> bool:
@@ -349,25 +296,6 @@ class Scheduler:
         slots = min(active.length, self._config.max_len - 1) - self._unread - 2
         if slots > len(request.prompt):
             self.pages.register([*request.prompt, *active.tokens], active.pages, slots, request.salt)
-
-    def _may_commit(self, entering: ActiveRequest) -> bool:
-        """Whether the request may enter without a standstill becoming possible.
-
-        If every request that is under way grew to its longest, their pages would have to fit into the pool and into host
-        memory. A request moves there as a whole, so as much room as the largest one takes may remain unused.
-        """
-        pages = [self.pages.pages(active.most_slots) for active in (*self.under_way, entering)]
-        return sum(pages) <= self.pages.total + max(self._swap_pages - max(pages), 0)
-
-    def _pages_for(self, active: ActiveRequest, rounds: int) -> int:
-        """How many pages the request needs for so many more rounds, at their most."""
-        committed = active.length + (active.unread_rounds + rounds) * (self._num_draft_tokens + 1)
-        slots = min(committed + self._num_draft_tokens, active.most_slots)
-        return self.pages.pages(slots)
-
-    def _most_slots(self, request: Request) -> int:
-        """How many cache slots the request may ever touch."""
-        return min(request.limit(self._config.max_len) + self._num_draft_tokens, self._config.max_len)
 
     def _seated(self) -> list[ActiveRequest]:
         return [active for active in self.rows if active is not None]

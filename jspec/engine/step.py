@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jspec.drafting.base import Context, Drafter, Prompt
 from jspec.drafting.plain import NoDrafts
+from jspec.engine.exchange import RoundLog, Segments
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED
 from jspec.engine.state import DecodeState
 from jspec.models.cache import PagedView
@@ -26,76 +26,6 @@ from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import Proposal, Verdict
 
 Verify = Callable[[jax.Array, Any, Proposal, RoundNoise], Verdict]
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class RoundLog:
-    """What a round did with each row, for the host.
-
-    The logs of a call have one axis more in front, for its rounds: ``count``, for example, is ``[rounds, B]``. For a row
-    that did not take part in a round, ``count`` is 0, ``tokens``, ``drafted`` and ``accepted`` are -1, and ``outcome``
-    says nothing new.
-
-    Attributes:
-      tokens: int32 ``[B, K + 1]``, the emitted tokens, padded with -1.
-      count: int32 ``[B]``, how many tokens were emitted.
-      drafted: int32 ``[B]``, how many drafts were valid.
-      accepted: int32 ``[B]``, how many of these drafts the verification rule accepted. ``count`` is one
-        more, or less where a stop token, the length limit or broken logits cut the emitted tokens off.
-      outcome: int32 ``[B]``, the row's outcome after the round: LIVE, STOPPED, FULL or BROKEN of ``engine.request``.
-    """
-
-    tokens: Any
-    count: Any
-    drafted: Any
-    accepted: Any
-    outcome: Any
-
-    def packed(self) -> jax.Array:
-        """All fields side by side in one array, int32 ``[B, K + 5]``, so that one transfer brings them to the host."""
-        rest = (self.count, self.drafted, self.accepted, self.outcome)
-        return jnp.concatenate([self.tokens, *(x[:, None] for x in rest)], axis=1)
-
-    @classmethod
-    def unpacked(cls, packed) -> "RoundLog":
-        """The logs that ``packed`` put into an array ``[..., B, K + 5]``, on the host or in a trace."""
-        return cls(packed[..., :-4], *(packed[..., i] for i in range(-4, 0)))
-
-    def by_row(self) -> list["RoundLog"]:
-        """The logs of a call on the host by row, in lists, which are quicker to go through one by one than arrays.
-
-        Fields ``[rounds, B]`` become B lists of one number for each round, and tokens lists of K + 1 numbers for each.
-        """
-        fields = self.tokens, self.count, self.drafted, self.accepted, self.outcome
-        return [RoundLog(*row) for row in zip(*(field.swapaxes(0, 1).tolist() for field in fields), strict=True)]
-
-    @property
-    def num_rounds(self) -> int:
-        """How many rounds of a call any row took part in; for logs ``[rounds, B]`` on the host."""
-        return int(np.any(self.accepted >= 0, axis=1).sum())
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Segments:
-    """What one prefill pass reads: n segments of at most c consecutive tokens of prompts.
-
-    Attributes:
-      row: int32 ``[n]``, the batch row of the segment's request if the segment has the last token of its prompt that
-        prefill reads. Any number of B or more if it has not.
-      tokens: int32 ``[n, c + 1]``. The first ``count`` tokens are read. The token behind them is not read, but the
-        drafter is told that it follows: slot i of an EAGLE head reads token i + 1.
-      start: int32 ``[n]``, the position of the first token.
-      count: int32 ``[n]``, how many of the first c tokens are real; the rest is padding.
-      table: int32 ``[n, M]``, the pages of the segment's request.
-    """
-
-    row: Any
-    tokens: Any
-    start: Any
-    count: Any
-    table: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +161,7 @@ class DecodeStep:
         newest = jnp.take_along_axis(state.features, jnp.clip(behind, 0, slots - 1)[:, None, None], axis=1)
         return dataclasses.replace(state, features=jnp.concatenate([newest, state.features[:, 1:]], axis=1))
 
-    def prefill(self, state: DecodeState, segments: "Segments") -> DecodeState:
+    def prefill(self, state: DecodeState, segments: Segments) -> DecodeState:
         """Read n segments of c tokens, of one prompt or of several, into the caches of target and drafter.
 
         In each layer all keys and values are written before any query attends, so a segment may follow another one of

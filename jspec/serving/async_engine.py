@@ -5,19 +5,18 @@ import atexit
 import collections
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 
-from jspec._arguments import is_int, require, resolve_names
-from jspec.engine.engine import QueueFull
+from jspec._arguments import require
 from jspec.engine.inbox import Inbox, Progress
 from jspec.engine.request import ActiveRequest, Request
-from jspec.keys import request_keys
 from jspec.llm import LLM
-from jspec.prompts import Prompt, as_list
+from jspec.prompts import Prompt
 from jspec.results import Delta
 from jspec.sampling.params import SamplingParams
 
@@ -50,7 +49,6 @@ class AsyncEngine:
         # Only the thread uses these:
         self._inbox = Inbox(streams=True)
         self._streams: dict[int, _Stream] = {}  # of requests that were submitted, by order
-        self._orphans: list[ActiveRequest] = []  # whose callers know of an exception, and that are not given up yet
 
     async def __aenter__(self) -> "AsyncEngine":
         return self
@@ -97,8 +95,8 @@ class AsyncEngine:
         """
         self._require_open()
         # In another thread, because a long prompt takes long to encode.
-        request = await asyncio.to_thread(self._request, prompt, params, key, priority, salt, options)
-        stream = self._open(request)
+        ask = functools.partial(self._engine.request, key=key, priority=priority, salt=salt, **options)
+        stream = self._open(await asyncio.to_thread(ask, prompt, params))
         try:
             while True:
                 delta = await stream.queue.get()
@@ -117,39 +115,12 @@ class AsyncEngine:
         """
         await asyncio.to_thread(self._stop)
 
-    def _request(
-        self,
-        prompt: Prompt,
-        params: SamplingParams | None,
-        key: jax.Array | None,
-        priority: int,
-        salt: str,
-        options: dict[str, Any],
-    ) -> Request:
-        """The request that the arguments of ``generate`` make, which the engine has checked."""
-        sampling = resolve_names("generate()", options, _SAMPLING, SamplingParams.aliases)
-        if params is not None and sampling:
-            raise TypeError(f"{', '.join(sampling)}: give either params or its fields, not both")
-        require(params is None or isinstance(params, SamplingParams), "params", params, "SamplingParams or None")
-        require(is_int(priority), "priority", priority, "an integer; lower numbers go first")
-        require(isinstance(salt, str), "salt", salt, "a string")
-        prompts, _ = as_list(prompt)
-        if len(prompts) != 1:
-            raise ValueError(f"prompt has {len(prompts)} prompts: expected one; call generate() for each of them")
-        params = dataclasses.replace(self.llm.default_sampling_params, **sampling) if params is None else params
-        key_data = request_keys([params], key)[0]
-        request = self._engine.frontend.request(0, prompts[0], params, key_data, priority, salt)
-        self._engine.check(request)
-        return request
-
     def _open(self, request: Request) -> "_Stream":
         """Hand a request to the thread, which is started if there is none yet."""
         stream = _Stream(request, asyncio.get_running_loop(), asyncio.Queue())
         with self._news:
             self._require_open()
-            most = self._engine.config.max_waiting
-            if not self._engine.scheduler.has_room(len(self._arriving)):
-                raise QueueFull(f"max_waiting={most} requests wait already; try again later, or load with more")
+            self._engine.require_room(len(self._arriving))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="jspec.AsyncEngine", daemon=True)
                 self._thread.start()
@@ -212,11 +183,10 @@ class AsyncEngine:
         """Give up the requests whose callers have left, or all of them. Callers who still wait find that in the inbox."""
         for stream in leaving:
             stream.ended = True
-        actives = [*self._orphans, *(stream.active for stream in leaving if stream.active is not None)]
+        actives = [stream.active for stream in leaving if stream.active is not None]
         actives += self._inbox.unfinished.values() if everything else ()
         if actives:
             self._engine.give_up(actives)
-            self._orphans = []
 
     def _hand_out(self, news: Sequence[Progress]):
         """Send every progress to the caller whom it concerns."""
@@ -252,14 +222,13 @@ class AsyncEngine:
             streams = [*self._streams.values(), *self._arriving]
             self._arriving.clear()
             self._leaving.clear()
-        self._orphans += self._inbox.unfinished.values()
-        self._inbox, self._streams = Inbox(streams=True), {}
+        inbox, self._inbox, self._streams = self._inbox, Inbox(streams=True), {}
         letters = [(stream, _Failure(error)) for stream in streams if not stream.ended]
         for stream in streams:
             stream.ended = True
         self._post(letters)
         with contextlib.suppress(BaseException):  # the next caller will know; it is tried again then
-            self._give_up([])
+            self._engine.leave(inbox)
 
 
 @dataclasses.dataclass(eq=False)
@@ -292,6 +261,3 @@ class _Failure:
 def _put(letters: "Sequence[tuple[_Stream, Delta | _Failure]]"):
     for stream, letter in letters:
         stream.queue.put_nowait(letter)
-
-
-_SAMPLING = [field.name for field in dataclasses.fields(SamplingParams)]

@@ -16,8 +16,9 @@ import numpy as np
 from jspec.config import EngineConfig
 from jspec.engine.pages import PagePool
 from jspec.engine.passes import Segment
+from jspec.engine.plan import Move, Plan
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED, ActiveRequest
-from jspec.engine.scheduler import Move, Plan, Scheduler
+from jspec.engine.scheduler import Scheduler
 
 GARBAGE = -1
 PREFILLED, DECODED = 1, 2  # which program wrote a slot of the target
@@ -130,7 +131,8 @@ class Device:
         self.rows: list[Row | None] = [None] * config.num_rows
         self._features: list[ActiveRequest | None] = [None] * config.num_rows  # whose prompt has ended in which row
         self._texts: dict[ActiveRequest, Text] = {}
-        self._num_read: dict[tuple[ActiveRequest, int], int] = {}  # each preemption begins a reading anew
+        # How many tokens of a prompt were read; each preemption begins a reading anew.
+        self._num_read: collections.Counter[tuple[ActiveRequest, int]] = collections.Counter()
         self.holders: collections.Counter[int] = collections.Counter()
         self.num_read = self.num_padding = self.num_rounds = 0
 
@@ -199,14 +201,14 @@ class Device:
         active, start, count = segment
         c, end, text = self._config.chunk, start + count, self.text(active)
         reading = active, active.num_preemptions
-        assert start == self._num_read.get(reading, active.num_cached_tokens)
+        assert start == self._num_read[reading] + active.num_cached_tokens
         assert start % c == 0
         assert end == min(start + c, active.num_to_read) > start
         self._check_reads(active, start, start)
         places = self._may_write(active, start, end)
         self._target[places], self._origin[places] = text.marks[start:end], PREFILLED
         self._draft[places] = text.marks[start + self._ahead : end + self._ahead]
-        self._num_read[reading] = end
+        self._num_read[reading] += count
         if end == active.num_to_read:
             assert active.row is not None
             self._features[active.row] = active
@@ -221,7 +223,7 @@ class Device:
     def _admit(self, active: ActiveRequest):
         row, length = active.row, len(active.request.prompt)
         assert row is not None
-        assert self._num_read.get((active, active.num_preemptions), active.num_cached_tokens) == active.num_to_read
+        assert self._num_read[active, active.num_preemptions] + active.num_cached_tokens == active.num_to_read
         assert self._features[row] is active or active.num_to_read == 0
         self._may_have(row, active)
         self.rows[row] = Row(active, length, length - 1)

@@ -11,8 +11,9 @@ import numpy as np
 from simulated_device import STOP, Device, Habits, Logs, WatchedPages
 
 from jspec.config import EngineConfig
+from jspec.engine.plan import Plan
 from jspec.engine.request import ABORTED, FAILED, LIVE, ActiveRequest, Request
-from jspec.engine.scheduler import Plan, Scheduler
+from jspec.engine.scheduler import Scheduler
 from jspec.sampling.params import SamplingParams
 
 
@@ -42,9 +43,9 @@ class Simulation:
         checks_contents: bool = True,
     ):
         self.config, self.K, self.rng = config, K, rng or random.Random(0)
-        self.scheduler = scheduler = Scheduler(config, K, looks_ahead, swap_pages, rests=chooses)
+        self.swap_pages = swap_pages
         self.pages = WatchedPages(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
-        scheduler.pages, self.swap_pages = self.pages, swap_pages
+        self.scheduler = scheduler = Scheduler(config, K, looks_ahead, swap_pages, rests=chooses, pages=self.pages)
         self.device = Device(config, K, looks_ahead, scheduler, self.pages, self.rng, habits, checks_contents)
         self.all: list[ActiveRequest] = []
         self._chooses = chooses
@@ -59,7 +60,7 @@ class Simulation:
         order = len(self.all)
         params, key = SamplingParams(max_tokens=max_tokens), np.array([0, order], np.uint32)
         request = Request(order, list(prompt), params, key, (STOP,), priority=priority, salt=salt)
-        self.scheduler.check(request)
+        self.scheduler.needs.check(request)
         active = ActiveRequest(request, order)
         self.scheduler.add(active)
         self.all.append(active)
@@ -90,6 +91,7 @@ class Simulation:
         if K is None:
             K = self.rng.randrange(self.K + 1) if self._chooses else self.K
         logs = self.device.carry_out(plan, K)
+        self.scheduler.sent(plan)
         if logs is not None:
             self._calls.append((plan, logs))
         waits = self._chooses and self.rng.random() < 0.2  # the next choice of K waits for this call

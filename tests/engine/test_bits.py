@@ -13,7 +13,7 @@ from flax import nnx
 
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.engine.engine import Engine
-from jspec.engine.programs import no_segments
+from jspec.engine.exchange import no_segments
 from jspec.engine.request import Request
 from jspec.models import init
 from jspec.sampling.params import SamplingParams

@@ -209,7 +209,7 @@ def test_how_much_of_a_prompt_is_found(page, chunk, ahead):
     for order, request in enumerate(requests_of(prompts)):
         scheduler.add(active := ActiveRequest(request, order))
         while not active.decoding:
-            scheduler.plan()
+            scheduler.sent(scheduler.plan())
         found.append(active.num_cached_tokens)
         scheduler.leave(active)
     assert found == cached_tokens(prompts, page, chunk, ahead)
@@ -505,7 +505,7 @@ def test_a_round_beyond_the_pages_is_seen():
     def too_few(active, rounds):
         return scheduler.pages.pages(active.length + rounds)
 
-    with attribute(scheduler, "_pages_for", too_few):
+    with attribute(scheduler.needs, "pages_for", too_few):
         assert [outcome_of(active) for active in serve(engine, REQUESTS)] != expected
 
 
@@ -528,12 +528,12 @@ def test_fewer_drafts_for_want_of_pages_are_seen(monkeypatch):
     engine = engine_of("draft_model", dataclasses.replace(CONFIG, rounds=3))
     expected, scheduler = alone(engine, REQUESTS), engine.scheduler
     assert [outcome_of(active) for active in serve(engine, REQUESTS)] == expected
-    pages_for = scheduler._pages_for
+    pages_for = scheduler.needs.pages_for
 
     def fewer_when_short(active, rounds):
         return pages_for(active, rounds) - (scheduler.pages.available < 2)
 
-    with attribute(scheduler, "_pages_for", fewer_when_short), few_pages(engine, MAX_LEN // P):
+    with attribute(scheduler.needs, "pages_for", fewer_when_short), few_pages(engine, MAX_LEN // P):
         outcomes = [outcome_of(active) for active in serve(engine, REQUESTS)]
     drafted = [[outcome[3] for outcome in some] for some in (outcomes, expected)]
     assert drafted[0] != drafted[1]

@@ -36,6 +36,7 @@ def assert_nothing_is_held(engine: Engine):
     assert engine.scheduler.pages.used == 0
     assert engine.scheduler.rows == [None] * CONFIG.num_rows
     assert not engine.scheduler.unfinished
+    assert not engine._turn.waiting
 
 
 @functools.cache
@@ -65,23 +66,25 @@ class Interruption:
 
     def __init__(self, how=None, at: int | None = None):
         self.how, self.at, self.count = how, at, 0
+        self.places: dict[tuple[types.CodeType, int], int] = {}  # each place -> when the run first came by
 
     def __call__(self, frame, event, _):
         if not frame.f_code.co_filename.startswith(JSPEC):
             return None
         if not OPCODES:
-            self._pass()
+            self._pass(frame)
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._local
 
     def _local(self, frame, event, _):
         if event == "opcode" and frame.f_lasti in places(frame.f_code):
-            self._pass()
+            self._pass(frame)
         return self._local
 
-    def _pass(self):
+    def _pass(self, frame):
         self.count += 1
+        self.places.setdefault((frame.f_code, frame.f_lasti), self.count)
         if self.how is not None and self.count == self.at:
             self.how()
 
@@ -132,6 +135,23 @@ def test_an_interrupt_at_any_place_of_a_warm_engine(warm, how, monkeypatch):
     assert how is by_exception or not rebuilt  # Ctrl-C is held off while the state changes hands
 
 
+@pytest.mark.parametrize("how", [by_signal, by_exception])
+def test_an_interrupt_at_every_place_of_the_loop(warm, how):
+    """The test above takes samples; here every instruction at which the turn and requests change hands has its interrupt."""
+    llm, expected = warm
+    with Interruption() as counting:
+        texts(llm)
+    files = tuple(str(pathlib.Path(JSPEC, "engine", name)) for name in ("engine.py", "loop.py", "turns.py"))
+    ats = [at for (code, _), at in counting.places.items() if code.co_filename in files]
+    assert len(ats) > (50 if OPCODES else 10)
+    for at in ats:
+        with pytest.raises(KeyboardInterrupt), Interruption(how, at):
+            texts(llm)
+        assert not llm.engine._turn.lock.locked(), f"after an interrupt at place {at}"
+        assert_nothing_is_held(llm.engine)
+    assert texts(llm) == expected
+
+
 def test_an_interrupt_while_programs_are_compiled():
     plain = table_llm(TABLES[0])
     total = count_places(plain)
@@ -180,6 +200,7 @@ def test_a_program_that_takes_the_state_and_fails(warm, monkeypatch, name):
         with pytest.raises(RuntimeError, match="the device is gone"):
             texts(llm)
     assert_nothing_is_held(llm.engine)
+    assert llm.engine.scheduler.pages.cached == 0  # nobody finds what a lost call was to read
     assert texts(llm) == expected
 
 
@@ -193,6 +214,7 @@ def test_an_error_of_the_device_spoils_one_call(monkeypatch):
             with pytest.raises(jax.errors.JaxRuntimeError, match="a broken device"):
                 texts(llm)
         assert_nothing_is_held(llm.engine)
+        assert llm.engine.scheduler.pages.cached == 0
         assert texts(llm) == expected
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import math
 from random import Random
 
 import pytest
@@ -14,7 +15,7 @@ from jspec.engine.pages import PagePool
 
 Prefix = tuple[str, tuple[int, ...]]  # the salt, and all tokens that what a page holds depends on
 
-ACTIONS = ["enter", "register", "register", "release"] * 10 + ["grow", "release a part"] * 4 + ["forget"]
+ACTIONS = ["enter", "register", "register", "release"] * 10 + ["grow", "look again", "release a part"] * 4 + ["forget"]
 
 
 def text(random: Random) -> list[int]:
@@ -29,6 +30,7 @@ class Request:
     tokens: list[int]
     pages: list[int]
     whole: bool = True  # False when it has released some of its pages
+    keyed: int = 0  # so many of its first pages were found or registered
 
 
 class Requests(RuleBasedStateMachine):
@@ -40,6 +42,7 @@ class Requests(RuleBasedStateMachine):
       found: which page each known prefix is found on.
       used: when each cached page was used last, and minus its place in the text: the least is evicted first.
       outdated: pages that were held when prefixes were forgotten.
+      keys: what each key stands for that ``look_again`` has returned.
     """
 
     @initialize(total=st.integers(6, 15), page_size=st.integers(2, 3), looks_ahead=st.booleans())
@@ -48,6 +51,7 @@ class Requests(RuleBasedStateMachine):
         self.requests: list[Request] = []
         self.holders, self.found = collections.Counter[int](), dict[Prefix, int]()
         self.used, self.outdated = dict[int, tuple[int, int]](), set[int]()
+        self.keys = dict[bytes, Prefix]()
 
     def prefix(self, request: Request, page: int) -> Prefix:
         """What the given page of a request holds, counted from 0."""
@@ -87,7 +91,8 @@ class Requests(RuleBasedStateMachine):
         for prefix in gone:
             del self.found[prefix]
         for prefix, page in self.found.items():
-            assert page not in self.used or not gone & set(self.before(prefix))  # no text could find it any more
+            # Else no text could find it any more. (One further back may be gone: this page was held when that happened.)
+            assert page not in self.used or not gone & set(self.before(prefix)[1:2])
         self.holders.update(taken)
         return taken
 
@@ -112,26 +117,60 @@ class Requests(RuleBasedStateMachine):
             self.grow(request, text(random))
         elif action == "register":
             self.register(request, random.randrange(3))
+        elif action == "look again":
+            slots, grid = random.randrange(len(request.tokens) + 1), random.choice([1, 1, 1, 2, 3, 4])
+            self.look_again(request, slots, grid, random.choice([1, 1, 3, 6]))
         else:
             self.release(request, pages[: len(pages) // 2] if action == "release a part" else pages)
 
     def enter(self, tokens, most, grid, salt):
         """Have a new request hold what is found of its text, and new pages for the rest if there are as many."""
-        P = self.pool.page_size
-        request, expected = Request(salt, tokens, []), []
-        for page in range(min(most, len(tokens) - self.ahead) // P):
+        request = Request(salt, tokens, [])
+        expected = self.known(request, 0, most, grid)
+        request.pages, request.keyed = self.pool.match(tokens, most, grid, salt), len(expected)
+        assert request.pages == expected
+        self.hold(expected)
+        request.pages += self.take(self.pool.pages(len(tokens)) - len(expected))
+        self.requests.append(request)
+
+    def known(self, request, first, most, grid) -> list[int]:
+        """The pages that are found of a text, from the given one on."""
+        expected, P = [], self.pool.page_size
+        for page in range(first, min(most, len(request.tokens) - self.ahead) // P):
             if (prefix := self.prefix(request, page)) not in self.found:
                 break
             expected.append(self.found[prefix])
-        while len(expected) * P % grid:
+        while len(expected) * P % math.lcm(P, grid):
             expected.pop()
-        request.pages = self.pool.match(tokens, most, grid, salt)
-        assert request.pages == expected
-        self.holders.update(expected)
-        for page in expected:
+        return expected
+
+    def hold(self, pages):
+        self.holders.update(pages)
+        for page in pages:
             self.used.pop(page, None)
-        request.pages += self.take(self.pool.pages(len(tokens)) - len(expected))
-        self.requests.append(request)
+
+    def look_again(self, request, slots, grid, span):
+        """Have a request exchange pages that it has not filled for those that others have registered."""
+        if not request.whole or len(request.pages) < self.pool.pages(len(request.tokens)):
+            return
+        P, tokens = self.pool.page_size, request.tokens
+        step = math.lcm(P, grid) // P
+        first = slots // (step * P) * step
+        expected = self.known(request, first, len(tokens), grid) if first <= request.keyed else []
+        before, end = request.pages, first + len(expected)
+        request.pages, now, key = self.pool.look_again(tokens, before, slots, len(tokens), grid, span, request.salt)
+        assert request.pages == [*before[:first], *expected, *before[end:]]
+        assert now == (end * P if expected else slots)
+        self.hold(expected)
+        self.let_go(before[first:end])
+        request.keyed = max(request.keyed, end if expected else 0)
+        unknown = end + math.ceil(span / (step * P)) * step  # the end of what the key covers
+        more = first <= request.keyed and unknown * P <= len(tokens) - self.ahead
+        assert (key is not None) == more
+        if key is not None:
+            prefix = self.prefix(request, unknown - 1)
+            assert self.keys.setdefault(key, prefix) == prefix
+            assert list(self.keys.values()).count(prefix) == 1
 
     def grow(self, request, more):
         """Have a text and its pages grow, if there are as many."""
@@ -150,6 +189,7 @@ class Requests(RuleBasedStateMachine):
         for page in range(min(slots, len(request.tokens) - self.ahead) // self.pool.page_size):
             if request.pages[page] in self.outdated:
                 break
+            request.keyed = max(request.keyed, page + 1)
             if (prefix := self.prefix(request, page)) not in self.found:
                 self.found[prefix] = request.pages[page]
                 added.append(request.pages[page])
@@ -158,6 +198,12 @@ class Requests(RuleBasedStateMachine):
     def release(self, request, pages):
         """All pages of a request in any order, or some of them, and the others later."""
         self.pool.release(pages)
+        self.let_go(pages)
+        request.pages, request.whole = [page for page in request.pages if page not in pages], False
+        if not request.pages:
+            self.requests.remove(request)
+
+    def let_go(self, pages):
         self.holders.subtract(pages)
         gone = [page for page in pages if not self.holders[page]]
         kept = [page for page in gone if page in self.found.values()]
@@ -166,15 +212,14 @@ class Requests(RuleBasedStateMachine):
             self.outdated.discard(page)
         self.used.update(dict.fromkeys(kept, (0, 0)))
         self.touch(kept)
-        request.pages, request.whole = [page for page in request.pages if page not in pages], False
-        if not request.pages:
-            self.requests.remove(request)
 
     def forget_prefixes(self):
         self.pool.forget_prefixes()
         self.found.clear()
         self.used.clear()
         self.outdated = set(self.holders)
+        for request in self.requests:
+            request.keyed = 0
 
     @invariant()
     def pages_are_where_the_model_has_them(self):

@@ -44,6 +44,12 @@ def test_segments_end_at_multiples_of_the_chunk(num_read, expected):
     assert places(segments_of(reading(19, num_read=num_read)[0], 8)) == expected
 
 
+@pytest.mark.parametrize(("num_held", "segments"), [(0, 16), (3, 64)])
+def test_those_who_wait_for_a_prompt_count_as_being_read(num_held, segments):
+    """One long prompt beside a dozen texts is read in small passes, but not if others wait for it."""
+    assert len(choose_pass(reading(4000), 12, 0, FAST, num_held)) == segments
+
+
 def test_segments_of_several_prompts_share_a_pass_in_their_order():
     chosen = choose_pass(reading(40, 0, 32, 500), 0, 0, REPRODUCIBLE)
     assert places(chosen[:4]) == [(0, 0, 32), (0, 32, 8), (2, 0, 32), (3, 0, 32)]
@@ -111,8 +117,10 @@ def test_a_queue_of_requests(reproducible, most_padding):
         played.step()
 
     scheduler = played.scheduler
-    assert scheduler.num_prefill_tokens == sum(length - 1 for length, _ in queue)
-    assert scheduler.num_padding < most_padding * (scheduler.num_padding + scheduler.num_prefill_tokens)
+    assert scheduler.reading.num_prefill_tokens == sum(length - 1 for length, _ in queue)
+    assert scheduler.reading.num_padding < most_padding * (
+        scheduler.reading.num_padding + scheduler.reading.num_prefill_tokens
+    )
     assert crowd > 63
     num_rounds = sum(len(active.accepted) for active in played.all)
     assert 2.7 < sum(len(active.tokens) for active in played.all) / num_rounds < 2.85

@@ -1,5 +1,6 @@
 """Who waits, who is read, who decodes, who is preempted, and with which pages; on a machine that need not have JAX."""
 
+import math
 import subprocess
 import sys
 
@@ -227,7 +228,7 @@ class TestPrefixes:
         second, segments = played.arrive([*prompt(22), 2, 2], 3, salt=salt), []
         while not second.decoding:
             segments += played.step().segments
-        assert second.num_cached_tokens == played.scheduler.num_cached_tokens == segments[0].start == found
+        assert second.num_cached_tokens == played.scheduler.reading.num_cached_tokens == segments[0].start == found
         finish(played)
 
     def test_one_token_is_read_at_least(self):
@@ -237,6 +238,88 @@ class TestPrefixes:
         again = played.arrive(prompt(21), 3)
         played.step()
         assert again.num_cached_tokens == 10  # 20 of its 21 tokens are read, and one of them again
+
+    @pytest.mark.parametrize("looks_ahead", [False, True])
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {},
+            {"reproducible": False},
+            {"prefill_tokens": 20_000},  # a pass that has room for all of them
+            {"max_batch": 4},  # of which four wait for a row
+            {"page_size": 16, "prefill_chunk": 64},
+            {"page_size": 64, "prefill_chunk": 48},
+        ],
+    )
+    def test_what_prompts_share_that_come_together_is_read_once(self, fields, looks_ahead):
+        roomy = {
+            "max_batch": 8,
+            "max_len": 2300,
+            "page_size": 64,
+            "num_pages": 320,
+            "prefill_chunk": 32,
+            "swap_pages": 999,
+        }
+        played = simulation(looks_ahead=looks_ahead, **{**roomy, **fields})
+        shared = [1 + i % 7 for i in range(2000)]
+        for i in range(8):
+            played.arrive([*shared, 50 + i, *range(60, 75)], 8)
+        finish(played)
+        step = math.lcm(played.config.page_size, played.config.chunk)
+        assert played.scheduler.reading.num_prefill_tokens < 2000 + 8 * (15 + step)
+        assert played.all[0].num_cached_tokens == 0
+        found = {active.num_cached_tokens for active in played.all[1:]}
+        assert found == {2000 // step * step}
+
+    def test_the_pages_of_a_prompt_are_found_while_the_rest_of_it_is_read(self):
+        played = simulation(max_batch=1, num_pages=12, prefill_tokens=10, max_len=60, read_ahead=1)
+        first = played.arrive(prompt(45), 3)
+        played.step()
+        assert (first.num_read, first.decoding) == (10, False)
+        second = played.arrive([*prompt(15), 2, 2], 3)
+        played.step()
+        assert second.num_cached_tokens == 10
+        finish(played)
+
+    @pytest.mark.parametrize("salt", ["", "a"])
+    def test_who_waits_for_a_text_goes_on_alone_when_its_reader_leaves(self, salt):
+        """From the place to which it was read; the device checks what is read."""
+        played = simulation(num_pages=20, prefill_tokens=10, max_len=60)
+        first, second = played.arrive(prompt(45), 3), played.arrive(prompt(45), 3, salt=salt)
+        for _ in range(2):
+            played.step()
+        assert (first.num_read, second.num_read) == (20, 0 if salt else 10)
+        played.abort(first)
+        assert played.scheduler.pages.cached == (2 if salt else 1)  # the second holds the other one
+        played.step()
+        assert (second.num_cached_tokens, second.num_read) == ((0, 10) if salt else (20, 30))
+        finish(played)
+
+    def test_nobody_waits_for_another_text_or_for_a_few_tokens(self):
+        played = simulation(max_batch=4, num_pages=40, prefill_tokens=60, max_len=60)  # 30 tokens are worth waiting
+        first, other, same, short = [
+            played.arrive(text, 3) for text in (prompt(42), prompt(42, 2), prompt(42), [*prompt(20), 3])
+        ]
+        plan = played.step()
+        read = {active: sum(one.length for one in plan.segments if one.active is active) for active in played.all}
+        assert read == {first: 41, other: 15, same: 0, short: 0}
+        assert same.num_read == 0
+        plan = played.step()
+        assert (same.num_cached_tokens, short.num_cached_tokens) == (40, 10)
+        finish(played)
+
+    def test_who_is_preempted_while_it_is_read_finds_what_it_had_read(self):
+        played = simulation(swap_pages=8, num_pages=5, prefill_tokens=5)
+        played.arrive(prompt(4, 2), 34)
+        played.step()
+        young = played.arrive(prompt(23), 15)
+        starts = []
+        while not young.decoding:
+            starts += [(young.num_preemptions, segment.start) for segment in played.step().segments]
+        # The second of its two full pages was given to the one that made it leave.
+        assert starts == [(0, 0), (0, 5), (0, 10), (0, 15), (1, 10), (1, 15), (1, 20)]
+        assert young.num_cached_tokens == 10
+        finish(played)
 
     @pytest.mark.parametrize(("reproducible", "found"), [(True, 0), (False, 20)])
     def test_texts_that_were_decoded_are_kept_unless_numbers_would_differ(self, reproducible, found):
@@ -299,8 +382,8 @@ def request(length: int, max_tokens: int | None, **fields) -> Request:
 def test_what_can_never_be_served_is_refused(refused, words):
     scheduler = Scheduler(EngineConfig(max_batch=2, max_len=40, page_size=10, num_pages=3), K)
     with pytest.raises(ValueError, match=words):
-        scheduler.check(refused)
-    scheduler.check(request(10, 18))  # 30 slots with K drafts
+        scheduler.needs.check(refused)
+    scheduler.needs.check(request(10, 18))  # 30 slots with K drafts
 
 
 def test_has_room():

@@ -9,8 +9,9 @@ from simulated_device import SALTS, Habits
 from simulated_engine import Simulation
 
 from jspec.config import EngineConfig
+from jspec.engine.plan import Plan
 from jspec.engine.request import LIVE, ActiveRequest
-from jspec.engine.scheduler import MOST_ROUNDS_WAITED_FOR, Plan
+from jspec.engine.scheduler import MOST_ROUNDS_WAITED_FOR
 
 
 @dataclasses.dataclass
@@ -191,10 +192,10 @@ def check_end(simulation: Simulation):
     assert scheduler.pages.available == scheduler.pages.total
     assert scheduler.rows == [None] * simulation.config.num_rows
     assert scheduler.num_preemptions == sum(active.num_preemptions for active in simulation.all)
-    assert scheduler.num_prefill_tokens == simulation.device.num_read
-    assert scheduler.num_padding == simulation.device.num_padding
+    assert scheduler.reading.num_prefill_tokens == simulation.device.num_read
+    assert scheduler.reading.num_padding == simulation.device.num_padding
     if not any(active.num_preemptions for active in simulation.all):
-        assert scheduler.num_cached_tokens == sum(active.num_cached_tokens for active in simulation.all)
+        assert scheduler.reading.num_cached_tokens == sum(active.num_cached_tokens for active in simulation.all)
 
 
 @settings(max_examples=400, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))

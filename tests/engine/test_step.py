@@ -11,9 +11,10 @@ from engines import CONFIG, MAX_LEN, V, causal, draft, entered, ragged_prompts, 
 
 from jspec.config import Speculation
 from jspec.drafting.draft_model import DraftModel
+from jspec.engine.exchange import RoundLog, Segments
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED
 from jspec.engine.state import RequestArrays, init_state
-from jspec.engine.step import DecodeStep, RoundLog, Segments
+from jspec.engine.step import DecodeStep
 from jspec.sampling.distribution import Warp
 from jspec.sampling.params import MAX_STOP_TOKENS
 from jspec.sampling.verify import Verdict

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.engine.adaptive import Controller
+from jspec.engine.exchange import RoundLog
 from jspec.engine.state import STOPPED, DecodeState
-from jspec.engine.step import DecodeStep, RoundLog
+from jspec.engine.step import DecodeStep
 from jspec.sampling.verify import RULES
 from lossless.rounds import deal
 from lossless.statistics import count_pairs

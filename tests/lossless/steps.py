@@ -16,8 +16,9 @@ from jspec.drafting.corpus import END, NGramCorpus
 from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
+from jspec.engine.exchange import RoundLog, Segments
 from jspec.engine.state import LIVE, DecodeState, RequestArrays, init_state
-from jspec.engine.step import DecodeStep, RoundLog, Segments
+from jspec.engine.step import DecodeStep
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES
 from lossless import distributions

@@ -11,7 +11,6 @@ import threading
 import time
 from pathlib import Path
 
-import jax
 import pytest
 from engines import ARMED, CONFIG, Fragile, Letters, bigram, drafting, shared, successor_table, table_llm
 
@@ -110,43 +109,15 @@ def test_deltas_come_before_the_end():
     checked(deltas)
 
 
-def test_options_start_from_those_of_the_checkpoint(monkeypatch):
-    llm = model()
-    monkeypatch.setattr(llm, "default_sampling_params", jspec.SamplingParams(temperature=0.0, max_tokens=9))
+def test_bad_arguments_reach_their_caller():
+    """``test_requests.py`` has all of them."""
 
-    async def serve():
-        async with jspec.AsyncEngine(llm) as engine:
-            plain, short, keyed = [
-                checked(await collect(engine.generate("abc", **options)))
-                for options in ({}, {"max_new_tokens": 4}, {"key": jax.random.key(7), "temperature": 1.0})
-            ]
-        assert plain.text == jspec.generate(llm, "abc").text
-        assert short.text == plain.text[:4]
-        assert keyed.text == jspec.generate(llm, ["abc"], key=jax.random.key(7), temperature=1.0)[0].text
-
-    run(serve())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "error", "message"),
-    [
-        ((["a", "b"],), {}, ValueError, "prompt has 2 prompts: expected one"),
-        (([],), {}, ValueError, "prompt has 0 prompts"),
-        (([1] * 40,), {}, ValueError, "max_len=40 leaves room for 39"),
-        (("a", 3), {}, ValueError, "params=3: expected SamplingParams"),
-        (("a",), {"priority": 0.5}, ValueError, "priority=0.5: expected an integer"),
-        (("a",), {"salt": None}, ValueError, "salt=None: expected a string"),
-        (("a",), {"temperature": -1}, ValueError, "temperature=-1"),
-        (("a",), {"temprature": 1}, TypeError, "did you mean 'temperature'"),
-        (("a", jspec.SamplingParams()), {"seed": 1}, TypeError, "seed: give either params or its fields"),
-        (("a",), {"key": jax.random.key(1), "seed": 1}, ValueError, "key and SamplingParams.seed are both given"),
-    ],
-)
-def test_bad_arguments_reach_their_caller(arguments, options, error, message):
     async def serve():
         async with jspec.AsyncEngine(model()) as engine:
-            with pytest.raises(error, match=message):
-                await anext(engine.generate(*arguments, **options))
+            with pytest.raises(ValueError, match=r"priority=0\.5: expected an integer"):
+                await anext(engine.generate("a", priority=0.5))
+            with pytest.raises(TypeError, match="did you mean 'temperature'"):
+                await anext(engine.generate("a", temprature=1))
             assert await ask(engine, 1)
 
     run(serve())

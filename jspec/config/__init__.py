@@ -1,0 +1,23 @@
+"""What a model is, how to speculate with it, and what the engine may use: frozen dataclasses, validated when built.
+
+Dimension letters have one meaning in code, comments and einsums everywhere in jspec:
+
+    B rows of the batch              K drafts of a round              T = K + 1 query tokens of a verify pass
+    S cache slots of a row           M pages of a row                 P slots of a page
+    N attention heads                G key/value heads                R = N / G attention heads that share one
+    H dimension of a head            D width of the model             F width of the MLP
+    L layers                         V tokens of the vocabulary       Vd tokens of a draft vocabulary
+    E numbers of a feature           C tokens of a prefill chunk
+"""
+
+from jspec.config.engine import MAX_POSITIONS as MAX_POSITIONS
+from jspec.config.engine import NULL_PAGE as NULL_PAGE
+from jspec.config.engine import EngineConfig as EngineConfig
+from jspec.config.model import QUANTIZATIONS as QUANTIZATIONS
+from jspec.config.model import ROPE_KINDS as ROPE_KINDS
+from jspec.config.model import ModelConfig as ModelConfig
+from jspec.config.model import Rope as Rope
+from jspec.config.model import count as count
+from jspec.config.speculation import DRAFT_SAMPLINGS as DRAFT_SAMPLINGS
+from jspec.config.speculation import VERIFY_RULES as VERIFY_RULES
+from jspec.config.speculation import Speculation as Speculation

@@ -1,0 +1,135 @@
+"""How many drafts a round makes, how they are drawn, and how they are verified."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+from jspec._arguments import LARGEST_NUMBER, is_int, is_number, named_arguments, require
+
+VERIFY_RULES = ("match", "rejection", "block")
+DRAFT_SAMPLINGS = ("sample", "argmax", "coupled", "auto")
+
+MAX_DRAFTS = 255  # a noise key has 8 bits for the index of the draft: see sampling/streams.py
+MAX_NGRAM = 64  # tokens of a suffix; each of them costs a pass over the text in every round
+
+# Every K that ``auto`` may choose, up to its limit. A program is compiled for each of them, so the list has gaps: a K in
+# a gap is hardly better than its neighbours in the list.
+DRAFT_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
+DEFAULT_MAX_DRAFT_TOKENS = 8
+
+
+@named_arguments(
+    num_speculative_tokens="num_draft_tokens", rejection_sample_method="verify", draft_sample_method="draft_sampling"
+)
+@dataclasses.dataclass(frozen=True)
+class Speculation:
+    """How many drafts a round makes, how they are drawn, and how they are verified.
+
+    Every combination that ``jspec.load`` accepts leaves the target's distribution unchanged.
+
+    Args:
+      num_draft_tokens: K, the drafts of a round. 0 is plain decoding, for which ``load`` does not load the draft. With
+        ``auto`` the engine chooses K between calls to the device, from the acceptance so far and from what rounds cost,
+        and chooses 0 where drafts would not pay. Alias ``num_speculative_tokens``.
+      verify: the verification rule: ``match``, which accepts a draft that equals the target's own sample; ``rejection``
+        (Leviathan et al., 2023; Chen et al., 2023); or ``block`` (Sun et al., 2024). Alias ``rejection_sample_method``.
+      draft_sampling: how drafts are drawn from the drafter's distribution: ``sample``, with noise of their own;
+        ``argmax``, its most probable token; ``coupled``, with the noise of the target's own sample, for ``match`` only;
+        or ``auto``, which is argmax for requests whose temperature is below ``argmax_below`` and ``sample`` for others.
+        N-gram drafts are looked up and not drawn, so it does not concern them. Alias ``draft_sample_method``.
+      argmax_below: the temperature below which ``auto`` takes the argmax. None takes the one that was measured for the
+        drafting method, in docs/drafters.md.
+      draft_temperature: the temperature of the drafter's distribution. None takes the request's. Any value is lossless.
+      ngram_min, ngram_max: the lengths of the shortest and the longest suffix that the n-gram drafter looks up, in
+        tokens.
+      synthetic_acceptance: for benchmarks with random weights, whose models never agree. It is the probability that a
+        draft is accepted if those before it were: one number for all drafts, or a tuple with one for each, and 0 for
+        drafts past its end. The rule does its work, and then its decision is replaced. The text does not follow the
+        target then, so ``load`` refuses it.
+      max_draft_tokens: the largest K that ``auto`` may choose. None takes 8, or as many as the drafter has weights for.
+    """
+
+    aliases: ClassVar[dict[str, str]]
+
+    num_draft_tokens: int | Literal["auto"] = 4
+    verify: Literal["match", "rejection", "block"] = "rejection"
+    draft_sampling: Literal["sample", "argmax", "coupled", "auto"] = "auto"
+    argmax_below: float | None = None
+    draft_temperature: float | None = None
+    ngram_min: int = 1
+    ngram_max: int = 4
+    synthetic_acceptance: float | tuple[float, ...] | None = None
+    max_draft_tokens: int | None = None
+
+    def __post_init__(self):
+        self._check_num_draft_tokens()
+        require(self.verify in VERIFY_RULES, "verify", self.verify, f"one of {', '.join(VERIFY_RULES)}")
+        require(
+            self.draft_sampling in DRAFT_SAMPLINGS,
+            "draft_sampling",
+            self.draft_sampling,
+            f"one of {', '.join(DRAFT_SAMPLINGS)}",
+        )
+        if self.draft_sampling == "coupled" and self.verify != "match":
+            raise ValueError(
+                f"draft_sampling='coupled' with verify={self.verify!r} is biased, because the accept test "
+                "would see noise that chose the draft; use verify='match' or draft_sampling='sample'"
+            )
+        if self.draft_sampling == "coupled" and self.draft_temperature is not None:
+            raise ValueError(
+                f"draft_temperature={self.draft_temperature!r} has no place under draft_sampling='coupled', "
+                "which follows the request's temperature; leave it out"
+            )
+        below = self.argmax_below
+        expected = f"None or a number in 0..{LARGEST_NUMBER:g}"
+        ok = below is None or (is_number(below) and 0 <= below <= LARGEST_NUMBER)
+        require(ok, "argmax_below", below, expected)
+        t = self.draft_temperature
+        require(t is None or (is_number(t) and 0 <= t <= LARGEST_NUMBER), "draft_temperature", t, expected)
+        lo, hi = self.ngram_min, self.ngram_max
+        require(is_int(lo) and 1 <= lo <= MAX_NGRAM, "ngram_min", lo, f"an integer in 1..{MAX_NGRAM}")
+        ok = is_int(hi) and lo <= hi <= MAX_NGRAM
+        require(ok, "ngram_max", hi, f"an integer of at least ngram_min, {lo}, and at most {MAX_NGRAM}")
+        self._check_synthetic_acceptance()
+
+    @property
+    def auto(self) -> bool:
+        """Whether the engine chooses K."""
+        return self.num_draft_tokens == "auto"
+
+    @property
+    def most_draft_tokens(self) -> int:
+        """K; under ``auto``, the largest K that may be chosen."""
+        if self.num_draft_tokens == "auto":
+            return DEFAULT_MAX_DRAFT_TOKENS if self.max_draft_tokens is None else self.max_draft_tokens
+        return self.num_draft_tokens
+
+    @property
+    def draft_lengths(self) -> tuple[int, ...]:
+        """Every K that may be chosen, in ascending order."""
+        most = self.most_draft_tokens
+        return (*(K for K in DRAFT_LENGTHS if most > K), most) if self.auto else (most,)
+
+    def fixed(self, num_draft_tokens: int) -> "Speculation":
+        """The same settings with this K, which is an integer, so that nothing is left to choose."""
+        return dataclasses.replace(self, num_draft_tokens=num_draft_tokens, max_draft_tokens=None)
+
+    def _check_num_draft_tokens(self):
+        K, most = self.num_draft_tokens, self.max_draft_tokens
+        ok = (isinstance(K, str) and K == "auto") or (is_int(K) and 0 <= K <= MAX_DRAFTS)
+        require(ok, "num_draft_tokens", K, f"an integer in 0..{MAX_DRAFTS}, or 'auto'")
+        ok = most is None or (is_int(most) and 1 <= most <= MAX_DRAFTS)
+        require(ok, "max_draft_tokens", most, f"None or an integer in 1..{MAX_DRAFTS}")
+        if most is not None and K != "auto":
+            raise ValueError(
+                f"max_draft_tokens={most!r} has no place with num_draft_tokens={K!r}, which leaves nothing to choose; "
+                "leave it out or use num_draft_tokens='auto'"
+            )
+
+    def _check_synthetic_acceptance(self):
+        rates, K = self.synthetic_acceptance, self.most_draft_tokens
+        if rates is None:
+            return
+        expected = f"None, a number in 0..1, or a tuple of 1 to {K} of them, one for each draft"
+        each = rates if isinstance(rates, tuple) else (rates,)
+        ok = 1 <= len(each) <= K and all(is_number(rate) and 0 <= rate <= 1 for rate in each)
+        require(ok, "synthetic_acceptance", rates, expected)
