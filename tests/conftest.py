@@ -98,8 +98,10 @@ def compiled_anew(request):
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_in_a_hurry(request):
-    """Most programs of the tests run for a moment and compile for seconds; the losslessness suite's run for long."""
-    if request.path.parent.name in ("lossless", "pallas", "compiled"):
+    """Most programs of the tests run for a moment and compile for seconds; the losslessness suite's run for long. Kernels
+    are tested on a GPU as users have them."""
+    folder = request.path.parent.name
+    if folder in ("lossless", "compiled") or (folder == "pallas" and jax.default_backend() != "cpu"):
         yield
         return
     jax.config.update("jax_disable_most_optimizations", True)
