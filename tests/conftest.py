@@ -1,19 +1,31 @@
-"""Strictness for every test: an implicit change of rank is an error, as every warning is (pyproject.toml)."""
+"""Strictness for every test: an implicit change of rank is an error, as every warning is (pyproject.toml).
 
+And what makes them fast: most of their time is XLA's, which compiles many programs that run for a moment.
+"""
+
+import contextlib
 import gc
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import pytest
+from jax._src.lru_cache import LRUCache
+from jax.experimental.compilation_cache import compilation_cache as jax_cache
+
+# XLA's older emitter for CPUs compiles small programs faster than the newer one, and one piece of code faster than many.
+HASTE = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+os.environ["XLA_FLAGS"] = f"{HASTE} {os.environ.get('XLA_FLAGS', '')}".rstrip()  # the user's come last, and win
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jspec-tests-")  # where ``jspec.load`` keeps compiled programs
 
 MOST_MAPPINGS = 20_000  # after a file of tests; one adds up to 10,000
+DAYS_KEPT = 7  # of a compiled program, which nobody may need any more
 LONGEST = ("lossless", "engine", "train")  # folders whose files take a minute or more
 
 
@@ -25,6 +37,37 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(items):
     """Long files go first: ``make test`` deals whole files to its workers in this order, and they end together."""
     items.sort(key=lambda item: item.path.parent.name not in LONGEST)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def programs_kept(pytestconfig):
+    """Compiled programs are kept in ``.pytest_cache``, for all workers and for the next run.
+
+    JAX finds them by all that a compilation depends on: the program, the options, the versions of XLA and the machine.
+    Tests that count compilations count these as well. A folder that ``JAX_COMPILATION_CACHE_DIR`` names is used instead.
+    On a GPU it is compilation, too, that is tested.
+    """
+    if jax.config.jax_compilation_cache_dir is not None or jax.default_backend() != "cpu":
+        yield
+        return
+    folder = pytestconfig.cache.mkdir("programs")
+    for file in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another worker does the same
+            if file.stat().st_mtime < time.time() - DAYS_KEPT * 24 * 3600:
+                file.unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LRUCache, "put", put_as_a_whole)
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax_cache.reset_cache()  # modules of tests may have compiled something
+        yield
+
+
+def put_as_a_whole(cache: LRUCache, key: str, value: bytes):
+    """As JAX does it, but no other worker ever reads half of an entry, and nor does the run after one that is killed."""
+    with tempfile.NamedTemporaryFile(dir=cache.path, delete=False) as file:
+        file.write(value)
+    os.replace(file.name, cache.path / f"{key}-cache")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,9 +84,24 @@ def few_mappings():
 
 
 @pytest.fixture(scope="module", autouse=True)
+def compiled_anew(request):
+    """What XLA makes for a GPU that is not here is looked at, never run."""
+    if request.path.parent.name != "compiled":
+        yield
+        return
+    jax.config.update("jax_enable_compilation_cache", False)
+    jax_cache.reset_cache()
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    jax_cache.reset_cache()
+
+
+@pytest.fixture(scope="module", autouse=True)
 def compiled_in_a_hurry(request):
-    """Most programs of the tests run for a moment and compile for seconds; the losslessness suite's run for long."""
-    if request.path.parent.name in ("lossless", "pallas", "compiled"):
+    """Most programs of the tests run for a moment and compile for seconds; the losslessness suite's run for long. Kernels
+    are tested on a GPU as users have them."""
+    folder = request.path.parent.name
+    if folder in ("lossless", "compiled") or (folder == "pallas" and jax.default_backend() != "cpu"):
         yield
         return
     jax.config.update("jax_disable_most_optimizations", True)
