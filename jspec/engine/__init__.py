@@ -26,5 +26,6 @@ Where to look:
   interrupts.py  Ctrl-C, held off while the state changes hands
   adaptive.py    how many drafts the next rounds make
   costs.py       what rounds cost, as a table that can be kept
-  kept.py        files that a start leaves to the next one: kept_programs.py, kept_costs.py
+  kept.py        files that a start leaves to the next one: kept_programs.py, kept_costs.py; made_of.py
+                 tells what programs are made of
 """

@@ -17,12 +17,12 @@ import numpy as np
 
 from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
-from jspec.drafting.methods import DrafterBuilder
 from jspec.engine.compiling import Program, compile_all
 from jspec.engine.exchange import Call, RoundLog, Segments, no_segments, page_tables
 from jspec.engine.interrupts import uninterrupted
 from jspec.engine.kept_costs import Seconds, kept_or_measured
 from jspec.engine.kept_programs import KeptPrograms
+from jspec.engine.made_of import made_of
 from jspec.engine.passes import Segment
 from jspec.engine.plan import Move, Plan
 from jspec.engine.programs import WEIGHTS_THEN_STATE, Leaves, PackedProgram, Programs, StepBuilder
@@ -31,7 +31,6 @@ from jspec.engine.state import DecodeState, Entries, of_rows, save
 from jspec.models.split import split
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise
-from jspec.sampling.verify import RULES
 
 TIMED_CALLS = 5  # of a decode program, when its cost is measured
 GIB = 2**30
@@ -87,7 +86,7 @@ class Runner:
         self.draft_lengths = tuple(draft_lengths or (most,))
         self.leaves: Leaves = (target_leaves, draft_leaves)
         self.programs = Programs(self._builder, target_leaves, self.draft_lengths)
-        kept = KeptPrograms(_made_of(target, draft_model, self._builder))
+        kept = KeptPrograms(made_of(target, draft_model, self._builder))
         for program in self.programs:
             program.kept = kept
         self.state: DecodeState = self._builder.empty_state(self.leaves)
@@ -324,22 +323,6 @@ class Runner:
         except jax.errors.JaxRuntimeError:  # of a program that computed it
             return False
         return True
-
-
-def _made_of(target: Any, draft_model: Any, builder: StepBuilder) -> object | None:
-    """What the programs of an engine are made of, for ``KeptPrograms``.
-
-    None if a part is not jspec's own: nothing tells that the code of others has not changed.
-    """
-    make = builder.make_drafter
-    if not isinstance(make, DrafterBuilder):
-        return None
-    parts = [make.drafter, RULES[builder.verify], builder.noise, type(target)]
-    parts += [] if draft_model is None else [type(draft_model)]
-    if not all(part.__module__.startswith("jspec.") for part in parts):
-        return None
-    configs = [getattr(model, "config", None) for model in (target, draft_model)]
-    return make, builder.verify, builder.noise.__qualname__, builder.config, builder.most, parts, configs
 
 
 def _row(active: ActiveRequest) -> int:

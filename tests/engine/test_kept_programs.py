@@ -2,6 +2,7 @@
 not."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,8 @@ from jspec.drafting.methods import drafter_for
 from jspec.engine.compiling import Program, compile_all
 from jspec.engine.engine import Engine
 from jspec.engine.kept_programs import KeptPrograms
+from jspec.sampling.synthetic import rule_of
+from jspec.sampling.verify import RULES
 
 SHAPE = jax.ShapeDtypeStruct((3,), jnp.float32)
 PROMPTS = ragged_prompts()
@@ -158,6 +161,31 @@ def test_another_engine_does_not_find_them(folder, other):
     kept, others = (one.runner.programs.admit.kept for one in (engine(), engine(**other)))
     assert kept._path("x", None, (SHAPE,)) != others._path("x", None, (SHAPE,))
     assert kept._path("x", None, (SHAPE,)) == engine().runner.programs.admit.kept._path("x", None, (SHAPE,))
+
+
+def their_rule(logits, warp, proposal, noise):
+    return RULES["match"](logits, warp, proposal, noise)
+
+
+@pytest.mark.parametrize(
+    "rule", [their_rule, functools.partial(RULES["match"], decide=their_rule)], ids=["rule", "part"]
+)
+def test_a_rule_of_others_is_never_found(rule, monkeypatch):
+    monkeypatch.setitem(RULES, "theirs", rule)
+    assert engine(Speculation(2)).runner.programs.admit.kept._made_of is not None
+    make = drafter_for(TARGET, TARGET, Speculation(2))
+    theirs = Engine(target(), draft(), make, "theirs", CONFIG)
+    assert theirs.runner.programs.admit.kept._made_of is None
+
+
+def test_synthetic_acceptance_is_part_of_the_name(folder, monkeypatch):
+    names = []
+    for rate in (0.5, 0.7, 0.7):
+        settings = Speculation(2, synthetic_acceptance=rate)
+        monkeypatch.setitem(RULES, "synthetic", rule_of(settings))
+        one = Engine(target(), draft(), drafter_for(TARGET, TARGET, Speculation(2)), "synthetic", CONFIG)
+        names.append(one.runner.programs.admit.kept._path("x", None, (SHAPE,)))
+    assert names[0] != names[1] == names[2]
 
 
 def test_the_code_of_others_is_never_found():
