@@ -3,14 +3,15 @@
 import dataclasses
 import time
 
+import jax
+import numpy as np
+
 from benchmarks.loads import Client, Load, Texts, longest_gap
-from benchmarks.profile import Busy, busy_time
 
 PROMPT, LONG, AFTER = 512, 32_000, 64  # tokens of prompts, and new tokens of requests of which only the first count
 ALONGSIDE, ALONGSIDE_NEW = 15, 2048  # requests that decode while a prompt is read, and their new tokens
 WATCHED, WATCHED_ALL = 400, 500  # new tokens in which rounds are timed, and those that the request would get
 TURN, TURN_NEW, ANSWER = 2000, 50, 16  # tokens of a chat: its first turn, what the second adds, and new ones of either
-TRACED = 2.0  # seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,18 +76,43 @@ class Scenarios:
         client.finish()
         return first.first, second.first
 
-    def traced_queue(self, client: Client, count: int) -> Busy | None:
-        """How busy the GPU is after a quarter of a queue of ``count`` requests; None where there is no GPU."""
-        requests = [client.add(load) for load in self.texts.queue(count, self.divisor)]
-        ended = lambda: sum(one.finished for one in requests) / count  # noqa: E731
-        while ended() < 0.25:
-            client.step()
+    def repeated_queue(self, client: Client, count: int) -> tuple[float, float, bool]:
+        """How long a queue of ``count`` requests takes, how long the device takes to do the same again when it never waits
+        for the host, and whether it came to the same texts.
 
-        def stretch():
-            until = time.perf_counter() + TRACED
-            while time.perf_counter() < until and ended() < 0.75:
-                client.step()
+        The programs that the engine has sent are sent once more, with the same arguments and from an empty state, all of
+        them at once. So the device computes the same texts by the same kernels, one program after the other.
+        """
+        runner, sent = client.engine.runner, []
+        send = runner._send
 
-        found = busy_time(stretch)
-        client.give_up()
-        return found
+        def noted(program, *args):
+            sent.append((program, args))
+            return send(program, *args)
+
+        loads = self.texts.queue(count, self.divisor)
+        self._begin_anew(client)
+        runner._send = noted
+        try:
+            started = time.perf_counter()
+            client.serve(loads)
+            client.finish()
+            served = time.perf_counter() - started
+        finally:
+            del runner._send  # the method of its class is there again
+        texts = np.asarray(runner.state.tokens)
+        self._begin_anew(client)
+        started = time.perf_counter()
+        for program, args in sent:
+            runner._send(program, *args)
+        jax.block_until_ready(runner.state.outcome)
+        repeated = time.perf_counter() - started
+        return served, repeated, bool(np.array_equal(texts, runner.state.tokens))
+
+    def _begin_anew(self, client: Client):
+        """Have an empty state on the device, and no prefix known."""
+        client.engine.scheduler.pages.forget_prefixes()
+        runner = client.engine.runner
+        del runner.state  # its memory is needed
+        runner.restore()
+        jax.block_until_ready(runner.state.outcome)

@@ -18,7 +18,8 @@ The lines of the table:
     5   a prompt of 32,000 tokens, alone: until its first token
     6   a round of one request, in an engine of 64 rows
     7   15 requests decode while a prompt of 32,000 tokens is read: the longest time that one of them gets no token
-    8   wall time over the time in which the GPU was busy, in the middle of the queue of line 2
+    8   a queue like that of line 2, of half as many requests, over the time that the device takes to do the same again
+        when it is sent all programs at once, so that it never waits for the host
     9   from the construction of the engine of line 2 to the end of ``warmup``, its programs compiled by an earlier process
     10  requests of line 2 that arrive at random, at 70% of the rate of line 2: times to the first token from the arrival
         on, and between tokens; the tokens of a call share the time since the call before
@@ -29,11 +30,8 @@ Lines 5, 7, 8, 10 and 11 have an EAGLE head, line 4 is measured with and without
 prefill passes is a figure, too; below it stand the rows of a call and the tokens of a round on average, and the time per
 call in which the host does not wait for the device. A line fails if anything was compiled while it was measured.
 
-Line 8 is taken from a trace of the GPU's streams, from the beginning of the first event to the end of the last; see
-``profile.busy_time`` for what counts as busy. A CUDA graph that CUPTI records as one event is busy from its beginning to its
-end, so that what is left is what the GPU waits for between programs. The profiler would switch graphs off: where line 8 is
-asked for, a flag that keeps them is added to ``XLA_FLAGS``. Without a GPU the line is left out. Lines 4, 5, 6, 7 and 11 are
-the median of ``--repeats`` measurements, the queues run once.
+A profiler would not do for line 8: it has the host launch kernels one by one, and the pauses between them are then what it
+shows. Lines 4, 5, 6, 7 and 11 are the median of ``--repeats`` measurements, the queues run once.
 
 An engine is made for each of these groups of lines, so each is best run together: 1, 4; 2, 4, 6, 8, 10; 3; 5, 7, 11; 12.
 Line 10 needs the rate of line 2, line 12 the figures of 1, 2 and 6; they are measured where they are missing."""
@@ -56,7 +54,6 @@ from benchmarks import results, start
 from benchmarks.engines import Engines, Setting
 from benchmarks.figures import HEADER, Figure, printed
 from benchmarks.loads import Client, Observed, Texts, observed
-from benchmarks.profile import keep_graphs
 from benchmarks.programs import PAGE, Bench
 from benchmarks.scenarios import ALONGSIDE, ALONGSIDE_NEW, LONG, PROMPT, TURN, TURN_NEW, Scenarios
 from benchmarks.shapes import SHAPES
@@ -182,13 +179,10 @@ class Table:
         yield self.figure(7, "", what, "ms", 1e3 * gap, 40, 20, first_token_seconds=first)
 
     def busy(self, setting: Setting) -> Iterator[Figure]:
-        ratio, more = None, {}
-        if jax.default_backend() == "gpu":
-            found = self._scenarios.traced_queue(self._client(setting), PER_ROW * setting.rows)
-            if found is not None:
-                ratio = found.span / found.busy
-                more = {"span_seconds": found.span, "busy_seconds": found.busy, "events": found.events}
-        yield self.figure(8, "", f"wall time over busy time; {setting}", "x", ratio, 1.04, 1.02, **more)
+        served, repeated, same = self._scenarios.repeated_queue(self._client(setting), PER_ROW * setting.rows // 2)
+        what = f"queue over the same programs sent at once; {setting}"
+        more = {"queue_seconds": served, "device_seconds": repeated, "same_texts": float(same)}
+        yield self.figure(8, "", what, "x", served / repeated, 1.04, 1.02, **more)
 
     def arrivals(self, setting: Setting) -> Iterator[Figure]:
         queue = self.queued(setting)
@@ -329,8 +323,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no further line after so long")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes and lengths, any machine, meaningless times")
     args = parser.parse_args()
-    if 8 in args.only:  # before XLA reads its flags
-        keep_graphs()
     with tempfile.TemporaryDirectory() as folder:
         return 0 if run(args, args.cache or pathlib.Path(folder)) else 1
 

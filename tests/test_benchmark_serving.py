@@ -1,7 +1,6 @@
 """The benchmark of serving: what it takes down of requests, what it counts, and that a line of it runs."""
 
 import dataclasses
-import os
 import sys
 import time
 
@@ -15,10 +14,8 @@ from benchmarks import results, serving, start
 from benchmarks.engines import Engines, Setting, make_engine
 from benchmarks.figures import Figure, printed
 from benchmarks.loads import Client, Followed, Load, Texts, longest_gap, observed
-from benchmarks.profile import FLAGS, KEEP_GRAPHS, keep_graphs, union_length
 from benchmarks.programs import Bench
 from benchmarks.shapes import SHAPES, TINY, Pair
-from jspec.engine.compiling import decode_options
 from jspec.sampling.verify import RULES
 
 SHALLOW = Pair(*2 * (dataclasses.replace(TINY, num_layers=1, windows=()),))
@@ -30,11 +27,9 @@ def test_smoke_run(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(serving, "setting_of", small)
     monkeypatch.setattr(serving, "enable_compilation_cache", lambda _: None)  # which is the process's
     monkeypatch.setattr(sys, "argv", ["serving", "--smoke", "--only", "1", "8", "--json", str(tmp_path / "out.json")])
-    monkeypatch.setenv(FLAGS, "")
     assert serving.main() == 0
-    assert os.environ[FLAGS] == KEEP_GRAPHS
     found = results.read(tmp_path / "out.json")
-    assert list(found.measured) == ["1", "1, padding"]
+    assert list(found.measured) == ["1", "1, padding", "8"]
     assert found.measured["1"] > 0
     assert 0 < found.measured["1, padding"] < 100
     assert found.details["1"]["more_is_better"]
@@ -43,26 +38,9 @@ def test_smoke_run(monkeypatch, capsys, tmp_path):
     assert found.goals == {}  # they are for another shape
     assert found.settings["smoke"]
     assert found.settings["failed"] == found.settings["left_out"] == []
-    last = capsys.readouterr().out.splitlines()[-1].split()
-    assert (last[0], last[-2:]) == ("8", ["-", "x"])  # no GPU
-
-
-def test_graphs_are_kept_beside_the_flags_of_the_user(monkeypatch):
-    monkeypatch.delenv(FLAGS, raising=False)
-    usual = decode_options([], 1)
-    for flags, expected in {"": KEEP_GRAPHS, " --xla_a=1 --xla_b= ": f"--xla_a=1 --xla_b= {KEEP_GRAPHS}"}.items():
-        monkeypatch.setenv(FLAGS, flags)
-        keep_graphs()
-        assert os.environ[FLAGS] == expected
-        assert decode_options([], 1) == usual  # which looks there for a flag of a similar name
-    assert usual
-
-
-def test_nothing_is_added_to_a_file_of_flags(monkeypatch):
-    monkeypatch.setenv(FLAGS, "flags.txt")
-    with pytest.raises(ValueError, match=r"XLA_FLAGS=flags\.txt: expected flags"):
-        keep_graphs()
-    assert os.environ[FLAGS] == "flags.txt"
+    assert found.details["8"]["same_texts"] == 1
+    assert found.measured["8"] > 0
+    assert "8" in capsys.readouterr().out
 
 
 def test_goals_and_lines():
@@ -153,11 +131,6 @@ def test_times_of_a_request():
     assert (one.first, one.tokens, one.between) == (2.0, 6, [0.5, 0.5, 0.5, 0.5, 1.0])
     assert longest_gap([one], 5.5, 7.0) == 1.0
     assert longest_gap([one], 4.9, 5.5) == 2.0  # it had begun before
-
-
-def test_time_in_which_any_stream_was_busy():
-    assert union_length([(5, 6), (0, 2), (1, 3), (1, 2)]) == 4
-    assert union_length([]) == 0
 
 
 def test_queues_have_the_same_lengths_and_different_texts():
