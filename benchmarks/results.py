@@ -186,7 +186,8 @@ class Figure:
         if self.goal is None:
             return ""
         if self.is_short:
-            return f"short by {100 * abs(self.measured / self.goal - 1):.0f}%"
+            percent = 100 * abs(self.measured / self.goal - 1)
+            return f"short by {percent:.0f}%" if percent >= 1 else f"short by {percent:.1g}%"
         return "beyond" if self.stretch is not None and self._reaches(self.stretch) else "met"
 
     @property

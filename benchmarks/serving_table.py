@@ -16,7 +16,7 @@ MEASURES = {
     "5": "the first token of a prompt of 32,000 tokens",
     "6": "a round of one request in an engine of 64 rows",
     "7": "the longest time that one of 15 requests gets no token while a prompt of 32,000 tokens is read",
-    "8": "wall time over the time in which the GPU was busy, in the middle of the queue of line 2",
+    "8": "a queue like that of line 2, over the time that the GPU takes for the same programs when all are sent at once",
     "9": "the start of an engine whose programs an earlier process compiled",
     "10": "times to the first token and between tokens of requests that arrive at random, at 70% of the rate of line 2",
     "11": "the first token of the second turn of a chat, over that of the first turn",

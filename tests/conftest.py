@@ -17,6 +17,8 @@ import pytest
 from jax._src.lru_cache import LRUCache
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
+from jspec.engine import kept, kept_costs, kept_programs
+
 # XLA compiles small programs faster as one piece of code than as many, and with its older emitter for CPUs, which only jax
 # 0.10 still has: an unknown flag ends the process.
 HASTE = "--xla_cpu_parallel_codegen_split_count=1"
@@ -50,10 +52,11 @@ def programs_kept(pytestconfig):
     Tests that count compilations count these as well. A folder that ``JAX_COMPILATION_CACHE_DIR`` names is used instead.
     On a GPU it is compilation, too, that is tested.
     """
-    if jax.config.jax_compilation_cache_dir is not None or jax.default_backend() != "cpu":
+    cache = getattr(pytestconfig, "cache", None)  # which ``-p no:cacheprovider`` takes away
+    if cache is None or jax.config.jax_compilation_cache_dir is not None or jax.default_backend() != "cpu":
         yield
         return
-    folder = pytestconfig.cache.mkdir("programs")
+    folder = cache.mkdir("programs")
     for file in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another worker does the same
             if file.stat().st_mtime < time.time() - DAYS_KEPT * 24 * 3600:
@@ -71,6 +74,28 @@ def put_as_a_whole(cache: LRUCache, key: str, value: bytes):
     with tempfile.NamedTemporaryFile(dir=cache.path, delete=False) as file:
         file.write(value)
     os.replace(file.name, cache.path / f"{key}-cache")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_to_the_next_start():
+    """What engines would leave in that folder is not for tests, which count what is traced and measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (kept_programs, kept_costs):
+            patch.setattr(module, "file_of", lambda *_: None)
+        yield
+
+
+@pytest.fixture
+def left_to_the_next_start(tmp_path, monkeypatch) -> Iterator[Path]:
+    """An empty folder of JAX's compilation cache, in which engines leave things to the next start."""
+    for module in (kept_programs, kept_costs):
+        monkeypatch.setattr(module, "file_of", kept.file_of)
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    jax_cache.reset_cache()
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)
+    jax_cache.reset_cache()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,7 +3,10 @@
 JAX's own cache finds what XLA made of a program, but only once Python has traced the program, which takes longer than
 reading the file. Here the name of the file follows from what the program is made of, without tracing it."""
 
+import contextlib
+import pathlib
 import pickle
+import time
 import warnings
 from typing import Any
 
@@ -12,6 +15,8 @@ from jax.experimental import serialize_executable
 
 from jspec.compilation_cache import CompilationCacheWarning
 from jspec.engine.kept import file_of, write_whole
+
+DAYS_KEPT = 30  # of a program that no start has needed meanwhile: new code of jspec makes new files
 
 
 class KeptPrograms:
@@ -34,6 +39,7 @@ class KeptPrograms:
         if path is None or not path.is_file():
             return None
         try:
+            path.touch()
             return serialize_executable.deserialize_and_load(
                 *pickle.loads(path.read_bytes()), execution_devices=_devices(args)
             )
@@ -52,6 +58,7 @@ class KeptPrograms:
             return
         try:
             write_whole(path, pickle.dumps(serialize_executable.serialize(compiled)))
+            _delete_old(path.parent)
         except Exception as error:  # of serialization, which JAX calls experimental, or of the disk
             warnings.warn(
                 f"{path}: {type(error).__name__}: {error}; the next start compiles program {name!r} again",
@@ -65,6 +72,14 @@ class KeptPrograms:
         leaves, structure = jax.tree.flatten(args)
         shapes = [(leaf.shape, str(leaf.dtype), str(getattr(leaf, "sharding", None))) for leaf in leaves]
         return file_of(f"jspec-{name}", (self._made_of, options, structure, shapes), ".program")
+
+
+def _delete_old(folder: pathlib.Path):
+    """Delete the programs that no start has needed for long."""
+    for file in folder.glob("jspec-*.program"):
+        with contextlib.suppress(FileNotFoundError):  # another process does the same
+            if file.stat().st_mtime < time.time() - DAYS_KEPT * 24 * 3600:
+                file.unlink()
 
 
 def _devices(args: tuple) -> list[Any]:

@@ -3,6 +3,8 @@ not."""
 
 import dataclasses
 import functools
+import os
+import time
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +29,7 @@ from jspec.config import Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.compiling import Program, compile_all
 from jspec.engine.engine import Engine
-from jspec.engine.kept_programs import KeptPrograms
+from jspec.engine.kept_programs import DAYS_KEPT, KeptPrograms
 from jspec.sampling.synthetic import rule_of
 from jspec.sampling.verify import RULES
 
@@ -36,11 +38,8 @@ PROMPTS = ragged_prompts()
 
 
 @pytest.fixture
-def folder(tmp_path):
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    yield tmp_path
-    jax.config.update("jax_compilation_cache_dir", before)
+def folder(left_to_the_next_start):
+    return left_to_the_next_start
 
 
 @pytest.fixture
@@ -116,10 +115,10 @@ def test_a_damaged_file_is_told_of_and_replaced(folder, traced, data):
 
 
 def test_a_folder_that_cannot_be_written_is_told_of(folder):
+    compiled = jax.jit(lambda x: 2 * x).lower(SHAPE).compile()
     jax.config.update("jax_compilation_cache_dir", str(folder / "absent"))
-    program = doubled()
     with pytest.warns(CompilationCacheWarning, match="the next start compiles program 'double' again"):
-        program.kept.write("double", None, (SHAPE,), jax.jit(lambda x: 2 * x).lower(SHAPE).compile())
+        doubled().kept.write("double", None, (SHAPE,), compiled)
 
 
 def test_without_a_cache_nothing_is_kept(folder, traced):
@@ -128,6 +127,17 @@ def test_without_a_cache_nothing_is_kept(folder, traced):
     doubled().compile(SHAPE)
     assert len(traced) == 2
     assert not files(folder)
+
+
+def test_a_program_that_nobody_needed_for_long_is_deleted(folder):
+    doubled().compile(SHAPE)
+    doubled(name="twice").compile(SHAPE)
+    long_ago = time.time() - (DAYS_KEPT + 1) * 24 * 3600
+    for file in files(folder):
+        os.utime(file, (long_ago, long_ago))
+    doubled().compile(SHAPE)  # finds it, so it is needed
+    doubled(name="thrice").compile(SHAPE)
+    assert [file.name.split("-")[1] for file in files(folder)] == ["double", "thrice"]
 
 
 def engine(settings: Speculation = Speculation(2), config=CONFIG) -> Engine:  # noqa: B008
