@@ -23,10 +23,9 @@ from jspec.pallas.attention import last_slots, paged_attention, paged_attention_
 from jspec.pallas.dispatch import by_platform, on_hopper
 from jspec.pallas.prefill_plan import PART, PROGRAMS, SLOTS, STAGES, WARPGROUPS, Plan, block_bounds, live_pages
 
-_COMPUTE, _LOAD = (
-    224,
-    56,
-)  # registers of a thread: a program of 384 threads is launched with 168 for each, 504 for three
+# Registers of a thread in the warpgroups that compute, and in the one that loads. A program is launched with 168 for each of
+# its 384 threads, and its three warpgroups share these 504 from then on: one that asks for more than is left waits for ever.
+_COMPUTE, _LOAD = 224, 56
 _LOWEST = -1e30  # below any score; unlike -inf, it can be subtracted from itself
 _FEWEST_PROGRAMS = 64  # with fewer, ``paged_attention`` keeps more of a GPU busy, because it splits rows
 # What ``plgpu.load`` of jax 0.10 wants to be told, and later ones warn about.

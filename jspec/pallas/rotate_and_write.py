@@ -11,7 +11,7 @@ from jspec.pallas.attention import last_slots
 from jspec.pallas.flash import each, rows
 from jspec.pallas.triton import kernel_call
 
-_NUMBERS = 4096  # that a program rotates or copies
+_NUMBERS = 4096  # of a head's that a program rotates or copies
 _WARPS = 4
 
 
@@ -64,7 +64,7 @@ def _rotate_and_write(
     page_size: int,
     block: int,
 ):
-    """One head of ``block`` tokens of a row."""
+    """Handle one head of ``block`` tokens of a row: rotate a query, rotate and write a key, or write a value."""
     (q_out_ref, k_out_ref, v_out_ref), (N, G), (T, half) = out_refs, num_heads, cos_ref.shape[1:]
     head, b = pl.program_id(1), pl.program_id(2)
     token = pl.program_id(0) * block + jnp.arange(block, dtype=jnp.int32)
