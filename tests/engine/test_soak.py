@@ -74,7 +74,8 @@ class Ended:
 
     @staticmethod
     def of(result: Result) -> "Ended":
-        return Ended(tuple(result.token_ids), result.finish_reason, result.stop_reason, result.text)
+        text = None if result.text is None else result.text.encode().decode()  # a string of this test, and not of jspec
+        return Ended(tuple(result.token_ids), result.finish_reason, result.stop_reason, text)
 
 
 class Soak:
