@@ -2,10 +2,12 @@
 
 The name of a file has a digest of all that its contents depend on, so that what is out of date is never found."""
 
+import contextlib
 import functools
 import hashlib
 import os
 import pathlib
+import platform
 import tempfile
 from importlib.metadata import version
 
@@ -53,7 +55,18 @@ def _surroundings() -> tuple:
     values = {name: getattr(jax.config, name, value) for name, value in jax.config.values.items()}
     settings = sorted((name, str(value)) for name, value in values.items() if _OF_THE_CACHE not in name)
     libraries = *map(version, ("jax", "jaxlib", "flax")), device.client.platform_version
-    return _code(), libraries, device.device_kind, len(jax.devices()), settings, os.environ.get("XLA_FLAGS", "")
+    machine = device.device_kind, len(jax.devices()), _instructions() if device.platform == "cpu" else ""
+    return _code(), libraries, machine, settings, os.environ.get("XLA_FLAGS", "")
+
+
+@functools.cache
+def _instructions() -> str:
+    """What the CPU can do: a program that was compiled for one with more instructions would end the process."""
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    return f"{platform.machine()} {platform.processor()}"
 
 
 @functools.cache
