@@ -275,8 +275,9 @@ class Runner:
             packed.append(self._call(plan, K)[0])
             packed += [self.programs.catch_up] if max(active.largest_K for active in plan.decoding) > K else []
         yield from ((program, (program.idle,)) for program in packed)
-        if plan.leaving or plan.returning:
-            yield from self._movers()
+        movers = self.programs.save, self.programs.restore
+        if (plan.leaving or plan.returning) and not all(program.compiled for program in movers):
+            yield from self._movers()  # which JAX keeps memory for, each time
 
     def _every_program(self) -> Iterator[tuple[Program, tuple]]:
         """All programs that may be needed, with arguments that do nothing to an idle batch."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 from engines import (
@@ -65,6 +66,17 @@ def test_nothing_is_compiled_after_warmup(xla_compilations):
     assert seen.num_cached_tokens > 0
     assert fresh.num_compilations == programs
     assert len(xla_compilations) == before
+
+
+def test_preemption_after_warmup_traces_nothing(monkeypatch):
+    """JAX keeps what it has traced, so memory would grow with every request that is moved."""
+    scarce = dataclasses.replace(CONFIG, rounds=3, prefill_chunk=7, num_pages=CONFIG.pages_per_row + 3)
+    fresh = engine("draft_model", 2, config=scarce)
+    fresh.warmup()
+    for name in ("eval_shape", "jit"):
+        monkeypatch.setattr(jax, name, lambda *_, **__: pytest.fail("something was traced"))
+    decode(fresh, PROMPTS, GREEDY, KEYS)
+    assert fresh.metrics().num_preemptions > 0
 
 
 def order_of(busy: Engine, requests) -> list[str]:
