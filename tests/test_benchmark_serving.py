@@ -57,9 +57,9 @@ def test_goals_and_lines():
     result = results.Result("serving", "2026-01-01", None, None, {}, {}, "", {})
     rate.add_to(result)
     figure = results.latest([result])["1"]
-    assert figure.verdict == "short by 0%"
+    assert figure.verdict == "short by 0.01%"
     text = printed(rate, figure.verdict)
-    assert text.split() == ["1", "queue", "6,795", "8,000", "8,400", "7,999", "tokens/s", *["short", "by", "0%"]]
+    assert text.split() == ["1", "queue", "6,795", "8,000", "8,400", "7,999", "tokens/s", *["short", "by", "0.01%"]]
     long = table.long_setting
     assert (long.rows, long.max_len) == (16, 33_024)
     assert long.num_pages is not None
