@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pathlib
 import queue
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -67,13 +68,18 @@ class Program:
         Args:
           *args: arrays, or ``jax.ShapeDtypeStruct`` in place of any of them.
         """
-        if not self.find(*args):
-            self._finish(self._lower(*args), args)
+        file = self.file(*args)
+        if not self.find(file, args):
+            self._finish(self._lower(*args), file)
 
-    def find(self, *args) -> bool:
-        """Have it callable if an earlier start has kept it; whether it is callable now."""
+    def file(self, *args) -> pathlib.Path | None:
+        """Where it is kept, if it is. To be asked in the thread that traces it, whose settings of JAX count."""
+        return self.kept.file(self.name, self.options, args)
+
+    def find(self, file: pathlib.Path | None, args: tuple) -> bool:
+        """Have it callable if an earlier start has kept it in this file; whether it is callable now."""
         if self._compiled is None:
-            self._compiled = self.kept.read(self.name, self.options, args)
+            self._compiled = self.kept.read(file, self.name, args)
         return self._compiled is not None
 
     def __call__(self, *args) -> Any:
@@ -97,11 +103,11 @@ class Program:
         with self._named("traced"):
             return self._jitted.lower(*args)
 
-    def _finish(self, lowered: jax.stages.Lowered, args: tuple):
+    def _finish(self, lowered: jax.stages.Lowered, file: pathlib.Path | None):
         """XLA's part, during which other threads may run. It becomes callable in a single assignment."""
         with self._named("compiled"):
             self._compiled = lowered.compile()
-        self.kept.write(self.name, self.options, args, self._compiled)
+        self.kept.write(file, self.name, self._compiled)
 
     @contextlib.contextmanager
     def _named(self, stage: str) -> Iterator[None]:
@@ -138,10 +144,14 @@ def compile_all(programs: Sequence[tuple[Program, tuple]], threads: int | None =
     if threads is not None and threads < 1:
         raise ValueError(f"threads={threads}: expected at least 1, or None for one for each program")
     missing = [(program, args) for program, args in programs if not program.compiled]
-    _in_threads(os.cpu_count() or 1, ((program.find, args) for program, args in missing))
+    if not missing:
+        return
+    files = {program: program.file(*args) for program, args in missing}
+    kept = [(program.find, (files[program], args)) for program, args in missing if files[program] is not None]
+    _in_threads(os.cpu_count() or 1, kept)
     missing = [(program, args) for program, args in missing if not program.compiled]
     # The generator traces a program when the thread pool is given it.
-    compilations = ((program._finish, (program._lower(*args), args)) for program, args in missing)
+    compilations = ((program._finish, (program._lower(*args), files[program])) for program, args in missing)
     _in_threads(threads or min(len(missing), os.cpu_count() or 1), compilations)
 
 

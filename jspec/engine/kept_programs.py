@@ -30,12 +30,12 @@ class KeptPrograms:
     def __init__(self, made_of: object | None):
         self._made_of = made_of
 
-    def read(self, name: str, options: object, args: tuple) -> jax.stages.Compiled | None:
-        """The program of this name for such arguments; None if it is not kept. Several threads may read at a time.
+    def read(self, path: pathlib.Path | None, name: str, args: tuple) -> jax.stages.Compiled | None:
+        """The program of this name in such a file, for such arguments; None if it is not kept. Several threads may read at a
+        time.
 
         A file that cannot be used is a ``CompilationCacheWarning``, and will be replaced.
         """
-        path = self._path(name, options, args)
         if path is None or not path.is_file():
             return None
         try:
@@ -51,9 +51,8 @@ class KeptPrograms:
             )
             return None
 
-    def write(self, name: str, options: object, args: tuple, compiled: jax.stages.Compiled):
+    def write(self, path: pathlib.Path | None, name: str, compiled: jax.stages.Compiled):
         """Keep a program for the next start; one that cannot be kept is a ``CompilationCacheWarning``."""
-        path = self._path(name, options, args)
         if path is None:
             return
         try:
@@ -66,7 +65,8 @@ class KeptPrograms:
                 stacklevel=2,
             )
 
-    def _path(self, name: str, options: object, args: tuple):
+    def file(self, name: str, options: object, args: tuple) -> pathlib.Path | None:
+        """Where such a program is kept, if it is; None if nothing is kept. The settings of JAX are those of this thread."""
         if self._made_of is None:
             return None
         leaves, structure = jax.tree.flatten(args)
