@@ -24,7 +24,7 @@ class EngineConfig:
       prefill_chunk: c, the tokens of a segment. Prompts are read in segments that begin at multiples of c, and several
         of them, of one prompt or of many, share a pass.
       prefill_tokens: the most tokens of such a pass, padding included. None takes 512 if ``reproducible``, where every
-        pass has that many, and 2,048 if not.
+        pass has that many, and 4,096 if not.
       rounds: the most rounds that the device makes between two visits of the host. It makes fewer while requests wait.
         Callers get the tokens of all of them at once, and who arrives meanwhile waits. More than a few are of use only to
         models so small that a round takes less time than the host's work for a call.
@@ -112,7 +112,7 @@ class EngineConfig:
         """How many segments the prefill programs read, in ascending order: doubling from 64 tokens on, or the most."""
         c = self.chunk
         longest = -(-self.max_len // c) * self.num_rows  # segments of as many prompts as there are places
-        most = min(max((self.prefill_tokens or (512 if self.reproducible else 2048)) // c, 1), longest)
+        most = min(max((self.prefill_tokens or (512 if self.reproducible else 4096)) // c, 1), longest)
         smaller = [] if self.reproducible else [2**i for i in range(32) if 2**i * c >= 64 and 2**i < most]
         return *smaller, most
 

@@ -71,6 +71,13 @@ def test_the_next_start_neither_traces_nor_compiles(folder, traced):
     assert x.is_deleted()  # the donated buffer
 
 
+def test_a_program_that_is_compiled_looks_for_no_file(folder, monkeypatch):
+    program = doubled()
+    program.compile(SHAPE)
+    monkeypatch.setattr(KeptPrograms, "file", lambda *_: pytest.fail("its name takes longer than a call"))
+    program.compile(SHAPE)
+
+
 @pytest.mark.parametrize(
     ("other", "shape"),
     [

@@ -14,7 +14,7 @@ from jspec.sampling.params import SamplingParams
 
 # Segments of 32 tokens: up to 16 in a pass, and no less; or 2, 4, 8, .. or 64.
 REPRODUCIBLE = EngineConfig(max_batch=64, max_len=1024)
-FAST = EngineConfig(max_batch=64, max_len=1024, reproducible=False)
+FAST = EngineConfig(max_batch=64, max_len=1024, reproducible=False, prefill_tokens=2048)
 
 
 def reading(*num_to_read: int, num_read: int = 0) -> list[ActiveRequest]:
