@@ -90,11 +90,14 @@ def left_to_the_next_start(tmp_path, monkeypatch) -> Iterator[Path]:
     """An empty folder of JAX's compilation cache, in which engines leave things to the next start."""
     for module in (kept_programs, kept_costs):
         monkeypatch.setattr(module, "file_of", kept.file_of)
-    before = jax.config.jax_compilation_cache_dir
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    settings = {"jax_compilation_cache_dir": str(tmp_path), "jax_persistent_cache_min_compile_time_secs": 1e9}
+    before = {name: getattr(jax.config, name) for name in settings}  # JAX itself keeps nothing there
+    for name, value in settings.items():
+        jax.config.update(name, value)
     jax_cache.reset_cache()
     yield tmp_path
-    jax.config.update("jax_compilation_cache_dir", before)
+    for name, value in before.items():
+        jax.config.update(name, value)
     jax_cache.reset_cache()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jspec.engine.kept_programs import KeptPrograms
+from jspec.engine.kept_programs import KeptPrograms, compile_lowered
 
 MANY_QUERIES = 32  # query tokens of all rows that the target reads in a pass
 
@@ -108,8 +108,9 @@ class Program:
     def _finish(self, lowered: jax.stages.Lowered, file: pathlib.Path | None):
         """XLA's part, during which other threads may run. It becomes callable in a single assignment."""
         with self._named("compiled"):
-            self._compiled = lowered.compile()
-        self.kept.write(file, self.name, self._compiled)
+            self._compiled, may_be_kept = compile_lowered(lowered)
+        if may_be_kept:
+            self.kept.write(file, self.name, self._compiled)
 
     @contextlib.contextmanager
     def _named(self, stage: str) -> Iterator[None]:

@@ -6,6 +6,7 @@ reading the file. Here the name of the file follows from what the program is mad
 import contextlib
 import pathlib
 import pickle
+import threading
 import time
 import warnings
 from typing import Any
@@ -16,6 +17,7 @@ from jax.experimental import serialize_executable
 from jspec.compilation_cache import CompilationCacheWarning
 from jspec.engine.kept import file_of, write_whole
 
+_FOUND = "/jax/compilation_cache/cache_hits"  # JAX's event
 DAYS_KEPT = 30  # of a program that no start has needed meanwhile: new code of jspec makes new files
 
 
@@ -34,7 +36,7 @@ class KeptPrograms:
         """The program of this name in such a file, for such arguments; None if it is not kept. Several threads may read at a
         time.
 
-        A file that cannot be used is a ``CompilationCacheWarning``, and will be replaced.
+        A file that cannot be used is a ``CompilationCacheWarning``, and is deleted.
         """
         if path is None or not path.is_file():
             return None
@@ -49,6 +51,8 @@ class KeptPrograms:
                 CompilationCacheWarning,
                 stacklevel=2,
             )
+            with contextlib.suppress(OSError):
+                path.unlink()
             return None
 
     def write(self, path: pathlib.Path | None, name: str, compiled: jax.stages.Compiled):
@@ -74,6 +78,17 @@ class KeptPrograms:
         return file_of(f"jspec-{name}", (self._made_of, options, structure, shapes), ".program")
 
 
+def compile_lowered(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, bool]:
+    """What XLA makes of a traced program, or JAX's cache holds, and whether it may be kept.
+
+    On the CPU, what comes from JAX's cache may not: when it is serialized, its machine code is left out (as of jax 0.12), so
+    that its first call by a later start would fail.
+    """
+    before = _here.num_found
+    program = lowered.compile()
+    return program, jax.default_backend() != "cpu" or _here.num_found == before
+
+
 def _delete_old(folder: pathlib.Path):
     """Delete the programs that no start has needed for long."""
     for file in folder.glob("jspec-*.program"):
@@ -88,3 +103,22 @@ def _devices(args: tuple) -> list[Any]:
         if getattr(leaf, "sharding", None) is not None:
             return sorted(leaf.sharding.device_set, key=lambda device: device.id)
     return jax.devices()[:1]
+
+
+class _Here(threading.local):
+    """How many programs JAX's cache has had for this thread."""
+
+    num_found = 0
+
+
+_here = _Here()
+
+
+def _note(event: str, **_):
+    """JAX calls this in the thread that compiles."""
+    if event == _FOUND:
+        _here.num_found += 1
+
+
+# Here, and not where it is needed, because a module is executed once per process.
+jax.monitoring.register_event_listener(_note)

@@ -160,12 +160,11 @@ class Runner:
         return False
 
     def warmup(self):
-        """Compile all programs, several at a time, and run each of them once on an idle batch."""
-        every = list(self._every_program())
-        # On a GPU, where XLA times kernels as it compiles, more than two at a time wait for each other.
-        threads = 2 if jax.default_backend() == "gpu" else None
-        compile_all([(program, self._with_weights(program, args)) for program, args in every], threads)
-        for program, args in every:
+        """Compile all programs, several at a time, and run each of them on an idle batch."""
+        every, on_gpu = list(self._every_program()), jax.default_backend() == "gpu"
+        # XLA times kernels on a GPU as it compiles, and more than two programs at a time wait for each other.
+        compile_all([(program, self._with_weights(program, args)) for program, args in every], 2 if on_gpu else None)
+        for program, args in every * (2 if on_gpu else 1):  # XLA makes a program's CUDA graph in its second run
             self._send(program, *args)
 
     def costs(self) -> Seconds:

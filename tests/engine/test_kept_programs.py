@@ -71,6 +71,19 @@ def test_the_next_start_neither_traces_nor_compiles(folder, traced):
     assert x.is_deleted()  # the donated buffer
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="GPUs' programs can be serialized again")
+def test_a_program_out_of_the_cache_of_jax_is_not_kept(folder, traced):
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    doubled("before").compile(SHAPE)
+    assert len(files(folder)) == 1
+    for count in (2, 3):  # new code of jspec, the same program for XLA
+        after = doubled("after")
+        after.compile(SHAPE)
+        np.testing.assert_array_equal(after(jnp.arange(3.0)), [0, 2, 4])
+        assert len(traced) == count
+    assert len(files(folder)) == 1
+
+
 def test_a_program_that_is_compiled_looks_for_no_file(folder, monkeypatch):
     program = doubled()
     program.compile(SHAPE)
