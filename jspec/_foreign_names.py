@@ -1,11 +1,8 @@
 """Arguments of vLLM, SGLang, transformers and mlx-lm that jspec does not have, and what to use instead."""
 
-_LATER = "not supported yet"
 _PARALLEL = "jspec runs on one GPU, several are not supported yet"
-_PENALTY = "penalties are not supported yet"
-_LOGPROBS = "log-probabilities of a completion are not supported yet; LLM.logits() has those of given tokens"
 _BEAMS = "jspec samples and has no beam search; leave it out"
-_ONE = "a prompt has one completion; give the prompt as often as you want completions, without a seed or with several"
+_N = "it is n, the number of completions; jspec ranks none of them"
 _DRAFT = "it is draft of jspec.load(): a checkpoint folder, or 'ngram'"
 _MAX_LEN = "it is max_len of jspec.load(), the longest prompt plus completion"
 _LOADED = "jspec reads local folders only; download the checkpoint and give its folder"
@@ -27,19 +24,11 @@ FOREIGN_NAMES = {
     "use_beam_search": _BEAMS,
     "beam_width": _BEAMS,
     "length_penalty": _BEAMS,
-    "repetition_penalty": _PENALTY,
-    "presence_penalty": _PENALTY,
-    "frequency_penalty": _PENALTY,
-    "no_repeat_ngram_size": _PENALTY,
-    "logit_bias": _LATER,
-    "bad_words": _LATER,
-    "allowed_token_ids": _LATER,
-    "n": _ONE,
-    "best_of": _ONE,
-    "num_return_sequences": _ONE,
-    "logprobs": _LOGPROBS,
-    "prompt_logprobs": _LOGPROBS,
-    "output_scores": _LOGPROBS,
+    "no_repeat_ngram_size": "jspec has repetition_penalty, frequency_penalty and presence_penalty",
+    "best_of": _N,
+    "num_return_sequences": "it is n",
+    "prompt_logprobs": "log-probabilities of a prompt are not supported yet; LLM.logits() has the logits of given tokens",
+    "output_scores": "it is logprobs, the number of likeliest tokens beside the chosen one",
     "stream": "use jspec.stream(), which yields text as it comes",
     "streamer": "use jspec.stream(), which yields text as it comes",
     "rng": "it is key, a JAX key, or seed, a number",

@@ -52,6 +52,7 @@ def load(
     swap_space: float = 4.0,
     max_waiting: int | None = None,
     read_ahead: int | None = None,
+    logprobs_mode: str = "raw_logprobs",
     gpu_memory_utilization: float = 0.9,
     compilation_cache: bool | Path = True,
     generation_config: str = "auto",
@@ -92,7 +93,7 @@ def load(
         between programs of several sizes, which is faster, and whose results differ in the last bits
         (docs/reproducibility.md). None is True, but under ``num_draft_tokens="auto"`` a seed means no one text all the
         same, and True by name is refused.
-      prefix_cache, swap_space, max_waiting, read_ahead: see ``EngineConfig``.
+      prefix_cache, swap_space, max_waiting, read_ahead, logprobs_mode: see ``EngineConfig``.
       gpu_memory_utilization: the share of the GPU's free memory that jspec may use.
       compilation_cache: whether compiled programs are kept on disk for the next start, or the folder for them. True
         takes ``~/.cache/jspec/xla``, unless JAX has been told of another folder (docs/compilation.md).
@@ -142,6 +143,7 @@ def load(
         swap_space=swap_space,
         max_waiting=max_waiting,
         read_ahead=read_ahead,
+        logprobs_mode=logprobs_mode,
     )
     pair = read_pair(source, target_config, head_options, speculation, config.max_len)
     config = fitted(target_config, pair.draft_config, config, width or pair.num_draft_tokens + 1, share)
@@ -173,7 +175,8 @@ def generate(
         ``LLM.default_sampling_params``. If ``llm`` is a folder, also ``draft`` and the other arguments of ``load``.
 
     Returns:
-      one result for one prompt; for several, a list of results in the order of the prompts.
+      one result for one prompt; for several, a list of results in the order of the prompts. A prompt whose params have
+      n > 1 gets a list of n results in place of one.
 
     Raises:
       ValueError: a prompt is empty, too long, or neither text nor ids, or a value is out of range. Nothing has run then.
@@ -191,13 +194,14 @@ def generate(
         every_params = [dataclasses.replace(llm.default_sampling_params, **sampling)] * len(every_prompt)
     keys = request_keys(every_params, key)
 
-    results: list = [None] * len(every_prompt)
-    bar = tqdm(total=len(results), unit="prompt", disable=not sys.stderr.isatty(), leave=False)
+    results: list = [[None] * one.n for one in every_params]
+    bar = tqdm(total=sum(one.n for one in every_params), unit="prompt", disable=not sys.stderr.isatty(), leave=False)
     # Closed also when this loop is interrupted: a traceback that outlives it would keep the engine's rows occupied.
     with bar, contextlib.closing(llm.generate(every_prompt, every_params, keys)) as finished:
-        for index, result in finished:
-            results[index] = result
+        for index, copy, result in finished:
+            results[index][copy] = result
             bar.update()
+    results = [several if one.n > 1 else several[0] for one, several in zip(every_params, results, strict=True)]
     return results[0] if single else results
 
 

@@ -18,13 +18,17 @@ class Completion:
       detokenizer: one that knows the prompt and has no new tokens yet.
       stop: the stop strings, none of them empty.
       min_tokens: a stop string does not count if it is complete within the first ``min_tokens`` new tokens.
+      include_stop: whether the stop string is part of the text.
 
     Attributes:
       stop: the stop string that ended the text; None if none has.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = (), min_tokens: int = 0):
+    def __init__(
+        self, detokenizer: Detokenizer, stop: Sequence[str] = (), min_tokens: int = 0, include_stop: bool = False
+    ):
         self.stop: str | None = None
+        self._include_stop = include_stop
         self._detokenizer, self._strings, self._min_tokens = detokenizer, tuple(stop), min_tokens
         self._waiting = list[int]()  # tokens that are not decoded yet
         self._searched = 0  # tokens whose text has been searched for stop strings
@@ -123,9 +127,9 @@ class Completion:
 
     def _stop_at(self, start: int, string: str):
         """End the text with ``string``, which begins at ``start``. ``take`` has given out nothing from there on."""
-        left = "".join(self._pieces)
-        self._pieces = [left[: len(left) - (self._length - start)]]
-        self.stop, self._cut, self._ended = string, start, True
+        left, cut = "".join(self._pieces), start + (len(string) if self._include_stop else 0)
+        self._pieces = [left[: len(left) - (self._length - cut)]]
+        self.stop, self._cut, self._ended = string, cut, True
 
 
 def _may_begin(string: str, text: str) -> int:

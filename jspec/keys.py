@@ -41,3 +41,17 @@ def request_keys(params: Sequence[SamplingParams], key: jax.Array | None) -> lis
     if keys.shape != (len(params),):
         raise ValueError(f"key has shape {keys.shape}: expected one key, or one per prompt, ({len(params)},)")
     return list(np.asarray(jax.random.key_data(keys)))
+
+
+def copied_keys(params: SamplingParams, key_data: np.ndarray) -> list[np.ndarray]:
+    """A key for each of the n completions that ``params`` ask for.
+
+    Completion i has the seed ``seed + i``, and without a seed ``fold_in(key, i)``. A single one has the key itself.
+    """
+    if params.n == 1:
+        return [key_data]
+    if params.seed is not None:
+        return request_keys(params.copies(), None)
+    key = jax.random.wrap_key_data(jnp.asarray(key_data), impl="threefry2x32")
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, np.arange(params.n, dtype=np.uint32))
+    return list(np.asarray(jax.random.key_data(keys)))

@@ -13,6 +13,7 @@ from jspec.config import EngineConfig, Speculation
 from jspec.engine.costs import CostTable
 from jspec.engine.engine import Engine
 from jspec.engine.frontend import Frontend
+from jspec.keys import copied_keys
 from jspec.models.causal import causal_logits
 from jspec.models.contract import Target
 from jspec.models.split import split
@@ -75,6 +76,7 @@ class LLM:
             method,
             self.reproducible,
             default_sampling_params,
+            config.max_len,
         )
         self.engine = Engine(
             target,
@@ -133,19 +135,23 @@ class LLM:
 
     def generate(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], keys: Sequence[np.ndarray]
-    ) -> Generator[tuple[int, Result], None, None]:
-        """Decode prompts, and yield (index of the prompt, result) as each ends. Users call ``jspec.generate``, which checks
-        its arguments first.
+    ) -> Generator[tuple[int, int, Result], None, None]:
+        """Decode prompts, and yield (index of the prompt, number of the completion, result) as each completion ends.
+
+        Users call ``jspec.generate``, which checks its arguments first.
 
         Args:
           prompts: each is text or token ids.
-          params: one SamplingParams for each prompt.
+          params: one SamplingParams for each prompt, which asks for n completions of it.
           keys: one Threefry key for each prompt, uint32 ``[2]``.
         """
-        requests = [
-            self.engine.frontend.request(i, prompt, p, key)
-            for i, (prompt, p, key) in enumerate(zip(prompts, params, keys, strict=True))
-        ]
+        places, requests = [], []
+        for i, (prompt, several, key) in enumerate(zip(prompts, params, keys, strict=True)):
+            copies = zip(several.copies(), copied_keys(several, key), strict=True)
+            for number, (one, own_key) in enumerate(copies):
+                places.append((i, number))
+                requests.append(self.engine.frontend.request(i, prompt, one, own_key))
+        place_of = dict(zip(map(id, requests), places, strict=True))
         with contextlib.closing(self.engine.run(requests)) as ended:  # also while a traceback keeps this frame alive
             for active in ended:
-                yield active.request.index, self.engine.result(active)
+                yield *place_of[id(active.request)], self.engine.result(active)

@@ -93,6 +93,21 @@ class Stats:
 
 
 @dataclasses.dataclass(frozen=True)
+class Logprob:
+    """How likely a token was, in vLLM's names.
+
+    Attributes:
+      logprob: the natural logarithm of its probability; minus infinity for a token that could not come.
+      rank: 1 for the likeliest token of the vocabulary, and one more for each token that was likelier.
+      decoded_token: its text by itself; None if the checkpoint has no tokenizer.
+    """
+
+    logprob: float
+    rank: int
+    decoded_token: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Result:
     """One completion.
 
@@ -111,6 +126,8 @@ class Result:
         measured times and on what else is decoded. The exception is ``match`` with ``coupled`` drafts at a pinned width,
         where the text is the same for every K.
       num_cached_tokens: how many tokens of the prompt were not read, because the prefix cache had them.
+      logprobs: for each new token, its ``Logprob`` and those of the likeliest tokens, by token id, the new token's first.
+        None if ``SamplingParams.logprobs`` did not ask for them.
     """
 
     text: str | None
@@ -122,6 +139,7 @@ class Result:
     accepted: list[bool] = dataclasses.field(repr=False)
     reproducible: bool = True
     num_cached_tokens: int = 0
+    logprobs: list[dict[int, Logprob]] | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +153,7 @@ class Delta:
         it, or cut it off as the beginning of a stop string. All texts of a request joined are the text of its result.
       finished: whether the request has ended, so that this is its last delta.
       result: the whole, if it has ended; else None.
+      logprobs: ``Result.logprobs`` of the new tokens.
     """
 
     id: int
@@ -142,3 +161,4 @@ class Delta:
     text: str | None
     finished: bool
     result: Result | None = None
+    logprobs: list[dict[int, Logprob]] | None = None

@@ -12,7 +12,7 @@ MAX_HELD = 16  # how many tokens may be held back; a character has at most four 
 class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that jspec uses."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
@@ -50,7 +50,7 @@ class Detokenizer:
     ``tokenizers.DecodeStream``.
 
     Args:
-      decode: makes text from tokens, and leaves special tokens out.
+      decode: makes text from tokens. Special tokens may have a text or none.
       prompt: the tokens before the completion. If they end within a character, that character belongs to the
         completion's text.
     """

@@ -182,12 +182,13 @@ EOS, LETTERS = 26, "abcdefghijklmnopqrstuvwxyz"
 class Letters:
     """A tokenizer: 26 letters, an end of text that is not printed, and two tokens without text."""
 
-    def encode(self, text):
-        return [LETTERS.index(letter) for letter in text]
+    def encode(self, text, *, add_special_tokens=True):
+        del add_special_tokens
+        return [LETTERS.index(letter) for letter in text if letter != " "]
 
     def decode(self, token_ids, *, skip_special_tokens):
-        assert skip_special_tokens
-        return "".join(LETTERS[token : token + 1] for token in token_ids)
+        printed = LETTERS if skip_special_tokens else LETTERS + "."
+        return "".join(printed[token : token + 1] for token in token_ids)
 
     def get_vocab(self):
         return {letter: i for i, letter in enumerate(LETTERS)}

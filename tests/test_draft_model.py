@@ -30,6 +30,7 @@ from jspec.engine.engine import Engine
 from jspec.models import build, flat_params
 from jspec.sampling.distribution import Warp, make_distribution
 from jspec.sampling.params import SamplingParams
+from jspec.sampling.processors import Processing
 from jspec.sampling.streams import RoundNoise
 
 K, B = 4, 5
@@ -51,17 +52,18 @@ def successors(first: int, n: int, wrong=()) -> list[int]:
 @functools.partial(jax.jit, static_argnums=1, compiler_options={"xla_backend_optimization_level": 0})
 def propose(draft: Bigram, speculation: Speculation, temperature, stop_token, min_length):
     one = jnp.ones(B, jnp.float32)
+    tokens, length = jnp.tile(jnp.arange(8, dtype=jnp.int32)[None], (B, 1)), jnp.full(B, 3, jnp.int32)
+    stops = jnp.full((B, 1), stop_token, jnp.int32), jnp.full(B, min_length, jnp.int32)
     context = Context(
-        tokens=jnp.tile(jnp.arange(8, dtype=jnp.int32)[None], (B, 1)),
-        length=jnp.full(B, 3, jnp.int32),
+        tokens=tokens,
+        length=length,
         previous=jnp.full(B, 2, jnp.int32),
         features=None,
         live=jnp.ones(B, bool),
         room=jnp.full(B, K, jnp.int32),
         table=jnp.ones((B, 1), jnp.int32),
         warp=Warp(temperature, jnp.zeros(B, jnp.int32), one, 0 * one),
-        stop_tokens=jnp.full((B, 1), stop_token, jnp.int32),
-        min_length=jnp.full(B, min_length, jnp.int32),
+        processing=Processing(None, *stops, tokens, length),
         noise=RoundNoise(jnp.stack([jnp.arange(B, dtype=jnp.uint32)] * 2, axis=1), jnp.full(B, 3, jnp.int32)),
     )
     return DraftModel(draft, V, speculation).propose((), context)[1]

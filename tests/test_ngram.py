@@ -10,6 +10,7 @@ import pytest
 from jspec.drafting.base import Context
 from jspec.drafting.ngram import NGram
 from jspec.sampling.distribution import Warp
+from jspec.sampling.processors import Processing
 from jspec.sampling.streams import RoundNoise
 
 B, S, K = 8, 32, 6
@@ -40,8 +41,7 @@ def lookup_context(tokens, length, room) -> Context:
         room=room,
         table=jnp.zeros((B, 1), jnp.int32),
         warp=Warp(one, jnp.zeros(B, jnp.int32), one, 0 * one),
-        stop_tokens=jnp.full((B, 1), -1, jnp.int32),
-        min_length=jnp.zeros(B, jnp.int32),
+        processing=Processing(None, jnp.full((B, 1), -1), 0 * length, tokens, length),
         noise=RoundNoise(jnp.zeros((B, 2), jnp.uint32), length),
     )
 

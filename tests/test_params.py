@@ -23,6 +23,18 @@ BAD = {
     "stop": [[""], ["a", 1], "", b"a", {"a": 1}],
     "stop_token_ids": [[-1], [1.5], ["a"], [True], [2**31], {1: 2}, 1],
     "ignore_eos": [1, 0, None, "yes"],
+    "repetition_penalty": [0, -1, NAN, "1", None, True, 1e-31],
+    "frequency_penalty": [-2.1, 2.1, NAN, "1", None, True],
+    "presence_penalty": [-2.1, 2.1, NAN, "1", None, True],
+    "logit_bias": [[1], 3],
+    "allowed_token_ids": [[-1], [1.5], ["a"], [True], [2**31], {1: 2}, 1],
+    "bad_words": [[" "], ["a", 1], "", b"a", {"a": 1}],
+    "n": [0, -1, 1.5, "3", None, True, 1025],
+    "logprobs": [-1, 21, 1.5, "3", True],
+    "detokenize": [1, 0, None, "yes"],
+    "skip_special_tokens": [1, 0, None, "yes"],
+    "include_stop_str_in_output": [1, 0, None, "yes"],
+    "truncate_prompt_tokens": [0, -2, 1.5, "3", True, 2**31],
 }
 
 
@@ -32,6 +44,49 @@ def test_refused(name, value):
         SamplingParams(**{name: value})
     shown = value[-1] if isinstance(value, list) else value[0] if isinstance(value, bytes) else value
     assert repr(shown) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("bias", "words"),
+    [
+        ({"3": 1.0}, "logit_bias='3': expected token ids"),
+        ({-1: 1.0}, "logit_bias=-1: expected token ids"),
+        ({3: 100.5}, r"logit_bias\[3\]=100.5: expected a number in -100..100"),
+        ({3: NAN}, r"logit_bias\[3\]=nan: expected a number"),
+    ],
+)
+def test_an_entry_of_the_bias_that_is_refused(bias, words):
+    with pytest.raises(ValueError, match=f"^{words}"):
+        SamplingParams(logit_bias=bias)
+
+
+def test_no_allowed_token_at_all_is_refused():
+    with pytest.raises(ValueError, match=r"allowed_token_ids=.*: expected at least one token, or None for all"):
+        SamplingParams(allowed_token_ids=[])
+
+
+def test_stop_strings_need_text():
+    with pytest.raises(ValueError, match=r"stop=.*: expected no stop strings with detokenize=False"):
+        SamplingParams(stop="a", detokenize=False)
+
+
+def test_what_changes_logits():
+    assert not SamplingParams(temperature=2, top_k=3, logit_bias={}, bad_words=[], logprobs=3).processes_logits
+    for name, value in {
+        "repetition_penalty": 1.1,
+        "frequency_penalty": -0.1,
+        "presence_penalty": 0.1,
+        "logit_bias": {0: 0.5},
+        "allowed_token_ids": [0],
+        "bad_words": "a",
+    }.items():
+        assert SamplingParams(**{name: value}).processes_logits
+
+
+def test_copies_have_seeds_of_their_own():
+    assert [copy.seed for copy in SamplingParams(n=3, seed=2**63 - 2).copies()] == [2**63 - 2, 2**63 - 1, 0]
+    assert [(copy.n, copy.seed) for copy in SamplingParams(n=2).copies()] == [(1, None)] * 2
+    assert hash(SamplingParams(logit_bias={1: 2.0})) == hash(SamplingParams(logit_bias={1: 2.0}))
 
 
 def test_what_a_device_cannot_hold_is_refused():
@@ -65,8 +120,8 @@ def test_names():
         SamplingParams(max_tokens=9, max_new_tokens=9)
     with pytest.raises(TypeError, match="has no argument 'temprature'; did you mean 'temperature'"):
         SamplingParams(temprature=1.0)
-    with pytest.raises(TypeError, match="known are ignore_eos, max_tokens"):
-        SamplingParams(presence=1.0)
+    with pytest.raises(TypeError, match="known are allowed_token_ids, bad_words"):
+        SamplingParams(zzz=1.0)
 
 
 def test_one_stop_string_or_several():
@@ -95,10 +150,10 @@ def test_room_for_new_tokens():
         ("max_length", "in transformers it counts the prompt too; max_tokens counts new tokens only"),
         ("do_sample", "0 is greedy"),
         ("num_beams", "no beam search"),
-        ("repetition_penalty", "not supported yet"),
-        ("n", "a prompt has one completion"),
-        ("best_of", "a prompt has one completion"),
-        ("logprobs", "not supported yet"),
+        ("no_repeat_ngram_size", "repetition_penalty"),
+        ("best_of", "it is n"),
+        ("output_scores", "it is logprobs"),
+        ("prompt_logprobs", "not supported yet"),
     ],
 )
 def test_what_other_libraries_call_it(name, words):

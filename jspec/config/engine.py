@@ -7,6 +7,7 @@ from jspec._arguments import LARGEST_INT, LARGEST_NUMBER, is_int, is_number, req
 
 MAX_POSITIONS = 2**22  # a noise key has 22 bits for the position: see sampling/streams.py
 MAX_ROUNDS = 2**16  # rounds of a call
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 
 NULL_PAGE = 0  # the page of the KV cache that page tables are padded with; nothing is ever written there
 
@@ -39,6 +40,8 @@ class EngineConfig:
       max_waiting: how many requests may wait; None is any number.
       read_ahead: how many prompts may be read, or have been read, while all rows decode, so that a row never waits for
         its next request's prompt. None is half of ``max_batch``, but at most 16, and 0 below 4 rows.
+      logprobs_mode: which distribution log-probabilities are of: ``raw_logprobs``, the target's own, or
+        ``processed_logprobs``, the one that tokens are drawn from (at temperature 0: that of temperature 1).
     """
 
     max_batch: int = 8
@@ -55,6 +58,7 @@ class EngineConfig:
     swap_space: float = 4.0
     max_waiting: int | None = None
     read_ahead: int | None = None
+    logprobs_mode: str = "raw_logprobs"
 
     def __post_init__(self):
         most = {
@@ -77,6 +81,8 @@ class EngineConfig:
             require(ok, name, value, f"None or an integer in {low}..{LARGEST_INT}")
         for name in ("reproducible", "prefix_cache"):
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
+        mode = self.logprobs_mode
+        require(mode in LOGPROBS_MODES, "logprobs_mode", mode, f"one of {', '.join(map(repr, LOGPROBS_MODES))}")
         space = self.swap_space
         require(is_number(space) and 0 <= space <= LARGEST_NUMBER, "swap_space", space, "a number of GiB, at least 0")
 

@@ -15,6 +15,7 @@ from jspec.heads import DraftConfig
 from jspec.models.cache import PagedView
 from jspec.models.contract import Target
 from jspec.sampling.distribution import Warp
+from jspec.sampling.processors import Processing
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import Proposal
 
@@ -35,8 +36,7 @@ class Context:
       room: int32 ``[B]`` in 0..K, the largest number of drafts that the row can use. 0 for a row that is not live.
       table: int32 ``[B, M]``, the pages of each row. Target and drafter use the same pages, each in its own pool.
       warp: the sampling settings of each request, such as its temperature.
-      stop_tokens: int32 ``[B, J]``, the stop tokens of each request, padded with -1.
-      min_length: int32 ``[B]``, the position before which stop tokens are forbidden.
+      processing: what each request does to logits before its temperature does, stop tokens that come too early included.
       noise: the noise of the round, which is the only noise that a drafter may draw with.
     """
 
@@ -48,8 +48,7 @@ class Context:
     room: jax.Array
     table: jax.Array
     warp: Warp
-    stop_tokens: jax.Array
-    min_length: jax.Array
+    processing: Processing
     noise: RoundNoise
 
     def tokens_at(self, positions) -> jax.Array:

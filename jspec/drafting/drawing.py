@@ -13,7 +13,6 @@ from jspec.pallas.warped_logits import WarpedLogits
 from jspec.registry import argmax_below
 from jspec.sampling.distribution import Distribution, Warp, leading, make_distribution
 from jspec.sampling.params import GREEDY_BELOW
-from jspec.sampling.stops import forbid_early_stops
 from jspec.sampling.verify import Proposal
 
 # Up to so many passes are unrolled, so that one CUDA graph holds the whole round. More of them would compile too slowly.
@@ -53,8 +52,14 @@ class Drawing:
             temperature = jnp.where(request_temperature < below, 0.0, temperature)
         return dataclasses.replace(self.context.warp, temperature=temperature)
 
-    def draw(self, logits, first) -> tuple[Distribution, jax.Array]:
+    def draw(self, logits, first, drafts=None) -> tuple[Distribution, jax.Array]:
         """Draw drafts ``first``, ``first + 1``, .., ``first + J - 1`` of each row from their logits ``[B, J, V]``.
+
+        Args:
+          logits: of the drafter.
+          first: an integer, of Python's or int32 ``[]``.
+          drafts: int32 ``[B, n]``, the drafts so far, which count as text for penalties and bad words. None if they are not
+            known, because all are drawn at once; the drafts' distributions then leave them out.
 
         Returns:
           the distributions that they are drawn from, and the tokens, int32 ``[B, J]``.
@@ -62,7 +67,7 @@ class Drawing:
         B, J, _ = logits.shape
         context = self.context
         index = first + jnp.broadcast_to(jnp.arange(J, dtype=jnp.int32), (B, J))
-        logits = forbid_early_stops(logits, context.length[:, None] + index, context.stop_tokens, context.min_length)
+        logits = context.processing.apply(logits, drafts, first)
         coupled = self.speculation.draft_sampling == "coupled"
         keys = context.noise.sample_keys(index) if coupled else context.noise.draft_keys(index)
         return make_distribution(logits, self.warp, keys)
@@ -91,21 +96,24 @@ class Drawing:
           the carry after the last pass, and the proposal.
         """
         later = self.speculation.most_draft_tokens - 1
-
-        def next_pass(state, i):
-            carry, token = state
-            carry, logits = read(carry, token, i)
-            distribution, token = self.draw(logits, i)
-            return (carry, token), (distribution.warped, token)
-
         distribution, token = self.draw(logits, 0)
-        state, drawn = (carry, token), [(distribution.warped, token)]
+        drawn = [(distribution.warped, token)]
         if later <= unroll:
             for i in range(1, later + 1):
-                state, drawn_now = next_pass(state, i)
-                drawn.append(drawn_now)
+                carry, logits = read(carry, token, i)
+                distribution, token = self.draw(logits, i, jnp.concatenate([token for _, token in drawn], axis=1))
+                drawn.append((distribution.warped, token))
         else:
-            state, rest = jax.lax.scan(next_pass, state, jnp.arange(1, later + 1, dtype=jnp.int32), unroll=unroll)
+
+            def next_pass(state, i):
+                carry, token, drafts = state
+                drafts = drafts.at[:, i - 1].set(token[:, 0])
+                carry, logits = read(carry, token, i)
+                distribution, token = self.draw(logits, i, drafts)
+                return (carry, token, drafts), (distribution.warped, token)
+
+            state = carry, token, jnp.zeros((len(token), later), jnp.int32)
+            (carry, *_), rest = jax.lax.scan(next_pass, state, jnp.arange(1, later + 1, dtype=jnp.int32), unroll=unroll)
             drawn.append(jax.tree.map(lambda x: jnp.moveaxis(x[:, :, 0], 0, 1), rest))
         warped, tokens = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *drawn)
-        return state[0], self.proposal(Distribution(WarpedLogits(*warped), distribution.greedy), tokens, room)
+        return carry, self.proposal(Distribution(WarpedLogits(*warped), distribution.greedy), tokens, room)

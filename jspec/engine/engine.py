@@ -80,7 +80,9 @@ class Engine:
         self.config = config
         runner = Runner(target, draft_model, make_drafter, verify, config, noise, draft_lengths)
         self._loop = Loop(runner, config, draft_lengths, costs)
-        self.frontend = frontend or Frontend(None, target.config.vocab_size, target.config.eos_token_ids)
+        self.frontend = frontend or Frontend(
+            None, target.config.vocab_size, target.config.eos_token_ids, max_len=config.max_len
+        )
         self._added = Inbox(streams=True)  # of the requests that ``add`` was called for
         self.guard = CompilationGuard()
         self._abandoned: collections.deque[Inbox] = collections.deque()  # of owners that have left

@@ -1,8 +1,9 @@
 """What host and device tell each other: which segments a pass reads, which rows a call decodes, and what its rounds did."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +75,19 @@ def no_segments(config: EngineConfig, n: int) -> Segments:
     return Segments(np.full(n, config.num_rows, np.int32), tokens, zeros, zeros, page_tables([], n, config))
 
 
+class CallLogs(NamedTuple):
+    """What the rounds of a call did, as the device gives it to the host.
+
+    Attributes:
+      rounds: ``RoundLog.packed`` of every round, int32 ``[rounds, B, K + 5]``.
+      logprobs: ``TokenLogprobs.packed`` of the emitted tokens, int32 ``[rounds, B, K + 1, PACKED]``; what it holds for
+        rows that want none means nothing. None where no request may want any.
+    """
+
+    rounds: Any
+    logprobs: Any = None
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RoundLog:
@@ -90,6 +104,7 @@ class RoundLog:
       accepted: int32 ``[B]``, how many of these drafts the verification rule accepted. ``count`` is one
         more, or less where a stop token, the length limit or broken logits cut the emitted tokens off.
       outcome: int32 ``[B]``, the row's outcome after the round: LIVE, STOPPED, FULL or BROKEN of ``engine.request``.
+      logprobs: ``CallLogs.logprobs`` of the same rounds, if there are any; ``packed`` leaves it out.
     """
 
     tokens: Any
@@ -97,6 +112,7 @@ class RoundLog:
     drafted: Any
     accepted: Any
     outcome: Any
+    logprobs: Any = None
 
     def packed(self) -> jax.Array:
         """All fields side by side in one array, int32 ``[B, K + 5]``, so that one transfer brings them to the host."""
@@ -104,17 +120,21 @@ class RoundLog:
         return jnp.concatenate([self.tokens, *(x[:, None] for x in rest)], axis=1)
 
     @classmethod
-    def unpacked(cls, packed) -> "RoundLog":
-        """The logs that ``packed`` put into an array ``[..., B, K + 5]``, on the host or in a trace."""
-        return cls(packed[..., :-4], *(packed[..., i] for i in range(-4, 0)))
+    def unpacked(cls, logs: CallLogs) -> "RoundLog":
+        """The logs of a call, on the host or in a trace."""
+        packed = logs.rounds
+        return cls(packed[..., :-4], *(packed[..., i] for i in range(-4, 0)), logprobs=logs.logprobs)
 
     def by_row(self) -> list["RoundLog"]:
         """The logs of a call on the host by row, in lists, which are quicker to go through one by one than arrays.
 
-        Fields ``[rounds, B]`` become B lists of one number for each round, and tokens lists of K + 1 numbers for each.
+        Fields ``[rounds, B]`` become B lists of one number for each round, and tokens lists of K + 1 numbers for each. Those
+        of ``logprobs`` stay arrays, ``[rounds, K + 1, PACKED]``.
         """
         fields = self.tokens, self.count, self.drafted, self.accepted, self.outcome
-        return [RoundLog(*row) for row in zip(*(field.swapaxes(0, 1).tolist() for field in fields), strict=True)]
+        rows = zip(*(field.swapaxes(0, 1).tolist() for field in fields), strict=True)
+        logprobs = itertools.repeat(None) if self.logprobs is None else self.logprobs.swapaxes(0, 1)
+        return [RoundLog(*row, logprobs=of_row) for row, of_row in zip(rows, logprobs, strict=False)]
 
     @property
     def num_rounds(self) -> int:

@@ -15,7 +15,9 @@ from jspec.config import EngineConfig, Speculation
 from jspec.engine.request import FAILED, FINISH_REASONS, ActiveRequest, Request
 from jspec.keys import request_keys
 from jspec.prompts import Prompt, as_list, checked_ids, text_or_ids
-from jspec.results import Delta, Result, Stats
+from jspec.results import Delta, Logprob, Result, Stats
+from jspec.sampling import processors
+from jspec.sampling.logprobs import TokenLogprobs
 from jspec.sampling.params import SamplingParams
 from jspec.text import Detokenizer, Tokenizer, encode
 
@@ -30,6 +32,7 @@ class Frontend:
       method: how drafts are made, for messages; None for plain decoding.
       reproducible: what ``Result.reproducible`` says.
       default_params: what a request without SamplingParams starts from.
+      max_len: the longest prompt plus completion, to which ``truncate_prompt_tokens=-1`` cuts prompts.
     """
 
     def __init__(
@@ -40,7 +43,9 @@ class Frontend:
         method: str | None = None,
         reproducible: bool = True,
         default_params: SamplingParams | None = None,
+        max_len: int | None = None,
     ):
+        self._max_len = max_len
         self.tokenizer, self.default_params = tokenizer, default_params or SamplingParams()
         self._vocab_size, self._eos_token_ids = vocab_size, tuple(eos_token_ids)
         self._method, self._reproducible = method, reproducible
@@ -89,16 +94,24 @@ class Frontend:
         Raises:
           ValueError: the prompt or a parameter cannot be served.
         """
-        tokens = self._tokens(index, prompt)
+        if params.n != 1:
+            raise ValueError(
+                f"n={params.n}: a request has one completion here; jspec.generate() makes several, or ask for each of "
+                "params.copies()"
+            )
+        tokens = self._truncated(self._tokens(index, prompt), params.truncate_prompt_tokens)
         stop_tokens = params.stop_tokens(self._eos_token_ids)
         checked_ids(params.stop_token_ids, self._vocab_size, "stop_token_ids")
+        bad_words = self._bad_words(params.bad_words)
+        processors.check(params, self._vocab_size, bad_words, f"prompt {index}")
         completion = None
-        if self.tokenizer is not None:
-            decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True)
-            completion = Completion(Detokenizer(decode, tokens), tuple(params.stop), params.min_tokens)
+        if self.tokenizer is not None and params.detokenize:
+            decode = functools.partial(self.tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
+            stopping = tuple(params.stop), params.min_tokens, params.include_stop_str_in_output
+            completion = Completion(Detokenizer(decode, tokens), *stopping)
         elif params.stop:
             raise ValueError(f"stop={params.stop!r} is text, but the checkpoint has no tokenizer; use stop_token_ids")
-        return Request(index, tokens, params, key_data, stop_tokens, completion, priority, salt)
+        return Request(index, tokens, params, key_data, stop_tokens, completion, priority, salt, bad_words)
 
     def delta(
         self, id: int, active: ActiveRequest, token_ids: list[int], finished: bool, longest_text: int | None, K: int
@@ -113,7 +126,10 @@ class Frontend:
         text = None
         if isinstance(completion, Completion):
             text = "" if active.outcome == FAILED else completion.take()
-        return Delta(id, token_ids, text, finished, result)
+        start = active.num_told
+        logprobs = self._logprobs(active, start, start + len(token_ids))
+        active.num_told += len(token_ids)
+        return Delta(id, token_ids, text, finished, result, logprobs)
 
     def result(self, active: ActiveRequest, longest_text: int | None, K: int) -> Result:
         """The result of a request that has ended."""
@@ -145,7 +161,45 @@ class Frontend:
             accepted=active.from_draft,
             reproducible=self._reproducible,
             num_cached_tokens=active.num_cached_tokens,
+            logprobs=self._logprobs(active, 0, len(tokens)),
         )
+
+    def _logprobs(self, active: ActiveRequest, start: int, end: int) -> list[dict[int, Logprob]] | None:
+        """Those of the new tokens from the one of number ``start`` to before the one of number ``end``."""
+        count = active.request.params.logprobs
+        if count is None:
+            return None
+        return self._described(active.tokens[start:end], active.logprobs[start:end], count)
+
+    def _described(self, tokens: Sequence[int], packed: Sequence[np.ndarray], count: int) -> list[dict[int, Logprob]]:
+        """For each token its ``Logprob`` and those of the ``count`` likeliest, from lines of ``TokenLogprobs.packed``."""
+        described = []
+        for token, line in zip(tokens, packed, strict=True):
+            found = TokenLogprobs.unpacked(line)
+            one = {token: Logprob(float(found.chosen), int(found.rank), self._decoded(token))}
+            likeliest = zip(found.tokens[:count].tolist(), found.values[:count].tolist(), strict=True)
+            for rank, (other, value) in enumerate(likeliest, 1):
+                if other >= 0 and other != token:
+                    one[other] = Logprob(value, rank, self._decoded(other))
+            described.append(one)
+        return described
+
+    def _decoded(self, token: int) -> str | None:
+        return None if self.tokenizer is None else self.tokenizer.decode([token], skip_special_tokens=False)
+
+    def _truncated(self, tokens: list[int], kept: int | None) -> list[int]:
+        """The last ``kept`` tokens; -1 is as many as leave room for one new token."""
+        if kept == -1:
+            kept = None if self._max_len is None else self._max_len - 1
+        return tokens if kept is None else tokens[-kept:]
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each bad word, as it stands and with a space in front."""
+        if words and self.tokenizer is None:
+            raise ValueError(f"bad_words={words!r} is text, but the checkpoint has no tokenizer; use logit_bias")
+        texts = dict.fromkeys(text for word in words for text in (word.lstrip(), f" {word.lstrip()}"))
+        found = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts] if self.tokenizer else []
+        return tuple(dict.fromkeys(tuple(tokens) for tokens in found if tokens))
 
     def _tokens(self, index: int, prompt: Prompt) -> list[int]:
         prompt = text_or_ids(index, prompt)

@@ -5,10 +5,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
-
 from jspec.config import EngineConfig
 from jspec.engine.adaptive import Controller
+from jspec.engine.exchange import CallLogs
 from jspec.engine.inbox import Inbox, Progress
 from jspec.engine.interrupts import uninterrupted
 from jspec.engine.metrics import Meter
@@ -141,7 +140,7 @@ class Loop:
                 active.times.entered = now
                 self.meter.entered(active)
         K, trying = self.runner.num_draft_tokens, False
-        if self.controller is not None and plan.decoding:
+        if self.controller is not None and plan.decoding and not plan.needs_processing:
             K = self.controller.choose(self.runner.bucket(len(plan.decoding)))
             trying = self.controller.trying
         self._plan = planned = _Planned(plan, K, trying)
@@ -247,4 +246,4 @@ class _Call(NamedTuple):
     K: int
     decoded: list[ActiveRequest]
     rounds: int
-    logs: jax.Array
+    logs: CallLogs

@@ -34,3 +34,8 @@ class Plan:
     returning: list[Move] = dataclasses.field(default_factory=list)
     decoding: list[ActiveRequest] = dataclasses.field(default_factory=list)
     rounds: int = 0
+
+    @property
+    def needs_processing(self) -> bool:
+        """Whether rounds have to process logits for one of the requests, or to find log-probabilities."""
+        return any(active.request.needs_processing for active in self.decoding)

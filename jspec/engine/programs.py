@@ -16,10 +16,10 @@ import numpy as np
 from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
 from jspec.engine.compiling import Program, decode_options
-from jspec.engine.exchange import Call, Segments, no_segments
+from jspec.engine.exchange import Call, CallLogs, Segments, no_segments
 from jspec.engine.packing import Packing
 from jspec.engine.request import Request
-from jspec.engine.state import DecodeState, Entries, admit, init_state, put, restore, save, take
+from jspec.engine.state import DecodeState, Entries, admit, init_state, put, restore, save, take, without_processing
 from jspec.engine.step import DecodeStep
 from jspec.models.params import DTYPES
 from jspec.sampling.params import SamplingParams
@@ -44,6 +44,7 @@ class StepBuilder:
       config: what may be used.
       noise: where the noise of a round comes from.
       most: K, the most drafts of a round: the drafter's own number.
+      vocab_size: V of the target.
     """
 
     merge_target: Callable[[Sequence[jax.Array]], Any]
@@ -53,6 +54,7 @@ class StepBuilder:
     config: EngineConfig
     noise: Callable[..., RoundNoise]
     most: int
+    vocab_size: int
 
     def width(self, K: int) -> int:
         """How many query tokens the target reads for each row in a round of K drafts."""
@@ -64,10 +66,18 @@ class StepBuilder:
         own = K in (0, self.most)
         drafter = self.make_drafter(target, draft_model) if own else self.make_drafter(target, draft_model, K)
         # Without drafts every rule is the target's own draw, and ``match`` makes it in one pass over the vocabulary.
-        return DecodeStep(target, drafter, RULES[self.verify if K else "match"], self.width(K), self.noise)
+        rule, processed = RULES[self.verify if K else "match"], self.config.logprobs_mode == "processed_logprobs"
+        return DecodeStep(target, drafter, rule, self.width(K), self.noise, processed)
 
-    def rounds(self, leaves: Leaves, state: DecodeState, call: Call, K: int) -> tuple[DecodeState, jax.Array]:
-        """``call.rounds`` rounds of up to K drafts of the rows of the call, and their logs, packed."""
+    def rounds(self, leaves: Leaves, state: DecodeState, call: Call, K: int) -> tuple[DecodeState, CallLogs]:
+        """``call.rounds`` rounds of up to K drafts of the rows of the call, and their logs. No row of the call has
+        processors or wants log-probabilities."""
+        new, logs = self.processing_rounds(leaves, without_processing(state), call, K)
+        kept = {name: getattr(state.request, name) for name in ("processors", "num_logprobs")}
+        return dataclasses.replace(new, request=dataclasses.replace(new.request, **kept)), logs
+
+    def processing_rounds(self, leaves: Leaves, state: DecodeState, call: Call, K: int) -> tuple[DecodeState, CallLogs]:
+        """The same for rows that may need processing, which costs time whether they do or not."""
         step = self.step(leaves, K)
         decode = step.decode_plainly if K == 0 < self.most else step.decode
         some, logs = decode(take(state, call.rows, call.table), self.config.rounds, call.rounds)
@@ -85,7 +95,8 @@ class StepBuilder:
     def empty_state(self, leaves: Leaves) -> DecodeState:
         """An empty batch; not for a trace."""
         step = self.step(leaves, self.most)
-        return init_state(self.config, step.target, step.drafter, DTYPES[self.config.dtype], self.config.num_rows)
+        dtype, rows = DTYPES[self.config.dtype], self.config.num_rows
+        return init_state(self.config, step.target, step.drafter, dtype, rows, self.vocab_size)
 
 
 class PackedProgram(Program):
@@ -116,8 +127,10 @@ class Programs:
       prefill: n -> (leaves, state, segments), ``DecodeStep.prefill`` of n segments.
       admit: (rows, entries), ``state.admit``, which takes and returns only the part of the state that has rows.
       catch_up: (leaves, state, call), for the drafter before a smaller K.
-      decode: (b, K) -> (leaves, state, call), rounds of b rows with up to K drafts; returns their logs, packed, beside
+      decode: (b, K) -> (leaves, state, call), rounds of b rows with up to K drafts; returns their ``CallLogs`` beside
         the state.
+      processing_decode: b -> the same with up to the most drafts, for calls in which a row wants its logits processed or
+        log-probabilities.
       save: (state, row, pages), ``state.save``; returns the copy beside the state. Its arguments are not packed.
       restore: (state, row, pages, saved), ``state.restore``. Its arguments are not packed.
       most_entries: how many requests ``admit`` can take.
@@ -132,7 +145,7 @@ class Programs:
             for n in config.segment_buckets
         }
         nobody = [(config.num_rows, Request(0, [0], SamplingParams(), np.zeros(2, np.uint32)))]
-        entries = Entries.of(config, self.most_entries, nobody)
+        entries = Entries.of(config, builder.vocab_size, self.most_entries, nobody)
         self.admit = PackedProgram("admit", lambda *args: (admit(*args), None), entries, donate=STATE)
         self.catch_up = PackedProgram("catch_up", builder.catch_up, Call.of(config, config.max_batch, [], [], 1))
         self.decode: dict[tuple[int, int], PackedProgram] = {}
@@ -142,9 +155,15 @@ class Programs:
             self.decode[b, K] = PackedProgram(
                 f"decode_{b}_rows_{K}_drafts", rounds, Call.of(config, b, [], [], 1), options
             )
+        self.processing_decode: dict[int, PackedProgram] = {}
+        for b in config.batch_buckets:
+            rounds = functools.partial(builder.processing_rounds, K=builder.most)
+            options = decode_options(target_leaves, b * builder.width(builder.most))
+            name = f"decode_{b}_rows_processing"
+            self.processing_decode[b] = PackedProgram(name, rounds, Call.of(config, b, [], [], 1), options)
         self.save = Program(lambda state, *args: (state, save(state, *args)), STATE, name="save")
         self.restore = Program(lambda *args: (restore(*args), None), STATE, name="restore")
 
     def __iter__(self) -> Iterator[Program]:
         singles = self.admit, self.catch_up, self.save, self.restore
-        return iter((*self.prefill.values(), *singles, *self.decode.values()))
+        return iter((*self.prefill.values(), *singles, *self.decode.values(), *self.processing_decode.values()))

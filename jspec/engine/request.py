@@ -1,6 +1,7 @@
 """A request as the engine sees it, and what has become of one that is under way. Nothing here needs JAX."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -37,9 +38,11 @@ class Request:
       params: how to sample, and when to end.
       key_data: uint32 ``[2]``, the data of the request's Threefry key.
       stop_tokens: ids of the tokens that end it.
-      watcher: looks for stop strings. It is given every new token once, but not the stop token that ends the request.
+      watcher: looks for stop strings. It is given every new token once, but the stop token that ends the request only if
+        the text is to include it.
       priority: requests with a lower number enter first, and are preempted last.
       salt: only requests with the same salt share cached pages of their prompts.
+      bad_words: the tokens of each of ``params.bad_words``.
 
     Raises:
       ValueError: a value that the arrays of a row cannot hold.
@@ -53,6 +56,7 @@ class Request:
     watcher: Watcher | None = None
     priority: int = 0
     salt: str = ""
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self):
         # ``SamplingParams`` bounds the rest by what arrays hold.
@@ -62,6 +66,11 @@ class Request:
         key = np.asarray(self.key_data)
         ok = key.dtype == np.uint32 and key.shape == (2,)
         require(ok, f"{what}: key_data", self.key_data, "a Threefry key, uint32 of shape (2,)")
+
+    @functools.cached_property
+    def needs_processing(self) -> bool:
+        """Whether rounds have to process logits for it, or to find log-probabilities."""
+        return self.params.needs_processing
 
     def limit(self, max_len: int) -> int:
         """The length, prompt included, at which the request is complete."""
@@ -91,11 +100,13 @@ class ActiveRequest:
       num_saved_pages: how many pages are in ``saved``.
       tokens: the new tokens so far.
       from_draft: for each of them, whether it was drafted and accepted; else the target drew it.
+      logprobs: for each of them, a line of ``TokenLogprobs.packed``; empty if the request wants none.
       drafted: for each round that counts, how many drafts were verified.
       accepted: for each round that counts, how many of them the target accepted.
       outcome: LIVE until it ends, then one of the others.
       error: the exception that ended it, if its outcome is FAILED.
       told: whether its owner has got a delta that says that it has ended.
+      num_told: how many of the new tokens its owner has got in deltas.
       num_preemptions: how often it was preempted.
       times: when it arrived, first had a row, had its first and its newest token, as ``time.perf_counter`` says; NaN
         for what has not happened.
@@ -117,11 +128,13 @@ class ActiveRequest:
     num_saved_pages: int = 0
     tokens: list[int] = dataclasses.field(default_factory=list)
     from_draft: list[bool] = dataclasses.field(default_factory=list)
+    logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
     drafted: list[int] = dataclasses.field(default_factory=list)
     accepted: list[int] = dataclasses.field(default_factory=list)
     outcome: int = LIVE
     error: BaseException | None = None
     told: bool = False
+    num_told: int = 0
     num_preemptions: int = 0
     times: "Times" = dataclasses.field(default_factory=lambda: Times(time.perf_counter()))
 
@@ -156,6 +169,8 @@ class ActiveRequest:
             new = log.tokens[i][:count]
             self.tokens += new
             self.from_draft += [True] * min(accepted, count) + [False] * (count - accepted)
+            if self.request.params.logprobs is not None and log.logprobs is not None:
+                self.logprobs += [*log.logprobs[i, :count]]
             self.drafted.append(log.drafted[i])
             self.accepted.append(accepted)
             self.outcome = log.outcome[i]
@@ -163,16 +178,16 @@ class ActiveRequest:
                 self._watch(self.request.watcher, new)
 
     def _watch(self, watcher: Watcher, new: list[int]):
-        ended_by_token = self.outcome == STOPPED
+        ended_by_token, params = self.outcome == STOPPED, self.request.params
         try:
-            keep = watcher.add(new[:-1] if ended_by_token else new)
+            keep = watcher.add(new[:-1] if ended_by_token and not params.include_stop_str_in_output else new)
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # a panic of the Rust code in tokenizers is no Exception
             self.outcome, self.error = FAILED, error
             return
         if keep is not None:
-            del self.tokens[keep:], self.from_draft[keep:]
+            del self.tokens[keep:], self.from_draft[keep:], self.logprobs[keep:]
             self.outcome = STOPPED
 
 

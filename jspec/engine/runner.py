@@ -18,7 +18,7 @@ import numpy as np
 from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
 from jspec.engine.compiling import Program, compile_all
-from jspec.engine.exchange import Call, RoundLog, Segments, no_segments, page_tables
+from jspec.engine.exchange import Call, CallLogs, RoundLog, Segments, no_segments, page_tables
 from jspec.engine.interrupts import uninterrupted
 from jspec.engine.kept_costs import Seconds, kept_or_measured
 from jspec.engine.kept_programs import KeptPrograms
@@ -79,7 +79,9 @@ class Runner:
         target_leaves, merge_target = split(target)
         draft_leaves, merge_draft = split(draft_model)
         self._config = config
-        self._builder = StepBuilder(merge_target, merge_draft, make_drafter, verify, config, noise, most)
+        self._builder = StepBuilder(
+            merge_target, merge_draft, make_drafter, verify, config, noise, most, target.config.vocab_size
+        )
         self.num_draft_tokens, self.width = most, self._builder.width(most)
         if self.width <= most:
             raise ValueError(f"width={self.width}: expected at least num_draft_tokens + 1, which is {most + 1}")
@@ -112,8 +114,8 @@ class Runner:
         needed = [(program, args) for program, args in self._needed(plan, K) if not program.compiled]
         compile_all([(program, self._with_weights(program, args)) for program, args in needed])
 
-    def carry_out(self, plan: Plan, K: int) -> jax.Array | None:
-        """Send all programs of a plan, whose rounds make up to K drafts.
+    def carry_out(self, plan: Plan, K: int) -> CallLogs | None:
+        """Send all programs of a plan, whose rounds make up to K drafts; the most, if ``plan.needs_processing``.
 
         Returns:
           the logs of its rounds, on the way to the host, for which ``read`` waits; None if it has no rounds.
@@ -123,7 +125,7 @@ class Runner:
         if plan.segments:
             self._tell(*self._pass(plan.segments))
         for entering in self._groups(plan.entering):
-            self._tell(self.programs.admit, self._entries(entering))
+            self._tell(self.programs.admit, self._entries([(_row(active), active.request) for active in entering]))
         for move in plan.returning:
             self._swap_in(move)
         if not plan.decoding:
@@ -132,13 +134,14 @@ class Runner:
             self._tell(*self._catch_up(plan))
         for active in plan.decoding:
             active.largest_K = K
-        logs = self._tell(*self._call(plan, K))
-        logs.copy_to_host_async()
+        logs: CallLogs = self._tell(*self._call(plan, K))
+        for array in jax.tree.leaves(logs):
+            array.copy_to_host_async()
         return logs
 
-    def read(self, logs: jax.Array) -> RoundLog:
+    def read(self, logs: CallLogs) -> RoundLog:
         """Wait for a call to end: its logs on the host, fields ``[rounds, b]``."""
-        return RoundLog.unpacked(np.asarray(logs))
+        return RoundLog.unpacked(jax.tree.map(np.asarray, logs))
 
     def bucket(self, rows: int) -> int:
         """The rows of the smallest decode program that can decode so many."""
@@ -193,7 +196,9 @@ class Runner:
         for _ in range(TIMED_CALLS + 1):
             for first in range(0, bucket, self.programs.most_entries):
                 some = rows[first : first + self.programs.most_entries]
-                self._tell(self.programs.admit, Entries.of(config, self.programs.most_entries, some))
+                self._tell(
+                    self.programs.admit, Entries.of(config, self._builder.vocab_size, self.programs.most_entries, some)
+                )
             jax.block_until_ready(self.state.outcome)
             started = time.perf_counter()
             logs = self.read(self._tell(self.programs.decode[bucket, K], call))
@@ -233,9 +238,9 @@ class Runner:
         most = self.programs.most_entries
         return [entering[i : i + most] for i in range(0, len(entering), most)]
 
-    def _entries(self, entering: Sequence[ActiveRequest]) -> Entries:
-        rows = [(_row(active), active.request) for active in entering]
-        return Entries.of(self._config, self.programs.most_entries, rows)
+    def _entries(self, entering: Sequence[tuple[int, Request]]) -> Entries:
+        """Rows and the requests that enter them, at most as many as one program takes."""
+        return Entries.of(self._config, self._builder.vocab_size, self.programs.most_entries, entering)
 
     def _rows(self, plan: Plan, bucket: int) -> Call:
         rows = [_row(active) for active in plan.decoding]
@@ -243,7 +248,8 @@ class Runner:
 
     def _call(self, plan: Plan, K: int) -> tuple[PackedProgram, Call]:
         bucket = self.bucket(len(plan.decoding))
-        return self.programs.decode[bucket, K], self._rows(plan, bucket)
+        program = self.programs.processing_decode[bucket] if plan.needs_processing else self.programs.decode[bucket, K]
+        return program, self._rows(plan, bucket)
 
     def _catch_up(self, plan: Plan) -> tuple[PackedProgram, Call]:
         return self.programs.catch_up, self._rows(plan, self._config.max_batch)
@@ -281,7 +287,12 @@ class Runner:
     def _every_program(self) -> Iterator[tuple[Program, tuple]]:
         """All programs that may be needed, with arguments that do nothing to an idle batch."""
         programs = self.programs
-        packed = [*programs.prefill.values(), programs.admit, *programs.decode.values()]
+        packed = [
+            *programs.prefill.values(),
+            programs.admit,
+            *programs.decode.values(),
+            *programs.processing_decode.values(),
+        ]
         packed += [programs.catch_up] if len(self.draft_lengths) > 1 else []
         yield from ((program, (program.idle,)) for program in packed)
         yield from self._movers()

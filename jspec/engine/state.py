@@ -18,6 +18,7 @@ from jspec.models.cache import NULL_PAGE, LayerKV, init_pool
 from jspec.models.contract import Target
 from jspec.sampling.distribution import Warp
 from jspec.sampling.params import MAX_STOP_TOKENS
+from jspec.sampling.processors import Processors
 
 
 @jax.tree_util.register_dataclass
@@ -39,6 +40,9 @@ class RequestArrays:
       table: int32 ``[B, M]``, the request's pages in the order of its tokens, padded with the null page. Which pages a
         row has is decided on the host, which gives them to every call: what stands here is of the last one.
       warp: the request's temperature, top-k, top-p and min-p, each ``[B]``.
+      processors: what the request does to logits before that; None where no request does anything.
+      num_logprobs: int32 ``[B]``, of how many of the likeliest tokens the request wants log-probabilities, -1 if it wants
+        none at all; None where no request does.
     """
 
     length: jax.Array
@@ -48,6 +52,8 @@ class RequestArrays:
     key_data: jax.Array
     table: jax.Array
     warp: Warp
+    processors: Processors | None = None
+    num_logprobs: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -84,9 +90,18 @@ class DecodeState:
 
 
 def init_state(
-    config: EngineConfig, target: Target, drafter: Drafter, dtype, num_rows: int | None = None
+    config: EngineConfig,
+    target: Target,
+    drafter: Drafter,
+    dtype,
+    num_rows: int | None = None,
+    vocab_size: int | None = None,
 ) -> DecodeState:
-    """An empty batch: every row is free and every page unwritten. ``num_rows`` is B; None takes ``config.max_batch``."""
+    """An empty batch: every row is free and every page unwritten.
+
+    ``num_rows`` is B; None takes ``config.max_batch``. With ``vocab_size``, V of the target, requests may have processors
+    and log-probabilities.
+    """
     B, S, M = num_rows or config.max_batch, config.max_len, config.pages_per_row
 
     def every_row(value, dtype=jnp.int32):  # a buffer of its own each time: a donated buffer may appear only once
@@ -105,6 +120,8 @@ def init_state(
             top_p=every_row(1, jnp.float32),
             min_p=every_row(0, jnp.float32),
         ),
+        processors=None if vocab_size is None else Processors.none(B, vocab_size),
+        num_logprobs=None if vocab_size is None else every_row(-1),
     )
     E = 0 if drafter.aux_layers is None else target.feature_size(drafter.aux_layers)
     return DecodeState(
@@ -116,6 +133,11 @@ def init_state(
         features=None if drafter.aux_layers is None else jnp.zeros((B, drafter.num_draft_tokens + 1, E), dtype),
         draft=drafter.init(config.pool_pages, config.page_size, dtype),
     )
+
+
+def without_processing(state: DecodeState) -> DecodeState:
+    """The batch as programs see it that know neither processors nor log-probabilities."""
+    return dataclasses.replace(state, request=dataclasses.replace(state.request, processors=None, num_logprobs=None))
 
 
 def of_rows(state: DecodeState) -> dict[str, Any]:
@@ -139,12 +161,12 @@ class Entries:
     request: RequestArrays
 
     @staticmethod
-    def of(config: EngineConfig, most: int, entries: Sequence[tuple[int, Request]]) -> "Entries":
-        """At most ``most`` entries, each a row and its request."""
+    def of(config: EngineConfig, vocab_size: int, most: int, entries: Sequence[tuple[int, Request]]) -> "Entries":
+        """At most ``most`` entries, each a row and its request. ``vocab_size`` is V of the target."""
         row = np.full(most, config.num_rows, np.int32)
         row[: len(entries)] = [row for row, _ in entries]
         prompts = [padded_prompt(request, config) for _, request in entries]
-        arrays = [request_arrays(request, config) for _, request in entries]
+        arrays = [request_arrays(request, config, vocab_size) for _, request in entries]
 
         def stacked(*values):
             return np.stack([*values, *[np.zeros_like(values[0])] * (most - len(values))])
@@ -159,7 +181,7 @@ def padded_prompt(request: Request, config: EngineConfig) -> np.ndarray:
     return prompt
 
 
-def request_arrays(request: Request, config: EngineConfig) -> RequestArrays:
+def request_arrays(request: Request, config: EngineConfig, vocab_size: int) -> RequestArrays:
     """What a row needs to know of this one request, in arrays on the host.
 
     They stay on the host because an argument of a program needs no transfer of its own.
@@ -167,6 +189,7 @@ def request_arrays(request: Request, config: EngineConfig) -> RequestArrays:
     Args:
       request: the request that is about to enter.
       config: what the engine may use; its ``max_len`` bounds the text.
+      vocab_size: V of the target.
     """
     params, length, S = request.params, len(request.prompt), config.max_len
     stop_tokens = [*request.stop_tokens, *[-1] * (MAX_STOP_TOKENS - len(request.stop_tokens))]
@@ -187,6 +210,8 @@ def request_arrays(request: Request, config: EngineConfig) -> RequestArrays:
             top_p=array(params.top_p, np.float32),
             min_p=array(params.min_p, np.float32),
         ),
+        processors=Processors.of(params, length, vocab_size, request.bad_words),
+        num_logprobs=array(-1 if params.logprobs is None else params.logprobs, np.int32),
     )
 
 

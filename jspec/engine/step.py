@@ -16,12 +16,15 @@ import jax.numpy as jnp
 
 from jspec.drafting.base import Context, Drafter, Prompt
 from jspec.drafting.plain import NoDrafts
-from jspec.engine.exchange import RoundLog, Segments
+from jspec.engine.exchange import CallLogs, RoundLog, Segments
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED
 from jspec.engine.state import DecodeState
 from jspec.models.cache import PagedView
 from jspec.models.contract import Target
-from jspec.sampling.stops import first_stop, forbid_early_stops
+from jspec.sampling.distribution import Warp, make_distribution
+from jspec.sampling.logprobs import PACKED, TokenLogprobs, token_logprobs
+from jspec.sampling.processors import Processing
+from jspec.sampling.stops import first_stop
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import Proposal, Verdict
 
@@ -38,8 +41,9 @@ class DecodeStep:
     2. **Verify pass.** The target reads the newest committed token, which its cache does not hold yet, and the drafts
        behind it: T = K + 1 query tokens at positions length - 1 .. length - 1 + K, in one pass. The logits of query token
        i are those of the token at position length + i.
-    3. **Rule.** The verification rule decides how many drafts, a, stand. It draws one more token: the correction token
-       in place of the first refused draft, or the bonus token if no draft was refused.
+    3. **Rule.** The logits become those that each request wants (``sampling.processors``). The verification rule decides
+       how many drafts, a, stand. It draws one more token: the correction token in place of the first refused draft, or the
+       bonus token if no draft was refused.
     4. **Keep features.** If the drafter reads features of the target, those of this pass are kept for the next round.
     5. **Commit.** The a drafts and the token of the rule are written at positions length .. length + a, and ``length``
        grows by a + 1, or by less at a stop token or the length limit.
@@ -59,6 +63,8 @@ class DecodeStep:
       width: how many query tokens the target reads for each row in a round. It is at least T = K + 1, and query tokens
         beyond the drafts are masked.
       noise: makes the noise of a round from the keys and lengths of its rows.
+      processed_logprobs: whether log-probabilities are those of the distribution that tokens are drawn from, and not of the
+        target's own.
     """
 
     target: Target
@@ -66,6 +72,7 @@ class DecodeStep:
     verify: Verify
     width: int
     noise: Callable[..., RoundNoise] = RoundNoise
+    processed_logprobs: bool = False
 
     def round(self, state: DecodeState) -> tuple[DecodeState, RoundLog]:
         """Make one round with every live row: draft, verify pass, rule, keep features, commit.
@@ -74,13 +81,20 @@ class DecodeStep:
           the new state, and a log with fields ``[B]``.
         """
         noise = self.noise(state.request.key_data, state.request.length)
-        draft, proposal = self._propose(state, noise)
+        processing = processing_of(state)
+        draft, proposal = self._propose(state, processing, noise)
         logits, features, cache = self._verify_pass(state, proposal)
-        verdict = self.verify(logits, state.request.warp, proposal, noise)
+        verdict = self._verdict(state, processing, logits, proposal, noise)
         features = self._kept_features(state, features)
-        return self._commit(dataclasses.replace(state, cache=cache, features=features, draft=draft), proposal, verdict)
+        after, log = self._commit(
+            dataclasses.replace(state, cache=cache, features=features, draft=draft), proposal, verdict
+        )
+        if state.request.num_logprobs is None:
+            return after, log
+        logprobs = self._logprobs(processing, state.request.warp, logits, proposal, log.tokens)
+        return after, dataclasses.replace(log, logprobs=logprobs.packed())
 
-    def decode(self, state: DecodeState, most_rounds: int, rounds=None) -> tuple[DecodeState, jax.Array]:
+    def decode(self, state: DecodeState, most_rounds: int, rounds=None) -> tuple[DecodeState, CallLogs]:
         """Make ``rounds`` rounds without a host visit, or fewer if no row is live any more.
 
         Args:
@@ -89,13 +103,15 @@ class DecodeStep:
           rounds: int32 ``[]``, at most ``most_rounds``; None is that number.
 
         Returns:
-          the new state, and the packed logs, int32 ``[most_rounds, B, K + 5]``. A round that was not made has the log of
-          a round in which no row took part.
+          the new state, and the logs of ``most_rounds`` rounds. A round that was not made has the log of a round in which no
+          row took part.
         """
         rounds = most_rounds if rounds is None else rounds
         none = jnp.full(state.request.length.shape, -1, jnp.int32)  # a row has taken no part
         tokens = jnp.full((*none.shape, self.drafter.num_draft_tokens + 1), -1, jnp.int32)
         empty = RoundLog(tokens, jnp.zeros_like(none), none, none, none).packed()
+        wanted = state.request.num_logprobs is not None
+        logprobs = jnp.zeros((most_rounds, *tokens.shape, PACKED), jnp.int32) if wanted else None
 
         def unfinished(carry):
             i, state, _ = carry
@@ -104,13 +120,14 @@ class DecodeStep:
         def body(carry):
             i, state, logs = carry
             state, log = self.round(state)
-            return i + 1, state, logs.at[i].set(log.packed())  # one array: one kernel writes it
+            logprobs = None if logs.logprobs is None else logs.logprobs.at[i].set(log.logprobs)
+            return i + 1, state, CallLogs(logs.rounds.at[i].set(log.packed()), logprobs)  # one kernel writes a log
 
-        logs = jnp.broadcast_to(empty[None], (most_rounds, *empty.shape))
+        logs = CallLogs(jnp.broadcast_to(empty[None], (most_rounds, *empty.shape)), logprobs)
         _, state, logs = jax.lax.while_loop(unfinished, body, (jnp.int32(0), state, logs))
         return state, logs
 
-    def decode_plainly(self, state: DecodeState, most_rounds: int, rounds=None) -> tuple[DecodeState, jax.Array]:
+    def decode_plainly(self, state: DecodeState, most_rounds: int, rounds=None) -> tuple[DecodeState, CallLogs]:
         """Do as ``decode``, but without drafts, and let the drafter catch up in one pass at the end.
 
         This is what K = 0 means where the engine chooses K: a later round may draft again, so the drafter has to read
@@ -118,7 +135,7 @@ class DecodeStep:
         which the array ``[B, K + 1, E]`` is widened by ``most_rounds`` during the call.
 
         Returns:
-          the new state, and the packed logs of rounds with K = 0, int32 ``[most_rounds, B, 5]``.
+          the new state, and the logs of rounds with K = 0.
         """
         resting = dataclasses.replace(self, drafter=NoDrafts(self.drafter.aux_layers))
         features = state.features
@@ -186,7 +203,7 @@ class DecodeStep:
         newest = jnp.take_along_axis(features, jnp.maximum(segments.count - 1, 0)[:, None, None], axis=1)[:, 0]
         return dataclasses.replace(state, features=state.features.at[segments.row, 0].set(newest, mode="drop"))
 
-    def _propose(self, state: DecodeState, noise: RoundNoise):
+    def _propose(self, state: DecodeState, processing: Processing, noise: RoundNoise):
         """Let the drafter propose up to K tokens for each row.
 
         A row may use ``room`` drafts, the most that leave a slot for the token that the rule adds: K of them, fewer near
@@ -207,8 +224,7 @@ class DecodeStep:
             room=room,
             table=request.table,
             warp=request.warp,
-            stop_tokens=request.stop_tokens,
-            min_length=request.min_length,
+            processing=processing,
             noise=noise,
         )
         return self.drafter.propose(state.draft, context)
@@ -217,8 +233,7 @@ class DecodeStep:
         """Let the target read the newest committed token and the drafts of every row, in one pass.
 
         The pass has ``width`` query tokens. Those behind the valid drafts of a row, and all of a row that is not live,
-        are masked: they write nothing to the cache, and their logits mean nothing. A stop token before the request's
-        ``min_length`` gets the logit minus infinity, here as in the drafter.
+        are masked: they write nothing to the cache, and their logits mean nothing.
 
         Returns:
           logits ``[B, width, V]``, entry i those of the token at position length + i; features ``[B, width, E]``, or
@@ -232,8 +247,25 @@ class DecodeStep:
         positions = request.length[:, None] - 1 + offset
         valid = state.live[:, None] & (offset <= proposal.count[:, None])
         hidden, features, cache = self._target_reads(tokens, state.cache, PagedView(request.table, positions, valid))
-        logits = forbid_early_stops(self.target.logits(hidden), positions + 1, request.stop_tokens, request.min_length)
-        return logits, features, cache
+        return self.target.logits(hidden), features, cache
+
+    def _verdict(self, state: DecodeState, processing: Processing, logits, proposal: Proposal, noise) -> Verdict:
+        """What the rule decides under the logits as the requests want them.
+
+        A penalty of 0.1 would be lost in the rounding of bfloat16 logits, so those with processors are float32. A row that
+        wants nothing has the same distribution either way.
+        """
+        if processing.processors is not None:
+            logits = _as_float32(logits)
+        return self.verify(processing.apply(logits, proposal.tokens), state.request.warp, proposal, noise)
+
+    def _logprobs(self, processing: Processing, warp: Warp, logits, proposal: Proposal, tokens) -> TokenLogprobs:
+        """Those of the emitted tokens, int32 ``[B, K + 1]``."""
+        logits = logits[:, : tokens.shape[1]]
+        if not self.processed_logprobs:
+            return token_logprobs(_as_float32(logits), tokens)
+        logits = processing.apply(_as_float32(logits), proposal.tokens)
+        return token_logprobs(make_distribution(logits, warp)[0].log_probs, tokens)
 
     def _kept_features(self, state: DecodeState, features):
         """The features ``[B, n, E]`` that the drafter finds at its next round; None if it reads none.
@@ -305,3 +337,20 @@ class DecodeStep:
             outcome=outcome,
         )
         return state, log
+
+
+def processing_of(state: DecodeState) -> Processing:
+    """What a round needs to know to process logits."""
+    request = state.request
+    return Processing(
+        processors=request.processors,
+        stop_tokens=request.stop_tokens,
+        min_length=request.min_length,
+        tokens=state.tokens,
+        length=request.length,
+    )
+
+
+def _as_float32(logits) -> jax.Array:
+    """The stored logits in float32. Without the barrier XLA may skip the rounding to what is stored."""
+    return jax.lax.optimization_barrier(logits).astype(jnp.float32)

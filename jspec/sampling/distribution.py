@@ -54,6 +54,14 @@ class Distribution:
         """bool ``[B, J]``: the logits make a distribution, that is, none is NaN or +inf and at least one is finite."""
         return jnp.isfinite(self.warped.lse)
 
+    @property
+    def log_probs(self) -> jax.Array:
+        """log p of every token, float32 ``[B, J, V]``. Greedy requests get those of temperature 1."""
+        warped = self.warped
+        z = warped.logits.astype(jnp.float32)
+        log_p = z * warped.scale[..., None] - warped.lse[..., None]
+        return jnp.where(z >= warped.threshold[..., None], log_p, -jnp.inf)
+
     def log_prob(self, tokens) -> jax.Array:
         """log p of tokens int32 ``[B, J]`` under the first J distributions of each row, float32 ``[B, J]``.
 

@@ -13,6 +13,8 @@ from jspec.config import MAX_POSITIONS
 GREEDY_BELOW = 1e-5
 SMALLEST_TOP_P = 2.0**-126  # fp32 has nothing above 0 below it
 MAX_STOP_TOKENS = 128  # room per row on the device, the model's end-of-sequence ids included
+MAX_LOGPROBS = 20  # likeliest tokens whose log-probabilities a request may ask for
+MAX_COPIES = 1024
 
 
 @named_arguments(max_new_tokens="max_tokens")
@@ -20,8 +22,11 @@ MAX_STOP_TOKENS = 128  # room per row on the device, the model's end-of-sequence
 class SamplingParams:
     """How one request is sampled and when it ends. Names, meaning and defaults are vLLM's.
 
-    The distribution of a token is the softmax of logits / temperature, cut by min-p, then top-k, then top-p (each over
-    what the one before left, ties at a threshold kept), renormalised.
+    The distribution of a token is made from the target's logits in this order: tokens that are not allowed, and bad words,
+    are taken out; ``logit_bias`` is added; the repetition penalty multiplies or divides; the frequency and presence
+    penalties are subtracted; then it is the softmax of logits / temperature, cut by min-p, then top-k, then top-p (each
+    over what the one before left, ties at a threshold kept), renormalised. Drafts are drawn from the drafter's logits in
+    the same way, and a drafted token counts as text for the tokens after it.
 
     Args:
       temperature: 0 is greedy, exactly; so is anything below 1e-5.
@@ -35,6 +40,23 @@ class SamplingParams:
       stop: text that ends the completion and is cut from it.
       stop_token_ids: tokens that end the completion.
       ignore_eos: do not end at the model's own end-of-sequence tokens.
+      repetition_penalty: for tokens that the prompt or the completion has, positive logits are divided by it and
+        negative ones multiplied; above 0, and 1 is off.
+      frequency_penalty: subtracted from a token's logit as often as the completion has the token; in -2..2.
+      presence_penalty: subtracted once if the completion has the token; in -2..2.
+      logit_bias: token id -> what is added to its logit, in -100..100; None is nothing.
+      allowed_token_ids: the only tokens that may be sampled; None allows all.
+      bad_words: words that the completion will not have. The last token of each is taken out where the completion ends
+        with the tokens before it. A word is also meant with a space in front.
+      n: how many completions. They share the prompt's pages, and completion i has the seed ``seed + i``.
+      logprobs: with each token, give its log-probability and those of so many of the likeliest tokens, 0 to 20; None
+        gives none. They are of the target's own distribution, before everything above, unless the model was loaded with
+        ``logprobs_mode="processed_logprobs"``.
+      detokenize: whether results have text. Stop strings need it.
+      skip_special_tokens: whether special tokens are left out of the text.
+      include_stop_str_in_output: whether the text ends with the stop string, or the stop token's text, that ended it.
+      truncate_prompt_tokens: keep so many tokens of the prompt, its last ones; -1 keeps as many as leave room for one
+        new token; None keeps all, and a prompt that is too long is an error.
 
     Raises:
       ValueError: a value out of range; the message names field, value and what would be right.
@@ -53,6 +75,18 @@ class SamplingParams:
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = dataclasses.field(default=None, hash=False)
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: str | Sequence[str] = ()
+    n: int = 1
+    logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    truncate_prompt_tokens: int | None = None
 
     def __post_init__(self):
         self._make_tuple("stop", "a string or a list of strings")
@@ -76,7 +110,43 @@ class SamplingParams:
         for token in self.stop_token_ids:
             ok = is_int(token) and 0 <= token <= LARGEST_INT
             require(ok, "stop_token_ids", token, "token ids of at least 0 and below 2^31")
-        require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "True or False")
+        for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
+            require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
+        require(self.detokenize or not self.stop, "stop", self.stop, "no stop strings with detokenize=False")
+        self._check_logits()
+        n, kept = self.n, self.truncate_prompt_tokens
+        require(is_int(n) and 1 <= n <= MAX_COPIES, "n", n, f"an integer in 1..{MAX_COPIES}")
+        count = self.logprobs
+        ok = count is None or (is_int(count) and 0 <= count <= MAX_LOGPROBS)
+        require(ok, "logprobs", count, f"None or an integer in 0..{MAX_LOGPROBS}")
+        ok = kept is None or (is_int(kept) and (kept == -1 or 1 <= kept <= LARGEST_INT))
+        require(ok, "truncate_prompt_tokens", kept, "None, an integer of at least 1, or -1")
+
+    def _check_logits(self):
+        """Check what changes logits before the temperature does."""
+        r = self.repetition_penalty
+        ok = is_number(r) and 1 / LARGEST_NUMBER <= r <= LARGEST_NUMBER
+        require(ok, "repetition_penalty", r, "a number above 0; 1 is off")
+        for name in ("frequency_penalty", "presence_penalty"):
+            value = getattr(self, name)
+            require(is_number(value) and -2 <= value <= 2, name, value, "a number in -2..2")
+        bias = {} if self.logit_bias is None else self.logit_bias
+        require(isinstance(bias, Mapping), "logit_bias", bias, "a mapping from token ids to numbers, or None")
+        for token, value in bias.items():
+            ok = is_int(token) and 0 <= token <= LARGEST_INT
+            require(ok, "logit_bias", token, "token ids of at least 0 and below 2^31, as integers")
+            ok = is_number(value) and -100 <= value <= 100
+            require(ok, f"logit_bias[{token}]", value, "a number in -100..100")
+        object.__setattr__(self, "logit_bias", dict(bias) or None)
+        if self.allowed_token_ids is not None:
+            self._make_tuple("allowed_token_ids", "a list of token ids, or None")
+            require(len(self.allowed_token_ids) > 0, "allowed_token_ids", [], "at least one token, or None for all")
+            for token in self.allowed_token_ids:
+                ok = is_int(token) and 0 <= token <= LARGEST_INT
+                require(ok, "allowed_token_ids", token, "token ids of at least 0 and below 2^31")
+        self._make_tuple("bad_words", "a string or a list of strings")
+        for word in self.bad_words:
+            require(isinstance(word, str) and word.strip() != "", "bad_words", word, "strings that are not blank")
 
     def _make_tuple(self, name: str, expected: str):
         value = getattr(self, name)
@@ -92,6 +162,24 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
+
+    @property
+    def processes_logits(self) -> bool:
+        """Whether anything changes logits before the temperature does, stop tokens that come too early apart."""
+        penalties = self.repetition_penalty != 1, self.frequency_penalty != 0, self.presence_penalty != 0
+        return any(penalties) or self.allowed_token_ids is not None or bool(self.logit_bias or self.bad_words)
+
+    @property
+    def needs_processing(self) -> bool:
+        """Whether rounds have to process logits for this request, or to find log-probabilities."""
+        return self.processes_logits or self.logprobs is not None
+
+    def copies(self) -> list["SamplingParams"]:
+        """The n requests that this one stands for, each with n = 1 and a seed of its own, if there is a seed."""
+        if self.n == 1:
+            return [self]
+        seeds = [None if self.seed is None else (self.seed + i) % 2**63 for i in range(self.n)]
+        return [dataclasses.replace(self, n=1, seed=seed) for seed in seeds]
 
     def most_tokens(self, room: int) -> int:
         """Most new tokens, where the context has room for so many."""

@@ -28,6 +28,7 @@ K = 2
 WHICH = [
     "decode 1 row",
     "decode 16 rows",
+    "decode 16 rows, processing",
     "prefill of 2 segments",
     "prefill of 64 segments",
     "catch_up",
@@ -42,7 +43,7 @@ def built():
     target, head = abstract_module(SHAPE), head_for(SHAPE, "eagle")
     (target_leaves, merge_target), (draft_leaves, merge_draft) = split(target), split(abstract_module(head))
     make = drafter_for(head, SHAPE, Speculation(K))
-    builder = StepBuilder(merge_target, merge_draft, make, "rejection", CONFIG, RoundNoise, K)
+    builder = StepBuilder(merge_target, merge_draft, make, "rejection", CONFIG, RoundNoise, K, SHAPE.vocab_size)
     leaves = target_leaves, draft_leaves
     return Programs(builder, target_leaves, (K,)), leaves, jax.eval_shape(lambda: builder.empty_state(leaves))
 
@@ -52,6 +53,7 @@ def program(which: str):
     return {
         "decode 1 row": programs.decode[1, K],
         "decode 16 rows": programs.decode[16, K],
+        "decode 16 rows, processing": programs.processing_decode[16],
         "prefill of 2 segments": programs.prefill[2],
         "prefill of 64 segments": programs.prefill[64],
         "catch_up": programs.catch_up,

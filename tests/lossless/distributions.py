@@ -22,6 +22,33 @@ class Warp:
     min_p: float = 0.0
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a request does to logits before its temperature does, as ``SamplingParams`` has it; bad words are tokens."""
+
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: History | None = None
+    bad_words: tuple[History, ...] = ()
+
+
+def processed(logits, history: History, prompt_length: int, options: Options) -> np.ndarray:
+    """The logits after a history, as a request wants them: allowed tokens, bad words, bias, repetition, the others."""
+    x, new = np.array(logits, np.float64), history[prompt_length:]
+    for v in range(len(x)):
+        if options.allowed_token_ids is not None and v not in options.allowed_token_ids:
+            x[v] = -np.inf
+        if any(word[-1] == v and new[len(new) - len(word) + 1 :] == word[:-1] for word in options.bad_words):
+            x[v] = -np.inf
+        x[v] += dict(options.logit_bias).get(v, 0.0)
+        if v in history:
+            x[v] *= options.repetition_penalty if x[v] <= 0 else 1 / options.repetition_penalty
+        x[v] -= options.frequency_penalty * new.count(v) + options.presence_penalty * (v in new)
+    return x
+
+
 def distribution(logits, warp: Warp) -> np.ndarray:
     """Temperature, then min-p, top-k and top-p, each over what the one before left, ties kept, renormalised."""
     logits = np.asarray(logits, np.float64)

@@ -5,9 +5,16 @@ import functools
 
 import numpy as np
 
-from lossless.distributions import Model, Warp, completion_distribution, distribution, round_distribution
+from lossless.distributions import (
+    Model,
+    Warp,
+    completion_distribution,
+    distribution,
+    processed,
+    round_distribution,
+)
 from lossless.steps import ARGMAX_BELOW, CORPUS, NGRAM, Ask, K, N, Program
-from lossless.table_model import V, context
+from lossless.table_model import V, context, stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +27,7 @@ class Oracle:
 
     @functools.cached_property
     def target(self) -> Model:
-        return self._model(self.tables[0], self.ask.warp)
+        return self._model(self.tables[0], self.ask.warp, np.float64)
 
     @functools.cached_property
     def draft_model(self) -> Model:
@@ -28,19 +35,22 @@ class Oracle:
         temperature = warp.temperature if how.draft_temperature is None else how.draft_temperature
         if how.draft_sampling == "argmax" or (how.draft_sampling == "auto" and warp.temperature < ARGMAX_BELOW):
             temperature = 0.0
-        return self._model(self.tables[1][:, : how.draft_vocab], dataclasses.replace(warp, temperature=temperature))
+        warp = dataclasses.replace(warp, temperature=temperature)
+        return self._model(self.tables[1][:, : how.draft_vocab], warp, stored(0.0).dtype)
 
-    def _model(self, table, warp: Warp) -> Model:
-        first_end = len(self.ask.prompt) + self.ask.min_tokens
+    def _model(self, table, warp: Warp, dtype) -> Model:
+        """A model of a table, whose processed logits are rounded to ``dtype``."""
+        prompt_length = len(self.ask.prompt)
 
         @functools.cache
-        def of(row: int, ended_too_early: bool):
-            logits = np.array(table[row], np.float64)
-            if ended_too_early:
+        def of(history):
+            logits = processed(table[context(history)], history, prompt_length, self.ask.options)
+            logits = logits.astype(dtype).astype(np.float64)
+            if len(history) < prompt_length + self.ask.min_tokens:
                 logits[list(self.ask.stop_tokens)] = -np.inf
             return np.pad(distribution(logits, warp), (0, V - len(logits)))
 
-        return lambda history: of(context(history), len(history) < first_end)
+        return of
 
     @functools.cached_property
     def texts(self) -> np.ndarray:

@@ -14,7 +14,6 @@ from jspec.config import EngineConfig
 from jspec.engine.engine import Engine
 from jspec.engine.frontend import Frontend
 from jspec.engine.request import ActiveRequest, Request
-from jspec.sampling.params import SamplingParams
 from lossless.distributions import Warp
 from lossless.rounds import deal
 from lossless.steps import Ask, K, N, Program, Tally, tally
@@ -62,17 +61,8 @@ def play(serving: Engine, samples: int, seed: int, asks: Sequence[Ask] = ASKS) -
     rng, kinds, actives = np.random.default_rng(seed), [], []
 
     def request(i: int, ask: Ask, **fields) -> Request:
-        warp = ask.warp
-        params = SamplingParams(
-            warp.temperature,
-            top_k=warp.top_k,
-            top_p=warp.top_p,
-            min_p=warp.min_p,
-            max_tokens=N,
-            min_tokens=ask.min_tokens,
-        )
         key_data = rng.integers(2**32, size=2, dtype=np.uint32)
-        return Request(i, ask.prompt, params, key_data, ask.stop_tokens, **fields)
+        return Request(i, ask.prompt, ask.params, key_data, ask.stop_tokens, bad_words=ask.options.bad_words, **fields)
 
     def neighbour(i: int) -> Request:
         return request(i, asks[i % len(asks)], priority=-1)

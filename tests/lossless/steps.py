@@ -19,6 +19,8 @@ from jspec.drafting.plain import NoDrafts
 from jspec.engine.exchange import RoundLog, Segments
 from jspec.engine.state import LIVE, DecodeState, RequestArrays, init_state
 from jspec.engine.step import DecodeStep
+from jspec.sampling.params import SamplingParams
+from jspec.sampling.processors import Processors
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES
 from lossless import distributions
@@ -67,6 +69,9 @@ class Program:
         )
 
 
+NO_OPTIONS = distributions.Options()
+
+
 @dataclasses.dataclass(frozen=True)
 class Ask:
     """One kind of request in a mixed batch; ``share`` says how many rows of each deal (``rounds.deal``) make it."""
@@ -76,6 +81,18 @@ class Ask:
     stop_tokens: distributions.History = ()
     min_tokens: int = 0
     share: int = 8
+    options: distributions.Options = NO_OPTIONS
+
+    @property
+    def params(self) -> SamplingParams:
+        """What a user would ask for. Bad words are text there, and their tokens are not taken from it."""
+        options = dataclasses.asdict(self.options)
+        return SamplingParams(
+            **dataclasses.asdict(self.warp),
+            max_tokens=N,
+            min_tokens=self.min_tokens,
+            **options | {"logit_bias": dict(self.options.logit_bias), "bad_words": ["?"] * len(self.options.bad_words)},
+        )
 
 
 ASKS = (
@@ -159,9 +176,24 @@ def prefilled(program: Program, asks: Sequence[Ask], tables) -> DecodeState:
         key_data=jnp.zeros((B, 2), jnp.uint32),
         table=jnp.asarray(pages.reshape(B, CONFIG.pages_per_row)),
         warp=as_warp([a.warp for a in asks]),
+        processors=_processors(asks),
     )
     tokens = column(((*a.prompt, *[0] * (S - len(a.prompt))) for a in asks), jnp.int32)
     return _prefill(program, *program.models(tables), tokens, request)
+
+
+def _processors(asks: Sequence[Ask]) -> Processors | None:
+    """Those of every row, without the room for more than any of them uses."""
+    if all(ask.options == NO_OPTIONS for ask in asks):
+        return None
+
+    def of(ask: Ask) -> Processors:
+        whole = Processors.of(ask.params, len(ask.prompt), V, ask.options.bad_words)
+        small = {"biased": whole.biased[:2], "bias": whole.bias[:2], "bad_words": whole.bad_words[:3, -3:]}
+        return dataclasses.replace(whole, **small)
+
+    known = {ask: of(ask) for ask in set(asks)}
+    return jax.tree.map(lambda *values: jnp.asarray(np.stack(values)), *(known[ask] for ask in asks))
 
 
 def _step(program: Program, target, draft) -> DecodeStep:

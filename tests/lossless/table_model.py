@@ -32,6 +32,7 @@ class TableConfig:
     """What a drafter asks of a model's configuration."""
 
     max_position: int
+    vocab_size: int = V
 
 
 @jax.tree_util.register_dataclass

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jspec.drafting.base import Context
+from jspec.engine.step import processing_of
 from jspec.sampling.streams import RoundNoise
 from lossless.oracle import Oracle
 from lossless.rounds import deal
@@ -45,8 +46,7 @@ def propose(program: Program, draft, state, key_data):
         room=jnp.minimum(S - 1 - request.length, K),
         table=request.table,
         warp=request.warp,
-        stop_tokens=request.stop_tokens,
-        min_length=request.min_length,
+        processing=processing_of(state),
         noise=RoundNoise(key_data, request.length),
     )
     _, proposal = program.drafter(None, draft).propose(state.draft, context)

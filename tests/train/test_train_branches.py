@@ -15,6 +15,7 @@ from jspec.drafting.methods import drafter_for
 from jspec.models.branches import Branches
 from jspec.models.cache import LayerKV, PagedView, grouped_attention
 from jspec.sampling.distribution import Warp
+from jspec.sampling.processors import Processing
 from jspec.sampling.streams import RoundNoise
 from jspec.train.losses import read_windows
 
@@ -124,8 +125,7 @@ def served(method: str, text, K: int) -> tuple[jax.Array, np.ndarray]:
             room=one(K),
             table=table,
             warp=Warp(one(0.0), one(0), one(1.0), one(0.0)),
-            stop_tokens=jnp.full((1, 1), -1),
-            min_length=one(0),
+            processing=Processing(None, jnp.full((1, 1), -1), one(0), text, one(length)),
             noise=RoundNoise(jnp.zeros((1, 2), jnp.uint32), one(length)),
         )
         _, proposal = drafter.propose(state, context)

@@ -1,0 +1,69 @@
+"""Log-probabilities of tokens, and the likeliest tokens beside them."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jspec.sampling.params import MAX_LOGPROBS
+
+_GROUP = 256  # tokens; the likeliest tokens are looked for in the groups that have the largest logits
+PACKED = 2 + 2 * MAX_LOGPROBS  # numbers for each token
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TokenLogprobs:
+    """What is known of tokens ``[...]``, one of each distribution.
+
+    Attributes:
+      chosen: float32 ``[...]``, the natural logarithm of the token's probability.
+      rank: int32 ``[...]``, 1 for the likeliest token, and one more for each token that is likelier.
+      tokens: int32 ``[..., MAX_LOGPROBS]``, the likeliest tokens, the likeliest first, of equal ones the lower first; -1
+        where the vocabulary has no more.
+      values: float32 ``[..., MAX_LOGPROBS]``, the logarithms of their probabilities.
+    """
+
+    chosen: Any
+    rank: Any
+    tokens: Any
+    values: Any
+
+    def packed(self) -> jax.Array:
+        """All of it in one array, int32 ``[..., PACKED]``."""
+        as_int = lambda x: jax.lax.bitcast_convert_type(x, jnp.int32)  # noqa: E731
+        parts = as_int(self.chosen)[..., None], self.rank[..., None], self.tokens, as_int(self.values)
+        return jnp.concatenate(parts, axis=-1)
+
+    @staticmethod
+    def unpacked(packed) -> "TokenLogprobs":
+        """What ``packed`` put into an array on the host."""
+        tokens, values = packed[..., 2 : 2 + MAX_LOGPROBS], packed[..., 2 + MAX_LOGPROBS :]
+        return TokenLogprobs(packed[..., 0].view("f4"), packed[..., 1], tokens, values.view("f4"))
+
+
+def token_logprobs(logits, tokens) -> TokenLogprobs:
+    """Of tokens int32 ``[..., J]`` under the distributions that logits ``[..., J, V]`` are, at temperature 1."""
+    logits = logits.astype(jnp.float32)
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1, mode="clip")
+    rank = 1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32)
+    values, likeliest_tokens = likeliest(logits)
+    return TokenLogprobs(chosen[..., 0] - normalizer, rank, likeliest_tokens, values - normalizer[..., None])
+
+
+def likeliest(logits) -> tuple[jax.Array, jax.Array]:
+    """The largest of logits float32 ``[..., V]`` and their tokens, both ``[..., MAX_LOGPROBS]``, in descending order.
+
+    The vocabulary is not sorted: the n largest logits are in the n groups with the largest maxima.
+    """
+    V, n = logits.shape[-1], MAX_LOGPROBS
+    groups = jnp.pad(logits, [(0, 0)] * (logits.ndim - 1) + [(0, -V % _GROUP)], constant_values=-jnp.inf)
+    groups = groups.reshape(*logits.shape[:-1], -1, _GROUP)
+    _, best = jax.lax.top_k(jnp.max(groups, axis=-1), min(n, groups.shape[-2]))
+    best = jnp.sort(best, axis=-1)  # so that of equal logits the lower token comes first
+    candidates = jnp.take_along_axis(groups, best[..., None], axis=-2)
+    values, place = jax.lax.top_k(candidates.reshape(*candidates.shape[:-2], -1), n)
+    tokens = jnp.take_along_axis(best, place // _GROUP, axis=-1) * _GROUP + place % _GROUP
+    return values, jnp.where(tokens < V, tokens, -1)

@@ -1,0 +1,206 @@
+"""Options that change logits, or ask for log-probabilities, in an engine: under speculation and beside other requests."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from engines import CONFIG, LETTERS, Letters, V, bigram, engine, ragged_prompts, shared, table_llm, target
+from lossless.distributions import Options, processed
+
+import jspec
+from jspec.drafting.plain import NoDrafts
+from jspec.engine.compiling import Program
+from jspec.engine.engine import Engine
+from jspec.models.causal import causal_logits
+from jspec.sampling.params import SamplingParams
+
+PROMPTS = ragged_prompts((3, 9, 5, 12))
+OPTIONS: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.5},
+    {"frequency_penalty": 1.2, "presence_penalty": 0.4},
+    {"logit_bias": {3: 2.0, 7: -100.0}},
+    {"allowed_token_ids": [2, 4, 8, 16]},
+]
+
+
+def texts(serving: Engine, params: list[SamplingParams], prompts=PROMPTS) -> list[list[int]]:
+    requests = [
+        serving.frontend.request(i, prompt, one, np.array([7, one.seed or i], np.uint32))
+        for i, (prompt, one) in enumerate(zip(prompts, params, strict=True))
+    ]
+    found = {active.request.index: active.tokens for active in serving.run(requests)}
+    return [found[i] for i in range(len(requests))]
+
+
+@functools.cache
+def logits_after(text: tuple[int, ...]) -> np.ndarray:
+    return np.asarray(causal_logits(target(), np.array([text], np.int32))[0])[-1].astype(np.float64)
+
+
+def greedy_by_definition(prompt: list[int], options: dict[str, Any], count: int) -> list[int]:
+    asked = Options(**options | {"logit_bias": tuple(options.get("logit_bias", {}).items())})
+    text = list(prompt)
+    for _ in range(count):
+        text.append(int(np.argmax(processed(logits_after(tuple(text)), tuple(text), len(prompt), asked))))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize(("method", "K"), [("draft_model", 4), ("draft_model", 1), ("ngram", 3), (None, 0)])
+def test_greedy_texts_are_those_of_the_definition(method, K):
+    """All options in one batch, with every method."""
+    params = [SamplingParams(temperature=0, max_tokens=10, **options) for options in OPTIONS]
+    expected = [greedy_by_definition(p, options, 10) for p, options in zip(PROMPTS, OPTIONS, strict=True)]
+    assert texts(engine(method, K or 4), params) == expected
+    assert all(len(set(text)) > 1 for text in expected)
+
+
+@pytest.mark.parametrize("temperature", [0, 0.9])
+def test_a_request_without_options_has_the_same_text_beside_those_with_them(temperature):
+    serving = engine("draft_model")
+    free = [SamplingParams(temperature=temperature, max_tokens=12, seed=3)] * len(PROMPTS)
+    mixed = [free[0], *(SamplingParams(max_tokens=12, seed=3, logprobs=2, **options) for options in OPTIONS[1:])]
+    assert texts(serving, mixed)[0] == texts(serving, free)[0]
+
+
+def test_a_seed_means_one_text_with_options_too():
+    serving = engine("draft_model")
+    params = [SamplingParams(max_tokens=10, seed=5, **options) for options in OPTIONS]
+    together = texts(serving, params)
+    alone = [texts(serving, [one], [prompt])[0] for one, prompt in zip(params, PROMPTS, strict=True)]
+    assert together == alone
+
+
+@shared
+def letters() -> jspec.LLM:
+    """a is followed by b, b by c, and so on, or less likely by the letter after that."""
+    table = np.zeros((V, V), np.float32)
+    for step, logit in ((1, 8.0), (2, 6.0)):
+        table += logit * np.eye(V, dtype=np.float32)[(np.arange(V) + step) % V]
+    return table_llm(bigram(table), bigram(table * 0.9), Letters())
+
+
+def test_bad_words():
+    ask = functools.partial(jspec.generate, letters(), "a", temperature=0, max_tokens=6)
+    assert ask().text == "bcdefg"
+    assert ask(bad_words="c").text == "bdefgh"
+    assert ask(bad_words=["cd", "ef"]).text == "bceghi"
+    assert ask(bad_words=["bcd"]).text == "bcefgh"
+    assert ask(bad_words=["ab"]).text == "bcdefg"  # the a is the prompt's
+
+
+def test_stop_strings_may_stay():
+    ask = functools.partial(jspec.generate, letters(), "a", temperature=0, max_tokens=12)
+    assert ask(stop="ef").text == "bcd"
+    kept = ask(stop="ef", include_stop_str_in_output=True)
+    assert (kept.text, kept.stop_reason, len(kept.token_ids)) == ("bcdef", "ef", 5)
+    token = LETTERS.index("e")
+    assert ask(stop_token_ids=[token]).text == "bcd"
+    assert ask(stop_token_ids=[token], include_stop_str_in_output=True).text == "bcde"
+    streamed = jspec.stream(letters(), "a", temperature=0, max_tokens=12, stop="ef", include_stop_str_in_output=True)
+    assert "".join(delta.text or "" for delta in streamed) == "bcdef"
+
+
+def test_special_tokens_may_stay():
+    special = {"logit_bias": {26: 100.0}, "max_tokens": 3, "temperature": 0}
+    assert jspec.generate(letters(), "a", **special).text == ""
+    assert jspec.generate(letters(), "a", skip_special_tokens=False, **special).text == "..."
+
+
+def test_prompts_may_be_cut():
+    ask = functools.partial(jspec.generate, letters(), temperature=0, max_tokens=1)
+    assert ask("abcxyz", truncate_prompt_tokens=3).prompt_token_ids == Letters().encode("xyz")
+    room = letters().engine.config.max_len - 1
+    long = "ab" * room
+    assert ask(long, truncate_prompt_tokens=-1).prompt_token_ids == Letters().encode(long)[-room:]
+    with pytest.raises(ValueError, match="leaves room for"):
+        ask(long)
+
+
+def test_results_without_text():
+    result = jspec.generate(letters(), "a", temperature=0, max_tokens=3, detokenize=False)
+    assert (result.text, result.token_ids) == (None, Letters().encode("bcd"))
+
+
+class TestCompletions:
+    def test_each_has_a_seed_of_its_own(self):
+        several = jspec.generate(letters(), "a", n=3, seed=11, max_tokens=8)
+        assert [one.token_ids for one in several] == [
+            jspec.generate(letters(), "a", seed=11 + i, max_tokens=8).token_ids for i in range(3)
+        ]
+        assert len({tuple(one.token_ids) for one in several}) == 3
+
+    def test_of_several_prompts_with_numbers_of_their_own(self):
+        params = [SamplingParams(n=2, seed=1, max_tokens=3), SamplingParams(seed=2, max_tokens=3)]
+        first, second = jspec.generate(letters(), ["a", "b"], params)
+        assert [len(first), second.prompt_token_ids] == [2, Letters().encode("b")]
+
+    def test_a_key_is_folded_for_each(self):
+        several = jspec.generate(letters(), "a", n=2, max_tokens=8, key=jax.random.key(3))
+        again = jspec.generate(letters(), "a", n=2, max_tokens=8, key=jax.random.key(3))
+        assert [one.token_ids for one in several] == [one.token_ids for one in again]
+        assert several[0].token_ids != several[1].token_ids
+
+    def test_the_engine_takes_one_at_a_time(self):
+        with pytest.raises(ValueError, match=r"n=2: a request has one completion here; .* params.copies\(\)"):
+            letters().engine.add("a", n=2)
+
+
+class TestLogprobs:
+    @pytest.mark.parametrize(("method", "K"), [("draft_model", 4), (None, 0)])
+    @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_k": 3, **OPTIONS[0]}])
+    def test_of_the_targets_own_distribution(self, method, K, options):
+        """They are those of a forward pass over the finished text, before options and temperature."""
+        serving = engine(method, K or 4)
+        serving.add(PROMPTS[1], SamplingParams(max_tokens=11, logprobs=3, seed=1, **options))
+        deltas = []
+        while serving.unfinished:
+            deltas += serving.step()
+        result = deltas[-1].result
+        assert result.logprobs == [one for delta in deltas for one in delta.logprobs]
+        assert len(result.logprobs) == len(result.token_ids) == 11
+        logits = np.asarray(causal_logits(target(), np.array([[*PROMPTS[1], *result.token_ids]], np.int32))[0], float)
+        for i, (token, found) in enumerate(zip(result.token_ids, result.logprobs, strict=True)):
+            row = logits[len(PROMPTS[1]) - 1 + i]
+            expected = row - np.log(np.exp(row - row.max()).sum()) - row.max()
+            order = np.argsort(-row)
+            assert next(iter(found)) == token
+            assert set(found) == {token, *order[:3].tolist()}
+            for other, one in found.items():
+                assert one.logprob == pytest.approx(expected[other], abs=1e-4)
+                assert one.rank == 1 + (row > row[other]).sum()
+
+    def test_none_beside_the_chosen_token(self):
+        result = jspec.generate(letters(), "a", temperature=0, max_tokens=4, logprobs=0)
+        assert [list(one) for one in result.logprobs] == [[token] for token in result.token_ids]
+        assert [one[t].decoded_token for one, t in zip(result.logprobs, result.token_ids, strict=True)] == list("bcde")
+
+    def test_nobody_else_gets_any(self):
+        params = [SamplingParams(max_tokens=4, logprobs=1), SamplingParams(max_tokens=4)]
+        first, second = jspec.generate(letters(), ["a", "b"], params)
+        assert (len(first.logprobs), second.logprobs) == (4, None)
+
+    def test_they_end_with_the_stop_string(self):
+        result = jspec.generate(letters(), "a", temperature=0, max_tokens=12, stop="d", logprobs=1)
+        assert len(result.logprobs) == len(result.token_ids) == 3
+
+    def test_of_the_distribution_that_tokens_are_drawn_from(self):
+        table = np.log(np.tile(np.array([8, 4, 2, 1, *[1e-9] * (V - 4)], np.float32), (V, 1)))
+        config = dataclasses.replace(CONFIG, logprobs_mode="processed_logprobs")
+        serving = Engine(bigram(table), None, lambda *_: NoDrafts(), "match", config)
+        serving.add([0], SamplingParams(top_k=3, logit_bias={0: -100}, logprobs=4, max_tokens=2, seed=0))
+        while serving.unfinished:
+            news = serving.step()
+        for found in news[-1].result.logprobs:
+            assert {t: round(np.exp(found[t].logprob), 4) for t in (1, 2, 3)} == {1: 0.5714, 2: 0.2857, 3: 0.1429}
+
+
+def test_programs_that_process_run_only_when_somebody_wants_it(monkeypatch):
+    serving, called, call = engine("draft_model"), [], Program.__call__
+    monkeypatch.setattr(Program, "__call__", lambda self, *args: called.append(self.name) or call(self, *args))
+    texts(serving, [SamplingParams(max_tokens=3)] * 4)
+    assert not any("processing" in name for name in called)
+    texts(serving, [SamplingParams(max_tokens=3, logprobs=0), *[SamplingParams(max_tokens=3)] * 3])
+    assert any("processing" in name for name in called)
