@@ -60,17 +60,9 @@ def prompt_tokens(
         allowed = name not in _reserved()
         require(allowed, name, options[name], "only variables of the chat template, and this is none; leave it out")
     template = _template(tokenizer, chat_template, tools := _tools(tools))
-    text = _render(
-        where,
-        tokenizer,
-        conversation,
-        template,
-        tools=tools,
-        documents=_documents(documents),
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        **options,
-    )
+    options |= {"tools": tools, "documents": _documents(documents)}
+    options |= {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+    text = _render(where, tokenizer, conversation, template, options)
     if len(text) > CHARACTERS_PER_TOKEN * max_len:
         raise ValueError(
             f"{where} make a prompt of {len(text)} characters, which max_len={max_len} tokens cannot hold; shorten them, "
@@ -134,7 +126,10 @@ def read_template(path: str | os.PathLike) -> str:
     return text
 
 
-def _render(where: str, tokenizer: Any, conversation: list[dict[str, Any]], template: str, **options) -> str:
+def _render(
+    where: str, tokenizer: Any, conversation: list[dict[str, Any]], template: str, options: dict[str, Any]
+) -> str:
+    """The text of a conversation under a template; ``options`` are arguments of transformers and template variables."""
     from jinja2 import TemplateError, TemplateSyntaxError  # imported here, because only chats need it
 
     try:
