@@ -19,14 +19,14 @@ class Tokenizer(Protocol):
     def get_vocab(self) -> dict[str, int]: ...
 
 
-def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
-    """The tokens of ``text``.
+def encode(tokenizer: Tokenizer, text: str, what: str, *, add_special_tokens: bool = True) -> list[int]:
+    """The tokens of ``text``, after the beginning-of-text token of a tokenizer that has one, unless without special tokens.
 
     Raises:
       ValueError: the tokenizer fails; ``what`` says in the message which text that was.
     """
     try:
-        return tokenizer.encode(text)
+        return tokenizer.encode(text) if add_special_tokens else tokenizer.encode(text, add_special_tokens=False)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # of many kinds; a panic of the Rust code in tokenizers is no Exception

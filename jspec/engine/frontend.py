@@ -114,9 +114,17 @@ class Frontend:
         return Request(index, tokens, params, key_data, stop_tokens, completion, priority, salt, bad_words)
 
     def delta(
-        self, id: int, active: ActiveRequest, token_ids: list[int], finished: bool, longest_text: int | None, K: int
+        self,
+        id: int,
+        active: ActiveRequest,
+        token_ids: list[int],
+        start: int,
+        finished: bool,
+        longest_text: int | None,
+        K: int,
     ) -> Delta:
-        """What is new of a request; ``longest_text`` and ``K`` are the engine's.
+        """What is new of a request, ``start`` being the number of its first new token; ``longest_text`` and ``K`` are the
+        engine's.
 
         Raises:
           Exception: what the tokenizer raised, unless the request has failed already.
@@ -126,10 +134,9 @@ class Frontend:
         text = None
         if isinstance(completion, Completion):
             text = "" if active.outcome == FAILED else completion.take()
-        start = active.num_told
-        logprobs = self._logprobs(active, start, start + len(token_ids))
-        active.num_told += len(token_ids)
-        return Delta(id, token_ids, text, finished, result, logprobs)
+        end = start + len(token_ids)
+        accepted, logprobs = active.from_draft[start:end], self._logprobs(active, start, end)
+        return Delta(id, token_ids, text, finished, result, accepted, logprobs)
 
     def result(self, active: ActiveRequest, longest_text: int | None, K: int) -> Result:
         """The result of a request that has ended."""
@@ -195,10 +202,13 @@ class Frontend:
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The tokens of each bad word, as it stands and with a space in front."""
-        if words and self.tokenizer is None:
+        if not words:
+            return ()
+        tokenizer = self.tokenizer
+        if tokenizer is None:
             raise ValueError(f"bad_words={words!r} is text, but the checkpoint has no tokenizer; use logit_bias")
         texts = dict.fromkeys(text for word in words for text in (word.lstrip(), f" {word.lstrip()}"))
-        found = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts] if self.tokenizer else []
+        found = [encode(tokenizer, text, "bad_words", add_special_tokens=False) for text in texts]
         return tuple(dict.fromkeys(tuple(tokens) for tokens in found if tokens))
 
     def _tokens(self, index: int, prompt: Prompt) -> list[int]:

@@ -106,7 +106,6 @@ class ActiveRequest:
       outcome: LIVE until it ends, then one of the others.
       error: the exception that ended it, if its outcome is FAILED.
       told: whether its owner has got a delta that says that it has ended.
-      num_told: how many of the new tokens its owner has got in deltas.
       num_preemptions: how often it was preempted.
       times: when it arrived, first had a row, had its first and its newest token, as ``time.perf_counter`` says; NaN
         for what has not happened.
@@ -134,7 +133,6 @@ class ActiveRequest:
     outcome: int = LIVE
     error: BaseException | None = None
     told: bool = False
-    num_told: int = 0
     num_preemptions: int = 0
     times: "Times" = dataclasses.field(default_factory=lambda: Times(time.perf_counter()))
 
