@@ -1,0 +1,95 @@
+"""What completions and chat answers have in common on their way from a client's fields to the engine and back."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from jspec.engine.request import Request
+from jspec.serving.openai.answers import Answer
+from jspec.serving.openai.errors import ApiError, require_that, wrong
+from jspec.serving.openai.protocol import GenerationRequest
+from jspec.serving.openai.sampling import num_choices, of_value_error, params_of, with_seed
+from jspec.serving.openai.service import Service
+from jspec.serving.openai.streaming import EventStream, while_there
+
+PRIORITIES = 2**31
+
+
+def tenant_of(http: HttpRequest) -> bytes:
+    """Which API key a request came with: what the gate found."""
+    return http.scope["state"]["tenant"]
+
+
+def requests_of(
+    service: Service,
+    asked: GenerationRequest,
+    encoded: Callable[[int], list[int]],
+    names: Sequence[str],
+    tenant: bytes,
+) -> list[Request]:
+    """The engine's requests for everything that was asked, n for each prompt.
+
+    Args:
+      encoded: index of a prompt -> its tokens.
+      names: how messages call each prompt; a name begins with the field's.
+
+    Raises:
+      ApiError: 400.
+    """
+    count = num_choices(asked, len(names), service.limits, service.room)
+    params = params_of(asked, service.llm.default_sampling_params, service.limits)
+    priority, salt = _priority(service, asked.priority), _salt(service, asked.cache_salt, tenant)
+    copies = [with_seed(params, copy) for copy in range(count // len(names))]
+    requests = []
+    for index, name in enumerate(names):
+        prompt, field = encoded(index), name.partition("[")[0]
+        if asked.truncate_prompt_tokens is None:
+            service.require_context(prompt, name)
+        try:
+            requests += service.requests(prompt, copies, priority, salt)
+        except (ValueError, TypeError) as error:
+            refusal = of_value_error(error, asked, field)
+            raise ApiError(400, refusal.message.replace("prompt 0", name, 1), refusal.param) from None
+    return requests
+
+
+async def answered(service: Service, http: HttpRequest, prepare: Callable[[], Answer]) -> Response:
+    """Answer a request, at once or in a stream, as long as its client is there.
+
+    Args:
+      prepare: makes the answer with its requests; another thread calls it, because prompts may be long.
+
+    Raises:
+      ApiError: it cannot be served.
+      ClientDisconnect: the client left.
+    """
+
+    async def answer() -> Response:
+        service.require_room()  # before work goes into it
+        prepared = await asyncio.to_thread(prepare)
+        group = service.start(prepared.requests)
+        if prepared.asked.stream:
+            return EventStream(prepared.events(group), group.close)
+        try:
+            return JSONResponse(await prepared.whole(group))
+        finally:
+            group.close()
+
+    return await while_there(http.receive, answer())
+
+
+def _priority(service: Service, priority: int | None) -> int:
+    given = priority or 0
+    if given and not service.priorities:
+        raise wrong("priority", given, "0; the server was not started with --scheduling-policy priority")
+    require_that(-PRIORITIES <= given < PRIORITIES, "priority", given, "an integer in -2^31..2^31 - 1")
+    return given
+
+
+def _salt(service: Service, cache_salt: str | None, tenant: bytes) -> str:
+    most = service.limits.max_cache_salt
+    ok = cache_salt is None or 1 <= len(cache_salt) <= most
+    require_that(ok, "cache_salt", cache_salt, f"1 to {most} characters (--max-cache-salt)")
+    return service.keys.salt(tenant, cache_salt)
