@@ -46,7 +46,7 @@ FOREIGN_NAMES = {
     "prompt": "it is prompts, the second argument of jspec.generate()",
     "prompt_token_ids": "give token ids as prompts, the second argument of jspec.generate()",
     "input_ids": "give token ids as prompts, the second argument of jspec.generate()",
-    "messages": "chat templates are not supported yet; give the text that llm.tokenizer.apply_chat_template() makes",
+    "messages": "call llm.chat(messages), or give llm.chat_prompt(messages) as a prompt",
     "attention_mask": "prompts of different lengths go into one list as they are, without padding",
     "pad_token_id": "prompts of different lengths go into one list as they are, without padding",
     # What is loaded, and how it drafts.

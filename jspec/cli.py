@@ -1,4 +1,4 @@
-"""The ``jspec`` command: ``jspec demo``, ``jspec generate``, ``jspec train`` and ``jspec doctor``."""
+"""The ``jspec`` command: ``jspec demo``, ``generate``, ``chat``, ``train`` and ``doctor``."""
 
 import argparse
 import pathlib
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 import jspec
+from jspec.chat_command import add_arguments as add_chat_arguments
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
 from jspec.generate_command import add_arguments as add_generate_arguments
 from jspec.heads import AUX_CONVENTIONS, NORM_OUTPUTS
@@ -55,6 +56,15 @@ def _parser() -> argparse.ArgumentParser:
     add_generate_arguments(generate)
     generate.set_defaults(run=_generate, num_draft_tokens=4)
 
+    chat = commands.add_parser(
+        "chat",
+        help="converse with a chat model",
+        description="A conversation in the terminal; from a pipe, each line is a turn of the user. What is not given "
+        "follows the checkpoint's generation_config.json.",
+    )
+    add_chat_arguments(chat)
+    chat.set_defaults(run=_chat, num_draft_tokens=4)
+
     train = commands.add_parser("train", help="train a draft head for a target")
     add_train_arguments(train)
     train.set_defaults(run=_train)
@@ -77,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.set_defaults(run=_doctor)
 
-    for command in (demo, generate):
+    for command in (demo, generate, chat):
         command.add_argument("--draft", help="checkpoint folder, or ngram; for the demo also a name beside its target")
         command.add_argument("--temperature", type=float, default=command.get_default("temperature"))
         command.add_argument("--top-p", type=float, default=command.get_default("top_p"))
@@ -114,6 +124,12 @@ def _generate(args) -> int:
     from jspec import generate_command
 
     return generate_command.run(args, _speculation(args))
+
+
+def _chat(args) -> int:
+    from jspec import chat_command
+
+    return chat_command.run(args, _speculation(args))
 
 
 def _train(args) -> int:

@@ -1,6 +1,7 @@
 """A loaded model: target, drafter and engine, ready to generate."""
 
 import contextlib
+import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
@@ -9,10 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec._arguments import require
+from jspec.chat import prompt_tokens
 from jspec.config import EngineConfig, Speculation
 from jspec.engine.costs import CostTable
 from jspec.engine.engine import Engine
 from jspec.engine.frontend import Frontend
+from jspec.messages import is_conversation_list
 from jspec.models.causal import causal_logits
 from jspec.models.contract import Target
 from jspec.models.split import split
@@ -109,6 +112,108 @@ class LLM:
         """Compile every program now, so that no request waits for it; returns this object."""
         self.engine.warmup()
         return self
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Any],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | os.PathLike | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **template_kwargs,
+    ) -> list[int]:
+        """The tokens that the checkpoint's chat template makes of a conversation: a prompt for ``jspec.generate``,
+        ``jspec.stream``, ``llm.engine.add`` and ``AsyncEngine.generate``.
+
+        Args:
+          messages: OpenAI's, the oldest first: dictionaries with ``role`` and ``content``, which is text or a list of
+            ``{"type": "text", "text": ...}``. An assistant's may have ``tool_calls``, and a tool's ``tool_call_id`` and
+            ``name``.
+          tools: what the model may call: OpenAI's dictionaries, or Python functions with type hints and a docstring.
+          add_generation_prompt: end with what begins an answer of the assistant.
+          continue_final_message: let the model go on with the last message, which the prompt then does not close. It
+            needs ``add_generation_prompt=False``.
+          chat_template: another template than the checkpoint's: its text, the name of one of several in the
+            checkpoint, or the path of a file, as a ``pathlib.Path``.
+          documents: texts to answer from, ``{"title": ..., "text": ...}``, for templates that know them.
+          **template_kwargs: variables of the template by name, ``enable_thinking=False`` for example. As in transformers,
+            variables that the template does not know have no effect.
+
+        Raises:
+          ValueError: there is no template, a message has no role or no text, the template refuses the messages or fails,
+            or the text is far longer than the context. The message has the field, the value and what would be right.
+        """
+        return prompt_tokens(
+            self.tokenizer,
+            self.engine.config.max_len,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            documents=documents,
+            template_kwargs=template_kwargs,
+        )
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        key: jax.Array | None = None,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | os.PathLike | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options,
+    ) -> Result | list[Result]:
+        """Answer conversations. It is ``jspec.generate`` of what ``chat_prompt`` makes of each.
+
+        To have an answer as it grows: ``jspec.stream(llm, llm.chat_prompt(messages))``.
+
+        Args:
+          messages: one conversation, or a list of conversations.
+          params: one SamplingParams for all conversations, or one for each.
+          key: a JAX key, as for ``jspec.generate``.
+          tools, add_generation_prompt, continue_final_message, chat_template, documents: as for ``chat_prompt``.
+          chat_template_kwargs: variables of the template; ``chat_prompt`` takes them by name.
+          **options: fields of ``SamplingParams`` by name, as for ``jspec.generate``. As there, ``max_tokens`` is 16 unless
+            it is given.
+
+        Returns:
+          one result for one conversation; for several, a list of results in their order. The text of a result is the
+          content of the assistant's next message.
+
+        Raises:
+          ValueError: as for ``chat_prompt`` and ``jspec.generate``. Nothing has run then.
+          TypeError: an option is unknown or given twice. The message says what may have been meant.
+        """
+        from jspec.api import generate  # imported here, because it imports this module
+
+        several = is_conversation_list(messages)
+        variables = {} if chat_template_kwargs is None else chat_template_kwargs
+        ok = isinstance(variables, Mapping) and all(isinstance(name, str) for name in variables)
+        require(ok, "chat_template_kwargs", variables, "a dictionary with the names and values of template variables")
+        prompts = [
+            prompt_tokens(
+                self.tokenizer,
+                self.engine.config.max_len,
+                conversation,
+                where=f"messages[{i}]" if several else "messages",
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
+                documents=documents,
+                template_kwargs=variables,
+            )
+            for i, conversation in enumerate(messages if several else [messages])
+        ]
+        return generate(self, prompts if several else prompts[0], params, key=key, **options)
 
     @property
     def default_sampling_params(self) -> SamplingParams:

@@ -51,8 +51,8 @@ def text_or_ids(index: int, prompt: Prompt) -> str | Sequence[int]:
     keys = list(map(str, prompt))
     if "role" in keys:
         raise ValueError(
-            f"prompt {index} is a chat message, and jspec applies no chat template yet; give the text or the ids that "
-            "llm.tokenizer.apply_chat_template(messages, add_generation_prompt=True) makes of the conversation"
+            f"prompt {index} is a chat message: call llm.chat(messages), or give llm.chat_prompt(messages), the tokens of "
+            "the conversation, as a prompt"
         )
     if "input_ids" in keys:
         raise ValueError(f"prompt {index} is what a tokenizer returns; give its ['input_ids'] alone")

@@ -135,6 +135,7 @@ class Delta:
         it, or cut it off as the beginning of a stop string. All texts of a request joined are the text of its result.
       finished: whether the request has ended, so that this is its last delta.
       result: the whole, if it has ended; else None.
+      accepted: for each new token, whether it was drafted and accepted; if not, the target drew it.
     """
 
     id: int
@@ -142,3 +143,4 @@ class Delta:
     text: str | None
     finished: bool
     result: Result | None = None
+    accepted: list[bool] = dataclasses.field(default_factory=list, repr=False)

@@ -12,21 +12,21 @@ MAX_HELD = 16  # how many tokens may be held back; a character has at most four 
 class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that jspec uses."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str: ...
 
     def get_vocab(self) -> dict[str, int]: ...
 
 
-def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
-    """The tokens of ``text``.
+def encode(tokenizer: Tokenizer, text: str, what: str, *, add_special_tokens: bool = True) -> list[int]:
+    """The tokens of ``text``, after the beginning-of-text token of a tokenizer that has one, unless without special tokens.
 
     Raises:
       ValueError: the tokenizer fails; ``what`` says in the message which text that was.
     """
     try:
-        return tokenizer.encode(text)
+        return tokenizer.encode(text) if add_special_tokens else tokenizer.encode(text, add_special_tokens=False)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # of many kinds; a panic of the Rust code in tokenizers is no Exception

@@ -252,8 +252,8 @@ class Engine:
 
     def delta(self, progress: Progress) -> Delta:
         """The progress of a request that has not been told to have ended."""
-        active, token_ids, finished = progress
-        about = active.order, active, token_ids
+        active, token_ids, finished, accepted = progress
+        about = active.order, active, token_ids, accepted
         try:
             delta = self.frontend.delta(*about, finished, self.longest_text, self.num_draft_tokens)
         except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -306,7 +306,7 @@ class Engine:
           Exception: what ended one of the requests, an error of the device for example; the others are given up.
         """
         with contextlib.closing(self.follow(requests, streams=False)) as ends:
-            for active, _, _ in ends:
+            for active, *_ in ends:
                 if active.error is not None:
                     raise active.error
                 yield active

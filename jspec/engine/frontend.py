@@ -101,7 +101,14 @@ class Frontend:
         return Request(index, tokens, params, key_data, stop_tokens, completion, priority, salt)
 
     def delta(
-        self, id: int, active: ActiveRequest, token_ids: list[int], finished: bool, longest_text: int | None, K: int
+        self,
+        id: int,
+        active: ActiveRequest,
+        token_ids: list[int],
+        accepted: list[bool],
+        finished: bool,
+        longest_text: int | None,
+        K: int,
     ) -> Delta:
         """What is new of a request; ``longest_text`` and ``K`` are the engine's.
 
@@ -113,7 +120,7 @@ class Frontend:
         text = None
         if isinstance(completion, Completion):
             text = "" if active.outcome == FAILED else completion.take()
-        return Delta(id, token_ids, text, finished, result)
+        return Delta(id, token_ids, text, finished, result, accepted)
 
     def result(self, active: ActiveRequest, longest_text: int | None, K: int) -> Result:
         """The result of a request that has ended."""

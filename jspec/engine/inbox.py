@@ -8,11 +8,12 @@ from jspec.engine.request import ActiveRequest
 
 
 class Progress(NamedTuple):
-    """What a step did for one request: its new tokens, and whether it has ended."""
+    """What a step did for one request: its new tokens, whether it has ended, and which tokens were accepted drafts."""
 
     active: ActiveRequest
     token_ids: list[int]
     finished: bool
+    accepted: list[bool]
 
 
 class Inbox:

@@ -175,20 +175,21 @@ class Loop:
                 continue  # it had ended before this call, whose rounds for it do not count
             if active.outcome != LIVE:
                 self.scheduler.leave(active)
-            self._tell(active, active.tokens[seen:])
+            self._tell(active, seen)
 
-    def _tell(self, active: ActiveRequest, new: list[int]):
-        """Let the owner of a request know of new tokens, or of its end."""
+    def _tell(self, active: ActiveRequest, seen: int):
+        """Let the owner of a request know of its tokens behind the first ``seen``, or of its end."""
+        new, accepted = active.tokens[seen:], active.from_draft[seen:]
         finished, inbox = active.outcome != LIVE, active.inbox
         self.meter.progressed(active, len(new), finished)
         if finished or (new and inbox.streams):
-            inbox.items.append(Progress(active, new, finished))
+            inbox.items.append(Progress(active, new, finished, accepted))
         if finished:  # only now, or an owner in another thread could believe that nothing more comes
             inbox.unfinished.pop(active.order, None)
 
     def _end(self, active: ActiveRequest, outcome: int, error: BaseException | None = None):
         active.outcome, active.error = outcome, error
-        self._tell(active, [])
+        self._tell(active, len(active.tokens))
 
     def _abort(self, actives: Iterable[ActiveRequest]):
         self.settle()

@@ -103,9 +103,8 @@ def train(run: TrainingRun) -> dict:
       ValueError: an argument or a file cannot be used. The message names it and says what was expected.
       FloatingPointError: training diverged.
     """
-    for name in ("matplotlib", "jinja2"):  # for the plot, and for chat templates
-        if importlib.util.find_spec(name) is None:
-            raise ValueError(f"training needs {name}, which is not installed: pip install 'jspec[train]'")
+    if importlib.util.find_spec("matplotlib") is None:  # for the plot
+        raise ValueError("training needs matplotlib, which is not installed: pip install 'jspec[train]'")
     _check_output_folder(run)
     inputs = prepare(run)
     _write_or_check_settings(run, inputs)

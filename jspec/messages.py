@@ -1,0 +1,125 @@
+"""Chat messages as callers give them, checked and in the plain form that chat templates expect."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+TEXT_PARTS = ("text", "input_text", "output_text")  # the types of a part that hold their text under "text"
+REASONING = ("reasoning_content", "reasoning", "thinking")  # what an assistant may have said beside its content
+CALL = "{'function': {'name': ..., 'arguments': ...}}"  # as error messages write a tool call
+SHOWN = 80  # how many characters of a value an error message quotes
+
+
+def plain_messages(messages: Any, where: str = "messages") -> list[dict[str, Any]]:
+    """One conversation as a list of dictionaries, of which the caller's own objects are no part.
+
+    A message has the fields of OpenAI's. ``role`` is text. ``content`` is text, or a list of ``{"type": "text", "text":
+    ...}`` whose texts are joined by newlines, as in vLLM. Only an assistant's message may be without it, if it has
+    ``tool_calls`` or reasoning. ``arguments`` of a tool call become an object if they are JSON. Other fields, ``name`` and
+    ``tool_call_id`` for example, are kept, and fields that are None are left out: templates know a missing field, but
+    seldom None.
+
+    Args:
+      messages: a list or another iterable of dictionaries, or of objects with ``model_dump``, as the OpenAI client returns
+        them.
+      where: what error messages call the conversation.
+
+    Raises:
+      ValueError: it is none, it is empty, or a message has a field that no template could use.
+    """
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+        raise ValueError(f"{where}={short(messages)}: expected a list of {{'role': ..., 'content': ...}}")
+    listed = list(messages)
+    if not listed:
+        raise ValueError(f"{where} is empty: expected at least one {{'role': ..., 'content': ...}}")
+    return [_message(f"{where}[{i}]", message) for i, message in enumerate(listed)]
+
+
+def is_conversation_list(messages: Any) -> bool:
+    """Whether ``messages`` is a list of conversations, and not one conversation."""
+    several = isinstance(messages, list | tuple) and len(messages) > 0
+    return several and all(isinstance(conversation, list | tuple) for conversation in messages)
+
+
+def short(value: Any) -> str:
+    """The ``repr`` of a value for an error message, of a long one the beginning."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 4]} ..."
+
+
+def _message(where: str, given: Any) -> dict[str, Any]:
+    if callable(getattr(given, "model_dump", None)):  # a pydantic object
+        given = given.model_dump()
+    if not isinstance(given, Mapping):
+        raise ValueError(f"{where}={short(given)}: expected a dictionary with 'role' and 'content'")
+    message = {str(name): value for name, value in given.items() if value is not None}
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise ValueError(f"{where}.role={short(role)}: expected text: 'system', 'user', 'assistant' or 'tool'")
+    if "content" in message:
+        message["content"] = _content(f"{where}.content", message["content"])
+    if "tool_calls" in message:
+        message["tool_calls"] = _tool_calls(f"{where}.tool_calls", message["tool_calls"])
+        if not message["tool_calls"]:  # for a template, an empty list would be calls all the same
+            del message["tool_calls"]
+    speaks = role == "assistant" and any(name in message for name in ("tool_calls", *REASONING))
+    if "content" not in message and not speaks:
+        also = ", or tool_calls" if role == "assistant" else ""
+        raise ValueError(f"{where}.content is missing: expected text, a list of {{'type': 'text', 'text': ...}}{also}")
+    return message
+
+
+def _content(where: str, given: Any) -> str:
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list | tuple):
+        raise ValueError(f"{where}={short(given)}: expected text, or a list of {{'type': 'text', 'text': ...}}")
+    return "\n".join(_part(f"{where}[{i}]", part) for i, part in enumerate(given))
+
+
+def _part(where: str, part: Any) -> str:
+    expected = "expected {'type': 'text', 'text': ...}"
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, Mapping):
+        raise ValueError(f"{where}={short(part)}: {expected}")
+    kind = part.get("type", "text")
+    if kind not in TEXT_PARTS:
+        raise ValueError(
+            f"{where}.type={short(kind)}: models here read text, and no images, sounds or files; {expected}"
+        )
+    if not isinstance(part.get("text"), str):
+        raise ValueError(f"{where}.text={short(part.get('text'))}: {expected}")
+    return part["text"]
+
+
+def _tool_calls(where: str, given: Any) -> list[dict[str, Any]]:
+    if not isinstance(given, list | tuple):
+        raise ValueError(f"{where}={short(given)}: expected a list of {CALL}")
+    return [_tool_call(f"{where}[{i}]", call) for i, call in enumerate(given)]
+
+
+def _tool_call(where: str, call: Any) -> dict[str, Any]:
+    """The call with its arguments as an object. Templates read the function beside ``type`` and ``id``, or without them."""
+    if isinstance(call, Mapping):
+        if isinstance(call.get("function"), Mapping):
+            return {**call, "function": _function(f"{where}.function", call["function"])}
+        if "name" in call:
+            return _function(where, call)
+    raise ValueError(f"{where}={short(call)}: expected {CALL}")
+
+
+def _function(where: str, function: Mapping) -> dict[str, Any]:
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"{where}.name={short(name)}: expected the name of a function")
+    if arguments is None or arguments == "":
+        arguments = {}
+    elif isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = function["arguments"]
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"{where}.arguments={short(arguments)}: expected an object, or the JSON of one")
+    return {**function, "arguments": dict(arguments)}
