@@ -315,6 +315,7 @@ class _Failure:
 
 _Letter = tuple[int, Delta | _Failure]  # the index of a request in its group, and what is new of it
 
+
 def _put(letters: "Sequence[tuple[_Stream, Delta | _Failure]]"):
     for stream, letter in letters:
         stream.queue.put_nowait((stream.index, letter))

@@ -1,5 +1,6 @@
 """``/v1/chat/completions``."""
 
+import re
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -11,7 +12,6 @@ from jspec.serving.openai.asking import answered, requests_of, tenant_of
 from jspec.serving.openai.bodies import read_object
 from jspec.serving.openai.errors import ApiError, require_that, wrong
 from jspec.serving.openai.logprobs import chat_logprobs, prompt_logprobs
-from jspec.serving.openai.messages import characters_of, plain_messages
 from jspec.serving.openai.protocol import ChatFields, ChatRequest, parsed
 from jspec.serving.openai.service import Service
 
@@ -47,15 +47,13 @@ def prompt_of(service: Service, asked: ChatFields) -> list[int]:
         count = len(getattr(asked, name) or ())
         if count > most:
             raise ApiError(400, f"{name} has {count} entries: expected at most {most} (--max-{name})", name)
-    messages = plain_messages(asked.messages)
-    service.require_short(sum(map(characters_of, messages)), "messages")
     ends_open = bool(asked.continue_final_message)
     adds = not ends_open if asked.add_generation_prompt is None else asked.add_generation_prompt
     if ends_open and adds:
         raise wrong("continue_final_message", True, "add_generation_prompt=false beside it")
     try:
         return service.llm.chat_prompt(
-            messages,
+            asked.messages,
             tools=asked.tools or None,
             add_generation_prompt=adds,
             continue_final_message=ends_open,
@@ -64,7 +62,8 @@ def prompt_of(service: Service, asked: ChatFields) -> list[int]:
             **_template_kwargs(service, asked.chat_template_kwargs or {}),
         )
     except (ValueError, TypeError) as error:
-        raise ApiError(400, str(error), "messages") from None
+        found = re.match(r"((?:messages|tools|documents)[\w.\[\]]*)", str(error))
+        raise ApiError(400, str(error), found[1] if found else "messages") from None
 
 
 def _template_kwargs(service: Service, given: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +74,9 @@ def _template_kwargs(service: Service, given: dict[str, Any]) -> dict[str, Any]:
             message = f"chat_template_kwargs has {name[:64]!r}: expected names among {allowed} (--template-kwargs)"
             raise ApiError(400, message, "chat_template_kwargs")
         ok = isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= MAX_KWARG)
-        require_that(ok, "chat_template_kwargs", value, f"true, false, numbers, or texts of up to {MAX_KWARG} characters")
+        require_that(
+            ok, "chat_template_kwargs", value, f"true, false, numbers, or texts of up to {MAX_KWARG} characters"
+        )
     return given
 
 

@@ -5,9 +5,7 @@ import dataclasses
 import importlib.util
 import json
 import os
-import pathlib
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 from jspec._arguments import require, resolve_names
@@ -15,7 +13,6 @@ from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES, Speculation
 from jspec.serving.openai.limits import LIMIT_HELP, Limits
 
 PACKAGES = ("starlette", "uvicorn", "pydantic", "prometheus_client")  # of the extra ``serve``
-MAX_TEMPLATE = 2**20  # bytes
 
 # Option of the command -> argument of ``jspec.load``, where they are the same.
 _LOADING = {
@@ -29,7 +26,16 @@ _LOADING = {
     "max_waiting": "max_waiting",
     "ngram_corpus": "ngram_corpus",
 }
-_METHODS = {"eagle", "eagle3", "medusa", "mlp_speculator", "draft_model", "pard", "peagle", "ngram"}
+# vLLM's name of a drafting method -> jspec's.
+_METHODS = {
+    "draft_model": "draft_model",
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "medusa": "medusa",
+    "mlp_speculator": "mlp",
+    "ngram": "ngram",
+    "parallel": "parallel",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -40,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     limits = parser.add_argument_group("limits of a request")
     for field in dataclasses.fields(Limits):
         option, kind = f"--{field.name.replace('_', '-')}", float if isinstance(field.default, float) else int
-        limits.add_argument(option, type=kind, default=field.default, help=f"{LIMIT_HELP[field.name]}; %(default)s")
+        limits.add_argument(option, type=kind, default=field.default, help=f"{LIMIT_HELP.get(field.name, '')}; %(default)s")
 
 
 def _add_model(parser: argparse.ArgumentParser):
@@ -106,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
     import logging
 
     import jspec
+    from jspec.chat import read_template
     from jspec.serving.openai.keys import ENVIRONMENT, Keys
     from jspec.serving.openai.process import listener
     from jspec.serving.openai.process import run as serve
@@ -116,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     from_environment = [os.environ[ENVIRONMENT]] if os.environ.get(ENVIRONMENT) else []
     keys = Keys(args.api_key or from_environment)
     limits = Limits(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Limits)})
-    template = None if args.chat_template is None else _template(args.chat_template)
+    template = None if args.chat_template is None else read_template(args.chat_template)
     certificate = _certificate(args)
     seconds = args.shutdown_timeout
     require(0 <= seconds < 1e6, "shutdown_timeout", seconds, "a number of seconds, at least 0")
@@ -125,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
     with listener(args.host, args.port) as bound:
         llm = jspec.load(target, draft, speculation=speculation, **loading_of(args))
         require(method in (None, llm.method), "speculative_config.method", method, f"{llm.method}, which the draft is")
-        if args.chat_template is None and llm.tokenizer is None:
+        if llm.tokenizer is None:
             print("jspec serve: the target has no tokenizer, so prompts are token ids alone", file=sys.stderr)
         print("jspec serve: compiling", file=sys.stderr, flush=True)
         llm.warmup()
@@ -158,7 +165,7 @@ def loading_of(args: argparse.Namespace) -> dict[str, Any]:
     given = {name: getattr(args, option) for option, name in _LOADING.items() if getattr(args, option) is not None}
     if given.get("dtype") == "auto":
         del given["dtype"]
-    given["reproducible"] = True if args.reproducible else False
+    given["reproducible"] = args.reproducible
     given["prefix_cache"] = not args.no_enable_prefix_caching
     given["generation_config"] = "auto" if args.generation_config == "auto" else "jspec"
     return given
@@ -195,7 +202,8 @@ def _config(text: str) -> tuple[str, dict[str, Any], str | None]:
     except (ValueError, RecursionError):
         given = None
     example = '{"model": "FOLDER", "num_speculative_tokens": 4}'
-    require(isinstance(given, Mapping), "speculative_config", text, f"a JSON object, {example} for example")
+    if not isinstance(given, dict):
+        raise ValueError(f"speculative_config={text!r}: expected a JSON object, {example} for example")
     known = [field.name for field in dataclasses.fields(Speculation) if field.name != "synthetic_acceptance"]
     aliases = {**Speculation.aliases, "prompt_lookup_max": "ngram_max", "prompt_lookup_min": "ngram_min"}
     fields = resolve_names("speculative_config", given, [*known, "model", "method"], aliases)
@@ -206,7 +214,7 @@ def _config(text: str) -> tuple[str, dict[str, Any], str | None]:
         require(draft in (None, "ngram"), "speculative_config.model", draft, "none beside the method ngram")
         draft = "ngram"
     require(isinstance(draft, str), "speculative_config.model", draft, "a checkpoint folder, or the method ngram")
-    return draft, fields, None if method == "ngram" else method
+    return draft, fields, None if method is None else _METHODS[method]
 
 
 def found(name: str) -> str:
@@ -231,19 +239,11 @@ def found(name: str) -> str:
         ) from None
 
 
-def _template(name: str) -> str:
-    path = pathlib.Path(name)
-    ok = path.is_file() and path.stat().st_size <= MAX_TEMPLATE
-    require(ok, "chat_template", name, f"a file with a Jinja template of at most {MAX_TEMPLATE} bytes")
-    try:
-        return path.read_text("utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"chat_template={name!r}: expected text in UTF-8") from None
-
-
 def _certificate(args: argparse.Namespace) -> tuple[str, str] | None:
     chain, key = args.ssl_certfile, args.ssl_keyfile
-    require((chain is None) == (key is None), "ssl_certfile", chain, "both --ssl-certfile and --ssl-keyfile, or neither")
+    require(
+        (chain is None) == (key is None), "ssl_certfile", chain, "both --ssl-certfile and --ssl-keyfile, or neither"
+    )
     for name, file in (("ssl_certfile", chain), ("ssl_keyfile", key)):
         require(file is None or os.path.isfile(file), name, file, "a file")
     return None if chain is None else (chain, key)

@@ -55,7 +55,7 @@ def completion_logprobs(
     """
     offsets, tokens, chosen, likeliest = [], [], [], []
     for token, place in zip(token_ids, places, strict=True):
-        text = decode(token) if place is None and decode else _text(token, place and place[token])
+        text = decode(token) if place is None and decode else _text(token, None if place is None else place[token])
         offsets.append(offset)
         tokens.append(text)
         offset += len(text)
@@ -66,7 +66,9 @@ def completion_logprobs(
 
 def prompt_logprobs(places: Sequence[Place | None]) -> list[dict[str, Any] | None]:
     """vLLM's ``choices[].prompt_logprobs``."""
-    return [None if place is None else {str(token): _known(known) for token, known in place.items()} for place in places]
+    return [
+        None if place is None else {str(token): _known(known) for token, known in place.items()} for place in places
+    ]
 
 
 def _known(known: TokenLogprob) -> dict[str, Any]:

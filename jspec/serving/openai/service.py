@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from jspec.engine.engine import QueueFull
 from jspec.engine.request import Request
@@ -95,10 +94,7 @@ class Service:
         if not cut:
             self.require_short(len(text), param)
         try:
-            if special:
-                return encode(tokenizer, text, param)
-            without: Any = functools.partial(tokenizer.encode, add_special_tokens=False)
-            return encode(_Encoder(without), text, param)  # pyright: ignore[reportArgumentType]
+            return encode(tokenizer, text, param, add_special_tokens=special)
         except ValueError as error:
             raise ApiError(400, str(error), param) from None
 
@@ -110,8 +106,7 @@ class Service:
         """
         if characters > self.max_len * self._longest_token:
             message = (
-                f"{param} has {characters} characters, which cannot be {self.max_len} tokens or fewer, the longest "
-                "context of this model: shorten it"
+                f"{param} has {characters} characters: expected what the model's context, {self.max_len} tokens, holds"
             )
             raise ApiError(400, message, param, "context_length_exceeded")
 
@@ -135,10 +130,8 @@ class Service:
         if not token_ids:
             raise ApiError(400, f"{param} is empty: expected at least one token", param)
         if len(token_ids) >= self.max_len:
-            message = (
-                f"{param} has {len(token_ids)} tokens, and the longest context of this model is {self.max_len} tokens "
-                "with at least one new one: shorten it"
-            )
+            count, most = len(token_ids), self.max_len - 1
+            message = f"{param} has {count} tokens: expected at most {most}, and one more for the completion"
             raise ApiError(400, message, param, "context_length_exceeded")
 
     def requests(
@@ -176,13 +169,6 @@ class Service:
             if self.engine.closed:
                 raise unavailable() from error
             raise
-
-
-@dataclasses.dataclass(frozen=True)
-class _Encoder:
-    """The part of a tokenizer that ``jspec.text.encode`` calls."""
-
-    encode: Any
 
 
 def _too_many(error: QueueFull) -> ApiError:
