@@ -5,7 +5,7 @@ import asyncio
 import openai.types
 import openai.types.chat
 import pytest
-from served import CHAT, MAX_LEN, ask, asked, assert_nothing_is_held, error_of, events, family, service_of
+from openai_server import CHAT, MAX_LEN, ask, asked, assert_nothing_is_held, error_of, events, family, service_of
 
 import jspec
 

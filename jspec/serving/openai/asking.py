@@ -1,12 +1,14 @@
 """What completions and chat answers have in common on their way from a client's fields to the engine and back."""
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from jspec.engine.request import Request
+from jspec.sampling.params import SamplingParams
 from jspec.serving.openai.answers import Answer
 from jspec.serving.openai.errors import ApiError, require_that, wrong
 from jspec.serving.openai.protocol import GenerationRequest
@@ -22,37 +24,48 @@ def tenant_of(http: HttpRequest) -> bytes:
     return http.scope["state"]["tenant"]
 
 
-def requests_of(
-    service: Service,
-    asked: GenerationRequest,
-    encoded: Callable[[int], list[int]],
-    names: Sequence[str],
-    tenant: bytes,
-) -> list[Request]:
-    """The engine's requests for everything that was asked, n for each prompt.
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a request says of all its prompts.
 
-    Args:
-      encoded: index of a prompt -> its tokens.
-      names: how messages call each prompt; a name begins with the field's.
+    Attributes:
+      copies: how each completion of a prompt is sampled.
+      priority: lower numbers go first.
+      salt: only requests with the same one share cached pages.
+    """
+
+    copies: Sequence[SamplingParams]
+    priority: int
+    salt: str
+
+
+def settings_of(service: Service, asked: GenerationRequest, num_prompts: int, tenant: bytes) -> Settings:
+    """The settings of a request, checked.
 
     Raises:
       ApiError: 400.
     """
-    count = num_choices(asked, len(names), service.limits, service.room)
+    count = num_choices(asked, num_prompts, service.limits, service.room)
     params = params_of(asked, service.llm.default_sampling_params, service.limits)
-    priority, salt = _priority(service, asked.priority), _salt(service, asked.cache_salt, tenant)
-    copies = [with_seed(params, copy) for copy in range(count // len(names))]
-    requests = []
-    for index, name in enumerate(names):
-        prompt, field = encoded(index), name.partition("[")[0]
-        if asked.truncate_prompt_tokens is None:
-            service.require_context(prompt, name)
-        try:
-            requests += service.requests(prompt, copies, priority, salt)
-        except (ValueError, TypeError) as error:
-            refusal = of_value_error(error, asked, field)
-            raise ApiError(400, refusal.message.replace("prompt 0", name, 1), refusal.param) from None
-    return requests
+    copies = [with_seed(params, copy) for copy in range(count // num_prompts)]
+    return Settings(copies, _priority(service, asked.priority), _salt(service, asked.cache_salt, tenant))
+
+
+def requests_of(
+    service: Service, asked: GenerationRequest, settings: Settings, prompt: Sequence[int], name: str
+) -> list[Request]:
+    """The engine's requests for the completions of one prompt, which messages call ``name``.
+
+    Raises:
+      ApiError: 400.
+    """
+    if asked.truncate_prompt_tokens is None:
+        service.require_context(prompt, name)
+    try:
+        return service.requests(prompt, settings.copies, settings.priority, settings.salt)
+    except (ValueError, TypeError) as error:
+        refusal = of_value_error(error, asked, name.partition("[")[0])
+        raise ApiError(400, refusal.message.replace("prompt 0", name, 1), refusal.param) from None
 
 
 async def answered(service: Service, http: HttpRequest, prepare: Callable[[], Answer]) -> Response:

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from jspec.results import Delta, Result
 from jspec.serving.openai.answers import Answer, logprobs_of
-from jspec.serving.openai.asking import answered, requests_of, tenant_of
+from jspec.serving.openai.asking import answered, requests_of, settings_of, tenant_of
 from jspec.serving.openai.bodies import read_object
 from jspec.serving.openai.errors import ApiError, require_that, wrong
 from jspec.serving.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -29,8 +29,10 @@ async def chat(service: Service, http: HttpRequest) -> Response:
     if choice == "none":
         asked.tools = None
 
+    settings = settings_of(service, asked, 1, tenant_of(http))
+
     def prepare() -> ChatAnswer:
-        requests = requests_of(service, asked, lambda _: prompt_of(service, asked), ["messages"], tenant_of(http))
+        requests = requests_of(service, asked, settings, prompt_of(service, asked), "messages")
         return ChatAnswer(asked, model, requests, len(requests))
 
     return await answered(service, http, prepare)

@@ -46,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser):
     limits = parser.add_argument_group("limits of a request")
     for field in dataclasses.fields(Limits):
         option, kind = f"--{field.name.replace('_', '-')}", float if isinstance(field.default, float) else int
-        limits.add_argument(option, type=kind, default=field.default, help=f"{LIMIT_HELP.get(field.name, '')}; %(default)s")
+        limits.add_argument(
+            option, type=kind, default=field.default, help=f"{LIMIT_HELP.get(field.name, '')}; %(default)s"
+        )
 
 
 def _add_model(parser: argparse.ArgumentParser):

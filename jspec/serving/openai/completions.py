@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from jspec.results import Delta, Result
 from jspec.serving.openai.answers import Answer, logprobs_of
-from jspec.serving.openai.asking import answered, requests_of, tenant_of
+from jspec.serving.openai.asking import answered, requests_of, settings_of, tenant_of
 from jspec.serving.openai.bodies import read_object
 from jspec.serving.openai.errors import ApiError, require_that, wrong
 from jspec.serving.openai.logprobs import completion_logprobs, prompt_logprobs
@@ -23,13 +23,16 @@ async def completions(service: Service, http: HttpRequest) -> Response:
     texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
     names = ["prompt"] if len(prompts) == 1 else [f"prompt[{i}]" for i in range(len(prompts))]
 
-    def encoded(i: int) -> list[int]:
-        text, cut, special = texts[i], asked.truncate_prompt_tokens is not None, asked.add_special_tokens is not False
-        return prompts[i] if text is None else service.encoded(text, names[i], special, cut)
+    settings = settings_of(service, asked, len(prompts), tenant_of(http))
 
     def prepare() -> CompletionAnswer:
-        requests = requests_of(service, asked, encoded, names, tenant_of(http))
-        return CompletionAnswer(service, asked, model, requests, len(requests) // len(prompts), texts)
+        requests = []
+        for prompt, name in zip(prompts, names, strict=True):
+            if isinstance(prompt, str):
+                special, cut = asked.add_special_tokens is not False, asked.truncate_prompt_tokens is not None
+                prompt = service.encoded(prompt, name, special, cut)
+            requests += requests_of(service, asked, settings, prompt, name)
+        return CompletionAnswer(service, asked, model, requests, len(settings.copies), texts)
 
     require_that(not (asked.echo and service.llm.tokenizer is None), "echo", True, "false; the model has no tokenizer")
     return await answered(service, http, prepare)

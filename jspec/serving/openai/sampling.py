@@ -84,12 +84,12 @@ def with_seed(params: SamplingParams, copy: int) -> SamplingParams:
 
 
 def of_value_error(error: Exception, request: GenerationRequest, default: str | None = None) -> ApiError:
-    """The client's error for one of the engine, whose messages begin with the field: ``top_p=2: expected ..``.
+    """The client's error for one of the engine, whose messages begin with a field: ``top_p=2: ..``, ``stop has ..``.
 
     Args:
       default: the field that is meant where the message names none of the request's.
     """
-    found = re.match(r"(\w+)(\[[^\]]*\])?=", str(error))
+    found = re.match(r"(\w+)(\[[^\]]*\])?(=| has )", str(error))
     param = found[1] if found and found[1] in type(request).model_fields else default
     return ApiError(400, str(error), param)
 

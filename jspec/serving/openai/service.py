@@ -135,7 +135,7 @@ class Service:
             raise ApiError(400, message, param, "context_length_exceeded")
 
     def requests(
-        self, prompt: list[int], params: Sequence[SamplingParams], priority: int = 0, salt: str = ""
+        self, prompt: Sequence[int], params: Sequence[SamplingParams], priority: int = 0, salt: str = ""
     ) -> list[Request]:
         """Requests for completions of one prompt, which the engine can serve.
 
