@@ -4,7 +4,7 @@ import functools
 import operator
 
 import pytest
-from engines import MAX_LEN, V, bigram, successor_table, table_llm
+from engines import MAX_LEN, Letters, V, bigram, successor_table, table_llm
 
 import jspec
 from jspec.results import Stats
@@ -89,3 +89,20 @@ def test_plain_decoding_has_an_acceptance_length_of_one():
     assert result.stats == Stats(9, 0, 0, (9,), (), ())
     assert result.stats.mean_acceptance_length == 1.0
     assert result.accepted == [False] * 9
+
+
+@pytest.mark.parametrize("stop", [(), "xyz", "uv"])
+def test_deltas_say_which_tokens_were_accepted_drafts(stop):
+    """Also of those before a stop string, which ends the text within a round."""
+    wrong = (3, 7, 14, 21)
+    llm = table_llm(bigram(successor_table()), bigram(successor_table(wrong)), Letters(), K=K)
+    deltas = list(jspec.stream(llm, "a", temperature=0, max_tokens=24, stop=stop))
+    result = deltas[-1].result
+    assert result is not None
+    assert [token for delta in deltas for token in delta.token_ids] == result.token_ids
+    assert [accepted for delta in deltas for accepted in delta.accepted] == result.accepted
+    assert len(deltas) > 1
+    assert all(len(delta.accepted) == len(delta.token_ids) for delta in deltas)
+    for token in (4, 8, 15, 22)[: len(result.token_ids) // 6]:  # behind a wrong one, the target drew
+        assert not result.accepted[token - 1]
+    assert sum(result.accepted) >= 12
