@@ -3,6 +3,8 @@
 import argparse
 import importlib.util
 import json
+import pathlib
+import re
 
 import pytest
 
@@ -72,7 +74,7 @@ def test_speculation_as_vllm_has_it(tmp_path):
     assert config(**given) == (draft, expected, "eagle3")
     ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 5, "prompt_lookup_min": 2}
     expected = jspec.Speculation(num_draft_tokens=3, ngram_max=5, ngram_min=2)
-    assert config(**ngram) == ("ngram", expected, "ngram")
+    assert config(**ngram) == ("ngram", expected, None)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +150,14 @@ def test_a_port_that_is_taken(tmp_path, capsys):
         port = str(bound.getsockname()[1])
         assert cli.main(["serve", str(tmp_path), "--port", port]) == 2
     assert f"port={port}: expected a free port" in capsys.readouterr().err
+
+
+def test_the_guide_has_every_option():
+    parser = argparse.ArgumentParser(add_help=False)
+    command.add_arguments(parser)
+    options = {option for action in parser._actions for option in action.option_strings}
+    guide = (pathlib.Path(__file__).parents[2] / "docs" / "guides" / "server.md").read_text()
+    assert set(re.findall(r"`(--[a-z-]+)", guide)) >= options
 
 
 def test_packages_that_are_missing(tmp_path, capsys, monkeypatch):

@@ -216,7 +216,7 @@ def _config(text: str) -> tuple[str, dict[str, Any], str | None]:
         require(draft in (None, "ngram"), "speculative_config.model", draft, "none beside the method ngram")
         draft = "ngram"
     require(isinstance(draft, str), "speculative_config.model", draft, "a checkpoint folder, or the method ngram")
-    return draft, fields, None if method is None else _METHODS[method]
+    return draft, fields, None if method in (None, "ngram") else _METHODS[method]
 
 
 def found(name: str) -> str:
