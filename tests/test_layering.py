@@ -37,7 +37,7 @@ KNOWS = {
     "drafting": {"models", "pallas", "sampling"},
     "engine": {"drafting", "models", "pallas", "sampling"},
     "checkpoints": {"models"},
-    "serving": {"engine", "drafting", "models", "sampling", "llm", "api", "chat"},
+    "serving": {"engine", "drafting", "models", "sampling", "llm", "api", "chat", "loading"},
 }
 KNOW_CHECKPOINTS = {"api", "doctor", "loading", "train", "checkpoints"}
 KNOW_TRAIN = {"train", "cli"}

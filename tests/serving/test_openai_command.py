@@ -59,8 +59,11 @@ def test_speculation_by_single_options(tmp_path):
     assert speculation_of(args_of(*options)) == (draft, expected, None)
     auto = speculation_of(args_of("--draft", "ngram", "--num-speculative-tokens", "auto"))
     assert auto == ("ngram", jspec.Speculation(num_draft_tokens="auto"), None)
-    with pytest.raises(ValueError, match="draft=None: expected a drafter"):
-        speculation_of(args_of("--num-speculative-tokens", "3"))
+    assert speculation_of(args_of("--num-speculative-tokens", "0")) == (
+        None,
+        jspec.Speculation(num_draft_tokens=0),
+        None,
+    )
 
 
 def config(**given):
@@ -128,6 +131,7 @@ def test_a_target_is_a_folder_or_in_the_hub_cache(tmp_path, monkeypatch):
         (["--max-n", "0"], "max_n=0"),
         (["--chat-template", "nowhere"], "chat_template='nowhere'"),
         (["--ssl-certfile", "nowhere"], "ssl_certfile='nowhere'"),
+        (["--num-speculative-tokens", "3"], "num_speculative_tokens=3: expected --draft"),
         (["--host", "no such host"], "host='no such host'"),
         (["--draft", "nobody/nothing"], "hf download nobody/nothing"),
     ],
@@ -135,6 +139,7 @@ def test_a_target_is_a_folder_or_in_the_hub_cache(tmp_path, monkeypatch):
 def test_options_that_cannot_be_are_told_before_a_model_is_loaded(options, error, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jspec.api.load", None)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
     assert cli.main(["serve", str(tmp_path), *options]) == 2
     message = capsys.readouterr().err
     assert message.startswith("jspec serve: ")

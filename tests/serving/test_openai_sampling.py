@@ -11,7 +11,7 @@ from jspec.serving.openai.errors import ApiError, shown
 from jspec.serving.openai.limits import LIMIT_HELP, Limits
 from jspec.serving.openai.logprobs import LEAST, chat_logprobs, completion_logprobs, prompt_logprobs
 from jspec.serving.openai.protocol import ChatRequest, CompletionRequest, parsed
-from jspec.serving.openai.sampling import num_choices, params_of, with_seed
+from jspec.serving.openai.sampling import num_choices, of_value_error, params_of, with_seed
 
 FIELDS = {field.name for field in dataclasses.fields(jspec.SamplingParams)}
 DEFAULTS = jspec.SamplingParams(temperature=0.3, top_k=9)
@@ -91,6 +91,21 @@ def test_each_completion_has_a_seed_of_its_own():
     params = jspec.SamplingParams(seed=2**63 - 1)
     assert [with_seed(params, copy).seed for copy in range(3)] == [2**63 - 1, 0, 1]
     assert with_seed(jspec.SamplingParams(), 4).seed is None
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "told"),
+    [
+        ("top_p=2: expected less", "top_p", "top_p=2: expected less"),
+        ("logit_bias[7]=200: expected less", "logit_bias", "logit_bias[7]=200: expected less"),
+        ("prompt 0: logit_bias has token 9: expected less", "logit_bias", "logit_bias has token 9: expected less"),
+        ("prompt 0 has token id 9: expected less", "prompt", "prompt[3] has token id 9: expected less"),
+        ("prompt 0 needs 9 pages, max_tokens=3", "prompt", "prompt[3] needs 9 pages, max_tokens=3"),
+    ],
+)
+def test_errors_of_the_engine_name_a_field_of_the_request(message, param, told):
+    error = of_value_error(ValueError(message), parsed(CompletionRequest, {"prompt": "a"}), "prompt[3]")
+    assert (error.status, error.param, error.message) == (400, param, told)
 
 
 def test_how_many_completions():

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from jspec.engine.request import Request
 from jspec.sampling.params import SamplingParams
 from jspec.serving.openai.answers import Answer
-from jspec.serving.openai.errors import ApiError, require_that, wrong
+from jspec.serving.openai.errors import require_that, wrong
 from jspec.serving.openai.protocol import GenerationRequest
 from jspec.serving.openai.sampling import num_choices, of_value_error, params_of, with_seed
 from jspec.serving.openai.service import Service
@@ -64,8 +64,7 @@ def requests_of(
     try:
         return service.requests(prompt, settings.copies, settings.priority, settings.salt)
     except (ValueError, TypeError) as error:
-        refusal = of_value_error(error, asked, name.partition("[")[0])
-        raise ApiError(400, refusal.message.replace("prompt 0", name, 1), refusal.param) from None
+        raise of_value_error(error, asked, name) from None
 
 
 async def answered(service: Service, http: HttpRequest, prepare: Callable[[], Answer]) -> Response:

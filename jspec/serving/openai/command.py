@@ -122,6 +122,7 @@ def run(args: argparse.Namespace) -> int:
 
     draft, speculation, method = speculation_of(args)
     target = found(args.target)
+    require_draft(args, target, draft)
     from_environment = [os.environ[ENVIRONMENT]] if os.environ.get(ENVIRONMENT) else []
     keys = Keys(args.api_key or from_environment)
     limits = Limits(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Limits)})
@@ -130,7 +131,8 @@ def run(args: argparse.Namespace) -> int:
     seconds = args.shutdown_timeout
     require(0 <= seconds < 1e6, "shutdown_timeout", seconds, "a number of seconds, at least 0")
     require(0 <= args.port < 2**16, "port", args.port, "an integer in 0..65535")
-    logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s: %(name)s: %(message)s")
+    logging.basicConfig(format="%(levelname)s: %(name)s: %(message)s")
+    logging.getLogger("jspec").setLevel(args.log_level.upper())
     with listener(args.host, args.port) as bound:
         llm = jspec.load(target, draft, speculation=speculation, **loading_of(args))
         require(method in (None, llm.method), "speculative_config.method", method, f"{llm.method}, which the draft is")
@@ -192,9 +194,23 @@ def speculation_of(args: argparse.Namespace) -> tuple[str | None, Speculation, s
         ok = not beside
         require(ok, "speculative_config", args.speculative_config, f"it alone, without --{beside and beside[0]}")
         draft, fields, method = _config(args.speculative_config)
-    require(draft is not None or not fields, "draft", draft, "a drafter, which the other options of speculation need")
     draft = draft if draft in (None, "ngram") else found(draft)
     return draft, Speculation(**fields), method
+
+
+def require_draft(args: argparse.Namespace, target: str, draft: str | None):
+    """Refuse options of speculation where nothing drafts: there is no draft, and the target is no head that names its own.
+
+    Raises:
+      ValueError: that is so.
+    """
+    from jspec.loading import find_folders
+
+    options = ("num_speculative_tokens", "verify", "draft_sampling", "ngram_corpus")
+    given = [name for name in options if getattr(args, name) is not None]
+    if draft is None and given and find_folders(target, None)[1] is None:
+        value = getattr(args, given[0])
+        raise ValueError(f"{given[0]}={value!r}: expected --draft beside it, a checkpoint folder or ngram")
 
 
 def _config(text: str) -> tuple[str, dict[str, Any], str | None]:

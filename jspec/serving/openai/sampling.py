@@ -83,15 +83,20 @@ def with_seed(params: SamplingParams, copy: int) -> SamplingParams:
     return dataclasses.replace(params, seed=(params.seed + copy) % SEEDS)
 
 
-def of_value_error(error: Exception, request: GenerationRequest, default: str | None = None) -> ApiError:
-    """The client's error for one of the engine, whose messages begin with a field: ``top_p=2: ..``, ``stop has ..``.
+def of_value_error(error: Exception, request: GenerationRequest, default: str = "") -> ApiError:
+    """The client's error for one of the engine.
+
+    Messages of the engine begin with a field, as in ``top_p=2: ..`` and ``stop has ..``, or with the prompt, which it knows
+    as ``prompt 0``, and a field may follow: ``prompt 0: logit_bias has ..``.
 
     Args:
-      default: the field that is meant where the message names none of the request's.
+      default: what the client calls the prompt, ``messages`` or ``prompt[2]`` for example.
     """
-    found = re.match(r"(\w+)(\[[^\]]*\])?(=| has )", str(error))
-    param = found[1] if found and found[1] in type(request).model_fields else default
-    return ApiError(400, str(error), param)
+    message = str(error)
+    found = re.match(r"(?:prompt 0: )?(\w+)(?:\[[^\]]*\])?(?:=| has )", message)
+    if found and found[1] in type(request).model_fields:
+        return ApiError(400, message.removeprefix("prompt 0: "), found[1])
+    return ApiError(400, message.replace("prompt 0", default, 1), default.partition("[")[0] or None)
 
 
 def _max_tokens(request: GenerationRequest) -> int | None:
@@ -162,4 +167,5 @@ def _check_sizes(request: GenerationRequest, limits: Limits):
         '{"type": "text"}; structured output is not supported yet',
     )
     options = request.stream_options
-    require_that(options is None or bool(request.stream), "stream_options", "..", "stream=true beside it")
+    given = options and options.model_dump(exclude_none=True)
+    require_that(options is None or bool(request.stream), "stream_options", given, "stream=true beside it")
