@@ -8,8 +8,6 @@ import pytest
 from openai_server import ask, asked, assert_nothing_is_held, error_of, events, family, service_of
 from test_async_engine import slow_model, until
 
-import jspec
-from jspec.engine.request import Request
 from jspec.results import Result
 from jspec.serving.openai.app import make_app
 from jspec.serving.openai.keys import Keys
@@ -248,24 +246,3 @@ def test_an_exception_in_the_server_is_told_without_its_text(service, monkeypatc
     error = error_of(ask(service, "/v1/models"), 500)
     assert "secret" not in error["message"]
     assert error["type"] == "server_error"
-
-
-def test_groups_are_started_whole_or_not_at_all():
-    llm = slow_model()
-
-    async def serve():
-        async with jspec.AsyncEngine(llm) as engine:
-            requests: list[Request] = [llm.engine.request("abc", max_tokens=3, seed=i) for i in range(5)]
-            group, found = engine.start(requests), {}
-            async for index, delta in group:
-                if delta.result is not None:
-                    found[index] = delta.result.text
-            assert found == {i: jspec.generate(llm, "abc", max_tokens=3, seed=i).text for i in range(5)}
-            group.close()
-            lost = engine.start([llm.engine.request("abc", max_tokens=400) for _ in range(4)])
-            await anext(lost)
-            del lost
-            await until(lambda: llm.engine.metrics().num_running == 0)
-
-    asyncio.run(asyncio.wait_for(serve(), 60))
-    assert_nothing_is_held(llm)
