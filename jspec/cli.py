@@ -1,4 +1,4 @@
-"""The ``jspec`` command: ``jspec demo``, ``generate``, ``chat``, ``train`` and ``doctor``."""
+"""The ``jspec`` command: ``jspec demo``, ``generate``, ``chat``, ``serve``, ``train`` and ``doctor``."""
 
 import argparse
 import pathlib
@@ -10,6 +10,7 @@ from jspec.chat_command import add_arguments as add_chat_arguments
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
 from jspec.generate_command import add_arguments as add_generate_arguments
 from jspec.heads import AUX_CONVENTIONS, NORM_OUTPUTS
+from jspec.serving.openai.command import add_arguments as add_serve_arguments
 from jspec.train.command import add_arguments as add_train_arguments
 
 
@@ -64,6 +65,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_chat_arguments(chat)
     chat.set_defaults(run=_chat, num_draft_tokens=4)
+
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP, as OpenAI and vLLM do",
+        description="An HTTP server that speaks OpenAI's protocol. It needs pip install 'jspec[serve]'.",
+    )
+    add_serve_arguments(serve)
+    serve.set_defaults(run=_serve)
 
     train = commands.add_parser("train", help="train a draft head for a target")
     add_train_arguments(train)
@@ -130,6 +139,12 @@ def _chat(args) -> int:
     from jspec import chat_command
 
     return chat_command.run(args, _speculation(args))
+
+
+def _serve(args) -> int:
+    from jspec.serving.openai import command
+
+    return command.run(args)
 
 
 def _train(args) -> int:

@@ -37,7 +37,7 @@ KNOWS = {
     "drafting": {"models", "pallas", "sampling"},
     "engine": {"drafting", "models", "pallas", "sampling"},
     "checkpoints": {"models"},
-    "serving": {"engine", "drafting", "models", "sampling", "llm", "api"},
+    "serving": {"engine", "drafting", "models", "sampling", "llm", "api", "chat", "loading"},
 }
 KNOW_CHECKPOINTS = {"api", "doctor", "loading", "train", "checkpoints"}
 KNOW_TRAIN = {"train", "cli"}
@@ -96,6 +96,7 @@ def run(code: str, *arguments, cwd: Path = ROOT) -> str:
 
 
 HEAVY = ("jax", "numpy", "orbax", "tensorstore", "transformers", "tokenizers", "safetensors", "flax", "rich", "convert")
+HEAVY += ("starlette", "uvicorn", "pydantic", "prometheus_client")
 
 
 def test_importing_jspec_loads_nothing():

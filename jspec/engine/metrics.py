@@ -5,12 +5,12 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
-from jspec.engine.request import ActiveRequest
+from jspec.engine.request import FINISH_REASONS, FULL, STOPPED, ActiveRequest
 
 if TYPE_CHECKING:
     from jspec.engine.scheduler import Scheduler
 
-# Upper bounds of the histograms' buckets, in seconds: vLLM's for the time to the first token and between tokens.
+# Upper bounds of the histograms' buckets, in seconds: vLLM's for the time to the first token, between tokens, to the end.
 FIRST_TOKEN_BOUNDS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -18,6 +18,10 @@ FIRST_TOKEN_BOUNDS = (
 BETWEEN_TOKENS_BOUNDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2),
     *(0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+LAST_TOKEN_BOUNDS = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0),
+    *(40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 
 
@@ -49,14 +53,17 @@ class Metrics:
       num_running: requests that have entered: their prompt is being read, they decode, or they are in host memory.
       num_waiting: requests that have not.
       num_finished: requests that have ended so far, in whatever way.
+      num_finished_by_reason: the same for each ``Result.finish_reason``.
       num_preemptions: how often a request lost its row and its pages so far.
       num_cached_tokens: tokens of prompts that were found in the prefix cache so far.
+      num_prompt_tokens: tokens of the prompts of all requests that had a first token so far.
       num_prefill_tokens: tokens of prompts that were read so far.
       num_padding_tokens: tokens of padding in the prefill passes so far.
       num_generation_tokens: new tokens so far.
       num_calls: calls of decode programs so far.
       rows_per_call: rows that decoded in a call, on average so far; 0.0 before the first.
       num_rounds: rounds so far, each counted once for every request that took part.
+      num_drafting_rounds: those of them that had drafts.
       num_draft_tokens: drafts that were verified so far.
       num_accepted_tokens: drafts that were accepted so far.
       num_accepted_tokens_per_position: how many drafts were accepted so far at each place of a round, K entries.
@@ -68,19 +75,23 @@ class Metrics:
       queue_seconds: from a request's arrival until it entered.
       first_token_seconds: from its arrival until the host knew its first token.
       between_tokens_seconds: from one call's tokens of a request to the next call's, divided by the number of these.
+      last_token_seconds: from a request's arrival to its end, of those that ended with ``stop`` or ``length``.
     """
 
     num_running: int
     num_waiting: int
     num_finished: int
+    num_finished_by_reason: dict[str, int]
     num_preemptions: int
     num_cached_tokens: int
+    num_prompt_tokens: int
     num_prefill_tokens: int
     num_padding_tokens: int
     num_generation_tokens: int
     num_calls: int
     rows_per_call: float
     num_rounds: int
+    num_drafting_rounds: int
     num_draft_tokens: int
     num_accepted_tokens: int
     num_accepted_tokens_per_position: tuple[int, ...]
@@ -92,6 +103,7 @@ class Metrics:
     queue_seconds: Histogram
     first_token_seconds: Histogram
     between_tokens_seconds: Histogram
+    last_token_seconds: Histogram
 
     def as_dict(self) -> dict[str, Any]:
         """The same in dictionaries, lists and numbers, which JSON can hold."""
@@ -107,9 +119,11 @@ class Meter:
 
     def __init__(self, num_draft_tokens: int):
         self._queue, self._first = _Counts(FIRST_TOKEN_BOUNDS), _Counts(FIRST_TOKEN_BOUNDS)
-        self._between = _Counts(BETWEEN_TOKENS_BOUNDS)
+        self._between, self._last = _Counts(BETWEEN_TOKENS_BOUNDS), _Counts(LAST_TOKEN_BOUNDS)
         self._finished = self._tokens = self._calls = self._rows = self._rounds = self._drafted = 0
+        self._prompts = self._drafting = 0
         self._accepted = [0] * num_draft_tokens
+        self._reasons = dict.fromkeys(FINISH_REASONS.values(), 0)
         self._seen: dict[int, int] = {}  # requests under way by order -> how many of their rounds are counted
 
     def entered(self, active: ActiveRequest):
@@ -126,6 +140,7 @@ class Meter:
         now, times = time.perf_counter(), active.times
         if new and times.first_token != times.first_token:  # NaN
             times.first_token = now
+            self._prompts += len(active.request.prompt)
             self._first.add(now - times.arrived)
         elif new:
             self._between.add((now - times.newest_token) / new, new)
@@ -135,12 +150,16 @@ class Meter:
         seen = self._seen.get(active.order, 0)
         for i in range(seen, len(active.accepted)):
             self._rounds += 1
+            self._drafting += active.drafted[i] > 0
             self._drafted += active.drafted[i]
             for place in range(active.accepted[i]):
                 self._accepted[place] += 1
         self._seen[active.order] = len(active.accepted)
         if finished:
             self._finished += 1
+            self._reasons[FINISH_REASONS[active.outcome]] += 1
+            if active.outcome in (STOPPED, FULL):
+                self._last.add(now - times.arrived)
             self._seen.pop(active.order, None)
 
     def metrics(self, scheduler: "Scheduler", num_compilations: int) -> Metrics:
@@ -150,14 +169,17 @@ class Meter:
             num_running=len(scheduler.under_way),
             num_waiting=len(scheduler.waiting),
             num_finished=self._finished,
+            num_finished_by_reason=dict(self._reasons),
             num_preemptions=scheduler.num_preemptions,
             num_cached_tokens=scheduler.reading.num_cached_tokens,
+            num_prompt_tokens=self._prompts,
             num_prefill_tokens=scheduler.reading.num_prefill_tokens,
             num_padding_tokens=scheduler.reading.num_padding,
             num_generation_tokens=self._tokens,
             num_calls=self._calls,
             rows_per_call=self._rows / max(self._calls, 1),
             num_rounds=self._rounds,
+            num_drafting_rounds=self._drafting,
             num_draft_tokens=self._drafted,
             num_accepted_tokens=sum(self._accepted),
             num_accepted_tokens_per_position=tuple(self._accepted),
@@ -169,6 +191,7 @@ class Meter:
             queue_seconds=self._queue.histogram(),
             first_token_seconds=self._first.histogram(),
             between_tokens_seconds=self._between.histogram(),
+            last_token_seconds=self._last.histogram(),
         )
 
 

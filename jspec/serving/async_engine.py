@@ -36,6 +36,8 @@ class AsyncEngine:
 
     Attributes:
       llm: the same.
+      error: what its thread met when it last stepped the engine; None if that went well. Requests are taken all the
+        same, and the next step that goes well makes it None.
     """
 
     def __init__(self, llm: LLM):
@@ -46,6 +48,7 @@ class AsyncEngine:
         self._arriving: collections.deque[_Stream] = collections.deque()  # of requests not submitted yet
         self._leaving: list[_Stream] = []  # whose callers have left, and whose requests are not given up yet
         self._closed = False
+        self.error: BaseException | None = None
         # Only the thread uses these:
         self._inbox = Inbox(streams=True)
         self._streams: dict[int, _Stream] = {}  # of requests that were submitted, by order
@@ -96,17 +99,43 @@ class AsyncEngine:
         self._require_open()
         # In another thread, because a long prompt takes long to encode.
         ask = functools.partial(self._engine.request, key=key, priority=priority, salt=salt, **options)
-        stream = self._open(await asyncio.to_thread(ask, prompt, params))
+        group = self.start([await asyncio.to_thread(ask, prompt, params)])
         try:
-            while True:
-                delta = await stream.queue.get()
-                if isinstance(delta, _Failure):
-                    raise RuntimeError(f"the thread that steps the engine failed: {delta.error!r}") from delta.error
+            async for _, delta in group:
                 yield delta
-                if delta.finished:
-                    return
         finally:
-            self._leave(stream)
+            group.close()
+
+    def start(self, requests: Sequence[Request]) -> "Group":
+        """Let requests wait that belong together: all of them, or none if there is no room for all.
+
+        Args:
+          requests: made by ``llm.engine.request``, at least one.
+
+        Returns:
+          what yields their deltas. It has to be closed; lost, it closes itself.
+
+        Raises:
+          QueueFull: ``max_waiting`` leaves no room for so many.
+          RuntimeError: the engine is closed, or no event loop runs in this thread.
+        """
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue()
+        streams = [_Stream(index, request, loop, queue) for index, request in enumerate(requests)]
+        with self._news:
+            self._require_open()
+            self._engine.require_room(len(self._arriving) + len(streams) - 1)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="jspec.AsyncEngine", daemon=True)
+                self._thread.start()
+                atexit.register(self._stop)  # a thread that is in XLA when Python ends aborts the process
+            self._arriving.extend(streams)
+            self._news.notify()
+        return Group(self, streams, queue)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is served any more."""
+        return self._closed
 
     async def close(self):
         """Give up what is under way, and stop the thread. Callers that wait get a last delta, which says ``abort``.
@@ -114,20 +143,6 @@ class AsyncEngine:
         Nothing happens if it is closed already. The model itself can be used further.
         """
         await asyncio.to_thread(self._stop)
-
-    def _open(self, request: Request) -> "_Stream":
-        """Hand a request to the thread, which is started if there is none yet."""
-        stream = _Stream(request, asyncio.get_running_loop(), asyncio.Queue())
-        with self._news:
-            self._require_open()
-            self._engine.require_room(len(self._arriving))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="jspec.AsyncEngine", daemon=True)
-                self._thread.start()
-                atexit.register(self._stop)  # a thread that is in XLA when Python ends aborts the process
-            self._arriving.append(stream)
-            self._news.notify()
-        return stream
 
     def _stop(self):
         """Close the engine, and wait for the thread to end."""
@@ -159,6 +174,7 @@ class AsyncEngine:
                 self._give_up(leaving, everything=closed)
                 if self._inbox.unfinished or self._inbox.items:
                     self._hand_out(self._engine.advance(self._inbox))
+                    self.error = None
             except BaseException as error:  # whatever it is, nobody may be left waiting
                 self._fail(error)
 
@@ -218,6 +234,7 @@ class AsyncEngine:
 
     def _fail(self, error: BaseException):
         """Let all callers know of an exception that came out of the engine, and begin anew."""
+        self.error = error
         with self._news:
             streams = [*self._streams.values(), *self._arriving]
             self._arriving.clear()
@@ -231,21 +248,59 @@ class AsyncEngine:
             self._engine.leave(inbox)
 
 
+class Group:
+    """Requests of one caller that were started together. Iterating yields what is new of each, until all have ended.
+
+    It yields pairs: the index of a request, as ``AsyncEngine.start`` was given it, and a delta. Only the event loop in
+    which it was made may use it.
+
+    Raises:
+      RuntimeError: the thread that steps the engine met an exception, which is the cause of this one.
+    """
+
+    def __init__(self, engine: AsyncEngine, streams: "Sequence[_Stream]", queue: "asyncio.Queue[_Letter]"):
+        self._engine, self._streams, self._queue = engine, streams, queue
+        self._unfinished = len(streams)
+
+    def __aiter__(self) -> "Group":
+        return self
+
+    async def __anext__(self) -> tuple[int, Delta]:
+        if not self._unfinished:
+            raise StopAsyncIteration
+        index, delta = await self._queue.get()
+        if isinstance(delta, _Failure):
+            raise RuntimeError(f"the thread that steps the engine failed: {delta.error!r}") from delta.error
+        self._unfinished -= delta.finished
+        return index, delta
+
+    def close(self):
+        """Have those given up that have not ended; their rows are free before the next call to the device."""
+        streams, self._streams = self._streams, ()
+        for stream in streams:
+            self._engine._leave(stream)
+
+    def __del__(self):
+        self.close()
+
+
 @dataclasses.dataclass(eq=False)
 class _Stream:
-    """A request of ``generate``, and where its caller waits for what is new.
+    """A request of a group, and where its caller waits for what is new.
 
     Attributes:
+      index: its number in the group.
       request: what was asked for.
       loop: the caller's event loop.
-      queue: what is new. Only the loop puts something in.
+      queue: what is new of the group. Only the loop puts something in.
       active: the request as the engine knows it, once it was submitted.
       ended: whether nothing more is put in: the last delta was sent, or the caller has left.
     """
 
+    index: int
     request: Request
     loop: asyncio.AbstractEventLoop
-    queue: "asyncio.Queue[Delta | _Failure]"
+    queue: "asyncio.Queue[_Letter]"
     active: ActiveRequest | None = None
     ended: bool = False
 
@@ -258,6 +313,9 @@ class _Failure:
     finished: ClassVar[bool] = True
 
 
+_Letter = tuple[int, Delta | _Failure]  # the index of a request in its group, and what is new of it
+
+
 def _put(letters: "Sequence[tuple[_Stream, Delta | _Failure]]"):
     for stream, letter in letters:
-        stream.queue.put_nowait(letter)
+        stream.queue.put_nowait((stream.index, letter))

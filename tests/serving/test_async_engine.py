@@ -342,6 +342,48 @@ def test_who_is_slow_holds_nobody_up():
     assert run(serve()).text == jspec.generate(llm, "abc", LONG).text
 
 
+def test_requests_that_are_started_together():
+    """All of them wait, or none; each delta comes with the number of its request; lost, they are given up."""
+    llm = slow_model()
+
+    async def serve():
+        async with jspec.AsyncEngine(llm) as engine:
+            requests = [llm.engine.request("abc", max_tokens=3, seed=seed) for seed in range(5)]
+            group, deltas = engine.start(requests), [[] for _ in requests]
+            async for index, delta in group:
+                deltas[index].append(delta)
+            expected = [jspec.generate(llm, "abc", max_tokens=3, seed=seed).text for seed in range(5)]
+            assert [checked(some).text for some in deltas] == expected
+            group.close()
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(llm.engine, "require_room", no_room_beside(4))
+                engine.start(requests[:4]).close()
+                await until(lambda: not engine._inbox.unfinished and not engine._arriving)
+                with pytest.raises(jspec.QueueFull):
+                    engine.start(requests)
+                assert not engine._arriving
+            lost = engine.start([llm.engine.request("abc", LONG) for _ in range(4)])
+            await anext(lost)
+            del lost
+            await until(lambda: llm.engine.metrics().num_running == 0)
+        assert engine.closed
+        with pytest.raises(RuntimeError, match="the AsyncEngine is closed"):
+            engine.start(requests)
+
+    run(serve())
+    assert_nothing_is_held(llm)
+
+
+def no_room_beside(most: int):
+    """``require_room`` of an engine that takes so many."""
+
+    def require_room(arriving: int = 0):
+        if arriving >= most:
+            raise jspec.QueueFull("no room")
+
+    return require_room
+
+
 def test_an_event_loop_that_is_closed_before_its_requests_end():
     llm = slow_model()
     engine, loop = jspec.AsyncEngine(llm), asyncio.new_event_loop()
@@ -442,7 +484,9 @@ def test_an_exception_in_the_thread_reaches_every_caller(name, error, monkeypatc
                 results = await asyncio.gather(*tasks, return_exceptions=True)
             assert [type(result) for result in results] == [RuntimeError] * len(tasks)
             assert all(result.__cause__ is error for result in results)
+            assert engine.error is error
             assert await ask(engine, 3) == texts(llm, [3])[0]
+            assert engine.error is None
             assert_nothing_is_held(llm)
             await leaving.aclose()
 

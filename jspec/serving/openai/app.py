@@ -1,0 +1,89 @@
+"""The paths of the server."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp
+
+import jspec
+from jspec.serving.openai.chat import chat
+from jspec.serving.openai.completions import completions
+from jspec.serving.openai.errors import ApiError
+from jspec.serving.openai.gate import Gate
+from jspec.serving.openai.metrics import EngineCollector
+from jspec.serving.openai.service import Service
+from jspec.serving.openai.tokens import detokenize, tokenize
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
+
+
+def make_app(service: Service) -> ASGIApp:
+    """The ASGI application that serves a model under OpenAI's paths."""
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(service))
+
+    async def metrics(_: Service, http: Request) -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    paths: dict[tuple[str, str], Handler] = {
+        ("GET", "/health"): _health,
+        ("GET", "/version"): _version,
+        ("GET", "/metrics"): metrics,
+        ("GET", "/v1/models"): _models,
+        ("GET", "/v1/models/{model:path}"): _model,
+        ("POST", "/v1/completions"): completions,
+        ("POST", "/v1/chat/completions"): chat,
+        ("POST", "/tokenize"): tokenize,
+        ("POST", "/detokenize"): detokenize,
+    }
+    routes = [Route(path, _bound(handler, service), methods=[method]) for (method, path), handler in paths.items()]
+    # A router without Starlette's middlewares, whose answers to exceptions are not OpenAI's; the gate gives these.
+    return Gate(Router(routes, redirect_slashes=False), service)
+
+
+def _bound(handler: Handler, service: Service) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(http: Request) -> Response:
+        return await handler(service, http)
+
+    return endpoint
+
+
+async def _health(service: Service, _: Request) -> Response:
+    """200 while requests are taken and the engine works, else 503."""
+    if service.draining or service.engine.closed:
+        raise ApiError(503, "the server is shutting down")
+    if service.engine.error is not None:
+        raise ApiError(503, "the engine failed when it was last stepped; the server's log says why")
+    return Response()
+
+
+async def _version(_: Service, __: Request) -> Response:
+    return JSONResponse({"version": jspec.__version__})
+
+
+async def _models(service: Service, _: Request) -> Response:
+    return JSONResponse({"object": "list", "data": [_card(service, name) for name in service.names]})
+
+
+async def _model(service: Service, http: Request) -> Response:
+    return JSONResponse(_card(service, service.require_model(http.path_params["model"])))
+
+
+def _card(service: Service, name: str) -> dict[str, Any]:
+    """What clients may know of the model; ``speculation`` is jspec's own field."""
+    llm = service.llm
+    drafting = {"method": llm.method, "num_speculative_tokens": llm.speculation.num_draft_tokens if llm.method else 0}
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "jspec",
+        "root": service.names[0],
+        "parent": None,
+        "max_model_len": service.max_len,
+        "speculation": drafting,
+    }

@@ -1,0 +1,64 @@
+"""What a client is told when a request cannot be served, in OpenAI's format."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+SHOWN = 100  # characters of a value that a message repeats
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class ApiError(Exception):
+    """Ends a request with a status and a message for the client.
+
+    Args:
+      status: the HTTP status.
+      message: what is wrong, and what would be right.
+      param: the field of the request that is meant; None if it is none.
+      code: OpenAI's code for this error, or None.
+      headers: headers of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """``{"error": {"message", "type", "param", "code"}}``."""
+        usual = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = _TYPES.get(self.status, usual)
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def wrong(param: str, value: Any, expected: str, code: str | None = None) -> ApiError:
+    """The error of a field with a value that cannot be used: it names the field, the value and what would be right."""
+    return ApiError(400, f"{param}={shown(value)}: expected {expected}", param, code)
+
+
+def require_that(ok: bool, param: str, value: Any, expected: str):
+    """Raise the error of ``wrong`` unless ``ok``."""
+    if not ok:
+        raise wrong(param, value, expected)
+
+
+def shown(value: Any) -> str:
+    """A value as a message repeats it: its first characters, whatever it holds."""
+    if isinstance(value, str | bytes | list):
+        value = value[:SHOWN]  # before ``repr`` makes a text of all of it
+    elif isinstance(value, dict):
+        value = dict(list(value.items())[:8])
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 4]} ..."

@@ -1,0 +1,54 @@
+"""How much one request may ask for. All of it is checked before anything is allocated."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How much one request may ask for. Each is an option of ``jspec serve``.
+
+    Attributes:
+      max_body_bytes: bytes of a request's body.
+      max_body_seconds: seconds until the body has arrived.
+      max_json_depth: how deep objects and lists of the body may lie in each other.
+      max_prompts: prompts of a request.
+      max_n: completions of each prompt.
+      max_choices: completions of a request, which are prompts times n.
+      max_messages: messages of a chat.
+      max_tools: tools of a chat.
+      max_stop_strings: stop strings.
+      max_stop_length: characters of a stop string.
+      max_logprobs: likeliest tokens whose log-probabilities are given, of each token.
+      max_logit_bias: entries of ``logit_bias``.
+      max_bad_words: entries of ``bad_words``.
+      max_cache_salt: characters of ``cache_salt``.
+    """
+
+    max_body_bytes: int = 8 * 2**20
+    max_body_seconds: float = 60.0
+    max_json_depth: int = 64
+    max_prompts: int = 256
+    max_n: int = 64
+    max_choices: int = 256
+    max_messages: int = 4096
+    max_tools: int = 256
+    max_stop_strings: int = 16
+    max_stop_length: int = 1000
+    max_logprobs: int = 20
+    max_logit_bias: int = 1024
+    max_bad_words: int = 128
+    max_cache_salt: int = 256
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not value > 0:
+                raise ValueError(f"{field.name}={value!r}: expected a number above 0")
+
+
+LIMIT_HELP = {
+    name.strip(): text.strip().removesuffix(".").removesuffix(";")
+    for line in (Limits.__doc__ or "").splitlines()
+    for name, colon, text in [line.partition(": ")]
+    if colon and name.strip().startswith("max_")
+}

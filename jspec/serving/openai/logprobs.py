@@ -1,0 +1,104 @@
+"""Log-probabilities in OpenAI's two formats, that of chats and the older one of completions."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+LEAST = -9999.0  # what JSON gets for the logarithm of 0, as from OpenAI
+
+
+class TokenLogprob(Protocol):
+    """What is known of one token at one place: ``jspec.results.Logprob``."""
+
+    @property
+    def logprob(self) -> float: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def decoded_token(self) -> str | None: ...
+
+
+Place = dict[int, Any]  # token id -> TokenLogprob, of the chosen token and of the likeliest
+
+
+def chat_logprobs(token_ids: Sequence[int], places: Sequence[Place], top: int) -> dict[str, Any]:
+    """``choices[].logprobs`` of a chat.
+
+    Args:
+      token_ids: the tokens.
+      places: for each of them what is known of it and of the likeliest tokens there.
+      top: how many of these are told.
+    """
+    content = []
+    for token, place in zip(token_ids, places, strict=True):
+        likeliest = [_entry(other, known) for other, known in _likeliest(place, top)]
+        content.append({**_entry(token, place[token]), "top_logprobs": likeliest})
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(
+    token_ids: Sequence[int],
+    places: Sequence[Place | None],
+    top: int,
+    offset: int = 0,
+    decode: Callable[[int], str] | None = None,
+) -> dict[str, Any]:
+    """``choices[].logprobs`` of a completion.
+
+    Args:
+      token_ids: the tokens.
+      places: for each of them what is known of it; None for the first token of a prompt, which nothing goes before.
+      top: how many of the likeliest tokens are told, beside the one that was chosen.
+      offset: characters of the text before these tokens.
+      decode: the text of a token of which nothing is known; without it such a token is ``token_id:7``, for example.
+    """
+    offsets, tokens, chosen, likeliest = [], [], [], []
+    for token, place in zip(token_ids, places, strict=True):
+        text = decode(token) if place is None and decode else _text(token, None if place is None else place[token])
+        offsets.append(offset)
+        tokens.append(text)
+        offset += len(text)
+        chosen.append(None if place is None else _finite(place[token].logprob))
+        likeliest.append(None if place is None else _by_text(token, place, top))
+    return {"text_offset": offsets, "token_logprobs": chosen, "tokens": tokens, "top_logprobs": likeliest}
+
+
+def prompt_logprobs(places: Sequence[Place | None]) -> list[dict[str, Any] | None]:
+    """vLLM's ``choices[].prompt_logprobs``."""
+    return [
+        None if place is None else {str(token): _known(known) for token, known in place.items()} for place in places
+    ]
+
+
+def _known(known: TokenLogprob) -> dict[str, Any]:
+    return {"logprob": _finite(known.logprob), "rank": known.rank, "decoded_token": known.decoded_token}
+
+
+def _likeliest(place: Place, top: int) -> Iterator[tuple[int, TokenLogprob]]:
+    """The ``top`` likeliest tokens; the chosen one among them only if it is one of them."""
+    ranked = sorted(place.items(), key=lambda pair: (pair[1].rank, -pair[1].logprob))
+    yield from (pair for pair in ranked[:top] if pair[1].rank <= top)
+
+
+def _by_text(token: int, place: Place, top: int) -> dict[str, float]:
+    """Of tokens with the same text, the likeliest counts."""
+    found: dict[str, float] = {}
+    for other, known in [*_likeliest(place, top), (token, place[token])]:
+        text, value = _text(other, known), _finite(known.logprob)
+        found[text] = max(value, found.get(text, LEAST))
+    return found
+
+
+def _entry(token: int, known: TokenLogprob) -> dict[str, Any]:
+    text = _text(token, known)
+    return {"token": text, "logprob": _finite(known.logprob), "bytes": list(text.encode("utf-8", "replace"))}
+
+
+def _text(token: int, known: TokenLogprob | None) -> str:
+    return f"token_id:{token}" if known is None or known.decoded_token is None else known.decoded_token
+
+
+def _finite(value: float) -> float:
+    """JSON has no infinity; NaN, which comes of broken logits, becomes the least as well."""
+    return float(value) if value > LEAST else LEAST

@@ -1,0 +1,171 @@
+"""From the fields of a request to ``SamplingParams``: the one place where names of both are known."""
+
+import dataclasses
+import re
+from typing import Any
+
+from jspec.sampling.params import SamplingParams
+from jspec.serving.openai.errors import ApiError, require_that, shown, wrong
+from jspec.serving.openai.limits import Limits
+from jspec.serving.openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
+
+SEEDS = 2**63
+
+# Fields of a request that are fields of SamplingParams, with the value that asks for nothing.
+_PASSED_ON: dict[str, Any] = {
+    "temperature": 1,
+    "top_p": 1,
+    "top_k": 0,
+    "min_p": 0,
+    "seed": None,
+    "min_tokens": 0,
+    "stop": [],
+    "stop_token_ids": [],
+    "ignore_eos": False,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "skip_special_tokens": True,
+    "include_stop_str_in_output": False,
+    "truncate_prompt_tokens": None,
+}
+_COMPUTED: dict[str, Any] = {"max_tokens": None, "logit_bias": {}, "logprobs": None, "prompt_logprobs": None}
+_KNOWN = {field.name for field in dataclasses.fields(SamplingParams)}
+
+
+def num_choices(request: GenerationRequest, num_prompts: int, limits: Limits, room: int | None) -> int:
+    """How many completions a request asks for, of all its prompts together.
+
+    Args:
+      room: how many requests the engine takes when it is idle; None is any number.
+
+    Raises:
+      ApiError: ``n`` is out of range, or they are too many.
+    """
+    n = 1 if request.n is None else request.n
+    require_that(1 <= n <= limits.max_n, "n", n, f"an integer in 1..{limits.max_n} (--max-n)")
+    total = n * num_prompts
+    most = limits.max_choices if room is None else min(limits.max_choices, room)
+    if total > most:
+        raise ApiError(400, f"{num_prompts} prompts with n={n} are {total} completions: expected at most {most}", "n")
+    return total
+
+
+def params_of(request: GenerationRequest, defaults: SamplingParams, limits: Limits) -> SamplingParams:
+    """What a request says of one of its completions; fields that it leaves open come from ``defaults``.
+
+    ``seed`` is that of the first completion.
+
+    Raises:
+      ApiError: 400; a value is out of range, or asks for what the engine cannot do.
+    """
+    _check_sizes(request, limits)
+    wanted = {name: getattr(request, name) for name in _PASSED_ON if getattr(request, name) is not None}
+    wanted["max_tokens"] = _max_tokens(request)
+    wanted["logit_bias"] = _logit_bias(request)
+    wanted["logprobs"], wanted["prompt_logprobs"] = _logprobs(request, limits)
+    neutral = {**_PASSED_ON, **_COMPUTED}
+    for name in sorted(wanted.keys() - _KNOWN):
+        if wanted.pop(name) not in (neutral[name], None):
+            raise ApiError(400, f"{name}={shown(getattr(request, name))} is not supported yet; leave it out", name)
+    try:
+        return dataclasses.replace(defaults, **wanted)
+    except (ValueError, TypeError) as error:
+        raise of_value_error(error, request) from None
+
+
+def with_seed(params: SamplingParams, copy: int) -> SamplingParams:
+    """The same for completion ``copy`` of a prompt, whose seed is ``seed + copy``."""
+    if params.seed is None or copy == 0:
+        return params
+    return dataclasses.replace(params, seed=(params.seed + copy) % SEEDS)
+
+
+def of_value_error(error: Exception, request: GenerationRequest, default: str = "") -> ApiError:
+    """The client's error for one of the engine.
+
+    Messages of the engine begin with a field, as in ``top_p=2: ..`` and ``stop has ..``, or with the prompt, which it knows
+    as ``prompt 0``, and a field may follow: ``prompt 0: logit_bias has ..``.
+
+    Args:
+      default: what the client calls the prompt, ``messages`` or ``prompt[2]`` for example.
+    """
+    message = str(error)
+    found = re.match(r"(?:prompt 0: )?(\w+)(?:\[[^\]]*\])?(?:=| has )", message)
+    if found and found[1] in type(request).model_fields:
+        return ApiError(400, message.removeprefix("prompt 0: "), found[1])
+    return ApiError(400, message.replace("prompt 0", default, 1), default.partition("[")[0] or None)
+
+
+def _max_tokens(request: GenerationRequest) -> int | None:
+    """Most new tokens; None is the rest of the context, which is what a chat has by default."""
+    if not isinstance(request, ChatRequest) or request.max_completion_tokens is None:
+        return request.max_tokens
+    given = request.max_completion_tokens
+    require_that(given >= 1, "max_completion_tokens", given, "an integer of at least 1")
+    return given
+
+
+def _logit_bias(request: GenerationRequest) -> dict[int, float]:
+    """JSON has only strings for names: ``{"50256": -100}``."""
+    bias: dict[int, float] = {}
+    for name, value in (request.logit_bias or {}).items():
+        ok = name.isascii() and name.isdecimal() and len(name) <= 10
+        require_that(ok and int(name) not in bias, "logit_bias", name, "token ids as names, each once")
+        require_that(-100 <= value <= 100, "logit_bias", value, "numbers in -100..100")
+        bias[int(name)] = value
+    return bias
+
+
+def _logprobs(request: GenerationRequest, limits: Limits) -> tuple[int | None, int | None]:
+    """``SamplingParams.logprobs`` and ``SamplingParams.prompt_logprobs``."""
+    most, count = limits.max_logprobs, None
+    if isinstance(request, CompletionRequest):
+        count = request.logprobs
+        _check_count("logprobs", count, most)
+    elif isinstance(request, ChatRequest):
+        top = request.top_logprobs
+        _check_count("top_logprobs", top, most)
+        if top and not request.logprobs:
+            raise wrong("top_logprobs", top, "logprobs=true beside it")
+        count = (top or 0) if request.logprobs else None
+    prompt = request.prompt_logprobs
+    _check_count("prompt_logprobs", prompt, most)
+    if prompt is not None and request.stream:
+        raise wrong("prompt_logprobs", prompt, "stream=false beside it")
+    if isinstance(request, CompletionRequest) and request.echo and count is not None:
+        require_that(not request.stream, "echo", True, "stream=false beside logprobs")
+        prompt = max(count, prompt or 0)
+    return count, prompt
+
+
+def _check_count(name: str, count: int | None, most: int):
+    require_that(count is None or 0 <= count <= most, name, count, f"an integer in 0..{most} (--max-logprobs)")
+
+
+def _check_sizes(request: GenerationRequest, limits: Limits):
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    few = {
+        "stop": (len(stop), limits.max_stop_strings, "--max-stop-strings"),
+        "logit_bias": (len(request.logit_bias or ()), limits.max_logit_bias, "--max-logit-bias"),
+        "bad_words": (len(request.bad_words or ()), limits.max_bad_words, "--max-bad-words"),
+    }
+    for name, (count, most, option) in few.items():
+        if count > most:
+            raise ApiError(400, f"{name} has {count} entries: expected at most {most} ({option})", name)
+    longest = max([*map(len, stop), *map(len, request.bad_words or ())], default=0)
+    if longest > limits.max_stop_length:
+        name = "stop" if any(len(text) == longest for text in stop) else "bad_words"
+        message = f"{name} has a text of {longest} characters: expected at most {limits.max_stop_length}"
+        raise ApiError(400, f"{message} (--max-stop-length)", name)
+    require_that(
+        request.response_format is None or request.response_format == {"type": "text"},
+        "response_format",
+        request.response_format,
+        '{"type": "text"}; structured output is not supported yet',
+    )
+    options = request.stream_options
+    given = options and options.model_dump(exclude_none=True)
+    require_that(options is None or bool(request.stream), "stream_options", given, "stream=true beside it")

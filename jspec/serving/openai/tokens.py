@@ -1,0 +1,44 @@
+"""``/tokenize`` and ``/detokenize``: what a text or a chat is in tokens, and what tokens are as text."""
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from jspec.prompts import checked_ids
+from jspec.serving.openai.bodies import read_object
+from jspec.serving.openai.chat import prompt_of
+from jspec.serving.openai.errors import ApiError
+from jspec.serving.openai.protocol import DetokenizeRequest, TokenizeChatRequest, TokenizeRequest, parsed
+from jspec.serving.openai.service import Service
+
+
+async def tokenize(service: Service, http: HttpRequest) -> Response:
+    """The tokens of ``prompt``, or of what the chat template makes of ``messages``."""
+    body = await read_object(http, service.limits)
+    asked: Any = parsed(TokenizeChatRequest if "messages" in body else TokenizeRequest, body)
+    service.require_model(asked.model)
+
+    def tokens() -> list[int]:
+        if isinstance(asked, TokenizeChatRequest):
+            return prompt_of(service, asked)
+        return service.encoded(asked.prompt, "prompt", asked.add_special_tokens is not False)
+
+    found = await asyncio.to_thread(tokens)
+    texts = [service.decoded([token]) for token in found] if asked.return_token_strs else None
+    told = {"count": len(found), "max_model_len": service.max_len, "tokens": found, "token_strs": texts}
+    return JSONResponse(told)
+
+
+async def detokenize(service: Service, http: HttpRequest) -> Response:
+    """The text of ``tokens``, special tokens included."""
+    asked = parsed(DetokenizeRequest, await read_object(http, service.limits))
+    service.require_model(asked.model)
+    if service.llm.tokenizer is None:
+        raise ApiError(400, "the model has no tokenizer", "tokens")
+    try:
+        tokens = checked_ids(asked.tokens, service.llm.target.config.vocab_size, "tokens")
+    except ValueError as error:
+        raise ApiError(400, str(error), "tokens") from None
+    return JSONResponse({"prompt": await asyncio.to_thread(service.decoded, tokens)})

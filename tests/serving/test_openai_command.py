@@ -1,0 +1,171 @@
+"""The options of ``jspec serve`` and what they mean for ``jspec.load``."""
+
+import argparse
+import importlib.util
+import json
+import pathlib
+import re
+
+import pytest
+
+import jspec
+from jspec import cli
+from jspec.serving.openai import command
+from jspec.serving.openai.command import found, loading_of, speculation_of
+
+
+def args_of(*argv: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args(["target", *argv])
+
+
+def test_options_of_loading():
+    assert loading_of(args_of()) == {
+        "max_batch": 64,
+        "max_waiting": 1024,
+        "reproducible": False,
+        "prefix_cache": True,
+        "generation_config": "auto",
+    }
+    given = loading_of(
+        args_of(
+            *("--max-model-len", "99", "--max-num-seqs", "3", "--dtype", "bfloat16", "--gpu-memory-utilization", "0.5"),
+            *("--num-gpu-blocks-override", "7", "--block-size", "16", "--swap-space", "1", "--max-waiting", "5"),
+            *("--reproducible", "--no-enable-prefix-caching", "--generation-config", "vllm", "--ngram-corpus", "f"),
+        )
+    )
+    assert given == {
+        "max_len": 99,
+        "max_batch": 3,
+        "dtype": "bfloat16",
+        "gpu_memory_utilization": 0.5,
+        "num_pages": 7,
+        "page_size": 16,
+        "swap_space": 1.0,
+        "max_waiting": 5,
+        "ngram_corpus": "f",
+        "reproducible": True,
+        "prefix_cache": False,
+        "generation_config": "jspec",
+    }
+
+
+def test_speculation_by_single_options(tmp_path):
+    assert speculation_of(args_of()) == (None, jspec.Speculation(), None)
+    draft = str(tmp_path)
+    options = ("--draft", draft, "--num-speculative-tokens", "3", "--verify", "match", "--draft-sampling", "coupled")
+    expected = jspec.Speculation(num_draft_tokens=3, verify="match", draft_sampling="coupled")
+    assert speculation_of(args_of(*options)) == (draft, expected, None)
+    auto = speculation_of(args_of("--draft", "ngram", "--num-speculative-tokens", "auto"))
+    assert auto == ("ngram", jspec.Speculation(num_draft_tokens="auto"), None)
+    assert speculation_of(args_of("--num-speculative-tokens", "0")) == (
+        None,
+        jspec.Speculation(num_draft_tokens=0),
+        None,
+    )
+
+
+def config(**given):
+    return speculation_of(args_of("--speculative-config", json.dumps(given)))
+
+
+def test_speculation_as_vllm_has_it(tmp_path):
+    draft = str(tmp_path)
+    expected = jspec.Speculation(num_draft_tokens=5, draft_temperature=0.5)
+    given = {"model": draft, "method": "eagle3", "num_speculative_tokens": 5, "draft_temperature": 0.5}
+    assert config(**given) == (draft, expected, "eagle3")
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 5, "prompt_lookup_min": 2}
+    expected = jspec.Speculation(num_draft_tokens=3, ngram_max=5, ngram_min=2)
+    assert config(**ngram) == ("ngram", expected, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"model": "m", "num_spec_tokens": 3}, "speculative_config has no argument 'num_spec_tokens'; did you mean"),
+        ({"model": "m", "draft_tensor_parallel_size": 1}, "has no argument 'draft_tensor_parallel_size'"),
+        ({"num_speculative_tokens": 3}, r"speculative_config\.model=None: expected a checkpoint folder"),
+        ({"model": "m", "method": "magic"}, r"speculative_config\.method='magic': expected one of"),
+        ({"model": "m", "method": "ngram"}, r"speculative_config\.model='m': expected none"),
+        ({"model": "ngram", "num_speculative_tokens": -1}, "num_draft_tokens=-1: expected an integer"),
+        ({"model": "m", "synthetic_acceptance": 1}, "has no argument 'synthetic_acceptance'"),
+    ],
+)
+def test_a_speculative_config_that_cannot_be(given, error):
+    with pytest.raises((ValueError, TypeError), match=error):
+        config(**given)
+
+
+def test_speculation_is_given_once():
+    for text in ("[]", "{", "7"):
+        with pytest.raises(ValueError, match="expected a JSON object"):
+            speculation_of(args_of("--speculative-config", text))
+    with pytest.raises(ValueError, match="expected it alone, without --num_draft_tokens"):
+        speculation_of(args_of("--speculative-config", "{}", "--num-speculative-tokens", "3"))
+
+
+def test_a_target_is_a_folder_or_in_the_hub_cache(tmp_path, monkeypatch):
+    assert found(str(tmp_path)) == str(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for name in ("nobody/nothing", "../../etc", "no such: name"):
+        with pytest.raises(
+            ValueError, match=r"is no folder, and the local hub cache has no such model: .* hf download"
+        ):
+            found(name)
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--someone--model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    (repository / "snapshots" / commit).mkdir(parents=True)
+    (repository / "snapshots" / commit / "config.json").write_text("{}")
+    assert found("someone/model") == str(repository / "snapshots" / commit)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--api-key", ""], "api_key='(hidden)'"),
+        (["--port", "70000"], "port=70000"),
+        (["--shutdown-timeout", "-1"], "shutdown_timeout=-1.0"),
+        (["--max-n", "0"], "max_n=0"),
+        (["--chat-template", "nowhere"], "chat_template='nowhere'"),
+        (["--ssl-certfile", "nowhere"], "ssl_certfile='nowhere'"),
+        (["--num-speculative-tokens", "3"], "num_speculative_tokens=3: expected --draft"),
+        (["--host", "no such host"], "host='no such host'"),
+        (["--draft", "nobody/nothing"], "hf download nobody/nothing"),
+    ],
+)
+def test_options_that_cannot_be_are_told_before_a_model_is_loaded(options, error, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("jspec.api.load", None)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    assert cli.main(["serve", str(tmp_path), *options]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("jspec serve: ")
+    assert error in message
+    assert "expected" in message
+
+
+def test_a_port_that_is_taken(tmp_path, capsys):
+    from jspec.serving.openai.process import listener
+
+    with listener("127.0.0.1", 0) as bound:
+        bound.listen()
+        port = str(bound.getsockname()[1])
+        assert cli.main(["serve", str(tmp_path), "--port", port]) == 2
+    assert f"port={port}: expected a free port" in capsys.readouterr().err
+
+
+def test_the_guide_has_every_option():
+    parser = argparse.ArgumentParser(add_help=False)
+    command.add_arguments(parser)
+    options = {option for action in parser._actions for option in action.option_strings}
+    guide = (pathlib.Path(__file__).parents[2] / "docs" / "guides" / "server.md").read_text()
+    assert set(re.findall(r"`(--[a-z-]+)", guide)) >= options
+
+
+def test_packages_that_are_missing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("uvicorn", "pydantic") else name)
+    assert cli.main(["serve", str(tmp_path)]) == 2
+    assert "uvicorn, pydantic not installed" in capsys.readouterr().err

@@ -1,0 +1,226 @@
+"""Completions, chat answers and tokens over HTTP are those of ``jspec.generate``, in OpenAI's formats."""
+
+import asyncio
+import dataclasses
+
+import openai.types
+import openai.types.chat
+import pytest
+from openai_server import CHAT, MAX_LEN, ask, asked, assert_nothing_is_held, error_of, events, family, service_of
+
+import jspec
+
+PROMPT = "import os\nimport sys\n\n\ndef main(argv=None):"
+MESSAGES = [{"role": "system", "content": "Write Python."}, {"role": "user", "content": "A queue."}]
+GREEDY = {"model": "family", "prompt": PROMPT, "temperature": 0, "max_tokens": 12}
+SEEDED = {"prompt": PROMPT, "temperature": 0.9, "top_p": 0.9, "top_k": 50, "seed": 7, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def service():
+    made = service_of(family())
+    yield made
+    asyncio.run(made.engine.close())
+    assert_nothing_is_held(family())
+
+
+def generated(prompt=PROMPT, **params) -> jspec.Result:
+    found = jspec.generate(family(), prompt, jspec.SamplingParams(**params))
+    assert isinstance(found, jspec.Result)
+    return found
+
+
+def test_a_greedy_and_a_seeded_completion(service):
+    response = ask(service, "/v1/completions", GREEDY)
+    completion = openai.types.Completion.model_validate(response.json())
+    expected = generated(temperature=0, max_tokens=12)
+    (choice,) = completion.choices
+    assert (choice.text, choice.finish_reason, choice.index) == (expected.text, "length", 0)
+    assert (completion.object, completion.model) == ("text_completion", "family")
+    usage = completion.usage
+    assert usage is not None
+    assert usage.prompt_tokens == len(expected.prompt_token_ids)
+    assert (usage.completion_tokens, usage.total_tokens) == (12, 12 + usage.prompt_tokens)
+    seeded = ask(service, "/v1/completions", SEEDED).json()
+    assert seeded["choices"][0]["text"] == generated(temperature=0.9, top_p=0.9, top_k=50, seed=7, max_tokens=12).text
+
+
+def test_a_stream_says_what_the_whole_says(service):
+    whole = ask(service, "/v1/completions", SEEDED).json()
+    chunks = events(ask(service, "/v1/completions", {**SEEDED, "stream": True}))
+    assert len(chunks) > 1
+    for chunk in chunks:
+        openai.types.Completion.model_validate({**chunk, "choices": []})
+        assert "usage" not in chunk
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole["choices"][0]["text"]
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + ["length"]
+
+
+def test_usage_in_a_stream(service):
+    body = {**GREEDY, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = events(ask(service, "/v1/completions", body))
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 12
+    assert all(chunk["usage"] is None for chunk in chunks)
+    body["stream_options"]["continuous_usage_stats"] = True
+    *chunks, last = events(ask(service, "/v1/completions", body))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[-1] == 12
+
+
+def test_several_prompts_with_several_completions(service):
+    ids = family().tokenizer.encode(PROMPT)
+    body = {**SEEDED, "prompt": ["class Queue:", ids], "n": 2, "model": "other"}
+    answer = ask(service, "/v1/completions", {**body, "return_token_ids": True}).json()
+    params = {"temperature": 0.9, "top_p": 0.9, "top_k": 50, "max_tokens": 12}
+    expected = [generated(prompt, seed=7 + i, **params) for prompt in ("class Queue:", PROMPT) for i in range(2)]
+    assert [choice["text"] for choice in answer["choices"]] == [result.text for result in expected]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert [choice["token_ids"] for choice in answer["choices"]] == [result.token_ids for result in expected]
+    assert [choice["prompt_token_ids"] for choice in answer["choices"][2:]] == [ids, ids]
+    prompts = len(expected[0].prompt_token_ids) + len(ids)
+    assert (answer["model"], answer["usage"]["prompt_tokens"]) == ("other", prompts)
+    texts, tokens = [""] * 4, [[] for _ in range(4)]
+    for chunk in events(ask(service, "/v1/completions", {**body, "stream": True, "return_token_ids": True})):
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["text"]
+            tokens[choice["index"]] += choice["token_ids"]
+    assert (texts, tokens) == ([r.text for r in expected], [r.token_ids for r in expected])
+
+
+def test_stop_strings_stop_tokens_and_the_end_of_the_context(service):
+    text = generated(temperature=0, max_tokens=12).text
+    stop = text[len(text) // 2 :][:3]
+    choice = ask(service, "/v1/completions", {**GREEDY, "stop": stop}).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (text[: text.index(stop)], "stop")
+    assert choice["stop_reason"] == stop
+    token = generated(temperature=0, max_tokens=12).token_ids[5]
+    choice = ask(service, "/v1/completions", {**GREEDY, "stop_token_ids": [token]}).json()["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", token)
+    usage = ask(service, "/v1/completions", {**GREEDY, "max_tokens": None, "ignore_eos": True}).json()["usage"]
+    assert usage["total_tokens"] == MAX_LEN
+
+
+def test_echo(service):
+    answer = ask(service, "/v1/completions", {**GREEDY, "echo": True}).json()
+    assert answer["choices"][0]["text"] == PROMPT + generated(temperature=0, max_tokens=12).text
+    chunks = events(ask(service, "/v1/completions", {**GREEDY, "echo": True, "stream": True}))
+    assert chunks[0]["choices"][0]["text"] == PROMPT
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == answer["choices"][0]["text"]
+
+
+def test_a_chat(service):
+    body = {"model": "family", "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 10}
+    prompt = family().chat_prompt(MESSAGES, chat_template=CHAT)
+    expected = generated(prompt, temperature=0, max_tokens=10)
+    answer = openai.types.chat.ChatCompletion.model_validate(ask(service, "/v1/chat/completions", body).json())
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", expected.text)
+    assert (choice.finish_reason, answer.object) == ("length", "chat.completion")
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(prompt)
+    chunks = events(ask(service, "/v1/chat/completions", {**body, "stream": True}))
+    for chunk in chunks:
+        openai.types.chat.ChatCompletionChunk.model_validate(chunk)
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert all("role" not in chunk["choices"][0]["delta"] for chunk in chunks[1:])
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == expected.text
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+
+
+def test_a_chat_with_tools_parts_and_an_open_end(service):
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "1"},
+        {"role": "assistant", "content": "class "},
+    ]
+    body = {"messages": messages, "tools": tools, "max_tokens": 3, "return_token_ids": True, "seed": 1}
+    body |= {"add_generation_prompt": False, "continue_final_message": True, "tool_choice": "auto"}
+    answer = ask(service, "/v1/chat/completions", body).json()
+    expected = family().chat_prompt(
+        messages, tools=tools, add_generation_prompt=False, continue_final_message=True, chat_template=CHAT
+    )
+    assert answer["prompt_token_ids"] == expected
+    assert len(answer["choices"][0]["token_ids"]) == 3
+
+
+HAS_LOGPROBS = "logprobs" in {field.name for field in dataclasses.fields(jspec.SamplingParams)}
+
+
+def test_logprobs(service):
+    """Those of ``jspec.generate``, whole and in a stream; while SamplingParams has none, they are refused by name."""
+    chat = {"messages": MESSAGES, "temperature": 0, "max_tokens": 6, "logprobs": True, "top_logprobs": 2}
+    if not HAS_LOGPROBS:
+        assert error_of(ask(service, "/v1/completions", {**GREEDY, "logprobs": 2}), 400)["param"] == "logprobs"
+        assert error_of(ask(service, "/v1/chat/completions", chat), 400)["param"] == "logprobs"
+        return
+    params: dict = {"temperature": 0, "max_tokens": 6, "logprobs": 2}
+    result = generated(family().chat_prompt(MESSAGES, chat_template=CHAT), **params)
+    answer = openai.types.chat.ChatCompletion.model_validate(ask(service, "/v1/chat/completions", chat).json())
+    assert answer.choices[0].logprobs is not None
+    content = answer.choices[0].logprobs.content or []
+    places = zip(result.token_ids, getattr(result, "logprobs"), strict=True)  # noqa: B009
+    assert [entry.logprob for entry in content] == pytest.approx([place[token].logprob for token, place in places])
+    assert [len(entry.top_logprobs) for entry in content] == [2] * 6
+    chunks = events(ask(service, "/v1/chat/completions", {**chat, "stream": True}))
+    streamed = [entry for chunk in chunks for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
+    assert streamed == [entry.model_dump() for entry in content]
+    whole = ask(service, "/v1/completions", {**GREEDY, "logprobs": 2}).json()["choices"][0]["logprobs"]
+    assert "".join(whole["tokens"]) == generated(temperature=0, max_tokens=12).text
+    chunks = events(ask(service, "/v1/completions", {**GREEDY, "logprobs": 2, "stream": True}))
+    pieces = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert {name: [x for piece in pieces for x in piece[name]] for name in whole} == whole
+
+
+def test_logprobs_of_an_echo(service):
+    body = {**GREEDY, "logprobs": 1, "echo": True, "max_tokens": 2, "return_token_ids": True}
+    response = ask(service, "/v1/completions", body)
+    if not HAS_LOGPROBS:
+        assert error_of(response, 400)["param"] == "logprobs"
+        return
+    choice = response.json()["choices"][0]
+    told = choice["logprobs"]
+    assert "".join(told["tokens"]) == choice["text"]
+    assert len(told["tokens"]) == len(choice["prompt_token_ids"]) + 2
+    assert told["token_logprobs"][0] is None
+    assert all(value < 0 for value in told["token_logprobs"][1:])
+
+
+def test_tokenize_and_detokenize(service):
+    tokens = family().tokenizer.encode(PROMPT)
+    answer = ask(service, "/tokenize", {"model": "family", "prompt": PROMPT, "return_token_strs": True}).json()
+    assert (answer["tokens"], answer["count"], answer["max_model_len"]) == (tokens, len(tokens), MAX_LEN)
+    assert "".join(answer["token_strs"]) == PROMPT
+    assert ask(service, "/detokenize", {"tokens": tokens}).json() == {"prompt": PROMPT}
+    chat = ask(service, "/tokenize", {"messages": MESSAGES}).json()["tokens"]
+    assert chat == family().chat_prompt(MESSAGES, chat_template=CHAT)
+    assert error_of(ask(service, "/detokenize", {"tokens": [10**9]}), 400)["param"] == "tokens"
+
+
+def test_models_version_and_paths_that_are_not_there(service):
+    cards = ask(service, "/v1/models").json()
+    assert [openai.types.Model.model_validate(card).id for card in cards["data"]] == ["family", "other"]
+    assert cards["data"][0]["speculation"] == {"method": "draft_model", "num_speculative_tokens": 3}
+    assert ask(service, "/v1/models/other").json()["max_model_len"] == MAX_LEN
+    assert error_of(ask(service, "/v1/models/none"), 404)["code"] == "model_not_found"
+    assert ask(service, "/version").json() == {"version": jspec.__version__}
+    assert "/nowhere" in error_of(ask(service, "/nowhere"), 404)["message"]
+    error_of(ask(service, "/v1/completions"), 405)
+    assert error_of(ask(service, "/v1/completions", {**GREEDY, "model": "x"}), 404)["param"] == "model"
+
+
+def test_many_clients_at_once(service):
+    async def everybody():
+        bodies = [{**SEEDED, "seed": seed, "stream": bool(seed % 2)} for seed in range(12)]
+        return await asyncio.gather(*(asked(service, "/v1/completions", body) for body in bodies))
+
+    for seed, response in enumerate(asyncio.run(asyncio.wait_for(everybody(), 120))):
+        expected = generated(temperature=0.9, top_p=0.9, top_k=50, seed=seed, max_tokens=12).text
+        chunks = events(response) if seed % 2 else [response.json()]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected

@@ -1,0 +1,210 @@
+"""A real server process, asked by the real client of OpenAI; what signals and clients that leave do to it."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import jax
+import openai
+import pytest
+from openai_server import CHAT, MAX_LEN, family
+from test_async_engine import slow_model
+
+import jspec
+from jspec.demo import FAMILY
+
+ROOT = Path(__file__).parents[2]
+KEY = "a-key"
+PROMPT = "import os\nimport sys\n\n\ndef main(argv=None):"
+MESSAGES: list = [{"role": "user", "content": "A queue."}]
+START = 300  # seconds
+
+
+@contextlib.contextmanager
+def running(command: list[str], folder: Path) -> Iterator[tuple[subprocess.Popen, str]]:
+    """A process that serves, and its address."""
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "serving")))
+    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    if jax.config.jax_compilation_cache_dir is not None:
+        environment["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
+        environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    log = folder / "log"
+    streams = {"stdout": subprocess.PIPE, "stderr": log.open("w"), "text": True}
+    with streams["stderr"], subprocess.Popen(command, env=environment, cwd=folder, **streams) as process:
+        try:
+            yield process, _address(process, log)
+        finally:
+            process.kill()
+
+
+def _address(process: subprocess.Popen, log: Path) -> str:
+    deadline = time.monotonic() + START
+    while not (found := re.search(r"at (http://127.0.0.1:\d+)\n", log.read_text())):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("server")
+    template = folder / "chat.jinja"
+    template.write_text(CHAT)
+    command = [sys.executable, "-m", "jspec.cli", "serve", str(FAMILY / "target"), "--draft", str(FAMILY / "draft")]
+    command += ["--num-speculative-tokens", "3", "--served-model-name", "family", "other", "--port", "0"]
+    command += ["--max-num-seqs", "4", "--max-model-len", str(MAX_LEN), "--block-size", "32", "--dtype", "float32"]
+    command += ["--reproducible", "--chat-template", str(template), "--api-key", KEY, "--log-level", "warning"]
+    with running(command, folder) as (process, address):
+        yield address
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+@pytest.fixture(scope="module")
+def client(server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def metric(server: str, name: str) -> float:
+    text = httpx.get(f"{server}/metrics", headers={"authorization": f"Bearer {KEY}"}).text
+    return float(next(line for line in text.splitlines() if line.startswith(name)).rsplit(" ", 1)[1])
+
+
+def idle(server: str):
+    deadline = time.monotonic() + 60
+    while metric(server, "vllm:num_requests_running"):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def generated(prompt, **params) -> jspec.Result:
+    found = jspec.generate(family(), prompt, **params)  # from the checkpoint's defaults, as the server
+    assert isinstance(found, jspec.Result)
+    return found
+
+
+def test_the_synchronous_client(server, client):
+    assert [model.id for model in client.models.list()] == ["family", "other"]
+    text = generated(PROMPT, temperature=0, max_tokens=12).text
+    answer = client.completions.create(model="family", prompt=PROMPT, temperature=0, max_tokens=12)
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == (text, "length")
+    stream = client.completions.create(
+        **dict(model="family", prompt=PROMPT, temperature=0, max_tokens=12, stream=True),
+        stream_options={"include_usage": True},
+    )
+    *chunks, last = stream
+    assert "".join(chunk.choices[0].text for chunk in chunks) == text
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 12
+    seeded = {"temperature": 0.9, "seed": 5, "max_tokens": 10}
+    expected = generated(family().chat_prompt(MESSAGES, chat_template=CHAT), top_k=20, **seeded).text
+    chat = client.chat.completions.create(model="other", messages=MESSAGES, extra_body={"top_k": 20}, **seeded)
+    assert chat.choices[0].message.content == expected
+    stream = client.chat.completions.create(
+        **dict(model="other", messages=MESSAGES, extra_body={"top_k": 20}, stream=True, **seeded)
+    )
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
+
+
+def test_the_asynchronous_client(server):
+    async def everybody():
+        async with openai.AsyncOpenAI(base_url=f"{server}/v1", api_key=KEY, max_retries=0) as client:
+
+            async def text(seed: int) -> str:
+                stream = await client.completions.create(
+                    **dict(model="family", prompt=PROMPT, temperature=0.8, seed=seed, max_tokens=10, stream=True)
+                )
+                return "".join([chunk.choices[0].text async for chunk in stream])
+
+            return await asyncio.gather(*map(text, range(8)))
+
+    expected = [generated(PROMPT, temperature=0.8, seed=seed, max_tokens=10).text for seed in range(8)]
+    assert asyncio.run(asyncio.wait_for(everybody(), 120)) == expected
+
+
+def test_errors_are_those_that_the_client_knows(server, client):
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.completions.create(model="family", prompt=PROMPT, temperature=-1)
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="nobody", prompt=PROMPT)
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=f"{server}/v1", api_key="wrong", max_retries=0).models.list()
+    assert httpx.get(f"{server}/health").status_code == 200
+
+
+def test_clients_that_leave(server, client):
+    """In the middle of a stream, of a wait, and of a request's own body."""
+    idle(server)
+    body = dict(model="family", prompt="x = ", max_tokens=250, extra_body={"ignore_eos": True})
+    before = metric(server, 'vllm:request_success_total{engine="0",finished_reason="abort"')
+    stream = client.completions.create(**body, stream=True)
+    next(iter(stream))
+    stream.close()
+    with pytest.raises(openai.APITimeoutError):
+        client.completions.create(**body, timeout=0.2)
+    host, port = server.removeprefix("http://").split(":")
+    for sent in (b"", b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n{", b"\xff" * 999):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(sent)
+    idle(server)
+    assert metric(server, 'vllm:request_success_total{engine="0",finished_reason="abort"') == before + 2
+    assert metric(server, "vllm:kv_cache_usage_perc") == 0
+
+
+def test_a_header_that_is_too_long(server):
+    with contextlib.suppress(httpx.TransportError):  # it may hang up
+        assert httpx.get(f"{server}/health", headers={"x": "a" * 200_000}).status_code in (400, 431)
+    assert httpx.get(f"{server}/health").status_code == 200
+
+
+SLOW = """
+import sys
+import jspec
+from jspec.serving.openai.process import listener, run
+from jspec.serving.openai.service import Service
+from test_async_engine import slow_model
+
+service = Service(jspec.AsyncEngine(slow_model()), ["slow"])
+run(service, listener("127.0.0.1", 0), shutdown_timeout=float(sys.argv[1]))
+print("ended by itself")
+"""
+
+
+@pytest.mark.parametrize(("patience", "signals"), [("60", 1), ("0.1", 1), ("60", 2)])
+def test_sigterm(tmp_path, patience, signals):
+    """Answers end if they can within ``--shutdown-timeout``, and are given up if not, or at a second signal."""
+    with running([sys.executable, "-c", SLOW, patience], tmp_path) as (process, address):
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        body = dict(model="slow", prompt="abc", max_tokens=400, seed=5, stream=True)
+        streams = [client.completions.create(**body) for _ in range(3)]
+        texts = [next(stream).choices[0].text for stream in streams]
+        process.send_signal(signal.SIGTERM)
+        while httpx.get(f"{address}/health").status_code == 200:
+            time.sleep(0.01)
+        if (patience, signals) == ("60", 1):
+            with pytest.raises(openai.InternalServerError, match="shutting down"):
+                client.completions.create(**body)
+            for i, stream in enumerate(streams):
+                texts[i] += "".join(chunk.choices[0].text for chunk in stream)
+            expected = jspec.generate(slow_model(), "abc", max_tokens=400, seed=5).text
+            assert texts == [expected] * 3
+        else:
+            for _ in range(signals - 1):
+                process.send_signal(signal.SIGTERM)
+            for stream in streams:
+                with pytest.raises(openai.APIError, match="shutting down"):
+                    list(stream)
+        assert process.wait(30) == 0
+        assert process.stdout.read().endswith("ended by itself\n")

@@ -1,0 +1,173 @@
+"""From fields of requests to SamplingParams, and from log-probabilities to OpenAI's formats."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+import jspec
+from jspec.serving.openai.errors import ApiError, shown
+from jspec.serving.openai.limits import LIMIT_HELP, Limits
+from jspec.serving.openai.logprobs import LEAST, chat_logprobs, completion_logprobs, prompt_logprobs
+from jspec.serving.openai.protocol import ChatRequest, CompletionRequest, parsed
+from jspec.serving.openai.sampling import num_choices, of_value_error, params_of, with_seed
+
+FIELDS = {field.name for field in dataclasses.fields(jspec.SamplingParams)}
+DEFAULTS = jspec.SamplingParams(temperature=0.3, top_k=9)
+# Values that ask for something, of fields that a SamplingParams may not have yet.
+LATER = {
+    "repetition_penalty": 1.5,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "logit_bias": {"7": 5.0},
+    "allowed_token_ids": [1, 2],
+    "bad_words": ["bad"],
+    "logprobs": 0,
+    "prompt_logprobs": 2,
+    "skip_special_tokens": False,
+    "include_stop_str_in_output": True,
+    "truncate_prompt_tokens": 4,
+}
+
+
+def completion(**fields) -> jspec.SamplingParams:
+    return params_of(parsed(CompletionRequest, {"prompt": "a", **fields}), DEFAULTS, Limits())
+
+
+def chat(**fields) -> jspec.SamplingParams:
+    return params_of(parsed(ChatRequest, {"messages": [], **fields}), DEFAULTS, Limits())
+
+
+def test_what_is_left_open_comes_from_the_defaults():
+    assert completion() == dataclasses.replace(DEFAULTS, max_tokens=16)
+    assert chat() == dataclasses.replace(DEFAULTS, max_tokens=None)
+    assert completion(temperature=None, max_tokens=None) == chat()
+
+
+def test_what_is_given_is_passed_on():
+    given = {"temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1, "seed": 3, "min_tokens": 2}
+    given |= {"stop": ["a", "b"], "stop_token_ids": [4], "ignore_eos": True, "max_tokens": 9}
+    assert completion(**given) == jspec.SamplingParams(**given)
+    assert chat(**given) == jspec.SamplingParams(**given)
+    assert chat(max_completion_tokens=5, max_tokens=9).max_tokens == 5
+
+
+@pytest.mark.parametrize(("name", "value"), LATER.items())
+def test_a_field_is_passed_on_or_refused_by_name(name, value):
+    """Never ignored, whichever options SamplingParams has."""
+    if name in FIELDS:
+        expected = {7: 5.0} if name == "logit_bias" else value
+        found = getattr(completion(**{name: value}), name)
+        assert found == (tuple(expected) if isinstance(found, tuple) else expected)
+        return
+    with pytest.raises(ApiError, match="is not supported yet") as raised:
+        completion(**{name: value})
+    assert (raised.value.status, raised.value.param) == (400, name)
+
+
+def test_logprobs_of_a_chat_and_of_an_echo(monkeypatch):
+    from jspec.serving.openai import sampling
+
+    monkeypatch.setattr(sampling, "_KNOWN", FIELDS | {"logprobs", "prompt_logprobs"})
+    monkeypatch.setattr(sampling.dataclasses, "replace", lambda _, **given: given)
+
+    def counts(found) -> tuple:
+        return found["logprobs"], found["prompt_logprobs"]
+
+    assert counts(chat()) == (None, None)
+    assert counts(chat(logprobs=True)) == (0, None)
+    assert counts(chat(logprobs=True, top_logprobs=3)) == (3, None)
+    assert counts(completion(logprobs=2)) == (2, None)
+    assert counts(completion(logprobs=2, echo=True)) == (2, 2)
+    assert counts(completion(logprobs=2, echo=True, prompt_logprobs=4)) == (2, 4)
+    with pytest.raises(ApiError, match="stream=false"):
+        completion(logprobs=2, echo=True, stream=True)
+    with pytest.raises(ApiError, match="stream=false"):
+        completion(prompt_logprobs=2, stream=True)
+
+
+def test_each_completion_has_a_seed_of_its_own():
+    params = jspec.SamplingParams(seed=2**63 - 1)
+    assert [with_seed(params, copy).seed for copy in range(3)] == [2**63 - 1, 0, 1]
+    assert with_seed(jspec.SamplingParams(), 4).seed is None
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "told"),
+    [
+        ("top_p=2: expected less", "top_p", "top_p=2: expected less"),
+        ("logit_bias[7]=200: expected less", "logit_bias", "logit_bias[7]=200: expected less"),
+        ("prompt 0: logit_bias has token 9: expected less", "logit_bias", "logit_bias has token 9: expected less"),
+        ("prompt 0 has token id 9: expected less", "prompt", "prompt[3] has token id 9: expected less"),
+        ("prompt 0 needs 9 pages, max_tokens=3", "prompt", "prompt[3] needs 9 pages, max_tokens=3"),
+    ],
+)
+def test_errors_of_the_engine_name_a_field_of_the_request(message, param, told):
+    error = of_value_error(ValueError(message), parsed(CompletionRequest, {"prompt": "a"}), "prompt[3]")
+    assert (error.status, error.param, error.message) == (400, param, told)
+
+
+def test_how_many_completions():
+    asked = parsed(CompletionRequest, {"prompt": "a", "n": 3})
+    assert num_choices(asked, 2, Limits(), None) == 6
+    assert num_choices(asked, 2, Limits(), 6) == 6
+    with pytest.raises(ApiError, match="2 prompts with n=3 are 6 completions: expected at most 5"):
+        num_choices(asked, 2, Limits(), 5)
+
+
+def test_limits():
+    assert set(LIMIT_HELP) == {field.name for field in dataclasses.fields(Limits)}
+    with pytest.raises(ValueError, match="max_n=0: expected a number above 0"):
+        Limits(max_n=0)
+
+
+def test_values_are_shown_in_short():
+    for value in ("a" * 10**6, [1] * 10**6, {str(i): i for i in range(10**5)}, "\ud800", b"\xff"):
+        assert len(shown(value).encode()) <= 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Logprob:
+    """As ``jspec.results`` has it."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None
+
+
+PLACES = [
+    {5: Logprob(-0.25, 1, "é"), 6: Logprob(-2.0, 2, "b"), 7: Logprob(-3.0, 3, "c")},
+    {9: Logprob(-math.inf, 40, None), 6: Logprob(-0.5, 1, "b"), 7: Logprob(-0.75, 2, "b")},
+]
+
+
+def test_logprobs_as_a_chat_has_them():
+    found = chat_logprobs([5, 9], PLACES, 2)
+    json.dumps(found, allow_nan=False)
+    first, second = found["content"]
+    assert (first["token"], first["logprob"], first["bytes"]) == ("é", -0.25, [0xC3, 0xA9])
+    assert [entry["token"] for entry in first["top_logprobs"]] == ["é", "b"]
+    assert (second["token"], second["logprob"]) == ("token_id:9", LEAST)
+    assert [entry["logprob"] for entry in second["top_logprobs"]] == [-0.5, -0.75]
+    assert [entry["top_logprobs"] for entry in chat_logprobs([5, 9], PLACES, 0)["content"]] == [[], []]
+
+
+def test_logprobs_as_a_completion_has_them():
+    found = completion_logprobs([5, 9], PLACES, 2, offset=10)
+    assert found["tokens"] == ["é", "token_id:9"]
+    assert found["text_offset"] == [10, 11]
+    assert found["token_logprobs"] == [-0.25, LEAST]
+    assert found["top_logprobs"] == [{"é": -0.25, "b": -2.0}, {"b": -0.5, "token_id:9": LEAST}]
+    echoed = completion_logprobs([3, 5], [None, PLACES[0]], 1, decode=lambda token: f"<{token}>")
+    assert echoed["tokens"] == ["<3>", "é"]
+    assert echoed["text_offset"] == [0, 3]
+    assert (echoed["token_logprobs"], echoed["top_logprobs"]) == ([None, -0.25], [None, {"é": -0.25}])
+
+
+def test_logprobs_of_a_prompt_as_vllm_has_them():
+    found = prompt_logprobs([None, PLACES[1]])
+    assert found[0] is None
+    assert found[1] is not None
+    assert found[1]["9"] == {"logprob": LEAST, "rank": 40, "decoded_token": None}
+    assert list(found[1]) == ["9", "6", "7"]
