@@ -4,7 +4,6 @@ import dataclasses
 import os
 import pathlib
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,7 +24,8 @@ from jspec.sampling.params import SamplingParams
 from jspec.text import Tokenizer
 
 Path = str | pathlib.Path
-ADOPTED = ("temperature", "top_k", "top_p", "min_p")  # the fields of generation_config.json that jspec follows
+# The fields of generation_config.json that jspec follows.
+ADOPTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
@@ -108,8 +108,8 @@ def find_folders(target: Path, draft: Path | None) -> tuple[pathlib.Path, pathli
 def default_params(target: pathlib.Path, generation_config: str) -> SamplingParams:
     """What the arguments of ``generate`` default to.
 
-    As in vLLM, the temperature, top_k, top_p and min_p come from the checkpoint's ``generation_config.json``. Other fields
-    of that file, ``do_sample`` for example, are ignored; a repetition penalty is ignored with a warning.
+    As in vLLM, the fields ``ADOPTED`` come from the checkpoint's ``generation_config.json``. Other fields of that file,
+    ``do_sample`` for example, are ignored.
 
     Args:
       target: the checkpoint folder.
@@ -126,17 +126,9 @@ def default_params(target: pathlib.Path, generation_config: str) -> SamplingPara
     fields = read_generation_config(target)
     given = {name: fields.raw[name] for name in ADOPTED if fields.raw.get(name) is not None}
     try:
-        params = SamplingParams(**given)
+        return SamplingParams(**given)
     except ValueError as error:
         raise ValueError(f"{fields.where}: {error}; correct it, or load with generation_config='jspec'") from None
-    penalty = fields.number("repetition_penalty", 1.0)
-    if penalty != 1:
-        warnings.warn(
-            f"{fields.where}: repetition_penalty={penalty:g} is not followed, because penalties are not supported yet; "
-            "generation_config='jspec' leaves the whole file aside",
-            stacklevel=3,
-        )
-    return params
 
 
 def read_pair(

@@ -302,7 +302,7 @@ def test_sampling_follows_the_checkpoint(suggesting, llm, tmp_path):
         ({"top_p": 1.5}, "top_p=1.5: expected"),
         ({"top_k": 2.5}, "top_k=2.5: expected"),
         ({"min_p": True}, "min_p=True: expected"),
-        ({"repetition_penalty": "1.1"}, "repetition_penalty='1.1': expected a positive number"),
+        ({"repetition_penalty": "1.1"}, "repetition_penalty='1.1': expected a number above 0"),
     ],
 )
 def test_bad_values_of_a_checkpoint_are_told_with_the_file(suggesting, fields, words):
@@ -311,9 +311,9 @@ def test_bad_values_of_a_checkpoint_are_told_with_the_file(suggesting, fields, w
     assert default_params(suggesting(**fields), "jspec") == jspec.SamplingParams()
 
 
-def test_a_penalty_that_is_not_followed_is_told(suggesting):
-    with pytest.warns(UserWarning, match=r"generation_config\.json: repetition_penalty=1\.05 is not followed"):
-        assert default_params(suggesting(repetition_penalty=1.05, top_k=20), "auto").top_k == 20
+def test_a_penalty_of_the_checkpoint_is_followed(suggesting):
+    params = default_params(suggesting(repetition_penalty=1.05, top_k=20), "auto")
+    assert (params.repetition_penalty, params.top_k) == (1.05, 20)
 
 
 def test_a_target_that_is_no_folder(folders, tmp_path):

@@ -89,6 +89,7 @@ class Scheduler:
         self.pages.clear()
         self.reading.clear()
         self._passes_since_call = 0
+        self._processing_next = True
 
     @property
     def under_way(self) -> list[ActiveRequest]:
@@ -138,7 +139,8 @@ class Scheduler:
         self._choose_pass(plan)
         if self._calls_now(plan):
             able = [active for active in self._seated() if active.decoding and active not in short]
-            plan.decoding = sorted(able, key=lambda active: active.seniority)[: self._config.max_batch]
+            able = self._of_one_program(sorted(able, key=lambda active: active.seniority))
+            plan.decoding = able[: self._config.max_batch]
             begins = any(not active.tokens and not active.unread_rounds for active in plan.decoding)
             plan.rounds = min(rounds, 1) if begins else rounds
         for active in plan.decoding:
@@ -285,6 +287,17 @@ class Scheduler:
             return False
         self._passes_since_call = 0
         return True
+
+    def _of_one_program(self, able: list[ActiveRequest]) -> list[ActiveRequest]:
+        """Those that the next call may decode together.
+
+        If ``reproducible``, requests that need processing take turns with those that do not: whether a neighbour needs it
+        must not decide which program computes a text.
+        """
+        if not self._config.reproducible or len({active.request.needs_processing for active in able}) < 2:
+            return able
+        self._processing_next = not self._processing_next
+        return [active for active in able if active.request.needs_processing != self._processing_next]
 
     def _keep_for_later(self, active: ActiveRequest):
         """Let later prompts find the text of a request that has ended, as far as no round would write it again.

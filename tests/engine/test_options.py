@@ -14,6 +14,7 @@ import jspec
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.compiling import Program
 from jspec.engine.engine import Engine
+from jspec.engine.scheduler import Scheduler
 from jspec.models.causal import causal_logits
 from jspec.sampling.params import SamplingParams
 
@@ -204,3 +205,21 @@ def test_programs_that_process_run_only_when_somebody_wants_it(monkeypatch):
     assert not any("processing" in name for name in called)
     texts(serving, [SamplingParams(max_tokens=3, logprobs=0), *[SamplingParams(max_tokens=3)] * 3])
     assert any("processing" in name for name in called)
+
+
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_calls_mix_both_kinds_of_requests_only_where_no_seed_is_promised(reproducible, monkeypatch):
+    config = dataclasses.replace(CONFIG, reproducible=reproducible)
+    serving, kinds, plan_of = engine("ngram", config=config), [], Scheduler.plan
+
+    def noted(self):
+        plan = plan_of(self)
+        kinds.append({active.request.needs_processing for active in plan.decoding})
+        return plan
+
+    monkeypatch.setattr(Scheduler, "plan", noted)
+    both = [SamplingParams(max_tokens=9), SamplingParams(max_tokens=9, logprobs=1)] * 2
+    found = texts(serving, both)
+    assert [len(text) for text in found] == [9] * 4
+    assert ({True, False} in kinds) != reproducible
+    assert reproducible <= ({True} in kinds and {False} in kinds)

@@ -55,6 +55,10 @@ class Asked:
             stop=[one_of(*strings) for _ in range(one_of(0, 0, 0, 2))],
             stop_token_ids=rng.choice(tokens, size=one_of(0, 0, 1, 3)).tolist(),
             ignore_eos=one_of(True, False),
+            repetition_penalty=one_of(1.0, 1.0, 1.0, 1.4),
+            presence_penalty=one_of(0.0, 0.0, 0.0, 0.7),
+            logit_bias=one_of(None, None, None, {int(rng.choice(tokens)): 1.5}),
+            logprobs=one_of(None, None, None, 2),
         )
         return Asked(prompt, params, one_of(-1, 0, 0, 1), one_of("", "", "", "other"))
 
@@ -123,6 +127,10 @@ class Soak:
         assert [token for one in deltas for token in one.token_ids] == result.token_ids
         assert "".join(one.text or "" for one in deltas) == result.text
         assert len(result.accepted) == len(result.token_ids)
+        assert [len(delta.accepted) for delta in deltas] == [len(delta.token_ids) for delta in deltas]
+        if result.logprobs is not None:
+            assert [next(iter(one)) for one in result.logprobs] == result.token_ids
+            assert [one for delta in deltas for one in delta.logprobs or ()] == result.logprobs
         assert result.prompt_token_ids == self._asked[self._places[delta.id]].prompt
         del self._deltas[delta.id]
         self.ended[self._places.pop(delta.id)] = Ended.of(result)
@@ -215,7 +223,8 @@ def check_greedy(asked: list[Asked], ended: list[Ended], plain: list[list[int]],
 
 def greedy(asked: list[Asked]) -> list[int]:
     """Greedy requests that nothing keeps from the likeliest token."""
-    return [i for i, one in enumerate(asked) if one.params.greedy and not one.params.min_tokens]
+    alike = (one.params.greedy and not one.params.min_tokens and not one.params.processes_logits for one in asked)
+    return [i for i, one in enumerate(alike) if one]
 
 
 def tiny_engine(method: str | None, num_pages: int) -> Engine:

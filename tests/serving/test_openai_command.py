@@ -108,7 +108,7 @@ def test_speculation_is_given_once():
 def test_a_target_is_a_folder_or_in_the_hub_cache(tmp_path, monkeypatch):
     assert found(str(tmp_path)) == str(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    for name in ("nobody/nothing", "../../etc", "no such: name"):
+    for name in ("nobody/nothing", "../../absent", "no such: name"):
         with pytest.raises(
             ValueError, match=r"is no folder, and the local hub cache has no such model: .* hf download"
         ):

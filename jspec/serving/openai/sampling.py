@@ -137,6 +137,8 @@ def _logprobs(request: GenerationRequest, limits: Limits) -> tuple[int | None, i
         raise wrong("prompt_logprobs", prompt, "stream=false beside it")
     if isinstance(request, CompletionRequest) and request.echo and count is not None:
         require_that(not request.stream, "echo", True, "stream=false beside logprobs")
+        if "prompt_logprobs" not in _KNOWN:
+            raise ApiError(400, "echo beside logprobs is not supported yet; leave one of them out", "echo")
         prompt = max(count, prompt or 0)
     return count, prompt
 
