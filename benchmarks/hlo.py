@@ -24,14 +24,9 @@ class Op(NamedTuple):
     @property
     def called(self) -> list[str]:
         """Names of the computations that it runs, branches included."""
-        return re.findall(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)", self.line) + self.branches
-
-    @property
-    def branches(self) -> list[str]:
-        """Names of its branches. That of a condition which does not hold is the first."""
         listed = re.findall(r"branch_computations=\{([^}]*)\}", self.line)
-        named = [re.findall(rf"{which}_computation=%?([\w.\-]+)", self.line) for which in ("false", "true")]
-        return [*named[0], *named[1], *(name.strip().lstrip("%") for group in listed for name in group.split(","))]
+        named = re.findall(r"(?:calls|to_apply|body|condition|(?:true|false)_computation)=%?([\w.\-]+)", self.line)
+        return named + [name.strip().lstrip("%") for group in listed for name in group.split(",")]
 
     @property
     def bytes(self) -> float:

@@ -27,7 +27,6 @@ FOREIGN_NAMES = {
     "no_repeat_ngram_size": "jspec has repetition_penalty, frequency_penalty and presence_penalty",
     "best_of": _N,
     "num_return_sequences": "it is n",
-    "prompt_logprobs": "log-probabilities of a prompt are not supported yet; LLM.logits() has the logits of given tokens",
     "output_scores": "it is logprobs, the number of likeliest tokens beside the chosen one",
     "stream": "use jspec.stream(), which yields text as it comes",
     "streamer": "use jspec.stream(), which yields text as it comes",

@@ -128,6 +128,8 @@ class Result:
       num_cached_tokens: how many tokens of the prompt were not read, because the prefix cache had them.
       logprobs: for each new token, its ``Logprob`` and those of the likeliest tokens, by token id, the new token's first.
         None if ``SamplingParams.logprobs`` did not ask for them.
+      prompt_logprobs: the same for each token of the prompt, None for the first one, which nothing precedes. None if
+        ``SamplingParams.prompt_logprobs`` did not ask for them, or if the request ended before its prompt was read.
     """
 
     text: str | None
@@ -140,6 +142,7 @@ class Result:
     reproducible: bool = True
     num_cached_tokens: int = 0
     logprobs: list[dict[int, Logprob]] | None = dataclasses.field(default=None, repr=False)
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)

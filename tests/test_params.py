@@ -31,6 +31,7 @@ BAD = {
     "bad_words": [[" "], ["a", 1], "", b"a", {"a": 1}],
     "n": [0, -1, 1.5, "3", None, True, 1025],
     "logprobs": [-1, 21, 1.5, "3", True],
+    "prompt_logprobs": [-1, 21, 1.5, "3", True],
     "detokenize": [1, 0, None, "yes"],
     "skip_special_tokens": [1, 0, None, "yes"],
     "include_stop_str_in_output": [1, 0, None, "yes"],
@@ -153,7 +154,6 @@ def test_room_for_new_tokens():
         ("no_repeat_ngram_size", "repetition_penalty"),
         ("best_of", "it is n"),
         ("output_scores", "it is logprobs"),
-        ("prompt_logprobs", "not supported yet"),
     ],
 )
 def test_what_other_libraries_call_it(name, words):

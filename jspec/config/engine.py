@@ -123,6 +123,11 @@ class EngineConfig:
         return *smaller, most
 
     @property
+    def logprob_segments(self) -> int:
+        """How many segments the prefill program reads that finds log-probabilities: some 512 tokens, or the only number."""
+        return max((n for n in self.segment_buckets if n * self.chunk <= 512), default=self.segment_buckets[0])
+
+    @property
     def pool_pages(self) -> int:
         """How many pages the pool has, the null page included."""
         return 1 + (self.max_batch * self.pages_per_row if self.num_pages is None else self.num_pages)

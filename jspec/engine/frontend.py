@@ -169,6 +169,7 @@ class Frontend:
             reproducible=self._reproducible,
             num_cached_tokens=active.num_cached_tokens,
             logprobs=self._logprobs(active, 0, len(tokens)),
+            prompt_logprobs=self._prompt_logprobs(active),
         )
 
     def _logprobs(self, active: ActiveRequest, start: int, end: int) -> list[dict[int, Logprob]] | None:
@@ -177,6 +178,18 @@ class Frontend:
         if count is None:
             return None
         return self._described(active.tokens[start:end], active.logprobs[start:end], count)
+
+    def _prompt_logprobs(self, active: ActiveRequest) -> list[dict[int, Logprob] | None] | None:
+        """Those of the whole prompt; None if they are not wanted, or if it was not read to its end."""
+        prompt, count = active.request.prompt, active.request.params.prompt_logprobs
+        if count is None or active.outcome == FAILED:  # a device that failed has them no more
+            return None
+        lines = {}
+        for start, (length, packed, place) in active.prompt_logprobs.items():
+            lines |= dict(enumerate(np.asarray(packed)[place, :length], start + 1))
+        if len(lines) < len(prompt) - 1:
+            return None
+        return [None, *self._described(prompt[1:], [lines[i] for i in range(1, len(prompt))], count)]
 
     def _described(self, tokens: Sequence[int], packed: Sequence[np.ndarray], count: int) -> list[dict[int, Logprob]]:
         """For each token its ``Logprob`` and those of the ``count`` likeliest, from lines of ``TokenLogprobs.packed``."""

@@ -57,6 +57,9 @@ def choose_pass(
       config: the sizes of the programs.
       num_held: how many more prompts are being read, which wait for what this pass reads.
     """
+    if any(active.request.params.prompt_logprobs is not None for active in reading):
+        every = itertools.chain(*(segments_of(active, config.chunk) for active in reading))
+        return list(itertools.islice(every, config.logprob_segments))  # a program of its own, of one size
     c, buckets, num_reading = config.chunk, config.segment_buckets, len(reading) + num_held
     most, ahead = buckets[-1], num_decoding - config.max_batch
     long = any(active.num_to_read - active.num_read > ALONGSIDE for active in reading)

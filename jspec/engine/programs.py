@@ -87,6 +87,12 @@ class StepBuilder:
         """``DecodeStep.prefill``."""
         return self.step(leaves, self.most).prefill(state, segments), None
 
+    def prefill_with_logprobs(
+        self, leaves: Leaves, state: DecodeState, segments: Segments
+    ) -> tuple[DecodeState, jax.Array]:
+        """``DecodeStep.prefill_with_logprobs``."""
+        return self.step(leaves, self.most).prefill_with_logprobs(state, segments)
+
     def catch_up(self, leaves: Leaves, state: DecodeState, call: Call) -> tuple[DecodeState, None]:
         """The drafter makes up for what a round of the most drafts may have left it."""
         some = self.step(leaves, self.most).catch_up(take(state, call.rows, call.table), self.most + 1)
@@ -125,6 +131,7 @@ class Programs:
 
     Attributes:
       prefill: n -> (leaves, state, segments), ``DecodeStep.prefill`` of n segments.
+      prefill_with_logprobs: the same for one number of segments; returns their log-probabilities beside the state.
       admit: (rows, entries), ``state.admit``, which takes and returns only the part of the state that has rows.
       catch_up: (leaves, state, call), for the drafter before a smaller K.
       decode: (b, K) -> (leaves, state, call), rounds of b rows with up to K drafts; returns their ``CallLogs`` beside
@@ -144,6 +151,9 @@ class Programs:
             n: PackedProgram(f"prefill_{n}x{config.chunk}", builder.prefill, no_segments(config, n))
             for n in config.segment_buckets
         }
+        self.prefill_with_logprobs = PackedProgram(
+            "prefill_with_logprobs", builder.prefill_with_logprobs, no_segments(config, config.logprob_segments)
+        )
         nobody = [(config.num_rows, Request(0, [0], SamplingParams(), np.zeros(2, np.uint32)))]
         entries = Entries.of(config, builder.vocab_size, self.most_entries, nobody)
         self.admit = PackedProgram("admit", lambda *args: (admit(*args), None), entries, donate=STATE)
@@ -165,5 +175,5 @@ class Programs:
         self.restore = Program(lambda *args: (restore(*args), None), STATE, name="restore")
 
     def __iter__(self) -> Iterator[Program]:
-        singles = self.admit, self.catch_up, self.save, self.restore
+        singles = self.prefill_with_logprobs, self.admit, self.catch_up, self.save, self.restore
         return iter((*self.prefill.values(), *singles, *self.decode.values(), *self.processing_decode.values()))

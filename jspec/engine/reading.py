@@ -109,5 +109,11 @@ class Reading:
 
 
 def _most_found(active: ActiveRequest) -> int:
-    """How many slots of its prompt a request shares at most: it reads one token at least, and rounds write behind that."""
+    """How many slots of its prompt a request shares at most: it reads one token at least, and rounds write behind that.
+
+    A prompt whose log-probabilities are wanted is read as a whole. Others do not share what it reads either, because another
+    program wrote it.
+    """
+    if active.request.params.prompt_logprobs is not None:
+        return 0
     return max(active.num_to_read - 1, 0)

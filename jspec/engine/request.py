@@ -103,6 +103,8 @@ class ActiveRequest:
       logprobs: for each of them, a line of ``TokenLogprobs.packed``; empty if the request wants none.
       drafted: for each round that counts, how many drafts were verified.
       accepted: for each round that counts, how many of them the target accepted.
+      prompt_logprobs: for each segment of its prompt that was read, by its start: how many tokens it has, and which line of
+        an array, on its way to the host, has ``TokenLogprobs.packed`` of the tokens behind them. Empty if not wanted.
       outcome: LIVE until it ends, then one of the others.
       error: the exception that ended it, if its outcome is FAILED.
       told: whether its owner has got a delta that says that it has ended.
@@ -130,6 +132,7 @@ class ActiveRequest:
     logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
     drafted: list[int] = dataclasses.field(default_factory=list)
     accepted: list[int] = dataclasses.field(default_factory=list)
+    prompt_logprobs: dict[int, tuple[int, Any, int]] = dataclasses.field(default_factory=dict)
     outcome: int = LIVE
     error: BaseException | None = None
     told: bool = False

@@ -123,7 +123,7 @@ class Runner:
         for move in plan.leaving:
             self._swap_out(move)
         if plan.segments:
-            self._tell(*self._pass(plan.segments))
+            self._read_segments(plan.segments)
         for entering in self._groups(plan.entering):
             self._tell(self.programs.admit, self._entries([(_row(active), active.request) for active in entering]))
         for move in plan.returning:
@@ -219,10 +219,22 @@ class Runner:
             raise ValueError(f"draft_model has arrays of {different[1]}: expected {different[0]}, as in the one before")
         self.leaves = (target_leaves, new)
 
+    def _read_segments(self, segments: Sequence[Segment]):
+        """Send a prefill pass. Requests that want log-probabilities of their prompts get those of their segments."""
+        logprobs = self._tell(*self._pass(segments))
+        if logprobs is None:
+            return
+        logprobs.copy_to_host_async()
+        for i, (active, begin, length) in enumerate(segments):
+            if active.request.params.prompt_logprobs is not None:
+                active.prompt_logprobs[begin] = length, logprobs, i
+
     def _pass(self, segments: Sequence[Segment]) -> tuple[PackedProgram, Segments]:
         """The prefill program for these segments, and what it is told."""
         config = self._config
-        n = next(n for n in config.segment_buckets if n >= len(segments))
+        n, program = next((n, self.programs.prefill[n]) for n in config.segment_buckets if n >= len(segments))
+        if any(segment.active.request.params.prompt_logprobs is not None for segment in segments):
+            n, program = config.logprob_segments, self.programs.prefill_with_logprobs
         told = no_segments(config, n)
         start, count = told.start.copy(), told.count.copy()
         for i, (active, begin, length) in enumerate(segments):
@@ -231,7 +243,7 @@ class Runner:
             if begin + length == active.num_to_read:
                 told.row[i] = _row(active)
         table = page_tables([segment.active.pages for segment in segments], n, config)
-        return self.programs.prefill[n], dataclasses.replace(told, start=start, count=count, table=table)
+        return program, dataclasses.replace(told, start=start, count=count, table=table)
 
     def _groups(self, entering: Sequence[ActiveRequest]) -> list[Sequence[ActiveRequest]]:
         """Requests in groups that enter with one program."""

@@ -28,6 +28,8 @@ from jspec.sampling.stops import first_stop
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import Proposal, Verdict
 
+SEGMENTS_AT_A_TIME = 8  # whose logits are computed together
+
 Verify = Callable[[jax.Array, Any, Proposal, RoundNoise], Verdict]
 
 
@@ -190,18 +192,38 @@ class DecodeStep:
           state: the batch. Only the caches change, and the features of rows whose prompt ends in this pass.
           segments: what to read.
         """
+        return self._read(state, segments)[0]
+
+    def prefill_with_logprobs(self, state: DecodeState, segments: Segments) -> tuple[DecodeState, jax.Array]:
+        """Do as ``prefill``, and find the log-probability of the token behind each token that is read.
+
+        Returns:
+          the new state, and ``TokenLogprobs.packed`` of ``segments.tokens[:, 1:]``, int32 ``[n, c, PACKED]``.
+        """
+        state, hidden = self._read(state, segments)
+
+        def of_segment(segment):
+            hidden, following = segment
+            return token_logprobs(_as_float32(self.target.logits(hidden)), following).packed()
+
+        # Few segments at a time, because the logits of all of them would not fit.
+        return state, jax.lax.map(of_segment, (hidden, segments.tokens[:, 1:]), batch_size=SEGMENTS_AT_A_TIME)
+
+    def _read(self, state: DecodeState, segments: Segments) -> tuple[DecodeState, jax.Array]:
+        """``prefill``, and the target's hidden states ``[n, c, D]``."""
         c = segments.tokens.shape[1] - 1
         offset = jnp.arange(c, dtype=jnp.int32)[None]
         valid = offset < segments.count[:, None]
         view = PagedView(segments.table, segments.start[:, None] + offset, valid, shared=True)
         tokens, following = segments.tokens[:, :c], segments.tokens[:, 1:]
-        _, features, cache = self._target_reads(tokens, state.cache, view)
+        hidden, features, cache = self._target_reads(tokens, state.cache, view)
         draft = self.drafter.prefill(state.draft, Prompt(tokens, following, features, view))
         state = dataclasses.replace(state, cache=cache, draft=draft)
         if features is None or state.features is None:
-            return state
+            return state, hidden
         newest = jnp.take_along_axis(features, jnp.maximum(segments.count - 1, 0)[:, None, None], axis=1)[:, 0]
-        return dataclasses.replace(state, features=state.features.at[segments.row, 0].set(newest, mode="drop"))
+        features = state.features.at[segments.row, 0].set(newest, mode="drop")
+        return dataclasses.replace(state, features=features), hidden
 
     def _propose(self, state: DecodeState, processing: Processing, noise: RoundNoise):
         """Let the drafter propose up to K tokens for each row.

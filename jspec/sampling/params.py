@@ -52,6 +52,8 @@ class SamplingParams:
       logprobs: with each token, give its log-probability and those of so many of the likeliest tokens, 0 to 20; None
         gives none. They are of the target's own distribution, before everything above, unless the model was loaded with
         ``logprobs_mode="processed_logprobs"``.
+      prompt_logprobs: the same for the tokens of the prompt, of the target's own distribution in any case. Such a prompt is
+        read as a whole, in passes of up to 512 tokens, and not found in the prefix cache.
       detokenize: whether results have text. Stop strings need it.
       skip_special_tokens: whether special tokens are left out of the text.
       include_stop_str_in_output: whether the text ends with the stop string, or the stop token's text, that ended it.
@@ -83,6 +85,7 @@ class SamplingParams:
     bad_words: str | Sequence[str] = ()
     n: int = 1
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -116,9 +119,10 @@ class SamplingParams:
         self._check_logits()
         n, kept = self.n, self.truncate_prompt_tokens
         require(is_int(n) and 1 <= n <= MAX_COPIES, "n", n, f"an integer in 1..{MAX_COPIES}")
-        count = self.logprobs
-        ok = count is None or (is_int(count) and 0 <= count <= MAX_LOGPROBS)
-        require(ok, "logprobs", count, f"None or an integer in 0..{MAX_LOGPROBS}")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            ok = count is None or (is_int(count) and 0 <= count <= MAX_LOGPROBS)
+            require(ok, name, count, f"None or an integer in 0..{MAX_LOGPROBS}")
         ok = kept is None or (is_int(kept) and (kept == -1 or 1 <= kept <= LARGEST_INT))
         require(ok, "truncate_prompt_tokens", kept, "None, an integer of at least 1, or -1")
 

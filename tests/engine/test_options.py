@@ -198,6 +198,46 @@ class TestLogprobs:
             assert {t: round(np.exp(found[t].logprob), 4) for t in (1, 2, 3)} == {1: 0.5714, 2: 0.2857, 3: 0.1429}
 
 
+class TestPromptLogprobs:
+    @pytest.mark.parametrize("method", ["draft_model", None])
+    def test_of_every_token_but_the_first(self, method):
+        """Beside prompts without any, and twice, where the second time would find pages."""
+        serving, wanted = engine(method), SamplingParams(max_tokens=3, prompt_logprobs=2, seed=1)
+        for _ in range(2):
+            ids = [
+                serving.add(prompt, wanted if i else SamplingParams(max_tokens=3)) for i, prompt in enumerate(PROMPTS)
+            ]
+            results = {}
+            while serving.unfinished:
+                results |= {delta.id: delta.result for delta in serving.step() if delta.finished}
+            assert results[ids[0]].prompt_logprobs is None
+            for id, prompt in list(zip(ids, PROMPTS, strict=True))[1:]:
+                first, *found = results[id].prompt_logprobs
+                assert (first, results[id].num_cached_tokens) == (None, 0)
+                logits = np.asarray(causal_logits(target(), np.array([prompt], np.int32))[0], float)
+                for row, token, one in zip(logits, prompt[1:], found, strict=False):
+                    expected = row - row.max() - np.log(np.exp(row - row.max()).sum())
+                    assert set(one) == {token, *np.argsort(-row)[:2].tolist()}
+                    assert all(one[t].logprob == pytest.approx(expected[t], abs=1e-4) for t in one)
+                    assert one[token].rank == 1 + (row > row[token]).sum()
+
+    def test_the_text_is_the_same_as_without(self):
+        serving = engine("draft_model")
+        params = [SamplingParams(max_tokens=8, seed=4, prompt_logprobs=count) for count in (None, 0)]
+        first, second = (texts(serving, [one] * len(PROMPTS)) for one in params)
+        assert first == second
+
+    def test_a_prompt_of_one_token_has_none(self):
+        assert jspec.generate(letters(), "a", max_tokens=1, prompt_logprobs=3).prompt_logprobs == [None]
+
+    def test_a_request_that_ends_before_it_is_read_has_none(self):
+        serving = letters().engine
+        id = serving.add("abc" * 12, SamplingParams(max_tokens=2, prompt_logprobs=1))
+        serving.abort(id)
+        (delta,) = serving.step()
+        assert (delta.result.finish_reason, delta.result.prompt_logprobs) == ("abort", None)
+
+
 def test_programs_that_process_run_only_when_somebody_wants_it(monkeypatch):
     serving, called, call = engine("draft_model"), [], Program.__call__
     monkeypatch.setattr(Program, "__call__", lambda self, *args: called.append(self.name) or call(self, *args))

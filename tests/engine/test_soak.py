@@ -59,6 +59,7 @@ class Asked:
             presence_penalty=one_of(0.0, 0.0, 0.0, 0.7),
             logit_bias=one_of(None, None, None, {int(rng.choice(tokens)): 1.5}),
             logprobs=one_of(None, None, None, 2),
+            prompt_logprobs=one_of(None, None, None, None, None, 1),
         )
         return Asked(prompt, params, one_of(-1, 0, 0, 1), one_of("", "", "", "other"))
 
@@ -128,6 +129,8 @@ class Soak:
         assert "".join(one.text or "" for one in deltas) == result.text
         assert len(result.accepted) == len(result.token_ids)
         assert [len(delta.accepted) for delta in deltas] == [len(delta.token_ids) for delta in deltas]
+        if result.prompt_logprobs is not None:
+            assert [next(iter(one)) for one in result.prompt_logprobs[1:]] == result.prompt_token_ids[1:]
         if result.logprobs is not None:
             assert [next(iter(one)) for one in result.logprobs] == result.token_ids
             assert [one for delta in deltas for one in delta.logprobs or ()] == result.logprobs

@@ -1,7 +1,6 @@
 """Completions, chat answers and tokens over HTTP are those of ``jspec.generate``, in OpenAI's formats."""
 
 import asyncio
-import dataclasses
 
 import openai.types
 import openai.types.chat
@@ -150,22 +149,15 @@ def test_a_chat_with_tools_parts_and_an_open_end(service):
     assert len(answer["choices"][0]["token_ids"]) == 3
 
 
-HAS_LOGPROBS = "logprobs" in {field.name for field in dataclasses.fields(jspec.SamplingParams)}
-
-
 def test_logprobs(service):
-    """Those of ``jspec.generate``, whole and in a stream; while SamplingParams has none, they are refused by name."""
+    """Those of ``jspec.generate``, whole and in a stream."""
     chat = {"messages": MESSAGES, "temperature": 0, "max_tokens": 6, "logprobs": True, "top_logprobs": 2}
-    if not HAS_LOGPROBS:
-        assert error_of(ask(service, "/v1/completions", {**GREEDY, "logprobs": 2}), 400)["param"] == "logprobs"
-        assert error_of(ask(service, "/v1/chat/completions", chat), 400)["param"] == "logprobs"
-        return
     params: dict = {"temperature": 0, "max_tokens": 6, "logprobs": 2}
     result = generated(family().chat_prompt(MESSAGES, chat_template=CHAT), **params)
     answer = openai.types.chat.ChatCompletion.model_validate(ask(service, "/v1/chat/completions", chat).json())
     assert answer.choices[0].logprobs is not None
     content = answer.choices[0].logprobs.content or []
-    places = zip(result.token_ids, getattr(result, "logprobs"), strict=True)  # noqa: B009
+    places = zip(result.token_ids, result.logprobs, strict=True)
     assert [entry.logprob for entry in content] == pytest.approx([place[token].logprob for token, place in places])
     assert [len(entry.top_logprobs) for entry in content] == [2] * 6
     chunks = events(ask(service, "/v1/chat/completions", {**chat, "stream": True}))
@@ -181,9 +173,6 @@ def test_logprobs(service):
 def test_logprobs_of_an_echo(service):
     body = {**GREEDY, "logprobs": 1, "echo": True, "max_tokens": 2, "return_token_ids": True}
     response = ask(service, "/v1/completions", body)
-    if "prompt_logprobs" not in {field.name for field in dataclasses.fields(jspec.SamplingParams)}:
-        assert error_of(response, 400)["param"] == "echo"
-        return
     choice = response.json()["choices"][0]
     told = choice["logprobs"]
     assert "".join(told["tokens"]) == choice["text"]

@@ -11,7 +11,7 @@ from jspec.serving.openai.errors import ApiError, shown
 from jspec.serving.openai.limits import LIMIT_HELP, Limits
 from jspec.serving.openai.logprobs import LEAST, chat_logprobs, completion_logprobs, prompt_logprobs
 from jspec.serving.openai.protocol import ChatRequest, CompletionRequest, parsed
-from jspec.serving.openai.sampling import num_choices, of_value_error, params_of, with_seed
+from jspec.serving.openai.sampling import num_choices, of_value_error, params_of
 
 FIELDS = {field.name for field in dataclasses.fields(jspec.SamplingParams)}
 DEFAULTS = jspec.SamplingParams(temperature=0.3, top_k=9)
@@ -85,12 +85,6 @@ def test_logprobs_of_a_chat_and_of_an_echo(monkeypatch):
         completion(logprobs=2, echo=True, stream=True)
     with pytest.raises(ApiError, match="stream=false"):
         completion(prompt_logprobs=2, stream=True)
-
-
-def test_each_completion_has_a_seed_of_its_own():
-    params = jspec.SamplingParams(seed=2**63 - 1)
-    assert [with_seed(params, copy).seed for copy in range(3)] == [2**63 - 1, 0, 1]
-    assert with_seed(jspec.SamplingParams(), 4).seed is None
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ class Answer:
 
     def _worth_telling(self, delta: Delta, options: StreamOptions) -> bool:
         """Whether a chunk of it would say anything: text may be held back."""
-        detailed = self.asked.return_token_ids or logprobs_of(delta) is not None or options.continuous_usage_stats
+        detailed = self.asked.return_token_ids or delta.logprobs is not None or options.continuous_usage_stats
         return bool(delta.text or delta.finished or detailed)
 
     def _chunk(self, choices: list[Any], options: StreamOptions, delta: Delta | None = None) -> dict[str, Any]:
@@ -133,11 +133,6 @@ class Answer:
             "total_tokens": prompt + self._num_tokens,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-
-
-def logprobs_of(told: Delta | Result) -> Any:
-    """One dictionary for each of its tokens, or None if the request asks for none."""
-    return getattr(told, "logprobs", None)
 
 
 def _require_sound(result: Result):

@@ -12,7 +12,7 @@ from jspec.sampling.params import SamplingParams
 from jspec.serving.openai.answers import Answer
 from jspec.serving.openai.errors import require_that, wrong
 from jspec.serving.openai.protocol import GenerationRequest
-from jspec.serving.openai.sampling import num_choices, of_value_error, params_of, with_seed
+from jspec.serving.openai.sampling import num_choices, of_value_error, params_of
 from jspec.serving.openai.service import Service
 from jspec.serving.openai.streaming import EventStream, while_there
 
@@ -47,7 +47,7 @@ def settings_of(service: Service, asked: GenerationRequest, num_prompts: int, te
     """
     count = num_choices(asked, num_prompts, service.limits, service.room)
     params = params_of(asked, service.llm.default_sampling_params, service.limits)
-    copies = [with_seed(params, copy) for copy in range(count // num_prompts)]
+    copies = dataclasses.replace(params, n=count // num_prompts).copies()
     return Settings(copies, _priority(service, asked.priority), _salt(service, asked.cache_salt, tenant))
 
 

@@ -7,7 +7,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from jspec.results import Delta, Result
-from jspec.serving.openai.answers import Answer, logprobs_of
+from jspec.serving.openai.answers import Answer
 from jspec.serving.openai.asking import answered, requests_of, settings_of, tenant_of
 from jspec.serving.openai.bodies import read_object
 from jspec.serving.openai.errors import ApiError, require_that, wrong
@@ -122,11 +122,11 @@ class ChatAnswer(Answer):
         first = self._results[0]
         if self.asked.return_token_ids:
             extras["prompt_token_ids"] = first.prompt_token_ids
-        places = getattr(first, "prompt_logprobs", None)
+        places = first.prompt_logprobs
         if self.asked.prompt_logprobs is not None and places is not None:
             extras["prompt_logprobs"] = prompt_logprobs(places)
         return extras
 
     def _logprobs(self, told: Delta | Result) -> dict[str, Any] | None:
-        places = logprobs_of(told)
+        places = told.logprobs
         return None if places is None or self._top is None else chat_logprobs(told.token_ids, places, self._top)

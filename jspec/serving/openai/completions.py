@@ -6,7 +6,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from jspec.results import Delta, Result
-from jspec.serving.openai.answers import Answer, logprobs_of
+from jspec.serving.openai.answers import Answer
 from jspec.serving.openai.asking import answered, requests_of, settings_of, tenant_of
 from jspec.serving.openai.bodies import read_object
 from jspec.serving.openai.errors import ApiError, require_that, wrong
@@ -60,7 +60,7 @@ class CompletionAnswer(Answer):
             "logprobs": self._whole_logprobs(result),
             **self.ending(result),
         }
-        places = getattr(result, "prompt_logprobs", None)
+        places = result.prompt_logprobs
         if self.asked.prompt_logprobs is not None and places is not None:
             choice["prompt_logprobs"] = prompt_logprobs(places)
         if self.asked.return_token_ids:
@@ -78,7 +78,7 @@ class CompletionAnswer(Answer):
         return [choice]
 
     def piece(self, index: int, delta: Delta) -> dict[str, Any]:
-        places, told = logprobs_of(delta), None
+        places, told = delta.logprobs, None
         if places is not None and self._top is not None:
             told = completion_logprobs(delta.token_ids, places, self._top, self._offsets[index])
             self._offsets[index] += sum(map(len, told["tokens"]))
@@ -88,12 +88,12 @@ class CompletionAnswer(Answer):
         return choice
 
     def _whole_logprobs(self, result: Result) -> dict[str, Any] | None:
-        places = logprobs_of(result)
+        places = result.logprobs
         if places is None or self._top is None:
             return None
         if not self._echo:
             return completion_logprobs(result.token_ids, places, self._top)
-        before = getattr(result, "prompt_logprobs", None) or []
+        before = result.prompt_logprobs or []
         both = [*result.prompt_token_ids, *result.token_ids]
         return completion_logprobs(both, [*before, *places], self._top, decode=lambda t: self._service.decoded([t]))
 

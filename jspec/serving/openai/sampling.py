@@ -9,8 +9,6 @@ from jspec.serving.openai.errors import ApiError, require_that, shown, wrong
 from jspec.serving.openai.limits import Limits
 from jspec.serving.openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
 
-SEEDS = 2**63
-
 # Fields of a request that are fields of SamplingParams, with the value that asks for nothing.
 _PASSED_ON: dict[str, Any] = {
     "temperature": 1,
@@ -56,8 +54,6 @@ def num_choices(request: GenerationRequest, num_prompts: int, limits: Limits, ro
 def params_of(request: GenerationRequest, defaults: SamplingParams, limits: Limits) -> SamplingParams:
     """What a request says of one of its completions; fields that it leaves open come from ``defaults``.
 
-    ``seed`` is that of the first completion.
-
     Raises:
       ApiError: 400; a value is out of range, or asks for what the engine cannot do.
     """
@@ -74,13 +70,6 @@ def params_of(request: GenerationRequest, defaults: SamplingParams, limits: Limi
         return dataclasses.replace(defaults, **wanted)
     except (ValueError, TypeError) as error:
         raise of_value_error(error, request) from None
-
-
-def with_seed(params: SamplingParams, copy: int) -> SamplingParams:
-    """The same for completion ``copy`` of a prompt, whose seed is ``seed + copy``."""
-    if params.seed is None or copy == 0:
-        return params
-    return dataclasses.replace(params, seed=(params.seed + copy) % SEEDS)
 
 
 def of_value_error(error: Exception, request: GenerationRequest, default: str = "") -> ApiError:
@@ -137,8 +126,6 @@ def _logprobs(request: GenerationRequest, limits: Limits) -> tuple[int | None, i
         raise wrong("prompt_logprobs", prompt, "stream=false beside it")
     if isinstance(request, CompletionRequest) and request.echo and count is not None:
         require_that(not request.stream, "echo", True, "stream=false beside logprobs")
-        if "prompt_logprobs" not in _KNOWN:
-            raise ApiError(400, "echo beside logprobs is not supported yet; leave one of them out", "echo")
         prompt = max(count, prompt or 0)
     return count, prompt
 
