@@ -298,14 +298,9 @@ class Runner:
 
     def _every_program(self) -> Iterator[tuple[Program, tuple]]:
         """All programs that may be needed, with arguments that do nothing to an idle batch."""
-        programs = self.programs
-        packed = [
-            *programs.prefill.values(),
-            programs.admit,
-            *programs.decode.values(),
-            *programs.processing_decode.values(),
-        ]
-        packed += [programs.catch_up] if len(self.draft_lengths) > 1 else []
+        packed = [program for program in self.programs if isinstance(program, PackedProgram)]
+        if len(self.draft_lengths) == 1:
+            packed.remove(self.programs.catch_up)
         yield from ((program, (program.idle,)) for program in packed)
         yield from self._movers()
 

@@ -146,7 +146,8 @@ def test_match_with_coupled_drafts_at_one_width_gives_one_text():
 @pytest.mark.parametrize("costs", [CHEAP, None], ids=["given", "measured"])
 def test_nothing_is_compiled_while_K_varies(xla_compilations, costs):
     fresh = table_llm(costs).warmup().engine
-    programs = 5 + len(FEW)  # prefill, admit, save, restore, catch-up, and a decode for each
+    # Prefill, with log-probabilities too, admit, save, restore, catch-up, a decode for each, and one that processes logits.
+    programs = 7 + len(FEW)
     assert fresh.num_compilations == programs
     before = len(xla_compilations)
     assert before > 0  # the listener hears

@@ -513,7 +513,7 @@ def test_fewer_drafts_for_want_of_pages_are_seen(monkeypatch):
     """The text stays lossless, but a seed would depend on who else holds pages."""
     propose = DecodeStep._propose
 
-    def propose_within_pages(self, state, noise):
+    def propose_within_pages(self, state, *others):
         slots = P * jnp.sum(state.request.table != NULL_PAGE, axis=1)
         room = jnp.clip(slots - state.request.length, 0, K)
         drafter = dataclasses.replace(self.drafter)
@@ -522,7 +522,7 @@ def test_fewer_drafts_for_want_of_pages_are_seen(monkeypatch):
             return self.drafter.propose(draft, dataclasses.replace(context, room=jnp.minimum(context.room, room)))
 
         object.__setattr__(drafter, "propose", narrow)
-        return propose(dataclasses.replace(self, drafter=drafter), state, noise)
+        return propose(dataclasses.replace(self, drafter=drafter), state, *others)
 
     monkeypatch.setattr(DecodeStep, "_propose", propose_within_pages)
     engine = engine_of("draft_model", dataclasses.replace(CONFIG, rounds=3))

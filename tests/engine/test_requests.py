@@ -83,7 +83,7 @@ def test_what_is_left_open_comes_from_the_checkpoint(way, monkeypatch):
         (("a",), {"temprature": 1}, TypeError, "a request has no argument 'temprature'; did you mean 'temperature'"),
         (("a",), {"max_tokens": 1, "max_new_tokens": 2}, TypeError, "are the same argument; give one of them"),
         (("a",), {"max_len": 9}, TypeError, r"it is chosen when a model is loaded: give it to jspec.load\(\)"),
-        (("a",), {"n": 2}, TypeError, "a prompt has one completion"),
+        (("a",), {"n": 2}, ValueError, "n=2: a request has one completion here"),
         (("a", SamplingParams()), {"seed": 1}, TypeError, "seed: give either params or its fields, not both"),
     ],
 )

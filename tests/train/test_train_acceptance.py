@@ -12,7 +12,7 @@ KEYS = [np.zeros(2, np.uint32)] * 2
 
 def acceptance_lengths(llm) -> list[float]:
     params = [SamplingParams(temperature=0, max_tokens=20)] * 2
-    return [result.stats.mean_acceptance_length for _, result in llm.generate(PROMPTS, params, KEYS)]
+    return [result.stats.mean_acceptance_length for *_, result in llm.generate(PROMPTS, params, KEYS)]
 
 
 def test_replaced_weights_draft_without_another_compilation():
