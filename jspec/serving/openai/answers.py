@@ -1,5 +1,6 @@
 """From deltas and results to OpenAI's answers: what completions and chat answers have in common."""
 
+import abc
 import logging
 import time
 import uuid
@@ -18,7 +19,7 @@ from jspec.serving.openai.streaming import DONE, event
 log = logging.getLogger("jspec.serve")
 
 
-class Answer:
+class Answer(abc.ABC):
     """The answer to one request, as a whole or as a stream of chunks.
 
     Args:
@@ -76,17 +77,17 @@ class Answer:
             yield event(_as_api_error(error).body)
         yield DONE
 
+    @abc.abstractmethod
     def choice(self, index: int, result: Result) -> dict[str, Any]:
         """``choices[index]`` of a whole answer."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def opening(self, index: int) -> list[dict[str, Any]]:
         """What a stream has of a choice before its first delta."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def piece(self, index: int, delta: Delta) -> dict[str, Any]:
         """What a stream has of a choice when it grows."""
-        raise NotImplementedError
 
     def extras(self) -> dict[str, Any]:
         """Further fields of a whole answer."""
