@@ -19,7 +19,7 @@ from jspec.engine.compiling import Program, decode_options
 from jspec.engine.exchange import Call, CallLogs, Segments, no_segments
 from jspec.engine.packing import Packing
 from jspec.engine.request import Request
-from jspec.engine.state import DecodeState, Entries, admit, init_state, put, restore, save, take, without_processing
+from jspec.engine.state import DecodeState, Entries, admit, init_state, put, restore, save, take, with_processors
 from jspec.engine.step import DecodeStep
 from jspec.models.params import DTYPES
 from jspec.sampling.params import SamplingParams
@@ -66,19 +66,21 @@ class StepBuilder:
         own = K in (0, self.most)
         drafter = self.make_drafter(target, draft_model) if own else self.make_drafter(target, draft_model, K)
         # Without drafts every rule is the target's own draw, and ``match`` makes it in one pass over the vocabulary.
-        rule, processed = RULES[self.verify if K else "match"], self.config.logprobs_mode == "processed_logprobs"
-        return DecodeStep(target, drafter, rule, self.width(K), self.noise, processed)
+        return DecodeStep(target, drafter, RULES[self.verify if K else "match"], self.width(K), self.noise)
 
     def rounds(self, leaves: Leaves, state: DecodeState, call: Call, K: int) -> tuple[DecodeState, CallLogs]:
         """``call.rounds`` rounds of up to K drafts of the rows of the call, and their logs. No row of the call has
         processors or wants log-probabilities."""
-        new, logs = self.processing_rounds(leaves, without_processing(state), call, K)
-        kept = {name: getattr(state.request, name) for name in ("processors", "num_logprobs")}
-        return dataclasses.replace(new, request=dataclasses.replace(new.request, **kept)), logs
+        new, logs = self._rounds(self.step(leaves, K), with_processors(state, None), call, K)
+        return with_processors(new, state.request.processors), logs
 
-    def processing_rounds(self, leaves: Leaves, state: DecodeState, call: Call, K: int) -> tuple[DecodeState, CallLogs]:
-        """The same for rows that may need processing, which costs time whether they do or not."""
-        step = self.step(leaves, K)
+    def processing_rounds(self, leaves: Leaves, state: DecodeState, call: Call) -> tuple[DecodeState, CallLogs]:
+        """Rounds of up to the most drafts, of rows that may have processors and want log-probabilities. They cost time
+        whether the rows do or not."""
+        step = dataclasses.replace(self.step(leaves, self.most), logprobs_mode=self.config.logprobs_mode)
+        return self._rounds(step, state, call, self.most)
+
+    def _rounds(self, step: DecodeStep, state: DecodeState, call: Call, K: int) -> tuple[DecodeState, CallLogs]:
         decode = step.decode_plainly if K == 0 < self.most else step.decode
         some, logs = decode(take(state, call.rows, call.table), self.config.rounds, call.rounds)
         return put(state, call.rows, some), logs
@@ -167,10 +169,11 @@ class Programs:
             )
         self.processing_decode: dict[int, PackedProgram] = {}
         for b in config.batch_buckets:
-            rounds = functools.partial(builder.processing_rounds, K=builder.most)
             options = decode_options(target_leaves, b * builder.width(builder.most))
             name = f"decode_{b}_rows_processing"
-            self.processing_decode[b] = PackedProgram(name, rounds, Call.of(config, b, [], [], 1), options)
+            self.processing_decode[b] = PackedProgram(
+                name, builder.processing_rounds, Call.of(config, b, [], [], 1), options
+            )
         self.save = Program(lambda state, *args: (state, save(state, *args)), STATE, name="save")
         self.restore = Program(lambda *args: (restore(*args), None), STATE, name="restore")
 

@@ -89,7 +89,7 @@ class Scheduler:
         self.pages.clear()
         self.reading.clear()
         self._passes_since_call = 0
-        self._processing_next = True
+        self._processing_turn = False  # whether the next call is for requests that need processing, if there are others
 
     @property
     def under_way(self) -> list[ActiveRequest]:
@@ -296,8 +296,8 @@ class Scheduler:
         """
         if not self._config.reproducible or len({active.request.needs_processing for active in able}) < 2:
             return able
-        self._processing_next = not self._processing_next
-        return [active for active in able if active.request.needs_processing != self._processing_next]
+        turn, self._processing_turn = self._processing_turn, not self._processing_turn
+        return [active for active in able if active.request.needs_processing == turn]
 
     def _keep_for_later(self, active: ActiveRequest):
         """Let later prompts find the text of a request that has ended, as far as no round would write it again.

@@ -41,8 +41,6 @@ class RequestArrays:
         row has is decided on the host, which gives them to every call: what stands here is of the last one.
       warp: the request's temperature, top-k, top-p and min-p, each ``[B]``.
       processors: what the request does to logits before that; None where no request does anything.
-      num_logprobs: int32 ``[B]``, of how many of the likeliest tokens the request wants log-probabilities, -1 if it wants
-        none at all; None where no request does.
     """
 
     length: jax.Array
@@ -53,7 +51,6 @@ class RequestArrays:
     table: jax.Array
     warp: Warp
     processors: Processors | None = None
-    num_logprobs: jax.Array | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -99,8 +96,7 @@ def init_state(
 ) -> DecodeState:
     """An empty batch: every row is free and every page unwritten.
 
-    ``num_rows`` is B; None takes ``config.max_batch``. With ``vocab_size``, V of the target, requests may have processors
-    and log-probabilities.
+    ``num_rows`` is B; None takes ``config.max_batch``. With ``vocab_size``, V of the target, requests may have processors.
     """
     B, S, M = num_rows or config.max_batch, config.max_len, config.pages_per_row
 
@@ -121,7 +117,6 @@ def init_state(
             min_p=every_row(0, jnp.float32),
         ),
         processors=None if vocab_size is None else Processors.none(B, vocab_size),
-        num_logprobs=None if vocab_size is None else every_row(-1),
     )
     E = 0 if drafter.aux_layers is None else target.feature_size(drafter.aux_layers)
     return DecodeState(
@@ -135,9 +130,9 @@ def init_state(
     )
 
 
-def without_processing(state: DecodeState) -> DecodeState:
-    """The batch as programs see it that know neither processors nor log-probabilities."""
-    return dataclasses.replace(state, request=dataclasses.replace(state.request, processors=None, num_logprobs=None))
+def with_processors(state: DecodeState, processors: Processors | None) -> DecodeState:
+    """The batch with these processors; with None, as programs see it that know of none."""
+    return dataclasses.replace(state, request=dataclasses.replace(state.request, processors=processors))
 
 
 def of_rows(state: DecodeState) -> dict[str, Any]:
@@ -211,7 +206,6 @@ def request_arrays(request: Request, config: EngineConfig, vocab_size: int) -> R
             min_p=array(params.min_p, np.float32),
         ),
         processors=Processors.of(params, length, vocab_size, request.bad_words),
-        num_logprobs=array(-1 if params.logprobs is None else params.logprobs, np.int32),
     )
 
 

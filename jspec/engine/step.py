@@ -65,8 +65,7 @@ class DecodeStep:
       width: how many query tokens the target reads for each row in a round. It is at least T = K + 1, and query tokens
         beyond the drafts are masked.
       noise: makes the noise of a round from the keys and lengths of its rows.
-      processed_logprobs: whether log-probabilities are those of the distribution that tokens are drawn from, and not of the
-        target's own.
+      logprobs_mode: whose log-probabilities the logs have, as ``EngineConfig.logprobs_mode`` says; None is nobody's.
     """
 
     target: Target
@@ -74,7 +73,7 @@ class DecodeStep:
     verify: Verify
     width: int
     noise: Callable[..., RoundNoise] = RoundNoise
-    processed_logprobs: bool = False
+    logprobs_mode: str | None = None
 
     def round(self, state: DecodeState) -> tuple[DecodeState, RoundLog]:
         """Make one round with every live row: draft, verify pass, rule, keep features, commit.
@@ -91,7 +90,7 @@ class DecodeStep:
         after, log = self._commit(
             dataclasses.replace(state, cache=cache, features=features, draft=draft), proposal, verdict
         )
-        if state.request.num_logprobs is None:
+        if self.logprobs_mode is None:
             return after, log
         logprobs = self._logprobs(processing, state.request.warp, logits, proposal, log.tokens)
         return after, dataclasses.replace(log, logprobs=logprobs.packed())
@@ -112,7 +111,7 @@ class DecodeStep:
         none = jnp.full(state.request.length.shape, -1, jnp.int32)  # a row has taken no part
         tokens = jnp.full((*none.shape, self.drafter.num_draft_tokens + 1), -1, jnp.int32)
         empty = RoundLog(tokens, jnp.zeros_like(none), none, none, none).packed()
-        wanted = state.request.num_logprobs is not None
+        wanted = self.logprobs_mode is not None
         logprobs = jnp.zeros((most_rounds, *tokens.shape, PACKED), jnp.int32) if wanted else None
 
         def unfinished(carry):
@@ -284,7 +283,7 @@ class DecodeStep:
     def _logprobs(self, processing: Processing, warp: Warp, logits, proposal: Proposal, tokens) -> TokenLogprobs:
         """Those of the emitted tokens, int32 ``[B, K + 1]``."""
         logits = logits[:, : tokens.shape[1]]
-        if not self.processed_logprobs:
+        if self.logprobs_mode == "raw_logprobs":
             return token_logprobs(_as_float32(logits), tokens)
         logits = processing.apply(_as_float32(logits), proposal.tokens)
         return token_logprobs(make_distribution(logits, warp)[0].log_probs, tokens)

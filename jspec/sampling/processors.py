@@ -4,6 +4,7 @@ All of it is computed from the text alone, committed tokens and drafts, so there
 when a draft is rejected. The order, and what each of them does, is vLLM's."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,24 +61,9 @@ class Processors:
           vocab_size: V of the target.
           bad_words: the tokens of each bad word.
         """
-        biased, bias = np.full(MAX_BIASES, _NO_TOKEN, np.int32), np.zeros(MAX_BIASES, np.float32)
-        if params.logit_bias:
-            biased[: len(params.logit_bias)] = list(params.logit_bias)
-            bias[: len(params.logit_bias)] = list(params.logit_bias.values())
-        words = np.full((MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS), _NO_TOKEN, np.int32)
-        for i, word in enumerate(word for word in bad_words if len(word) > 1):
-            words[i, MAX_BAD_WORD_TOKENS - len(word) :] = word
-        return Processors(
-            active=np.int32(params.processes_logits),
-            prompt_length=np.int32(prompt_length),
-            repetition=np.float32(params.repetition_penalty),
-            frequency=np.float32(params.frequency_penalty),
-            presence=np.float32(params.presence_penalty),
-            biased=biased,
-            bias=bias,
-            allowed=_bits(params.allowed_token_ids, [word[0] for word in bad_words if len(word) == 1], vocab_size),
-            bad_words=words,
-        )
+        if not params.processes_logits:
+            return _inactive(vocab_size)
+        return _of(params, prompt_length, vocab_size, bad_words)
 
     @staticmethod
     def none(rows: int, vocab_size: int) -> "Processors":
@@ -201,6 +187,34 @@ def check(params: SamplingParams, vocab_size: int, bad_words: Sequence[Sequence[
     longest = max(map(len, several), default=0)
     if longest > MAX_BAD_WORD_TOKENS:
         raise ValueError(f"{what}: bad_words has one of {longest} tokens: expected at most {MAX_BAD_WORD_TOKENS}")
+
+
+@functools.lru_cache(maxsize=8)
+def _inactive(vocab_size: int) -> Processors:
+    """Those of every request that changes nothing, made once: most do not."""
+    return _of(SamplingParams(), 0, vocab_size, ())
+
+
+def _of(params: SamplingParams, prompt_length: int, vocab_size: int, bad_words: Sequence[Sequence[int]]) -> Processors:
+    """What ``Processors.of`` returns."""
+    biased, bias = np.full(MAX_BIASES, _NO_TOKEN, np.int32), np.zeros(MAX_BIASES, np.float32)
+    if params.logit_bias:
+        biased[: len(params.logit_bias)] = list(params.logit_bias)
+        bias[: len(params.logit_bias)] = list(params.logit_bias.values())
+    words = np.full((MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS), _NO_TOKEN, np.int32)
+    for i, word in enumerate(word for word in bad_words if len(word) > 1):
+        words[i, MAX_BAD_WORD_TOKENS - len(word) :] = word
+    return Processors(
+        active=np.int32(params.processes_logits),
+        prompt_length=np.int32(prompt_length),
+        repetition=np.float32(params.repetition_penalty),
+        frequency=np.float32(params.frequency_penalty),
+        presence=np.float32(params.presence_penalty),
+        biased=biased,
+        bias=bias,
+        allowed=_bits(params.allowed_token_ids, [word[0] for word in bad_words if len(word) == 1], vocab_size),
+        bad_words=words,
+    )
 
 
 def _bits(allowed: Sequence[int] | None, bad: Sequence[int], vocab_size: int) -> np.ndarray:
