@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,11 +23,13 @@ class Load:
       prompt: its tokens.
       new: how many tokens it gets, exactly.
       at: seconds from the beginning until it arrives.
+      options: more of its ``SamplingParams``.
     """
 
     prompt: Sequence[int]
     new: int
     at: float = 0.0
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass
@@ -76,7 +79,7 @@ class Client:
     def add(self, load: Load, arrived: float | None = None) -> Followed:
         """Add a request, sampled at temperature 1. Nothing but its length ends it."""
         followed = Followed(time.perf_counter() if arrived is None else arrived)
-        params = SamplingParams(max_tokens=load.new, ignore_eos=True, seed=self._count)
+        params = SamplingParams(max_tokens=load.new, ignore_eos=True, seed=self._count, **load.options)
         self._followed[self.engine.add(load.prompt, params)] = followed
         self._count += 1
         return followed

@@ -25,6 +25,8 @@ The lines of the table:
         on, and between tokens; the tokens of a call share the time since the call before
     11  the second turn of a chat, whose first 2,000 tokens are known, over the first turn: time to the first token
     12  lines 1, 2 and 6 with ``reproducible=True``, over what they are without
+    13  lines 1 and 2 where every request asks for penalties, or for log-probabilities, or where one of eight asks for both,
+        over what they are without
 
 Lines 5, 7, 8, 10 and 11 have an EAGLE head, line 4 is measured with and without. For each queue, the share of padding in
 prefill passes is a figure, too; below it stand the rows of a call and the tokens of a round on average, and the time per
@@ -33,8 +35,9 @@ call in which the host does not wait for the device. A line fails if anything wa
 A profiler would not do for line 8: it has the host launch kernels one by one, and the pauses between them are then what it
 shows. Lines 4, 5, 6, 7 and 11 are the median of ``--repeats`` measurements, the queues run once.
 
-An engine is made for each of these groups of lines, so each is best run together: 1, 4; 2, 4, 6, 8, 10; 3; 5, 7, 11; 12.
-Line 10 needs the rate of line 2, line 12 the figures of 1, 2 and 6; they are measured where they are missing."""
+An engine is made for each of these groups of lines, so each is best run together: 1, 4, 13; 2, 4, 6, 8, 10, 13; 3;
+5, 7, 11; 12. Line 10 needs the rate of line 2, line 12 the figures of 1, 2 and 6, line 13 those of 1 and 2; they are measured
+where they are missing."""
 
 import argparse
 import dataclasses
@@ -61,11 +64,14 @@ from jspec.compilation_cache import enable_compilation_cache
 
 Measure = Callable[[], Iterator[Figure]]
 
-LINES = tuple(range(1, 13))
+LINES = tuple(range(1, 14))
 ACCEPTANCE = 0.7
 PER_ROW = 8  # requests of a queue
 SHORT_LEN, LONG_LEN = 1024, 33_024  # max_len
 SHARE, ARRIVING_PER_ROW = 0.7, 6  # requests of line 10: their rate, of that of line 2, and their number
+PENALTIES = {"repetition_penalty": 1.1, "frequency_penalty": 0.1, "presence_penalty": 0.1}
+LOGPROBS = {"logprobs": 5}
+OPTIONS = (("penalties", 1, PENALTIES), ("log-probabilities", 1, LOGPROBS), ("one of 8", 8, PENALTIES | LOGPROBS))
 SMALLER = 16  # lengths and rows of a smoke run are so many times less
 
 
@@ -94,11 +100,13 @@ class Table:
         return [
             (1, "plain", lambda: self.queue(1, "", plain, 8000, 8400, 6795)),
             (4, "plain", lambda: self.together(plain, counts)),
+            (13, "plain", lambda: self.options(1, plain)),
             (2, "eagle", lambda: self.queue(2, "", eagle, 9300, 9800, 9214)),
             (6, "eagle", lambda: self.lone(eagle)),
             (4, "eagle", lambda: self.together(eagle, counts)),
             (8, "eagle", lambda: self.busy(eagle)),
             (10, "eagle", lambda: self.arrivals(eagle)),
+            (13, "eagle", lambda: self.options(2, eagle)),
             (3, "plain", lambda: self.queue(3, "plain", few, 3000, 3080)),
             (3, "eagle", lambda: self.queue(3, "eagle", few_eagle, 5000, 5200)),
             (5, "eagle", self.long_prompt),
@@ -139,13 +147,28 @@ class Table:
     def queued(self, setting: Setting) -> Observed:
         """What an engine does while it serves a queue, which it is given the first time that it is asked for."""
         if setting not in self._queues:
-            client = self._client(setting)
-            loads = self._texts.queue(PER_ROW * setting.rows, self._divisor)
-            with observed(client.engine) as found:
-                client.serve(loads)
-            client.finish()
-            self._queues[setting] = found
+            self._queues[setting] = self._served(setting)
         return self._queues[setting]
+
+    def _served(self, setting: Setting, every: int = 1, options: Mapping[str, Any] | None = None) -> Observed:
+        """What an engine does while it serves a queue, in which one request of ``every`` so many has ``options``."""
+        client = self._client(setting)
+        loads = self._texts.queue(PER_ROW * setting.rows, self._divisor)
+        loads = [
+            dataclasses.replace(load, options=(options or {}) if i % every == 0 else {}) for i, load in enumerate(loads)
+        ]
+        with observed(client.engine) as found:
+            client.serve(loads)
+        client.finish()
+        return found
+
+    def options(self, line: int, setting: Setting) -> Iterator[Figure]:
+        without = self.queued(setting).rate
+        for name, every, options in OPTIONS:
+            found = self._served(setting, every, options)
+            what = f"tokens/s of line {line} with {name}, over without"
+            more = {"tokens_per_second": found.rate, "host_ms_per_call": 1e3 * found.host_seconds}
+            yield self.figure(13, f"line {line}, {name}", what, "x", found.rate / without, **more)
 
     def together(self, setting: Setting, goals: Mapping[int, tuple[float, float, float]]) -> Iterator[Figure]:
         method, client = setting.method or "plain", self._client(setting)
