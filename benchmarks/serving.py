@@ -35,7 +35,7 @@ call in which the host does not wait for the device. A line fails if anything wa
 A profiler would not do for line 8: it has the host launch kernels one by one, and the pauses between them are then what it
 shows. Lines 4, 5, 6, 7 and 11 are the median of ``--repeats`` measurements, the queues run once.
 
-An engine is made for each of these groups of lines, so each is best run together: 1, 4, 13; 2, 4, 6, 8, 10, 13; 3;
+An engine is made for each of these groups of lines, each best run together: 1, 4, 13; 2, 4, 6, 8, 10, 13; 3;
 5, 7, 11; 12. Line 10 needs the rate of line 2, line 12 the figures of 1, 2 and 6, line 13 those of 1 and 2; they are measured
 where they are missing."""
 
