@@ -111,7 +111,7 @@ def expectations(logits, warp, proposal) -> tuple[jax.Array, jax.Array]:
     )
     point = jnp.where(proposal.tokens == best[:, :K], 0.0, -jnp.inf)
     log_p = jnp.where(distribution.greedy[:, None], point, first.log_prob(proposal.tokens))
-    log_q = jnp.where(proposal.point_mass[:, None], 0.0, proposal.distribution.log_prob(proposal.tokens))
+    log_q = jnp.where(proposal.point_mass, 0.0, proposal.distribution.log_prob(proposal.tokens))
     ratio = jnp.where(jnp.arange(K, dtype=jnp.int32)[None] < proposal.count[:, None], log_p - log_q, -jnp.inf)
     stands, w = jnp.zeros(ratio.shape[0]), jnp.zeros(ratio.shape[0])  # log of the two products
     by_rejection, by_block = jnp.zeros(ratio.shape[0]), jnp.zeros(ratio.shape[0])

@@ -2,16 +2,37 @@
 
 import dataclasses
 import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 
 from benchmarks.loads import Client, Load, Texts, longest_gap
+from jspec.engine.inbox import Inbox
+from jspec.engine.request import LIVE
+from jspec.sampling.params import SamplingParams
 
 PROMPT, LONG, AFTER = 512, 32_000, 64  # tokens of prompts, and new tokens of requests of which only the first count
 ALONGSIDE, ALONGSIDE_NEW = 15, 2048  # requests that decode while a prompt is read, and their new tokens
 WATCHED, WATCHED_ALL = 400, 500  # new tokens in which rounds are timed, and those that the request would get
+BESIDE, ALL_BESIDE = (
+    128,
+    448,
+)  # new tokens in which requests beside constrained ones are watched, and those they would get
 TURN, TURN_NEW, ANSWER = 2000, 50, 16  # tokens of a chat: its first turn, what the second adds, and new ones of either
+
+
+class AnyToken:
+    """A constraint that allows every token: what remains is what the engine does for a constrained request."""
+
+    def forced(self, most: int) -> list[int]:
+        return []
+
+    def allow(self, drafts: Sequence[int], flags: np.ndarray):
+        pass
+
+    def add(self, tokens: Sequence[int]) -> None:
+        pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +87,35 @@ class Scenarios:
             raise RuntimeError(f"a request of {ALONGSIDE_NEW} new tokens ended while the long prompt was read")
         client.give_up()
         return longest_gap(running, long.arrived, long.told[0][0]), long.first
+
+    def beside_constrained(self, client: Client, free: int, constrained: int) -> tuple[float, float]:
+        """Tokens per second of ``free`` requests, and seconds of a round of ``constrained`` ones, while all of them decode;
+        0 and NaN where there are none."""
+        engine, inbox = client.engine, Inbox(streams=True)
+        running = [client.add(self.load(PROMPT, ALL_BESIDE)) for _ in range(free)]
+        params = SamplingParams(max_tokens=ALL_BESIDE // self.divisor, ignore_eos=True, seed=0)
+        prompts = [self.texts.prompt(PROMPT // self.divisor) for _ in range(constrained)]
+        requests = [dataclasses.replace(engine.request(prompt, params), constraint=AnyToken()) for prompt in prompts]
+        held = [engine.submit(request, inbox) for request in requests]
+
+        def told() -> tuple[int, int]:
+            return sum(one.tokens for one in running), sum(len(active.accepted) for active in held)
+
+        step = client.step if free else lambda: engine.advance(inbox)
+        while not (all(one.told for one in running) and all(active.accepted for active in held)):
+            step()
+        (tokens, rounds), started = told(), time.perf_counter()
+        # Rounds commit some three tokens each.
+        until = (tokens + free * BESIDE // self.divisor, rounds + constrained * BESIDE // self.divisor // 4)
+        while told()[0] < until[0] if free else told()[1] < until[1]:
+            if any(one.finished for one in running) or any(active.outcome != LIVE for active in held):
+                raise RuntimeError(f"a request of {ALL_BESIDE} new tokens ended before {BESIDE} of each were there")
+            step()
+        seconds, now = time.perf_counter() - started, told()
+        engine.give_up(held)
+        client.give_up()
+        made = (now[1] - rounds) / max(constrained, 1)
+        return (now[0] - tokens) / seconds, seconds / made if made else float("nan")
 
     def turns(self, client: Client) -> tuple[float, float]:
         """How long the first token of each of two turns of a chat takes."""

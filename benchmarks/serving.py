@@ -27,6 +27,8 @@ The lines of the table:
     12  lines 1, 2 and 6 with ``reproducible=True``, over what they are without
     13  lines 1 and 2 where every request asks for penalties, or for log-probabilities, or where one of eight asks for both,
         over what they are without
+    14  a constrained request among free ones in the engine of line 2, and constrained ones alone, with a grammar that costs
+        the host nothing: tokens of the free ones over what they are without it, and rounds of constrained ones
 
 Lines 5, 7, 8, 10 and 11 have an EAGLE head, line 4 is measured with and without. For each queue, the share of padding in
 prefill passes is a figure, too; below it stand the rows of a call and the tokens of a round on average, and the time per
@@ -35,8 +37,8 @@ call in which the host does not wait for the device. A line fails if anything wa
 A profiler would not do for line 8: it has the host launch kernels one by one, and the pauses between them are then what it
 shows. Lines 4, 5, 6, 7 and 11 are the median of ``--repeats`` measurements, the queues run once.
 
-An engine is made for each of these groups of lines, each best run together: 1, 4, 13; 2, 4, 6, 8, 10, 13; 3;
-5, 7, 11; 12. Line 10 needs the rate of line 2, line 12 the figures of 1, 2 and 6, line 13 those of 1 and 2; they are measured
+An engine is made for each of these groups of lines: 1, 4, 13; 2, 4, 6, 8, 10, 13, 14; 3; 5, 7, 11; 12.
+Line 10 needs the rate of line 2, line 12 the figures of 1, 2 and 6, line 13 those of 1 and 2; they are measured
 where they are missing."""
 
 import argparse
@@ -64,7 +66,7 @@ from jspec.compilation_cache import enable_compilation_cache
 
 Measure = Callable[[], Iterator[Figure]]
 
-LINES = tuple(range(1, 14))
+LINES = tuple(range(1, 15))
 ACCEPTANCE = 0.7
 PER_ROW = 8  # requests of a queue
 SHORT_LEN, LONG_LEN = 1024, 33_024  # max_len
@@ -107,6 +109,7 @@ class Table:
             (8, "eagle", lambda: self.busy(eagle)),
             (10, "eagle", lambda: self.arrivals(eagle)),
             (13, "eagle", lambda: self.options(2, eagle)),
+            (14, "eagle", lambda: self.constrained(eagle)),
             (3, "plain", lambda: self.queue(3, "plain", few, 3000, 3080)),
             (3, "eagle", lambda: self.queue(3, "eagle", few_eagle, 5000, 5200)),
             (5, "eagle", self.long_prompt),
@@ -177,6 +180,20 @@ class Table:
             seconds = self._median(lambda rows=rows: self._scenarios.first_tokens(client, rows))
             what = f"{count} x {PROMPT} tokens together, first tokens; {setting}"
             yield self.figure(4, f"{count} prompts, {method}", what, "ms", 1e3 * seconds, *compared)
+
+    def constrained(self, setting: Setting) -> Iterator[Figure]:
+        client, rows = self._client(setting), setting.rows
+        measured = {}
+        for free, held in ((rows - 1, 0), (rows - 1, 1), (0, 1), (0, rows)):
+            found = [self._scenarios.beside_constrained(client, free, held) for _ in range(self._repeats)]
+            measured[free, held] = tuple(statistics.median(numbers) for numbers in zip(*found, strict=True))
+        without, beside = measured[rows - 1, 0][0], measured[rows - 1, 1][0]
+        more = {"tokens_per_second": beside, "tokens_per_second_without": without}
+        what = f"tokens of {rows - 1} free requests beside one constrained, over without"
+        yield self.figure(14, "free beside one", what, "x", beside / without, **more)
+        for free, held in ((rows - 1, 1), (0, 1), (0, rows)):
+            what = f"round of {held} constrained beside {free} free requests"
+            yield self.figure(14, f"{held} beside {free}", what, "ms", 1e3 * measured[free, held][1])
 
     def long_prompt(self) -> Iterator[Figure]:
         client = self._client(self.long_setting)

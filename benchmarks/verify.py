@@ -117,7 +117,7 @@ def timed_masses(key, rows, V, one):
     draft, or with ``one`` for those after the one draft of each row that was refused."""
     residual, *_ = residual_inputs(key, rows, V, "bfloat16")
     at = jnp.arange(rows, dtype=jnp.int32) % K if one else None
-    count, point_mass = jnp.full(rows, K, jnp.int32), jnp.zeros(rows, bool)
+    count, point_mass = jnp.full(rows, K, jnp.int32), jnp.zeros((rows, K), bool)
     return residual.log_weight, residual._replace(log_weight=None, valid=count, point_mass=point_mass), at
 
 
@@ -142,7 +142,7 @@ def rule_inputs(key, rows, V, settings):
     noise = RoundNoise(row_keys(keys[2], (rows,)), jnp.full(rows, 9, jnp.int32))
     index = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), (rows, K))
     distribution, tokens = make_distribution(near, Warp(*warp), noise.draft_keys(index))
-    count, point_mass = jnp.full(rows, K, jnp.int32), jnp.zeros(rows, bool)
+    count, point_mass = jnp.full(rows, K, jnp.int32), jnp.zeros((rows, K), bool)
     return *warp, logits, distribution, tokens, count, point_mass, noise
 
 

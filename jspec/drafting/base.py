@@ -22,6 +22,22 @@ from jspec.sampling.verify import Proposal
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
+class Forced:
+    """Drafts that are known before a drafter is asked, because a grammar leaves hardly anything else.
+
+    They are point masses. The verification rule judges them as any other draft.
+
+    Attributes:
+      tokens: int32 ``[B, K]``.
+      count: int32 ``[B]``, how many of them there are; they are the first drafts of the row.
+    """
+
+    tokens: Any
+    count: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Context:
     """What a drafter may read in a round, one entry for each row.
 
@@ -38,6 +54,7 @@ class Context:
       warp: the sampling settings of each request, such as its temperature.
       processing: what each request does to logits before its temperature does, stop tokens that come too early included.
       noise: the noise of the round, which is the only noise that a drafter may draw with.
+      forced: drafts that take the place of the drafter's own; None if no row has any.
     """
 
     tokens: jax.Array
@@ -50,6 +67,7 @@ class Context:
     warp: Warp
     processing: Processing
     noise: RoundNoise
+    forced: Forced | None = None
 
     def tokens_at(self, positions) -> jax.Array:
         """Committed tokens at int32 positions ``[B, J]``, int32 ``[B, J]``.
@@ -61,6 +79,23 @@ class Context:
     def room_within(self, limit) -> jax.Array:
         """``room``, but at most the drafter's own ``limit``, int32 ``[B]``. A negative limit counts as 0."""
         return jnp.minimum(self.room, jnp.maximum(limit, 0))
+
+    def with_forced(self, drafts, first=0) -> jax.Array:
+        """Drafts ``first``, ``first + 1``, .. of each row, int32 ``[B, J]``, with the forced ones in place of the drafter's.
+
+        ``first`` is an integer, of Python's or int32 ``[]``.
+        """
+        if self.forced is None:
+            return drafts
+        index = first + jnp.arange(drafts.shape[1], dtype=jnp.int32)
+        forced = jnp.take(self.forced.tokens, index, axis=1, mode="clip")
+        return jnp.where(index[None] < self.forced.count[:, None], forced, drafts)
+
+    def forced_among(self, drafts) -> jax.Array:
+        """Which of all K drafts of each row are forced, bool ``[B, K]``."""
+        if self.forced is None:
+            return jnp.zeros(drafts.shape, bool)
+        return jnp.arange(drafts.shape[1], dtype=jnp.int32)[None] < self.forced.count[:, None]
 
     @property
     def newest_feature(self) -> jax.Array:

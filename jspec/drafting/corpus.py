@@ -16,8 +16,7 @@ import numpy as np
 from jspec._arguments import is_int, require
 from jspec.config import ModelConfig
 from jspec.drafting.base import Context, Setup
-from jspec.drafting.ngram import NGram
-from jspec.sampling.verify import Proposal
+from jspec.drafting.ngram import NGram, copied
 from jspec.text import Tokenizer
 
 MAX_CORPUS_TOKENS = 2**22
@@ -48,7 +47,7 @@ class NGramCorpus(NGram):
         return cls(setup.speculation.most_draft_tokens, setup.speculation.ngram_min, longest, setup.draft)
 
     def propose(self, state, context: Context):
-        state, from_text = super().propose(state, context)
+        repeated, many = self.continuation(context)
         newest, C, K = context.length[:, None] - 1, self.corpus.shape[0], self.num_draft_tokens
         # Entry [b, c] of the arrays [B, C] is about an occurrence of row b's suffix whose last token is corpus[c].
         followed = jnp.pad(self.corpus, (0, 1), constant_values=END)[1:] != END
@@ -67,9 +66,8 @@ class NGramCorpus(NGram):
         drafts = jnp.where(source < C, self.corpus[jnp.minimum(source, C - 1)], END)
         before_end = jnp.sum(jnp.cumprod(drafts != END, axis=1), axis=1, dtype=jnp.int32)  # [B]
         found = jnp.where(longest[:, 0] >= self.ngram_min, jnp.minimum(before_end, context.room), 0)
-        count = jnp.where(from_text.count > 0, from_text.count, found)
-        tokens = jnp.where(from_text.count[:, None] > 0, from_text.tokens, jnp.maximum(drafts, 0))
-        return state, Proposal(tokens, count, distribution=None, point_mass=from_text.point_mass)
+        tokens = jnp.where(many[:, None] > 0, repeated, jnp.maximum(drafts, 0))
+        return state, copied(tokens, jnp.where(many > 0, many, found), context)
 
 
 def prepare(corpus: Corpus, tokenizer: Tokenizer | None, target: ModelConfig) -> jax.Array:

@@ -62,7 +62,8 @@ class Drawing:
             known, because all are drawn at once; the drafts' distributions then leave them out.
 
         Returns:
-          the distributions that they are drawn from, and the tokens, int32 ``[B, J]``.
+          the distributions that they are drawn from, and the tokens, int32 ``[B, J]``. A forced draft is what it has to be,
+          whatever its distribution.
         """
         B, J, _ = logits.shape
         context = self.context
@@ -70,7 +71,8 @@ class Drawing:
         logits = context.processing.apply(logits, drafts, first)
         coupled = self.speculation.draft_sampling == "coupled"
         keys = context.noise.sample_keys(index) if coupled else context.noise.draft_keys(index)
-        return make_distribution(logits, self.warp, keys)
+        distribution, tokens = make_distribution(logits, self.warp, keys)
+        return distribution, context.with_forced(tokens, first)
 
     def proposal(self, distribution: Distribution, tokens, room) -> Proposal:
         """The proposal of K drafts in each row, int32 ``tokens [B, K]``.
@@ -79,7 +81,8 @@ class Drawing:
         finite, for example because the drafter computed NaN.
         """
         usable = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] < room[:, None]
-        return Proposal(tokens, leading(distribution.finite & usable), distribution, point_mass=self.warp.greedy)
+        point_mass = self.warp.greedy[:, None] | self.context.forced_among(tokens)
+        return Proposal(tokens, leading(distribution.finite & usable), distribution, point_mass)
 
     def chain(self, logits, carry, read: Callable, room, unroll: int = UNROLLED_PASSES) -> tuple[Any, Proposal]:
         """Draw K tokens one after another.

@@ -5,6 +5,7 @@ The lookup runs on the device and needs no model.
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from jspec.drafting.base import Context, Setup, Stateless
@@ -31,6 +32,11 @@ class NGram(Stateless):
         return cls(settings.most_draft_tokens, settings.ngram_min, settings.ngram_max)
 
     def propose(self, state, context: Context):
+        return state, copied(*self.continuation(context), context)
+
+    def continuation(self, context: Context) -> tuple[jax.Array, jax.Array]:
+        """The tokens that continue each text, int32 ``[B, K]``, and how many of them count, int32 ``[B]``: all that there is
+        room for, or none."""
         B, S = context.tokens.shape
         K = self.num_draft_tokens
         newest = context.length[:, None] - 1  # [B, 1]
@@ -51,4 +57,12 @@ class NGram(Stateless):
         source = end + 1 + jnp.arange(K, dtype=jnp.int32)[None] % period
         drafts = jnp.take_along_axis(context.tokens, jnp.clip(source, 0, S - 1), axis=1)
         count = jnp.where(longest[:, 0] >= self.ngram_min, context.room, 0)
-        return state, Proposal(drafts, count, distribution=None, point_mass=jnp.ones(B, bool))
+        return drafts, count
+
+
+def copied(drafts, count, context: Context) -> Proposal:
+    """Drafts copied from some text, int32 ``[B, K]``, of which ``count``, int32 ``[B]``, count; forced ones take their
+    place."""
+    if context.forced is not None:
+        count = jnp.maximum(count, jnp.minimum(context.forced.count, context.room))
+    return Proposal(context.with_forced(drafts), count, distribution=None, point_mass=jnp.ones(drafts.shape, bool))

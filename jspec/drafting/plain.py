@@ -26,6 +26,5 @@ class NoDrafts(Stateless):
         return cls()
 
     def propose(self, state, context: Context):
-        B = context.length.shape[0]
-        nothing = Proposal(jnp.zeros((B, 0), jnp.int32), context.room, distribution=None, point_mass=jnp.ones(B, bool))
-        return state, nothing
+        nothing = jnp.zeros((context.length.shape[0], 0), jnp.int32)
+        return state, Proposal(nothing, context.room, distribution=None, point_mass=nothing == 0)

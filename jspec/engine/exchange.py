@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.config import NULL_PAGE, EngineConfig
+from jspec.drafting.base import Forced
+from jspec.sampling.processors import num_words
 
 
 @jax.tree_util.register_dataclass
@@ -55,6 +57,47 @@ class Call:
         every_row = np.full(bucket, config.num_rows, np.int32)
         every_row[: len(rows)] = rows
         return Call(every_row, page_tables(pages, bucket, config), np.int32(rounds))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Drafting:
+    """What the draft program of constrained requests is told, in arrays on the host.
+
+    Attributes:
+      call: the rows.
+      forced: their forced drafts.
+    """
+
+    call: Call
+    forced: Forced
+
+    @staticmethod
+    def of(call: Call, K: int, forced: Sequence[Sequence[int]] = ()) -> "Drafting":
+        """For the rows of a call, the first of which have these forced drafts, at most K each."""
+        tokens, count = np.zeros((len(call.rows), K), np.int32), np.zeros(len(call.rows), np.int32)
+        for i, some in enumerate(forced):
+            tokens[i, : len(some)], count[i] = some, len(some)
+        return Drafting(call, Forced(tokens, count))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Judging:
+    """What the judge program of constrained requests is told, in arrays on the host.
+
+    Attributes:
+      call: the rows of the draft program before it, but for those that have left meanwhile.
+      allowed: uint32 ``[b, width, ceil(V / 32)]``, as ``DecodeStep.judge`` takes it.
+    """
+
+    call: Call
+    allowed: Any
+
+
+def every_token(rows: int, positions: int, vocab_size: int) -> np.ndarray:
+    """``Judging.allowed`` where every token may come."""
+    return np.full((rows, positions, num_words(vocab_size)), 2**32 - 1, np.uint32)
 
 
 def page_tables(pages: Sequence[Sequence[int]], count: int, config: EngineConfig) -> np.ndarray:
@@ -135,6 +178,11 @@ class RoundLog:
         rows = zip(*(field.swapaxes(0, 1).tolist() for field in fields), strict=True)
         logprobs = itertools.repeat(None) if self.logprobs is None else self.logprobs.swapaxes(0, 1)
         return [RoundLog(*row, logprobs=of_row) for row, of_row in zip(rows, logprobs, strict=False)]
+
+    def of_rows(self, places: Sequence[int]) -> "RoundLog":
+        """The logs of some rows of a call, fields ``[rounds, len(places)]``."""
+        at = np.asarray(places, np.intp)
+        return jax.tree.map(lambda field: field[:, at], self)
 
     @property
     def num_rounds(self) -> int:

@@ -19,6 +19,7 @@ from jspec.results import Delta, Logprob, Result, Stats
 from jspec.sampling import processors
 from jspec.sampling.logprobs import TokenLogprobs
 from jspec.sampling.params import SamplingParams
+from jspec.structured import Grammars
 from jspec.text import Detokenizer, Tokenizer, encode
 
 
@@ -50,6 +51,7 @@ class Frontend:
         self._vocab_size, self._eos_token_ids = vocab_size, tuple(eos_token_ids)
         self._method, self._reproducible = method, reproducible
         self._warned_of_limit = False
+        self._grammars = Grammars(tokenizer, vocab_size, eos_token_ids)
 
     def single(
         self,
@@ -111,7 +113,9 @@ class Frontend:
             completion = Completion(Detokenizer(decode, tokens), *stopping)
         elif params.stop:
             raise ValueError(f"stop={params.stop!r} is text, but the checkpoint has no tokenizer; use stop_token_ids")
-        return Request(index, tokens, params, key_data, stop_tokens, completion, priority, salt, bad_words)
+        asked = params.structured_outputs
+        constraint = None if asked is None else self._grammars.constraint(asked, stop_tokens)
+        return Request(index, tokens, params, key_data, stop_tokens, completion, priority, salt, bad_words, constraint)
 
     def delta(
         self,
@@ -154,6 +158,8 @@ class Frontend:
             stop_reason = tokens[-1]
         elif finish_reason == "error":
             stop_reason = f"the target's logits at position {len(request.prompt) + len(tokens)} are not finite"
+            if request.constraint is not None:
+                stop_reason += ", or structured_outputs allows no token there that other options allow"
             if active.error is not None:
                 stop_reason = f"{type(active.error).__name__}: {active.error}"
         stats = Stats.of(K, active.drafted, active.accepted, len(request.prompt), longest_text)

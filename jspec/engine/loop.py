@@ -150,14 +150,22 @@ class Loop:
     def _carry_out(self, planned: "_Planned"):
         self._sound, self._plan = False, None
         plan = planned.plan
-        logs = self.runner.carry_out(plan, planned.K)
+        sent = self.runner.carry_out(plan, planned.K)
         self.scheduler.sent(plan)
-        if logs is not None:
+        if sent.judged is not None:
+            self.meter.called(len(sent.judged.actives))
+            self._calls.append(_Call(None, sent.judged.actives, 1, sent.judged.logs, sent.judged.places))
+        if sent.logs is not None:
             self.meter.called(len(plan.decoding))
-            self._calls.append(_Call(planned.K, plan.decoding, plan.rounds, logs))
+            self._calls.append(_Call(planned.K, plan.decoding, plan.rounds, sent.logs))
+        for active, error in sent.failures:
+            if active.outcome == LIVE:
+                self.scheduler.leave(active)
+                self._end(active, FAILED, error)
         self._let_go()
-        # The choice of K after a trial waits for it. Where no call was sent, there is nothing to be ahead with.
-        ahead = 1 if logs is not None and not planned.trying else 0
+        # The choice of K after a trial waits for it, and constrained requests wait for what came of their drafts. Where no
+        # rounds were sent, there is nothing to be ahead with.
+        ahead = 1 if sent.logs is not None and not planned.trying else 0
         while len(self._calls) > ahead:
             self._read(self._calls.popleft())
         self._sound = True
@@ -165,9 +173,11 @@ class Loop:
     def _read(self, call: "_Call"):
         """Wait for a call, and tell everybody what it did."""
         logs = self.runner.read(call.logs)
+        if call.places is not None:
+            logs = logs.of_rows(call.places)
         before = [len(active.tokens) if active.outcome == LIVE else -1 for active in call.decoded]
         accepted = self.scheduler.follow(call.decoded, call.rounds, logs)
-        if self.controller is not None and logs.num_rounds:
+        if self.controller is not None and call.K is not None and logs.num_rounds:
             self.controller.observe(call.K, logs.num_rounds, accepted)
         for active, seen in zip(call.decoded, before, strict=True):
             if seen < 0:
@@ -242,9 +252,11 @@ class _Planned(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """Rounds that were sent: the most drafts of each, whom they decode, how many were asked for, and their logs, packed."""
+    """Rounds that were sent: the most drafts of each (None for constrained requests), whom they decode, how many were asked
+    for, their logs, packed, and which rows of these are theirs (None for all)."""
 
-    K: int
+    K: int | None
     decoded: list[ActiveRequest]
     rounds: int
     logs: CallLogs
+    places: list[int] | None = None

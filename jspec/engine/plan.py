@@ -24,6 +24,8 @@ class Plan:
       segments: the segments of the prefill pass; none if there is no pass.
       entering: requests whose prompt has been read with that pass, which are to be put into their rows.
       returning: requests to copy back from host memory.
+      drafting: constrained requests to draft for.
+      judging: constrained requests whose drafts are to be judged, those that are drafted now or were with an earlier plan.
       decoding: the requests that the rounds of the call decode; none if there is no call.
       rounds: how many rounds the call makes.
     """
@@ -32,6 +34,8 @@ class Plan:
     segments: list[Segment] = dataclasses.field(default_factory=list)
     entering: list[ActiveRequest] = dataclasses.field(default_factory=list)
     returning: list[Move] = dataclasses.field(default_factory=list)
+    drafting: list[ActiveRequest] = dataclasses.field(default_factory=list)
+    judging: list[ActiveRequest] = dataclasses.field(default_factory=list)
     decoding: list[ActiveRequest] = dataclasses.field(default_factory=list)
     rounds: int = 0
 

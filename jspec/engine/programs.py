@@ -16,7 +16,7 @@ import numpy as np
 from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
 from jspec.engine.compiling import Program, decode_options
-from jspec.engine.exchange import Call, CallLogs, Segments, no_segments
+from jspec.engine.exchange import Call, CallLogs, Drafting, Judging, Segments, every_token, no_segments
 from jspec.engine.packing import Packing
 from jspec.engine.request import Request
 from jspec.engine.state import DecodeState, Entries, admit, init_state, put, restore, save, take, with_processors
@@ -24,7 +24,7 @@ from jspec.engine.step import DecodeStep
 from jspec.models.params import DTYPES
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise
-from jspec.sampling.verify import RULES
+from jspec.sampling.verify import RULES, Proposal
 
 Leaves = tuple[list[jax.Array], list[jax.Array]]  # the arrays of the target, and those of the draft model
 WEIGHTS_THEN_STATE, STATE = 1, 0  # what the arguments of a program begin with; as a number, the place of the state
@@ -77,8 +77,25 @@ class StepBuilder:
     def processing_rounds(self, leaves: Leaves, state: DecodeState, call: Call) -> tuple[DecodeState, CallLogs]:
         """Rounds of up to the most drafts, of rows that may have processors and want log-probabilities. They cost time
         whether the rows do or not."""
-        step = dataclasses.replace(self.step(leaves, self.most), logprobs_mode=self.config.logprobs_mode)
-        return self._rounds(step, state, call, self.most)
+        return self._rounds(self._processing_step(leaves), state, call, self.most)
+
+    def draft(self, leaves: Leaves, state: DecodeState, told: Drafting) -> tuple[DecodeState, Proposal]:
+        """The first half of a round of the rows of a call: ``DecodeStep.draft``."""
+        some = take(state, told.call.rows, told.call.table)
+        after, proposal = self.step(leaves, self.most).draft(some, told.forced)
+        return dataclasses.replace(state, draft=after.draft), proposal
+
+    def judge(
+        self, leaves: Leaves, state: DecodeState, proposal: Proposal, told: Judging
+    ) -> tuple[DecodeState, CallLogs]:
+        """The second half of that round: ``DecodeStep.judge``. Its rows may have processors and want log-probabilities."""
+        some = take(state, told.call.rows, told.call.table)
+        some, log = self._processing_step(leaves).judge(some, proposal, told.allowed)
+        logs = CallLogs(log.packed(), log.logprobs)
+        return put(state, told.call.rows, some), jax.tree.map(lambda x: x[None], logs)
+
+    def _processing_step(self, leaves: Leaves) -> DecodeStep:
+        return dataclasses.replace(self.step(leaves, self.most), logprobs_mode=self.config.logprobs_mode)
 
     def _rounds(self, step: DecodeStep, state: DecodeState, call: Call, K: int) -> tuple[DecodeState, CallLogs]:
         decode = step.decode_plainly if K == 0 < self.most else step.decode
@@ -140,6 +157,9 @@ class Programs:
         the state.
       processing_decode: b -> the same with up to the most drafts, for calls in which a row wants its logits processed or
         log-probabilities.
+      draft: b -> (leaves, state, told), the first half of a round of constrained requests; returns their ``Proposal``.
+      judge: b -> (leaves, state, proposal, told), the second half; returns the ``CallLogs`` of one round.
+      judge_shape: for how many positions of a row ``judge`` is told what may come, and V.
       save: (state, row, pages), ``state.save``; returns the copy beside the state. Its arguments are not packed.
       restore: (state, row, pages, saved), ``state.restore``. Its arguments are not packed.
       most_entries: how many requests ``admit`` can take.
@@ -147,7 +167,7 @@ class Programs:
     """
 
     def __init__(self, builder: StepBuilder, target_leaves: Sequence[jax.Array], draft_lengths: Sequence[int]):
-        config = builder.config
+        config, width = builder.config, builder.width(builder.most)
         self.most_entries, self.most_moved = min(MOST_ENTRIES, config.max_batch), min(MOST_MOVED, config.pages_per_row)
         self.prefill = {
             n: PackedProgram(f"prefill_{n}x{config.chunk}", builder.prefill, no_segments(config, n))
@@ -169,14 +189,24 @@ class Programs:
             )
         self.processing_decode: dict[int, PackedProgram] = {}
         for b in config.batch_buckets:
-            options = decode_options(target_leaves, b * builder.width(builder.most))
+            options = decode_options(target_leaves, b * width)
             name = f"decode_{b}_rows_processing"
             self.processing_decode[b] = PackedProgram(
                 name, builder.processing_rounds, Call.of(config, b, [], [], 1), options
             )
+        self.draft: dict[int, PackedProgram] = {}
+        self.judge: dict[int, PackedProgram] = {}
+        self.judge_shape = width, builder.vocab_size
+        for b in config.batch_buckets:
+            call = Call.of(config, b, [], [], 1)
+            drafting, judging = Drafting.of(call, builder.most), Judging(call, every_token(b, *self.judge_shape))
+            options = decode_options(target_leaves, b * width)
+            self.draft[b] = PackedProgram(f"draft_{b}_rows", builder.draft, drafting, options)
+            self.judge[b] = PackedProgram(f"judge_{b}_rows", builder.judge, judging, options)
         self.save = Program(lambda state, *args: (state, save(state, *args)), STATE, name="save")
         self.restore = Program(lambda *args: (restore(*args), None), STATE, name="restore")
 
     def __iter__(self) -> Iterator[Program]:
         singles = self.prefill_with_logprobs, self.admit, self.catch_up, self.save, self.restore
-        return iter((*self.prefill.values(), *singles, *self.decode.values(), *self.processing_decode.values()))
+        decode = self.decode, self.processing_decode, self.draft, self.judge
+        return itertools.chain(self.prefill.values(), singles, *(programs.values() for programs in decode))

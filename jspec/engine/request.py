@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -28,6 +28,28 @@ class Watcher(Protocol):
         ...
 
 
+class Constraint(Watcher, Protocol):
+    """What restricts the tokens of one request: a grammar, for example, which knows how far the completion has come.
+
+    ``add`` tells it the tokens of the completion. Whatever it raises ends its request alone.
+    """
+
+    def forced(self, most: int) -> Sequence[int]:
+        """At most so many tokens with which the completion will very probably go on; they become drafts."""
+        ...
+
+    def allow(self, drafts: Sequence[int], flags: np.ndarray):
+        """Say which tokens may come at each position, if all drafts before it stand.
+
+        Args:
+          drafts: of a round, in the order of their positions.
+          flags: uint32 ``[positions, ceil(V / 32)]``, more positions than drafts, with all bits set. Bit v % 32 of word
+            v // 32 is to be cleared if token v may not come. Positions behind a draft that may not come, or behind the
+            end of the completion, stay as they are.
+        """
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Request:
     """A prompt to complete, and how.
@@ -43,6 +65,7 @@ class Request:
       priority: requests with a lower number enter first, and are preempted last.
       salt: only requests with the same salt share cached pages of their prompts.
       bad_words: the tokens of each of ``params.bad_words``.
+      constraint: restricts the tokens; None if every token may come.
 
     Raises:
       ValueError: a value that the arrays of a row cannot hold.
@@ -57,6 +80,7 @@ class Request:
     priority: int = 0
     salt: str = ""
     bad_words: tuple[tuple[int, ...], ...] = ()
+    constraint: Constraint | None = None
 
     def __post_init__(self):
         # ``SamplingParams`` bounds the rest by what arrays hold.
@@ -94,6 +118,7 @@ class ActiveRequest:
       num_read: how many tokens of its prompt have been read into its pages, or were found there.
       num_cached_tokens: how many of them were found in the prefix cache.
       decoding: whether its prompt has been read, so that rounds decode it.
+      proposed: whether drafts of it wait on the device to be judged; only those of a constrained request wait.
       unread_rounds: how many rounds were sent for it whose logs the host has not read yet.
       largest_K: the most drafts of its last round that was sent, or 0 if the drafter has caught up since.
       saved: its state and pages in host memory while it is swapped out, else None; the runner's.
@@ -123,6 +148,7 @@ class ActiveRequest:
     num_read: int = 0
     num_cached_tokens: int = 0
     decoding: bool = False
+    proposed: bool = False
     unread_rounds: int = 0
     largest_K: int = 0
     saved: Any = None
@@ -175,16 +201,28 @@ class ActiveRequest:
             self.drafted.append(log.drafted[i])
             self.accepted.append(accepted)
             self.outcome = log.outcome[i]
-            if self.request.watcher is not None:
-                self._watch(self.request.watcher, new)
+            self._look_at(new)
 
-    def _watch(self, watcher: Watcher, new: list[int]):
-        ended_by_token, params = self.outcome == STOPPED, self.request.params
+    def _look_at(self, new: list[int]):
+        """Show new tokens, the newest of the completion, to the constraint and to the watcher, which may end it."""
+        request, stop_token_unseen = self.request, 0
+        if self.outcome == STOPPED and not request.params.include_stop_str_in_output:
+            stop_token_unseen = 1
+        if request.constraint is not None:
+            before = len(self.tokens)
+            self._end_if(lambda constraint=request.constraint: constraint.add(new))
+            cut = before - len(self.tokens)
+            new, stop_token_unseen = new[: len(new) - cut], 0 if cut else stop_token_unseen
+        if request.watcher is not None and self.outcome != FAILED:
+            self._end_if(lambda watcher=request.watcher: watcher.add(new[: len(new) - stop_token_unseen]))
+
+    def _end_if(self, add: Callable[[], int | None]):
+        """End with as many tokens as a watcher says, if it says so, or because it raises."""
         try:
-            keep = watcher.add(new[:-1] if ended_by_token and not params.include_stop_str_in_output else new)
+            keep = add()
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
-        except BaseException as error:  # a panic of the Rust code in tokenizers is no Exception
+        except BaseException as error:  # a panic of Rust code is no Exception
             self.outcome, self.error = FAILED, error
             return
         if keep is not None:

@@ -9,7 +9,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ import numpy as np
 from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
 from jspec.engine.compiling import Program, compile_all
+from jspec.engine.constrained import Constrained, Failure, Judged, on_the_way
 from jspec.engine.exchange import Call, CallLogs, RoundLog, Segments, no_segments, page_tables
 from jspec.engine.interrupts import uninterrupted
 from jspec.engine.kept_costs import Seconds, kept_or_measured
@@ -31,6 +32,7 @@ from jspec.engine.state import DecodeState, Entries, of_rows, save
 from jspec.models.split import split
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise
+from jspec.structured import available
 
 TIMED_CALLS = 5  # of a decode program, when its cost is measured
 GIB = 2**30
@@ -92,6 +94,7 @@ class Runner:
         for program in self.programs:
             program.kept = kept
         self.state: DecodeState = self._builder.empty_state(self.leaves)
+        self.constrained = Constrained(self.programs, config, most)
 
     @property
     def num_compilations(self) -> int:
@@ -114,11 +117,11 @@ class Runner:
         needed = [(program, args) for program, args in self._needed(plan, K) if not program.compiled]
         compile_all([(program, self._with_weights(program, args)) for program, args in needed])
 
-    def carry_out(self, plan: Plan, K: int) -> CallLogs | None:
+    def carry_out(self, plan: Plan, K: int) -> "Sent":
         """Send all programs of a plan, whose rounds make up to K drafts; the most, if ``plan.needs_processing``.
 
-        Returns:
-          the logs of its rounds, on the way to the host, for which ``read`` waits; None if it has no rounds.
+        It waits for the drafts of constrained requests, unless it sends other rounds behind the program that drafts. The
+        device is not idle meanwhile if it was sent rounds before.
         """
         for move in plan.leaving:
             self._swap_out(move)
@@ -128,16 +131,16 @@ class Runner:
             self._tell(self.programs.admit, self._entries([(_row(active), active.request) for active in entering]))
         for move in plan.returning:
             self._swap_in(move)
-        if not plan.decoding:
-            return None
+        self.constrained.draft(plan.drafting, self._send)
+        judged = self.constrained.judge(plan.judging, self._send)
+        return Sent(self._decode(plan, K) if plan.decoding else None, judged, self.constrained.failures())
+
+    def _decode(self, plan: Plan, K: int) -> CallLogs:
         if 0 < K < max(active.largest_K for active in plan.decoding):  # a round of K drafts reads too short a window
             self._tell(*self._catch_up(plan))
         for active in plan.decoding:
             active.largest_K = K
-        logs: CallLogs = self._tell(*self._call(plan, K))
-        for array in jax.tree.leaves(logs):
-            array.copy_to_host_async()
-        return logs
+        return on_the_way(self._tell(*self._call(plan, K)))
 
     def read(self, logs: CallLogs) -> RoundLog:
         """Wait for a call to end: its logs on the host, fields ``[rounds, b]``."""
@@ -156,6 +159,7 @@ class Runner:
         Returns:
           whether it was kept, and with it the contents of all pages.
         """
+        self.constrained.forget()
         if self._intact():
             return True
         self.__dict__.pop("state", None)  # its memory is needed
@@ -292,17 +296,31 @@ class Runner:
             packed.append(self._call(plan, K)[0])
             packed += [self.programs.catch_up] if max(active.largest_K for active in plan.decoding) > K else []
         yield from ((program, (program.idle,)) for program in packed)
+        if plan.drafting:
+            yield from self._halves(self.bucket(len(plan.drafting)))
         movers = self.programs.save, self.programs.restore
         if (plan.leaving or plan.returning) and not all(program.compiled for program in movers):
             yield from self._movers()  # which JAX keeps memory for, each time
 
     def _every_program(self) -> Iterator[tuple[Program, tuple]]:
         """All programs that may be needed, with arguments that do nothing to an idle batch."""
-        packed = [program for program in self.programs if isinstance(program, PackedProgram)]
+        halves = [*self.programs.draft.values(), *self.programs.judge.values()]
+        packed = [one for one in self.programs if isinstance(one, PackedProgram) and one not in halves]
         if len(self.draft_lengths) == 1:
             packed.remove(self.programs.catch_up)
         yield from ((program, (program.idle,)) for program in packed)
+        for bucket in self._config.batch_buckets if available() else ():
+            yield from self._halves(bucket)
         yield from self._movers()
+
+    def _halves(self, bucket: int) -> Iterator[tuple[Program, tuple]]:
+        """The two programs of constrained requests, with arguments that do nothing to an idle batch."""
+        draft, judge = self.programs.draft[bucket], self.programs.judge[bucket]
+        yield draft, (draft.idle,)
+        if judge.compiled:  # then ``compile_for`` does not look at its arguments
+            return
+        kinds = jax.eval_shape(draft.function, *self._with_weights(draft, (draft.idle,)))[1]
+        yield judge, (jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), kinds), judge.idle)
 
     def _movers(self) -> Iterator[tuple[Program, tuple]]:
         """The programs that move requests to host memory and back, with arguments that change nothing."""
@@ -341,6 +359,20 @@ class Runner:
         except jax.errors.JaxRuntimeError:  # of a program that computed it
             return False
         return True
+
+
+class Sent(NamedTuple):
+    """What came of sending a plan.
+
+    Attributes:
+      logs: of its rounds, on the way to the host, for which ``Runner.read`` waits; None if it has none.
+      judged: of its constrained requests, likewise.
+      failures: constrained requests whose constraint raised, and what it raised.
+    """
+
+    logs: CallLogs | None
+    judged: Judged | None
+    failures: list[Failure]
 
 
 def _row(active: ActiveRequest) -> int:

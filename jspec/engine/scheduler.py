@@ -139,10 +139,12 @@ class Scheduler:
         self._choose_pass(plan)
         if self._calls_now(plan):
             able = [active for active in self._seated() if active.decoding and active not in short]
-            able = self._of_one_program(sorted(able, key=lambda active: active.seniority))
-            plan.decoding = able[: self._config.max_batch]
+            able.sort(key=lambda active: active.seniority)
+            free = self._of_one_program([active for active in able if active.request.constraint is None])
+            plan.decoding = free[: self._config.max_batch]
+            self._choose_constrained(plan, [active for active in able if active.request.constraint is not None])
             begins = any(not active.tokens and not active.unread_rounds for active in plan.decoding)
-            plan.rounds = min(rounds, 1) if begins else rounds
+            plan.rounds = min(rounds, 1) if begins or plan.drafting or plan.judging else rounds
         for active in plan.decoding:
             active.unread_rounds += plan.rounds
         if self.waiting and not self.under_way:
@@ -288,6 +290,22 @@ class Scheduler:
         self._passes_since_call = 0
         return True
 
+    def _choose_constrained(self, plan: Plan, able: list[ActiveRequest]):
+        """Draft for the constrained requests, or have their drafts judged.
+
+        Between the two the host has to see the drafts. While the device waits for that, it decodes the others: those who
+        draft in one plan are judged in the next. If there are no others, one plan does both.
+        """
+        plan.judging = [active for active in able if active.proposed]
+        if not plan.judging:
+            plan.drafting = able[: self._config.max_batch]
+            if not plan.decoding:
+                plan.judging = plan.drafting
+        for active in self._seated():
+            active.proposed = active in plan.drafting and active not in plan.judging
+        for active in plan.judging:
+            active.unread_rounds += 1  # which the host reads before the next plan
+
     def _of_one_program(self, able: list[ActiveRequest]) -> list[ActiveRequest]:
         """Those that the next call may decode together.
 
@@ -327,4 +345,4 @@ class Scheduler:
         self.pages.release(active.pages)
         if active.row is not None:
             self.rows[active.row] = None
-        active.row, active.pages = None, []
+        active.row, active.pages, active.proposed = None, [], False

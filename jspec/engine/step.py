@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jspec.drafting.base import Context, Drafter, Prompt
+from jspec.drafting.base import Context, Drafter, Forced, Prompt
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.exchange import CallLogs, RoundLog, Segments
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED
@@ -81,19 +81,40 @@ class DecodeStep:
         Returns:
           the new state, and a log with fields ``[B]``.
         """
-        noise = self.noise(state.request.key_data, state.request.length)
-        processing = processing_of(state)
-        draft, proposal = self._propose(state, processing, noise)
+        state, proposal = self.draft(state)
+        return self.judge(state, proposal)
+
+    def draft(self, state: DecodeState, forced: Forced | None = None) -> tuple[DecodeState, Proposal]:
+        """The first half of a round: what the drafter proposes for each live row.
+
+        Args:
+          state: the batch. Only the drafter's state changes.
+          forced: drafts that take the place of the drafter's own.
+        """
+        draft, proposal = self._propose(state, processing_of(state), self._noise(state), forced)
+        return dataclasses.replace(state, draft=draft), proposal
+
+    def judge(self, state: DecodeState, proposal: Proposal, allowed=None) -> tuple[DecodeState, RoundLog]:
+        """The second half of a round: verify pass, rule, keep features, commit.
+
+        Args:
+          state: the batch after ``draft``.
+          proposal: what was drafted.
+          allowed: uint32 ``[B, width, ceil(V / 32)]``, which tokens may come at each position from ``length`` on if all
+            drafts before it stand, as ``Processing`` has it; None allows all.
+        """
+        processing = dataclasses.replace(processing_of(state), grammar=allowed)
         logits, features, cache = self._verify_pass(state, proposal)
-        verdict = self._verdict(state, processing, logits, proposal, noise)
+        verdict = self._verdict(state, processing, logits, proposal)
         features = self._kept_features(state, features)
-        after, log = self._commit(
-            dataclasses.replace(state, cache=cache, features=features, draft=draft), proposal, verdict
-        )
+        after, log = self._commit(dataclasses.replace(state, cache=cache, features=features), proposal, verdict)
         if self.logprobs_mode is None:
             return after, log
         logprobs = self._logprobs(processing, state.request.warp, logits, proposal, log.tokens)
         return after, dataclasses.replace(log, logprobs=logprobs.packed())
+
+    def _noise(self, state: DecodeState) -> RoundNoise:
+        return self.noise(state.request.key_data, state.request.length)
 
     def decode(self, state: DecodeState, most_rounds: int, rounds=None) -> tuple[DecodeState, CallLogs]:
         """Make ``rounds`` rounds without a host visit, or fewer if no row is live any more.
@@ -224,7 +245,7 @@ class DecodeStep:
         features = state.features.at[segments.row, 0].set(newest, mode="drop")
         return dataclasses.replace(state, features=features), hidden
 
-    def _propose(self, state: DecodeState, processing: Processing, noise: RoundNoise):
+    def _propose(self, state: DecodeState, processing: Processing, noise: RoundNoise, forced: Forced | None):
         """Let the drafter propose up to K tokens for each row.
 
         A row may use ``room`` drafts, the most that leave a slot for the token that the rule adds: K of them, fewer near
@@ -247,6 +268,7 @@ class DecodeStep:
             warp=request.warp,
             processing=processing,
             noise=noise,
+            forced=forced,
         )
         return self.drafter.propose(state.draft, context)
 
@@ -270,7 +292,7 @@ class DecodeStep:
         hidden, features, cache = self._target_reads(tokens, state.cache, PagedView(request.table, positions, valid))
         return self.target.logits(hidden), features, cache
 
-    def _verdict(self, state: DecodeState, processing: Processing, logits, proposal: Proposal, noise) -> Verdict:
+    def _verdict(self, state: DecodeState, processing: Processing, logits, proposal: Proposal) -> Verdict:
         """What the rule decides under the logits as the requests want them.
 
         A penalty of 0.1 would be lost in the rounding of bfloat16 logits, so those with processors are float32. A row that
@@ -278,7 +300,8 @@ class DecodeStep:
         """
         if processing.processors is not None:
             logits = _as_float32(logits)
-        return self.verify(processing.apply(logits, proposal.tokens), state.request.warp, proposal, noise)
+        logits = processing.apply(logits, proposal.tokens)
+        return self.verify(logits, state.request.warp, proposal, self._noise(state))
 
     def _logprobs(self, processing: Processing, warp: Warp, logits, proposal: Proposal, tokens) -> TokenLogprobs:
         """Those of the emitted tokens, int32 ``[B, K + 1]``."""

@@ -34,7 +34,7 @@ class Residual(NamedTuple):
       p: the target's distributions, J >= K + 1 of each row.
       q: the draft's distributions, K of each row.
       drafts: int32 ``[B, K]``.
-      point_mass: bool ``[B]``; where true, q_i is 1 at drafts[i] and 0 elsewhere, whatever ``q`` says.
+      point_mass: bool ``[B, K]``; where true, q_i is 1 at drafts[i] and 0 elsewhere, whatever ``q`` says.
       valid: int32 ``[B]``, how many of the drafts count.
       log_weight: float32 ``[B, K + 1]``, log w <= 0; None stands for w = 1.
     """
@@ -102,8 +102,9 @@ def log_left(residual: Residual, at=None):
     log_p = WarpedLogits(*(_at(x, row) for x in p)).log_prob(V) + weight
     log_p = jnp.where((row <= valid[:, None])[..., None], log_p, -jnp.inf)
     log_q = WarpedLogits(*(_at(x, drafted) for x in q)).log_prob(V)
-    log_q = jnp.where((refused & ~point_mass[:, None])[..., None], log_q, -jnp.inf)
-    excluded = jnp.where(refused & point_mass[:, None], _at(drafts, drafted), -1)
+    known = _at(point_mass, drafted)
+    log_q = jnp.where((refused & ~known)[..., None], log_q, -jnp.inf)
+    excluded = jnp.where(refused & known, _at(drafts, drafted), -1)
     excludes = jnp.arange(V, dtype=jnp.int32)[None, None] == excluded[..., None]
     return log_p + jnp.log(_share(log_p, log_q, excludes))
 
@@ -224,7 +225,8 @@ def _place(residual: Residual, b, row) -> _Place:
     p, q, drafts, point_mass, valid, log_weight = residual
     at_p, at_q = (b, row), (b, jnp.minimum(row, drafts.shape[1] - 1))
     refused = row < valid[b]
-    use_q, excludes = refused & ~point_mass[b], refused & point_mass[b]
+    known = point_mass[at_q]
+    use_q, excludes = refused & ~known, refused & known
     floor_p, floor_q = p.threshold[at_p], q.threshold[at_q]
     return _Place(
         p=at_p,

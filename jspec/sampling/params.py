@@ -8,6 +8,7 @@ import numpy as np
 
 from jspec._arguments import LARGEST_INT, LARGEST_NUMBER, is_int, is_number, named_arguments, require
 from jspec.config import MAX_POSITIONS
+from jspec.sampling.structured import StructuredOutputsParams
 
 # Below this a temperature is greedy: dividing logits by it would leave fp32's range of meaning.
 GREEDY_BELOW = 1e-5
@@ -57,6 +58,8 @@ class SamplingParams:
       detokenize: whether results have text. Stop strings need it.
       skip_special_tokens: whether special tokens are left out of the text.
       include_stop_str_in_output: whether the text ends with the stop string, or the stop token's text, that ended it.
+      structured_outputs: the form that the completion has, JSON of a schema for example; ``StructuredOutputsParams``, or a
+        dictionary of its fields.
       truncate_prompt_tokens: keep so many tokens of the prompt, its last ones; -1 keeps as many as leave room for one
         new token; None keeps all, and a prompt that is too long is an error.
 
@@ -90,6 +93,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     truncate_prompt_tokens: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self):
         self._make_tuple("stop", "a string or a list of strings")
@@ -117,6 +121,9 @@ class SamplingParams:
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         require(self.detokenize or not self.stop, "stop", self.stop, "no stop strings with detokenize=False")
         self._check_logits()
+        object.__setattr__(self, "structured_outputs", StructuredOutputsParams.of(self.structured_outputs))
+        ok = self.structured_outputs is None or least == 0
+        require(ok, "min_tokens", least, "0 beside structured_outputs, whose form says where the text may end")
         n, kept = self.n, self.truncate_prompt_tokens
         require(is_int(n) and 1 <= n <= MAX_COPIES, "n", n, f"an integer in 1..{MAX_COPIES}")
         for name in ("logprobs", "prompt_logprobs"):

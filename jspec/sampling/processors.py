@@ -88,18 +88,13 @@ class Processors:
         drafts = jnp.zeros((B, 0), jnp.int32) if drafts is None else drafts
         seen = jnp.arange(drafts.shape[1])[None] < first + jnp.arange(J)[:, None]  # [J, n], the drafts in the text of j
         x = logits.astype(jnp.float32)
-        x = jnp.where(self._allowed(V)[:, None], x, -jnp.inf)
+        x = jnp.where(_unpacked(self.allowed, V)[:, None], x, -jnp.inf)
         x = self._without_bad_words(x, tokens, length, drafts, first)
         x = jax.vmap(lambda row, at, add: row.at[:, at].add(add, mode="drop"))(
             x, jnp.where(self.biased >= 0, self.biased, V), self.bias
         )
         x = self._penalised(x, tokens, length, drafts, seen)
         return jnp.where(self.active[:, None, None] > 0, x.astype(logits.dtype), logits)
-
-    def _allowed(self, V: int) -> jax.Array:
-        """bool ``[B, V]``."""
-        bits = self.allowed[:, :, None] >> jnp.arange(_WORD, dtype=jnp.uint32)[None, None] & 1
-        return bits.reshape(len(bits), -1)[:, :V] > 0
 
     def _without_bad_words(self, x, tokens, length, drafts, first) -> jax.Array:
         """Take out the last token of each bad word where the completion ends with the tokens before it."""
@@ -145,6 +140,8 @@ class Processing:
       min_length: int32 ``[B]``, the position before which stop tokens are forbidden.
       tokens: int32 ``[B, S]``, the committed tokens.
       length: int32 ``[B]``, how many there are.
+      grammar: uint32 ``[B, T, ceil(V / 32)]``, the tokens that a grammar allows at each of T positions from ``length`` on,
+        as in ``Processors.allowed``. It depends on the drafts before the position. None allows all.
     """
 
     processors: Processors | None
@@ -152,13 +149,22 @@ class Processing:
     min_length: jax.Array
     tokens: jax.Array
     length: jax.Array
+    grammar: jax.Array | None = None
 
     def apply(self, logits, drafts=None, first=0) -> jax.Array:
         """The logits as the requests want them. Arguments as for ``Processors.process``."""
         if self.processors is not None:
             logits = self.processors.process(logits, self.tokens, self.length, drafts, first)
+        if self.grammar is not None:
+            allowed = _unpacked(self.grammar[:, : logits.shape[1]], logits.shape[2])
+            logits = jnp.where(allowed, logits, -jnp.inf)
         positions = self.length[:, None] + first + jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
         return forbid_early_stops(logits, positions, self.stop_tokens, self.min_length)
+
+
+def num_words(vocab_size: int) -> int:
+    """How many words of 32 bits have a bit for each token."""
+    return -(-vocab_size // _WORD)
 
 
 def check(params: SamplingParams, vocab_size: int, bad_words: Sequence[Sequence[int]], what: str):
@@ -219,11 +225,17 @@ def _of(params: SamplingParams, prompt_length: int, vocab_size: int, bad_words: 
 
 def _bits(allowed: Sequence[int] | None, bad: Sequence[int], vocab_size: int) -> np.ndarray:
     """Which tokens may come, uint32 ``[ceil(V / 32)]``."""
-    flags = np.full(-(-vocab_size // _WORD) * _WORD, allowed is None)
+    flags = np.full(num_words(vocab_size) * _WORD, allowed is None)
     if allowed is not None:
         flags[list(allowed)] = True
     flags[list(bad)] = False
     return np.packbits(flags, bitorder="little").view("<u4").astype(np.uint32)
+
+
+def _unpacked(flags, V: int) -> jax.Array:
+    """bool ``[..., V]`` of uint32 ``[..., ceil(V / 32)]``."""
+    bits = flags[..., None] >> jax.lax.broadcasted_iota(jnp.uint32, (*flags.shape, _WORD), flags.ndim) & 1
+    return bits.reshape(*flags.shape[:-1], -1)[..., :V] > 0
 
 
 def _with_drafts(tokens, length, drafts) -> jax.Array:

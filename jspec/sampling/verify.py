@@ -31,7 +31,8 @@ class Proposal:
       count: int32 ``[B]``, k <= K valid drafts, known before any of them was drawn (or at a stop of the drafter that
         does not look at the token drawn last).
       distribution: the distributions that the tokens were drawn from, K of each row; None if all are point masses.
-      point_mass: bool ``[B]``; q_i is 1 at d_i and 0 elsewhere (argmax and n-gram drafts).
+      point_mass: bool ``[B, K]``; q_i is 1 at d_i and 0 elsewhere (argmax and n-gram drafts, and those that a grammar
+        forces).
     """
 
     tokens: jax.Array
@@ -156,7 +157,7 @@ def _log_ratio(distribution: Distribution, best, proposal: Proposal):
     log_p = jnp.where(best[:, :K] >= 0, point, distribution.log_prob(drafts))
     if proposal.distribution is None:
         return log_p
-    return log_p - jnp.where(proposal.point_mass[:, None], 0.0, proposal.distribution.log_prob(drafts))
+    return log_p - jnp.where(proposal.point_mass, 0.0, proposal.distribution.log_prob(drafts))
 
 
 def _residual(distribution: Distribution, proposal: Proposal, log_weight=None) -> Residual:

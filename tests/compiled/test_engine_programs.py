@@ -29,6 +29,8 @@ WHICH = [
     "decode 1 row",
     "decode 16 rows",
     "decode 16 rows, processing",
+    "draft 16 rows",
+    "judge 16 rows",
     "prefill of 2 segments",
     "prefill of 64 segments",
     "catch_up",
@@ -54,6 +56,8 @@ def program(which: str):
         "decode 1 row": programs.decode[1, K],
         "decode 16 rows": programs.decode[16, K],
         "decode 16 rows, processing": programs.processing_decode[16],
+        "draft 16 rows": programs.draft[16],
+        "judge 16 rows": programs.judge[16],
         "prefill of 2 segments": programs.prefill[2],
         "prefill of 64 segments": programs.prefill[64],
         "catch_up": programs.catch_up,
@@ -69,6 +73,9 @@ def compiled(which: str):
     args = (one.idle,) if isinstance(one, PackedProgram) else (row, pages)
     if which == "restore":
         args = *args, jax.eval_shape(save, state, row, pages)
+    if which == "judge 16 rows":
+        drafting = programs.draft[16]
+        args = jax.eval_shape(drafting.function, leaves, state, drafting.idle)[1], *args
     before = (leaves, state) if one.donate == WEIGHTS_THEN_STATE else (state,)
     return compiled_for_h200(one.function, *before, *args, donate_argnums=one.donate, compiler_options=one.options)
 

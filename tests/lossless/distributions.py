@@ -32,6 +32,34 @@ class Options:
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: History | None = None
     bad_words: tuple[History, ...] = ()
+    grammar: "Grammar | None" = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Grammar:
+    """Which tokens may follow which, as a finite automaton that begins in state 0.
+
+    Attributes:
+      following: for each state and each token, the next state; -1 if the token may not come.
+      forced: for each state, the token that is drafted without a drafter, or -1.
+    """
+
+    following: tuple[tuple[int, ...], ...]
+    forced: tuple[int, ...]
+
+    def state(self, completion: History) -> int:
+        """The state after a completion, all of whose tokens may come."""
+        state = 0
+        for token in completion:
+            state = self.following[state][token]
+        return state
+
+    def forced_after(self, completion: History, most: int) -> History:
+        """The forced drafts after a completion."""
+        drafts: History = ()
+        while len(drafts) < most and (token := self.forced[self.state(completion + drafts)]) >= 0:
+            drafts += (token,)
+        return drafts
 
 
 def processed(logits, history: History, prompt_length: int, options: Options) -> np.ndarray:
@@ -39,6 +67,8 @@ def processed(logits, history: History, prompt_length: int, options: Options) ->
     x, new = np.array(logits, np.float64), history[prompt_length:]
     for v in range(len(x)):
         if options.allowed_token_ids is not None and v not in options.allowed_token_ids:
+            x[v] = -np.inf
+        if options.grammar is not None and options.grammar.following[options.grammar.state(new)][v] < 0:
             x[v] = -np.inf
         if any(word[-1] == v and new[len(new) - len(word) + 1 :] == word[:-1] for word in options.bad_words):
             x[v] = -np.inf

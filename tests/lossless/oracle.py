@@ -7,6 +7,7 @@ import numpy as np
 
 from lossless.distributions import (
     Model,
+    Options,
     Warp,
     completion_distribution,
     distribution,
@@ -27,7 +28,7 @@ class Oracle:
 
     @functools.cached_property
     def target(self) -> Model:
-        return self._model(self.tables[0], self.ask.warp, np.float64)
+        return self._model(self.tables[0], self.ask.warp, np.float64, self.ask.options)
 
     @functools.cached_property
     def draft_model(self) -> Model:
@@ -36,15 +37,16 @@ class Oracle:
         if how.draft_sampling == "argmax" or (how.draft_sampling == "auto" and warp.temperature < ARGMAX_BELOW):
             temperature = 0.0
         warp = dataclasses.replace(warp, temperature=temperature)
-        return self._model(self.tables[1][:, : how.draft_vocab], warp, stored(0.0).dtype)
+        options = dataclasses.replace(self.ask.options, grammar=None)  # which the drafter does not know
+        return self._model(self.tables[1][:, : how.draft_vocab], warp, stored(0.0).dtype, options)
 
-    def _model(self, table, warp: Warp, dtype) -> Model:
+    def _model(self, table, warp: Warp, dtype, options: Options) -> Model:
         """A model of a table, whose processed logits are rounded to ``dtype``."""
         prompt_length = len(self.ask.prompt)
 
         @functools.cache
         def of(history):
-            logits = processed(table[context(history)], history, prompt_length, self.ask.options)
+            logits = processed(table[context(history)], history, prompt_length, options)
             logits = logits.astype(dtype).astype(np.float64)
             if len(history) < prompt_length + self.ask.min_tokens:
                 logits[list(self.ask.stop_tokens)] = -np.inf
@@ -60,6 +62,23 @@ class Oracle:
     def drafts(self, history) -> tuple[int, Model]:
         """How many drafts a round after this history has, and their distribution."""
         room, length = min(K, self.program.slots - 1 - len(history)), len(history)
+        count, draft = self._own_drafts(history, room)
+        grammar = self.ask.options.grammar
+        if grammar is None:
+            return count, draft
+        forced = grammar.forced_after(history[len(self.ask.prompt) :], K)
+        if self.program.method.startswith("ngram"):
+            count = max(count, min(len(forced), room))
+
+        def either(seen):
+            i = len(seen) - length
+            return np.eye(V)[forced[i]] if i < len(forced) else draft(seen)
+
+        return count, either
+
+    def _own_drafts(self, history, room: int) -> tuple[int, Model]:
+        """The drafts that the drafter makes."""
+        length = len(history)
         if self.program.method == "draft_model":
             return min(room, max(self.program.draft_positions - length + 1, 0)), self.draft_model
         copied = ()

@@ -181,7 +181,9 @@ def _round(tables, settings: _Settings, stream: RoundNoise, history, rule: str):
     last, drawn = jax.lax.scan(draw, history, jnp.arange(K, dtype=jnp.int32))
     path, drafts, rows = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), drawn)
     greedy = settings.draft_warp.greedy
-    proposal = Proposal(drafts, settings.count, Distribution(rows, greedy), point_mass=greedy)
+    proposal = Proposal(
+        drafts, settings.count, Distribution(rows, greedy), jnp.broadcast_to(greedy[:, None], drafts.shape)
+    )
     logits = tables[0][jnp.concatenate([path, last[:, None]], axis=1)]
     verdict = RULES[rule](logits, settings.warp, proposal, stream)
     emitted = jnp.pad(drafts, ((0, 0), (0, 1)))

@@ -14,12 +14,37 @@ from jspec.config import EngineConfig
 from jspec.engine.engine import Engine
 from jspec.engine.frontend import Frontend
 from jspec.engine.request import ActiveRequest, Request
-from lossless.distributions import Warp
+from lossless.distributions import Grammar, Warp
 from lossless.rounds import deal
 from lossless.steps import Ask, K, N, Program, Tally, tally
 from lossless.table_model import V
 
 SLOTS = 13
+
+
+class Automaton:
+    """The constraint of one request whose grammar is a ``Grammar``."""
+
+    def __init__(self, grammar: Grammar):
+        self._grammar, self._completion = grammar, ()
+
+    def forced(self, most: int) -> Sequence[int]:
+        return self._grammar.forced_after(self._completion, most)
+
+    def allow(self, drafts: Sequence[int], flags: np.ndarray):
+        text = self._completion
+        for place, draft in enumerate([*drafts, None]):
+            following = self._grammar.following[self._grammar.state(text)]
+            flags[place] = sum(1 << v for v, state in enumerate(following) if state >= 0)
+            if draft is None or following[draft] < 0:
+                return
+            text += (draft,)
+
+    def add(self, tokens: Sequence[int]) -> int | None:
+        self._completion += tuple(tokens)
+        self._grammar.state(self._completion)
+
+
 CROWDS = (2, 17, 60, 100, 100)  # requests that are unfinished at a time
 ASKS = (  # up to four tokens of the longest prompts are found in the cache, two if the third page differs
     Ask((1,), Warp()),
@@ -62,6 +87,8 @@ def play(serving: Engine, samples: int, seed: int, asks: Sequence[Ask] = ASKS) -
 
     def request(i: int, ask: Ask, **fields) -> Request:
         key_data = rng.integers(2**32, size=2, dtype=np.uint32)
+        if ask.options.grammar is not None:
+            fields["constraint"] = Automaton(ask.options.grammar)
         return Request(i, ask.prompt, ask.params, key_data, ask.stop_tokens, bad_words=ask.options.bad_words, **fields)
 
     def neighbour(i: int) -> Request:

@@ -86,7 +86,8 @@ class Ask:
     @property
     def params(self) -> SamplingParams:
         """What a user would ask for. Bad words are text there, and their tokens are not taken from it."""
-        options = dataclasses.asdict(self.options)
+        options = {field.name: getattr(self.options, field.name) for field in dataclasses.fields(self.options)}
+        del options["grammar"]
         return SamplingParams(
             **dataclasses.asdict(self.warp),
             max_tokens=N,

@@ -77,7 +77,7 @@ def dropping(rule):
 
         def draw(residual, masses, at, *how):
             del masses
-            refused = (at < residual.valid) & ~residual.point_mass
+            refused = (at < residual.valid) & ~residual.point_mass[:, 0]  # the same for all drafts of a row
             logits = jnp.where(refused[:, None, None] & unknown, -jnp.inf, residual.p.logits)
             residual = residual._replace(p=residual.p._replace(logits=logits))
             return residual_draw(residual, verify.residual_masses(residual), at, *how)

@@ -51,7 +51,9 @@ def problem(V, V_q, dtype, seed=0, weighed=True):
     keys = jax.random.split(jax.random.key(seed), 4)
     p, q = distributions(keys[0], T, V, dtype), distributions(keys[1], K, V_q, dtype)
     drafts = jax.random.randint(keys[2], (B, K), 0, V)
-    point_mass, valid = jnp.arange(B) == 3, jnp.array([K, K, K, K - 1], jnp.int32)
+    row, draft = jnp.arange(B)[:, None], jnp.arange(K)[None]
+    point_mass = (row == 3) | ((row == 1) & (draft == K - 1)) | ((row == 0) & (draft == 1))
+    valid = jnp.array([K, K, K, K - 1], jnp.int32)
     log_weight = jnp.log(jax.random.uniform(keys[2], (B, T), minval=0.2)).at[0].set(0.0) if weighed else None
     noise = RoundNoise(jax.random.key_data(jax.random.split(keys[3], B)), jnp.arange(B, dtype=jnp.int32) + 9)
     at, best = jnp.array([0, K - 1, K, 1], jnp.int32), jnp.full((B, T), -1).at[0].set(V - 1)
@@ -69,14 +71,23 @@ def weights(residual):
     """float64 [B, T, V] of w p, and of what is left of it."""
     p, q, drafts, point_mass, valid, log_weight = residual
     V, row = p.logits.shape[2], np.broadcast_to(np.arange(T), (B, T))
-    refused, point_mass = row < np.asarray(valid)[:, None], np.asarray(point_mass)[:, None]
+    refused, known = (
+        row < np.asarray(valid)[:, None],
+        np.take_along_axis(np.asarray(point_mass), np.minimum(row, K - 1), 1),
+    )
     w = 1.0 if log_weight is None else np.where(refused, np.exp(np.asarray(log_weight, np.float64)), 1.0)[..., None]
     target = np.where((row <= np.asarray(valid)[:, None])[..., None], probability(p, V), 0.0) * w
     drafted = np.minimum(row, K - 1)
-    draft = np.take_along_axis(probability(q, V), drafted[..., None], axis=1) * (refused & ~point_mass)[..., None]
+    draft = np.take_along_axis(probability(q, V), drafted[..., None], axis=1) * (refused & ~known)[..., None]
     token = np.take_along_axis(np.asarray(drafts), drafted, axis=1)
-    excluded = np.where(refused & point_mass, token, -1)[..., None]
+    excluded = np.where(refused & known, token, -1)[..., None]
     return target, np.where(np.arange(V) == excluded, 0.0, np.maximum(target - draft, 0.0))
+
+
+def subtracted(residual):
+    """bool [B, T], where q is taken away from w p."""
+    known = np.take_along_axis(np.asarray(residual.point_mass), np.minimum(np.arange(T), K - 1)[None], 1)
+    return (np.arange(T) < np.asarray(residual.valid)[:, None]) & ~known
 
 
 def by_group(weight):
@@ -133,13 +144,13 @@ class TestResidual:
         (p, _, *rest), *args = problem(257, 257, "bfloat16", weighed=False)
         residual = Residual(p, WarpedLogits(*(x[:, :K] for x in p)), *rest)
         total = np.asarray(self.masses(residual)).sum(-1)
-        refused = (np.arange(T) < np.asarray(residual.valid)[:, None]) & ~np.asarray(residual.point_mass)[:, None]
+        refused = subtracted(residual)
         np.testing.assert_allclose(total[refused], LEAST, rtol=1e-5)
         assert_token_is_best(self.draw(residual, *args), residual, *args)
 
     def test_a_point_mass_is_not_drawn_even_if_it_is_the_likeliest(self):
         residual, _, noise, best = problem(257, 200, "float32", weighed=False)
-        residual = residual._replace(point_mass=jnp.ones(B, bool), drafts=jnp.full((B, K), -1))
+        residual = residual._replace(point_mass=jnp.ones((B, K), bool), drafts=jnp.full((B, K), -1))
         at, best = jnp.zeros(B, jnp.int32), jnp.full_like(best, -1)
         first, _ = self.draw(residual, at, noise, best)
         residual = residual._replace(drafts=jnp.broadcast_to(first[:, None], (B, K)))
@@ -153,7 +164,7 @@ class TestResidual:
         q = WarpedLogits(*(x[:, :1] for x in p))
         q = q._replace(logits=jnp.full((1, 1, 300), -4.0).at[0, 0, 130].set(jnp.nextafter(-0.1, -1.0)))
         none = jnp.zeros((1, 1), jnp.int32)
-        residual = Residual(p, q, none, jnp.zeros(1, bool), jnp.ones(1, jnp.int32), None)
+        residual = Residual(p, q, none, jnp.zeros((1, 1), bool), jnp.ones(1, jnp.int32), None)
         for length in range(20):
             noise = RoundNoise(jnp.zeros((1, 2), jnp.uint32), jnp.full(1, length, jnp.int32))
             token, _ = self.draw(residual, none[0], noise, jnp.full((1, 2), -1))
@@ -162,7 +173,7 @@ class TestResidual:
     def test_bad_numbers_stay_in_their_rows(self):
         residual, at, *rest = problem(257, 200, "float32")
         drawn = np.arange(T)[None] == np.asarray(at)[:, None]
-        used = drawn & (np.arange(T) < np.asarray(residual.valid)[:, None]) & ~np.asarray(residual.point_mass)[:, None]
+        used = drawn & subtracted(residual)
         p, q = (
             rows._replace(lse=jnp.where(keep, rows.lse, jnp.nan))
             for rows, keep in ((residual.p, drawn), (residual.q, used[:, :K]))

@@ -21,6 +21,7 @@ class Limits:
       max_logprobs: likeliest tokens whose log-probabilities are given, of each token.
       max_logit_bias: entries of ``logit_bias``.
       max_bad_words: entries of ``bad_words``.
+      max_grammar_bytes: characters of ``response_format`` or ``structured_outputs``, as JSON.
       max_cache_salt: characters of ``cache_salt``.
     """
 
@@ -37,6 +38,7 @@ class Limits:
     max_logprobs: int = 20
     max_logit_bias: int = 1024
     max_bad_words: int = 128
+    max_grammar_bytes: int = 2**16
     max_cache_salt: int = 256
 
     def __post_init__(self):

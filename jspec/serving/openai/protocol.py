@@ -62,6 +62,7 @@ class GenerationRequest(_Body):
     cache_salt: str | None = None
     return_token_ids: bool | None = None
     response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
 
 
 class CompletionRequest(GenerationRequest):
@@ -118,7 +119,7 @@ _WITHOUT_EFFECT = {
     *("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("parallel_tool_calls", "request_id"),
 }
-_STRUCTURED = "structured output is not supported yet"
+_GUIDED = "use structured_outputs"
 _BEAMS = "jspec samples and has no beam search"
 # Fields that jspec does not have -> the values under which they ask for nothing, and what to say to others. None and an
 # empty list or object always ask for nothing.
@@ -142,14 +143,13 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "verbosity": ((), "not supported"),
     "chat_template": ((), "a template comes from the checkpoint, or from --chat-template, never from a request"),
     "prompt_embeds": ((), "give text or token ids"),
-    "guided_json": ((), _STRUCTURED),
-    "guided_regex": ((), _STRUCTURED),
-    "guided_choice": ((), _STRUCTURED),
-    "guided_grammar": ((), _STRUCTURED),
-    "guided_decoding_backend": ((), _STRUCTURED),
-    "guided_whitespace_pattern": ((), _STRUCTURED),
-    "structured_outputs": ((), _STRUCTURED),
-    "structural_tag": ((), _STRUCTURED),
+    "guided_json": ((), _GUIDED),
+    "guided_regex": ((), _GUIDED),
+    "guided_choice": ((), _GUIDED),
+    "guided_grammar": ((), _GUIDED),
+    "guided_decoding_backend": ((), _GUIDED),
+    "guided_whitespace_pattern": ((), _GUIDED),
+    "structural_tag": ((), _GUIDED),
     "logits_processors": ((), "not supported"),
     "mm_processor_kwargs": ((), "jspec reads text alone"),
     "kv_transfer_params": ((), "not supported"),

@@ -8,6 +8,7 @@ from jspec.sampling.params import SamplingParams
 from jspec.serving.openai.errors import ApiError, require_that, shown, wrong
 from jspec.serving.openai.limits import Limits
 from jspec.serving.openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from jspec.serving.openai.structured import structured_outputs_of
 
 # Fields of a request that are fields of SamplingParams, with the value that asks for nothing.
 _PASSED_ON: dict[str, Any] = {
@@ -29,7 +30,13 @@ _PASSED_ON: dict[str, Any] = {
     "include_stop_str_in_output": False,
     "truncate_prompt_tokens": None,
 }
-_COMPUTED: dict[str, Any] = {"max_tokens": None, "logit_bias": {}, "logprobs": None, "prompt_logprobs": None}
+_COMPUTED: dict[str, Any] = {
+    "max_tokens": None,
+    "logit_bias": {},
+    "logprobs": None,
+    "prompt_logprobs": None,
+    "structured_outputs": None,
+}
 _KNOWN = {field.name for field in dataclasses.fields(SamplingParams)}
 
 
@@ -62,6 +69,7 @@ def params_of(request: GenerationRequest, defaults: SamplingParams, limits: Limi
     wanted["max_tokens"] = _max_tokens(request)
     wanted["logit_bias"] = _logit_bias(request)
     wanted["logprobs"], wanted["prompt_logprobs"] = _logprobs(request, limits)
+    wanted["structured_outputs"] = structured_outputs_of(request, limits)
     neutral = {**_PASSED_ON, **_COMPUTED}
     for name in sorted(wanted.keys() - _KNOWN):
         if wanted.pop(name) not in (neutral[name], None):
@@ -83,6 +91,8 @@ def of_value_error(error: Exception, request: GenerationRequest, default: str = 
     """
     message = str(error)
     found = re.match(r"(?:prompt 0: )?(\w+)(?:\[[^\]]*\])?(?:=| has )", message)
+    if found and found[1] == "structured_outputs" and not request.structured_outputs:
+        return ApiError(400, message.replace(found[1], "response_format", 1), "response_format")
     if found and found[1] in type(request).model_fields:
         return ApiError(400, message.removeprefix("prompt 0: "), found[1])
     return ApiError(400, message.replace("prompt 0", default, 1), default.partition("[")[0] or None)
@@ -149,12 +159,6 @@ def _check_sizes(request: GenerationRequest, limits: Limits):
         name = "stop" if any(len(text) == longest for text in stop) else "bad_words"
         message = f"{name} has a text of {longest} characters: expected at most {limits.max_stop_length}"
         raise ApiError(400, f"{message} (--max-stop-length)", name)
-    require_that(
-        request.response_format is None or request.response_format == {"type": "text"},
-        "response_format",
-        request.response_format,
-        '{"type": "text"}; structured output is not supported yet',
-    )
     options = request.stream_options
     given = options and options.model_dump(exclude_none=True)
     require_that(options is None or bool(request.stream), "stream_options", given, "stream=true beside it")
