@@ -37,9 +37,10 @@ KNOWS = {
     "drafting": {"models", "pallas", "sampling"},
     "engine": {"drafting", "models", "pallas", "sampling"},
     "checkpoints": {"models"},
-    "serving": {"engine", "drafting", "models", "sampling", "llm", "api", "chat", "loading"},
+    "serving": {"engine", "drafting", "models", "sampling", "llm", "api", "chat", "loading", "model_options"},
+    "bench": {"chat", "checkpoints", "model_options"},
 }
-KNOW_CHECKPOINTS = {"api", "doctor", "loading", "train", "checkpoints"}
+KNOW_CHECKPOINTS = {"api", "bench", "doctor", "loading", "train", "checkpoints"}
 KNOW_TRAIN = {"train", "cli"}
 KNOW_SERVING = {"serving", "cli", "__init__"}  # the last only names what it imports lazily
 
