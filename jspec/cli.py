@@ -1,4 +1,4 @@
-"""The ``jspec`` command: ``jspec demo``, ``generate``, ``chat``, ``serve``, ``train`` and ``doctor``."""
+"""The ``jspec`` command: ``jspec demo``, ``generate``, ``chat``, ``serve``, ``bench``, ``train`` and ``doctor``."""
 
 import argparse
 import pathlib
@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 import jspec
+from jspec.bench.command import add_arguments as add_bench_arguments
 from jspec.chat_command import add_arguments as add_chat_arguments
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
 from jspec.generate_command import add_arguments as add_generate_arguments
@@ -75,6 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     add_serve_arguments(serve)
     serve.set_defaults(run=_serve)
 
+    bench = commands.add_parser("bench", help="measure a server, or an engine in this process")
+    add_bench_arguments(bench)
+    bench.set_defaults(run=_bench)
+
     train = commands.add_parser("train", help="train a draft head for a target")
     add_train_arguments(train)
     train.set_defaults(run=_train)
@@ -140,6 +145,12 @@ def _chat(args) -> int:
 
 def _serve(args) -> int:
     from jspec.serving.openai import command
+
+    return command.run(args)
+
+
+def _bench(args) -> int:
+    from jspec.bench import command
 
     return command.run(args)
 

@@ -12,6 +12,7 @@ from jspec.serving.openai.limits import LIMIT_HELP, Limits
 
 PACKAGES = ("starlette", "uvicorn", "pydantic", "prometheus_client")  # of the extra ``serve``
 
+
 def add_arguments(parser: argparse.ArgumentParser):
     """Declare the arguments. Names are vLLM's where they mean the same."""
     add_model_options(parser)
