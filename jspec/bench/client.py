@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
 from jspec.bench.answers import Answer
 from jspec.bench.datasets import Sample
@@ -57,8 +58,8 @@ async def ask(session: aiohttp.ClientSession, endpoint: Endpoint, sample: Sample
             if response.content_type != "text/event-stream":
                 raise StreamError(f"no stream of events, but {response.content_type}: {await beginning(response)}")
             await _read(response, answer)
-    except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        answer.error = str(error) or type(error).__name__
+    except (aiohttp.ClientError, HttpProcessingError, TimeoutError, OSError, ValueError) as error:
+        answer.error = str(error)[:SHOWN] or type(error).__name__
         answer.ended = time.perf_counter()
     return answer
 
