@@ -16,11 +16,11 @@ MODEL = [str(FAMILY / "target"), "--draft", str(FAMILY / "draft"), "--num-specul
 @pytest.fixture(autouse=True)
 def loaded(monkeypatch):
     """The command gets a model that is compiled already, and ``asked`` has what it wanted to load."""
-    asked = []
+    asked, model = [], family()
 
     def load(*args, **options):
         asked.append((args, options))
-        return family()
+        return model
 
     monkeypatch.setattr(jspec, "load", load, raising=False)
     return asked
