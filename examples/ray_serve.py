@@ -37,15 +37,17 @@ class Completions:
         return StreamingResponse(self._text(asked), media_type="text/plain")
 
     async def _text(self, asked):
-        # Ray closes this generator when its client has left, and the request is given up with it.
-        async with contextlib.aclosing(self._engine.start([asked])) as deltas:
+        # Ray cancels this generator when its client has left, and the request is given up with it.
+        with contextlib.closing(self._engine.start([asked])) as deltas:
             async for _, delta in deltas:
+                if delta.finished and delta.result.finish_reason == "error":
+                    raise RuntimeError(f"the request failed: {delta.result.stop_reason}")
                 yield delta.text
 
     def check_health(self):
         """Ray asks this from time to time, and starts another replica when it fails."""
-        if self._engine.failure is not None:
-            raise RuntimeError("the engine failed") from self._engine.failure
+        if self._engine.error is not None:
+            raise RuntimeError("the engine failed") from self._engine.error
 
 
 def application(target: str, draft: str | None, engines: int, gpus: float) -> serve.Application:
