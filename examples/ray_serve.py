@@ -1,9 +1,9 @@
 """A model behind Ray Serve: engines that come and go with the load, and texts that stream.
 
 Run it with ``python examples/ray_serve.py``, and ask it with
-``curl -N http://127.0.0.1:8000/ -d '{"prompt": "import os\\n", "max_tokens": 32}'``. It needs ``pip install 'jspec[ray]'``. Fields
-besides ``prompt`` are those of ``jspec.SamplingParams``. ``jspec serve`` is one engine that speaks OpenAI's protocol; this is how to
-have several of them behind one address.
+``curl -N http://127.0.0.1:8000/ -d '{"prompt": "import os", "max_tokens": 32}'``. It needs ``pip install 'jspec[ray]'``.
+Fields besides ``prompt`` are those of ``jspec.SamplingParams``. ``jspec serve`` is one engine that speaks OpenAI's
+protocol; this is how to have several behind one address.
 """
 
 import argparse
