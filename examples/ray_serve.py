@@ -37,7 +37,7 @@ class Completions:
         return StreamingResponse(self._text(asked), media_type="text/plain")
 
     async def _text(self, asked):
-        # Ray cancels this generator when its client has left, and the request is given up with it.
+        # Whatever ends this generator early gives the request up, and its row is free for another.
         with contextlib.closing(self._engine.start([asked])) as deltas:
             async for _, delta in deltas:
                 if delta.finished and delta.result.finish_reason == "error":
