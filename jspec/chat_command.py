@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     generate_command.add_request_arguments(parser, max_tokens=None)
 
 
-def run(args: argparse.Namespace, speculation: jspec.Speculation) -> int:
+def run(args: argparse.Namespace, speculation: "jspec.Speculation") -> int:
     """Converse until the input ends; returns the exit code, 2 if a turn was refused and nobody was there to see it."""
     sampling = {"max_tokens": None, **generate_command.sampling(args)}
     jspec.SamplingParams(**sampling)  # before minutes go into loading
@@ -92,7 +92,7 @@ class Session:
     """
 
     def __init__(
-        self, llm: jspec.LLM, system: str | None, options: dict[str, Any], sampling: dict[str, Any], plain: bool
+        self, llm: "jspec.LLM", system: str | None, options: dict[str, Any], sampling: dict[str, Any], plain: bool
     ):
         self._llm, self._options, self._sampling, self._screen = llm, options, sampling, Screen(plain)
         self._first = [] if system is None else [{"role": "system", "content": system}]

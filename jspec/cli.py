@@ -1,4 +1,4 @@
-"""The ``jspec`` command: ``jspec demo``, ``generate``, ``chat``, ``serve``, ``train`` and ``doctor``."""
+"""The ``jspec`` command: ``jspec demo``, ``generate``, ``chat``, ``serve``, ``bench``, ``train`` and ``doctor``."""
 
 import argparse
 import pathlib
@@ -6,10 +6,12 @@ import sys
 from collections.abc import Sequence
 
 import jspec
+from jspec.bench.command import add_arguments as add_bench_arguments
 from jspec.chat_command import add_arguments as add_chat_arguments
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
 from jspec.generate_command import add_arguments as add_generate_arguments
 from jspec.heads import AUX_CONVENTIONS, NORM_OUTPUTS
+from jspec.model_options import drafts
 from jspec.serving.openai.command import add_arguments as add_serve_arguments
 from jspec.train.command import add_arguments as add_train_arguments
 
@@ -74,6 +76,10 @@ def _parser() -> argparse.ArgumentParser:
     add_serve_arguments(serve)
     serve.set_defaults(run=_serve)
 
+    bench = commands.add_parser("bench", help="measure a server, or an engine in this process")
+    add_bench_arguments(bench)
+    bench.set_defaults(run=_bench)
+
     train = commands.add_parser("train", help="train a draft head for a target")
     add_train_arguments(train)
     train.set_defaults(run=_train)
@@ -103,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--seed", type=int, default=0)
         command.add_argument(
             "--num-draft-tokens",
-            type=_drafts,
+            type=drafts,
             default=command.get_default("num_draft_tokens"),
             help="drafts per round, 0 for none, or auto: as many as pay, measured on this machine",
         )
@@ -111,10 +117,6 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--verify", choices=VERIFY_RULES, default="rejection")
         command.add_argument("--draft-sampling", choices=DRAFT_SAMPLINGS, default="auto")
     return parser
-
-
-def _drafts(text: str) -> int | str:
-    return text if text == "auto" else int(text)
 
 
 def _demo(args) -> int:
@@ -147,6 +149,12 @@ def _serve(args) -> int:
     return command.run(args)
 
 
+def _bench(args) -> int:
+    from jspec.bench import command
+
+    return command.run(args)
+
+
 def _train(args) -> int:
     from jspec.train import command
 
@@ -171,7 +179,7 @@ def _doctor(args) -> int:
     return 0 if diagnosis.healthy else 1
 
 
-def _speculation(args) -> jspec.Speculation:
+def _speculation(args) -> "jspec.Speculation":
     return jspec.Speculation(
         num_draft_tokens=args.num_draft_tokens,
         verify=args.verify,
@@ -180,7 +188,7 @@ def _speculation(args) -> jspec.Speculation:
     )
 
 
-def _params(args) -> jspec.SamplingParams:
+def _params(args) -> "jspec.SamplingParams":
     return jspec.SamplingParams(
         temperature=args.temperature, top_p=args.top_p, seed=args.seed, max_tokens=args.max_tokens
     )

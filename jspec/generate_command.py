@@ -78,7 +78,7 @@ def loading(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in LOADING if getattr(args, name) is not None}
 
 
-def run(args: argparse.Namespace, speculation: jspec.Speculation) -> int:
+def run(args: argparse.Namespace, speculation: "jspec.Speculation") -> int:
     """Complete the prompts, and print the completions in the order of the prompts; returns the exit code."""
     prompts = _prompts(args)
     _check(args, len(prompts))
@@ -117,7 +117,7 @@ def _check(args: argparse.Namespace, num_prompts: int):
         raise ValueError(f"--stream shows one prompt as it grows, and there are {num_prompts}: leave --stream out")
 
 
-def _conversations(args: argparse.Namespace, prompts: list, how: dict[str, Any]) -> tuple[jspec.LLM, list[list[int]]]:
+def _conversations(args: argparse.Namespace, prompts: list, how: dict[str, Any]) -> "tuple[jspec.LLM, list[list[int]]]":
     """The model, and the tokens of a conversation for each prompt, which is the user's message in it."""
     texts = [prompt.get("prompt") if isinstance(prompt, dict) else prompt for prompt in prompts]
     for prompt, text in zip(prompts, texts, strict=True):
@@ -210,7 +210,7 @@ def _text_or_ids(prompt):
     return prompt.get("prompt", prompt.get("prompt_token_ids")) if isinstance(prompt, dict) else prompt
 
 
-def _record(index: int, prompt, result: jspec.Result) -> dict:
+def _record(index: int, prompt, result: "jspec.Result") -> dict:
     return {
         "index": index,
         "prompt": _text_or_ids(prompt),

@@ -37,9 +37,10 @@ KNOWS = {
     "drafting": {"models", "pallas", "sampling"},
     "engine": {"drafting", "models", "pallas", "sampling"},
     "checkpoints": {"models"},
-    "serving": {"engine", "drafting", "models", "sampling", "llm", "api", "chat", "loading"},
+    "serving": {"engine", "drafting", "models", "sampling", "llm", "api", "chat", "loading", "model_options"},
+    "bench": {"chat", "checkpoints", "model_options"},
 }
-KNOW_CHECKPOINTS = {"api", "doctor", "loading", "train", "checkpoints"}
+KNOW_CHECKPOINTS = {"api", "bench", "doctor", "loading", "train", "checkpoints"}
 KNOW_TRAIN = {"train", "cli"}
 KNOW_SERVING = {"serving", "cli", "__init__"}  # the last only names what it imports lazily
 
@@ -96,7 +97,7 @@ def run(code: str, *arguments, cwd: Path = ROOT) -> str:
 
 
 HEAVY = ("jax", "numpy", "orbax", "tensorstore", "transformers", "tokenizers", "safetensors", "flax", "rich", "convert")
-HEAVY += ("starlette", "uvicorn", "pydantic", "prometheus_client")
+HEAVY += ("starlette", "uvicorn", "pydantic", "prometheus_client", "aiohttp", "matplotlib")
 
 
 def test_importing_jspec_loads_nothing():
@@ -104,6 +105,17 @@ def test_importing_jspec_loads_nothing():
     loaded = run("import sys; before = set(sys.modules); import jspec; print(*(set(sys.modules) - before))").split()
     assert not {module.split(".")[0] for module in loaded} & set(HEAVY)
     assert {module for module in loaded if module.startswith("jspec")} == {"jspec"}
+
+
+def test_measuring_a_server_needs_no_jax():
+    loaded = run("import sys, jspec.cli, jspec.bench.serve; print(*sys.modules)").split()
+    assert "jspec.bench.serve" in loaded
+    assert not {"jax", "flax", "transformers"} & set(loaded)
+
+
+def test_the_command_starts_without_anything_heavy():
+    loaded = run("import sys, jspec.cli; print(*sys.modules)").split()
+    assert not {module.split(".")[0] for module in loaded} & set(HEAVY) - {"rich"}
 
 
 LOAD = """

@@ -10,8 +10,8 @@ import pytest
 
 import jspec
 from jspec import cli
+from jspec.model_options import found, loading_of, speculation_of
 from jspec.serving.openai import command
-from jspec.serving.openai.command import found, loading_of, speculation_of
 
 
 def args_of(*argv: str) -> argparse.Namespace:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -20,6 +21,7 @@ from openai_server import CHAT, MAX_LEN, family
 from test_async_engine import slow_model
 
 import jspec
+from jspec import cli
 from jspec.demo import FAMILY
 
 ROOT = Path(__file__).parents[2]
@@ -131,6 +133,25 @@ def test_the_asynchronous_client(server):
 
     expected = [generated(PROMPT, temperature=0.8, seed=seed, max_tokens=10).text for seed in range(8)]
     assert asyncio.run(asyncio.wait_for(everybody(), 120)) == expected
+
+
+@pytest.mark.parametrize("backend", ["openai", "openai-chat"])
+def test_it_can_be_measured(server, tmp_path, capsys, monkeypatch, backend):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    options = ["--backend", backend, "--num-prompts", "6", "--random-input-len", "20", "--random-output-len", "12"]
+    options += ["--ignore-eos", "--temperature", "0.5", "--tokenizer", str(FAMILY / "target"), "--max-concurrency", "3"]
+    options += ["--save-detailed", "--result-dir", str(tmp_path), "--result-filename", "result.json"]
+    assert cli.main(["bench", "serve", "--base-url", server, *options]) == 0
+    assert "Speculative Decoding" in capsys.readouterr().out
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["completed"], result["failed"], result["errors"]) == (6, 0, [""] * 6)
+    assert result["output_lens"] == [12] * 6
+    assert result["max_concurrent_requests"] == 3
+    # The first token of an answer comes from reading the prompt or with a round; the others are of rounds alone.
+    assert 1 <= result["spec_decode_acceptance_length"] <= 4
+    assert result["spec_decode_draft_tokens"] <= 3 * result["spec_decode_num_drafts"]
+    assert sum(map(len, result["itls"])) + 6 <= 72
+    assert result["mean_tpot_ms"] < result["mean_itl_ms"]  # a chunk has several tokens
 
 
 def test_errors_are_those_that_the_client_knows(server, client):

@@ -3,45 +3,21 @@
 import argparse
 import dataclasses
 import importlib.util
-import json
 import os
 import sys
-from typing import Any
 
-from jspec._arguments import require, resolve_names
-from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES, Speculation
+from jspec._arguments import require
+from jspec.model_options import add_model_options, add_speculation_options, chosen_model
 from jspec.serving.openai.limits import LIMIT_HELP, Limits
 
 PACKAGES = ("starlette", "uvicorn", "pydantic", "prometheus_client")  # of the extra ``serve``
 
-# Option of the command -> argument of ``jspec.load``, where they are the same.
-_LOADING = {
-    "max_model_len": "max_len",
-    "max_num_seqs": "max_batch",
-    "dtype": "dtype",
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "num_gpu_blocks_override": "num_pages",
-    "block_size": "page_size",
-    "swap_space": "swap_space",
-    "max_waiting": "max_waiting",
-    "ngram_corpus": "ngram_corpus",
-}
-# vLLM's name of a drafting method -> jspec's.
-_METHODS = {
-    "draft_model": "draft_model",
-    "eagle": "eagle",
-    "eagle3": "eagle3",
-    "medusa": "medusa",
-    "mlp_speculator": "mlp",
-    "ngram": "ngram",
-    "parallel": "parallel",
-}
-
 
 def add_arguments(parser: argparse.ArgumentParser):
     """Declare the arguments. Names are vLLM's where they mean the same."""
-    _add_model(parser)
-    _add_speculation(parser)
+    add_model_options(parser)
+    _add_requests(parser)
+    add_speculation_options(parser)
     _add_server(parser)
     limits = parser.add_argument_group("limits of a request")
     for field in dataclasses.fields(Limits):
@@ -51,40 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser):
         )
 
 
-def _add_model(parser: argparse.ArgumentParser):
-    parser.add_argument("target", help="checkpoint folder, or the name of a model in the local hub cache")
+def _add_requests(parser: argparse.ArgumentParser):
     parser.add_argument("--served-model-name", nargs="+", metavar="NAME", help="what clients may call it; the target")
-    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
-    parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion; the target's, up to 2048")
-    parser.add_argument("--max-num-seqs", type=int, default=64, help="requests decoded together; %(default)s")
-    parser.add_argument("--gpu-memory-utilization", type=float, help="share of the GPU's free memory; 0.9")
-    parser.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="pages of the KV cache; what fits")
-    parser.add_argument("--block-size", type=int, help="tokens of a page; 64")
-    parser.add_argument("--swap-space", type=float, metavar="GIB", help="host memory for preempted requests; 4")
     parser.add_argument("--max-waiting", type=int, default=1024, help="requests that may wait; %(default)s")
-    parser.add_argument("--no-enable-prefix-caching", action="store_true", help="read every prompt as a whole")
-    parser.add_argument("--reproducible", action="store_true", help="a seed means one text; slower")
-    parser.add_argument(
-        "--generation-config",
-        choices=("auto", "jspec", "vllm"),
-        default="auto",
-        help="auto: sampling defaults are the checkpoint's; jspec or vllm: they are those of SamplingParams",
-    )
     parser.add_argument("--chat-template", metavar="FILE", help="a Jinja template in place of the checkpoint's")
     parser.add_argument(
         "--template-kwargs", nargs="*", metavar="NAME", help="variables of the template that requests may set"
-    )
-
-
-def _add_speculation(parser: argparse.ArgumentParser):
-    group = parser.add_argument_group("speculation")
-    group.add_argument("--draft", help="checkpoint folder, the name of a model in the local hub cache, or ngram")
-    group.add_argument("--num-speculative-tokens", type=_drafts, metavar="K", help="drafts of a round, or auto; 4")
-    group.add_argument("--verify", choices=VERIFY_RULES)
-    group.add_argument("--draft-sampling", choices=DRAFT_SAMPLINGS)
-    group.add_argument("--ngram-corpus", metavar="FILE", help="text to look drafts up in, with --draft ngram")
-    group.add_argument(
-        "--speculative-config", metavar="JSON", help='vLLM\'s: {"model": .., "num_speculative_tokens": .., ..}'
     )
 
 
@@ -120,9 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from jspec.serving.openai.process import run as serve
     from jspec.serving.openai.service import TEMPLATE_KWARGS, Service
 
-    draft, speculation, method = speculation_of(args)
-    target = found(args.target)
-    require_draft(args, target, draft)
+    model = chosen_model(args)
     from_environment = [os.environ[ENVIRONMENT]] if os.environ.get(ENVIRONMENT) else []
     keys = Keys(args.api_key or from_environment)
     limits = Limits(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Limits)})
@@ -134,8 +80,7 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(format="%(levelname)s: %(name)s: %(message)s")
     logging.getLogger("jspec").setLevel(args.log_level.upper())
     with listener(args.host, args.port) as bound:
-        llm = jspec.load(target, draft, speculation=speculation, **loading_of(args))
-        require(method in (None, llm.method), "speculative_config.method", method, f"{llm.method}, which the draft is")
+        llm = model.load()
         if llm.tokenizer is None:
             print("jspec serve: the target has no tokenizer, so prompts are token ids alone", file=sys.stderr)
         print("jspec serve: compiling", file=sys.stderr, flush=True)
@@ -164,99 +109,6 @@ def require_packages():
         raise ValueError(f"{', '.join(missing)} not installed: expected what pip install 'jspec[serve]' installs")
 
 
-def loading_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of ``jspec.load`` that options give, those of speculation apart."""
-    given = {name: getattr(args, option) for option, name in _LOADING.items() if getattr(args, option) is not None}
-    if given.get("dtype") == "auto":
-        del given["dtype"]
-    given["reproducible"] = args.reproducible
-    given["prefix_cache"] = not args.no_enable_prefix_caching
-    given["generation_config"] = "auto" if args.generation_config == "auto" else "jspec"
-    return given
-
-
-def speculation_of(args: argparse.Namespace) -> tuple[str | None, Speculation, str | None]:
-    """The draft, how to speculate, and the method that was asked for, from ``--speculative-config`` or single options.
-
-    Raises:
-      ValueError: an option is given twice, or a value cannot be used.
-      TypeError: a key of the JSON is unknown.
-    """
-    options = {
-        "num_draft_tokens": args.num_speculative_tokens,
-        "verify": args.verify,
-        "draft_sampling": args.draft_sampling,
-    }
-    fields = {name: value for name, value in options.items() if value is not None}
-    draft, method = args.draft, None
-    if args.speculative_config is not None:
-        beside = [name for name, value in {"draft": draft, **fields}.items() if value is not None]
-        ok = not beside
-        require(ok, "speculative_config", args.speculative_config, f"it alone, without --{beside and beside[0]}")
-        draft, fields, method = _config(args.speculative_config)
-    draft = draft if draft in (None, "ngram") else found(draft)
-    return draft, Speculation(**fields), method
-
-
-def require_draft(args: argparse.Namespace, target: str, draft: str | None):
-    """Refuse options of speculation where nothing drafts: there is no draft, and the target is no head that names its own.
-
-    Raises:
-      ValueError: that is so.
-    """
-    from jspec.loading import find_folders
-
-    options = ("num_speculative_tokens", "verify", "draft_sampling", "ngram_corpus")
-    given = [name for name in options if getattr(args, name) is not None]
-    if draft is None and given and find_folders(target, None)[1] is None:
-        value = getattr(args, given[0])
-        raise ValueError(f"{given[0]}={value!r}: expected --draft beside it, a checkpoint folder or ngram")
-
-
-def _config(text: str) -> tuple[str, dict[str, Any], str | None]:
-    """What vLLM's JSON says: the draft, fields of ``Speculation``, and the method."""
-    try:
-        given = json.loads(text)
-    except (ValueError, RecursionError):
-        given = None
-    example = '{"model": "FOLDER", "num_speculative_tokens": 4}'
-    if not isinstance(given, dict):
-        raise ValueError(f"speculative_config={text!r}: expected a JSON object, {example} for example")
-    known = [field.name for field in dataclasses.fields(Speculation) if field.name != "synthetic_acceptance"]
-    aliases = {**Speculation.aliases, "prompt_lookup_max": "ngram_max", "prompt_lookup_min": "ngram_min"}
-    fields = resolve_names("speculative_config", given, [*known, "model", "method"], aliases)
-    draft, method = fields.pop("model", None), fields.pop("method", None)
-    ok = method is None or method in _METHODS
-    require(ok, "speculative_config.method", method, f"one of {', '.join(sorted(_METHODS))}, or none")
-    if method == "ngram":
-        require(draft in (None, "ngram"), "speculative_config.model", draft, "none beside the method ngram")
-        draft = "ngram"
-    require(isinstance(draft, str), "speculative_config.model", draft, "a checkpoint folder, or the method ngram")
-    return draft, fields, None if method in (None, "ngram") else _METHODS[method]
-
-
-def found(name: str) -> str:
-    """The folder of a checkpoint: ``name`` itself, or where the local hub cache has the model of that name.
-
-    Nothing is downloaded.
-
-    Raises:
-      ValueError: it is neither.
-    """
-    if os.path.exists(name):
-        return name
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return snapshot_download(name, local_files_only=True)
-    except (HFValidationError, LocalEntryNotFoundError, OSError):
-        raise ValueError(
-            f"{name!r} is no folder, and the local hub cache has no such model: expected a checkpoint folder, or run "
-            f"hf download {name} first"
-        ) from None
-
-
 def _certificate(args: argparse.Namespace) -> tuple[str, str] | None:
     chain, key = args.ssl_certfile, args.ssl_keyfile
     require(
@@ -265,7 +117,3 @@ def _certificate(args: argparse.Namespace) -> tuple[str, str] | None:
     for name, file in (("ssl_certfile", chain), ("ssl_keyfile", key)):
         require(file is None or os.path.isfile(file), name, file, "a file")
     return None if chain is None else (chain, key)
-
-
-def _drafts(text: str) -> int | str:
-    return text if text == "auto" else int(text)

@@ -1,0 +1,50 @@
+"""A run as a picture: tokens and requests over time, and how times are distributed."""
+
+import importlib.util
+import pathlib
+from collections.abc import Sequence
+
+from jspec._arguments import require
+from jspec.bench.answers import Answer
+from jspec.bench.figures import Figures, concurrency, tokens_by_second
+
+FORMATS = (".png", ".svg", ".pdf")
+
+
+def check_plot(file: pathlib.Path):
+    """Refuse a picture that could not be drawn, before anything runs.
+
+    Raises:
+      ValueError: matplotlib is not installed, the folder is none, or the format is unknown.
+    """
+    require(file.suffix in FORMATS, "plot", str(file), f"a file whose name ends with {', '.join(FORMATS)}")
+    require(file.absolute().parent.is_dir(), "plot", str(file), "a file in a folder that exists")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError(f"plot={str(file)!r}: expected matplotlib, which pip install 'jspec[bench]' installs")
+
+
+def plot(file: pathlib.Path, title: str, answers: Sequence[Answer], figures: Figures):
+    """Draw the run into a file."""
+    from matplotlib.figure import Figure
+
+    picture = Figure(figsize=(11, 7), layout="constrained")
+    picture.suptitle(title)
+    (rate, under_way), (long, short) = picture.subplots(2, 2)
+    whole = [answer for answer in answers if not answer.error]
+    by_second = tokens_by_second(whole)
+    rate.stairs(by_second, range(len(by_second) + 1), fill=True)
+    rate.set(xlabel="seconds", ylabel="new tokens per second")
+    began = min(answer.sent for answer in answers)
+    changes = concurrency(answers)
+    under_way.step([now - began for now, _ in changes], [count for _, count in changes], where="post")
+    under_way.set(xlabel="seconds", ylabel="requests under way")
+    for axes, names in ((long, ("ttft", "e2el")), (short, ("tpot", "itl"))):
+        drawn = [name for name in names if figures.times[name]]
+        for name in drawn:
+            axes.ecdf(figures.times[name], label=name.upper())
+        axes.set(xlabel="milliseconds", ylabel="share that is at most as long")
+        if drawn:
+            axes.legend()
+    for axes in (rate, under_way, long, short):
+        axes.grid(alpha=0.3)
+    picture.savefig(file, dpi=110)

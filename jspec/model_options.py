@@ -1,0 +1,220 @@
+"""Options that say which model a command runs and how it drafts, under vLLM's names; ``jspec serve`` and ``jspec bench``
+have them."""
+
+import argparse
+import dataclasses
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from jspec._arguments import require, resolve_names
+from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES, Speculation
+
+if TYPE_CHECKING:
+    from jspec.llm import LLM
+
+# Option of the command -> argument of ``jspec.load``, where they are the same.
+_LOADING = {
+    "max_model_len": "max_len",
+    "max_num_seqs": "max_batch",
+    "dtype": "dtype",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "num_gpu_blocks_override": "num_pages",
+    "block_size": "page_size",
+    "swap_space": "swap_space",
+    "max_waiting": "max_waiting",  # which a server alone has
+    "ngram_corpus": "ngram_corpus",
+}
+# vLLM's name of a drafting method -> jspec's.
+_METHODS = {
+    "draft_model": "draft_model",
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "medusa": "medusa",
+    "mlp_speculator": "mlp",
+    "ngram": "ngram",
+    "parallel": "parallel",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenModel:
+    """What the options of a command name. Nothing is loaded yet.
+
+    Attributes:
+      target: the folder of the target.
+      draft: the folder of the draft, ``ngram``, or None.
+      speculation: how to draft and to verify.
+      method: the drafting method that the draft has to have; None if nobody said.
+      loading: further arguments of ``jspec.load``.
+    """
+
+    target: str
+    draft: str | None
+    speculation: Speculation
+    method: str | None
+    loading: dict[str, Any]
+
+    def load(self) -> "LLM":
+        """The model.
+
+        Raises:
+          ValueError: as for ``jspec.load``, or the draft is of another method.
+        """
+        import jspec  # here, so that whoever declares or reads options needs no JAX
+
+        llm = jspec.load(self.target, self.draft, speculation=self.speculation, **self.loading)
+        ok = self.method in (None, llm.method)
+        require(ok, "speculative_config.method", self.method, f"{llm.method}, which the draft is")
+        return llm
+
+
+def chosen_model(args: argparse.Namespace) -> ChosenModel:
+    """The model that options name.
+
+    Raises:
+      ValueError: an option is given twice, a value cannot be used, or a folder is none.
+      TypeError: a key of ``--speculative-config`` is unknown.
+    """
+    draft, speculation, method = speculation_of(args)
+    target = found(args.target)
+    require_draft(args, target, draft)
+    return ChosenModel(target, draft, speculation, method, loading_of(args))
+
+
+def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None = 64):
+    """Declare the target, and how to load it.
+
+    Args:
+      parser: of a command.
+      max_num_seqs: the default of that option; None where the command has one of its own.
+    """
+    parser.add_argument("target", help="checkpoint folder, or the name of a model in the local hub cache")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion; the target's, up to 2048")
+    most = "as many as the batch has" if max_num_seqs is None else "%(default)s"
+    parser.add_argument("--max-num-seqs", type=int, default=max_num_seqs, help=f"requests decoded together; {most}")
+    parser.add_argument("--gpu-memory-utilization", type=float, help="share of the GPU's free memory; 0.9")
+    parser.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="pages of the KV cache; what fits")
+    parser.add_argument("--block-size", type=int, help="tokens of a page; 64")
+    parser.add_argument("--swap-space", type=float, metavar="GIB", help="host memory for preempted requests; 4")
+    parser.add_argument("--no-enable-prefix-caching", action="store_true", help="read every prompt as a whole")
+    parser.add_argument("--reproducible", action="store_true", help="a seed means one text; slower")
+    parser.add_argument(
+        "--generation-config",
+        choices=("auto", "jspec", "vllm"),
+        default="auto",
+        help="auto: sampling defaults are the checkpoint's; jspec or vllm: they are those of SamplingParams",
+    )
+
+
+def add_speculation_options(parser: argparse.ArgumentParser):
+    """Declare how to draft and to verify."""
+    group = parser.add_argument_group("speculation")
+    group.add_argument("--draft", help="checkpoint folder, the name of a model in the local hub cache, or ngram")
+    group.add_argument("--num-speculative-tokens", type=drafts, metavar="K", help="drafts of a round, or auto; 4")
+    group.add_argument("--verify", choices=VERIFY_RULES)
+    group.add_argument("--draft-sampling", choices=DRAFT_SAMPLINGS)
+    group.add_argument("--ngram-corpus", metavar="FILE", help="text to look drafts up in, with --draft ngram")
+    group.add_argument(
+        "--speculative-config", metavar="JSON", help='vLLM\'s: {"model": .., "num_speculative_tokens": .., ..}'
+    )
+
+
+def loading_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of ``jspec.load`` that options give, those of speculation apart."""
+    given_options = vars(args)
+    given = {name: given_options[option] for option, name in _LOADING.items() if given_options.get(option) is not None}
+    if given.get("dtype") == "auto":
+        del given["dtype"]
+    given["reproducible"] = args.reproducible
+    given["prefix_cache"] = not args.no_enable_prefix_caching
+    given["generation_config"] = "auto" if args.generation_config == "auto" else "jspec"
+    return given
+
+
+def speculation_of(args: argparse.Namespace) -> tuple[str | None, Speculation, str | None]:
+    """The draft, how to speculate, and the method that was asked for, from ``--speculative-config`` or single options.
+
+    Raises:
+      ValueError: an option is given twice, or a value cannot be used.
+      TypeError: a key of the JSON is unknown.
+    """
+    options = {
+        "num_draft_tokens": args.num_speculative_tokens,
+        "verify": args.verify,
+        "draft_sampling": args.draft_sampling,
+    }
+    fields = {name: value for name, value in options.items() if value is not None}
+    draft, method = args.draft, None
+    if args.speculative_config is not None:
+        beside = [name for name, value in {"draft": draft, **fields}.items() if value is not None]
+        ok = not beside
+        require(ok, "speculative_config", args.speculative_config, f"it alone, without --{beside and beside[0]}")
+        draft, fields, method = _config(args.speculative_config)
+    draft = draft if draft in (None, "ngram") else found(draft)
+    return draft, Speculation(**fields), method
+
+
+def require_draft(args: argparse.Namespace, target: str, draft: str | None):
+    """Refuse options of speculation where nothing drafts: there is no draft, and the target is no head that names its own.
+
+    Raises:
+      ValueError: that is so.
+    """
+    from jspec.loading import find_folders
+
+    options = ("num_speculative_tokens", "verify", "draft_sampling", "ngram_corpus")
+    given = [name for name in options if getattr(args, name) is not None]
+    if draft is None and given and find_folders(target, None)[1] is None:
+        value = getattr(args, given[0])
+        raise ValueError(f"{given[0]}={value!r}: expected --draft beside it, a checkpoint folder or ngram")
+
+
+def _config(text: str) -> tuple[str, dict[str, Any], str | None]:
+    """What vLLM's JSON says: the draft, fields of ``Speculation``, and the method."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        given = None
+    example = '{"model": "FOLDER", "num_speculative_tokens": 4}'
+    if not isinstance(given, dict):
+        raise ValueError(f"speculative_config={text!r}: expected a JSON object, {example} for example")
+    known = [field.name for field in dataclasses.fields(Speculation) if field.name != "synthetic_acceptance"]
+    aliases = {**Speculation.aliases, "prompt_lookup_max": "ngram_max", "prompt_lookup_min": "ngram_min"}
+    fields = resolve_names("speculative_config", given, [*known, "model", "method"], aliases)
+    draft, method = fields.pop("model", None), fields.pop("method", None)
+    ok = method is None or method in _METHODS
+    require(ok, "speculative_config.method", method, f"one of {', '.join(sorted(_METHODS))}, or none")
+    if method == "ngram":
+        require(draft in (None, "ngram"), "speculative_config.model", draft, "none beside the method ngram")
+        draft = "ngram"
+    require(isinstance(draft, str), "speculative_config.model", draft, "a checkpoint folder, or the method ngram")
+    return draft, fields, None if method in (None, "ngram") else _METHODS[method]
+
+
+def found(name: str) -> str:
+    """The folder of a checkpoint: ``name`` itself, or where the local hub cache has the model of that name.
+
+    Nothing is downloaded.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    if os.path.exists(name):
+        return name
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(name, local_files_only=True)
+    except (HFValidationError, LocalEntryNotFoundError, OSError):
+        raise ValueError(
+            f"{name!r} is no folder, and the local hub cache has no such model: expected a checkpoint folder, or run "
+            f"hf download {name} first"
+        ) from None
+
+
+def drafts(text: str) -> int | str:
+    """The number of drafts that an option gives, or ``auto``."""
+    return text if text == "auto" else int(text)
