@@ -156,6 +156,8 @@ class Frontend:
             stop_reason = f"the target's logits at position {len(request.prompt) + len(tokens)} are not finite"
             if active.error is not None:
                 stop_reason = f"{type(active.error).__name__}: {active.error}"
+        if request.params.max_drafts == 0:
+            longest_text = None  # it is not for lack of positions that rounds drafted nothing
         stats = Stats.of(K, active.drafted, active.accepted, len(request.prompt), longest_text)
         self._warn_of_limit(request, stats, longest_text)
         return Result(

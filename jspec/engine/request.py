@@ -72,6 +72,12 @@ class Request:
         """Whether rounds have to process logits for it, or to find log-probabilities."""
         return self.params.needs_processing
 
+    @property
+    def max_drafts(self) -> int:
+        """The most drafts of a round that it wants."""
+        most = self.params.max_drafts
+        return LARGEST_INT if most is None else most
+
     def limit(self, max_len: int) -> int:
         """The length, prompt included, at which the request is complete."""
         length = len(self.prompt)

@@ -59,7 +59,8 @@ class Oracle:
 
     def drafts(self, history) -> tuple[int, Model]:
         """How many drafts a round after this history has, and their distribution."""
-        room, length = min(K, self.program.slots - 1 - len(history)), len(history)
+        most = K if self.ask.max_drafts is None else self.ask.max_drafts
+        room, length = min(K, most, self.program.slots - 1 - len(history)), len(history)
         if self.program.method == "draft_model":
             return min(room, max(self.program.draft_positions - length + 1, 0)), self.draft_model
         copied = ()

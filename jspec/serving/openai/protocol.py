@@ -57,6 +57,7 @@ class GenerationRequest(_Body):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: int | None = None
+    max_drafts: int | None = None
     add_special_tokens: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None

@@ -28,6 +28,7 @@ _PASSED_ON: dict[str, Any] = {
     "skip_special_tokens": True,
     "include_stop_str_in_output": False,
     "truncate_prompt_tokens": None,
+    "max_drafts": None,
 }
 _COMPUTED: dict[str, Any] = {"max_tokens": None, "logit_bias": {}, "logprobs": None, "prompt_logprobs": None}
 _KNOWN = {field.name for field in dataclasses.fields(SamplingParams)}
