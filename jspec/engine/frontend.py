@@ -135,8 +135,8 @@ class Frontend:
         if isinstance(completion, Completion):
             text = "" if active.outcome == FAILED else completion.take()
         end = start + len(token_ids)
-        accepted, logprobs = active.from_draft[start:end], self._logprobs(active, start, end)
-        return Delta(id, token_ids, text, finished, result, accepted, logprobs)
+        sources, logprobs = active.sources[start:end], self._logprobs(active, start, end)
+        return Delta(id, token_ids, text, finished, result, sources, logprobs)
 
     def result(self, active: ActiveRequest, longest_text: int | None, K: int) -> Result:
         """The result of a request that has ended."""
@@ -167,7 +167,7 @@ class Frontend:
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             stats=stats,
-            accepted=active.from_draft,
+            sources=active.sources,
             reproducible=self._reproducible,
             num_cached_tokens=active.num_cached_tokens,
             logprobs=self._logprobs(active, 0, len(tokens)),

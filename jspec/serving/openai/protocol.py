@@ -62,6 +62,7 @@ class GenerationRequest(_Body):
     priority: int | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    return_token_sources: bool | None = None
     response_format: dict[str, Any] | None = None
 
 
