@@ -21,7 +21,8 @@ from test_openai_process import running
 
 from jspec.demo import FAMILY
 
-ROWS, WAITING, CLIENTS = 4, 6, 16  # clients at a time are more than decode and wait together, so that some are refused
+ROWS, WAITING, CLIENTS = 4, 6, 14  # clients at a time are more than decode and wait together, so that some are refused
+PAUSE = 0.1  # seconds until one that was refused asks again
 ALONE = 30  # answers that are asked for again, alone
 PATIENCE = 240  # seconds for one answer, which nobody should need
 PROMPTS = (
@@ -141,7 +142,7 @@ async def garbage(address: str, rng: np.random.Generator):
 
 
 async def soak(address: str, rng: np.random.Generator, count: int) -> list[tuple[Asked, str, Answer]]:
-    """Send so many requests, ``CLIENTS`` at a time; what became of each."""
+    """Send so many requests, ``CLIENTS`` at a time; what became of each, and of those times when it was told to wait."""
     left, ended = iter([Asked.random(rng) for _ in range(count)]), []
 
     async with httpx.AsyncClient(base_url=address, timeout=None) as client:
@@ -150,9 +151,11 @@ async def soak(address: str, rng: np.random.Generator, count: int) -> list[tuple
             for asked in left:
                 if rng.random() < 0.1:
                     await garbage(address, rng)
-                ended.append((asked, *await answer_of(client, asked)))
-                if ended[-1][1] == "429":
-                    await asyncio.sleep(0.05)
+                became = None
+                while became in (None, "429"):
+                    became, answer = await answer_of(client, asked)
+                    ended.append((asked, became, answer))
+                    await asyncio.sleep(PAUSE if became == "429" else 0)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(CLIENTS):
@@ -199,7 +202,7 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[psutil.Process, str]]
 
 
 def check(ended: list[tuple[Asked, str, Answer]]):
-    """Every request ended in a way that it may, and every way came."""
+    """Every request ended in a way that it may, at last or at once, and every way came."""
     for asked, became, _ in ended:
         may = {"429"}
         if asked.malformed:
@@ -210,7 +213,7 @@ def check(ended: list[tuple[Asked, str, Answer]]):
         assert became in may, (asked, became)
     came = collections.Counter(became for _, became, _ in ended)
     assert all(came[became] for became in ("answered", "400", "429", "left", "late")), came
-    assert came["answered"] > len(ended) / 4, came
+    assert came["answered"] > (len(ended) - came["429"]) / 2, came
 
 
 @pytest.mark.parametrize(
