@@ -37,6 +37,7 @@ class Texts:
             stop_tokens=jnp.full(MAX_STOP_TOKENS, -1, jnp.int32),
             key_data=jnp.array([1, row], jnp.uint32),
             table=1 + row * M + jnp.arange(M, dtype=jnp.int32),
+            max_drafts=jnp.int32(config.max_len),
             warp=Warp(jnp.float32(self.temperature), jnp.int32(0), jnp.float32(1), jnp.float32(0)),
         )
 

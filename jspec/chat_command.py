@@ -11,7 +11,8 @@ from typing import Any
 import jspec
 from jspec import generate_command
 from jspec.chat import read_template
-from jspec.terminal import Screen, TokenPieces, summary
+from jspec.pieces import TokenPieces
+from jspec.terminal import Screen, summary
 
 PROMPT = "> "
 HELP = "Ctrl-C ends an answer, /reset forgets the conversation, Ctrl-D or /exit ends it."

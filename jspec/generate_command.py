@@ -13,7 +13,8 @@ from typing import Any
 import jspec
 from jspec.chat import read_template
 from jspec.config import EngineConfig
-from jspec.terminal import Screen, TokenPieces, summary
+from jspec.pieces import TokenPieces
+from jspec.terminal import Screen, summary
 
 SAMPLING = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos")
 LOADING = ("ngram_corpus", "max_len", "dtype", "generation_config")

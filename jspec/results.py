@@ -2,6 +2,22 @@
 
 import dataclasses
 import operator
+from collections.abc import Sequence
+
+# Where a token comes from: an accepted draft; the correction token behind a refused draft; the bonus token behind drafts
+# of which none was refused; the target alone, in a round without drafts.
+DRAFT, CORRECTION, BONUS, TARGET = SOURCES = ("draft", "correction", "bonus", "target")
+
+
+def accepted_of(sources: Sequence[str]) -> list[bool]:
+    """For each token, whether it was drafted and accepted."""
+    return [source == DRAFT for source in sources]
+
+
+def sources_of(drafted: int, accepted: int, count: int) -> list[str]:
+    """Where the ``count`` tokens of a round come from that had so many drafts and accepted so many of them."""
+    last = TARGET if not drafted else BONUS if accepted == drafted else CORRECTION
+    return [DRAFT] * min(accepted, count) + [last] * (count - accepted)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +136,8 @@ class Result:
       stop_reason: for ``stop``, the stop string or the id in ``stop_token_ids`` that ended the completion, or None if an
         end-of-sequence token did; for ``length`` and ``abort``, None; for ``error``, what went wrong.
       stats: how speculation went.
-      accepted: for each new token, whether it was drafted and accepted; if not, the target drew it.
+      sources: for each new token, where it comes from: ``draft`` for an accepted draft, which ``correction`` or ``bonus``
+        follows, or ``target`` in a round without drafts.
       reproducible: whether the same seed gives the same text again, whatever else the engine does. With
         ``jspec.load(reproducible=False)`` it need not. Under ``num_draft_tokens="auto"`` it does not, because K depends on
         measured times and on what else is decoded. The exception is ``match`` with ``coupled`` drafts at a pinned width,
@@ -138,11 +155,16 @@ class Result:
     finish_reason: str
     stop_reason: int | str | None
     stats: Stats
-    accepted: list[bool] = dataclasses.field(repr=False)
+    sources: list[str] = dataclasses.field(repr=False)
     reproducible: bool = True
     num_cached_tokens: int = 0
     logprobs: list[dict[int, Logprob]] | None = dataclasses.field(default=None, repr=False)
     prompt_logprobs: list[dict[int, Logprob] | None] | None = dataclasses.field(default=None, repr=False)
+
+    @property
+    def accepted(self) -> list[bool]:
+        """For each new token, whether it was drafted and accepted; if not, the target drew it."""
+        return accepted_of(self.sources)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +178,7 @@ class Delta:
         it, or cut it off as the beginning of a stop string. All texts of a request joined are the text of its result.
       finished: whether the request has ended, so that this is its last delta.
       result: the whole, if it has ended; else None.
-      accepted: for each new token, whether it was drafted and accepted; if not, the target drew it.
+      sources: ``Result.sources`` of the new tokens.
       logprobs: ``Result.logprobs`` of the new tokens.
     """
 
@@ -165,5 +187,10 @@ class Delta:
     text: str | None
     finished: bool
     result: Result | None = None
-    accepted: list[bool] = dataclasses.field(default_factory=list, repr=False)
+    sources: list[str] = dataclasses.field(default_factory=list, repr=False)
     logprobs: list[dict[int, Logprob]] | None = None
+
+    @property
+    def accepted(self) -> list[bool]:
+        """``Result.accepted`` of the new tokens."""
+        return accepted_of(self.sources)

@@ -1,7 +1,5 @@
 """A completion on the screen while it grows, with accepted drafts in another colour than what the target drew."""
 
-import collections
-import functools
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -10,10 +8,9 @@ from rich.console import Console
 from rich.segment import Segment, Segments
 from rich.style import Style
 
-from jspec.results import Delta, Result
-from jspec.text import Detokenizer, Tokenizer
+from jspec.pieces import Piece
+from jspec.results import DRAFT, Result
 
-Piece = tuple[str, bool]  # some text, and whether it is of a draft that was accepted
 DRAWN, ACCEPTED, NOTE = Style(bold=True), Style(color="green"), Style(dim=True)
 # A text may hold codes that clear the screen or rename the window. A terminal is shown their symbols instead.
 CONTROLS = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"}
@@ -44,7 +41,7 @@ class Screen:
 
     def write(self, pieces: Iterable[Piece]):
         """Add to the text."""
-        shown = [(self._printable(text), ACCEPTED if accepted else DRAWN) for text, accepted in pieces if text]
+        shown = [(self._printable(text), ACCEPTED if source == DRAFT else DRAWN) for text, source in pieces if text]
         if shown:
             self._put(shown)
             self._last = shown[-1][0]
@@ -86,52 +83,6 @@ class Screen:
         encoding = self._out.encoding or "utf-8"
         text = text.encode(encoding, "replace").decode(encoding)
         return text.translate(CONTROLS) if self.is_terminal else text
-
-
-class TokenPieces:
-    """Cuts the text of a growing completion where drafted tokens and others meet.
-
-    The tokens are decoded once more, one at a time, which tells how much text each of them settles. The text itself is that
-    of the deltas, which is held back before what may be a stop string. A character that is spread over several tokens goes
-    with the last of them.
-
-    Args:
-      tokenizer: the target's; without one, the pieces are those of the list of token ids.
-      prompt: the tokens before the completion.
-    """
-
-    def __init__(self, tokenizer: Tokenizer | None, prompt: Sequence[int]):
-        self._detokenizer = None
-        if tokenizer is not None:
-            self._detokenizer = Detokenizer(functools.partial(tokenizer.decode, skip_special_tokens=True), prompt)
-        self._lengths = collections.deque[tuple[int, bool]]()  # of text that was not given out yet, token by token
-        self._accepted = False  # whether the newest token is an accepted draft
-        self._begun = False
-
-    def of(self, delta: Delta) -> list[Piece]:
-        """The text of the next delta in pieces."""
-        tokens = zip(delta.token_ids, delta.accepted, strict=True)
-        if self._detokenizer is None or delta.text is None:
-            return self._of_ids(tokens, delta.finished)
-        for token, self._accepted in tokens:
-            if added := self._detokenizer.add([token]):
-                self._lengths.append((len(added), self._accepted))
-        pieces, start = list[Piece](), 0
-        while start < len(delta.text):
-            room = len(delta.text) - start
-            length, accepted = self._lengths.popleft() if self._lengths else (room, self._accepted)
-            if length > room:
-                self._lengths.appendleft((length - room, accepted))
-            pieces.append((delta.text[start : start + length], accepted))
-            start += length
-        return pieces
-
-    def _of_ids(self, tokens: Iterable[tuple[int, bool]], finished: bool) -> list[Piece]:
-        pieces = list[Piece]()
-        for token, accepted in tokens:
-            pieces.append((f"{', ' if self._begun else '['}{token}", accepted))
-            self._begun = True
-        return [*pieces, ("]" if self._begun else "[]", False)] if finished else pieces
 
 
 def summary(result: Result, seconds: float) -> str:

@@ -25,6 +25,7 @@ LEAVES = {
     "heads",
     "keys",
     "parameters",
+    "pieces",
     "registry",
     "results",
     "text",

@@ -7,7 +7,7 @@ import pytest
 from engines import MAX_LEN, Letters, V, bigram, successor_table, table_llm
 
 import jspec
-from jspec.results import Stats
+from jspec.results import TARGET, Stats
 from jspec.sampling.params import SamplingParams
 
 K = 4
@@ -50,6 +50,7 @@ def test_greedy_steps_are_what_the_tables_say(llm):
     assert result.token_ids == list(range(1, 13))
     flags = [True, True, False, False, True, True, True, False, True, True, True, False]
     assert result.accepted == flags
+    assert "".join(source[0] for source in result.sources) == "ddccdddcdddc"
     assert result.stats == Stats.of(K, [K] * 4, [2, 0, 3, 3])
 
 
@@ -88,7 +89,7 @@ def test_plain_decoding_has_an_acceptance_length_of_one():
     result = jspec.generate(table_llm(bigram(successor_table())), [5], SamplingParams(max_tokens=9, seed=0))
     assert result.stats == Stats(9, 0, 0, (9,), (), ())
     assert result.stats.mean_acceptance_length == 1.0
-    assert result.accepted == [False] * 9
+    assert (result.accepted, result.sources) == ([False] * 9, [TARGET] * 9)
 
 
 @pytest.mark.parametrize("stop", [(), "xyz", "uv"])
@@ -101,6 +102,7 @@ def test_deltas_say_which_tokens_were_accepted_drafts(stop):
     assert result is not None
     assert [token for delta in deltas for token in delta.token_ids] == result.token_ids
     assert [accepted for delta in deltas for accepted in delta.accepted] == result.accepted
+    assert [source for delta in deltas for source in delta.sources] == result.sources
     assert len(deltas) > 1
     assert all(len(delta.accepted) == len(delta.token_ids) for delta in deltas)
     for token in (4, 8, 15, 22)[: len(result.token_ids) // 6]:  # behind a wrong one, the target drew

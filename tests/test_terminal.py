@@ -6,8 +6,9 @@ import io
 import pytest
 from chats import chat_tokenizer
 
-from jspec.results import Delta, Result, Stats
-from jspec.terminal import Screen, TokenPieces, summary
+from jspec.pieces import TokenPieces
+from jspec.results import BONUS, CORRECTION, DRAFT, TARGET, Delta, Result, Stats
+from jspec.terminal import Screen, summary
 from jspec.text import Detokenizer
 
 TEXT = "a€é\U0001f600b"
@@ -19,7 +20,7 @@ def tokenizer(tmp_path_factory):
     return chat_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
-def deltas_of(tokenizer, tokens, accepted, sizes, held=0):
+def deltas_of(tokenizer, tokens, sources, sizes, held=0):
     """What an engine makes of tokens that come in groups of these sizes; the last ``held`` characters come at the end."""
     text = Detokenizer(functools.partial(tokenizer.decode, skip_special_tokens=True))
     start, deltas, waiting = 0, [], ""
@@ -30,7 +31,7 @@ def deltas_of(tokenizer, tokens, accepted, sizes, held=0):
         shown = waiting if finished else waiting[: max(len(waiting) - held, 0)]
         waiting = waiting[len(shown) :]
         chosen = slice(start, start + size)
-        deltas.append(Delta(0, tokens[chosen], shown, finished, None, accepted[chosen]))
+        deltas.append(Delta(0, tokens[chosen], shown, finished, None, sources[chosen]))
         start += size
     return deltas
 
@@ -40,29 +41,29 @@ def deltas_of(tokenizer, tokens, accepted, sizes, held=0):
 def test_pieces_are_the_text_whatever_the_deltas(tokenizer, sizes, held):
     """A character of several tokens goes with the last of them."""
     tokens = tokenizer.encode(TEXT, add_special_tokens=False)
-    accepted = [token % 2 == 0 for token in range(len(tokens))]
+    sources = [(DRAFT, CORRECTION)[token % 2] for token in range(len(tokens))]
     pieces = TokenPieces(tokenizer, [])
-    found = [piece for delta in deltas_of(tokenizer, tokens, accepted, sizes, held) for piece in pieces.of(delta)]
+    found = [piece for delta in deltas_of(tokenizer, tokens, sources, sizes, held) for piece in pieces.of(delta)]
     assert len(tokens) == sum(sizes)
-    by_letter = [(letter, flag) for text, flag in found for letter in text]
-    assert by_letter == [("a", True), ("€", False), ("é", False), ("\U0001f600", False), ("b", True)]
+    by_letter = [(letter, source) for text, source in found for letter in text]
+    assert by_letter == [("a", DRAFT), ("€", CORRECTION), ("é", CORRECTION), ("\U0001f600", CORRECTION), ("b", DRAFT)]
 
 
 def test_a_character_that_is_never_complete_and_a_text_that_is_cut(tokenizer):
     tokens = tokenizer.encode("ab€", add_special_tokens=False)[:-1]
     pieces = TokenPieces(tokenizer, [])
-    [delta] = deltas_of(tokenizer, tokens, [False, True, False, True], (4,))
-    assert pieces.of(delta) == [("a", False), ("b", True), ("\N{REPLACEMENT CHARACTER}", True)]
+    [delta] = deltas_of(tokenizer, tokens, [BONUS, DRAFT, BONUS, DRAFT], (4,))
+    assert pieces.of(delta) == [("a", BONUS), ("b", DRAFT), ("\N{REPLACEMENT CHARACTER}", DRAFT)]
     pieces = TokenPieces(tokenizer, [])  # at a stop string
-    assert pieces.of(Delta(0, tokens[:2], "a", True, None, [True, False])) == [("a", True)]
+    assert pieces.of(Delta(0, tokens[:2], "a", True, None, [DRAFT, BONUS])) == [("a", DRAFT)]
 
 
 def test_ids_where_there_is_no_tokenizer():
     pieces = TokenPieces(None, [1])
-    first = pieces.of(Delta(0, [5, 6], None, False, None, [True, False]))
-    assert first == [("[5", True), (", 6", False)]
-    assert pieces.of(Delta(0, [7], None, True, None, [True])) == [(", 7", True), ("]", False)]
-    assert TokenPieces(None, [1]).of(Delta(0, [], None, True)) == [("[]", False)]
+    first = pieces.of(Delta(0, [5, 6], None, False, None, [DRAFT, BONUS]))
+    assert first == [("[5", DRAFT), (", 6", BONUS)]
+    assert pieces.of(Delta(0, [7], None, True, None, [DRAFT])) == [(", 7", DRAFT), ("]", TARGET)]
+    assert TokenPieces(None, [1]).of(Delta(0, [], None, True)) == [("[]", TARGET)]
 
 
 class Terminal(io.StringIO):
@@ -89,7 +90,7 @@ def terminal(monkeypatch):
 def shown(terminal: Terminal, plain=False) -> str:
     screen = Screen(plain)
     screen.legend()
-    screen.write([("def", True), ("\tf\n", False), ("", True)])
+    screen.write([("def", DRAFT), ("\tf\n", TARGET), ("", DRAFT)])
     screen.end_text()
     screen.note("well")
     return terminal.getvalue()
@@ -111,7 +112,7 @@ def test_no_terminal_gets_text_alone(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     screen = Screen()
     screen.legend()
-    screen.write([("a\x1b[2J\r", True), ("b\n", False)])
+    screen.write([("a\x1b[2J\r", DRAFT), ("b\n", CORRECTION)])
     screen.end_text()
     screen.note("well")
     assert capsys.readouterr() == ("a\x1b[2J\rb\n\n", "well\n")
@@ -119,7 +120,7 @@ def test_no_terminal_gets_text_alone(capsys, monkeypatch):
 
 def test_codes_in_a_text_do_nothing_to_a_terminal(terminal):
     out, screen = terminal(), Screen(plain=True)
-    screen.write([("a\x1b]0;x\x07\r\x7f\x9b", False)])
+    screen.write([("a\x1b]0;x\x07\r\x7f\x9b", BONUS)])
     screen.note("\x1b[2J")
     assert out.getvalue() == "a␛]0;x␇␍␡\N{REPLACEMENT CHARACTER}\n␛[2J\n"
 
@@ -128,7 +129,7 @@ def test_an_output_that_lacks_characters(monkeypatch):
     binary = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(binary, encoding="latin-1"))
     screen = Screen()
-    screen.write([("é€\ud800", False)])
+    screen.write([("é€\ud800", TARGET)])
     screen.end_text()
     assert binary.getvalue() == "é??\n".encode("latin-1")
 

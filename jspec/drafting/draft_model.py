@@ -65,6 +65,8 @@ class DraftModel:
         def next_pass(cache, token, i):
             return read(cache, token, context.length[:, None] - 1 + i, (i < room)[:, None])
 
+        # A row without room for drafts reads as well, because its pages may serve a later prompt.
         positions = context.length[:, None] + jnp.arange(-2, 0, dtype=jnp.int32)[None]
-        cache, logits = read(state, context.tokens_at(positions), positions, (positions >= 0) & (room > 0)[:, None])
+        valid = context.live[:, None] & (positions >= 0) & (positions < self.model.config.max_position)
+        cache, logits = read(state, context.tokens_at(positions), positions, valid)
         return drawing.chain(logits, cache, next_pass, room)

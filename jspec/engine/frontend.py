@@ -139,8 +139,8 @@ class Frontend:
         if isinstance(completion, Completion):
             text = "" if active.outcome == FAILED else completion.take()
         end = start + len(token_ids)
-        accepted, logprobs = active.from_draft[start:end], self._logprobs(active, start, end)
-        return Delta(id, token_ids, text, finished, result, accepted, logprobs)
+        sources, logprobs = active.sources[start:end], self._logprobs(active, start, end)
+        return Delta(id, token_ids, text, finished, result, sources, logprobs)
 
     def result(self, active: ActiveRequest, longest_text: int | None, K: int) -> Result:
         """The result of a request that has ended."""
@@ -162,6 +162,8 @@ class Frontend:
                 stop_reason += ", or structured_outputs allows no token there that other options allow"
             if active.error is not None:
                 stop_reason = f"{type(active.error).__name__}: {active.error}"
+        if request.params.max_drafts == 0:
+            longest_text = None  # it is not for lack of positions that rounds drafted nothing
         stats = Stats.of(K, active.drafted, active.accepted, len(request.prompt), longest_text)
         self._warn_of_limit(request, stats, longest_text)
         return Result(
@@ -171,7 +173,7 @@ class Frontend:
             finish_reason=finish_reason,
             stop_reason=stop_reason,
             stats=stats,
-            accepted=active.from_draft,
+            sources=active.sources,
             reproducible=self._reproducible,
             num_cached_tokens=active.num_cached_tokens,
             logprobs=self._logprobs(active, 0, len(tokens)),

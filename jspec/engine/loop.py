@@ -142,10 +142,16 @@ class Loop:
         K, trying = self.runner.num_draft_tokens, False
         if self.controller is not None and plan.decoding and not plan.needs_processing:
             K = self.controller.choose(self.runner.bucket(len(plan.decoding)))
+            K = min(K, self._enough(plan.decoding))
             trying = self.controller.trying
         self._plan = planned = _Planned(plan, K, trying)
         self._sound = True
         return planned
+
+    def _enough(self, decoding: Sequence[ActiveRequest]) -> int:
+        """The smallest K that the engine may choose with which each of the requests gets as many drafts as it wants."""
+        wanted = max(active.request.max_drafts for active in decoding)
+        return min((K for K in self.runner.draft_lengths if wanted <= K), default=self.runner.num_draft_tokens)
 
     def _carry_out(self, planned: "_Planned"):
         self._sound, self._plan = False, None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from jspec._arguments import LARGEST_INT, require
+from jspec.results import sources_of
 from jspec.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -96,6 +97,12 @@ class Request:
         """Whether rounds have to process logits for it, or to find log-probabilities."""
         return self.params.needs_processing
 
+    @property
+    def max_drafts(self) -> int:
+        """The most drafts of a round that it wants."""
+        most = self.params.max_drafts
+        return LARGEST_INT if most is None else most
+
     def limit(self, max_len: int) -> int:
         """The length, prompt included, at which the request is complete."""
         length = len(self.prompt)
@@ -124,7 +131,7 @@ class ActiveRequest:
       saved: its state and pages in host memory while it is swapped out, else None; the runner's.
       num_saved_pages: how many pages are in ``saved``.
       tokens: the new tokens so far.
-      from_draft: for each of them, whether it was drafted and accepted; else the target drew it.
+      sources: for each of them, where it comes from, as ``Result.sources`` says.
       logprobs: for each of them, a line of ``TokenLogprobs.packed``; empty if the request wants none.
       drafted: for each round that counts, how many drafts were verified.
       accepted: for each round that counts, how many of them the target accepted.
@@ -154,7 +161,7 @@ class ActiveRequest:
     saved: Any = None
     num_saved_pages: int = 0
     tokens: list[int] = dataclasses.field(default_factory=list)
-    from_draft: list[bool] = dataclasses.field(default_factory=list)
+    sources: list[str] = dataclasses.field(default_factory=list)
     logprobs: list[np.ndarray] = dataclasses.field(default_factory=list)
     drafted: list[int] = dataclasses.field(default_factory=list)
     accepted: list[int] = dataclasses.field(default_factory=list)
@@ -195,7 +202,7 @@ class ActiveRequest:
                 break
             new = log.tokens[i][:count]
             self.tokens += new
-            self.from_draft += [True] * min(accepted, count) + [False] * (count - accepted)
+            self.sources += sources_of(log.drafted[i], accepted, count)
             if self.request.params.logprobs is not None and log.logprobs is not None:
                 self.logprobs += [*log.logprobs[i, :count]]
             self.drafted.append(log.drafted[i])
@@ -226,7 +233,7 @@ class ActiveRequest:
             self.outcome, self.error = FAILED, error
             return
         if keep is not None:
-            del self.tokens[keep:], self.from_draft[keep:], self.logprobs[keep:]
+            del self.tokens[keep:], self.sources[keep:], self.logprobs[keep:]
             self.outcome = STOPPED
 
 

@@ -167,20 +167,23 @@ class Scheduler:
           logs: its rounds on the host, fields ``[rounds, b]``.
 
         Returns:
-          for every row and round that counts, how many drafts the target accepted, in any order.
+          how many drafts the target accepted, in any order, one number for every row and round that counts; those of
+          requests that want few drafts are left out, because they say nothing of drafts that were not verified.
 
         Raises:
           RuntimeError: the device made no round although a request has not ended, so that it would never end.
         """
-        live, accepted = [], []
+        live, accepted, made = [], [], 0
         for active, log in zip(decoded, logs.by_row(), strict=False):
             active.unread_rounds -= rounds
             if active.outcome == LIVE:
                 live.append(active)
                 followed = len(active.accepted)
                 active.follow(log)
-                accepted += active.accepted[followed:]
-        if live and not accepted and all(active.outcome == LIVE for active in live):
+                made += len(active.accepted) - followed
+                if active.request.params.max_drafts is None:
+                    accepted += active.accepted[followed:]
+        if live and not made and all(active.outcome == LIVE for active in live):
             rows = [active.row for active in live]
             raise RuntimeError(f"the device made no round, although the requests in rows {rows} have not ended")
         return accepted

@@ -39,6 +39,7 @@ class RequestArrays:
       key_data: uint32 ``[B, 2]``, the request's Threefry key.
       table: int32 ``[B, M]``, the request's pages in the order of its tokens, padded with the null page. Which pages a
         row has is decided on the host, which gives them to every call: what stands here is of the last one.
+      max_drafts: int32 ``[B]``, the most drafts of a round that the request wants; K and more is as many as there are.
       warp: the request's temperature, top-k, top-p and min-p, each ``[B]``.
       processors: what the request does to logits before that; None where no request does anything.
     """
@@ -49,6 +50,7 @@ class RequestArrays:
     stop_tokens: jax.Array
     key_data: jax.Array
     table: jax.Array
+    max_drafts: jax.Array
     warp: Warp
     processors: Processors | None = None
 
@@ -110,6 +112,7 @@ def init_state(
         stop_tokens=jnp.full((B, MAX_STOP_TOKENS), -1, jnp.int32),
         key_data=jnp.zeros((B, 2), jnp.uint32),
         table=jnp.full((B, M), NULL_PAGE, jnp.int32),
+        max_drafts=every_row(0),
         warp=Warp(
             temperature=every_row(0, jnp.float32),
             top_k=every_row(0),
@@ -199,6 +202,7 @@ def request_arrays(request: Request, config: EngineConfig, vocab_size: int) -> R
         stop_tokens=array(stop_tokens, np.int32),
         key_data=array(request.key_data, np.uint32),
         table=array([NULL_PAGE] * config.pages_per_row, np.int32),
+        max_drafts=array(request.max_drafts, np.int32),
         warp=Warp(
             temperature=array(0.0 if params.greedy else params.temperature, np.float32),
             top_k=array(max(params.top_k, 0), np.int32),

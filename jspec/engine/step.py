@@ -249,14 +249,16 @@ class DecodeStep:
         """Let the drafter propose up to K tokens for each row.
 
         A row may use ``room`` drafts, the most that leave a slot for the token that the rule adds: K of them, fewer near
-        the end of its S slots, and none if the row is not live.
+        the end of its S slots or where its request wants fewer, and none if the row is not live. So how many count is
+        settled before any is drawn, and drafts behind them are no refused ones: a bonus token follows the last that counts.
 
         Returns:
           the drafter's new state, and its proposal, with tokens ``[B, K]``.
         """
         request, S = state.request, state.tokens.shape[1]
         K = self.drafter.num_draft_tokens
-        room = jnp.where(state.live, jnp.clip(S - 1 - request.length, 0, K), 0)
+        room = jnp.minimum(jnp.clip(S - 1 - request.length, 0, K), request.max_drafts)
+        room = jnp.where(state.live, room, 0)
         context = Context(
             tokens=state.tokens,
             length=request.length,

@@ -55,6 +55,8 @@ class SamplingParams:
         ``logprobs_mode="processed_logprobs"``.
       prompt_logprobs: the same for the tokens of the prompt, of the target's own distribution in any case. Such a prompt is
         read as a whole, in passes of up to 512 tokens, and not found in the prefix cache.
+      max_drafts: most drafts of a round that are verified for this request; 0 takes none, and None, as any number
+        beyond K, as many as the engine makes. The distribution of the text is the same for each.
       detokenize: whether results have text. Stop strings need it.
       skip_special_tokens: whether special tokens are left out of the text.
       include_stop_str_in_output: whether the text ends with the stop string, or the stop token's text, that ended it.
@@ -89,6 +91,7 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    max_drafts: int | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -130,6 +133,9 @@ class SamplingParams:
             count = getattr(self, name)
             ok = count is None or (is_int(count) and 0 <= count <= MAX_LOGPROBS)
             require(ok, name, count, f"None or an integer in 0..{MAX_LOGPROBS}")
+        drafts = self.max_drafts
+        ok = drafts is None or (is_int(drafts) and 0 <= drafts <= LARGEST_INT)
+        require(ok, "max_drafts", drafts, "None or an integer of at least 0 and below 2^31; 0 takes no drafts")
         ok = kept is None or (is_int(kept) and (kept == -1 or 1 <= kept <= LARGEST_INT))
         require(ok, "truncate_prompt_tokens", kept, "None, an integer of at least 1, or -1")
 

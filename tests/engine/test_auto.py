@@ -274,3 +274,27 @@ def test_drafts_that_never_pay_are_switched_off_and_those_that_do_are_not():
     assert drafts_a_step() < 0.8
     engine.replace_draft(TABLES[0])
     assert drafts_a_step() > 3.5
+
+
+class TestCaps:
+    """Requests that want fewer drafts than the engine would make."""
+
+    def capped(self, schedule, most) -> tuple[list[ActiveRequest], Told]:
+        return told(table_engine(), schedule, [dataclasses.replace(GREEDY, max_drafts=m) for m in most])
+
+    def test_calls_make_no_more_drafts_than_anybody_wants(self):
+        ended, controller = self.capped(itertools.repeat(2), [0] * len(PROMPTS))
+        assert tokens_of(ended) == tokens_of(told(table_engine(), itertools.repeat(0))[0])
+        assert {K for K, _, _ in controller.seen} == {0}
+        _, controller = self.capped(itertools.repeat(2), [1] * len(PROMPTS))
+        assert {K for K, _, _ in controller.seen} == {1}
+
+    def test_the_choice_stands_while_somebody_wants_all(self):
+        most = [None if i == len(PROMPTS) - 1 else 0 for i in range(len(PROMPTS))]
+        ended, controller = self.capped(itertools.repeat(2), most)
+        assert {K for K, _, _ in controller.seen} == {0, 2}
+        assert all(set(active.drafted) == {0} for active in ended[:-1])
+
+    def test_nothing_is_learnt_from_drafts_that_were_not_verified(self):
+        _, controller = self.capped(itertools.repeat(2), [1] * len(PROMPTS))
+        assert [accepted for _, _, accepted in controller.seen] == [[]] * len(controller.seen)

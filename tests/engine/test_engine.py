@@ -250,7 +250,7 @@ def test_a_stop_found_by_the_host_discards_what_ran_past_it():
             overshoot += sum(full.accepted[:steps]) + steps - keep
             assert cut.outcome == STOPPED
             assert cut.tokens == full.tokens[:keep]
-            assert cut.from_draft == full.from_draft[:keep]
+            assert cut.sources == full.sources[:keep]
             assert cut.accepted == full.accepted[:steps]
             assert cut.drafted == full.drafted[:steps]
     assert overshoot > 0

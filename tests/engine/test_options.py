@@ -238,6 +238,66 @@ class TestPromptLogprobs:
         assert (delta.result.finish_reason, delta.result.prompt_logprobs) == ("abort", None)
 
 
+class TestFewerDrafts:
+    CAPS = (0, 1, 3, 4)
+
+    @pytest.mark.parametrize("method", ["draft_model", "ngram"])
+    def test_greedy_texts_are_the_targets_and_rounds_have_no_more_drafts(self, method):
+        serving = engine(method)
+        params = [SamplingParams(temperature=0, max_tokens=12, max_drafts=most) for most in self.CAPS]
+        texts(serving, [SamplingParams(temperature=0, max_tokens=12)] * len(PROMPTS))
+        before, compiled = serving.metrics(), serving.num_compilations
+        requests = [
+            serving.frontend.request(i, prompt, one, np.array([7, i], np.uint32))
+            for i, (prompt, one) in enumerate(zip(PROMPTS, params, strict=True))
+        ]
+        ended = sorted(serving.run(requests), key=lambda active: active.request.index)
+        assert [active.tokens for active in ended] == [greedy_by_definition(prompt, {}, 12) for prompt in PROMPTS]
+        for active, most in zip(ended, self.CAPS, strict=True):
+            assert max(active.drafted) == most if method == "draft_model" else max(active.drafted) <= most
+            assert max(active.accepted) <= most
+        after = serving.metrics()
+        assert after.num_draft_tokens - before.num_draft_tokens == sum(sum(active.drafted) for active in ended)
+        assert serving.num_compilations == compiled
+
+    @pytest.mark.parametrize("reproducible", [True, False])
+    def test_a_text_of_coupled_drafts_does_not_depend_on_the_cap(self, reproducible):
+        config = dataclasses.replace(CONFIG, reproducible=reproducible)
+        serving = engine("draft_model", verify="match", draft_sampling="coupled", config=config)
+        found = [
+            texts(serving, [SamplingParams(max_tokens=14, seed=i, max_drafts=most) for i in range(len(PROMPTS))])
+            for most in (None, *self.CAPS)
+        ]
+        assert all(one == found[0] for one in found)
+
+    def test_the_text_of_a_neighbour_stays(self):
+        serving, free = engine("draft_model"), SamplingParams(max_tokens=12, seed=3)
+        capped = [free, *(SamplingParams(max_tokens=12, seed=3, max_drafts=most) for most in self.CAPS[:3])]
+        assert texts(serving, capped)[0] == texts(serving, [free] * len(PROMPTS))[0]
+
+    def test_results_count_drafts_that_were_verified(self):
+        none, few, many = (
+            jspec.generate(letters(), "a", temperature=0, max_tokens=12, max_drafts=most) for most in (0, 2, 99)
+        )
+        assert none.token_ids == few.token_ids == many.token_ids
+        assert (none.stats.num_steps, none.stats.num_draft_tokens, any(none.accepted)) == (12, 0, False)
+        assert (few.stats.num_steps, few.stats.drafted_per_position) == (4, (4, 4, 0, 0))
+        assert few.stats.acceptance_rate_per_position == (1.0, 1.0, 0.0, 0.0)
+        assert many.stats == jspec.generate(letters(), "a", temperature=0, max_tokens=12).stats
+
+    def test_a_later_turn_has_as_good_drafts_after_an_answer_without(self):
+        """The drafter reads what it did not draft, because the pages of an answer serve the prompt of the next turn."""
+        config = dataclasses.replace(CONFIG, page_size=4, prefill_chunk=4, reproducible=False)
+        models = target(), target()  # which agree, so that every draft is accepted that was made of a whole text
+        serving = engine("draft_model", models=models, config=config)
+        (first,) = texts(serving, [SamplingParams(temperature=0, max_tokens=26, max_drafts=0)], PROMPTS[:1])
+        turn = serving.frontend.request(0, [*PROMPTS[0], *first], SamplingParams(temperature=0), np.zeros(2, np.uint32))
+        (active,) = serving.run([turn])
+        assert active.num_cached_tokens > len(PROMPTS[0])
+        assert active.accepted[:-1] == active.drafted[:-1]
+        assert len(active.accepted) > 1
+
+
 def test_programs_that_process_run_only_when_somebody_wants_it(monkeypatch):
     serving, called, call = engine("draft_model"), [], Program.__call__
     monkeypatch.setattr(Program, "__call__", lambda self, *args: called.append(self.name) or call(self, *args))

@@ -12,6 +12,7 @@ from simulated_engine import Simulation
 from jspec.config import EngineConfig
 from jspec.engine.request import FULL, LIVE, Request
 from jspec.engine.scheduler import Scheduler
+from jspec.results import DRAFT
 from jspec.sampling.params import SamplingParams
 
 K = 2
@@ -350,7 +351,7 @@ class TestFollowing:
         finish(played)
         for active in actives:
             assert played.device.text(active).tokens == [*active.request.prompt, *active.tokens]
-            assert sum(active.from_draft) <= sum(active.accepted)
+            assert active.sources.count(DRAFT) <= sum(active.accepted)
 
     def test_a_call_without_rounds_is_an_error(self):
         played = simulation()

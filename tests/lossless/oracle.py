@@ -61,7 +61,8 @@ class Oracle:
 
     def drafts(self, history) -> tuple[int, Model]:
         """How many drafts a round after this history has, and their distribution."""
-        room, length = min(K, self.program.slots - 1 - len(history)), len(history)
+        most = K if self.ask.max_drafts is None else self.ask.max_drafts
+        room, length = min(K, most, self.program.slots - 1 - len(history)), len(history)
         count, draft = self._own_drafts(history, room)
         grammar = self.ask.options.grammar
         if grammar is None:

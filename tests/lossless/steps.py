@@ -82,6 +82,7 @@ class Ask:
     min_tokens: int = 0
     share: int = 8
     options: distributions.Options = NO_OPTIONS
+    max_drafts: int | None = None  # of a round
 
     @property
     def params(self) -> SamplingParams:
@@ -92,6 +93,7 @@ class Ask:
             **dataclasses.asdict(self.warp),
             max_tokens=N,
             min_tokens=self.min_tokens,
+            max_drafts=self.max_drafts,
             **options | {"logit_bias": dict(self.options.logit_bias), "bad_words": ["?"] * len(self.options.bad_words)},
         )
 
@@ -176,6 +178,7 @@ def prefilled(program: Program, asks: Sequence[Ask], tables) -> DecodeState:
         stop_tokens=column(((*a.stop_tokens, -1, -1)[:2] for a in asks), jnp.int32),
         key_data=jnp.zeros((B, 2), jnp.uint32),
         table=jnp.asarray(pages.reshape(B, CONFIG.pages_per_row)),
+        max_drafts=column((K if a.max_drafts is None else a.max_drafts for a in asks), jnp.int32),
         warp=as_warp([a.warp for a in asks]),
         processors=_processors(asks),
     )

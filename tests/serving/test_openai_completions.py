@@ -192,10 +192,50 @@ def test_tokenize_and_detokenize(service):
     assert error_of(ask(service, "/detokenize", {"tokens": [10**9]}), 400)["param"] == "tokens"
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_whose_tokens_they_are(service, path):
+    """In a whole answer, and in a stream, where the text comes in pieces besides."""
+    body = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": MESSAGES}
+    body |= {"temperature": 0, "max_tokens": 30, "return_token_sources": True, "ignore_eos": True}
+    prompt = PROMPT if "prompt" in body else family().chat_prompt(MESSAGES, chat_template=CHAT)
+    expected = generated(prompt, temperature=0, max_tokens=30, ignore_eos=True)
+    assert {"draft", "correction", "bonus"} == set(expected.sources)
+    (choice,) = ask(service, path, body).json()["choices"]
+    assert choice["token_sources"] == expected.sources
+    assert "text_sources" not in choice
+    chunks = events(ask(service, path, {**body, "stream": True}))
+    pieces = [one for chunk in chunks for choice in chunk["choices"] for one in choice.get("text_sources", [])]
+    assert [s for chunk in chunks for c in chunk["choices"] for s in c.get("token_sources", [])] == expected.sources
+    assert "".join(text for text, _ in pieces) == expected.text
+    assert set(source for _, source in pieces) == set(expected.sources)
+    without = ask(service, path, {**body, "max_drafts": 0}).json()["choices"][0]
+    assert set(without["token_sources"]) == {"target"}
+    plain = ask(service, path, {**body, "return_token_sources": None}).json()["choices"][0]
+    assert "token_sources" not in plain
+
+
+def test_a_cap_on_drafts(service):
+    before = family().engine.metrics()
+    asked = {**SEEDED, "max_tokens": 20, "max_drafts": 1}
+    text = ask(service, "/v1/completions", asked).json()["choices"][0]["text"]
+    params = {"temperature": 0.9, "top_p": 0.9, "top_k": 50, "seed": 7, "max_tokens": 20, "max_drafts": 1}
+    result = generated(**params)
+    assert text == result.text
+    after = family().engine.metrics()
+    assert after.num_draft_tokens - before.num_draft_tokens == 2 * result.stats.num_draft_tokens
+    assert result.stats.drafted_per_position[1:] == (0, 0)
+    error = error_of(ask(service, "/v1/completions", {**asked, "max_drafts": -1}), 400)
+    assert (error["param"], "max_drafts=-1: expected None or an integer" in error["message"]) == ("max_drafts", True)
+
+
 def test_models_version_and_paths_that_are_not_there(service):
     cards = ask(service, "/v1/models").json()
     assert [openai.types.Model.model_validate(card).id for card in cards["data"]] == ["family", "other"]
-    assert cards["data"][0]["speculation"] == {"method": "draft_model", "num_speculative_tokens": 3}
+    assert cards["data"][0]["speculation"] == {
+        **{"method": "draft_model", "num_speculative_tokens": 3, "most_draft_tokens": 3, "draft_lengths": [3]},
+        **{"verify": "rejection", "draft_sampling": "auto"},
+    }
+    assert (cards["data"][0]["chat"], cards["data"][0]["reproducible"]) == (True, True)
     assert ask(service, "/v1/models/other").json()["max_model_len"] == MAX_LEN
     assert error_of(ask(service, "/v1/models/none"), 404)["code"] == "model_not_found"
     assert ask(service, "/version").json() == {"version": jspec.__version__}

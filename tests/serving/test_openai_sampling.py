@@ -28,6 +28,7 @@ LATER = {
     "skip_special_tokens": False,
     "include_stop_str_in_output": True,
     "truncate_prompt_tokens": 4,
+    "max_drafts": 2,
 }
 
 

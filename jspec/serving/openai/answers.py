@@ -9,12 +9,14 @@ from typing import Any, ClassVar
 
 import jspec
 from jspec.engine.request import Request
+from jspec.pieces import TokenPieces
 from jspec.results import Delta, Result
 from jspec.serving.async_engine import Group
 from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.protocol import GenerationRequest, StreamOptions
 from jspec.serving.openai.service import unavailable
 from jspec.serving.openai.streaming import DONE, event
+from jspec.text import Tokenizer
 
 log = logging.getLogger("jspec.serve")
 
@@ -26,6 +28,7 @@ class Answer(abc.ABC):
       asked: what the client sent.
       model: the name by which it asked for the model.
       requests: one for each choice, in the order of the choices: those of the first prompt first.
+      tokenizer: of the model.
       n: how many of them are of one prompt.
     """
 
@@ -33,13 +36,16 @@ class Answer(abc.ABC):
     whole_object: ClassVar[str]
     chunk_object: ClassVar[str]
 
-    def __init__(self, asked: GenerationRequest, model: str, requests: Sequence[Request], n: int):
+    def __init__(
+        self, asked: GenerationRequest, model: str, requests: Sequence[Request], tokenizer: Tokenizer | None, n: int
+    ):
         self.asked, self.requests, self.n = asked, requests, n
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._fingerprint = f"jspec-{jspec.__version__}"
         self._results: dict[int, Result] = {}
         self._begun: set[int] = set()  # choices that a stream has had something of
         self._num_tokens = 0  # of all completions so far
+        self._pieces = [TokenPieces(tokenizer, r.prompt, r.params.skip_special_tokens) for r in self._sourced()]
 
     async def whole(self, group: Group) -> dict[str, Any]:
         """The answer, when all completions have ended.
@@ -99,6 +105,21 @@ class Answer(abc.ABC):
             return {"finish_reason": None, "stop_reason": None}
         return {"finish_reason": result.finish_reason, "stop_reason": result.stop_reason}
 
+    def details(self, told: Delta | Result, index: int) -> dict[str, Any]:
+        """What a request may ask for beside the text of a choice: its tokens, and where they come from."""
+        found: dict[str, Any] = {}
+        if self.asked.return_token_ids:
+            found["token_ids"] = told.token_ids
+        if self.asked.return_token_sources:
+            found["token_sources"] = told.sources
+            if isinstance(told, Delta):
+                found["text_sources"] = self._pieces[index].of(told) if told.text is not None else []
+        return found
+
+    def _sourced(self) -> Sequence[Request]:
+        """The requests whose streams say whose text is whose."""
+        return self.requests if self.asked.return_token_sources and self.asked.stream else ()
+
     def _count(self, index: int, delta: Delta):
         """Take note of a delta.
 
@@ -112,8 +133,8 @@ class Answer(abc.ABC):
 
     def _worth_telling(self, delta: Delta, options: StreamOptions) -> bool:
         """Whether a chunk of it would say anything: text may be held back."""
-        detailed = self.asked.return_token_ids or delta.logprobs is not None or options.continuous_usage_stats
-        return bool(delta.text or delta.finished or detailed)
+        detailed = self.asked.return_token_ids or self.asked.return_token_sources or options.continuous_usage_stats
+        return bool(delta.text or delta.finished or detailed or delta.logprobs is not None)
 
     def _chunk(self, choices: list[Any], options: StreamOptions, delta: Delta | None = None) -> dict[str, Any]:
         chunk = {**self._head, "object": self.chunk_object, "system_fingerprint": self._fingerprint, "choices": choices}

@@ -15,6 +15,7 @@ from jspec.serving.openai.completions import completions
 from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.gate import Gate
 from jspec.serving.openai.metrics import EngineCollector
+from jspec.serving.openai.page import page
 from jspec.serving.openai.service import Service
 from jspec.serving.openai.tokens import detokenize, tokenize
 
@@ -30,6 +31,7 @@ def make_app(service: Service) -> ASGIApp:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     paths: dict[tuple[str, str], Handler] = {
+        ("GET", "/"): page,
         ("GET", "/health"): _health,
         ("GET", "/version"): _version,
         ("GET", "/metrics"): metrics,
@@ -74,9 +76,17 @@ async def _model(service: Service, http: Request) -> Response:
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:
-    """What clients may know of the model; ``speculation`` is jspec's own field."""
+    """What clients may know of the model; the fields behind ``max_model_len`` are jspec's own."""
     llm = service.llm
-    drafting = {"method": llm.method, "num_speculative_tokens": llm.speculation.num_draft_tokens if llm.method else 0}
+    how, engine = llm.speculation, llm.engine
+    drafting = {
+        "method": llm.method,
+        "num_speculative_tokens": how.num_draft_tokens if llm.method else 0,
+        "most_draft_tokens": engine.num_draft_tokens,
+        "draft_lengths": engine.runner.draft_lengths,
+        "verify": how.verify,
+        "draft_sampling": how.draft_sampling,
+    }
     return {
         "id": name,
         "object": "model",
@@ -86,4 +96,6 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "parent": None,
         "max_model_len": service.max_len,
         "speculation": drafting,
+        "chat": service.chats,
+        "reproducible": engine.config.reproducible,
     }

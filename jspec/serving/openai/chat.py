@@ -33,7 +33,7 @@ async def chat(service: Service, http: HttpRequest) -> Response:
 
     def prepare() -> ChatAnswer:
         requests = requests_of(service, asked, settings, prompt_of(service, asked), "messages")
-        return ChatAnswer(asked, model, requests, len(requests))
+        return ChatAnswer(asked, model, requests, service.llm.tokenizer, len(requests))
 
     return await answered(service, http, prepare)
 
@@ -87,35 +87,31 @@ class ChatAnswer(Answer):
 
     prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, asked: ChatRequest, model: str, requests, n: int):
-        super().__init__(asked, model, requests, n)
+    def __init__(self, asked: ChatRequest, model: str, requests, tokenizer, n: int):
+        super().__init__(asked, model, requests, tokenizer, n)
         self._top = (asked.top_logprobs or 0) if asked.logprobs else None
 
     def choice(self, index: int, result: Result) -> dict[str, Any]:
-        choice = {
+        return {
             "index": index,
             "message": {"role": "assistant", "content": result.text or "", "refusal": None},
             "logprobs": self._logprobs(result),
             **self.ending(result),
+            **self.details(result, index),
         }
-        if self.asked.return_token_ids:
-            choice["token_ids"] = result.token_ids
-        return choice
 
     def opening(self, index: int) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
         return [{"index": index, "delta": delta, "logprobs": None, **self.ending(None)}]
 
     def piece(self, index: int, delta: Delta) -> dict[str, Any]:
-        choice = {
+        return {
             "index": index,
             "delta": {"content": delta.text} if delta.text else {},
             "logprobs": self._logprobs(delta),
             **self.ending(delta.result),
+            **self.details(delta, index),
         }
-        if self.asked.return_token_ids:
-            choice["token_ids"] = delta.token_ids
-        return choice
 
     def extras(self) -> dict[str, Any]:
         extras: dict[str, Any] = {}

@@ -48,7 +48,7 @@ class CompletionAnswer(Answer):
     prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
 
     def __init__(self, service: Service, asked: CompletionRequest, model, requests, n: int, texts):
-        super().__init__(asked, model, requests, n)
+        super().__init__(asked, model, requests, service.llm.tokenizer, n)
         self._service, self._texts, self._echo = service, texts, bool(asked.echo)
         self._top, self._offsets = asked.logprobs, dict.fromkeys(range(len(requests)), 0)
 
@@ -59,12 +59,13 @@ class CompletionAnswer(Answer):
             "text": prompt + (result.text or ""),
             "logprobs": self._whole_logprobs(result),
             **self.ending(result),
+            **self.details(result, index),
         }
         places = result.prompt_logprobs
         if self.asked.prompt_logprobs is not None and places is not None:
             choice["prompt_logprobs"] = prompt_logprobs(places)
         if self.asked.return_token_ids:
-            choice.update(prompt_token_ids=result.prompt_token_ids, token_ids=result.token_ids)
+            choice["prompt_token_ids"] = result.prompt_token_ids
         return choice
 
     def opening(self, index: int) -> list[dict[str, Any]]:
@@ -82,10 +83,8 @@ class CompletionAnswer(Answer):
         if places is not None and self._top is not None:
             told = completion_logprobs(delta.token_ids, places, self._top, self._offsets[index])
             self._offsets[index] += sum(map(len, told["tokens"]))
-        choice = {"index": index, "text": delta.text or "", "logprobs": told, **self.ending(delta.result)}
-        if self.asked.return_token_ids:
-            choice["token_ids"] = delta.token_ids
-        return choice
+        ending, details = self.ending(delta.result), self.details(delta, index)
+        return {"index": index, "text": delta.text or "", "logprobs": told, **ending, **details}
 
     def _whole_logprobs(self, result: Result) -> dict[str, Any] | None:
         places = result.logprobs

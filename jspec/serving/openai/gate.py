@@ -12,7 +12,7 @@ from jspec.serving.openai.service import Service, unavailable
 
 log = logging.getLogger("jspec.serve")
 
-OPEN = ("/health",)  # answered without a key
+OPEN = ("/health", "/")  # answered without a key; a browser that is given an address alone has none to send
 WHILE_DRAINING = ("/health", "/metrics")
 
 

@@ -57,10 +57,12 @@ class GenerationRequest(_Body):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: int | None = None
+    max_drafts: int | None = None
     add_special_tokens: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
+    return_token_sources: bool | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
 

@@ -29,6 +29,7 @@ _PASSED_ON: dict[str, Any] = {
     "skip_special_tokens": True,
     "include_stop_str_in_output": False,
     "truncate_prompt_tokens": None,
+    "max_drafts": None,
 }
 _COMPUTED: dict[str, Any] = {
     "max_tokens": None,

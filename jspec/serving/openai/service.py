@@ -58,6 +58,11 @@ class Service:
         return self.llm.engine.config.max_len
 
     @property
+    def chats(self) -> bool:
+        """Whether there is a chat template."""
+        return bool(self.chat_template or getattr(self.llm.tokenizer, "chat_template", None))
+
+    @property
     def room(self) -> int | None:
         """How many requests an idle engine takes at once; None is any number."""
         config = self.llm.engine.config
