@@ -10,6 +10,7 @@ from benchmarks.programs import PAGE, Bench
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.engine import Engine
+from jspec.engine.frontend import Frontend
 from jspec.sampling.synthetic import rule_of
 from jspec.sampling.verify import RULES
 
@@ -27,6 +28,7 @@ class Setting:
       K: drafts per round, or ``auto``, which chooses among numbers up to ``most``.
       most: the largest K of ``auto``.
       acceptance: synthetic acceptance of every draft.
+      draft_sampling: how drafts are drawn.
       num_pages: of the pool; None gives every row room for ``max_len`` tokens.
       page_size: P.
       reproducible: whether one program serves every number of rows.
@@ -39,6 +41,7 @@ class Setting:
     K: int | Literal["auto"] = 4
     most: int = 4
     acceptance: float = 0.7
+    draft_sampling: str = "auto"
     num_pages: int | None = None
     page_size: int = PAGE
     reproducible: bool = False
@@ -53,7 +56,12 @@ class Setting:
         if self.method is None:
             return Speculation()
         most = self.most if self.K == "auto" else None
-        return Speculation(self.K, synthetic_acceptance=self.acceptance, max_draft_tokens=most)
+        return Speculation(
+            self.K,
+            draft_sampling=self.draft_sampling,
+            synthetic_acceptance=self.acceptance,
+            max_draft_tokens=most,
+        )
 
     def engine_config(self, dtype: str) -> EngineConfig:
         return EngineConfig(
@@ -67,7 +75,7 @@ class Setting:
         )
 
 
-def make_engine(bench: Bench, setting: Setting) -> Engine:
+def make_engine(bench: Bench, setting: Setting, frontend: Frontend | None = None) -> Engine:
     """An engine that has not compiled anything yet."""
     speculation = setting.speculation
     config, module = bench.draft(setting.method)
@@ -79,6 +87,7 @@ def make_engine(bench: Bench, setting: Setting) -> Engine:
         _rule(speculation),
         setting.engine_config(bench.dtype),
         draft_lengths=speculation.draft_lengths if speculation.auto else None,
+        frontend=frontend,
     )
 
 

@@ -21,6 +21,8 @@ MEASURES = {
     "10": "times to the first token and between tokens of requests that arrive at random, at 70% of the rate of line 2",
     "11": "the first token of the second turn of a chat, over that of the first turn",
     "12": "lines 1, 2 and 6 with `reproducible=True`, over what they are without",
+    "13": "lines 1 and 2 where requests have penalties or ask for log-probabilities, over what they are without",
+    "14": "requests that a grammar restricts, beside free ones in the engine of line 2 and alone",
 }
 # A row of the table in README.md: what was measured, where and in which unit, and the key of the figure.
 IN_README = (
