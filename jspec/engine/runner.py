@@ -172,7 +172,7 @@ class Runner:
         # XLA times kernels on a GPU as it compiles, and more than two programs at a time wait for each other.
         compile_all([(program, self._with_weights(program, args)) for program, args in every], 2 if on_gpu else None)
         for program, args in every * (2 if on_gpu else 1):  # XLA makes a program's CUDA graph in its second run
-            self._send(program, *args)
+            self._send(program, *jax.tree.map(_zeros, args))
 
     def costs(self) -> Seconds:
         """For the rows of each decode program, K -> seconds per round, as an earlier start has kept them or as they are
@@ -317,10 +317,9 @@ class Runner:
         """The two programs of constrained requests, with arguments that do nothing to an idle batch."""
         draft, judge = self.programs.draft[bucket], self.programs.judge[bucket]
         yield draft, (draft.idle,)
-        if judge.compiled:  # then ``compile_for`` does not look at its arguments
+        if judge.compiled:  # what it takes is found out by tracing, which takes long
             return
-        kinds = jax.eval_shape(draft.function, *self._with_weights(draft, (draft.idle,)))[1]
-        yield judge, (jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), kinds), judge.idle)
+        yield judge, (jax.eval_shape(draft.function, *self._with_weights(draft, (draft.idle,)))[1], judge.idle)
 
     def _movers(self) -> Iterator[tuple[Program, tuple]]:
         """The programs that move requests to host memory and back, with arguments that change nothing."""
@@ -373,6 +372,11 @@ class Sent(NamedTuple):
     logs: CallLogs | None
     judged: Judged | None
     failures: list[Failure]
+
+
+def _zeros(x: Any) -> Any:
+    """Zeros in place of an array that is only described; arrays as they are."""
+    return jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x
 
 
 def _row(active: ActiveRequest) -> int:

@@ -115,16 +115,16 @@ def test_drafts_behind_the_cap_that_count_as_refused_are_seen(rule):
     """The token after the last draft that may stand is then drawn as a correction, which shuns the draft in its place."""
     propose = DecodeStep._propose
 
-    def propose_all(self, state, processing, noise):
+    def propose_all(self, state, *rest):
         free = dataclasses.replace(state.request, max_drafts=jnp.full_like(state.request.max_drafts, steps.K))
-        return propose(self, dataclasses.replace(state, request=free), processing, noise)
+        return propose(self, dataclasses.replace(state, request=free), *rest)
 
-    def verdict(self, state, processing, logits, proposal, noise):
+    def verdict(self, state, processing, logits, proposal):
         def refused(accepted, count, noise):
             return jnp.minimum(accepted, state.request.max_drafts)
 
         rule_of = functools.partial(RULES[rule], decide=refused)
-        return rule_of(processing.apply(logits, proposal.tokens), state.request.warp, proposal, noise)
+        return rule_of(processing.apply(logits, proposal.tokens), state.request.warp, proposal, self._noise(state))
 
     with attribute(DecodeStep, "_propose", propose_all), attribute(DecodeStep, "_verdict", verdict):
         *capped, free = p_values(Program(rule, noise=SameNoise))

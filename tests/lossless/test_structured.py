@@ -17,7 +17,7 @@ from lossless.statistics import LEVEL, p_value
 from lossless.steps import Ask, Program
 from lossless.table_model import V, random_tables
 
-QUICK, LONG = 2_500, 100_000  # texts of all asks
+QUICK, LONG = 4_000, 100_000  # texts of all asks; rounds are looked at that came 100 times
 TABLES = random_tables(0)
 # State 2 leaves one token. That of state 1 is a guess, which the target may not follow.
 GRAMMAR = Grammar(following=((1, 0, -1, 2), (-1, -1, 0, 1), (0, -1, -1, -1)), forced=(-1, 2, 0))
