@@ -37,6 +37,7 @@ from jspec.engine.request import ActiveRequest
 from jspec.llm import LLM
 from jspec.results import Stats
 from jspec.sampling.params import SamplingParams
+from jspec.structured import available
 
 PROMPTS = ragged_prompts()
 KEYS = [key_of(seed) for seed in range(len(PROMPTS))]
@@ -146,8 +147,9 @@ def test_match_with_coupled_drafts_at_one_width_gives_one_text():
 @pytest.mark.parametrize("costs", [CHEAP, None], ids=["given", "measured"])
 def test_nothing_is_compiled_while_K_varies(xla_compilations, costs):
     fresh = table_llm(costs).warmup().engine
-    # Prefill, with log-probabilities too, admit, save, restore, catch-up, a decode for each, and one that processes logits.
-    programs = 7 + len(FEW)
+    # Prefill, with log-probabilities too, admit, save, restore, catch-up, a decode for each, one that processes logits, and
+    # two for grammars.
+    programs = 7 + len(FEW) + 2 * available()
     assert fresh.num_compilations == programs
     before = len(xla_compilations)
     assert before > 0  # the listener hears

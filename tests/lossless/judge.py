@@ -31,7 +31,9 @@ def assert_texts_together(played: Sequence[tuple[Oracle, Tally]], views=VIEWS):
 def assert_acceptance(oracle: Oracle, tally: Tally):
     """Given the text when it began, a round accepts j drafts with exactly the predicted probability."""
     counts, probabilities = [], []
-    for code in np.flatnonzero(tally.rounds.sum(axis=(1, 2)) >= 100):
+    often = np.flatnonzero(tally.rounds.sum(axis=(1, 2)) >= 100)
+    assert len(often), f"no round of {oracle.ask} came 100 times: play more texts"
+    for code in often:
         history = oracle.ask.prompt + decoded(code)
         count, _ = oracle.drafts(history)
         assert tally.rounds[code].sum() == tally.rounds[code, count].sum(), f"not {count} drafts after {history}"

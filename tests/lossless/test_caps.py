@@ -72,7 +72,7 @@ def test_something_was_drafted_accepted_rejected_and_recovered(played):
 SERVED = Program("rejection", draft_positions=served.SLOTS, slots=served.SLOTS)
 
 
-@pytest.mark.parametrize("samples", [3_000, pytest.param(LONG, marks=pytest.mark.long)])
+@pytest.mark.parametrize("samples", [5_000, pytest.param(LONG, marks=pytest.mark.long)])
 def test_texts_as_users_get_them(samples):
     engine = served.engine(SERVED, TABLES, reproducible=False)
     tallies = served.play(engine, samples, seed=92, asks=ASKS)
