@@ -102,9 +102,7 @@ class Constrained:
         if not any(able):
             return None
         program = self._programs.judge[bucket]
-        call = self._call(bucket, [active if ok else None for active, ok in zip(drafted, able, strict=True)])
-        logprobs = any(active.request.params.logprobs is not None for active in drafted)
-        told = Judging(call, allowed, np.int32(logprobs))
+        told = Judging(self._call(bucket, [a if ok else None for a, ok in zip(drafted, able, strict=True)]), allowed)
         logs = send(program, proposal, program.packing.pack(told))
         places = [i for i, ok in enumerate(able) if ok]
         return Judged([drafted[i] for i in places], places, on_the_way(logs))

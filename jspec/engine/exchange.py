@@ -89,12 +89,10 @@ class Judging:
     Attributes:
       call: the rows of the draft program before it, but for those that have left meanwhile.
       allowed: uint32 ``[b, width, ceil(V / 32)]``, as ``DecodeStep.judge`` takes it.
-      logprobs: int32 ``[]``, 1 if a request wants log-probabilities, else 0.
     """
 
     call: Call
     allowed: Any
-    logprobs: Any
 
 
 def every_token(rows: int, positions: int, vocab_size: int) -> np.ndarray:

@@ -90,7 +90,7 @@ class StepBuilder:
     ) -> tuple[DecodeState, CallLogs]:
         """The second half of that round: ``DecodeStep.judge``. Its rows may have processors and want log-probabilities."""
         some = take(state, told.call.rows, told.call.table)
-        some, log = self._processing_step(leaves).judge(some, proposal, told.allowed, told.logprobs > 0)
+        some, log = self._processing_step(leaves).judge(some, proposal, told.allowed)
         logs = CallLogs(log.packed(), log.logprobs)
         return put(state, told.call.rows, some), jax.tree.map(lambda x: x[None], logs)
 
@@ -199,8 +199,7 @@ class Programs:
         self.judge_shape = width, builder.vocab_size
         for b in config.batch_buckets:
             call = Call.of(config, b, [], [], 1)
-            drafting = Drafting.of(call, builder.most)
-            judging = Judging(call, every_token(b, *self.judge_shape), np.int32(0))
+            drafting, judging = Drafting.of(call, builder.most), Judging(call, every_token(b, *self.judge_shape))
             options = decode_options(target_leaves, b * width)
             self.draft[b] = PackedProgram(f"draft_{b}_rows", builder.draft, drafting, options)
             self.judge[b] = PackedProgram(f"judge_{b}_rows", builder.judge, judging, options)

@@ -116,6 +116,8 @@ class Runner:
         """Compile what the plan needs and is not compiled yet, which may take minutes. Nothing else changes."""
         needed = [(program, args) for program, args in self._needed(plan, K) if not program.compiled]
         compile_all([(program, self._with_weights(program, args)) for program, args in needed])
+        if plan.drafting:
+            self._compile_judges([self.bucket(len(plan.drafting))])
 
     def carry_out(self, plan: Plan, K: int) -> "Sent":
         """Send all programs of a plan, whose rounds make up to K drafts; the most, if ``plan.needs_processing``.
@@ -170,9 +172,16 @@ class Runner:
         """Compile all programs, several at a time, and run each of them on an idle batch."""
         every, on_gpu = list(self._every_program()), jax.default_backend() == "gpu"
         # XLA times kernels on a GPU as it compiles, and more than two programs at a time wait for each other.
-        compile_all([(program, self._with_weights(program, args)) for program, args in every], 2 if on_gpu else None)
-        for program, args in every * (2 if on_gpu else 1):  # XLA makes a program's CUDA graph in its second run
-            self._send(program, *jax.tree.map(_zeros, args))
+        threads = 2 if on_gpu else None
+        compile_all([(program, self._with_weights(program, args)) for program, args in every], threads)
+        judged = self._config.batch_buckets if available() else ()
+        self._compile_judges(judged, threads)
+        for _ in range(2 if on_gpu else 1):  # XLA makes a program's CUDA graph in its second run
+            for program, args in every:
+                self._send(program, *args)
+            for b in judged:
+                draft, judge = self.programs.draft[b], self.programs.judge[b]
+                self._send(judge, self._send(draft, draft.idle), judge.idle)
 
     def costs(self) -> Seconds:
         """For the rows of each decode program, K -> seconds per round, as an earlier start has kept them or as they are
@@ -297,29 +306,29 @@ class Runner:
             packed += [self.programs.catch_up] if max(active.largest_K for active in plan.decoding) > K else []
         yield from ((program, (program.idle,)) for program in packed)
         if plan.drafting:
-            yield from self._halves(self.bucket(len(plan.drafting)))
+            draft = self.programs.draft[self.bucket(len(plan.drafting))]
+            yield draft, (draft.idle,)
         movers = self.programs.save, self.programs.restore
         if (plan.leaving or plan.returning) and not all(program.compiled for program in movers):
             yield from self._movers()  # which JAX keeps memory for, each time
 
     def _every_program(self) -> Iterator[tuple[Program, tuple]]:
         """All programs that may be needed, with arguments that do nothing to an idle batch."""
-        halves = [*self.programs.draft.values(), *self.programs.judge.values()]
-        packed = [one for one in self.programs if isinstance(one, PackedProgram) and one not in halves]
+        left_out = list(self.programs.judge.values())  # they take what others return
+        left_out += () if available() else self.programs.draft.values()
+        packed = [one for one in self.programs if isinstance(one, PackedProgram) and one not in left_out]
         if len(self.draft_lengths) == 1:
             packed.remove(self.programs.catch_up)
         yield from ((program, (program.idle,)) for program in packed)
-        for bucket in self._config.batch_buckets if available() else ():
-            yield from self._halves(bucket)
         yield from self._movers()
 
-    def _halves(self, bucket: int) -> Iterator[tuple[Program, tuple]]:
-        """The two programs of constrained requests, with arguments that do nothing to an idle batch."""
-        draft, judge = self.programs.draft[bucket], self.programs.judge[bucket]
-        yield draft, (draft.idle,)
-        if judge.compiled:  # what it takes is found out by tracing, which takes long
-            return
-        yield judge, (jax.eval_shape(draft.function, *self._with_weights(draft, (draft.idle,)))[1], judge.idle)
+    def _compile_judges(self, buckets: Sequence[int], threads: int | None = None):
+        """Compile the programs that judge what those of ``draft`` propose, which have been compiled. What these propose on
+        an idle batch shows its shapes; tracing them for that would take long."""
+        missing = [self.programs.draft[b] for b in buckets if not self.programs.judge[b].compiled]
+        judges = [self.programs.judge[b] for b in buckets if not self.programs.judge[b].compiled]
+        args = [(self._send(draft, draft.idle), judge.idle) for draft, judge in zip(missing, judges, strict=True)]
+        compile_all([(judge, self._with_weights(judge, one)) for judge, one in zip(judges, args, strict=True)], threads)
 
     def _movers(self) -> Iterator[tuple[Program, tuple]]:
         """The programs that move requests to host memory and back, with arguments that change nothing."""
@@ -372,11 +381,6 @@ class Sent(NamedTuple):
     logs: CallLogs | None
     judged: Judged | None
     failures: list[Failure]
-
-
-def _zeros(x: Any) -> Any:
-    """Zeros in place of an array that is only described; arrays as they are."""
-    return jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x
 
 
 def _row(active: ActiveRequest) -> int:

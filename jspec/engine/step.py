@@ -8,7 +8,6 @@ its shape. Every array that outlives a call is in ``DecodeState``, whose buffers
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,7 @@ from jspec.engine.state import DecodeState
 from jspec.models.cache import PagedView
 from jspec.models.contract import Target
 from jspec.sampling.distribution import Warp, make_distribution
-from jspec.sampling.logprobs import PACKED, token_logprobs
+from jspec.sampling.logprobs import PACKED, TokenLogprobs, token_logprobs
 from jspec.sampling.processors import Processing
 from jspec.sampling.stops import first_stop
 from jspec.sampling.streams import RoundNoise
@@ -92,11 +91,10 @@ class DecodeStep:
           state: the batch. Only the drafter's state changes.
           forced: drafts that take the place of the drafter's own.
         """
-        processing = dataclasses.replace(processing_of(state), seldom=forced is not None)
-        draft, proposal = self._propose(state, processing, self._noise(state), forced)
+        draft, proposal = self._propose(state, processing_of(state), self._noise(state), forced)
         return dataclasses.replace(state, draft=draft), proposal
 
-    def judge(self, state: DecodeState, proposal: Proposal, allowed=None, wanted=True) -> tuple[DecodeState, RoundLog]:
+    def judge(self, state: DecodeState, proposal: Proposal, allowed=None) -> tuple[DecodeState, RoundLog]:
         """The second half of a round: verify pass, rule, keep features, commit.
 
         Args:
@@ -104,21 +102,16 @@ class DecodeStep:
           proposal: what was drafted.
           allowed: uint32 ``[B, width, ceil(V / 32)]``, which tokens may come at each position from ``length`` on if all
             drafts before it stand, as ``Processing`` has it; None allows all.
-          wanted: bool ``[]``, whether a row wants log-probabilities, where the step finds any.
         """
-        processing = dataclasses.replace(processing_of(state), grammar=allowed, seldom=allowed is not None)
+        processing = dataclasses.replace(processing_of(state), grammar=allowed)
         logits, features, cache = self._verify_pass(state, proposal)
         verdict = self._verdict(state, processing, logits, proposal)
         features = self._kept_features(state, features)
         after, log = self._commit(dataclasses.replace(state, cache=cache, features=features), proposal, verdict)
         if self.logprobs_mode is None:
             return after, log
-        find = functools.partial(self._logprobs, processing, state.request.warp)
-        operands = logits, proposal, log.tokens
-        if wanted is True:
-            return after, dataclasses.replace(log, logprobs=find(*operands))
-        nothing = jnp.zeros((*log.tokens.shape, PACKED), jnp.int32)
-        return after, dataclasses.replace(log, logprobs=jax.lax.cond(wanted, find, lambda *_: nothing, *operands))
+        logprobs = self._logprobs(processing, state.request.warp, logits, proposal, log.tokens)
+        return after, dataclasses.replace(log, logprobs=logprobs.packed())
 
     def _noise(self, state: DecodeState) -> RoundNoise:
         return self.noise(state.request.key_data, state.request.length)
@@ -312,13 +305,13 @@ class DecodeStep:
         logits = processing.apply(logits, proposal.tokens)
         return self.verify(logits, state.request.warp, proposal, self._noise(state))
 
-    def _logprobs(self, processing: Processing, warp: Warp, logits, proposal: Proposal, tokens) -> jax.Array:
-        """``TokenLogprobs.packed`` of the emitted tokens, int32 ``[B, K + 1]``."""
+    def _logprobs(self, processing: Processing, warp: Warp, logits, proposal: Proposal, tokens) -> TokenLogprobs:
+        """Those of the emitted tokens, int32 ``[B, K + 1]``."""
         logits = logits[:, : tokens.shape[1]]
         if self.logprobs_mode == "raw_logprobs":
-            return token_logprobs(_as_float32(logits), tokens).packed()
+            return token_logprobs(_as_float32(logits), tokens)
         logits = processing.apply(_as_float32(logits), proposal.tokens)
-        return token_logprobs(make_distribution(logits, warp)[0].log_probs, tokens).packed()
+        return token_logprobs(make_distribution(logits, warp)[0].log_probs, tokens)
 
     def _kept_features(self, state: DecodeState, features):
         """The features ``[B, n, E]`` that the drafter finds at its next round; None if it reads none.

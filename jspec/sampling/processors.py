@@ -142,8 +142,6 @@ class Processing:
       length: int32 ``[B]``, how many there are.
       grammar: uint32 ``[B, T, ceil(V / 32)]``, the tokens that a grammar allows at each of T positions from ``length`` on,
         as in ``Processors.allowed``. It depends on the drafts before the position. None allows all.
-      seldom: whether a batch none of whose rows has processors is told from others on the device, so that it takes no time
-        for them. Inside of a loop of rounds that would cost every round time.
     """
 
     processors: Processors | None
@@ -152,18 +150,11 @@ class Processing:
     tokens: jax.Array
     length: jax.Array
     grammar: jax.Array | None = None
-    seldom: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def apply(self, logits, drafts=None, first=0) -> jax.Array:
         """The logits as the requests want them. Arguments as for ``Processors.process``."""
         if self.processors is not None:
-            process = functools.partial(self.processors.process, first=first)
-            operands = logits, self.tokens, self.length, drafts
-            if self.seldom:
-                some = jnp.any(self.processors.active > 0)
-                logits = jax.lax.cond(some, process, lambda logits, *_: logits, *operands)
-            else:
-                logits = process(*operands)
+            logits = self.processors.process(logits, self.tokens, self.length, drafts, first)
         if self.grammar is not None:
             allowed = _unpacked(self.grammar[:, : logits.shape[1]], logits.shape[2])
             logits = jnp.where(allowed, logits, -jnp.inf)
