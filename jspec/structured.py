@@ -112,7 +112,7 @@ class GrammarConstraint:
         self._count, self._ended = 0, False
 
     def forced(self, most: int) -> list[int]:
-        """The tokens of the text that has to come next, as the tokenizer splits it; the target may split it otherwise."""
+        """The tokens of the text that has to come next, as the tokenizer splits it."""
         tokens = self._matcher.compute_ff_tokens()[:most]
         if not tokens and self._matcher.is_stopped() and self._stop_tokens:
             tokens = [token for token in self._allowed() if token in self._stop_tokens][:most]

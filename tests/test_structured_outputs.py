@@ -208,6 +208,12 @@ class TestEnd:
         open_ended = constraint_of((), regex=REGEX)
         assert open_ended.add(tokenizer().encode("def main")) is None
 
+    def test_the_end_of_text_ends_it_even_where_it_is_no_stop_token(self):
+        """``ignore_eos`` cannot go on behind it: nothing in the grammar can follow."""
+        tokens = tokenizer().encode("def main")
+        constraint = constraint_of((), regex=REGEX)
+        assert constraint.add([*tokens, EOS]) == len(tokens) + 1
+
     def test_drafts_behind_such_an_end_are_not_asked_about(self):
         tokens = tokenizer().encode("def main(self):")
         found = flags_of(constraint_of((), regex=REGEX), [*tokens, 5], len(tokens) + 2)
