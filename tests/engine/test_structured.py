@@ -296,7 +296,9 @@ class TestBetweenDraftAndJudge:
         assert [found[i].tokens for i in (0, 2, 3)] == [alone()[i] for i in (0, 2, 3)]
         assert_nothing_is_held(serving)
 
-    def test_preemption(self):
+    @pytest.mark.parametrize("others", [(0, 2), (0, 3)], ids=["beside free ones", "beside a constrained one"])
+    def test_preemption(self, others):
+        """The youngest request, which is constrained. Another one drafts meanwhile, and its drafts are judged."""
         serving, preempted = engine("draft_model"), []
         scheduler = serving.scheduler
         grow = scheduler._grow
@@ -308,12 +310,13 @@ class TestBetweenDraftAndJudge:
                 scheduler._preempt(plan)
             return grow(rounds, plan)
 
-        order = (0, 2, 1)  # the youngest is constrained
+        order = (*others, 1)
         with attribute(scheduler, "_grow", preempt_what_waits):
             requests = mixed(serving, seed=3)
             found = serve(serving, [requests[i] for i in order])
         assert preempted == [found[2]] * 2
         assert tokens_of(found) == [alone(3)[i] for i in order]
+        assert [active.unread_rounds for active in found] == [0] * 3
         assert_nothing_is_held(serving)
 
     def test_requests_that_come_meanwhile(self):
