@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from jspec.results import Result as Result
     from jspec.results import Stats as Stats
     from jspec.sampling.params import SamplingParams as SamplingParams
+    from jspec.sampling.structured import StructuredOutputsParams as StructuredOutputsParams
     from jspec.serving.async_engine import AsyncEngine as AsyncEngine
 
 __version__ = "0.1.0"
@@ -33,6 +34,7 @@ _PUBLIC = {
     "SamplingParams": "jspec.sampling.params",
     "Speculation": "jspec.config",
     "Stats": "jspec.results",
+    "StructuredOutputsParams": "jspec.sampling.structured",
     "generate": "jspec.api",
     "load": "jspec.api",
     "stream": "jspec.api",

@@ -63,7 +63,7 @@ class Grammars:
         import llguidance.hf
 
         if self._tokenizer is None:
-            raise ValueError("structured_outputs is about text, but the checkpoint has no tokenizer")
+            raise ValueError("structured_outputs needs a tokenizer, and the checkpoint has none")
         ends = self._eos_token_ids or [getattr(self._tokenizer, "eos_token_id", None)]
         if ends == [None]:
             raise ValueError("structured_outputs: the checkpoint names no token that ends a text (eos_token_id)")
@@ -81,18 +81,17 @@ class Grammars:
         """The matcher of a grammar, at its beginning."""
         from llguidance import LLMatcher, LLParserLimits
 
+        tokens = self._tokens  # what is wrong with the tokenizer is not the grammar's fault
         try:
             text = _grammar(asked)
             if len(text) > MAX_GRAMMAR_BYTES:
                 raise ValueError(f"it has {len(text)} bytes: expected at most {MAX_GRAMMAR_BYTES}")
-            matcher = LLMatcher(self._tokens, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
+            matcher = LLMatcher(tokens, text, log_level=0, limits=LLParserLimits(verbose_errors=False))
             if matcher.is_error():
                 raise ValueError(_error(matcher))
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:
-            if "structured_outputs" in str(error):
-                raise
             raise ValueError(f"structured_outputs has no usable grammar: {error}") from None
         return matcher
 
@@ -113,7 +112,7 @@ class GrammarConstraint:
         self._count, self._ended = 0, False
 
     def forced(self, most: int) -> list[int]:
-        """The tokens of the text that has to come next, as the tokenizer splits it; the target may split it otherwise."""
+        """The tokens of the text that has to come next, as the tokenizer splits it."""
         tokens = self._matcher.compute_ff_tokens()[:most]
         if not tokens and self._matcher.is_stopped() and self._stop_tokens:
             tokens = [token for token in self._allowed() if token in self._stop_tokens][:most]

@@ -36,7 +36,8 @@ KNOWS = {
     "sampling": {"pallas"},
     "models": {"pallas"},
     "drafting": {"models", "pallas", "sampling"},
-    "engine": {"drafting", "models", "pallas", "sampling"},
+    "structured": {"sampling"},
+    "engine": {"drafting", "models", "pallas", "sampling", "structured"},
     "checkpoints": {"models"},
     "serving": {"engine", "drafting", "models", "sampling", "llm", "api", "chat", "loading", "model_options"},
     "bench": {"chat", "checkpoints", "model_options"},
@@ -98,7 +99,7 @@ def run(code: str, *arguments, cwd: Path = ROOT) -> str:
 
 
 HEAVY = ("jax", "numpy", "orbax", "tensorstore", "transformers", "tokenizers", "safetensors", "flax", "rich", "convert")
-HEAVY += ("starlette", "uvicorn", "pydantic", "prometheus_client", "aiohttp", "matplotlib")
+HEAVY += ("starlette", "uvicorn", "pydantic", "prometheus_client", "aiohttp", "matplotlib", "llguidance")
 
 
 def test_importing_jspec_loads_nothing():

@@ -55,6 +55,15 @@ messages = st.lists(
     max_size=3,
 )
 ids = st.lists(st.integers(-1, V), max_size=20)
+schemas = st.sampled_from([{"type": "integer"}, {"enum": ["a", 1]}, {"type": "object", "maxProperties": 1}]) | values
+forms = {
+    "json": schemas | texts,
+    "regex": st.sampled_from(["[0-9]+", "a|b", "\\d{2}", "("]) | texts,
+    "choice": st.lists(texts, max_size=3),
+    "grammar": st.sampled_from(['start: "a"+', "start: b"]) | texts,
+    "json_object": st.booleans(),
+}
+described = st.fixed_dictionaries({}, optional={"name": texts, "schema": schemas, "strict": st.booleans()})
 plausible = {
     "prompt": texts | ids | st.lists(texts | ids, max_size=5),
     "messages": messages,
@@ -67,7 +76,10 @@ plausible = {
     "logit_bias": st.dictionaries(st.integers(-1, V).map(str), st.floats(-100, 100), max_size=3),
     "stream_options": st.dictionaries(st.sampled_from(["include_usage", "x"]), st.booleans(), max_size=2),
     "chat_template_kwargs": st.dictionaries(st.sampled_from(["enable_thinking", "tools", "self"]), scalars, max_size=2),
-    "response_format": st.fixed_dictionaries({"type": st.sampled_from(["text", "json_object"])}),
+    "response_format": st.fixed_dictionaries({"type": st.sampled_from(["text", "json_object"])})
+    | st.fixed_dictionaries({"type": st.just("json_schema")}, optional={"json_schema": described}),
+    "structured_outputs": st.one_of([st.fixed_dictionaries({name: form}) for name, form in forms.items()])
+    | st.fixed_dictionaries({}, optional=forms),
     "tool_choice": st.sampled_from(["none", "auto", "required"]),
     "tools": st.lists(st.fixed_dictionaries({"type": texts, "function": values}), max_size=2),
 }

@@ -84,14 +84,14 @@ def params_of(request: GenerationRequest, defaults: SamplingParams, limits: Limi
 def of_value_error(error: Exception, request: GenerationRequest, default: str = "") -> ApiError:
     """The client's error for one of the engine.
 
-    Messages of the engine begin with a field, as in ``top_p=2: ..`` and ``stop has ..``, or with the prompt, which it knows
-    as ``prompt 0``, and a field may follow: ``prompt 0: logit_bias has ..``.
+    Messages of the engine begin with a field, as in ``top_p=2: ..``, ``stop has ..`` and ``structured_outputs needs ..``, or
+    with the prompt, which it knows as ``prompt 0``, and a field may follow: ``prompt 0: logit_bias has ..``.
 
     Args:
       default: what the client calls the prompt, ``messages`` or ``prompt[2]`` for example.
     """
     message = str(error)
-    found = re.match(r"(?:prompt 0: )?(\w+)(?:\[[^\]]*\])?(?:=| has )", message)
+    found = re.match(r"(?:prompt 0: )?(\w+)(?:\[[^\]]*\])?(?:=|: | has | needs )", message)
     if found and found[1] == "structured_outputs" and not request.structured_outputs:
         return ApiError(400, message.replace(found[1], "response_format", 1), "response_format")
     if found and found[1] in type(request).model_fields:

@@ -1,0 +1,163 @@
+"""Answers have the form that ``response_format`` or ``structured_outputs`` asks for; errors name the field."""
+
+import asyncio
+import json
+import re
+
+import pytest
+from openai_server import ask, assert_nothing_is_held, error_of, events, family, service_of
+
+import jspec
+from jspec.serving.openai.limits import Limits
+
+PATHS = {
+    "/v1/completions": {"prompt": "config = "},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "A configuration."}]},
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["queue", "café"]}, "size": {"type": "integer", "minimum": 1, "maximum": 99}},
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "config", "schema": SCHEMA, "strict": True}}
+MOST_BYTES = 1_000
+
+
+@pytest.fixture(scope="module")
+def service():
+    made = service_of(family(), limits=Limits(max_grammar_bytes=MOST_BYTES))
+    yield made
+    asyncio.run(made.engine.close())
+    assert_nothing_is_held(family())
+
+
+def text_of(choice: dict) -> str:
+    return choice["text"] if "text" in choice else choice["message"]["content"]
+
+
+def fits_schema(text: str) -> bool:
+    found = json.loads(text)
+    return set(found) == {"name", "size"} and found["name"] in ("queue", "café") and found["size"] in range(1, 100)
+
+
+def is_json_object(text: str) -> bool:
+    return isinstance(json.loads(text), dict)
+
+
+def is_one_of(*texts: str):
+    return lambda text: text in texts
+
+
+def matches(regex: str):
+    return lambda text: re.fullmatch(regex, text) is not None
+
+
+GRAMMAR = 'start: "[" item ("," item)* "]"\nitem: "ab" | "cd"'
+FORMS = {
+    "json_schema": ({"response_format": FORMAT}, fits_schema),
+    "json": ({"structured_outputs": {"json": SCHEMA}}, fits_schema),
+    "json as text": ({"structured_outputs": {"json": json.dumps(SCHEMA), "disable_any_whitespace": True}}, fits_schema),
+    "regex": ({"structured_outputs": {"regex": "[0-9]{2,4}(ms|s)"}}, matches("[0-9]{2,4}(ms|s)")),
+    "choice": ({"structured_outputs": {"choice": ['"yes"', "no\n"], "regex": None}}, is_one_of('"yes"', "no\n")),
+    "grammar": ({"structured_outputs": {"grammar": GRAMMAR}}, matches(r"\[(ab|cd)(,(ab|cd))*\]")),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_answer_has_the_form(service, form, path):
+    fields, fits = FORMS[form]
+    body = {**PATHS[path], **fields, "temperature": 1.0, "seed": 5, "n": 3, "max_tokens": 120}
+    choices = ask(service, path, body).json()["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["stop"] * 3
+    assert all(fits(text_of(choice)) for choice in choices), choices
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_a_stream_has_the_form_and_ends_where_nothing_can_follow(service, ignore_eos):
+    path = "/v1/chat/completions"
+    body = {**PATHS[path], "response_format": FORMAT, "seed": 6, "max_tokens": 120, "ignore_eos": ignore_eos}
+    whole = ask(service, path, body).json()["choices"][0]
+    chunks = [chunk["choices"][0] for chunk in events(ask(service, path, {**body, "stream": True}))]
+    text = "".join(chunk["delta"].get("content") or "" for chunk in chunks)
+    assert (text, chunks[-1]["finish_reason"]) == (text_of(whole), "stop")
+    assert fits_schema(text)
+
+
+def test_any_json_object(service):
+    """Nothing bounds it, so a text that is cut off only begins like one; a bias lets it end."""
+    path = "/v1/completions"
+    closing = {str(token): 20 for token, text in enumerate(vocabulary()) if text in ("}", '"}')}
+    body = {**PATHS[path], "temperature": 0, "max_tokens": 60, "logit_bias": closing}
+    for fields in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}):
+        (choice,) = ask(service, path, {**body, **fields}).json()["choices"]
+        assert (choice["finish_reason"], is_json_object(choice["text"])) == ("stop", True)
+        (cut,) = ask(service, path, {**body, **fields, "max_tokens": 1}).json()["choices"]
+        assert cut["finish_reason"] == "length"
+        assert cut["text"].lstrip().startswith("{")
+
+
+def vocabulary() -> list[str]:
+    tokenizer = family().tokenizer
+    return [tokenizer.decode([token], skip_special_tokens=False) for token in range(2048)]
+
+
+def test_what_asks_for_no_form(service):
+    path = "/v1/completions"
+    body = {**PATHS[path], "temperature": 0, "max_tokens": 6}
+    free = ask(service, path, body).json()["choices"][0]["text"]
+    for fields in ({"response_format": {"type": "text"}}, {"structured_outputs": {}}, {"response_format": None}):
+        assert ask(service, path, {**body, **fields}).json()["choices"][0]["text"] == free
+
+
+def test_the_text_is_that_of_generate(service):
+    path = "/v1/completions"
+    body = {**PATHS[path], "response_format": FORMAT, "temperature": 0.9, "seed": 7, "max_tokens": 120}
+    params = {"temperature": 0.9, "seed": 7, "max_tokens": 120}
+    expected = jspec.generate(family(), "config = ", structured_outputs={"json": SCHEMA}, **params)
+    assert ask(service, path, body).json()["choices"][0]["text"] == expected.text
+
+
+REFUSED = [  # (fields, the field that is named, what the message has)
+    ({"response_format": {"type": "xml"}}, "response_format", '{"type": "json_object"}'),
+    ({"response_format": {"type": "json_schema"}}, "response_format", '{"schema": {..}}'),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": 7}}}, "response_format", '{"schema": {..}}'),
+    ({"response_format": {"type": "json_object", "x": 1}}, "response_format", "expected"),
+    ({"response_format": {}}, "response_format", "expected"),
+    ({"response_format": "json"}, "response_format", "valid dictionary"),
+    ({"response_format": {**FORMAT, "json_schema": {"schema": {"type": "x"}}}}, "response_format", "Invalid type: x"),
+    ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs", "exactly one of"),
+    ({"structured_outputs": {"regex": None}}, "structured_outputs", "exactly one of"),
+    ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs", "expected fields among json, regex"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs", "at least one string"),
+    ({"structured_outputs": {"choice": [[1]]}}, "structured_outputs", "strings that are not empty"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs", "no usable grammar"),
+    ({"structured_outputs": {"grammar": "start: structured_outputs"}}, "structured_outputs", "no usable grammar"),
+    ({"structured_outputs": {"json": {"$ref": "http://localhost/x"}}}, "structured_outputs", "does not fetch"),
+    ({"structured_outputs": [1]}, "structured_outputs", "valid dictionary"),
+    ({"response_format": FORMAT, "structured_outputs": {"regex": "a"}}, "response_format", "nothing beside structured"),
+    ({"structured_outputs": {"regex": "a" * MOST_BYTES}}, "structured_outputs", "--max-grammar-bytes"),
+    ({"response_format": {"type": "text", "x": "a" * MOST_BYTES}}, "response_format", "--max-grammar-bytes"),
+    ({"structured_outputs": {"regex": "a"}, "min_tokens": 2}, "min_tokens", "0 beside structured_outputs"),
+    ({"guided_json": SCHEMA}, "guided_json", "use structured_outputs"),
+    ({"guided_regex": "a"}, "guided_regex", "use structured_outputs"),
+]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("fields", "param", "message"), REFUSED)
+def test_a_form_that_cannot_be(service, fields, param, message, path):
+    before = family().engine.metrics().num_finished
+    error = error_of(ask(service, path, {**PATHS[path], "max_tokens": 2, **fields}), 400)
+    assert error["param"] == param
+    assert message in error["message"]
+    assert family().engine.metrics().num_finished == before
+
+
+def test_without_llguidance(service, monkeypatch):
+    monkeypatch.setattr("jspec.structured.available", lambda: False)
+    body = {**PATHS["/v1/completions"], "response_format": {"type": "json_object"}}
+    error = error_of(ask(service, "/v1/completions", body), 400)
+    assert error["param"] == "response_format"
+    assert "pip install 'jspec[structured]'" in error["message"]
