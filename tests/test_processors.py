@@ -25,6 +25,7 @@ OPTIONS = (
 
 def params_of(options: Options) -> SamplingParams:
     fields = dataclasses.asdict(options) | {"logit_bias": dict(options.logit_bias)}
+    del fields["grammar"]
     return SamplingParams(**fields | {"bad_words": ["?"] * len(options.bad_words)})
 
 

@@ -36,7 +36,12 @@ def batch(temperature: float = 1.0):
     index = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), (B, K))
     warp = warp_of(jnp.full(B, temperature))
     distribution, tokens = make_distribution(2 * jax.random.normal(keys[2], (B, K, V)), warp, noise.draft_keys(index))
-    return logits, warp, Proposal(tokens, jnp.full(B, K, jnp.int32), distribution, warp.greedy), noise
+    return (
+        logits,
+        warp,
+        Proposal(tokens, jnp.full(B, K, jnp.int32), distribution, jnp.broadcast_to(warp.greedy[:, None], (B, K))),
+        noise,
+    )
 
 
 def judge(verify: str, rates, logits, warp, proposal, noise):

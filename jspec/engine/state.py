@@ -112,7 +112,7 @@ def init_state(
         stop_tokens=jnp.full((B, MAX_STOP_TOKENS), -1, jnp.int32),
         key_data=jnp.zeros((B, 2), jnp.uint32),
         table=jnp.full((B, M), NULL_PAGE, jnp.int32),
-        max_drafts=every_row(0),
+        max_drafts=every_row(S),
         warp=Warp(
             temperature=every_row(0, jnp.float32),
             top_k=every_row(0),

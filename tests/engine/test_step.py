@@ -40,7 +40,7 @@ def request(row: int, length: int, limit=MAX_LEN, min_length=0, stop_tokens=(), 
         stop_tokens=jnp.array([*stop_tokens, *[-1] * (MAX_STOP_TOKENS - len(stop_tokens))], jnp.int32),
         key_data=jnp.array([row, row], jnp.uint32),
         table=1 + row * M + jnp.arange(M, dtype=jnp.int32),
-        max_drafts=jnp.int32(K),
+        max_drafts=jnp.int32(99),
         warp=Warp(jnp.float32(temperature), jnp.int32(0), jnp.float32(1), jnp.float32(0)),
     )
 

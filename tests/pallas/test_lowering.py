@@ -32,7 +32,7 @@ def _shapes(V, dtype):
     distributions = lambda J, width: WarpedLogits(array((B, J, width), dtype), f32(B, J), f32(B, J), f32(B, J))  # noqa: E731
     settings = f32(B), i32(B), f32(B), f32(B)
     rows = array((B, T, V), dtype)
-    residual = Residual(distributions(T, V), distributions(K, V - V // 4), i32(B, K), flag(B), i32(B), f32(B, T))
+    residual = Residual(distributions(T, V), distributions(K, V - V // 4), i32(B, K), flag(B, K), i32(B), f32(B, T))
     after = residual, f32(B, T, num_groups(V)), i32(B), RoundNoise(keys(B), i32(B)), i32(B, T)
     return {
         "draw": (draw, (rows, *settings, keys(B, T)), {"weigh_groups", "finish_row"}),
