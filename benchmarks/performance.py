@@ -5,7 +5,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 
-from benchmarks import efficiency, results, serving_table
+from benchmarks import efficiency, http_table, results, serving_table
 from benchmarks.markdown import paragraph, table
 from benchmarks.results import Figure, Result
 
@@ -48,6 +48,7 @@ class Measurements:
       rounds: figures of ``benchmarks.round`` by key.
       verification: figures of ``benchmarks.verify`` by key.
       serving: figures of ``benchmarks.serving`` by key.
+      http: figures of ``benchmarks.http`` by key.
       costs: what rounds with an EAGLE-3 head cost by batch and number of drafts.
       quantization: figures of ``benchmarks.quantization`` by key; the distribution was measured on any device.
     """
@@ -55,20 +56,27 @@ class Measurements:
     rounds: dict[str, Figure]
     verification: dict[str, Figure]
     serving: dict[str, Figure]
+    http: dict[str, Figure]
     costs: efficiency.Costs
     quantization: dict[str, Figure]
 
 
 def measurements() -> Measurements:
     """Of the files in ``benchmarks/results``."""
-    rounds, served = (
-        [one for one in results.read_all(name, CARD) if one.settings["shape"] == SHAPE] for name in ("round", "serving")
+    rounds, served, over_http = (
+        [one for one in results.read_all(name, CARD) if one.settings["shape"] == SHAPE]
+        for name in ("round", "serving", "http")
     )
     costs = [one for one in costs_by_method()["eagle3"] if one.settings["shape"] == SHAPE]
     verification = results.latest(results.read_all("verify", CARD))
     quantization = results.latest(results.read_all("quantization"))
     return Measurements(
-        results.latest(rounds), verification, results.latest(served), efficiency.costs_of(costs), quantization
+        results.latest(rounds),
+        verification,
+        results.latest(served),
+        results.latest(over_http),
+        efficiency.costs_of(costs),
+        quantization,
     )
 
 
@@ -106,7 +114,7 @@ def readme(found: Measurements) -> str:
 
 def document(found: Measurements) -> str:
     """docs/performance.md."""
-    figures = [*found.rounds.values(), *found.verification.values(), *found.serving.values()]
+    figures = [*found.rounds.values(), *found.verification.values(), *found.serving.values(), *found.http.values()]
     runs: list[Result] = []
     for one in sorted(figures, key=lambda one: one.result.date):
         if one.result not in runs:
@@ -135,6 +143,7 @@ def document(found: Measurements) -> str:
         "The kernels that the rules are made of have no goals of their own:",
         table(("kernel", "", "floor", "measured", "measured on"), _kernel_lines(found.verification)),
         serving_table.section(found.serving),
+        http_table.section(found.http),
         "## The runs",
         table(of_runs, map(_run_cells, runs)),
         paragraph("""A "+" after a commit says that the code differed from it, a "-" that something is not known.
