@@ -16,7 +16,8 @@ class StructuredOutputsParams:
 
     Every completion that ends by itself has this form; one that ``max_tokens`` or a stop string cuts off is the beginning of
     such a text. Tokens that cannot go on like that are taken out of every distribution, as ``allowed_token_ids`` takes
-    tokens out; the completion may end where the text is complete, and has to where nothing can follow.
+    tokens out; the completion may end where the text is complete, and has to where nothing can follow. Where only one text
+    can follow, its tokens are those into which the tokenizer splits it.
 
     Args:
       json: a JSON schema, as a dictionary, as text, or as a pydantic model.

@@ -47,7 +47,7 @@ def engine_of(program: Program, reproducible: bool):
     scope="module",
     params=[
         *(
-            pytest.param((*program, QUICK), marks=[] if i < 2 else pytest.mark.long)
+            pytest.param((*program, QUICK), marks=[] if i < 1 else pytest.mark.long)
             for i, program in enumerate(PROGRAMS)
         ),
         *(pytest.param((*program, LONG), marks=pytest.mark.long) for program in PROGRAMS),
