@@ -68,19 +68,19 @@ class Constrained:
           actives: the requests.
           send: sends a program with arguments, and returns what it gives beside the state.
         """
+        if not actives:
+            return
+        self._proposed = None
         asked = [(active, self._forced(active)) for active in actives]
-        able, forced = (
-            [active for active, some in asked if some is not None],
-            [some for _, some in asked if some is not None],
-        )
+        able = [(active, forced) for active, forced in asked if forced is not None]
         if not able:
             return
-        bucket = next(b for b in self._config.batch_buckets if b >= len(able))
-        told = Drafting.of(self._call(bucket, able), self._most, forced)
+        bucket, drafted = next(b for b in self._config.batch_buckets if b >= len(able)), [active for active, _ in able]
+        told = Drafting.of(self._call(bucket, drafted), self._most, [forced for _, forced in able])
         program = self._programs.draft[bucket]
         proposal = send(program, program.packing.pack(told))
         on_the_way((proposal.tokens, proposal.count))
-        self._proposed = _Proposed(able, bucket, proposal)
+        self._proposed = _Proposed(drafted, bucket, proposal)
 
     def judge(self, actives: Sequence[ActiveRequest], send: Send) -> Judged | None:
         """Wait for the drafts of requests, and send the program that judges them under what their constraints allow.
