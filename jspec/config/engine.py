@@ -97,6 +97,10 @@ class EngineConfig:
         smaller = [] if self.reproducible else [4**i for i in range(32) if 4**i < self.max_batch]
         return *smaller, self.max_batch
 
+    def bucket(self, rows: int) -> int:
+        """The rows of the smallest decode program that can decode so many."""
+        return next(b for b in self.batch_buckets if b >= rows)
+
     @property
     def most_ahead(self) -> int:
         """``read_ahead``, or what None stands for."""

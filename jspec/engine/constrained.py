@@ -75,7 +75,7 @@ class Constrained:
         able = [(active, forced) for active, forced in asked if forced is not None]
         if not able:
             return
-        bucket, drafted = next(b for b in self._config.batch_buckets if b >= len(able)), [active for active, _ in able]
+        bucket, drafted = self._config.bucket(len(able)), [active for active, _ in able]
         told = Drafting.of(self._call(bucket, drafted), self._most, [forced for _, forced in able])
         program = self._programs.draft[bucket]
         proposal = send(program, program.packing.pack(told))

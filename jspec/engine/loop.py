@@ -141,7 +141,7 @@ class Loop:
                 self.meter.entered(active)
         K, trying = self.runner.num_draft_tokens, False
         if self.controller is not None and plan.decoding and not plan.needs_processing:
-            K = self.controller.choose(self.runner.bucket(len(plan.decoding)))
+            K = self.controller.choose(self.config.bucket(len(plan.decoding)))
             K = min(K, self._enough(plan.decoding))
             trying = self.controller.trying
         self._plan = planned = _Planned(plan, K, trying)

@@ -117,7 +117,7 @@ class Runner:
         needed = [(program, args) for program, args in self._needed(plan, K) if not program.compiled]
         compile_all([(program, self._with_weights(program, args)) for program, args in needed])
         if plan.drafting:
-            self._compile_judges([self.bucket(len(plan.drafting))])
+            self._compile_judges([self._config.bucket(len(plan.drafting))])
 
     def carry_out(self, plan: Plan, K: int) -> "Sent":
         """Send all programs of a plan, whose rounds make up to K drafts; the most, if ``plan.needs_processing``.
@@ -147,10 +147,6 @@ class Runner:
     def read(self, logs: CallLogs) -> RoundLog:
         """Wait for a call to end: its logs on the host, fields ``[rounds, b]``."""
         return RoundLog.unpacked(jax.tree.map(np.asarray, logs))
-
-    def bucket(self, rows: int) -> int:
-        """The rows of the smallest decode program that can decode so many."""
-        return next(b for b in self._config.batch_buckets if b >= rows)
 
     def restore(self) -> bool:
         """Have a sound state again after anything may have happened: an exception, an error of the device.
@@ -272,7 +268,7 @@ class Runner:
         return Call.of(self._config, bucket, rows, [active.pages for active in plan.decoding], plan.rounds)
 
     def _call(self, plan: Plan, K: int) -> tuple[PackedProgram, Call]:
-        bucket = self.bucket(len(plan.decoding))
+        bucket = self._config.bucket(len(plan.decoding))
         program = self.programs.processing_decode[bucket] if plan.needs_processing else self.programs.decode[bucket, K]
         return program, self._rows(plan, bucket)
 
@@ -306,7 +302,7 @@ class Runner:
             packed += [self.programs.catch_up] if max(active.largest_K for active in plan.decoding) > K else []
         yield from ((program, (program.idle,)) for program in packed)
         if plan.drafting:
-            draft = self.programs.draft[self.bucket(len(plan.drafting))]
+            draft = self.programs.draft[self._config.bucket(len(plan.drafting))]
             yield draft, (draft.idle,)
         movers = self.programs.save, self.programs.restore
         if (plan.leaving or plan.returning) and not all(program.compiled for program in movers):
@@ -325,10 +321,12 @@ class Runner:
     def _compile_judges(self, buckets: Sequence[int], threads: int | None = None):
         """Compile the programs that judge what those of ``draft`` propose, which have been compiled. What these propose on
         an idle batch shows its shapes; tracing them for that would take long."""
-        missing = [self.programs.draft[b] for b in buckets if not self.programs.judge[b].compiled]
-        judges = [self.programs.judge[b] for b in buckets if not self.programs.judge[b].compiled]
-        args = [(self._send(draft, draft.idle), judge.idle) for draft, judge in zip(missing, judges, strict=True)]
-        compile_all([(judge, self._with_weights(judge, one)) for judge, one in zip(judges, args, strict=True)], threads)
+        missing = []
+        for draft, judge in ((self.programs.draft[b], self.programs.judge[b]) for b in buckets):
+            if not judge.compiled:
+                missing.append((judge, (self._send(draft, draft.idle), judge.idle)))
+        # Each send replaces the state, so it is looked at only now.
+        compile_all([(judge, self._with_weights(judge, args)) for judge, args in missing], threads)
 
     def _movers(self) -> Iterator[tuple[Program, tuple]]:
         """The programs that move requests to host memory and back, with arguments that change nothing."""
