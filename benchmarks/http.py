@@ -14,12 +14,15 @@ What is measured:
     tpot    milliseconds per output token behind the first, by the requests under way at a time, the temperature, and how
             drafts are drawn: always the likeliest, or at random
     gaps    16 requests: times between chunks of streams, while others arrive and while nobody does
+    drafting  parallel drafting beside sequential, each of K = 3, 5 and 7 drafts, over 16 rows: milliseconds to the first
+            token and per token behind it, and tokens per second
 """
 
 import argparse
 import dataclasses
 import functools
 import gc
+import itertools
 import json
 import os
 import pathlib
@@ -54,7 +57,15 @@ NAME = "random-weights-synthetic-acceptance-0.7"
 PER_ROW, SMALLER = 8, 16  # requests of a queue; lengths and rows of a smoke run are so many times less
 CONCURRENCIES, TEMPERATURES = (1, 4, 16, 64), (0.0, 0.5, 1.0, 1.5)
 TPOT_PROMPT, TPOT_NEW, GAPS_NEW = 128, 128, 384  # tokens
-PARTS = ("queue", "tpot", "gaps")
+PARTS = ("queue", "tpot", "gaps", "drafting")
+METHODS = {"eagle3": "sequential", "parallel": "parallel"}  # draft heads, and what the keys of figures call them
+DRAFTS, AT_A_TIME, DRAFTING_PROMPT, DRAFTING_NEW = (3, 5, 7), (1, 16), 512, 128
+# Of ``jspec bench serve``: the name of a field, what the keys of figures call it, what it is, and its unit.
+DRAFTING = (
+    ("median_ttft_ms", "ttft", "first token", "ms"),
+    ("median_tpot_ms", "tpot", "per token", "ms"),
+    ("output_throughput", "rate", "all requests", "tokens/s"),
+)
 DRAWN = {"argmax": "argmax", "sample": "sampled"}  # ``draft_sampling``, and what the keys of figures call it
 
 
@@ -63,13 +74,14 @@ class RandomLLM(LLM):
 
     Args:
       engine: with synthetic acceptance, which ``LLM`` refuses.
+      method: how it drafts.
       bench: its weights.
       tokenizer: its tokenizer.
     """
 
-    def __init__(self, engine: Engine, bench: Bench, tokenizer: Any):
+    def __init__(self, engine: Engine, method: str | None, bench: Bench, tokenizer: Any):
         self.engine, self.target, self.tokenizer = engine, bench.target, tokenizer
-        self.method, self.speculation, self.reproducible = "eagle", Speculation(engine.num_draft_tokens), False
+        self.method, self.speculation, self.reproducible = method, Speculation(engine.num_draft_tokens), False
 
 
 def word_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
@@ -140,24 +152,50 @@ class Measuring:
         dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
         self._bench, self._divisor, self._add = Bench(SHAPES[shape], dtype, 0.0, 1), divisor, add
         self._texts = Texts(self._bench.pair.target.vocab_size)
-        self._tokenizer = word_tokenizer(self._bench.pair.target.vocab_size)
+        self._tokenizer: Any = word_tokenizer(self._bench.pair.target.vocab_size)
 
-    def measure(self, what: Sequence[str]):
-        """Measure, one engine after the other."""
-        for sampling in DRAWN:
+    def measure(self, what: Sequence[str], drafts: Sequence[int] = DRAFTS):
+        """Measure, one engine after the other; ``drafts`` are the K at which draft heads are compared."""
+        if "drafting" in what:
+            for method, K in itertools.product(METHODS, drafts):
+                self._drafting(method, K)
+        sampled = ["sample"] if {"queue", "gaps"} & set(what) else []
+        for sampling in DRAWN if "tpot" in what else sampled:
             setting = dataclasses.replace(setting_of(self._divisor, 64, "eagle"), draft_sampling=sampling)
             engine = self._engine(setting)
             alone = self._alone(engine, setting) if sampling == "sample" and "queue" in what else {}
             with tempfile.TemporaryDirectory() as folder:
-                parts = pathlib.Path(folder), setting, sampling, what, alone
-                ask = functools.partial(self._over_http, *parts)
-                serve_while(RandomLLM(engine, self._bench, self._tokenizer), ask)
+                ask = functools.partial(self._over_http, pathlib.Path(folder), setting, sampling, what, alone)
+                self._serve(engine, setting, ask)
             del engine
             gc.collect()  # its memory is needed
 
+    def _serve(self, engine: Engine, setting: Setting, ask: Callable[[str], None]):
+        """Serve an engine while ``ask`` runs."""
+        serve_while(RandomLLM(engine, setting.method, self._bench, self._tokenizer), ask)
+
+    def _drafting(self, method: str, K: int):
+        """A draft head with K drafts, with few requests at a time and with as many as there are rows."""
+        setting = setting_of(self._divisor, max(AT_A_TIME), method, K)
+        engine = self._engine(setting)
+
+        def ask(address: str):
+            for under_way in (max(n // self._divisor, 1) for n in AT_A_TIME):
+                loads = self._same(max(2 * under_way, 4), DRAFTING_PROMPT, DRAFTING_NEW)
+                with tempfile.TemporaryDirectory() as folder:
+                    found = Loaded(loads, under_way, {"temperature": 1.0}).measured(address, pathlib.Path(folder))
+                name = f"{under_way} at a time, {METHODS[method]}, K = {K}"
+                for field, key, what, unit in DRAFTING:
+                    key = f"drafting, {METHODS[method]}, {K}, {under_way}, {key}"
+                    self._add(key, f"{name}, {what}", unit, found[field])
+
+        self._serve(engine, setting, ask)
+        del engine
+        gc.collect()  # its memory is needed
+
     def _engine(self, setting: Setting) -> Engine:
         target = self._bench.pair.target
-        frontend = Frontend(self._tokenizer, target.vocab_size, (), "eagle", False, None, setting.max_len)
+        frontend = Frontend(self._tokenizer, target.vocab_size, (), setting.method, False, None, setting.max_len)
         engine = make_engine(self._bench, setting, frontend)
         engine.warmup()
         return engine
@@ -240,6 +278,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="what to measure")
+    parser.add_argument("--drafts", nargs="+", type=int, choices=DRAFTS, default=DRAFTS, help="K of the part drafting")
     parser.add_argument("--out", type=pathlib.Path, metavar="DIR", help="write the result there, named by its date")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes and lengths, any machine, meaningless times")
     args = parser.parse_args()
@@ -257,7 +296,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as folder:
         enable_compilation_cache(pathlib.Path(folder))
-        Measuring(shape, divisor, add).measure(args.only)
+        Measuring(shape, divisor, add).measure(args.only, args.drafts)
     return 0
 
 

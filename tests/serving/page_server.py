@@ -31,9 +31,9 @@ def model() -> LLM:
     wrong = table.copy()
     wrong[loop[:2]] = table[loop[5]]
     settings = Speculation(num_draft_tokens=K)
-    config = EngineConfig(max_batch=4, max_len=1024, page_size=64, prefill_chunk=64, rounds=1)
+    config = EngineConfig(max_batch=4, max_len=16_384, page_size=64, prefill_chunk=64, rounds=1)
     make = drafting("draft_model", settings, V)
-    models = (bigram(logits, max_position=1024) for logits in (table, wrong))
+    models = (bigram(logits, max_position=16_384) for logits in (table, wrong))
     return LLM(*models, make, "draft_model", tokenizer, settings, config)
 
 

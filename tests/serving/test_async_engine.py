@@ -17,6 +17,7 @@ from engines import ARMED, CONFIG, Fragile, Letters, bigram, drafting, shared, s
 import jspec
 from jspec.config import Speculation
 from jspec.llm import LLM
+from jspec.serving.async_engine import WORKERS
 
 TABLES = (bigram(successor_table() / 10), bigram(successor_table((2, 3, 7, 11, 14, 19, 20, 28)) / 10))
 LONG = jspec.SamplingParams(max_tokens=400, seed=5)  # of a prompt that is far from its end when a test looks at it
@@ -97,6 +98,37 @@ def test_many_callers_get_the_texts_of_one():
 
     assert run(serve()) == texts(llm, seeds)
     assert_nothing_is_held(llm)
+
+
+def test_a_few_threads_prepare_for_all_callers():
+    names = set()
+
+    def work():
+        names.add(threading.current_thread().name)
+        time.sleep(0.01)
+        return len(names)
+
+    async def serve():
+        engine = jspec.AsyncEngine(model())
+        found = await asyncio.gather(*(engine.prepare(work) for _ in range(50)))
+        await engine.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            await engine.prepare(work)
+        return found
+
+    assert max(run(serve())) == len(names) == WORKERS
+
+
+def test_what_preparing_raises_reaches_its_caller():
+    def work():
+        raise KeyError("lost")
+
+    async def serve():
+        async with jspec.AsyncEngine(model()) as engine:
+            with pytest.raises(KeyError, match="lost"):
+                await engine.prepare(work)
+
+    run(serve())
 
 
 def test_deltas_come_before_the_end():

@@ -204,11 +204,11 @@ def test_a_chat(page):
 
 
 def test_a_request_is_stopped(page):
-    page.fill("max-tokens", "900")
+    page.fill("max-tokens", "16000")  # so many that the stop comes before the end on the slowest machine
     page.of("go").click()
     page.until(lambda: page.of("text").text)
     page.click("stop")
-    assert 0 < int(page.of("with-tokens").text) < 900
+    assert 0 < int(page.of("with-tokens").text) < 16_000
     assert not page.of("error").is_displayed()
 
 

@@ -8,7 +8,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -178,13 +178,18 @@ def metrics(address: str) -> dict[str, float]:
     return found
 
 
+def until(condition: Callable[[], bool], complaint: str):
+    """Wait for what the server does soon after its clients have gone, such as closing their connections."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, complaint
+        time.sleep(0.05)
+
+
 def settled(address: str) -> dict[str, float]:
     """The metrics when the server has noticed that nobody is there any more."""
-    deadline = time.monotonic() + 60
-    while (found := metrics(address))["jspec:num_http_requests"] > 1:  # the one that asks
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
-    return found
+    until(lambda: metrics(address)["jspec:num_http_requests"] <= 1, "requests are open")  # the one that asks
+    return metrics(address)
 
 
 @contextlib.contextmanager
@@ -238,7 +243,7 @@ def test_every_request_ends_and_nothing_is_left_behind(tmp_path, count, options)
         assert after["jspec:num_pages_swapped"] == 0
         assert after["jspec:num_compilations_total"] == before["jspec:num_compilations_total"]
         assert (after["vllm:num_preemptions_total"] > 0) == bool(options)
-        assert process.num_fds() <= files
+        until(lambda: process.num_fds() <= files, "files or connections are open that were not before")
         assert process.memory_info().rss < memory + 64 * 2**20
 
         whole = [(asked, answer) for asked, became, answer in ended if became == "answered"][-ALONE:]

@@ -1,6 +1,5 @@
 """What completions and chat answers have in common on their way from a client's fields to the engine and back."""
 
-import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -80,7 +79,7 @@ async def answered(service: Service, http: HttpRequest, prepare: Callable[[], An
 
     async def answer() -> Response:
         service.require_room()  # before work goes into it
-        prepared = await asyncio.to_thread(prepare)
+        prepared = await service.prepare(prepare)
         group = service.start(prepared.requests)
         if prepared.asked.stream:
             return EventStream(prepared.events(group), group.close)

@@ -1,6 +1,7 @@
 """The JSON of a request's body, read within limits and without the liberties that Python's parser takes."""
 
 import asyncio
+import functools
 import json
 import math
 from typing import Any
@@ -9,12 +10,13 @@ from starlette.requests import ClientDisconnect, Request
 
 from jspec.serving.openai.errors import ApiError, shown, wrong
 from jspec.serving.openai.limits import Limits
+from jspec.serving.openai.service import Service
 
 BIG = 2**15  # bytes; a larger body is parsed in another thread, so that others do not wait
 LARGEST = 2**64  # of an integer; no field takes more
 
 
-async def read_object(request: Request, limits: Limits) -> dict[str, Any]:
+async def read_object(service: Service, request: Request) -> dict[str, Any]:
     """The object that is a request's body.
 
     Raises:
@@ -24,9 +26,9 @@ async def read_object(request: Request, limits: Limits) -> dict[str, Any]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # which no web page can send without being allowed to
         raise ApiError(415, f"Content-Type is {shown(kind)}: expected application/json")
-    body = await _read(request, limits)
+    body = await _read(request, limits := service.limits)
     if len(body) > BIG:
-        return await asyncio.to_thread(parse_object, body, limits)
+        return await service.prepare(functools.partial(parse_object, body, limits))
     return parse_object(body, limits)
 
 

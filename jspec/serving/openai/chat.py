@@ -20,7 +20,7 @@ MAX_KWARG = 256  # characters of a text for the template
 
 async def chat(service: Service, http: HttpRequest) -> Response:
     """Answer a request for the next message of a chat."""
-    asked = parsed(ChatRequest, await read_object(http, service.limits))
+    asked = parsed(ChatRequest, await read_object(service, http))
     model = service.require_model(asked.model)
     choice = asked.tool_choice
     require_that(choice in (None, "none", "auto"), "tool_choice", choice, '"none" or "auto"; no call can be forced')

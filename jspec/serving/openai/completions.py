@@ -17,7 +17,7 @@ from jspec.serving.openai.service import Service
 
 async def completions(service: Service, http: HttpRequest) -> Response:
     """Answer a request for completions of one or several prompts."""
-    asked = parsed(CompletionRequest, await read_object(http, service.limits))
+    asked = parsed(CompletionRequest, await read_object(service, http))
     model = service.require_model(asked.model)
     prompts = _prompts(asked.prompt, service.limits.max_prompts)
     texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]

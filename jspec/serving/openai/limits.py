@@ -8,6 +8,7 @@ class Limits:
     """How much one request may ask for. Each is an option of ``jspec serve``.
 
     Attributes:
+      max_header_seconds: seconds until the headers have arrived.
       max_body_bytes: bytes of a request's body.
       max_body_seconds: seconds until the body has arrived.
       max_json_depth: how deep objects and lists of the body may lie in each other.
@@ -25,6 +26,7 @@ class Limits:
       max_cache_salt: characters of ``cache_salt``.
     """
 
+    max_header_seconds: float = 30.0
     max_body_bytes: int = 8 * 2**20
     max_body_seconds: float = 60.0
     max_json_depth: int = 64

@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from jspec.engine.engine import QueueFull
 from jspec.engine.request import Request
@@ -17,6 +18,8 @@ from jspec.text import encode
 
 # Variables that well-known chat templates have, and that a request may set. None of them names a file or code.
 TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "preserve_thinking")
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -159,6 +162,20 @@ class Service:
             self.llm.engine.require_room()
         except QueueFull as error:
             raise _too_many(error) from None
+
+    async def prepare(self, work: Callable[[], T]) -> T:
+        """The result of ``work``, which takes too long for the event loop; another thread does it.
+
+        Raises:
+          ApiError: 503; the engine is closed.
+          Exception: what ``work`` raised.
+        """
+        try:
+            return await self.engine.prepare(work)
+        except RuntimeError as error:
+            if self.engine.closed:
+                raise unavailable() from error
+            raise
 
     def start(self, requests: Sequence[Request]) -> Group:
         """Have requests served.

@@ -1,6 +1,5 @@
 """``/tokenize`` and ``/detokenize``: what a text or a chat is in tokens, and what tokens are as text."""
 
-import asyncio
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -16,24 +15,24 @@ from jspec.serving.openai.service import Service
 
 async def tokenize(service: Service, http: HttpRequest) -> Response:
     """The tokens of ``prompt``, or of what the chat template makes of ``messages``."""
-    body = await read_object(http, service.limits)
+    body = await read_object(service, http)
     asked: Any = parsed(TokenizeChatRequest if "messages" in body else TokenizeRequest, body)
     service.require_model(asked.model)
 
-    def tokens() -> list[int]:
+    def told() -> dict[str, Any]:
         if isinstance(asked, TokenizeChatRequest):
-            return prompt_of(service, asked)
-        return service.encoded(asked.prompt, "prompt", asked.add_special_tokens is not False)
+            found = prompt_of(service, asked)
+        else:
+            found = service.encoded(asked.prompt, "prompt", asked.add_special_tokens is not False)
+        texts = [service.decoded([token]) for token in found] if asked.return_token_strs else None
+        return {"count": len(found), "max_model_len": service.max_len, "tokens": found, "token_strs": texts}
 
-    found = await asyncio.to_thread(tokens)
-    texts = [service.decoded([token]) for token in found] if asked.return_token_strs else None
-    told = {"count": len(found), "max_model_len": service.max_len, "tokens": found, "token_strs": texts}
-    return JSONResponse(told)
+    return JSONResponse(await service.prepare(told))
 
 
 async def detokenize(service: Service, http: HttpRequest) -> Response:
     """The text of ``tokens``, special tokens included."""
-    asked = parsed(DetokenizeRequest, await read_object(http, service.limits))
+    asked = parsed(DetokenizeRequest, await read_object(service, http))
     service.require_model(asked.model)
     if service.llm.tokenizer is None:
         raise ApiError(400, "the model has no tokenizer", "tokens")
@@ -41,4 +40,4 @@ async def detokenize(service: Service, http: HttpRequest) -> Response:
         tokens = checked_ids(asked.tokens, service.llm.target.config.vocab_size, "tokens")
     except ValueError as error:
         raise ApiError(400, str(error), "tokens") from None
-    return JSONResponse({"prompt": await asyncio.to_thread(service.decoded, tokens)})
+    return JSONResponse({"prompt": await service.prepare(lambda: service.decoded(tokens))})
