@@ -225,7 +225,7 @@ def waiting(ended):  # all programs are traced by now: in JAX's own callbacks an
 
 def slowly(self, lowered, args):
     say("begins " + self.name)
-    time.sleep(6)
+    time.sleep(3)
     finish(self, lowered, args)
     say("ends " + self.name)
 

@@ -5,78 +5,25 @@ The last tests inject faults, each of which makes one of the checks before them 
 
 import contextlib
 import dataclasses
-import itertools
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from disturbances import attribute, calls_of_any_length, few_pages, outcome_of, preempting, serve
-from engines import (
-    GREEDY,
-    MAX_LEN,
-    TARGET,
-    V,
-    draft,
-    drafting,
-    key_of,
-    plain_greedy,
-    ragged_prompts,
-    requests_of,
-    shared,
-    target,
-)
-from heads import HEADS, random_head, serving
+from engines import MAX_LEN, key_of, plain_greedy, requests_of, target
+from requests_and_engines import CONFIG, PARAMS, PROMPTS, REQUESTS, K, P, alone, engine_of, passing
+from shared_prefixes import TEXT, cached_tokens, sharing
 
-from jspec.config import NULL_PAGE, EngineConfig, Speculation
-from jspec.drafting.methods import drafter_for
+from jspec.config import NULL_PAGE
 from jspec.engine.engine import Engine
-from jspec.engine.inbox import Inbox
 from jspec.engine.prefix import PrefixIndex
 from jspec.engine.request import ActiveRequest, Request
-from jspec.engine.scheduler import Scheduler
 from jspec.engine.step import DecodeStep
 from jspec.sampling.params import SamplingParams
 
-K, P = 4, 4
-CONFIG = EngineConfig(max_batch=3, max_len=MAX_LEN, page_size=P, prefill_chunk=P, rounds=4)
-FAST = dataclasses.replace(CONFIG, reproducible=False, max_batch=6)
-PROMPTS = ragged_prompts((1, 2, 5, 8, 9, 13, 17, 22))
-PARAMS = [
-    SamplingParams(temperature=1.0, max_tokens=20),
-    SamplingParams(temperature=0.6, top_k=9, max_tokens=18),
-    SamplingParams(temperature=1.3, top_p=0.9, max_tokens=7),
-    SamplingParams(temperature=0.9, min_p=0.05, max_tokens=20),
-    dataclasses.replace(GREEDY, max_tokens=18),
-    SamplingParams(temperature=2.0, top_k=20, top_p=0.95, max_tokens=13),
-    SamplingParams(temperature=0.7, max_tokens=18, min_tokens=9, stop_token_ids=[3, 4, 5]),
-    SamplingParams(temperature=1.0, max_tokens=17),
-]
-REQUESTS = requests_of(PROMPTS, PARAMS)
 QUICK = ("draft_model", "ngram", "eagle", "p-eagle")
 KINDS = [*QUICK, *(pytest.param(kind, marks=pytest.mark.long) for kind in ("none", "eagle3", "pard", "mlp", "medusa"))]
-
-
-@shared
-def engine_of(kind: str, config: EngineConfig = CONFIG) -> Engine:
-    """An engine with a drafter of this kind, whose drafts are drawn, so that they tell of every number behind them."""
-    settings = Speculation(num_draft_tokens=K, draft_sampling="sample")
-    if kind not in HEADS:
-        drafter = drafting(None if kind == "none" else kind, settings)
-        return Engine(target(), draft() if kind == "draft_model" else None, drafter, "rejection", config)
-    head = serving(HEADS[kind], random_head(HEADS[kind]))
-    return Engine(target(), head, drafter_for(HEADS[kind], TARGET, settings), "rejection", config)
-
-
-def alone(engine: Engine, requests) -> list[tuple]:
-    """What becomes of each request when there is nothing else, and nothing of an earlier one in the prefix cache."""
-    outcomes = []
-    for request in requests:
-        engine.scheduler.pages.forget_prefixes()
-        outcomes += map(outcome_of, serve(engine, [request]))
-    engine.scheduler.pages.forget_prefixes()
-    return outcomes
 
 
 @dataclasses.dataclass
@@ -94,11 +41,6 @@ class Subject:
 def subject(request) -> Subject:
     engine = engine_of(request.param)
     return Subject(engine, alone(engine, REQUESTS))
-
-
-def passing(i: int) -> Request:
-    """A neighbour that goes before everybody else, and often shares a prompt with one of ``REQUESTS``."""
-    return Request(99, PROMPTS[i % len(PROMPTS)], PARAMS[0], key_of(1000 + i), priority=-1)
 
 
 def test_the_requests_are_worth_comparing(subject):
@@ -158,62 +100,6 @@ def test_all_of_it_together(subject):
         subject.check(actives)
         if cached:
             assert sum(active.num_cached_tokens > 0 for active in actives) >= 2
-
-
-# Prompts that share beginnings.
-
-TEXT = ragged_prompts((15,), seed=5)[0]
-
-
-def sharing(text: list[int]) -> list[list[int]]:
-    """Prompts that have 0 .. 13 tokens in common with ``text``, and up to five of their own.
-
-    The second one differs from ``text`` in its first token alone, and the third one begins in the middle of it.
-    """
-    rng, prompts = np.random.default_rng(6), [text, [text[0] - 1, *text[1:]], text[P:]]
-    for common, own in itertools.product(range(1, 15), (0, 1, 2, 4)):
-        other = (text[common - 1] + rng.integers(1, V)) % V
-        prompts.append(
-            [
-                *text[: common - 1],
-                text[common - 1] if own == 0 else int(other),
-                *rng.integers(V, size=max(own - 1, 0)).tolist(),
-            ]
-        )
-    return prompts
-
-
-def cached_tokens(prompts: list[list[int]], page: int, chunk: int, ahead: bool) -> list[int]:
-    """How many tokens of each prompt the engine should find of those before it.
-
-    Pages are shared up to two slots before the end of the shorter prompt. A head that is fed features needs the token
-    after a page to agree as well.
-    """
-    counts = []
-    for n, prompt in enumerate(prompts):
-        most = 0
-        for other in prompts[:n]:
-            common = math.floor((min(len(prompt), len(other)) - 2) / page)
-            while common > 0 and prompt[: common * page + ahead] != other[: common * page + ahead]:
-                common -= 1
-            most = max(most, common * page)
-        counts.append(most - most % math.lcm(page, chunk))
-    return counts
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize(("page", "chunk"), [(4, 4), (1, 1), (2, 4), (4, 2), (2, 3), (4, 6), (3, 1), (16, 4)])
-def test_how_much_of_a_prompt_is_found(page, chunk, ahead):
-    config = dataclasses.replace(CONFIG, page_size=page, prefill_chunk=chunk, max_len=48, num_pages=200)
-    scheduler, prompts, found = Scheduler(config, K, ahead), sharing(TEXT), []
-    for order, request in enumerate(requests_of(prompts)):
-        scheduler.add(active := ActiveRequest(request, order))
-        while not active.decoding:
-            scheduler.sent(scheduler.plan())
-        found.append(active.num_cached_tokens)
-        scheduler.leave(active)
-    assert found == cached_tokens(prompts, page, chunk, ahead)
-    assert len(set(found)) > 1 or page > 12
 
 
 def check_found(engine: Engine, actives: list[ActiveRequest]):
@@ -300,116 +186,6 @@ def changed_contents(engine: Engine, requests) -> set[bytes]:
 def test_pages_of_the_cache_never_change(subject):
     """Whoever wrote a page, and beside whom, its bits follow from its key alone; and nobody writes to it again."""
     assert not changed_contents(subject.engine, sharing_requests(max_tokens=2))
-
-
-# Without ``reproducible`` there are programs of several sizes, and completions are kept as well.
-
-
-@pytest.fixture(
-    scope="module",
-    params=[("draft_model", 128), ("eagle", 60), pytest.param(("p-eagle", 240), marks=pytest.mark.long)],
-    ids=lambda param: param[0],
-)
-def fast(request) -> Engine:
-    """Engines with one, two and three programs that read prompts, and three that decode."""
-    kind, tokens = request.param
-    return engine_of(kind, dataclasses.replace(FAST, prefill_tokens=tokens))
-
-
-def greedy_requests(prompts, max_tokens: int = MAX_LEN) -> list[Request]:
-    return requests_of(prompts, dataclasses.replace(GREEDY, max_tokens=max_tokens))
-
-
-def check_greedy(actives: list[ActiveRequest], prompts, max_tokens: int = MAX_LEN, most: int = K):
-    assert [active.tokens for active in actives] == [tokens[:max_tokens] for tokens in plain_greedy(target(), prompts)]
-    for active in actives:
-        length = len(active.request.prompt)
-        for drafted, accepted in zip(active.drafted, active.accepted, strict=True):
-            assert drafted in (0, min(most, MAX_LEN - 1 - length))
-            assert 0 <= accepted <= drafted
-            length += accepted + 1
-        assert 0 <= length - len(active.request.prompt) - len(active.tokens) <= most
-
-
-def test_greedy_texts_in_every_bucket(fast):
-    """One, three and six requests at once, so that every program decodes some of them, and requests in between."""
-    fast.scheduler.pages.forget_prefixes()
-    for count in (1, 3, 6):
-        check_greedy(serve(fast, greedy_requests(PROMPTS[-count:])), PROMPTS[-count:])
-    assert fast.config.batch_buckets == (1, 4, 6)
-    assert all(program.compiled for program in fast.runner.programs.decode.values())
-    with preempting(fast), calls_of_any_length(fast):
-        actives = serve(fast, greedy_requests(PROMPTS), at_a_time=5, neighbour=passing)
-    check_greedy(actives, PROMPTS)
-    drafted, accepted = (sum(sum(getattr(one, name)) for one in actives) for name in ("drafted", "accepted"))
-    assert 0 < accepted < drafted
-
-
-def drafts_of(actives) -> list[tuple]:
-    return [(active.tokens, active.drafted, active.accepted) for active in actives]
-
-
-@pytest.mark.parametrize("steps", [None, 3, 4, 6])
-def test_a_second_turn_finds_the_first_ones_completion(fast, steps):
-    """Even if the first was aborted after a few steps, while a call was under way."""
-    pages, opening = fast.scheduler.pages, PROMPTS[1:5]
-    pages.forget_prefixes()
-    inbox = Inbox(streams=True)
-    first = [fast.submit(request, inbox) for request in greedy_requests(opening, 16)]
-    for _ in range(MAX_LEN if steps is None else steps):
-        fast.advance(inbox)
-    fast.give_up(first)
-    turns = [[*prompt, *one.tokens, 3, 1, 4] for prompt, one in zip(opening, first, strict=True)]
-    second = serve(fast, greedy_requests(turns, 12), at_a_time=1)
-    for one, now in zip(first, second, strict=True):
-        prompt, final = len(one.request.prompt), one.length - (K + 1) - 2  # slots that no round will write again
-        assert now.num_cached_tokens == (final if final > prompt else prompt - 2) // P * P
-    if steps is None:
-        assert all(now.num_cached_tokens > len(one.request.prompt) for one, now in zip(first, second, strict=True))
-    check_greedy(second, turns, 12)
-
-    pages.forget_prefixes()
-    anew = []
-    for request in greedy_requests(turns, 12):
-        anew += serve(fast, [request])
-        pages.forget_prefixes()
-    assert not any(active.num_cached_tokens for active in anew)
-    assert drafts_of(second) == drafts_of(anew)
-
-
-class Choice:
-    """Stands in for a controller: K is what ``K`` says."""
-
-    trying = False
-
-    def __init__(self, K: int):
-        self.K = K
-
-    def choose(self, bucket: int) -> int:
-        return self.K
-
-    def observe(self, *_):
-        pass
-
-
-def test_a_second_turn_after_rounds_without_drafts():
-    """A drafter has not read the tokens of rounds without drafts in which a request has ended."""
-    most, lengths = 2, (0, 2)
-    config = dataclasses.replace(FAST, max_batch=1, rounds=8, num_pages=80, prefill_tokens=60)
-    make = drafting("draft_model", Speculation("auto", max_draft_tokens=most, draft_sampling="sample"))
-    costs = {1: dict.fromkeys(lengths, 1.0)}
-    engine = Engine(target(), draft(), make, "rejection", config, draft_lengths=lengths, costs=costs)
-    engine.controller = Choice(0)  # pyright: ignore[reportAttributeAccessIssue]
-    first = serve(engine, greedy_requests(PROMPTS[1:5], 17), at_a_time=1)
-    assert not any(sum(one.drafted) for one in first)
-    engine.controller.K = most
-    turns = greedy_requests([[*one.request.prompt, *one.tokens, 3] for one in first], 12)
-    second = serve(engine, turns, at_a_time=1)
-    check_greedy(second, [turn.prompt for turn in turns], 12, most)
-    assert sum(now.num_cached_tokens for now in second) > sum(len(one.request.prompt) for one in first)
-    assert [(now.tokens, now.drafted, now.accepted) for now in second] == [
-        (tokens, drafted, accepted) for tokens, _, _, drafted, accepted in alone(engine, turns)
-    ]
 
 
 # Faults that the checks above have to see.

@@ -1,53 +1,18 @@
 """Who waits, who is read, who decodes, who is preempted, and with which pages; on a machine that need not have JAX."""
 
-import math
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 from simulated_device import Habits
-from simulated_engine import Simulation
+from small_engine import ALL, NOTHING, K, finish, orders, prompt, simulation
 
 from jspec.config import EngineConfig
-from jspec.engine.request import FULL, LIVE, Request
+from jspec.engine.request import LIVE, Request
 from jspec.engine.scheduler import Scheduler
 from jspec.results import DRAFT
 from jspec.sampling.params import SamplingParams
-
-K = 2
-ALL, NOTHING = Habits(accept=1.0, stop=0.0), Habits(accept=0.0, stop=0.0)  # a round commits K + 1 tokens, or one
-
-
-def simulation(
-    habits: Habits = ALL, swap_pages: int = 0, looks_ahead: bool = False, chooses: bool = False, **fields
-) -> Simulation:
-    settings = {
-        "max_batch": 2,
-        "max_len": 40,
-        "page_size": 10,
-        "num_pages": 6,
-        "prefill_chunk": 5,
-        "rounds": 4,
-        **fields,
-    }
-    return Simulation(EngineConfig(**settings), K, looks_ahead, swap_pages, habits=habits, chooses=chooses)
-
-
-def prompt(length: int = 5, first: int = 1) -> list[int]:
-    return [first, *[1] * (length - 1)]
-
-
-def orders(actives) -> list[int | None]:
-    return [None if active is None else active.order for active in actives]
-
-
-def finish(played: Simulation):
-    for _ in range(200):
-        if played.scheduler.unfinished:
-            played.step()
-    assert not played.scheduler.unfinished
-    assert played.scheduler.pages.used == played.scheduler.pages_swapped == 0
 
 
 def test_it_needs_no_jax():
@@ -218,130 +183,6 @@ class TestPreemption:
             assert orders(played.scheduler.rows) == entered
             finish(played)
             assert (played.scheduler.num_preemptions > 0) == (entered == [0, 1])
-
-
-class TestPrefixes:
-    @pytest.mark.parametrize(("salt", "found"), [("", 20), ("a", 0)])
-    def test_a_prompt_that_begins_as_an_earlier_one(self, salt, found):
-        played = simulation()
-        played.arrive(prompt(25), 3)
-        played.step()
-        second, segments = played.arrive([*prompt(22), 2, 2], 3, salt=salt), []
-        while not second.decoding:
-            segments += played.step().segments
-        assert second.num_cached_tokens == played.scheduler.reading.num_cached_tokens == segments[0].start == found
-        finish(played)
-
-    def test_one_token_is_read_at_least(self):
-        played = simulation()
-        played.arrive(prompt(21), 3)
-        finish(played)
-        again = played.arrive(prompt(21), 3)
-        played.step()
-        assert again.num_cached_tokens == 10  # 20 of its 21 tokens are read, and one of them again
-
-    @pytest.mark.parametrize("looks_ahead", [False, True])
-    @pytest.mark.parametrize(
-        "fields",
-        [
-            {},
-            {"reproducible": False},
-            {"prefill_tokens": 20_000},  # a pass that has room for all of them
-            {"max_batch": 4},  # of which four wait for a row
-            {"page_size": 16, "prefill_chunk": 64},
-            {"page_size": 64, "prefill_chunk": 48},
-        ],
-    )
-    def test_what_prompts_share_that_come_together_is_read_once(self, fields, looks_ahead):
-        roomy = {
-            "max_batch": 8,
-            "max_len": 2300,
-            "page_size": 64,
-            "num_pages": 320,
-            "prefill_chunk": 32,
-            "swap_pages": 999,
-        }
-        played = simulation(looks_ahead=looks_ahead, **{**roomy, **fields})
-        shared = [1 + i % 7 for i in range(2000)]
-        for i in range(8):
-            played.arrive([*shared, 50 + i, *range(60, 75)], 8)
-        finish(played)
-        step = math.lcm(played.config.page_size, played.config.chunk)
-        assert played.scheduler.reading.num_prefill_tokens < 2000 + 8 * (15 + step)
-        assert played.all[0].num_cached_tokens == 0
-        found = {active.num_cached_tokens for active in played.all[1:]}
-        assert found == {2000 // step * step}
-
-    def test_the_pages_of_a_prompt_are_found_while_the_rest_of_it_is_read(self):
-        played = simulation(max_batch=1, num_pages=12, prefill_tokens=10, max_len=60, read_ahead=1)
-        first = played.arrive(prompt(45), 3)
-        played.step()
-        assert (first.num_read, first.decoding) == (10, False)
-        second = played.arrive([*prompt(15), 2, 2], 3)
-        played.step()
-        assert second.num_cached_tokens == 10
-        finish(played)
-
-    @pytest.mark.parametrize("salt", ["", "a"])
-    def test_who_waits_for_a_text_goes_on_alone_when_its_reader_leaves(self, salt):
-        """From the place to which it was read; the device checks what is read."""
-        played = simulation(num_pages=20, prefill_tokens=10, max_len=60)
-        first, second = played.arrive(prompt(45), 3), played.arrive(prompt(45), 3, salt=salt)
-        for _ in range(2):
-            played.step()
-        assert (first.num_read, second.num_read) == (20, 0 if salt else 10)
-        played.abort(first)
-        assert played.scheduler.pages.cached == (2 if salt else 1)  # the second holds the other one
-        played.step()
-        assert (second.num_cached_tokens, second.num_read) == ((0, 10) if salt else (20, 30))
-        finish(played)
-
-    def test_nobody_waits_for_another_text_or_for_a_few_tokens(self):
-        played = simulation(max_batch=4, num_pages=40, prefill_tokens=60, max_len=60)  # 30 tokens are worth waiting
-        first, other, same, short = [
-            played.arrive(text, 3) for text in (prompt(42), prompt(42, 2), prompt(42), [*prompt(20), 3])
-        ]
-        plan = played.step()
-        read = {active: sum(one.length for one in plan.segments if one.active is active) for active in played.all}
-        assert read == {first: 41, other: 15, same: 0, short: 0}
-        assert same.num_read == 0
-        plan = played.step()
-        assert (same.num_cached_tokens, short.num_cached_tokens) == (40, 10)
-        finish(played)
-
-    def test_who_is_preempted_while_it_is_read_finds_what_it_had_read(self):
-        played = simulation(swap_pages=8, num_pages=5, prefill_tokens=5)
-        played.arrive(prompt(4, 2), 34)
-        played.step()
-        young = played.arrive(prompt(23), 15)
-        starts = []
-        while not young.decoding:
-            starts += [(young.num_preemptions, segment.start) for segment in played.step().segments]
-        # The second of its two full pages was given to the one that made it leave.
-        assert starts == [(0, 0), (0, 5), (0, 10), (0, 15), (1, 10), (1, 15), (1, 20)]
-        assert young.num_cached_tokens == 10
-        finish(played)
-
-    @pytest.mark.parametrize(("reproducible", "found"), [(True, 0), (False, 20)])
-    def test_texts_that_were_decoded_are_kept_unless_numbers_would_differ(self, reproducible, found):
-        played = simulation(reproducible=reproducible)
-        first = played.arrive(prompt(5), 26)
-        finish(played)
-        second = played.arrive([*first.request.prompt, *first.tokens], 3)
-        played.step()
-        assert second.num_cached_tokens == found
-        finish(played)
-
-    def test_a_page_that_rounds_without_drafts_have_written_is_not_kept_for_the_drafter(self):
-        """A row that ends in a call without drafts does not let its drafter catch up."""
-        played = simulation(NOTHING, chooses=True, reproducible=False, rounds=20, page_size=2, num_pages=40)
-        first = played.arrive(prompt(5), 12)
-        for drafts in (K, 0, 0):
-            played.carry_out(played.scheduler.plan(), drafts)
-        assert first.outcome == FULL
-        second = played.arrive([*first.request.prompt, *first.tokens, 1, 1], 3)
-        finish(played)  # the device checks what is read
-        assert second.outcome != LIVE
 
 
 class TestFollowing:

@@ -16,3 +16,9 @@ def counted_together(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def logits_as_asked(request):
     table_model.LOGITS = request.config.getoption("--logits")
+
+
+@pytest.fixture(scope="class")
+def played(request, run):
+    """What a run of a ``Losslessness`` class did: an oracle and a tally for each ask."""
+    return request.cls.judged(run.program, request.cls.play(run))

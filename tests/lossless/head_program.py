@@ -52,6 +52,10 @@ class HeadProgram:
     noise = RoundNoise
 
     @property
+    def method(self) -> str:
+        return self.head
+
+    @property
     def rule(self):
         return self.fault(RULES[self.verify])
 

@@ -5,27 +5,39 @@ from collections.abc import Sequence
 import numpy as np
 
 from lossless.oracle import Oracle
-from lossless.statistics import assert_follows, assert_not_vacuous
+from lossless.statistics import assert_follows, assert_not_vacuous, p_value
 from lossless.steps import K, N, Tally, decoded
 
-VIEWS = ((0, 1, 2), (3, 4, 5), (1, 3, 5), tuple(range(N)))  # tokens whose joint distribution is compared
+FIRST, LAST = (0, 1, 2), (3, 4, 5)
+VIEWS = (FIRST, LAST, (1, 3, 5), tuple(range(N)))  # tokens whose joint distribution is compared
+
+
+def seen(texts: np.ndarray, view: Sequence[int]) -> np.ndarray:
+    """Counts or probabilities of some tokens of the texts: ``[V + 1] * N`` -> ``[(V + 1) ** len(view)]``."""
+    return texts.sum(axis=tuple(i for i in range(N) if i not in view)).ravel()
 
 
 def assert_texts(oracle: Oracle, tally: Tally, views=VIEWS):
     """The joint distribution of completions, seen through some of their tokens."""
     for view in views:
-        others = tuple(i for i in range(N) if i not in view)
-        counts, probabilities = tally.texts.sum(axis=others), oracle.texts.sum(axis=others)
-        assert_follows(counts.ravel(), probabilities.ravel(), f"tokens {view} of {oracle.ask}")
+        assert_follows(seen(tally.texts, view), seen(oracle.texts, view), f"tokens {view} of {oracle.ask}")
 
 
 def assert_texts_together(played: Sequence[tuple[Oracle, Tally]], views=VIEWS):
     """``assert_texts`` of all kinds of requests in one check, which sees a smaller bias if they share it."""
     for view in views:
-        others = tuple(i for i in range(N) if i not in view)
-        counts = [tally.texts.sum(axis=others).ravel() for _, tally in played]
-        probabilities = [oracle.texts.sum(axis=others).ravel() for oracle, _ in played]
-        assert_follows(counts, probabilities, f"tokens {view} of all asks")
+        counts = [seen(tally.texts, view) for _, tally in played]
+        assert_follows(counts, [seen(oracle.texts, view) for oracle, _ in played], f"tokens {view} of all asks")
+
+
+def p_values(played: Sequence[tuple[Oracle, Tally]], view=LAST) -> list[float]:
+    """Of some tokens of the texts of each ask: what a test asks that puts in a fault."""
+    return [p_value(seen(tally.texts, view), seen(oracle.texts, view)) for oracle, tally in played]
+
+
+def p_value_together(played: Sequence[tuple[Oracle, Tally]], view=LAST) -> float:
+    """Of some tokens of the texts of all asks, in one test."""
+    return p_value([seen(tally.texts, view) for _, tally in played], [seen(oracle.texts, view) for oracle, _ in played])
 
 
 def assert_acceptance(oracle: Oracle, tally: Tally):
@@ -42,7 +54,7 @@ def assert_acceptance(oracle: Oracle, tally: Tally):
     assert_follows(counts, probabilities, f"accepted drafts of {oracle.ask}")
 
 
-def assert_eventful(oracle: Oracle, tally: Tally, recovered: int):
+def assert_eventful(oracle: Oracle, tally: Tally, recovered: float):
     """Drafts were accepted, drafts were rejected, and so many texts had at least two rounds after a rejection."""
     drafted, accepted = (np.sum(tally.rounds.sum(axis=0) * number) for number in np.indices((K + 1, K + 1)))
     assert_not_vacuous(drafted, accepted)

@@ -69,6 +69,12 @@ class Program:
         )
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SameNoise(RoundNoise):
+    """The noise of a program that is not taken for another one, whose trace JAX would reuse where a fault is put in."""
+
+
 NO_OPTIONS = distributions.Options()
 
 

@@ -76,3 +76,6 @@ def random_tables(seed: int) -> tuple[np.ndarray, np.ndarray]:
     target, noise = np.random.default_rng(seed).normal(size=(2, CONTEXTS, V))
     halves = lambda x: np.round(2 * x).astype(np.float32) / 2  # noqa: E731
     return halves(1.2 * target), halves(target + 0.7 * noise)
+
+
+TABLES = random_tables(0)

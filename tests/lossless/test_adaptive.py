@@ -11,15 +11,14 @@ import pytest
 from jspec.engine import adaptive
 from lossless.adaptive import Adapted, play_adaptively
 from lossless.distributions import round_distribution
-from lossless.judge import assert_texts, assert_texts_together
-from lossless.oracle import Oracle
-from lossless.statistics import LEVEL, assert_follows, assert_not_vacuous, p_value
-from lossless.steps import ASKS, K, Program, decoded, play
-from lossless.table_model import random_tables
+from lossless.judge import FIRST, p_values
+from lossless.losslessness import Losslessness, Run
+from lossless.statistics import LEVEL, assert_follows, assert_not_vacuous
+from lossless.steps import K, Program, decoded, play
+from lossless.table_model import TABLES
 
-TABLES = random_tables(0)
 SECONDS = {0: 1.0, 1: 1.62, 2: 2.05}  # so near to each other that every round changes which is best
-QUICK = ((Program("rejection"), 100_000), (Program("block", draft_sampling="auto"), 60_000))
+QUICK = (Run(Program("rejection"), 100_000), Run(Program("block", draft_sampling="auto"), 60_000))
 LONG = (
     Program("rejection"),
     Program("match", draft_sampling="coupled"),
@@ -29,55 +28,43 @@ LONG = (
 )
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        *QUICK,
-        *(pytest.param((program, 200_000), marks=pytest.mark.long) for program in LONG),
-    ],
-    ids=lambda param: f"{param[0].verify}-{param[0].method}-{param[0].draft_sampling}-{param[1]}",
-)
-def played(request) -> list[tuple[Oracle, Adapted]]:
-    program, samples = request.param
-    with mock.patch.multiple(adaptive, GAIN=1.0, FIRST_REST=1, LONGEST_REST=1):  # six rounds are all there is
-        tallies = play_adaptively(program, TABLES, samples, seed=51, seconds=SECONDS)
-    return [(Oracle(program, ask, TABLES), tally) for ask, tally in zip(ASKS, tallies, strict=True)]
+class TestAdaptiveSteps(Losslessness):
+    runs = (*QUICK, *(Run(program, 200_000, long=True) for program in LONG))
+    seed = 51
 
+    @classmethod
+    def play(cls, run: Run) -> list[Adapted]:
+        with mock.patch.multiple(adaptive, GAIN=1.0, FIRST_REST=1, LONGEST_REST=1):  # six rounds are all there is
+            return play_adaptively(run.program, cls.tables, run.samples, cls.seed, SECONDS)
 
-def test_joint_distribution_of_completions(played):
-    for oracle, tally in played:
-        assert_texts(oracle, tally)
-    assert_texts_together(played)
+    def test_acceptance_of_every_round(self, played):
+        """Rounds of K drafts accept what their theory says, whatever K the rounds before had: rests cost no quality."""
+        for oracle, tally in played:
+            coupled = oracle.program.draft_sampling == "coupled"
+            counts, probabilities = [], []
+            for code, chosen in np.argwhere(tally.rounds.sum(axis=(2, 3)) >= 100):
+                history = oracle.ask.prompt + decoded(code)
+                most, draft = oracle.drafts(history)
+                count, distribution = min(most, chosen), np.zeros(K + 1)
+                for tokens, mass in round_distribution(
+                    oracle.program.verify if chosen else "match", coupled, oracle.target, draft, history, count
+                ).items():
+                    distribution[len(tokens) - 1] += mass
+                assert tally.rounds[code, chosen].sum() == tally.rounds[code, chosen, count].sum()
+                counts.append(tally.rounds[code, chosen, count])
+                probabilities.append(distribution)
+            assert_follows(counts, probabilities, f"accepted drafts of {oracle.ask}")
 
-
-def test_acceptance_of_every_round(played):
-    """Rounds of K drafts accept what their theory says, whatever K the rounds before had: rests cost no quality."""
-    for oracle, tally in played:
-        coupled = oracle.program.draft_sampling == "coupled"
-        counts, probabilities = [], []
-        for code, chosen in np.argwhere(tally.rounds.sum(axis=(2, 3)) >= 100):
-            history = oracle.ask.prompt + decoded(code)
-            most, draft = oracle.drafts(history)
-            count, distribution = min(most, chosen), np.zeros(K + 1)
-            for tokens, mass in round_distribution(
-                oracle.program.verify if chosen else "match", coupled, oracle.target, draft, history, count
-            ).items():
-                distribution[len(tokens) - 1] += mass
-            assert tally.rounds[code, chosen].sum() == tally.rounds[code, chosen, count].sum()
-            counts.append(tally.rounds[code, chosen, count])
-            probabilities.append(distribution)
-        assert_follows(counts, probabilities, f"accepted drafts of {oracle.ask}")
-
-
-def test_every_K_was_chosen_and_changed(played):
-    for oracle, tally in played:
-        if oracle.ask.warp.temperature and oracle.program.method != "ngram":
-            share = tally.rounds.sum(axis=(0, 2, 3)) / tally.rounds.sum()
-            assert share.min() > 0.05, share
-            assert tally.changes > 0.2 * tally.rounds.sum()
-            assert_not_vacuous(
-                *(np.sum(tally.rounds.sum(axis=(0, 1)) * number) for number in np.indices((K + 1, K + 1)))
-            )
+    def test_something_was_drafted_accepted_rejected_and_recovered(self, played):
+        """And every K was chosen, and changed."""
+        for oracle, tally in played:
+            if oracle.ask.warp.temperature and oracle.program.method != "ngram":
+                share = tally.rounds.sum(axis=(0, 2, 3)) / tally.rounds.sum()
+                assert share.min() > 0.05, share
+                assert tally.changes > 0.2 * tally.rounds.sum()
+                assert_not_vacuous(
+                    *(np.sum(tally.rounds.sum(axis=(0, 1)) * number) for number in np.indices((K + 1, K + 1)))
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,15 +90,10 @@ class PeekingProgram(Program):
 
 @pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.long)])
 def test_a_K_that_looks_at_the_drafts_of_its_own_round_is_seen(rule):
-    def p_values(program) -> list[float]:
-        tallies = play(program, TABLES, 20_000, seed=52)
-        others = tuple(range(3, 6))
-        return [
-            p_value(tally.texts.sum(axis=others).ravel(), Oracle(program, ask, TABLES).texts.sum(axis=others).ravel())
-            for ask, tally in zip(ASKS, tallies, strict=True)
-        ]
+    def fault_p_values(program) -> list[float]:
+        return p_values(TestAdaptiveSteps.judged(program, play(program, TABLES, 20_000, seed=52)), FIRST)
 
-    *sampled, greedy = p_values(PeekingProgram(rule))
+    *sampled, greedy = fault_p_values(PeekingProgram(rule))
     assert max(sampled) < LEVEL
     assert greedy == 1.0
-    assert min(p_values(Program(rule))) >= LEVEL
+    assert min(fault_p_values(Program(rule))) >= LEVEL

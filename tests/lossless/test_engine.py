@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from lossless.judge import VIEWS, assert_acceptance, assert_eventful, assert_texts, assert_texts_together
+from lossless.judge import VIEWS, assert_texts
+from lossless.losslessness import Losslessness, Run
 from lossless.oracle import Oracle
-from lossless.steps import ASKS, Program, Tally, V, play
-from lossless.table_model import random_tables
+from lossless.steps import ASKS, Program, play
+from lossless.table_model import TABLES, V
 
 QUICK, LONG = 100_000, 200_000  # texts of every ask
 PROGRAMS = (
@@ -28,47 +29,15 @@ OTHERS = (
     Program("rejection", "none"),
     Program("block", "none"),
 )
-TABLES = random_tables(0)
 
 
-def describe(program: Program) -> str:
-    name = f"{program.verify}-{program.method}"
-    if program.method != "draft_model":
-        return name
-    return f"{name}-{program.draft_sampling}-{'narrow' if program.draft_vocab < V else 'wide'}"
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        *((program, QUICK) for program in PROGRAMS),
-        *(pytest.param((program, LONG), marks=pytest.mark.long) for program in (*PROGRAMS, *OTHERS)),
-    ],
-    ids=lambda param: f"{describe(param[0])}-{param[1]}",
-)
-def played(request) -> list[tuple[Oracle, Tally]]:
-    program, samples = request.param
-    tallies = play(program, TABLES, samples, seed=21)
-    return [(Oracle(program, ask, TABLES), tally) for ask, tally in zip(ASKS, tallies, strict=True)]
-
-
-def test_joint_distribution_of_completions(played):
-    for oracle, tally in played:
-        assert_texts(oracle, tally)
-    assert_texts_together(played)
-
-
-def test_acceptance_of_every_round(played):
-    for oracle, tally in played:
-        assert_acceptance(oracle, tally)
-
-
-def test_something_was_drafted_accepted_rejected_and_recovered(played):
-    for oracle, tally in played:
-        if oracle.program.method == "none":
-            assert tally.rounds[:, 1:].sum() == 0
-        elif oracle.ask.warp.temperature:
-            assert_eventful(oracle, tally, recovered=1000)
+class TestSteps(Losslessness):
+    runs = (
+        *(Run(program, QUICK) for program in PROGRAMS),
+        *(Run(program, LONG, long=True) for program in (*PROGRAMS, *OTHERS)),
+    )
+    seed = 21
+    recovered = 0.01
 
 
 @pytest.mark.parametrize("rule", ["match", "rejection", "block"])

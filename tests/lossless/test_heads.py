@@ -9,9 +9,9 @@ import pytest
 
 from jspec.sampling import verify
 from lossless.head_program import HEADS, HeadOracle, HeadProgram
-from lossless.judge import assert_acceptance, assert_eventful, assert_texts, assert_texts_together
-from lossless.statistics import LEVEL, p_value
-from lossless.steps import ASKS, N, play
+from lossless.judge import FIRST, p_values
+from lossless.losslessness import Losslessness, Run
+from lossless.statistics import LEVEL
 
 RULES, DRAWN = ("match", "rejection", "block"), ("sample", "argmax", "auto")
 FACTORS = ("head", "verify", "draft_sampling")
@@ -28,36 +28,13 @@ PAIRS = (
 )
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        *((program, 20_000) for program in QUICK),
-        *(pytest.param((program, 200_000), marks=pytest.mark.long) for program in PAIRS),
-    ],
-    ids=lambda param: f"{param[0].verify}-{param[0].head}-{param[0].draft_sampling}-{param[1]}",
-)
-def played(request):
-    program, samples = request.param
-    tallies = play(program, None, samples, seed=71)
-    return samples, [(HeadOracle(program, ask, None), tally) for ask, tally in zip(ASKS, tallies, strict=True)]
+class HeadLosslessness(Losslessness):
+    tables, oracle = None, HeadOracle
 
 
-def test_joint_distribution_of_completions(played):
-    for oracle, tally in played[1]:
-        assert_texts(oracle, tally)
-    assert_texts_together(played[1])
-
-
-def test_acceptance_of_every_round(played):
-    for oracle, tally in played[1]:
-        assert_acceptance(oracle, tally)
-
-
-def test_something_was_drafted_accepted_rejected_and_recovered(played):
-    samples, asks = played
-    for oracle, tally in asks:
-        if oracle.ask.warp.temperature:
-            assert_eventful(oracle, tally, recovered=samples // 200)
+class TestSteps(HeadLosslessness):
+    runs = (*(Run(program, 20_000) for program in QUICK), *(Run(program, 200_000, long=True) for program in PAIRS))
+    seed = 71
 
 
 def test_heads_rules_and_ways_of_drawing_are_covered_pairwise():
@@ -99,29 +76,21 @@ def projecting(rule):
     return faulty
 
 
-class TestReducedVocabulary:
+class TestReducedVocabulary(HeadLosslessness):
     """The EAGLE-3 head knows half of the tokens, and they are not the likeliest."""
 
-    SAMPLES = 20_000
+    runs = tuple(Run(HeadProgram(rule, "eagle3"), 20_000) for rule in ("rejection", "block"))
+    seed = 72
 
-    def play(self, program):
-        tallies = play(program, None, self.SAMPLES, seed=72)
-        return [(HeadOracle(program, ask, None), tally) for ask, tally in zip(ASKS, tallies, strict=True)]
-
-    @pytest.mark.parametrize("rule", ["rejection", "block"])
-    def test_it_is_lossless(self, rule):
-        for oracle, tally in self.play(HeadProgram(rule, "eagle3")):
-            assert_texts(oracle, tally)
-            assert_acceptance(oracle, tally)
+    def test_the_head_lacks_likely_tokens(self, played):
+        for oracle, _ in played:
             if oracle.ask.warp.temperature:
-                assert_eventful(oracle, tally, recovered=self.SAMPLES // 200)
                 _, draft = oracle.drafts((*oracle.ask.prompt, 1))
                 unknown = draft((*oracle.ask.prompt, 1)) == 0
                 assert oracle.target((*oracle.ask.prompt, 1))[unknown].sum() > 0.4
 
     @pytest.mark.parametrize("fault", [dropping, pytest.param(projecting, marks=pytest.mark.long)])
     def test_a_target_cut_to_the_heads_vocabulary_is_seen(self, fault):
-        for oracle, tally in self.play(HeadProgram("rejection", "eagle3", fault=fault)):
-            if oracle.ask.warp.temperature:
-                texts = (tally.texts, oracle.texts)
-                assert p_value(*(x.sum(axis=tuple(range(3, N))).ravel() for x in texts)) < LEVEL
+        run = Run(HeadProgram("rejection", "eagle3", fault=fault), 20_000)
+        sampled = [pair for pair in self.judged(run.program, self.play(run)) if pair[0].ask.warp.temperature]
+        assert max(p_values(sampled, FIRST)) < LEVEL

@@ -1,23 +1,18 @@
 """Requests that change logits before the temperature does: each has its own distribution, in one batch with all others."""
 
-import dataclasses
-
-import jax
 import pytest
 from disturbances import attribute
 
 from jspec.sampling.processors import Processing
-from jspec.sampling.streams import RoundNoise
 from lossless import served, steps
 from lossless.distributions import Options, Warp
-from lossless.judge import assert_acceptance, assert_eventful, assert_texts, assert_texts_together
-from lossless.oracle import Oracle
-from lossless.statistics import LEVEL, p_value
-from lossless.steps import Ask, Program
-from lossless.table_model import V, random_tables
+from lossless.judge import p_values
+from lossless.losslessness import Losslessness, Run, ServedLosslessness
+from lossless.statistics import LEVEL
+from lossless.steps import Ask, Program, SameNoise
+from lossless.table_model import TABLES, V
 
 QUICK, LONG = 20_000, 200_000  # texts of every ask
-TABLES = random_tables(0)
 PENALTIES = Options(repetition_penalty=1.6, frequency_penalty=0.5, presence_penalty=0.4)
 ASKS = (
     Ask((1,), Warp(), options=PENALTIES),
@@ -37,69 +32,23 @@ PROGRAMS = (
     Program("rejection", "ngram"),
     Program("match", "none"),
 )
-
-
-@pytest.fixture(
-    scope="module",
-    params=[
-        *((program, QUICK) for program in PROGRAMS),
-        *(pytest.param((program, LONG), marks=pytest.mark.long) for program in PROGRAMS),
-    ],
-    ids=lambda param: f"{param[0].verify}-{param[0].method}-{param[1]}",
-)
-def played(request):
-    program, samples = request.param
-    tallies = steps.play(program, TABLES, samples, seed=81, asks=ASKS)
-    return [(Oracle(program, ask, TABLES), tally) for ask, tally in zip(ASKS, tallies, strict=True)]
-
-
-def test_joint_distribution_of_completions(played):
-    for oracle, tally in played:
-        assert_texts(oracle, tally)
-    assert_texts_together(played)
-
-
-def test_acceptance_of_every_round(played):
-    for oracle, tally in played:
-        assert_acceptance(oracle, tally)
-
-
-def test_something_was_drafted_accepted_rejected_and_recovered(played):
-    for oracle, tally in played:
-        if oracle.program.method == "draft_model" and oracle.ask.warp.temperature:
-            assert_eventful(oracle, tally, recovered=150)
-
-
 SERVED = Program("rejection", draft_positions=served.SLOTS, slots=served.SLOTS)
 
 
-@pytest.mark.parametrize("samples", [8_000, pytest.param(LONG, marks=pytest.mark.long)])
-def test_texts_as_users_get_them(samples):
-    engine = served.engine(SERVED, TABLES, reproducible=False)
-    tallies = served.play(engine, samples, seed=82, asks=ASKS)
-    pairs = [(Oracle(SERVED, ask, TABLES), tally) for ask, tally in zip(ASKS, tallies, strict=True)]
-    for oracle, tally in pairs:
-        assert_texts(oracle, tally)
-        assert_acceptance(oracle, tally)
-    assert_texts_together(pairs)
-    assert engine.metrics().num_preemptions > engine.metrics().num_calls
+class TestSteps(Losslessness):
+    asks, seed = ASKS, 81
+    runs = tuple(Run(program, samples, samples == LONG) for samples in (QUICK, LONG) for program in PROGRAMS)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class SameNoise(RoundNoise):
-    """The noise of a program that is not taken for another one."""
+class TestServed(ServedLosslessness):
+    asks, seed = ASKS, 82
+    runs = (Run(SERVED, 8_000, reproducible=True), Run(SERVED, LONG, long=True))
 
 
-def texts_p_values(program: Program, samples: int) -> list[float]:
-    """Of the last three tokens of the asks whose penalties or bad words depend on the completion."""
-    tallies = steps.play(program, TABLES, samples, seed=83, asks=ASKS)
-    first = (0, 1, 2)
-    pairs = [(ASKS[i], tallies[i]) for i in (0, 2, 3)]
-    return [
-        p_value(tally.texts.sum(axis=first).ravel(), Oracle(program, ask, TABLES).texts.sum(axis=first).ravel())
-        for ask, tally in pairs
-    ]
+def fault_p_values(program: Program) -> list[float]:
+    """Of the asks whose penalties or bad words depend on the completion."""
+    played = TestSteps.judged(program, steps.play(program, TABLES, 20_000, seed=83, asks=ASKS))
+    return p_values([played[i] for i in (0, 2, 3)])
 
 
 @pytest.mark.parametrize("rule", ["rejection", pytest.param("match", marks=pytest.mark.long)])
@@ -112,9 +61,8 @@ def test_drafts_that_do_not_count_as_text_are_seen(rule):
         return apply(self, logits, None, first)
 
     with attribute(Processing, "apply", without_drafts):
-        # A program of its own, or JAX would take the trace of the sound one.
-        assert max(texts_p_values(Program(rule, noise=SameNoise), 20_000)) < LEVEL
-    assert min(texts_p_values(Program(rule), 20_000)) >= LEVEL
+        assert max(fault_p_values(Program(rule, noise=SameNoise))) < LEVEL
+    assert min(fault_p_values(Program(rule))) >= LEVEL
 
 
 def test_texts_of_rows_that_want_nothing_do_not_depend_on_the_others():

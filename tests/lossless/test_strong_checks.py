@@ -15,9 +15,7 @@ from lossless.oracle import Oracle
 from lossless.rounds import deal
 from lossless.statistics import assert_follows
 from lossless.steps import ASKS, CONFIG, K, Program, S, V, play, prefilled
-from lossless.table_model import random_tables
-
-TABLES = random_tables(0)
+from lossless.table_model import TABLES
 
 
 @pytest.mark.parametrize(

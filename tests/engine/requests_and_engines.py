@@ -1,0 +1,54 @@
+"""Requests of many kinds, engines with a drafter of each kind, and what becomes of a request that is alone on one."""
+
+import dataclasses
+
+from disturbances import outcome_of, serve
+from engines import GREEDY, MAX_LEN, TARGET, draft, drafting, key_of, ragged_prompts, requests_of, shared, target
+from heads import HEADS, random_head, serving
+
+from jspec.config import EngineConfig, Speculation
+from jspec.drafting.methods import drafter_for
+from jspec.engine.engine import Engine
+from jspec.engine.request import Request
+from jspec.sampling.params import SamplingParams
+
+K, P = 4, 4
+CONFIG = EngineConfig(max_batch=3, max_len=MAX_LEN, page_size=P, prefill_chunk=P, rounds=4)
+PROMPTS = ragged_prompts((1, 2, 5, 8, 9, 13, 17, 22))
+PARAMS = [
+    SamplingParams(temperature=1.0, max_tokens=20),
+    SamplingParams(temperature=0.6, top_k=9, max_tokens=18),
+    SamplingParams(temperature=1.3, top_p=0.9, max_tokens=7),
+    SamplingParams(temperature=0.9, min_p=0.05, max_tokens=20),
+    dataclasses.replace(GREEDY, max_tokens=18),
+    SamplingParams(temperature=2.0, top_k=20, top_p=0.95, max_tokens=13),
+    SamplingParams(temperature=0.7, max_tokens=18, min_tokens=9, stop_token_ids=[3, 4, 5]),
+    SamplingParams(temperature=1.0, max_tokens=17),
+]
+REQUESTS = requests_of(PROMPTS, PARAMS)
+
+
+@shared
+def engine_of(kind: str, config: EngineConfig = CONFIG) -> Engine:
+    """An engine with a drafter of this kind, whose drafts are drawn, so that they tell of every number behind them."""
+    settings = Speculation(num_draft_tokens=K, draft_sampling="sample")
+    if kind not in HEADS:
+        drafter = drafting(None if kind == "none" else kind, settings)
+        return Engine(target(), draft() if kind == "draft_model" else None, drafter, "rejection", config)
+    head = serving(HEADS[kind], random_head(HEADS[kind]))
+    return Engine(target(), head, drafter_for(HEADS[kind], TARGET, settings), "rejection", config)
+
+
+def alone(engine: Engine, requests) -> list[tuple]:
+    """What becomes of each request when there is nothing else, and nothing of an earlier one in the prefix cache."""
+    outcomes = []
+    for request in requests:
+        engine.scheduler.pages.forget_prefixes()
+        outcomes += map(outcome_of, serve(engine, [request]))
+    engine.scheduler.pages.forget_prefixes()
+    return outcomes
+
+
+def passing(i: int) -> Request:
+    """A neighbour that goes before everybody else, and often shares a prompt with one of ``REQUESTS``."""
+    return Request(99, PROMPTS[i % len(PROMPTS)], PARAMS[0], key_of(1000 + i), priority=-1)
