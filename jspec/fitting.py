@@ -4,7 +4,7 @@ import dataclasses
 import warnings
 
 from jspec.config import MAX_POSITIONS, ModelConfig, Speculation
-from jspec.heads import DraftConfig, Eagle3Config, EagleConfig, HeadConfig
+from jspec.heads import DraftConfig, Eagle3Config, EagleConfig, HeadConfig, PardConfig
 from jspec.registry import entry_of, particular_options
 from jspec.text import Tokenizer
 
@@ -50,19 +50,25 @@ def within_reach(speculation: Speculation, draft: ModelConfig | HeadConfig) -> S
 
 
 def with_positions(target: ModelConfig, draft: ModelConfig | HeadConfig, max_len: int) -> ModelConfig | HeadConfig:
-    """``draft`` with as many positions as it can draft at; warns if they are fewer than ``max_len``.
+    """``draft`` as it serves texts of up to ``max_len`` tokens, with as many positions as it can draft at.
+
+    It warns if they are fewer than ``max_len``. A ``longrope`` takes the factors for that length: see ``Rope.for_length``.
 
     An EAGLE head drafts at every position of its target, whatever its config.json states. Many such heads were trained
     on texts of 2048 tokens and state that number, but their authors and vLLM draft past it, because the rotary embedding
-    is a formula without an end. There are two exceptions: ``yarn`` ends at the length that it was stretched to, and
-    ``dynamic`` ends at ``max_position``. A language model that drafts keeps the limit that it states: it has not learnt
-    to predict anything past it, and each of its passes costs more than one of a draft head.
+    is a formula without an end. There are exceptions: ``yarn`` ends at the length that it was stretched to, and
+    ``dynamic`` and ``longrope`` end at ``max_position``. A language model that drafts keeps the limit that it states: it
+    has not learnt to predict anything past it, and each of its passes costs more than one of a draft head.
     """
+    if isinstance(draft, ModelConfig):
+        draft = draft.for_length(max_len)
+    elif isinstance(draft, PardConfig):
+        draft = dataclasses.replace(draft, model=draft.model.for_length(max_len))
     if not isinstance(draft, EagleConfig | Eagle3Config):
         decoder = draft.decoder
         limit = max_len if decoder is None else decoder.max_position
     else:
-        layers = draft.layers
+        layers = draft.layers.for_length(max_len)
         limit = max(layers.max_position, min(_rope_limit(layers), target.max_position))
         draft = dataclasses.replace(draft, layers=dataclasses.replace(layers, max_position=limit))
     if limit < max_len:
@@ -77,9 +83,10 @@ def with_positions(target: ModelConfig, draft: ModelConfig | HeadConfig, max_len
 def _rope_limit(layers: ModelConfig) -> int:
     """How many positions the rotary embedding of these layers has a meaning for."""
     rope = layers.rope
-    if rope.kind == "yarn":
+    if rope is not None and rope.kind == "yarn":
         return int(rope.factor * rope.original_max_position)
-    return layers.max_position if rope.kind == "dynamic" else MAX_POSITIONS
+    ends = rope is None or rope.kind in ("dynamic", "longrope")
+    return layers.max_position if ends else MAX_POSITIONS
 
 
 def check_tokenizers(

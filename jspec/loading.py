@@ -146,7 +146,7 @@ def read_pair(
     Raises:
       ValueError: the draft was made for another target, or has no use for an option of ``speculation``.
     """
-    tokenizer = load_tokenizer(source.target)
+    tokenizer, target = load_tokenizer(source.target), target.for_length(max_len)
     draft: DraftConfig | str | None = None if source.method is None else source.method.name
     if source.draft is not None:
         config = read_draft_config(source.draft, **dataclasses.asdict(options))
@@ -166,7 +166,7 @@ def load_modules(pair: Pair, dtype: str) -> tuple[Decoder, Any, Callable[..., Dr
       builds the drafter around both, as ``drafter_for`` does.
     """
     draft, module = pair.draft, _prepared(pair)
-    target = build(*load_folder(pair.source.target, dtype), dtype)
+    target = build(pair.target, load_folder(pair.source.target, dtype)[1], dtype)
     if pair.source.draft is not None and pair.draft_config is not None:
         draft, module = load_draft_module(pair.source.draft, dtype, pair.options, pair.draft_config, target)
     return target, module, drafter_for(draft, pair.target, pair.speculation)
@@ -219,11 +219,13 @@ def build_draft_module(config: ModelConfig | HeadConfig, params: dict, dtype: st
 def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
     """Delete from ``params`` what is a copy of a weight of the target; returns ``config`` without these weights.
 
-    A weight that the target has quantised is not equal to the draft head's, which therefore keeps its own.
+    A weight that the target has quantised is not equal to the draft head's, which therefore keeps its own. A target that
+    divides or caps its logits would do so with the draft head's as well, so it lends no output head.
     """
+    plain = target.config.logit_softcap is None and target.config.logit_divisor == 1
     lent = {
         "own_embedding": None if target.embedding_scale is not None else target.embedding[...],
-        "own_head": None if target.output_scale is not None else target.output_weight,
+        "own_head": target.output_weight if plain and target.output_scale is None else None,
     }
     for field, name in config.borrowable:
         if getattr(config, field) and lent[field] is not None and _same(params[name], lent[field]):

@@ -28,6 +28,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from jspec.tensor_names import LLAMA, TensorNames, names_of
+
 if TYPE_CHECKING:
     from jspec.config import ModelConfig
 
@@ -51,6 +53,8 @@ class Axis(NamedTuple):
 
 
 VOCAB, EMBED, MLP = Axis("V", "vocab"), Axis("D", "embed"), Axis("F", "mlp")
+WORD_EMBED, POSITIONS = Axis("We", "word_embed"), Axis("Pe", "position")
+EXPERTS, EXPERT_MLP = Axis("X", "experts"), Axis("Fe", "expert_mlp")
 HEADS, KV, HEAD_DIM = Axis("NH", "heads"), Axis("GH", "kv"), Axis("H", "head_dim")
 
 
@@ -62,6 +66,8 @@ class Parameter:
       name: its dotted name in the params. Each ``{}`` stands for an index, such as that of the layer.
       tensors: the tensors of the checkpoint that fill it, by name, and the part of axis 0 that each of them fills.
         Several tensors are joined along axis 0 in this order.
+      joined: None, or the name of the one tensor in which the checkpoint holds all of ``tensors``, joined already. The
+        names in ``tensors`` then only tell its parts apart.
       other_axes: the axes after axis 0.
       copies: the indices of each member of the family: ``((0,), (1,))`` for one parameter in each of two layers. They
         replace ``{}`` in ``name`` and in the names of the tensors.
@@ -76,6 +82,7 @@ class Parameter:
     copies: Sequence[tuple[int, ...]] = ONCE
     quantization: str | None = None
     integer: bool = False
+    joined: str | None = None
 
     @property
     def axes(self) -> tuple[tuple[str, ...], ...]:
@@ -193,6 +200,7 @@ def linear(
     *,
     bias: bool = False,
     quantization: str | None = None,
+    joined: str | None = None,
 ) -> tuple[Parameter, ...]:
     """The weight ``[out, in]`` of a linear map and, with ``bias``, its bias ``[out]``.
 
@@ -202,56 +210,92 @@ def linear(
       inputs: the axis of the input.
       copies, quantization: as in ``Parameter``.
       bias: whether the map has a bias.
+      joined: as in ``Parameter``, likewise.
     """
 
-    def named(suffix: str) -> dict[str, Axis]:
-        return {f"{tensor}.{suffix}": axis for tensor, axis in tensors.items()}
+    def declared(suffix: str, **more) -> Parameter:
+        named = {f"{tensor}.{suffix}": axis for tensor, axis in tensors.items()}
+        return Parameter(
+            f"{name}.{suffix}", named, copies=copies, joined=None if joined is None else f"{joined}.{suffix}", **more
+        )
 
-    weight = Parameter(f"{name}.weight", named("weight"), (inputs,), copies, quantization)
-    return (weight, Parameter(f"{name}.bias", named("bias"), copies=copies)) if bias else (weight,)
+    weight = declared("weight", other_axes=(inputs,), quantization=quantization)
+    return (weight, declared("bias")) if bias else (weight,)
+
+
+def norm(name: str, tensor: str, axis: Axis, copies: Sequence[tuple[int, ...]] = ONCE, *, kind: str = "rms"):
+    """The parameters of a norm, by the names of the norm: a weight, and for ``kind`` ``layer`` a bias."""
+    kinds = ("weight", "bias") if kind == "layer" else ("weight",)
+    return tuple(vector(f"{name}.{part}", f"{tensor}.{part}", axis, copies) for part in kinds)
 
 
 def decoder_layers(
     config: "ModelConfig",
     copies: Sequence[tuple[int, ...]],
     *,
+    names: TensorNames = LLAMA,
     prefix: str = "",
     attention_inputs: Axis = EMBED,
-    norms: Mapping[str, str] | None = None,
+    attention_norms: Mapping[str, str] | None = None,
 ) -> tuple[Parameter, ...]:
-    """The parameters of pre-norm decoder layers.
+    """The parameters of decoder layers.
 
     Args:
-      config: the config that their sizes, biases and quantisation are taken from.
+      config: the config that their sizes, norms, biases and quantisation are taken from.
       copies: the indices of the layers, as in ``Parameter``.
+      names: what the checkpoint calls them.
       prefix: what stands before ``layers.{}.`` in the checkpoint.
       attention_inputs: the axis that the attention reads. In a language model that is the width D.
-      norms: the norms before the attention, name in the params -> name in the checkpoint. None means the single norm of
-        a language model.
+      attention_norms: the norms before the attention of a draft head's first layer, name in the params -> name in the
+        checkpoint. None means that of a language model.
     """
     ours, theirs = "layers.{}.", prefix + "layers.{}."
-    norms = {"attention_norm": "input_layernorm"} if norms is None else norms
-    all_norms = {**norms, "mlp_norm": "post_attention_layernorm"}
-    found = [
-        vector(f"{ours}{name}.weight", f"{theirs}{tensor}.weight", EMBED, copies) for name, tensor in all_norms.items()
-    ]
-    qkv, out = {"q_proj": HEADS, "k_proj": KV, "v_proj": KV}, {"o_proj": EMBED}
-    for name, tensors, inputs, bias in (
-        (
-            "attention.qkv",
-            {f"self_attn.{tensor}": axis for tensor, axis in qkv.items()},
-            attention_inputs,
-            config.qkv_bias,
-        ),
-        ("attention.out", {f"self_attn.{tensor}": axis for tensor, axis in out.items()}, HEADS, config.output_bias),
-        ("mlp.gate_up", {"mlp.gate_proj": MLP, "mlp.up_proj": MLP}, EMBED, config.mlp_bias),
-        ("mlp.down", {"mlp.down_proj": EMBED}, MLP, config.mlp_bias),
+    norms = {one: names.norms[one] for one in config.layer_norms}
+    if attention_norms is not None:
+        norms = {**attention_norms, **{one: tensor for one, tensor in norms.items() if one != "attention_norm"}}
+    found: list[Parameter] = []
+    for name, tensor in norms.items():
+        found += norm(ours + name, theirs + tensor, EMBED, copies, kind=config.norm)
+
+    def add_map(
+        name: str, tensors: Sequence[str] | str, axes: tuple[Axis, ...], inputs: Axis, bias: bool, copies=copies
     ):
-        prefixed = {theirs + tensor: axis for tensor, axis in tensors.items()}
-        found += linear(ours + name, prefixed, inputs, copies, bias=bias, quantization=config.quantization)
-    for name in ("q_norm", "k_norm") if config.qk_norm else ():
-        found.append(vector(f"{ours}attention.{name}.weight", f"{theirs}self_attn.{name}.weight", HEAD_DIM, copies))
+        joined = theirs + tensors if isinstance(tensors, str) and len(axes) > 1 else None
+        parts = [tensors] if isinstance(tensors, str) else tensors
+        parts = parts if joined is None else [f"{tensors}.{i}" for i in range(len(axes))]
+        prefixed = {theirs + part: axis for part, axis in zip(parts, axes, strict=True)}
+        found.extend(linear(ours + name, prefixed, inputs, copies, bias=bias, quantization=kind, joined=joined))
+
+    kind = config.quantization
+    sparse, dense = (tuple(one for one in copies if config.has_experts(one[0]) is has) for has in (True, False))
+    add_map("attention.qkv", names.qkv, (HEADS, KV, KV), attention_inputs, config.qkv_bias)
+    add_map("attention.out", names.out, (EMBED,), HEADS, config.output_bias)
+    if config.gated_mlp:
+        add_map("mlp.gate_up", names.gate_up, (MLP, MLP), EMBED, config.mlp_bias, dense)
+    else:
+        add_map("mlp.up", names.up, (MLP,), EMBED, config.mlp_bias, dense)
+    add_map("mlp.down", names.down, (EMBED,), MLP, config.mlp_bias, dense)
+    if config.experts is not None:
+        found += _experts(config.experts.count, names, theirs, sparse, kind)
+    for name, tensor, axis in (("q_norm", names.q_norm, HEADS), ("k_norm", names.k_norm, KV)) if config.qk_norm else ():
+        size = axis if config.qk_norm_over == "projection" else HEAD_DIM
+        found += norm(f"{ours}attention.{name}", theirs + tensor, size, copies, kind=config.norm)
     return tuple(found)
+
+
+def _experts(
+    count: int, names: TensorNames, prefix: str, copies: Sequence[tuple[int, ...]], quantization: str | None
+) -> Iterator[Parameter]:
+    """The parameters of a mixture of experts, whose maps are stacked along the output channels: one expert after another,
+    and of each expert gate before up."""
+    gate, up, down = names.expert_maps
+    every = [f"{prefix}{names.experts}.{expert}." for expert in range(count)]
+    gate_up = {expert + tensor: EXPERT_MLP for expert in every for tensor in (gate, up)}
+    yield from linear("layers.{}.mlp.router", {prefix + names.router: EXPERTS}, EMBED, copies)
+    yield from linear("layers.{}.mlp.gate_up", gate_up, EMBED, copies, quantization=quantization)
+    yield from linear(
+        "layers.{}.mlp.down", {e + down: EMBED for e in every}, EXPERT_MLP, copies, quantization=quantization
+    )
 
 
 def language_model(config: "ModelConfig") -> tuple[Parameter, ...]:
@@ -259,11 +303,20 @@ def language_model(config: "ModelConfig") -> tuple[Parameter, ...]:
 
     A tied embedding is also the output head and is quantised as such. An embedding that is not tied is never quantised.
     """
-    kind, tied = config.quantization, config.tie_embeddings
-    embedding = matrix("embedding", "model.embed_tokens.weight", VOCAB, EMBED)
-    return (
-        dataclasses.replace(embedding, quantization=kind if tied else None),
-        *decoder_layers(config, indices(0, config.num_layers), prefix="model."),
-        vector("norm.weight", "model.norm.weight", EMBED),
-        *(() if tied else linear("head", {"lm_head": VOCAB}, EMBED, quantization=kind)),
-    )
+    kind, tied, names = config.quantization, config.tie_embeddings, names_of(config.architecture)
+    start, wide = names.prefix, config.embedding_size is None
+    width = EMBED if wide else WORD_EMBED
+    embedding = matrix("embedding", f"{start}{names.embedding}.weight", VOCAB, width)
+    found = [dataclasses.replace(embedding, quantization=kind if tied else None)]
+    if config.position_offset is not None:
+        found.append(matrix("positions", f"{start}{names.positions}.weight", POSITIONS, EMBED))
+    if not wide:
+        found += linear("project_in", {start + names.project_in: EMBED}, WORD_EMBED, quantization=kind)
+    found += decoder_layers(config, indices(0, config.num_layers), names=names, prefix=start)
+    if config.final_norm:
+        found += norm("norm", start + names.norm, EMBED, kind=config.norm)
+    if not wide:
+        found += linear("project_out", {start + names.project_out: WORD_EMBED}, EMBED, quantization=kind)
+    if not tied:
+        found += linear("head", {names.head: VOCAB}, width, quantization=kind)
+    return tuple(found)

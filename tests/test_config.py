@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from engines import TARGET
 
-from jspec.config import EngineConfig, ModelConfig, Rope, Speculation
+from jspec.config import EngineConfig, Experts, ModelConfig, Rope, Speculation
 
 NO_INTEGERS = [1.5, 2.0, "3", None, True, math.nan, [1]]
 NO_NUMBERS = ["1", None, True, math.nan, math.inf, -math.inf, [1.0], 1j]
+experts = lambda **fields: Experts(**{"count": 4, "chosen": 2, "width": 8, **fields})  # noqa: E731
 model = lambda **fields: dataclasses.replace(TARGET, **{"windows": (), **fields})  # noqa: E731
 
 
@@ -39,6 +40,36 @@ BAD = [
     *refused(model, "rms_norm_eps", [*NO_NUMBERS, 0, -1e-5]),
     *refused(model, "windows", [(4,), (4, 4, 4, 4), (0, None, None), (None, None, 2.5), (None, -1, None)]),
     *refused(model, "eos_token_ids", [(29,), (-1,), (1.0,), (0, True)]),
+    *refused(model, "layer_ropes", [(None,), (None, None, None, None), (1, None, None)]),
+    *refused(model, "rope", [1, "default"]),
+    *refused(model, "experts", [4, "many"]),
+    *refused(model, "experts", [experts()], mlp_bias=True),
+    *(case for name in ("count", "chosen", "width") for case in refused(experts, name, [*NO_INTEGERS, 0])),
+    *refused(experts, "chosen", [5]),
+    *refused(experts, "layers", [[True], (1, 0), None]),
+    *refused(experts, "renormalise", [None, 1]),
+    *refused(model, "position_offset", [bad for bad in NO_INTEGERS if bad is not None] + [-1]),
+    *refused(model, "embedding_size", [bad for bad in NO_INTEGERS if bad is not None] + [0]),
+    *(
+        case
+        for name in ("norm", "norm_placement", "qk_norm_over", "activation")
+        for case in refused(model, name, ["", None, 1, "tanh"])
+    ),
+    *(case for name in ("final_norm", "gated_mlp") for case in refused(model, name, [None, 1, "yes"])),
+    *(
+        case
+        for name in ("embedding_multiplier", "residual_multiplier", "logit_divisor")
+        for case in refused(model, name, [*NO_NUMBERS, 0, -1.0])
+    ),
+    *(
+        case
+        for name in ("attention_scale", "attention_softcap", "logit_softcap")
+        for case in refused(model, name, [*(bad for bad in NO_NUMBERS if bad is not None), 0, -1.0])
+    ),
+    *refused(Rope, "fraction", [*NO_NUMBERS, 0, 1.5]),
+    *refused(Rope, "long_texts", [None, 1]),
+    *refused(Rope, "short_factors", [(), (0.0,), [1.0], None, ("1",)], kind="longrope", long_factors=(1.0,)),
+    *refused(Rope, "long_factors", [(1.0,)]),
     *refused(Rope, "kind", ["su", "", None, 1]),
     *refused(Rope, "theta", [*NO_NUMBERS, 0, -1.0]),
     *refused(Rope, "factor", [*NO_NUMBERS, 0, -1.0]),
@@ -78,9 +109,14 @@ def test_refused(make, fields, name):
     with pytest.raises(ValueError, match="expected") as error:
         make(**fields)
     message, value = str(error.value), fields[name]
-    assert message.startswith(f"{name}=") or message.startswith(f"rope.{name}=")
+    assert message.startswith((f"{name}=", f"rope.{name}=", f"experts.{name}="))
     shown = value if not isinstance(value, tuple) else next((v for v in value if repr(v) in message), value)
     assert repr(shown) in message
+
+
+def test_experts_of_another_number_of_layers_are_refused():
+    with pytest.raises(ValueError, match=r"experts\.layers=\(True,\): expected \(\) or 3 entries"):
+        model(experts=experts(layers=(True,)))
 
 
 def test_biased_pairs_are_refused():

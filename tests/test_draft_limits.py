@@ -62,6 +62,21 @@ def test_a_limit_that_stays_is_told_with_both_numbers(config, name):
         assert with_positions(LONG, config, max_len=100) == config
 
 
+@pytest.mark.parametrize("kind", ["draft_model", "parallel", "eagle"])
+def test_a_draft_takes_the_factors_for_the_texts_of_its_engine(kind):
+    half = LAYER.head_dim // 2
+    longrope = {
+        "kind": "longrope",
+        "original_max_position": 50,
+        "short_factors": (1.0,) * half,
+        "long_factors": (2.0,) * half,
+    }
+    layers = dataclasses.replace(LAYER, max_position=1000, rope=Rope(**longrope))
+    draft = {"draft_model": layers, "parallel": PardConfig(layers, 5), "eagle": EagleConfig(layers)}[kind]
+    for max_len, long_texts in ((50, False), (51, True)):
+        assert with_positions(LONG, draft, max_len).decoder.rope.long_texts == long_texts
+
+
 def test_drafters_without_positions_have_no_limit():
     for name in ("mlp", "medusa"):
         assert with_positions(LONG, HEADS[name], max_len=1000) == HEADS[name]

@@ -8,6 +8,7 @@ from test_head_configs import HEADS, TARGET
 
 from jspec.checkpoints.names import tensor_table
 from jspec.checkpoints.quantized import stored_params
+from jspec.config import Experts
 from jspec.models import abstract_params
 from jspec.parameters import EMBED, KV, Parameter, size_of
 from jspec.parameters import HEADS as QUERIES
@@ -19,6 +20,15 @@ MODELS = [
         {},
         {"tie_embeddings": True},
         {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "qk_norm": True},
+        {"qk_norm": True, "qk_norm_over": "projection", "norm_placement": "after", "architecture": "Olmo2ForCausalLM"},
+        {"norm_placement": "around", "norm": "rms_offset", "rope": None, "architecture": "Gemma2ForCausalLM"},
+        {"norm": "layer", "gated_mlp": False, "position_offset": 2, "qk_norm": True, "mlp_bias": True},
+        {"norm": "layer", "norm_placement": "after_sum", "final_norm": False, "architecture": "OPTForCausalLM"},
+        {"embedding_size": 6},
+        {"experts": Experts(5, 2, 12)},
+        {"experts": Experts(5, 2, 12, layers=(True, False, True)), "architecture": "Qwen3MoeForCausalLM"},
+        {"embedding_size": 6, "tie_embeddings": True, "architecture": "OPTForCausalLM"},
+        {"architecture": "Phi3ForCausalLM", "qkv_bias": True},
     )
 ]
 CONFIGS = [*MODELS, *HEADS]

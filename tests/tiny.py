@@ -10,11 +10,46 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from jspec.checkpoints.families import FAMILIES
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.hf_config import read_config
 from jspec.checkpoints.names import tensor_table
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ARCHITECTURES = tuple(FAMILIES)
+# Keys of config.json that families have besides the usual ones, chosen so that each choice of a family takes effect.
+FAMILY_KEYS = {
+    "MixtralForCausalLM": {"num_local_experts": 3},
+    "Qwen3MoeForCausalLM": {
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "mlp_only_layers": [0],
+    },
+    "GraniteForCausalLM": {
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.3,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 8.0,
+    },
+    "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
+    "Phi3ForCausalLM": {
+        "partial_rotary_factor": 0.75,
+        "original_max_position_embeddings": 32,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+            "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0],
+        },
+    },
+    "OPTForCausalLM": {"ffn_dim": 96, "do_layer_norm_before": False, "word_embed_proj_dim": 24},
+    "Gemma2ForCausalLM": {
+        "sliding_window": 5,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+    },
+    "Gemma3ForCausalLM": {"sliding_window": 5, "sliding_window_pattern": 2, "query_pre_attn_scalar": 24},
+}
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
@@ -38,6 +73,7 @@ def tiny_config(architecture: str = "LlamaForCausalLM", **overrides) -> dict:
         "tie_word_embeddings": False,
         "bos_token_id": 1,
         "eos_token_id": 2,
+        **FAMILY_KEYS.get(architecture, {}),
         **overrides,
     }
     keep_null = ("sliding_window", "rope_scaling")

@@ -37,6 +37,15 @@ class Fields:
         """The positive finite number under ``name``."""
         return self._checked(name, absent, _is_positive, "a positive number")
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """The list of positive finite numbers under ``name``, which is not empty."""
+
+        def valid(value) -> bool:
+            return isinstance(value, list) and bool(value) and all(map(_is_positive, value))
+
+        value: Any = self._checked(name, _REQUIRED, valid, "a list of positive numbers")
+        return tuple(map(float, value))
+
     def flag(self, name: str, absent: bool = False) -> bool:
         """The boolean under ``name``."""
         return self._checked(name, absent, lambda v: isinstance(v, bool), "true or false")

@@ -5,11 +5,14 @@ An absent key takes the default of its transformers class, so that transformers 
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
+from jspec.checkpoints.families import FAMILIES, Family
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
-from jspec.checkpoints.hf_rope import read_rope, write_rope
+from jspec.checkpoints.hf_rope import write_rope
+from jspec.checkpoints.hf_windows import read_windows
+from jspec.checkpoints.multimodal import TEXT_MODELS, text_fields
 from jspec.checkpoints.refusal import Refusal
 from jspec.config import ModelConfig
 from jspec.heads import HeadConfig
@@ -19,46 +22,20 @@ MAX_LAYERS = 4096
 MAX_PARAMETERS = 2**44
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """The defaults of a transformers class, and what the class fixes whatever config.json says.
-
-    Attributes:
-      max_position, num_kv_heads, head_dim, sliding_window: defaults for absent keys. If ``num_kv_heads`` is None, there
-        are as many KV heads as attention heads. If ``head_dim`` is None, it is hidden_size / num_attention_heads.
-      windows: which layers have an attention window. ``none``: no layer. ``all``: every layer, if config.json has a
-        window. ``listed``: the layers in ``layer_types``, or without that key the layers from ``max_window_layers`` on;
-        only if ``use_sliding_window`` is set.
-      biases: which attention projections have biases. ``none``, ``qkv``, or ``configured``: all four if the key
-        ``attention_bias`` is true.
-      qk_norm: whether queries and keys are normed.
-    """
-
-    max_position: int
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    sliding_window: int | None = None
-    windows: Literal["none", "all", "listed"] = "none"
-    biases: Literal["none", "qkv", "configured"] = "none"
-    qk_norm: bool = False
-
-
-FAMILIES = {
-    "LlamaForCausalLM": Family(max_position=2048, biases="configured"),
-    "MistralForCausalLM": Family(max_position=131072, num_kv_heads=8, sliding_window=4096, windows="all"),
-    "Qwen2ForCausalLM": Family(
-        max_position=32768, num_kv_heads=32, sliding_window=4096, windows="listed", biases="qkv"
-    ),
-    "Qwen3ForCausalLM": Family(
-        max_position=32768,
-        num_kv_heads=32,
-        head_dim=128,
-        sliding_window=4096,
-        windows="listed",
-        biases="configured",
-        qk_norm=True,
-    ),
+# What config.json calls an activation -> what ``ModelConfig`` calls it.
+ACTIVATION_NAMES = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
 }
+# Keys whose null says something else than their absence.
+_NULLABLE = (
+    *("num_key_value_heads", "head_dim", "sliding_window"),
+    *("attn_logit_softcapping", "final_logit_softcapping"),
+)
 
 
 def read_config(folder: Folder) -> ModelConfig:
@@ -90,9 +67,13 @@ def read_fields(folder: Folder) -> Fields:
 
 def decoder_config(folder: Folder, fields: Fields) -> ModelConfig:
     """The causal language model that ``fields`` describes; see ``read_config``."""
-    refuse_remote_code(folder, fields.raw)
+    own_code = getattr(FAMILIES.get(_first_architecture(fields)), "own_code", False)
+    refuse_remote_code(folder, {} if own_code else fields.raw)
     try:
-        config = model_config(fields, _architecture(fields), _eos_token_ids(folder, fields))
+        fields = text_fields(fields)
+        architecture = _architecture(fields)
+        fields = with_defaults(fields, FAMILIES[architecture])
+        config = model_config(fields, architecture, _eos_token_ids(folder, fields))
     except Refusal:
         raise
     except ValueError as error:
@@ -118,43 +99,56 @@ def refuse_remote_code(folder: Folder, config: Mapping[str, Any]):
             )
 
 
-def _architecture(fields: Fields) -> str:
+def _first_architecture(fields: Fields) -> str:
+    """The transformers class that config.json names; empty if it names none, or several."""
     names = fields.raw.get("architectures")
     name = names[0] if isinstance(names, list) and len(names) == 1 else None
-    if not isinstance(name, str) or name not in FAMILIES:
-        raise fields.refuse("architectures", f"one of {', '.join(FAMILIES)}")
+    return name if isinstance(name, str) else ""
+
+
+def _architecture(fields: Fields) -> str:
+    name = _first_architecture(fields)
+    if name not in FAMILIES:
+        raise fields.refuse("architectures", f"one of {', '.join((*FAMILIES, *TEXT_MODELS))}")
     return name
+
+
+def with_defaults(fields: Fields, family: Family) -> Fields:
+    """``fields`` with the defaults of the transformers class for absent keys, and for keys that are null by mistake."""
+    given = {key: value for key, value in fields.raw.items() if value is not None or key in _NULLABLE}
+    return dataclasses.replace(fields, raw={**family.defaults, **given})
 
 
 def model_config(fields: Fields, architecture: str, eos_token_ids: tuple[int, ...] = ()) -> ModelConfig:
     """The ``ModelConfig`` that ``fields`` describe, with the defaults of the transformers class ``architecture``."""
     family = FAMILIES[architecture]
-    _check_activation(fields)
+    fields = with_defaults(fields, family)
     layers = fields.integer("num_hidden_layers", high=MAX_LAYERS)
-    max_position = fields.integer("max_position_embeddings", family.max_position)
+    max_position = fields.integer("max_position_embeddings")
     num_heads = fields.integer("num_attention_heads")
     bias = family.biases == "configured" and fields.flag("attention_bias")
-    return ModelConfig(
-        architecture=architecture,
-        vocab_size=(vocab_size := fields.integer("vocab_size")),
-        hidden_size=fields.integer("hidden_size"),
-        intermediate_size=fields.integer("intermediate_size"),
-        num_layers=layers,
-        num_heads=num_heads,
-        num_kv_heads=_kv_heads(fields, family, num_heads),
-        head_dim=_head_dim(fields, family, num_heads),
-        max_position=max_position,
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
-        rope=read_rope(fields, max_position),
-        tie_embeddings=fields.flag("tie_word_embeddings"),
-        qkv_bias=bias or family.biases == "qkv",
-        output_bias=bias,
-        mlp_bias=architecture == "LlamaForCausalLM" and fields.flag("mlp_bias"),
-        qk_norm=family.qk_norm,
-        windows=_windows(fields, family, layers),
-        bos_token_id=fields.integer("bos_token_id", None, low=0, high=vocab_size - 1),
-        eos_token_ids=eos_token_ids,
-    )
+    windows = read_windows(fields, layers, family.slides, family.window_switch, family.lists_windows)
+    read = {
+        "vocab_size": (vocab_size := fields.integer("vocab_size")),
+        "hidden_size": fields.integer("hidden_size"),
+        "intermediate_size": fields.integer(family.key("intermediate_size")),
+        "num_layers": layers,
+        "num_heads": num_heads,
+        "num_kv_heads": _kv_heads(fields, num_heads),
+        "head_dim": _head_dim(fields, num_heads),
+        "max_position": max_position,
+        "rms_norm_eps": fields.number("rms_norm_eps", 1e-6),
+        **family.ropes(fields, windows),
+        "tie_embeddings": fields.flag("tie_word_embeddings"),
+        "activation": _activation(fields, family.key("hidden_act")),
+        "qkv_bias": bias or family.biases == "qkv",
+        "output_bias": bias,
+        "mlp_bias": family.mlp_bias and fields.flag("mlp_bias"),
+        "windows": windows,
+        "bos_token_id": fields.integer("bos_token_id", None, low=0, high=vocab_size - 1),
+        "eos_token_ids": eos_token_ids,
+    }
+    return ModelConfig(architecture=architecture, **{**read, **family.choices, **family.more(fields)})
 
 
 def sizes(config: ModelConfig) -> dict[str, Any]:
@@ -174,15 +168,15 @@ def sizes(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _check_activation(fields: Fields):
-    name = "hidden_activation" if fields.raw.get("hidden_activation") else "hidden_act"
-    if fields.text(name, "silu") not in ("silu", "swish"):
-        raise fields.refuse(name, "'silu' (alias 'swish')")
+def _activation(fields: Fields, key: str) -> str:
+    name = fields.text(key, "silu")
+    if name not in ACTIVATION_NAMES:
+        raise fields.refuse(key, f"one of {', '.join(ACTIVATION_NAMES)}")
+    return ACTIVATION_NAMES[name]
 
 
-def _kv_heads(fields: Fields, family: Family, num_heads: int) -> int:
-    absent = family.num_kv_heads if "num_key_value_heads" not in fields.raw else None
-    heads = fields.integer("num_key_value_heads", absent or num_heads)
+def _kv_heads(fields: Fields, num_heads: int) -> int:
+    heads = fields.integer("num_key_value_heads", num_heads)
     if num_heads % heads:
         raise Refusal(
             f"{fields.where}: num_key_value_heads={heads}: expected a divisor of num_attention_heads, {num_heads}"
@@ -190,52 +184,14 @@ def _kv_heads(fields: Fields, family: Family, num_heads: int) -> int:
     return heads
 
 
-def _head_dim(fields: Fields, family: Family, num_heads: int) -> int:
+def _head_dim(fields: Fields, num_heads: int) -> int:
     hidden = fields.integer("hidden_size")
-    absent = family.head_dim if "head_dim" not in fields.raw else None
-    head_dim = fields.integer("head_dim", absent or hidden // num_heads or None)
-    if fields.raw.get("head_dim") is None and not absent and hidden % num_heads:
+    if fields.raw.get("head_dim") is None and hidden % num_heads:
         raise Refusal(
             f"{fields.where}: hidden_size={hidden}: expected a multiple of num_attention_heads, {num_heads}, "
             "or an explicit head_dim"
         )
-    return head_dim
-
-
-def _windows(fields: Fields, family: Family, layers: int) -> tuple[int | None, ...]:
-    window = fields.integer("sliding_window", None)
-    if "sliding_window" not in fields.raw:
-        window = family.sliding_window
-    if family.windows == "none" or (family.windows == "listed" and not fields.flag("use_sliding_window")):
-        window = None
-    first = fields.integer("max_window_layers", 28, low=0) if family.windows == "listed" else 0
-    derived = tuple(window if i >= first else None for i in range(layers))
-    if fields.raw.get("layer_types") is None:
-        return derived
-    listed = listed_windows(fields, window, layers)
-    if family.windows != "listed" and listed != derived:
-        raise fields.refuse("layer_types", "the same attention in every layer, as this architecture has")
-    return listed
-
-
-def listed_windows(fields: Fields, window: int | None, layers: int) -> tuple[int | None, ...]:
-    """The attention window of each layer, as the key ``layer_types`` lists them.
-
-    Args:
-      fields: the config; it has to have ``layer_types``.
-      window: the window, in tokens, of each ``sliding_attention`` layer; None if config.json has none.
-      layers: the number of layers.
-
-    Returns:
-      ``window`` for a ``sliding_attention`` layer, None for a ``full_attention`` layer.
-    """
-    kinds = fields.raw["layer_types"]
-    known = {"full_attention": None, "sliding_attention": window}
-    if not isinstance(kinds, list) or len(kinds) != layers or not all(isinstance(k, str) and k in known for k in kinds):
-        raise fields.refuse("layer_types", f"{layers} entries, each full_attention or sliding_attention")
-    if window is None and "sliding_attention" in kinds:
-        raise fields.refuse("layer_types", "a sliding_window for its sliding_attention layers, and its use switched on")
-    return tuple(known[kind] for kind in kinds)
+    return fields.integer("head_dim", hidden // num_heads or None)
 
 
 def _eos_token_ids(folder: Folder, fields: Fields) -> tuple[int, ...]:

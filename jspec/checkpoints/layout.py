@@ -6,10 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jspec.checkpoints.names import EMBEDDING, OUTPUT_HEAD, Placement, is_buffer, tensor_table
+from jspec.checkpoints.names import OUTPUT_HEAD, Placement, is_buffer, renamed, tensor_table
 from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
 from jspec.heads import HeadConfig
+
+PREFIX = "model."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,16 +74,21 @@ def reshaped(tensor: Tensor, *shape: int) -> Tensor:
 def decoder_layout(config: ModelConfig, tensors: dict[str, Tensor]) -> Layout:
     """The ``Layout`` of a causal language model in Hugging Face's names.
 
-    Embedding and output head of a tied model may be stored under the embedding's name, the output head's, or both."""
+    Embedding and output head of a tied model may be stored under the embedding's name, the output head's, or both. All
+    names may lack their leading ``model.``, as those of some OPT checkpoints do."""
     table, tied = tensor_table(config), config.tie_embeddings and OUTPUT_HEAD in tensors
-    stored_twice = tied and EMBEDDING in tensors
+    prefixed = [name for name in table if name.startswith(PREFIX)]
+    if tensors.keys().isdisjoint(prefixed) and any(name.removeprefix(PREFIX) in tensors for name in prefixed):
+        table = renamed(table, {PREFIX: ""})
+    embedding = next(name for name, at in table.items() if at.param == "embedding")
+    stored_twice = tied and embedding in tensors
     if tied and not stored_twice:
-        table[OUTPUT_HEAD] = table.pop(EMBEDDING)
+        table[OUTPUT_HEAD] = table.pop(embedding)
     return Layout(
         config,
         config.architecture,
         table,
         tensors,
-        duplicates={OUTPUT_HEAD: EMBEDDING} if stored_twice else {},
+        duplicates={OUTPUT_HEAD: embedding} if stored_twice else {},
         tied_by="tie_word_embeddings",
     )

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from jspec.heads import DraftConfig
 from jspec.parameters import expanded
 
-EMBEDDING = "model.embed_tokens.weight"
 OUTPUT_HEAD = "lm_head.weight"
 
 # Buffers that old versions of transformers saved. They are computed from the config, so they are not loaded.
@@ -38,7 +37,10 @@ def tensor_table(config: DraftConfig) -> dict[str, Placement]:
     """Tensor name -> where the tensor goes, for every tensor that a checkpoint of ``config`` has to hold."""
     table: dict[str, Placement] = {}
     for parameter, copy in expanded(config.parameters):
-        (_, *other), lengths = parameter.shape(config.dimensions), parameter.tensor_lengths(config.dimensions)
+        (whole, *other), lengths = parameter.shape(config.dimensions), parameter.tensor_lengths(config.dimensions)
+        if parameter.joined is not None:
+            table[parameter.joined.format(*copy)] = Placement(parameter.name.format(*copy), 0, (whole, *other))
+            continue
         starts = itertools.accumulate(lengths, initial=0)
         for tensor, start, length in zip(parameter.tensors, starts, lengths, strict=False):
             table[tensor.format(*copy)] = Placement(parameter.name.format(*copy), start, (length, *other))

@@ -8,16 +8,21 @@ Dimension letters have one meaning in code, comments and einsums everywhere in j
     H dimension of a head            D width of the model             F width of the MLP
     L layers                         V tokens of the vocabulary       Vd tokens of a draft vocabulary
     E numbers of a feature           C tokens of a prefill chunk
+    We width of the embedding        Pe rows of learned positions
+    X experts of a layer             Y experts that a token goes through
+    Fe width of an expert
 """
 
 from jspec.config.engine import MAX_POSITIONS as MAX_POSITIONS
 from jspec.config.engine import NULL_PAGE as NULL_PAGE
 from jspec.config.engine import EngineConfig as EngineConfig
+from jspec.config.experts import Experts as Experts
+from jspec.config.model import LAYER_NORMS as LAYER_NORMS
 from jspec.config.model import QUANTIZATIONS as QUANTIZATIONS
-from jspec.config.model import ROPE_KINDS as ROPE_KINDS
 from jspec.config.model import ModelConfig as ModelConfig
-from jspec.config.model import Rope as Rope
 from jspec.config.model import count as count
+from jspec.config.rope import ROPE_KINDS as ROPE_KINDS
+from jspec.config.rope import Rope as Rope
 from jspec.config.speculation import DRAFT_SAMPLINGS as DRAFT_SAMPLINGS
 from jspec.config.speculation import VERIFY_RULES as VERIFY_RULES
 from jspec.config.speculation import Speculation as Speculation

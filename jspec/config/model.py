@@ -1,14 +1,25 @@
-"""What a language model is: its sizes, its rotation, and what each layer has."""
+"""What a language model is: its sizes, and the choices in which dense decoders differ."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Literal, Self
 
 from jspec._arguments import is_int, is_number, require
+from jspec.config.experts import Experts
+from jspec.config.rope import Rope
 from jspec.parameters import Declared, Parameter, language_model
 
-ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+PLAIN_ROPE = Rope()
 QUANTIZATIONS = ("int8", "fp8")
+NORMS = ("rms", "rms_wide", "rms_offset", "layer")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
+# norm_placement -> the norms of a layer, in the order in which it applies them.
+LAYER_NORMS = {
+    "before": ("attention_norm", "mlp_norm"),
+    "around": ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"),
+    "after": ("attention_out_norm", "mlp_out_norm"),
+    "after_sum": ("attention_out_norm", "mlp_out_norm"),
+}
 
 
 def count(number: int, noun: str) -> str:
@@ -17,49 +28,43 @@ def count(number: int, noun: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rope:
-    """Rotary position embedding (Su et al., 2021) and its long-context scalings.
-
-    ``kind`` is one of these: ``default``; ``linear``, which divides every frequency by ``factor``; ``dynamic``, which is
-    ``default`` up to the trained length, and jspec goes no further; ``llama3`` (Meta, 2024); ``yarn`` (Peng et al., 2023).
-    """
-
-    theta: float = 10_000.0
-    kind: str = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float = 1.0  # multiplies cos and sin (yarn)
-    truncate: bool = True
-
-    def __post_init__(self):
-        require(self.kind in ROPE_KINDS, "rope.kind", self.kind, f"one of {', '.join(ROPE_KINDS)}")
-        scales = ("factor", "low_freq_factor", "high_freq_factor", "attention_factor")
-        for name in ("theta", *scales, "original_max_position", "beta_fast", "beta_slow"):
-            value = getattr(self, name)
-            require(is_number(value) and value > 0, f"rope.{name}", value, "a positive number")
-        if self.kind == "llama3":
-            ordered = self.low_freq_factor < self.high_freq_factor
-            require(
-                ordered,
-                "rope.high_freq_factor",
-                self.high_freq_factor,
-                f"above low_freq_factor, {self.low_freq_factor}",
-            )
-
-
-@dataclasses.dataclass(frozen=True)
 class ModelConfig(Declared):
-    """The architecture of a dense pre-norm decoder. It says nothing about devices, kernels or sampling.
+    """The architecture of a dense decoder. It says nothing about devices, kernels or sampling.
 
     It has every property of ``jspec.heads.DraftConfig``, because a language model can draft too.
 
-    ``windows`` has one entry for each layer: None for full attention, or W for a sliding window of W cache slots, the
-    query token's own included. ``quantization`` is the type in which linear maps and the output head are stored
-    (``jspec.models.quantized``); with None they are stored as all other weights are.
+    Attributes:
+      architecture: the transformers class, which decides what checkpoints call the weights (``jspec.tensor_names``).
+      rms_norm_eps: the epsilon of all norms, whatever their kind.
+      rope: the rotary embedding of all layers that ``layer_ropes`` does not list otherwise. None for no rotation.
+      windows: one entry for each layer: None for full attention, or W for a sliding window of W cache slots, the query
+        token's own included.
+      quantization: the type in which linear maps and the output head are stored (``jspec.models.quantized``); with None
+        they are stored as all other weights are.
+      layer_ropes: one rotary embedding for each layer, or None for a layer that does not rotate; ``()`` if ``rope`` is
+        that of all layers.
+      position_offset: None, or that a learned vector is added to the embedding of each token, row ``p + position_offset``
+        of a table for position p.
+      norm: ``rms`` (Zhang and Sennrich, 2019), rounded to the model's dtype and then multiplied by the weight;
+        ``rms_wide``, which multiplies in fp32 before it rounds; ``rms_offset``, which does so with 1 + weight; ``layer``
+        (Ba et al., 2016), with a bias.
+      norm_placement: what a layer norms, x being the residual stream and f the attention or the MLP. ``before``:
+        ``x + f(norm(x))``. ``after``: ``x + norm(f(x))``. ``around``: ``x + norm(f(norm(x)))``. ``after_sum``:
+        ``norm(x + f(x))``.
+      final_norm: whether a norm stands before the output head.
+      qk_norm_over: what a norm of queries and keys takes together: the numbers of one ``head``, or the whole
+        ``projection``, all heads of a token.
+      activation: of the MLP: ``silu``, ``gelu`` (Hendrycks and Gimpel, 2016), its approximation ``gelu_tanh``, ``relu``.
+      gated_mlp: whether the MLP is ``down(activation(gate x) * up x)`` (Shazeer, 2020), or ``down(activation(up x))``.
+      attention_scale: what products of queries and keys are multiplied by. None is ``head_dim ** -0.5``.
+      attention_softcap: c if these become ``c tanh(s / c)`` before the softmax (Gemma 2, 2024).
+      logit_softcap: the same of the logits.
+      embedding_multiplier: what embeddings are multiplied by, rounded to the model's dtype.
+      residual_multiplier: what the outputs of attention and MLP are multiplied by before they are added.
+      logit_divisor: what logits are divided by.
+      embedding_size: W if embeddings are W wide, and linear maps lead from them to the layers and from there to the
+        output head. None if they are as wide as the layers.
+      experts: the mixture of experts that layers have in place of the MLP; None if there is none.
     """
 
     architecture: str
@@ -72,7 +77,7 @@ class ModelConfig(Declared):
     head_dim: int  # H
     max_position: int
     rms_norm_eps: float = 1e-5
-    rope: Rope = Rope()
+    rope: Rope | None = PLAIN_ROPE
     tie_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False
@@ -82,6 +87,22 @@ class ModelConfig(Declared):
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     quantization: Literal["int8", "fp8"] | None = None
+    layer_ropes: tuple[Rope | None, ...] = ()
+    position_offset: int | None = None
+    norm: Literal["rms", "rms_wide", "rms_offset", "layer"] = "rms"
+    norm_placement: Literal["before", "after", "around", "after_sum"] = "before"
+    final_norm: bool = True
+    qk_norm_over: Literal["head", "projection"] = "head"
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
+    gated_mlp: bool = True
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_divisor: float = 1.0
+    embedding_size: int | None = None
+    experts: Experts | None = None
 
     # What ``DraftConfig`` asks for: the drafting method, and that a round may ask it for any number of drafts.
     method = "draft_model"
@@ -129,6 +150,59 @@ class ModelConfig(Declared):
             )
         known = (None, *QUANTIZATIONS)
         require(self.quantization in known, "quantization", self.quantization, f"one of {', '.join(map(str, known))}")
+        self._require_choices()
+        self._require_positions()
+
+    def _require_choices(self):
+        choices = {
+            "norm": NORMS,
+            "norm_placement": tuple(LAYER_NORMS),
+            "qk_norm_over": ("head", "projection"),
+            "activation": ACTIVATIONS,
+        }
+        for name, known in choices.items():
+            value = getattr(self, name)
+            require(isinstance(value, str) and value in known, name, value, f"one of {', '.join(known)}")
+        for name in ("final_norm", "gated_mlp"):
+            require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
+        for name in ("embedding_multiplier", "residual_multiplier", "logit_divisor"):
+            value = getattr(self, name)
+            require(is_number(value) and value > 0, name, value, "a positive number")
+        for name in ("attention_scale", "attention_softcap", "logit_softcap"):
+            value = getattr(self, name)
+            require(value is None or (is_number(value) and value > 0), name, value, "None or a positive number")
+        self._require_experts()
+        width = self.embedding_size
+        require(width is None or (is_int(width) and 1 <= width < 2**31), "embedding_size", width, "None or at least 1")
+
+    def _require_experts(self):
+        experts = self.experts
+        if experts is None:
+            return
+        require(isinstance(experts, Experts), "experts", experts, "Experts or None")
+        require(
+            len(experts.layers) in (0, self.num_layers),
+            "experts.layers",
+            experts.layers,
+            f"() or {self.num_layers} entries, one a layer",
+        )
+        gated = self.activation == "silu" and self.gated_mlp and not self.mlp_bias
+        require(gated, "experts", experts, "a gated MLP with activation silu and without biases")
+
+    def _require_positions(self):
+        offset, ropes = self.position_offset, self.layer_ropes
+        require(offset is None or (is_int(offset) and offset >= 0), "position_offset", offset, "None or at least 0")
+        require(self.rope is None or isinstance(self.rope, Rope), "rope", self.rope, "a Rope or None")
+        listed = isinstance(ropes, tuple) and all(rope is None or isinstance(rope, Rope) for rope in ropes)
+        require(
+            listed and len(ropes) in (0, self.num_layers),
+            "layer_ropes",
+            ropes,
+            f"() or {self.num_layers} entries, each a Rope or None",
+        )
+        for rope in {self.rope, *ropes}:
+            if rope is not None:
+                rope.require_fit(self.head_dim)
 
     @property
     def dimensions(self) -> Mapping[str, int]:
@@ -141,7 +215,29 @@ class ModelConfig(Declared):
             "N": self.num_heads,
             "G": self.num_kv_heads,
             "H": self.head_dim,
+            "Pe": self.max_position + (self.position_offset or 0),
+            "We": self.embedding_size or self.hidden_size,
+            "X": 0 if self.experts is None else self.experts.count,
+            "Fe": 0 if self.experts is None else self.experts.width,
         }
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer has experts in place of the MLP."""
+        return self.experts is not None and (not self.experts.layers or self.experts.layers[layer])
+
+    @property
+    def layer_norms(self) -> tuple[str, ...]:
+        """Names of the norms of a layer, in the order in which it applies them."""
+        return LAYER_NORMS[self.norm_placement]
+
+    def rope_of(self, layer: int) -> Rope | None:
+        """The rotary embedding of a layer, None if it does not rotate."""
+        return self.layer_ropes[layer] if self.layer_ropes else self.rope
+
+    def for_length(self, max_len: int) -> Self:
+        """The config in an engine for texts of up to ``max_len`` tokens: see ``Rope.for_length``."""
+        ropes = tuple(rope and rope.for_length(max_len) for rope in self.layer_ropes)
+        return dataclasses.replace(self, rope=self.rope and self.rope.for_length(max_len), layer_ropes=ropes)
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:

@@ -123,7 +123,7 @@ def diagnose(
     found += [checks.position_limit(config, given, known), *checks.what_is_read(config, known, options)]
     engine = fitted(config, known, engine, speculation.most_draft_tokens + 1, share=0.9)
 
-    model = build(*load_folder(target_path, dtype), dtype)
+    model = build(config.for_length(engine.max_len), load_folder(target_path, dtype)[1], dtype)
     _, params = load_draft(draft_path, dtype, **dataclasses.asdict(options))
     texts, served = _serve(model, known, params, tokens, speculation, engine, max_tokens)
     _require_enough(texts)

@@ -279,12 +279,12 @@ class Runner:
         parts = []
         for pages in self._moved_at_once(move.pages):
             saved = self._send(self.programs.save, np.int32(move.row), pages)
-            parts.append(jax.tree.map(_to_host, saved))
+            parts.append(_moved(saved, "device", "pinned_host"))
         move.active.saved = parts
 
     def _swap_in(self, move: Move):
         for pages, saved in zip(self._moved_at_once(move.pages), move.active.saved, strict=True):
-            self._send(self.programs.restore, np.int32(move.row), pages, jax.tree.map(_to_device, saved))
+            self._send(self.programs.restore, np.int32(move.row), pages, _moved(saved, "pinned_host", "device"))
         move.active.saved, move.active.num_saved_pages = None, 0
 
     def _moved_at_once(self, pages: Sequence[int]) -> list[np.ndarray]:
@@ -386,14 +386,13 @@ def _row(active: ActiveRequest) -> int:
     return active.row
 
 
-def _to_host(array: jax.Array) -> jax.Array:
-    """A copy of an array in the host's memory, pinned where the device is not the host itself."""
-    if array.sharding.memory_kind != "device":
-        return array
-    return jax.device_put(array, array.sharding.with_memory_kind("pinned_host"))
+def _moved(saved: Any, here: str, there: str) -> Any:
+    """A pytree of arrays, those in one kind of memory copied to another, unless they are in neither.
 
+    One call copies them all, because a call for each array takes longer than the program that gathered them."""
 
-def _to_device(array: jax.Array) -> jax.Array:
-    if array.sharding.memory_kind != "pinned_host":
-        return array
-    return jax.device_put(array, array.sharding.with_memory_kind("device"))
+    def place(array: jax.Array) -> jax.sharding.Sharding:
+        sharding = array.sharding
+        return sharding.with_memory_kind(there) if sharding.memory_kind == here else sharding
+
+    return jax.device_put(saved, jax.tree.map(place, saved))

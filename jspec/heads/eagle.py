@@ -47,7 +47,7 @@ class EagleConfig(Declared):
         return (
             *((matrix("embedding", EMBEDDING, VOCAB, EMBED),) if self.own_embedding else ()),
             *linear("fuse_in", {"fc": EMBED}, TWICE_EMBED, bias=self.fuse_bias),
-            *decoder_layers(c, indices(0, 1), norms={}),  # the first layer has no norm before attention
+            *decoder_layers(c, indices(0, 1), attention_norms={}),  # the first layer has no norm before attention
             *decoder_layers(c, indices(1, c.num_layers)),
         )
 

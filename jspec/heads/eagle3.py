@@ -145,7 +145,7 @@ class Eagle3Config(Declared):
             *(linear("fuse_in", {"fc": EMBED}, FEATURE, bias=self.fuse_bias) if self.num_aux_layers else ()),
             *((vector("fuse_norm.weight", "input_norm.weight", FEATURE),) if self.norm_before_fuse else ()),
             vector("aux_norms.{}.weight", "fc_norm.{}.weight", TARGET_EMBED, aux),
-            *decoder_layers(c, indices(0, 1), attention_inputs=TWICE_EMBED, norms=norms),
+            *decoder_layers(c, indices(0, 1), attention_inputs=TWICE_EMBED, attention_norms=norms),
             *decoder_layers(c, indices(1, c.num_layers)),
             *((vector("norm.weight", "norm.weight", EMBED),) if self.norm_before_head else ()),
             *(linear("head", {"lm_head": DRAFT_VOCAB}, EMBED) if self.own_head else ()),

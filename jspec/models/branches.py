@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.models.cache import LayerKV, View
-from jspec.pallas.attention_reference import causal_mask
+from jspec.pallas.attention_reference import PLAIN, Scores, causal_mask
 
 
 @jax.tree_util.register_dataclass
@@ -57,13 +57,14 @@ class Branches(View):
         assert len(kv) == self.depth, (len(kv), self.depth)
         return (*kv, LayerKV(jnp.moveaxis(k, 2, 0), jnp.moveaxis(v, 2, 0)))  # [G, B, m, H]
 
-    def attend(self, q, kv: tuple[LayerKV, ...], window: int | None) -> jax.Array:
+    def attend(self, q, kv: tuple[LayerKV, ...], window: int | None, scores: Scores = PLAIN) -> jax.Array:
         """Attention of queries ``[B, m, N, H]`` over the text and each slot's own branch; the softmax is in fp32.
 
         Args:
           q: rotated queries ``[B, m, N, H]``.
           kv: keys and values of depths 0 to s, this depth's included.
           window: None, or W: a slot sees at most W positions, its own included.
+          scores: what becomes of products of queries and keys.
 
         Returns:
           ``[B, m, N, H]`` in q's dtype.
@@ -83,13 +84,14 @@ class Branches(View):
             return jnp.repeat(x[:, :, :count], N // x.shape[0], axis=0)
 
         q = jnp.moveaxis(q, 2, 0)
-        scores = product("nbmh,nbsh->nbms", q, per_attention_head(text.k, n)) * H**-0.5
-        scores = jnp.where(self._text_mask(n, window)[None, None], scores, -jnp.inf)
-        branch_scores = [product("nbmh,nbmh->nbm", q, per_attention_head(at.k, m)) * H**-0.5 for at in branch]
+        text_scores = scores.of(product("nbmh,nbsh->nbms", q, per_attention_head(text.k, n)), H)
+        text_scores = jnp.where(self._text_mask(n, window)[None, None], text_scores, -jnp.inf)
+        branch_scores = [scores.of(product("nbmh,nbmh->nbm", q, per_attention_head(at.k, m)), H) for at in branch]
         # One softmax over the text's scores [N, B, m, n] and the branch's, [N, B, m] per depth. They are not
         # concatenated: that would copy the large array to append a few numbers.
-        peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, branch_scores, scores.max(axis=-1)))
-        weights, branch_weights = jnp.exp(scores - peak[..., None]), [jnp.exp(score - peak) for score in branch_scores]
+        peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, branch_scores, text_scores.max(axis=-1)))
+        weights = jnp.exp(text_scores - peak[..., None])
+        branch_weights = [jnp.exp(score - peak) for score in branch_scores]
         attended = product("nbms,nbsh->nbmh", weights.astype(q.dtype), per_attention_head(text.v, n))
         for weight, at in zip(branch_weights, branch, strict=True):
             attended += weight[..., None] * per_attention_head(at.v, m).astype(jnp.float32)

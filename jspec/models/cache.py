@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jspec.config import NULL_PAGE
 from jspec.pallas.attention import has_kernel
-from jspec.pallas.attention_reference import Rotation, causal_mask, grouped_attention, rotated
+from jspec.pallas.attention_reference import PLAIN, Rotation, Scores, causal_mask, grouped_attention, rotated
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.extend import extend_kernel, has_extend_kernel
 from jspec.pallas.prefill import prefill_attention
@@ -49,27 +49,28 @@ class View:
         """Keep rotated keys and values ``[B, T, G, H]``; returns the updated ``kv``."""
         raise NotImplementedError
 
-    def attend(self, q, kv, window: int | None) -> jax.Array:
+    def attend(self, q, kv, window: int | None, scores: Scores = PLAIN) -> jax.Array:
         """Attention of rotated queries ``[B, T, N, H]`` over the slots that each may see; returns the same shape."""
         raise NotImplementedError
 
-    def extend(self, qkv, rotation: Rotation, kv, num_kv_heads: int, window: int | None):
+    def extend(self, qkv, rotation: Rotation | None, kv, num_kv_heads: int, window: int | None, scores: Scores = PLAIN):
         """Rotate queries and keys, write keys and values, and attend.
 
         Args:
           qkv: ``[B, T, N + 2G, H]``: the queries, keys and values of the new tokens.
-          rotation: the rotary embedding of the tokens' positions.
+          rotation: the rotary embedding of the tokens' positions, None if nothing is rotated.
           kv: the keys and values of this layer that are kept so far.
           num_kv_heads: G.
           window: W if each query sees the W newest slots only, its own among them. None if it sees all.
+          scores: what becomes of products of queries and keys.
 
         Returns:
           the attention's output ``[B, T, N, H]``, and ``kv`` with the new keys and values.
         """
         q, kv = self.rotate_and_write(qkv, rotation, kv, num_kv_heads)
-        return self.attend(q, kv, window), kv
+        return self.attend(q, kv, window, scores), kv
 
-    def rotate_and_write(self, qkv, rotation: Rotation, kv, num_kv_heads: int):
+    def rotate_and_write(self, qkv, rotation: Rotation | None, kv, num_kv_heads: int):
         """The rotated queries ``[B, T, N, H]``, and ``kv`` with the rotated keys and the values; arguments as in
         ``extend``."""
         N = qkv.shape[2] - 2 * num_kv_heads
@@ -110,33 +111,41 @@ class PagedView(View):
 
         return LayerKV(put(kv.k, k), put(kv.v, v))
 
-    def attend(self, q, kv: LayerKV, window: int | None) -> jax.Array:
+    def attend(self, q, kv: LayerKV, window: int | None, scores: Scores = PLAIN) -> jax.Array:
         """Attention of each query in ``[B, T, N, H]`` over its row's slots up to the query's position; the same shape."""
-        return prefill_attention(q, kv.k, kv.v, self.table, self.positions, self.valid, window)
+        return prefill_attention(q, kv.k, kv.v, self.table, self.positions, self.valid, window, scores)
 
-    def rotate_and_write(self, qkv, rotation: Rotation, kv: LayerKV, num_kv_heads: int):
+    def rotate_and_write(self, qkv, rotation: Rotation | None, kv: LayerKV, num_kv_heads: int):
         """As ``View.rotate_and_write``. On an NVIDIA GPU it is one kernel."""
         composed = functools.partial(View.rotate_and_write, num_kv_heads=num_kv_heads)
         if not has_kernel(qkv, kv.k):
             return composed(self, qkv, rotation, kv)
 
         def kernel(view, qkv, rotation, kv):
-            q, *kv = rotate_and_write_kernel(qkv, *rotation, *kv, view.table, view.positions, view.valid)
+            q, *kv = rotate_and_write_kernel(qkv, rotation, *kv, view.table, view.positions, view.valid)
             return q, LayerKV(*kv)
 
         return by_platform(kernel, composed, self, qkv, rotation, kv)
 
-    def extend(self, qkv, rotation: Rotation, kv: LayerKV, num_kv_heads: int, window: int | None):
+    def extend(
+        self,
+        qkv,
+        rotation: Rotation | None,
+        kv: LayerKV,
+        num_kv_heads: int,
+        window: int | None,
+        scores: Scores = PLAIN,
+    ):
         """As ``View.extend``. On an NVIDIA GPU one kernel does all of it, where each row has few tokens and pages of its
         own. In that kernel a row attends to what other rows have written before the call, and may miss what they write
         in it."""
-        composed = functools.partial(View.extend, num_kv_heads=num_kv_heads, window=window)
+        composed = functools.partial(View.extend, num_kv_heads=num_kv_heads, window=window, scores=scores)
         if self.shared or not has_extend_kernel(qkv, kv.k):
             return composed(self, qkv, rotation, kv)
 
         def kernel(view, qkv, rotation, kv):
             where = view.table, view.positions, view.valid
-            out, *kv = extend_kernel(qkv, *rotation, *kv, *where, window)
+            out, *kv = extend_kernel(qkv, rotation, *kv, *where, window, scores)
             return out, LayerKV(*kv)
 
         return by_platform(kernel, composed, self, qkv, rotation, kv)
@@ -153,6 +162,7 @@ class CausalView(View):
         del kv
         return LayerKV(jnp.moveaxis(k, 2, 0), jnp.moveaxis(v, 2, 0))  # [G, B, T, H]
 
-    def attend(self, q, kv: LayerKV, window: int | None) -> jax.Array:
+    def attend(self, q, kv: LayerKV, window: int | None, scores: Scores = PLAIN) -> jax.Array:
         slots = jnp.arange(q.shape[1], dtype=jnp.int32)
-        return grouped_attention(q, kv.k, kv.v, causal_mask(jnp.broadcast_to(slots[None], q.shape[:2]), slots, window))
+        mask = causal_mask(jnp.broadcast_to(slots[None], q.shape[:2]), slots, window)
+        return grouped_attention(q, kv.k, kv.v, mask, scores)

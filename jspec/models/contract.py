@@ -77,6 +77,14 @@ class Target(LanguageModel, Protocol):
         """E, the size of the features that ``with_auxiliary`` returns for ``aux_layers``."""
         ...
 
+    def before_head(self, hidden) -> jax.Array:
+        """What the output head reads of hidden states ``[..., D]``."""
+        ...
+
+    def scaled_logits(self, products) -> jax.Array:
+        """Logits ``[..., V]`` from the products of ``before_head`` and the output weight, in their dtype."""
+        ...
+
     @property
     def output_weight(self) -> jax.Array:
         """The weight ``[V, D]`` of the output head as it is stored. A tied output head is the embedding."""
@@ -89,7 +97,7 @@ class Target(LanguageModel, Protocol):
 
     @property
     def output_norm(self) -> jax.Array:
-        """The weight ``[D]`` of the final norm."""
+        """What the final norm multiplies by, ``[D]``."""
         ...
 
 

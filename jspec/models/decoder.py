@@ -1,4 +1,4 @@
-"""The dense pre-norm decoder of Llama 1 to 3.2, Vicuna, Mistral, Qwen2, Qwen2.5 and Qwen3, which differ in settings.
+"""The decoder of all families in ``jspec.checkpoints.families``, which differ in the choices of their configs.
 
 A call reads T new tokens of each row through a *view* (``jspec.models.cache``), which knows where keys and values are
 kept:
@@ -10,14 +10,18 @@ kept:
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from jspec.config import ModelConfig
-from jspec.models.layers import Linear, RMSNorm, project, rotation_at
+from jspec.models.experts import Mixture
+from jspec.models.layers import ACTIVATE, Linear, Norm, project, rotation_at, times
 from jspec.models.quantized import random_weight, wide
+from jspec.pallas.attention_reference import Scores
 
 
 class Attention(nnx.Module):
@@ -29,12 +33,15 @@ class Attention(nnx.Module):
     def __init__(self, config: ModelConfig, layer: int, in_features: int | None = None, *, dtype, rngs: nnx.Rngs):
         N, G, H, D = config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size
         self.num_heads, self.num_kv_heads, self.head_dim = N, G, H
-        self.rope, self.window = config.rope, config.windows[layer]
+        self.rope, self.window = config.rope_of(layer), config.windows[layer]
+        self.scores = Scores(config.attention_scale, config.attention_softcap)
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
         self.qkv = linear(in_features or D, (N + 2 * G) * H, bias=config.qkv_bias)
         self.out = linear(N * H, D, bias=config.output_bias)
-        self.q_norm = RMSNorm(H, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
-        self.k_norm = RMSNorm(H, config.rms_norm_eps, dtype=dtype) if config.qk_norm else None
+        self.norm_projection = config.qk_norm_over == "projection"
+        sizes = (N * H, G * H) if self.norm_projection else (H, H)
+        norms = [Norm(size, config.rms_norm_eps, config.norm, dtype=dtype) for size in sizes] if config.qk_norm else []
+        self.q_norm, self.k_norm = norms or (None, None)
 
     def __call__(self, x, positions, kv, view):
         B, T, _ = x.shape
@@ -42,41 +49,66 @@ class Attention(nnx.Module):
         qkv = self.qkv(x).reshape(B, T, N + 2 * G, H)
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = jnp.split(qkv, [N, N + G], axis=2)
-            qkv = jnp.concatenate([self.q_norm(q), self.k_norm(k), v], axis=2)
-        attended, kv = view.extend(qkv, rotation_at(positions, self.rope, H), kv, G, self.window)
+            qkv = jnp.concatenate([self._normed(self.q_norm, q), self._normed(self.k_norm, k), v], axis=2)
+        rotation = rotation_at(positions, self.rope, H)
+        attended, kv = view.extend(qkv, rotation, kv, G, self.window, self.scores)
         return self.out(attended.reshape(B, T, N * H)), kv
+
+    def _normed(self, norm: Norm, heads):
+        """Heads ``[B, T, heads, H]`` after a norm, over each of them or over all of a token."""
+        return norm(heads.reshape(*heads.shape[:2], -1)).reshape(heads.shape) if self.norm_projection else norm(heads)
 
 
 class MLP(nnx.Module):
-    """SwiGLU (Shazeer, 2020). The weights of gate and up are stacked in one ``[2F, D]``."""
+    """``down(activation(gate x) * up x)`` (Shazeer, 2020), or ``down(activation(up x))`` without a gate.
+
+    The weights of gate and up are stacked in one ``[2F, D]``."""
 
     def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
         D, F = config.hidden_size, config.intermediate_size
         linear = functools.partial(
             Linear, bias=config.mlp_bias, quantization=config.quantization, dtype=dtype, rngs=rngs
         )
-        self.gate_up = linear(D, 2 * F)
+        self.activation = config.activation
+        self.gate_up: Any = linear(D, 2 * F) if config.gated_mlp else None
+        self.up: Any = None if config.gated_mlp else linear(D, F)
         self.down = linear(F, D)
 
     def __call__(self, x):
+        activate = ACTIVATE[self.activation]
+        if self.gate_up is None:
+            return self.down(activate(self.up(x)))
         gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
-        return self.down(jax.nn.silu(gate) * up)
+        return self.down(activate(gate) * up)
 
 
 class Layer(nnx.Module):
-    """Attention and MLP, each added to the residual stream.
+    """Attention and MLP, each added to the residual stream. ``config.norm_placement`` says what is normed.
 
     The layer does not apply its own ``attention_norm``. The layer before it does, by way of ``after``, because one kernel
     then adds to the residual stream and norms the sum. ``norm=False`` makes a layer without ``attention_norm``.
+
+    Attributes:
+      attention_norm, mlp_norm: what attention and MLP read goes through these. None for placements that have none.
+      attention_out_norm, mlp_out_norm: their outputs go through these, or with ``norm_sums`` the residual stream after
+        they were added. None for placements that have none.
     """
 
     def __init__(self, config: ModelConfig, layer: int, norm: bool = True, *, dtype, rngs: nnx.Rngs):
-        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype) if norm else None
-        self.attention = Attention(config, layer, dtype=dtype, rngs=rngs)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype)
-        self.mlp = MLP(config, dtype=dtype, rngs=rngs)
+        def normed(name: str) -> Norm | None:
+            present = name in config.layer_norms
+            return Norm(config.hidden_size, config.rms_norm_eps, config.norm, dtype=dtype) if present else None
 
-    def __call__(self, x, normed, positions, kv, view, after: RMSNorm | None):
+        self.norm_sums, self.multiplier = config.norm_placement == "after_sum", config.residual_multiplier
+        self.attention_norm = normed("attention_norm") if norm else None
+        self.attention = Attention(config, layer, dtype=dtype, rngs=rngs)
+        self.attention_out_norm, self.mlp_norm = normed("attention_out_norm"), normed("mlp_norm")
+        experts = config.experts if config.has_experts(layer) else None
+        make = MLP if experts is None else functools.partial(Mixture, experts=experts)
+        self.mlp: Any = make(config, dtype=dtype, rngs=rngs)
+        self.mlp_out_norm = normed("mlp_out_norm")
+
+    def __call__(self, x, normed, positions, kv, view, after: Norm | None):
         """Apply the layer.
 
         Args:
@@ -92,10 +124,21 @@ class Layer(nnx.Module):
           with the new keys and values.
         """
         attended, kv = self.attention(normed, positions, kv, view)
-        return *add_mlp(self, x, attended, after), kv
+        x, normed = self._add(x, attended, self.attention_out_norm, self.mlp_norm)
+        return *self._add(x, self.mlp(normed), self.mlp_out_norm, after), kv
+
+    def _add(self, x, y, out_norm: Norm | None, after: Norm | None):
+        """The residual stream after y was added, and the same after ``after``; norms of y or of the sum included."""
+        y = times(y, self.multiplier)
+        if out_norm is None:
+            return add(x, y, after)
+        if not self.norm_sums:
+            return add(x, out_norm(y), after)
+        _, x = out_norm.after_adding(x, y)
+        return x, x if after is None else after(x)
 
 
-def apply_layer(layer: Layer, x, normed, positions, kv, view, after: RMSNorm | None):
+def apply_layer(layer: Layer, x, normed, positions, kv, view, after: Norm | None):
     """``layer(x, normed, positions, kv, view, after)``, as a call of a function that is traced and lowered once for all
     layers that differ in their weights alone. XLA compiles it as if the layer stood there."""
     graph, state = nnx.split((layer, after))
@@ -108,21 +151,9 @@ def _merged_layer(graph, state, x, normed, positions, kv, view):
     return layer(x, normed, positions, kv, view, after)
 
 
-def add_mlp(layer, x, attended, after: RMSNorm | None):
-    """The second half of a layer: add the attention's output, then apply ``layer.mlp_norm`` and add ``layer.mlp``.
-
-    Args:
-      layer: a module with ``mlp_norm`` and ``mlp``.
-      x: the residual stream ``[B, T, D]``.
-      attended: the output of the attention ``[B, T, D]``.
-      after: the norm that the residual stream goes through next, or None.
-
-    Returns:
-      the new residual stream, and the same after ``after``: the first two values that ``Layer`` returns.
-    """
-    x, normed = layer.mlp_norm.after_adding(x, attended)
-    added = layer.mlp(normed)
-    return (x + added, x + added) if after is None else after.after_adding(x, added)
+def add(x, y, after: Norm | None):
+    """The residual stream ``x + y``, and the same after ``after``, the norm that it goes through next, if there is one."""
+    return (x + y, x + y) if after is None else after.after_adding(x, y)
 
 
 class Decoder(nnx.Module):
@@ -131,26 +162,44 @@ class Decoder(nnx.Module):
     The layers are unrolled in the compiled program. A scan over them would copy every weight in each step.
 
     Attributes:
-      embedding: ``[V, D]``. A tied embedding is also the output head and is quantised as such. An embedding that is not
-        tied is never quantised.
+      embedding: ``[V, D]``, or ``[V, We]`` with ``project_in`` and ``project_out``. A tied embedding is also the output
+        head and is quantised as such. An embedding that is not tied is never quantised.
+      positions: ``[Pe, D]``, the vectors that are added to embeddings, by position. None with rotary embeddings.
+      project_in, project_out: the linear maps from embeddings to the layers, and from these to the output head; or None.
       embedding_scale: one scale for each token, float32 ``[V]``. None for an embedding that is not quantised.
     """
 
     def __init__(self, config: ModelConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
-        V, D = config.vocab_size, config.hidden_size
+        V, D, W = config.vocab_size, config.hidden_size, config.embedding_size
         self.config, self.dtype = config, dtype
         kind, tied = config.quantization, config.tie_embeddings
-        self.embedding, self.embedding_scale = random_weight(rngs.params(), (V, D), 0.02, dtype, kind if tied else None)
+        linear = functools.partial(Linear, quantization=kind, dtype=dtype, rngs=rngs)
+        shape, stored = (V, W or D), kind if tied else None
+        self.embedding, self.embedding_scale = random_weight(rngs.params(), shape, 0.02, dtype, stored)
         self.layers = nnx.List([Layer(config, i, dtype=dtype, rngs=rngs) for i in range(config.num_layers)])
-        self.norm = RMSNorm(D, config.rms_norm_eps, dtype=dtype)
-        self.head = None if tied else Linear(D, V, quantization=kind, dtype=dtype, rngs=rngs)
+        self.norm = Norm(D, config.rms_norm_eps, config.norm, dtype=dtype) if config.final_norm else None
+        self.head = None if tied else linear(W or D, V)
+        self.project_in, self.project_out = (None, None) if W is None else (linear(W, D), linear(D, W))
+        self.multiplier, rows = float(np.asarray(config.embedding_multiplier).astype(dtype)), config.dimensions["Pe"]
+        learned = config.position_offset is not None
+        self.positions = random_weight(rngs.params(), (rows, D), 0.02, dtype, None)[0] if learned else None
 
     def embed(self, tokens):
-        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``."""
+        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, without multiplier and learned positions.
+
+        Draft heads read these: their own embeddings are copies of them."""
         stored = self.embedding[...][tokens]
-        if self.embedding_scale is None:
-            return stored
-        return wide(stored, self.embedding_scale[...][tokens]).astype(self.dtype)
+        if self.embedding_scale is not None:
+            stored = wide(stored, self.embedding_scale[...][tokens]).astype(self.dtype)
+        return stored if self.project_in is None else self.project_in(stored)
+
+    def _inputs(self, tokens, positions):
+        """What the first layer reads, ``[B, T, D]``; arguments as for ``__call__``."""
+        embedded, offset = times(self.embed(tokens), self.multiplier), self.config.position_offset
+        if self.positions is None or offset is None:
+            return embedded
+        inside = jnp.clip(positions, 0, self.config.max_position - 1)  # invalid tokens may be anywhere
+        return embedded + self.positions[...][inside + offset]
 
     def __call__(self, tokens, positions, cache, view):
         """Read tokens.
@@ -179,9 +228,9 @@ class Decoder(nnx.Module):
           hidden states after the final norm ``[B, T, D]``, features ``[B, T, E]``, and the cache. The features are the
           chosen residual streams side by side. If ``aux_layers`` is ``()``, they are the hidden states.
         """
-        x = self.embed(tokens)
+        x = self._inputs(tokens, positions)
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
-        normed, streams, written = norms[0](x), [x], []
+        normed, streams, written = x if norms[0] is None else norms[0](x), [x], []
         for layer, after, kv in zip(self.layers, norms[1:], cache, strict=True):
             x, normed, kv = apply_layer(layer, x, normed, positions, kv, view, after)
             streams.append(x)
@@ -198,11 +247,23 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden):
         """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution."""
-        return project(hidden, self.output_weight, self.output_scale)
+        return self.scaled_logits(project(self.before_head(hidden), self.output_weight, self.output_scale))
+
+    def before_head(self, hidden):
+        """What the output head reads of hidden states ``[..., D]``: they themselves, or ``[..., We]``."""
+        return hidden if self.project_out is None else self.project_out(hidden)
+
+    def scaled_logits(self, products):
+        """Logits ``[..., V]`` from what the output head gives, in its dtype: divided and capped as the config says."""
+        cap, divisor = self.config.logit_softcap, self.config.logit_divisor
+        if cap is None:
+            return products if divisor == 1 else times(products, 1 / divisor)
+        return (cap * jnp.tanh(products.astype(jnp.float32) / (divisor * cap))).astype(products.dtype)
 
     @property
     def output_weight(self) -> jax.Array:
-        """The weight ``[V, D]`` of the output head as it is stored. A tied output head is the embedding."""
+        """The weight ``[V, D]`` of the output head as it is stored, ``[V, We]`` behind ``project_out``. A tied output
+        head is the embedding."""
         return self.embedding[...] if self.head is None else self.head.weight[...]
 
     @property
@@ -213,8 +274,8 @@ class Decoder(nnx.Module):
 
     @property
     def output_norm(self) -> jax.Array:
-        """The weight ``[D]`` of the final norm."""
-        return self.norm.weight[...]
+        """What the final norm multiplies by, ``[D]``; ones if there is no such norm."""
+        return jnp.ones(self.config.hidden_size, self.dtype) if self.norm is None else self.norm.scale
 
     def cache_shape(self) -> tuple[int, int, int]:
         """(L, G, H): layers, KV heads and head dimension of the keys and values that are cached for a token."""

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.heads import Eagle3Config
-from jspec.models.decoder import MLP, Attention, Layer, add_mlp
+from jspec.models.decoder import MLP, Attention, Layer, add
 from jspec.models.eagle import init_embedding
-from jspec.models.layers import Linear, RMSNorm
+from jspec.models.layers import Linear, Norm
 
 
 class FusedLayer(nnx.Module):
@@ -25,13 +25,13 @@ class FusedLayer(nnx.Module):
     def __init__(self, config: Eagle3Config, *, dtype, rngs: nnx.Rngs):
         c, D, eps = config.layers, config.layers.hidden_size, config.layers.rms_norm_eps
         self.norm_before_residual = config.norm_before_residual
-        self.token_norm = RMSNorm(D, eps, dtype=dtype)
-        self.feature_norm = RMSNorm(D, eps, dtype=dtype)
+        self.token_norm = Norm(D, eps, dtype=dtype)
+        self.feature_norm = Norm(D, eps, dtype=dtype)
         self.attention = Attention(c, 0, in_features=2 * D, dtype=dtype, rngs=rngs)
-        self.mlp_norm = RMSNorm(D, eps, dtype=dtype)
+        self.mlp_norm = Norm(D, eps, dtype=dtype)
         self.mlp = MLP(c, dtype=dtype, rngs=rngs)
 
-    def __call__(self, embedded, feature, positions, kv, view, after: RMSNorm | None):
+    def __call__(self, embedded, feature, positions, kv, view, after: Norm | None):
         """Apply the layer; results, ``positions``, ``kv``, ``view`` and ``after`` as for ``Layer``.
 
         Args:
@@ -41,7 +41,8 @@ class FusedLayer(nnx.Module):
         normed = self.feature_norm(feature)
         x = jnp.concatenate([self.token_norm(embedded), normed], axis=-1)
         attended, kv = self.attention(x, positions, kv, view)
-        return *add_mlp(self, normed if self.norm_before_residual else feature, attended, after), kv
+        x, normed = add(normed if self.norm_before_residual else feature, attended, self.mlp_norm)
+        return *add(x, self.mlp(normed), after), kv
 
 
 class Eagle3Head(nnx.Module):
@@ -61,14 +62,14 @@ class Eagle3Head(nnx.Module):
         self.config = config
         self.embedding = init_embedding(c, rngs, dtype) if config.own_embedding else None
         self.fuse_in = Linear(E, D, bias=config.fuse_bias, dtype=dtype, rngs=rngs) if config.num_aux_layers else None
-        self.fuse_norm = RMSNorm(E, eps, dtype=dtype) if config.norm_before_fuse else None
+        self.fuse_norm = Norm(E, eps, dtype=dtype) if config.norm_before_fuse else None
         aux_layers = range(config.num_aux_layers if config.norm_each_aux else 0)
-        self.aux_norms = nnx.List([RMSNorm(Dt, eps, dtype=dtype) for _ in aux_layers])
+        self.aux_norms = nnx.List([Norm(Dt, eps, dtype=dtype) for _ in aux_layers])
         rest = [Layer(c, i, dtype=dtype, rngs=rngs) for i in range(1, c.num_layers)]
         self.layers: Any = nnx.List(
             [FusedLayer(config, dtype=dtype, rngs=rngs), *rest]
         )  # the first is of another class
-        self.norm = RMSNorm(D, eps, dtype=dtype) if config.norm_before_head else None
+        self.norm = Norm(D, eps, dtype=dtype) if config.norm_before_head else None
         self.head = Linear(D, config.draft_vocab_size, dtype=dtype, rngs=rngs) if config.own_head else None
         self.draft_ids = nnx.Param(_first_tokens(config)) if config.reduced else None
         self.mask_hidden = nnx.Param(jnp.zeros(E, dtype)) if config.method == "parallel" else None

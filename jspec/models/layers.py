@@ -1,9 +1,10 @@
-"""The parts that decoders share: linear maps, RMS norms and rotary position embeddings.
+"""The parts that decoders share: linear maps, norms, activations and rotary position embeddings.
 
 Weights are stored ``[out, in]``, as in checkpoints. XLA then computes the product with a single token as one fused
 reduction over the weight.
 """
 
+import functools
 import math
 
 import jax
@@ -15,7 +16,7 @@ from jspec.config import Rope
 from jspec.models.quantized import random_weight
 from jspec.pallas.attention_reference import Rotation
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.norm import add_norm, rms_norm
+from jspec.pallas.norm import add_norm, norm
 
 
 class Linear(nnx.Module):
@@ -86,19 +87,49 @@ def _padded_product(x, weight):
     return y[:1].reshape(*x.shape[:-1], -1)
 
 
-class RMSNorm(nnx.Module):
-    """The root-mean-square norm (Zhang and Sennrich, 2019) with a weight ``[features]``."""
+class Norm(nnx.Module):
+    """A norm over the last axis, of a kind that ``jspec.pallas.norm`` knows.
 
-    def __init__(self, features: int, eps: float, *, dtype):
-        self.weight = nnx.Param(jnp.ones(features, dtype))
-        self.eps = eps
+    Attributes:
+      weight: ``[features]`` of ``dtype``.
+      bias: ``[features]`` of ``dtype`` for the kind ``layer``, or None.
+    """
+
+    def __init__(self, features: int, eps: float, kind: str = "rms", *, dtype):
+        start = jnp.zeros if kind == "rms_offset" else jnp.ones
+        self.weight = nnx.Param(start(features, dtype))
+        self.bias = nnx.Param(jnp.zeros(features, dtype)) if kind == "layer" else None
+        self.eps, self.kind = eps, kind
 
     def __call__(self, x):
-        return rms_norm(x, self.weight[...], self.eps)
+        return norm(x, self.weight[...], self._bias, self.eps, self.kind)
 
     def after_adding(self, x, y):
         """(x + y, norm of x + y): the residual stream x after a layer has added y to it, and what the next part reads."""
-        return add_norm(x, y, self.weight[...], self.eps)
+        return add_norm(x, y, self.weight[...], self._bias, self.eps, self.kind)
+
+    @property
+    def scale(self) -> jax.Array:
+        """What normed numbers are multiplied by, ``[features]``."""
+        return 1 + self.weight[...] if self.kind == "rms_offset" else self.weight[...]
+
+    @property
+    def _bias(self):
+        return None if self.bias is None else self.bias[...]
+
+
+# The activations that a config may name, by that name.
+ACTIVATE = {
+    "silu": jax.nn.silu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "relu": jax.nn.relu,
+}
+
+
+def times(x, number: float):
+    """``number * x`` in the dtype of x, multiplied in fp32; x itself if the number is 1."""
+    return x if number == 1 else (x.astype(jnp.float32) * number).astype(x.dtype)
 
 
 def per_feature(vector, like):
@@ -110,14 +141,17 @@ def per_feature(vector, like):
 
 
 def rotary_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
-    """Angular frequency of each rotary pair, float32 ``[H / 2]``, in radians for each position."""
-    frequency = rope.theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    """Angular frequency of each rotary pair, float32 ``[H / 2]`` or less, in radians for each position."""
+    rotated = rope.rotary_dim(head_dim)
+    frequency = rope.theta ** (-np.arange(0, rotated, 2, dtype=np.float64) / rotated)
     if rope.kind == "linear":
         frequency = frequency / rope.factor
     elif rope.kind == "llama3":
         frequency = _llama3(rope, frequency)
     elif rope.kind == "yarn":
-        frequency = _yarn(rope, frequency, head_dim)
+        frequency = _yarn(rope, frequency, rotated)
+    elif rope.kind == "longrope":
+        frequency = frequency / np.asarray(rope.long_factors if rope.long_texts else rope.short_factors)
     return frequency.astype(np.float32)
 
 
@@ -142,8 +176,12 @@ def _yarn(rope: Rope, frequency, head_dim: int):
     return frequency / rope.factor * ramp + frequency * (1 - ramp)
 
 
-def rotation_at(positions, rope: Rope, head_dim: int) -> Rotation:
-    """Cosines and sines of the rotary embedding at int32 positions ``[B, T]``, each float32 ``[B, T, H / 2]``."""
+def rotation_at(positions, rope: Rope | None, head_dim: int) -> Rotation | None:
+    """Cosines and sines of the rotary embedding at int32 positions ``[B, T]``, each float32 ``[B, T, H / 2]``.
+
+    They are ``[B, T, r / 2]`` if only the first r numbers of a head are rotated. Without a ``rope`` there are none."""
+    if rope is None:
+        return None
     frequency = rotary_frequencies(rope, head_dim).reshape(1, 1, -1)
     angles = positions[:, :, None].astype(jnp.float32) * frequency
     return Rotation(jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor)

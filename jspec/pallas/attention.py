@@ -11,27 +11,31 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.attention_reference import causal_mask, grouped_attention
+from jspec.pallas.attention_reference import PLAIN, Scores, causal_mask, grouped_attention
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.flash import SMALLEST, TILINGS, Plan, Queries, Tiling, attend_pages, each, rows, run, store
 
 _LARGEST_HEAD = 256
 
 
-def paged_attention(q, k_pool, v_pool, table, positions, valid, window: int | None) -> jax.Array:
+def paged_attention(
+    q, k_pool, v_pool, table, positions, valid, window: int | None, scores: Scores = PLAIN
+) -> jax.Array:
     """``paged_attention_reference``, and on an NVIDIA GPU the kernel, which reads live slots only.
 
     The kernel is for bfloat16 and float32, and for head dimensions that are powers of two in 16..256. Any other model
     runs the reference implementation, on a GPU as well.
     """
     kernel, reference = (
-        functools.partial(f, window=window) for f in (paged_attention_kernel, paged_attention_reference)
+        functools.partial(f, window=window, scores=scores) for f in (paged_attention_kernel, paged_attention_reference)
     )
     args = q, k_pool, v_pool, table, positions, valid
     return by_platform(kernel, reference, *args) if has_kernel(q, k_pool) else reference(*args)
 
 
-def paged_attention_reference(q, k_pool, v_pool, table, positions, valid, window: int | None) -> jax.Array:
+def paged_attention_reference(
+    q, k_pool, v_pool, table, positions, valid, window: int | None, scores: Scores = PLAIN
+) -> jax.Array:
     """Attention of T query tokens per row over the slots of the row's pages, up to the query token's own slot.
 
     Args:
@@ -42,6 +46,7 @@ def paged_attention_reference(q, k_pool, v_pool, table, positions, valid, window
       valid: bool ``[B, T]``; the attention of an invalid query token means nothing. Slots past a row's newest valid
         query token may hold anything, NaN included.
       window: None, or W: a query token sees W slots, its own included.
+      scores: what becomes of products of queries and keys.
 
     Returns:
       ``[B, T, N, H]`` in the dtype of q.
@@ -52,7 +57,7 @@ def paged_attention_reference(q, k_pool, v_pool, table, positions, valid, window
     newest = jnp.max(jnp.where(valid, positions, -1), axis=1, keepdims=True)
     known = slots[None] <= newest  # [B, S]
     v = jnp.where(known[None, :, :, None], v, jnp.zeros((), v.dtype))
-    return grouped_attention(q, k, v, causal_mask(positions, slots, window))
+    return grouped_attention(q, k, v, causal_mask(positions, slots, window), scores)
 
 
 def gather_pages(pool, table) -> jax.Array:
@@ -74,14 +79,24 @@ def last_slots(table, positions, valid, page_size: int):
     return jnp.where(valid & (positions < table.shape[1] * page_size), positions, -1)
 
 
-@functools.partial(jax.jit, static_argnames=("window", "tiling", "interpret"))  # layers share one trace
+@functools.partial(jax.jit, static_argnames=("window", "scores", "tiling", "interpret"))  # layers share one trace
 def paged_attention_kernel(
-    q, k_pool, v_pool, table, positions, valid, window: int | None, *, tiling: Tiling | None = None, interpret=False
+    q,
+    k_pool,
+    v_pool,
+    table,
+    positions,
+    valid,
+    window: int | None,
+    scores: Scores = PLAIN,
+    *,
+    tiling: Tiling | None = None,
+    interpret=False,
 ):
     """``paged_attention_reference`` as a kernel; the attention of an invalid query token is 0."""
     (B, T, N, H), (G, pages, P, _) = q.shape, k_pool.shape
     tiling = tiling or TILINGS[q.dtype]
-    plan = Plan.of(B, T, N, k_pool, table, window, tiling)
+    plan = Plan.of(B, T, N, k_pool, table, window, scores, tiling)
     pools = (pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool))
     args = q.reshape(B, T * N, H), *pools, table, last_slots(table, positions, valid, P)
     (out,) = run(_attend_split, plan, args, q.dtype, tiling, interpret=interpret)

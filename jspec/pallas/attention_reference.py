@@ -1,5 +1,6 @@
 """The definition of attention: a softmax over the slots that a causal mask, perhaps with a window, lets a token see."""
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -19,28 +20,60 @@ def causal_mask(positions, slots, window: int | None) -> jax.Array:
     return seen if window is None else seen & (key > query - window)
 
 
-def grouped_attention(q, k, v, mask) -> jax.Array:
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """What becomes of the product of a query and a key before the softmax.
+
+    Attributes:
+      scale: what it is multiplied by; None is ``H ** -0.5``.
+      softcap: c if the scaled product s becomes ``c tanh(s / c)`` (Gemma 2, 2024), or None.
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+
+    def of(self, products, H: int, unit: float = 1.0):
+        """The scores of products in fp32, as multiples of ``1 / unit``; kernels want them in bits, ``unit = log2(e)``."""
+        scale = H**-0.5 if self.scale is None else self.scale
+        if self.softcap is None:
+            return products * (scale * unit)
+        return jnp.tanh(products * (scale / self.softcap)) * (self.softcap * unit)
+
+
+PLAIN = Scores()
+
+
+def grouped_attention(q, k, v, mask, scores: Scores = PLAIN) -> jax.Array:
     """Softmax attention in fp32: q ``[B, T, N, H]``, k and v ``[G, B, S, H]``, mask ``[B, T, S]`` -> ``[B, T, N,
     H]``."""
     B, T, N, H = q.shape
     G = k.shape[0]
     precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
     q = q.reshape(B, T, G, N // G, H)
-    scores = jnp.einsum("btgrh,gbsh->gbrts", q, k, precision=precision, preferred_element_type=jnp.float32) * H**-0.5
-    scores = jnp.where(mask[None, :, None], scores, -jnp.inf)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    products = jnp.einsum("btgrh,gbsh->gbrts", q, k, precision=precision, preferred_element_type=jnp.float32)
+    scored = scores.of(products, H)
+    weights = jax.nn.softmax(jnp.where(mask[None, :, None], scored, -jnp.inf), axis=-1).astype(v.dtype)
     return jnp.einsum("gbrts,gbsh->btgrh", weights, v, precision=precision).reshape(B, T, N, H)
 
 
 class Rotation(NamedTuple):
-    """Cosine and sine of the angles by which a position turns the pairs of a head, float32 ``[B, T, H / 2]`` each."""
+    """Cosine and sine of the angles by which a position turns the pairs of a head, float32 ``[B, T, r / 2]`` each.
+
+    The first r numbers of a head are turned, pairs of one from their first half and one from their second. r is H, or
+    less for a partial rotary embedding.
+    """
 
     cos: jax.Array
     sin: jax.Array
 
 
-def rotated(x, rotation: Rotation) -> jax.Array:
-    """Heads ``[B, T, heads, H]``, each turned by the angles of its token, computed in fp32."""
+def rotated(x, rotation: Rotation | None) -> jax.Array:
+    """Heads ``[B, T, heads, H]``, each turned by the angles of its token, computed in fp32; None turns nothing."""
+    if rotation is None:
+        return x
+    half, H = rotation.cos.shape[-1], x.shape[-1]
     cos, sin = (angle[:, :, None] for angle in rotation)
-    x1, x2 = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
+    turning, rest = (x, None) if 2 * half == H else jnp.split(x, [2 * half], axis=-1)
+    x1, x2 = jnp.split(turning.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
+    return turned if rest is None else jnp.concatenate([turned, rest], axis=-1)

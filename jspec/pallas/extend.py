@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention import has_kernel, last_slots
+from jspec.pallas.attention_reference import PLAIN, Rotation, Scores
 from jspec.pallas.flash import (
     SMALLEST,
     TILINGS,
@@ -25,6 +26,7 @@ from jspec.pallas.flash import (
     run,
     store,
 )
+from jspec.pallas.turning import load_turning, turned
 
 _MOST_ROWS = 64  # queries of a KV head (T R): one program has them all, and all new keys as well
 
@@ -36,17 +38,17 @@ def has_extend_kernel(qkv, pool) -> bool:
     return has_kernel(qkv, pool) and T * R <= _MOST_ROWS
 
 
-@functools.partial(jax.jit, static_argnames=("window", "tiling", "interpret"))  # layers share one trace
+@functools.partial(jax.jit, static_argnames=("window", "scores", "tiling", "interpret"))  # layers share one trace
 def extend_kernel(
     qkv,
-    cos,
-    sin,
+    rotation: Rotation | None,
     k_pool,
     v_pool,
     table,
     positions,
     valid,
     window: int | None,
+    scores: Scores = PLAIN,
     *,
     tiling: Tiling | None = None,
     interpret=False,
@@ -55,34 +57,37 @@ def extend_kernel(
 
     Args:
       qkv: ``[B, T, N + 2G, H]``, queries, keys and values, not rotated.
-      cos, sin: float32 ``[B, T, H / 2]``.
+      rotation: the rotary embedding of the tokens' positions, None if nothing is rotated.
       k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of qkv; updated in place.
       table, positions, valid: as in ``PagedView``.
       window: None, or W: a query token sees W slots, its own included.
+      scores: what becomes of products of queries and keys.
 
     Returns:
       attention ``[B, T, N, H]``, which is 0 for invalid tokens, and the two pools.
     """
     (B, T, heads, H), (G, pages, P, _) = qkv.shape, k_pool.shape
     tiling = tiling or TILINGS[qkv.dtype]
-    plan = Plan.of(B, T, heads - 2 * G, k_pool, table, window, tiling)
+    plan = Plan.of(B, T, heads - 2 * G, k_pool, table, window, scores, tiling)
     pools = [pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool)]
     last = jnp.where(positions >= 0, last_slots(table, positions, valid, P), -1)
+    angles = rotation or ()
     k, v, out = run(
         _extend_split,
         plan,
-        (qkv.reshape(B, T * heads, H), cos, sin, *pools, table, last),
+        (qkv.reshape(B, T * heads, H), *angles, *pools, table, last),
         qkv.dtype,
         tiling,
         others=[jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in pools],
-        aliases={3: 0, 4: 1},
+        aliases={len(angles) + 1: 0, len(angles) + 2: 1},
         interpret=interpret,
     )
     return out, k.reshape(k_pool.shape), v.reshape(v_pool.shape)
 
 
-def _extend_split(qkv_ref, cos_ref, sin_ref, k_ref, v_ref, table_ref, last_ref, *out_refs, plan: Plan):
-    k_out_ref, v_out_ref, *out_refs = out_refs
+def _extend_split(qkv_ref, *refs, plan: Plan):
+    others = 7 if plan.splits == 1 else 9  # all but the angles: 4 more inputs, the pools, and what ``store`` writes
+    angle_refs, (k_ref, v_ref, table_ref, last_ref, k_out_ref, v_out_ref, *out_refs) = refs[:-others], refs[-others:]
     queries, heads, H = Queries.of(plan, last_ref), plan.N + 2 * plan.G, plan.H
     b, g = queries.b, queries.g
     token = jnp.arange(max(SMALLEST, pl.next_power_of_2(plan.T)), dtype=jnp.int32)
@@ -92,16 +97,16 @@ def _extend_split(qkv_ref, cos_ref, sin_ref, k_ref, v_ref, table_ref, last_ref, 
     before = jnp.where(oldest_new == none_before, 0, oldest_new) - 1  # the newest slot that was there
 
     mine = new & (queries.split == 0)
-    load = functools.partial(_load_pairs, qkv_ref, cos_ref, sin_ref, b)
-    q_pairs = load(queries.among(heads, plan.R), queries.token, queries.real)
-    k_pairs = load(token * heads + plan.N + g, token, mine)  # needed last, loaded from now on
+    load = functools.partial(load_turning, qkv_ref, angle_refs, b)
+    q_turning = load(queries.among(heads, plan.R), queries.token, queries.real)
+    k_turning = load(token * heads + plan.N + g, token, mine)  # needed last, loaded from now on
     v = pltriton.load(qkv_ref.at[b, *rows(token * heads + plan.N + plan.G + g, H)], mask=each(mine, H), other=0.0)
 
-    q = _turned(*q_pairs)
+    q = turned(q_turning)
     softmax = attend_pages(q, queries, before, k_ref, v_ref, table_ref, plan)
-    k = _turned(*k_pairs)
+    k = turned(k_turning)
     seen = mine[None, :] & (slot[None, :] <= queries.last[:, None])
-    softmax = add_tile(softmax, q, k, v, seen & in_window(slot, queries.last, plan))
+    softmax = add_tile(softmax, q, k, v, seen & in_window(slot, queries.last, plan), plan.scores)
 
     # An interpreted kernel writes masked elements back as they were; slot 0 and page 0 send those to the null page.
     place = jnp.maximum(slot, 0)
@@ -110,22 +115,3 @@ def _extend_split(qkv_ref, cos_ref, sin_ref, k_ref, v_ref, table_ref, last_ref, 
     for ref, x in ((k_out_ref, k), (v_out_ref, v)):
         pltriton.store(ref.at[g, *at], x, mask=each(mine & (page != 0), H))
     store(softmax, queries, plan, *out_refs)
-
-
-def _load_pairs(qkv_ref, cos_ref, sin_ref, b, at, token, real):
-    """What ``_turned`` needs of heads ``at`` of row b: the heads, the heads with their halves exchanged, cosines, sines.
-
-    All are ``[n, H]``, and 0 where ``real`` is false."""
-    H = qkv_ref.shape[2]
-    row, column = rows(at, H)
-    half, mask = H // 2, each(real, H)
-    angle = b, each(token, H), column & (half - 1)
-    x, other = (pltriton.load(qkv_ref.at[b, row, c], mask=mask, other=0.0) for c in (column, column ^ half))
-    return x, other, *(pltriton.load(ref.at[angle], mask=mask, other=0.0) for ref in (cos_ref, sin_ref))
-
-
-def _turned(x, other, cos, sin):
-    """``jspec.pallas.attention_reference.rotated`` of heads ``[n, H]``, computed in fp32."""
-    column = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)
-    x32, other = x.astype(jnp.float32), other.astype(jnp.float32)
-    return (x32 * cos + jnp.where(column < x.shape[1] // 2, -other, other) * sin).astype(x.dtype)

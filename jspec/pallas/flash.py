@@ -4,7 +4,6 @@ A KV head is shared by R attention heads. The T query tokens of a row times thos
 head, numbered token by token: query i belongs to query token i // R and to attention head i % R of the R. A kernel
 computes with matrices that have one line for each query."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,7 +13,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.triton import kernel_call
+from jspec.pallas.attention_reference import Scores
+from jspec.pallas.triton import LOG2_E, kernel_call
 
 SMALLEST = 16  # side of a matrix that tensor cores multiply
 _MOST_SLOTS = 128  # of a tile: scores are held in registers
@@ -76,6 +76,7 @@ class Plan:
 
     Attributes:
       window: None, or how many slots a query sees, its own included.
+      scores: what becomes of products of queries and keys.
       block: how many of the T R queries of a KV head a program has.
       slots: how many cache slots a tile has.
       splits: how many programs there are for the slots of a row.
@@ -90,6 +91,7 @@ class Plan:
     H: int
     P: int
     window: int | None
+    scores: Scores
     block: int
     slots: int
     splits: int
@@ -97,7 +99,7 @@ class Plan:
     share: int
 
     @classmethod
-    def of(cls, B: int, T: int, N: int, pool, table, window: int | None, tiling: Tiling) -> "Plan":
+    def of(cls, B: int, T: int, N: int, pool, table, window: int | None, scores: Scores, tiling: Tiling) -> "Plan":
         """The plan for a pool ``[G, pages, P, H]`` and a table ``[B, M]``."""
         G, _, P, H = pool.shape
         rows, slots = T * N // G, tiling.slots(H * pool.dtype.itemsize)
@@ -107,7 +109,7 @@ class Plan:
         if rows <= _FEW_QUERIES and window is None:
             splits = tiling.splits_of_long_rows(fewest, tiles * slots)
         share = pl.cdiv(tiles, splits)
-        return cls(B, T, G, N // G, H, P, window, block, slots, splits, fewest, share)
+        return cls(B, T, G, N // G, H, P, window, scores, block, slots, splits, fewest, share)
 
     @property
     def N(self) -> int:
@@ -242,7 +244,7 @@ def attend_pages(q, queries: Queries, newest, k_ref, v_ref, table_ref, plan: Pla
         at = page * plan.P + jax.lax.rem(slot, jnp.int32(plan.P))
         k, v = (pltriton.load(ref.at[g, *rows(at, plan.H)], mask=live, other=0.0) for ref in (k_ref, v_ref))
         seen = slot[None, :] <= jnp.minimum(last, newest)[:, None]
-        return add_tile(softmax, q, k, v, seen & in_window(slot, last, plan)), pages(i + 1)
+        return add_tile(softmax, q, k, v, seen & in_window(slot, last, plan), plan.scores), pages(i + 1)
 
     block = plan.block
     nothing = Softmax(jnp.zeros((block, plan.H), jnp.float32), jnp.full(block, -jnp.inf), jnp.zeros(block, jnp.float32))
@@ -254,14 +256,13 @@ def in_window(slot, last, plan: Plan):
     return True if plan.window is None else slot[None, :] > last[:, None] - plan.window
 
 
-def add_tile(softmax: Softmax, q, k, v, seen) -> Softmax:
+def add_tile(softmax: Softmax, q, k, v, seen, scores: Scores) -> Softmax:
     """In a kernel: the softmax after further keys and values ``[slots, H]``; ``seen`` ``[block, slots]`` masks them."""
     acc, peak, total = softmax
-    scale = q.shape[1] ** -0.5 * math.log2(math.e)
-    scores = jnp.where(seen, dot(q, k, trans_b=True) * scale, -jnp.inf)
-    raised = jnp.maximum(peak, jnp.max(scores, axis=1))
+    bits = jnp.where(seen, scores.of(dot(q, k, trans_b=True), q.shape[1], LOG2_E), -jnp.inf)
+    raised = jnp.maximum(peak, jnp.max(bits, axis=1))
     shift = _finite(raised)
-    weights, kept = jnp.exp2(scores - shift[:, None]), jnp.exp2(peak - shift)
+    weights, kept = jnp.exp2(bits - shift[:, None]), jnp.exp2(peak - shift)
     acc = acc * kept[:, None] + dot(weights.astype(v.dtype), v)
     return Softmax(acc, raised, total * kept + jnp.sum(weights, axis=1))
 

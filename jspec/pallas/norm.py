@@ -1,4 +1,8 @@
-"""A residual sum and the RMS norm that reads it, in one launch."""
+"""Norms, and a residual sum together with the norm that reads it, in one launch.
+
+A norm is one of four kinds. ``rms`` is the root-mean-square norm (Zhang and Sennrich, 2019), computed in fp32, rounded to
+the dtype of x, and then multiplied by the weight. ``rms_wide`` multiplies in fp32, before it rounds, and ``rms_offset``
+does so with 1 + weight. ``layer`` (Ba et al., 2016) subtracts the mean first, and adds a bias, all in fp32."""
 
 import functools
 
@@ -12,35 +16,53 @@ from jspec.pallas.triton import block_ids, kernel_call, load_block, store_block
 _NUMBERS = 512  # numbers of a token that one warp has
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
-def add_norm(x, y, weight, eps: float):
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
+def add_norm(x, y, weight, bias, eps: float, kind: str):
     """``add_norm_reference``, and on an NVIDIA GPU the kernel."""
-    return by_platform(
-        functools.partial(add_norm_kernel, eps=eps), functools.partial(add_norm_reference, eps=eps), x, y, weight
-    )
+    kernel, reference = (functools.partial(f, eps=eps, kind=kind) for f in (add_norm_kernel, add_norm_reference))
+    return by_platform(kernel, reference, x, y, weight, bias)
 
 
 @add_norm.defjvp
-def _(eps: float, primals, tangents):
-    return jax.jvp(functools.partial(add_norm_reference, eps=eps), primals, tangents)
+def _(eps: float, kind: str, primals, tangents):
+    return jax.jvp(functools.partial(add_norm_reference, eps=eps, kind=kind), primals, tangents)
 
 
-def add_norm_reference(x, y, weight, eps: float):
-    """x + y ``[..., D]`` in their dtype, and ``rms_norm`` of it."""
+def add_norm_reference(x, y, weight, bias, eps: float, kind: str):
+    """x + y ``[..., D]`` in their dtype, and ``norm`` of it."""
     x = x + y
-    return x, rms_norm(x, weight, eps)
+    return x, norm(x, weight, bias, eps, kind)
 
 
-def rms_norm(x, weight, eps: float):
-    """Root-mean-square norm of ``[..., D]`` (Zhang and Sennrich, 2019) in fp32, then times ``weight`` in the dtype of
-    x."""
+def norm(x, weight, bias, eps: float, kind: str):
+    """The norm of ``[..., D]``, in the dtype of x.
+
+    Args:
+      x: ``[..., D]``.
+      weight: ``[D]``.
+      bias: ``[D]`` for the kind ``layer``, None for the others.
+      eps: what is added to the mean square, or to the variance.
+      kind: ``rms``, ``rms_wide``, ``rms_offset`` or ``layer``; see above.
+    """
+    per_number = lambda vector: vector.reshape((1,) * (x.ndim - 1) + vector.shape)  # noqa: E731
     x32 = x.astype(jnp.float32)
+    if kind == "layer":
+        x32 = x32 - jnp.mean(x32, axis=-1, keepdims=True)
     normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
-    return normed.astype(x.dtype) * weight.reshape((1,) * (x.ndim - 1) + weight.shape)
+    if kind == "rms":
+        return normed.astype(x.dtype) * per_number(weight)
+    return _wide(normed, per_number(weight), None if bias is None else per_number(bias), kind).astype(x.dtype)
 
 
-@functools.partial(jax.jit, static_argnames=("eps", "interpret"))  # layers share one trace
-def add_norm_kernel(x, y, weight, eps: float, *, interpret=False):
+def _wide(normed, weight, bias, kind: str):
+    """``normed`` times the weight, plus the bias, in fp32."""
+    weight = weight.astype(jnp.float32)
+    scaled = normed * (1 + weight if kind == "rms_offset" else weight)
+    return scaled if bias is None else scaled + bias.astype(jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnames=("eps", "kind", "interpret"))  # layers share one trace
+def add_norm_kernel(x, y, weight, bias, eps: float, kind: str, *, interpret=False):
     """``add_norm_reference`` as a kernel; each of its programs has one token."""
     D = x.shape[-1]
     size = pl.next_power_of_2(D)
@@ -48,23 +70,31 @@ def add_norm_kernel(x, y, weight, eps: float, *, interpret=False):
     shape = jax.ShapeDtypeStruct((tokens, D), x.dtype)
     added, normed = kernel_call(
         _add_norm,
-        *(x.reshape(tokens, D), y.reshape(tokens, D), weight),
+        *(x.reshape(tokens, D), y.reshape(tokens, D), weight, *(() if bias is None else (bias,))),
         grid=(tokens,),
         out_shape=[shape, shape],
         num_warps=min(max(size // _NUMBERS, 1), 16),
         interpret=interpret,
         size=size,
         eps=eps,
+        kind=kind,
     )
     return added.reshape(x.shape), normed.reshape(x.shape)
 
 
-def _add_norm(x_ref, y_ref, weight_ref, added_ref, normed_ref, *, size: int, eps: float):
+def _add_norm(x_ref, y_ref, weight_ref, *refs, size: int, eps: float, kind: str):
+    *bias_ref, added_ref, normed_ref = refs
     token, D, ids = (pl.program_id(0),), x_ref.shape[1], block_ids(0, size)
     x, y = (load_block(ref, token, 0, ids, D, other=0.0) for ref in (x_ref, y_ref))
     weight = load_block(weight_ref, (), 0, ids, D, other=0.0)
     x = x + y
     x32 = x.astype(jnp.float32)
+    if kind == "layer":
+        x32 = jnp.where(ids < D, x32 - jnp.sum(x32) / D, 0.0)
     normed = x32 * jax.lax.rsqrt(jnp.sum(x32 * x32) / D + eps)
     store_block(added_ref, token, 0, ids, D, x)
-    store_block(normed_ref, token, 0, ids, D, normed.astype(x.dtype) * weight)
+    if kind == "rms":
+        store_block(normed_ref, token, 0, ids, D, normed.astype(x.dtype) * weight)
+        return
+    bias = load_block(bias_ref[0], (), 0, ids, D, other=0.0) if bias_ref else None
+    store_block(normed_ref, token, 0, ids, D, _wide(normed, weight, bias, kind).astype(x.dtype))

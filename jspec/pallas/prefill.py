@@ -10,7 +10,6 @@ Tiles are counted from slot 0 and are not split among programs. What a query tok
 its own row: not on the number of the row, not on the other rows, not on which tokens are its neighbours."""
 
 import functools
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -20,8 +19,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from jspec.pallas.attention import last_slots, paged_attention, paged_attention_reference
+from jspec.pallas.attention_reference import PLAIN, Scores
 from jspec.pallas.dispatch import by_platform, on_hopper
 from jspec.pallas.prefill_plan import PART, PROGRAMS, SLOTS, STAGES, WARPGROUPS, Plan, block_bounds, live_pages
+from jspec.pallas.triton import LOG2_E
 
 # Registers of a thread in the warpgroups that compute, and in the one that loads. A program is launched with 168 for each of
 # its 384 threads, and its three warpgroups share these 504 from then on: one that asks for more than is left waits for ever.
@@ -32,13 +33,16 @@ _FEWEST_PROGRAMS = 64  # with fewer, ``paged_attention`` keeps more of a GPU bus
 _IN_FULL: dict[str, Any] = {} if jax.__version_info__ >= (0, 11) else {"idx": ()}
 
 
-def prefill_attention(q, k_pool, v_pool, table, positions, valid, window: int | None) -> jax.Array:
-    """``paged_attention``, which on a Hopper GPU uses ``prefill_attention_kernel`` for shapes that suit it."""
-    if not (has_prefill_kernel(q, k_pool) and on_hopper()):
-        return paged_attention(q, k_pool, v_pool, table, positions, valid, window)
-    kernel, reference = (
-        functools.partial(f, window=window) for f in (prefill_attention_kernel, paged_attention_reference)
-    )
+def prefill_attention(
+    q, k_pool, v_pool, table, positions, valid, window: int | None, scores: Scores = PLAIN
+) -> jax.Array:
+    """``paged_attention``, which on a Hopper GPU uses ``prefill_attention_kernel`` for shapes that suit it.
+
+    That kernel knows no soft cap: the hyperbolic tangent of its instructions is too coarse."""
+    if scores.softcap is not None or not (has_prefill_kernel(q, k_pool) and on_hopper()):
+        return paged_attention(q, k_pool, v_pool, table, positions, valid, window, scores)
+    kernel = functools.partial(prefill_attention_kernel, window=window, scale=scores.scale)
+    reference = functools.partial(paged_attention_reference, window=window, scores=scores)
     return by_platform(kernel, reference, q, k_pool, v_pool, table, positions, valid)
 
 
@@ -55,7 +59,9 @@ def has_prefill_kernel(q, pool) -> bool:
     return B * T * N >= _FEWEST_PROGRAMS * WARPGROUPS * PART
 
 
-@functools.partial(jax.jit, static_argnames=("window", "stages", "programs", "interpret"))  # layers share one trace
+@functools.partial(
+    jax.jit, static_argnames=("window", "scale", "stages", "programs", "interpret")
+)  # layers share one trace
 def prefill_attention_kernel(
     q,
     k_pool,
@@ -64,13 +70,16 @@ def prefill_attention_kernel(
     positions,
     valid,
     window: int | None,
+    scale: float | None = None,
     *,
     stages: int = STAGES,
     programs: int = PROGRAMS,
     interpret=None,
 ):
-    """``paged_attention_reference`` as a kernel; the attention of an invalid query token is 0."""
-    plan = Plan.of(q, k_pool, window, stages, programs, interpret)
+    """``paged_attention_reference`` as a kernel; the attention of an invalid query token is 0.
+
+    ``scale`` is that of ``Scores``, which have no soft cap."""
+    plan = Plan.of(q, k_pool, window, scale, stages, programs, interpret)
     bounds, last = block_bounds(last_slots(table, positions, valid, plan.P), plan)
     return plgpu.kernel(
         functools.partial(_attend_blocks, plan=plan),
@@ -273,7 +282,7 @@ def _softmax(last, shared: _Shared, block: _Block, warpgroup, plan: Plan):
 
     A warpgroup has its turn at the tensor cores from the end of its softmax until its next scores are under way.
     """
-    scale, shape = plan.H**-0.5 * math.log2(math.e), (PART, SLOTS)
+    scale, shape = plan.scale * LOG2_E, (PART, SLOTS)
     stage_of = lambda i: lax.rem(block.count(i), jnp.int32(plan.stages))  # noqa: E731
 
     def change_turns():

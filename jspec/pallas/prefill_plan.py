@@ -20,6 +20,7 @@ class Plan(NamedTuple):
       tokens: query tokens of a block.
       heads: attention heads whose queries one warpgroup has; its queries are numbered head by head.
       window: None, or how many slots a query token sees, its own included.
+      scale: what products of queries and keys are multiplied by.
       stages: how many tiles of keys, and of values, are under way at once.
       programs: how many programs share the blocks.
       interpret: None, or how to run on any platform, slowly: ``InterpretGPUParams`` of jax 0.11 and later.
@@ -34,18 +35,20 @@ class Plan(NamedTuple):
     tokens: int
     heads: int
     window: int | None
+    scale: float
     stages: int
     programs: int
     interpret: Any
 
     @classmethod
-    def of(cls, q, pool, window: int | None, stages: int, most_programs: int, interpret) -> "Plan":
-        """The plan for queries ``[B, T, N, H]`` and a pool ``[G, pages, P, H]``."""
+    def of(cls, q, pool, window: int | None, scale: float | None, stages: int, most_programs: int, interpret) -> "Plan":
+        """The plan for queries ``[B, T, N, H]`` and a pool ``[G, pages, P, H]``; without a scale it is H^-0.5."""
         (B, T, N, H), (G, _, P, _) = q.shape, pool.shape
         R = N // G
         tokens = WARPGROUPS * PART // R
         programs = min(most_programs, B * G * (T // tokens))
-        return cls(B, T, G, R, H, P, tokens, max(1, R // WARPGROUPS), window, stages, programs, interpret)
+        heads, scale = max(1, R // WARPGROUPS), H**-0.5 if scale is None else scale
+        return cls(B, T, G, R, H, P, tokens, heads, window, scale, stages, programs, interpret)
 
     @property
     def blocks(self) -> int:

@@ -80,7 +80,7 @@ def float32_logits(hidden, output_head, target: Target) -> jax.Array:
       target: the target's module.
     """
     if output_head is None:
-        return wide_project(hidden, target.output_weight, target.output_scale)
+        return target.scaled_logits(wide_project(target.before_head(hidden), target.output_weight, target.output_scale))
     return wide_project(hidden, output_head.weight[...])
 
 

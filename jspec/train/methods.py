@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 
 from jspec._arguments import is_int, require
-from jspec.config import ModelConfig
+from jspec.config import ModelConfig, Rope
 from jspec.heads import Eagle3Config, EagleConfig, MedusaConfig, MLPConfig, default_aux_layers
 from jspec.models import flat_params, init
 from jspec.models.contract import Target
@@ -139,8 +139,15 @@ def _layers(target: ModelConfig, sizes: Sizes, layers: int) -> ModelConfig:
         head_dim=target.head_dim,
         max_position=target.max_position,
         rms_norm_eps=target.rms_norm_eps,
-        rope=target.rope,
+        rope=_rope(target.rope),
     )
+
+
+def _rope(rope: Rope | None) -> Rope:
+    """The target's rotary embedding, or the plain one of its base where layouts of draft heads cannot state it."""
+    if rope is None:
+        return Rope()
+    return Rope(theta=rope.theta) if rope.kind == "longrope" or rope.fraction < 1 else rope
 
 
 def _eagle_layer(target: ModelConfig, sizes: Sizes) -> ModelConfig:

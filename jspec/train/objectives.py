@@ -87,7 +87,7 @@ class DraftVocabulary:
         if config.reduced:
             draft_ids = frequent_tokens(tokens, config.layers.vocab_size, config.draft_vocab_size)
             constants["draft_ids"], known = jnp.asarray(draft_ids), np.flatnonzero(draft_ids >= 0)
-        output = wide(target.output_weight, target.output_scale)
+        output = output_head_of(target)
         start = {"head.weight": output[known], "norm.weight": target.output_norm}
         if config.mask_token_id is not None:
             start["mask_hidden"] = jax.random.normal(key, (config.feature_size,))
@@ -97,6 +97,21 @@ class DraftVocabulary:
         if not self.config.reduced:
             return None
         return jnp.nonzero(constants["draft_ids"] >= 0, size=self.config.draft_vocab_size)[0]
+
+
+def output_head_of(target: Target) -> jax.Array:
+    """The target's output head as the start of a head's own, float32 ``[V, D]``; a divisor of logits is part of it.
+
+    Raises:
+      ValueError: the target's output head does not read its hidden states, but a linear map of them.
+    """
+    config = target.config
+    if config.embedding_size is not None:
+        raise ValueError(
+            f"the target's output head reads {config.embedding_size} numbers and its hidden states have "
+            f"{config.hidden_size}; expected a target without embedding_size for a head that has an output head"
+        )
+    return wide(target.output_weight, target.output_scale) / config.logit_divisor
 
 
 def frequent_tokens(tokens: np.ndarray, vocab_size: int, count: int) -> np.ndarray:
@@ -291,7 +306,7 @@ class EachMedusaHead(FullVocabulary, DraftObjective):
         """The residual blocks start as the identity, and the output heads as copies of the target's."""
         del tokens, key
         blocks = {name: jnp.zeros_like(one) for name, one in params.items() if name.endswith("0.weight")}
-        output = wide(target.output_weight, target.output_scale)
+        output = output_head_of(target)
         return blocks | {name: output for name in params if name.endswith("head.weight")}, {}
 
     def drafts(self, head, target, batch: TrainingBatch, key) -> Iterator[DepthLogits]:

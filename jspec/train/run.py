@@ -93,7 +93,7 @@ def prepare(run: TrainingRun) -> TrainingInputs:
     shortest = objective.depths + 2  # a window then has a distribution to compare with at every depth
     require(shortest <= length <= longest, "length", length, f"in {shortest}..{longest}, the target's positions")
     corpus = read_corpus(run.data, load_tokenizer(run.target), config.vocab_size, config.eos_token_ids, length)
-    return TrainingInputs(build(config, params, run.dtype), corpus, objective)
+    return TrainingInputs(build(config.for_length(length), params, run.dtype), corpus, objective)
 
 
 def train(run: TrainingRun) -> dict:

@@ -60,8 +60,10 @@ def why_not() -> str | None:
     """Why this machine cannot compile for an H200, None if it can."""
     if jax.__version_info__ < (0, 11):
         return f"compiling without a device needs jax 0.11, this is {jax.__version__}"
-    if not any(importlib.util.find_spec(f"jax_plugins.xla_cuda{version}") for version in (12, 13)):
-        return "compiling without a device needs jax-cuda13-plugin or jax-cuda12-plugin, and its pjrt"
+    plugins = importlib.util.find_spec("jax_plugins")  # a package that only plugins make
+    if plugins is None or not any(importlib.util.find_spec(f"jax_plugins.xla_cuda{version}") for version in (12, 13)):
+        same = f"=={jax.__version__}"
+        return f"compiling without a device needs a plugin: pip install jax-cuda13-plugin{same} jax-cuda13-pjrt{same}"
     try:
         _mesh()
     except NotImplementedError as error:

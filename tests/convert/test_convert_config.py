@@ -117,7 +117,7 @@ def test_eos_ids_are_united(tmp_path):
         ({"architectures": None}, "LlamaForCausalLM"),
         ({"auto_map": {"AutoModel": "modeling.Model"}}, "remote code"),
         ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
-        ({"hidden_act": "gelu"}, "hidden_act='gelu': expected 'silu'"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu': expected one of silu, swish, gelu"),
         ({"hidden_size": -1}, "hidden_size=-1: expected an integer"),
         ({"hidden_size": 64.0}, "hidden_size=64.0"),
         ({"hidden_size": True}, "hidden_size=True"),
@@ -132,7 +132,8 @@ def test_eos_ids_are_united(tmp_path):
         ({"rope_theta": 10**400}, "rope_theta="),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false': expected true or false"),
         ({"eos_token_id": [2, 97]}, "eos_token_id=[2, 97]: expected token ids in 0..96"),
-        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling.type='longrope': expected one of"),
+        ({"rope_scaling": {"type": "proportional"}}, "rope_scaling.type='proportional': expected one of"),
+        ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "rope_scaling.short_factor is missing"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": -4.0}}, "rope_scaling.factor=-4.0"),
         ({"rope_scaling": [1]}, "rope_scaling=[1]: expected an object or null"),
@@ -147,6 +148,123 @@ def test_refused(tmp_path, overrides, message):
     assert str(refusal.value).startswith(f"{tmp_path}/config.json: ")
     assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "overrides", "message"),
+    [
+        ("GraniteForCausalLM", {"residual_multiplier": -0.2}, "residual_multiplier=-0.2: expected a positive number"),
+        ("GraniteForCausalLM", {"logits_scaling": "8"}, "logits_scaling='8': expected a positive number"),
+        ("GraniteForCausalLM", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5: expected 1"),
+        ("Olmo2ForCausalLM", {"layer_types": ["sliding_attention"] * 2}, "a sliding_window for its sliding_attention"),
+        ("Olmo2ForCausalLM", {"hidden_act": "mish"}, "hidden_act='mish': expected one of silu"),
+        ("MixtralForCausalLM", {"num_experts_per_tok": 4}, "num_experts_per_tok=4: expected an integer in 1..3"),
+        ("MixtralForCausalLM", {"num_local_experts": 0}, "num_local_experts=0: expected an integer"),
+        ("MixtralForCausalLM", {"num_local_experts": 5000}, "num_local_experts=5000: expected an integer in 1..1024"),
+        ("MixtralForCausalLM", {"hidden_act": "gelu"}, "a gated MLP with activation silu"),
+        ("Qwen3MoeForCausalLM", {"num_experts": "8"}, "num_experts='8': expected an integer"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": 1}, "mlp_only_layers=1: expected a list of layers"),
+        ("Qwen3MoeForCausalLM", {"mlp_only_layers": [0.5]}, "mlp_only_layers=[0.5]: expected a list of layers"),
+        ("Qwen3MoeForCausalLM", {"decoder_sparse_step": 0}, "decoder_sparse_step=0: expected an integer"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers=[1]: expected a list of 2 numbers"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 2]}, "no_rope_layers=[1, 2]"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, [0]]}, "no_rope_layers=[1, [0]]"),
+        (
+            "SmolLM3ForCausalLM",
+            {"layer_types": ["sliding_attention"] * 2, "sliding_window": 5},
+            "and its use switched on",
+        ),
+        (
+            "Phi3ForCausalLM",
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling.type='linear': expected",
+        ),
+        ("Phi3ForCausalLM", {"rope_scaling": {"type": "su", "short_factor": [1.0]}}, "long_factor is missing"),
+        (
+            "Phi3ForCausalLM",
+            {"rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [2.0]}},
+            "rope.short_factors=(1.0,): expected 6 numbers",
+        ),
+        (
+            "Phi3ForCausalLM",
+            {"rope_scaling": {"type": "su", "short_factor": [0.0], "long_factor": [2.0]}},
+            "short_factor=[0.0]: expected a list of positive numbers",
+        ),
+        ("Phi3ForCausalLM", {"partial_rotary_factor": 1.5, "rope_scaling": None}, "rope.fraction=1.5: expected"),
+        (
+            "Phi3ForCausalLM",
+            {"partial_rotary_factor": 0.2, "rope_scaling": None},
+            "rope.fraction=0.2: expected an even",
+        ),
+        ("OPTForCausalLM", {"ffn_dim": None}, "ffn_dim is missing"),
+        ("OPTForCausalLM", {"activation_function": "tanh"}, "activation_function='tanh': expected one of"),
+        (
+            "OPTForCausalLM",
+            {"layer_norm_elementwise_affine": False},
+            "layer_norm_elementwise_affine=False: expected true",
+        ),
+        ("OPTForCausalLM", {"word_embed_proj_dim": 0}, "word_embed_proj_dim=0: expected an integer"),
+        ("Gemma2ForCausalLM", {"attn_logit_softcapping": 0}, "attn_logit_softcapping=0: expected a positive number"),
+        (
+            "Gemma2ForCausalLM",
+            {"use_bidirectional_attention": True},
+            "use_bidirectional_attention=True: expected false",
+        ),
+        ("Gemma2ForCausalLM", {"hidden_activation": "silu2"}, "hidden_activation='silu2': expected one of"),
+        ("Gemma2ForCausalLM", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar=0: expected a positive number"),
+        ("Gemma3ForCausalLM", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0: expected null"),
+        ("Gemma3ForCausalLM", {"sliding_window_pattern": 0}, "sliding_window_pattern=0: expected an integer"),
+        ("Gemma3ForCausalLM", {"rope_local_base_freq": -1}, "rope_local_base_freq=-1: expected a positive number"),
+        (
+            "Gemma3ForCausalLM",
+            {"rope_parameters": {"full_attention": {"rope_type": "su"}}},
+            "rope_parameters.rope_type='su': expected one of",
+        ),
+    ],
+)
+def test_refused_by_family(tmp_path, architecture, overrides, message):
+    with pytest.raises(Refusal) as refusal:
+        read(tmp_path, tiny_config(architecture, **overrides))
+    assert str(refusal.value).startswith(f"{tmp_path}/config.json: ")
+    assert message in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_published_config_that_leaves_most_to_its_class(tmp_path):
+    """Gemma 3 4B states no more of its text model than this."""
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    outer = {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [1, 106], "text_config": text}
+    found = read(tmp_path, outer)
+    assert (found.vocab_size, found.num_heads, found.num_kv_heads, found.head_dim) == (262208, 8, 4, 256)
+    assert (found.max_position, found.eos_token_ids, found.tie_embeddings) == (131072, (1, 106), True)
+    assert found.windows == tuple(None if (i + 1) % 6 == 0 else 1024 for i in range(34))
+    assert found.rope == Rope(theta=1e6, kind="linear", factor=8.0)
+    assert found.layer_ropes == tuple(Rope(theta=1e4) if window else found.rope for window in found.windows)
+    assert (found.attention_scale, found.activation) == (1 / 16, "gelu_tanh")
+
+
+def test_a_multimodal_config_without_its_text_model_is_refused(tmp_path):
+    with pytest.raises(Refusal, match=r"config\.json: text_config is missing"):
+        read(tmp_path, {**tiny_config(), "architectures": ["Gemma3ForConditionalGeneration"]})
+    nested = tiny_config("Gemma3ForCausalLM", hidden_size="x")
+    with pytest.raises(Refusal, match=r"text_config\.hidden_size='x'"):
+        read(tmp_path, {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": nested})
+
+
+def test_code_of_a_builtin_architecture_is_not_needed(tmp_path):
+    """Checkpoints of Phi-3 name code that computes what the transformers class does; it is neither run nor refused."""
+    named = {"auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}}
+    assert read(tmp_path, tiny_config("Phi3ForCausalLM", **named)) == read(tmp_path, tiny_config("Phi3ForCausalLM"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["code.T", None]}}))
+    with pytest.raises(Refusal, match=r"tokenizer_config\.json: auto_map asks for remote code"):
+        read(tmp_path, tiny_config("Phi3ForCausalLM"))
 
 
 @pytest.mark.parametrize(
@@ -215,9 +333,12 @@ def test_any_integers_give_a_config_or_a_refusal(tmp_path, architecture, overrid
         Rope(kind="linear", factor=2.0),
         Rope(kind="dynamic", factor=4.0),
         Rope(kind="llama3", factor=8.0, high_freq_factor=5.0, original_max_position=64),
+        Rope(
+            kind="longrope", original_max_position=64, attention_factor=1.1, short_factors=(1, 2), long_factors=(3, 4)
+        ),
         Rope(kind="yarn", factor=8.0, original_max_position=64, beta_fast=16.0, attention_factor=1.25, truncate=False),
     ],
     ids=lambda rope: rope.kind,
 )
 def test_rope_is_written_as_it_is_read(rope):
-    assert read_rope(Fields(write_rope(rope), "config.json"), 2048) == rope
+    assert read_rope(Fields({**write_rope(rope), "max_position_embeddings": 2048}, "config.json")) == rope

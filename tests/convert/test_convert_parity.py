@@ -1,86 +1,44 @@
 """fp32 logits of every supported architecture equal transformers', over odd configurations and both config
 spellings."""
 
+import copy
 import json
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from parity_cases import CASES, SIZES
+from safetensors.numpy import load_file, save_file
 
 from convert import load_folder
 from convert.verify import jspec_logits, transformers_logits
+from jspec.checkpoints.source import open_source
 from jspec.models.params import abstract_params, build
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-SIZES = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": None,
-    "tie_word_embeddings": False,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
-SLIDING = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
-
-CASES = {
-    "llama": ("Llama", {}),
-    "llama-wide-head": ("Llama", {"head_dim": 32}),
-    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
-    "llama-one-kv-head": ("Llama", {"num_key_value_heads": 1}),
-    "llama-odd-ratio": ("Llama", {"num_attention_heads": 6, "hidden_size": 96, "num_key_value_heads": 2}),
-    "llama-no-groups": ("Llama", {"num_key_value_heads": 4}),
-    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama-llama3-rope": ("Llama", {"rope_parameters": LLAMA3}),
-    "llama-linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}}),
-    "llama-dynamic-rope": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
-    "llama-yarn-rope": ("Llama", {"rope_parameters": YARN}),
-    "llama-yarn-mscale": ("Llama", {"rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 1.1}}),
-    "llama-yarn-attention": ("Llama", {"rope_parameters": {**YARN, "attention_factor": 1.3, "truncate": False}}),
-    "llama-yarn-betas": ("Llama", {"rope_parameters": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0}}),
-    "mistral": ("Mistral", {"sliding_window": None}),
-    "mistral-sliding": ("Mistral", {"sliding_window": 7, "head_dim": 32}),
-    "qwen2": ("Qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
-    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True, "sliding_window": 9}),
-    "qwen2-sliding-by-layer": ("Qwen2", SLIDING),
-    "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
-    "qwen3-sliding": ("Qwen3", SLIDING),
-    "qwen3-biases": ("Qwen3", {"attention_bias": True}),
-    "qwen3-yarn": ("Qwen3", {"rope_parameters": YARN}),
-}
+NOT_OF_OPT = ("intermediate_size", "num_key_value_heads", "head_dim", "rms_norm_eps")
 
 
 def save_reference(folder, family: str, settings: dict, shard: bool = False):
     """A transformers model with random norms and biases, saved as transformers saves."""
     torch.manual_seed(0)
-    settings = {**SIZES, **settings}
+    settings = copy.deepcopy({**SIZES, **settings})  # transformers writes into them
     if family == "Qwen2":
         del settings["head_dim"]  # Qwen2 has no such key; it is hidden size over heads
-    config = getattr(transformers, f"{family}Config")(**settings)
+    if family == "OPT":
+        settings["ffn_dim"] = settings["intermediate_size"]
+        settings = {"tie_word_embeddings": True, **{key: settings[key] for key in settings if key not in NOT_OF_OPT}}
+    config_class = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    config = getattr(transformers, config_class)(**settings)
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.copy_(0.1 * torch.randn_like(parameter))
             elif "norm" in name:
-                parameter.copy_(1 + 0.1 * torch.randn_like(parameter))
+                parameter.copy_((not family.startswith("Gemma")) + 0.1 * torch.randn_like(parameter))
             else:
                 parameter.copy_(parameter.shape[-1] ** -0.5 * torch.randn_like(parameter))
     model.save_pretrained(folder, max_shard_size="40KB" if shard else "1GB")
@@ -90,20 +48,26 @@ def write_legacy_spelling(folder):
     """Rewrite config.json as transformers 4 wrote it: rope_theta, rope_scaling with ``type``, torch_dtype."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    rope = config.pop("rope_parameters")
+    rope, key = config.pop("rope_parameters"), "type"
+    if "full_attention" in rope:  # Gemma 3, in which transformers reads no ``type``
+        config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope, key = rope["full_attention"], "rope_type"
     config["rope_theta"] = rope.pop("rope_theta")
+    if "partial_rotary_factor" in rope:
+        config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
     kind = rope.pop("rope_type")
-    config["rope_scaling"] = None if kind == "default" else {"type": kind, **rope}
+    config["rope_scaling"] = None if kind == "default" else {key: kind, **rope}
     config["torch_dtype"] = config.pop("dtype")
     config.pop("layer_types", None)
     path.write_text(json.dumps(config))
 
 
-def relative_error(folder, reference_folder=None) -> float:
+def relative_error(folder, reference_folder=None, length: int = 40) -> float:
+    """By default of a text that is longer than every window and original length."""
     config, params = load_folder(folder, "float32")
-    tokens = np.random.default_rng(1).integers(config.vocab_size, size=40)  # past every window and original length
+    tokens = np.random.default_rng(1).integers(config.vocab_size, size=length)
     [expected] = transformers_logits(reference_folder or folder, [tokens])
-    model = build(config, {name: jnp.asarray(array) for name, array in params.items()})
+    model = build(config.for_length(length), {name: jnp.asarray(array) for name, array in params.items()})
     [found] = jspec_logits(model, [tokens])
     return float(np.abs(found - expected).max() / np.abs(expected).max())
 
@@ -114,9 +78,21 @@ def test_logits_equal_transformers(tmp_path, case):
     assert relative_error(tmp_path) < 2e-5
 
 
-@pytest.mark.parametrize(
-    "case", ["llama", "llama-llama3-rope", "llama-linear-rope", "llama-yarn-mscale", "qwen2-sliding-by-layer"]
-)
+@pytest.mark.parametrize("case", ["phi3-longrope", "phi4-longrope"])
+def test_short_texts_take_the_short_factors(tmp_path, case):
+    save_reference(tmp_path, *CASES[case])
+    assert relative_error(tmp_path, length=32) < 2e-5
+    config, _ = load_folder(tmp_path)
+    assert config.for_length(32) == config != config.for_length(33)
+
+
+LEGACY = [
+    *["llama", "llama-llama3-rope", "llama-linear-rope", "llama-yarn-mscale", "qwen2-sliding-by-layer"],
+    *["smollm3", "phi4-partial", "phi3-longrope", "granite", "gemma2", "gemma3", "gemma3-scaled"],
+]
+
+
+@pytest.mark.parametrize("case", LEGACY)
 def test_legacy_config_means_the_same_model(tmp_path, case):
     save_reference(tmp_path, *CASES[case])
     config, _ = load_folder(tmp_path)
@@ -131,6 +107,54 @@ def test_sharded_checkpoint(tmp_path):
     save_reference(tmp_path, "Llama", {}, shard=True)
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     assert relative_error(tmp_path) < 2e-5
+
+
+def test_names_without_their_prefix(tmp_path):
+    """Some OPT checkpoints name their tensors ``decoder.*``."""
+    save_reference(tmp_path, *CASES["opt-350m"])
+    config, params = load_folder(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert {name for name in tensors if not name.startswith("model.decoder.")} <= {"lm_head.weight"}
+    save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    found, renamed = load_folder(tmp_path)
+    assert found == config
+    assert params.keys() == renamed.keys()
+    assert all(np.array_equal(params[name], renamed[name]) for name in params)
+
+
+@pytest.mark.parametrize("spelling", ["published", "nested"])
+def test_the_text_model_of_a_multimodal_checkpoint(tmp_path, spelling):
+    """Gemma 3 of 4B and more comes with a vision tower, which is left out; tensors have one of two prefixes."""
+    torch.manual_seed(0)
+    _, settings = CASES["gemma3-scaled"]
+    text = {**SIZES, **copy.deepcopy(settings)}
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Gemma3Config(
+        text_config=text,
+        vision_config={**vision, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+        image_token_index=96,
+        eos_token_id=[1, 2],
+    )
+    model = transformers.Gemma3ForConditionalGeneration(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path)
+    if spelling == "nested":
+        file = tmp_path / "model.safetensors"
+        tensors = {
+            name.replace("language_model.model.", "model.language_model."): t for name, t in load_file(file).items()
+        }
+        assert any(name.startswith("model.language_model.layers.") for name in tensors)
+        save_file(tensors, file)
+    found, _ = load_folder(tmp_path)
+    assert (found.architecture, found.eos_token_ids, found.num_layers) == ("Gemma3ForCausalLM", (1, 2), 3)
+    if spelling == "published":
+        assert relative_error(tmp_path) < 2e-5
+    source = open_source(tmp_path)
+    assert any(name.startswith("vision_tower.") for name in source.ignored)
+    assert source.unused == source.missing == []
 
 
 def test_the_bound_sees_a_wrong_rope(tmp_path):

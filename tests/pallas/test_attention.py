@@ -11,6 +11,7 @@ import pytest
 
 from jspec.models.cache import LayerKV, PagedView
 from jspec.pallas.attention import paged_attention, paged_attention_kernel, paged_attention_reference
+from jspec.pallas.attention_reference import PLAIN, Scores
 from jspec.pallas.flash import Plan, Tiling
 
 G = 2
@@ -22,7 +23,9 @@ SHARED = Tiling(tile=4096, programs=1, share=32, most_splits=4)  # only long row
 
 @dataclass(frozen=True)
 class Case:
-    """T queries of R heads per KV head; ``pages`` of P slots a row."""
+    """T queries of R heads per KV head; ``pages`` of P slots a row.
+
+    ``rotary`` numbers of a head are rotated; None is all of them."""
 
     T: int
     R: int
@@ -32,9 +35,13 @@ class Case:
     window: int | None = None
     dtype: str = "float32"
     tiling: Tiling = SMALL
+    scores: Scores = PLAIN
+    rotary: int | None = None
 
     def __str__(self):
-        return f"T{self.T} R{self.R} H{self.H} P{self.P} W{self.window} {self.dtype}"
+        named = f"T{self.T} R{self.R} H{self.H} P{self.P} W{self.window} {self.dtype}"
+        own = "" if self.scores == PLAIN else f" scale {self.scores.scale} cap {self.scores.softcap}"
+        return named + own + ("" if self.rotary is None else f" rotary {self.rotary}")
 
 
 CASES = [
@@ -49,6 +56,9 @@ CASES = [
     Case(T=40, R=2, H=16, P=16, pages=8, window=20, dtype="bfloat16"),
     Case(T=5, R=4, H=64, P=16, pages=9, tiling=SHARED),
     Case(T=1, R=4, H=128, P=64, pages=5, dtype="bfloat16", tiling=SHARED),
+    Case(T=5, R=2, H=64, P=16, pages=9, scores=Scores(0.3, 2.0), rotary=48),
+    Case(T=5, R=2, H=256, P=64, pages=3, window=40, dtype="bfloat16", scores=Scores(softcap=3.0), rotary=0),
+    Case(T=3, R=4, H=32, P=16, pages=5, dtype="bfloat16", scores=Scores(0.05), rotary=16, tiling=WHOLE),
 ]
 
 
@@ -86,7 +96,9 @@ def oracle(case, q, k, v, positions, valid):
         p = positions[b, t]
         seen = slice(0 if case.window is None else max(0, p - case.window + 1), p + 1)
         for n in range(q.shape[2]):
-            scores = k[n // case.R, b, seen] @ q[b, t, n] * case.H**-0.5
+            scores = k[n // case.R, b, seen] @ q[b, t, n] * (case.scores.scale or case.H**-0.5)
+            if (cap := case.scores.softcap) is not None:
+                scores = cap * np.tanh(scores / cap)
             weights = np.exp(scores - scores.max())
             values = v[n // case.R, b, seen]
             out[:, b, t, n] = weights @ values / weights.sum(), weights @ abs(values) / weights.sum()
@@ -106,8 +118,11 @@ class TestPagedAttention:
     @pytest.fixture(autouse=True)
     def pick(self, implementation):
         def attend(case: Case, args):
-            reference = functools.partial(paged_attention_reference, window=case.window)
-            kernel = functools.partial(paged_attention_kernel, window=case.window, tiling=case.tiling)
+            reference, kernel = (
+                functools.partial(f, window=case.window, scores=case.scores)
+                for f in (paged_attention_reference, paged_attention_kernel)
+            )
+            kernel = functools.partial(kernel, tiling=case.tiling)
             return implementation(reference, kernel)(*args)
 
         self.attend = attend
@@ -152,7 +167,7 @@ def test_only_where_texts_may_be_long_rows_of_many_are_split():
     pool = jax.ShapeDtypeStruct((8, 100, 64, 128), jnp.bfloat16)
 
     def splits(B, T, M, window=None):
-        plan = Plan.of(B, T, 32, pool, jax.ShapeDtypeStruct((B, M), jnp.int32), window, Tiling())
+        plan = Plan.of(B, T, 32, pool, jax.ShapeDtypeStruct((B, M), jnp.int32), window, PLAIN, Tiling())
         return plan.fewest, plan.splits
 
     assert splits(16, 5, 16) == (1, 1)

@@ -20,17 +20,18 @@ def arguments(case: Case):
     keys = jax.random.split(jax.random.key(case.T), 2)
     (B, T), P = positions.shape, case.P
     qkv = jax.random.normal(keys[0], (B, T, G * (case.R + 2), case.H)).astype(case.dtype)
-    angles = 6 * jax.random.uniform(keys[1], (B, T, case.H // 2))
+    angles = 6 * jax.random.uniform(keys[1], (B, T, (case.H if case.rotary is None else case.rotary) // 2))
+    rotation = None if case.rotary == 0 else Rotation(jnp.cos(angles), jnp.sin(angles))
     table = jnp.where(table < k_pool.shape[1], table, 0)  # pages that nobody has yet are the null page
     live = jnp.asarray(valid)
     page = jnp.take_along_axis(table, jnp.clip(positions // P, 0, table.shape[1] - 1), axis=1)
     page = jnp.where(live, page, k_pool.shape[1])
     unwritten = [pool.at[:, page, positions % P].set(jnp.nan, mode="drop") for pool in (k_pool, v_pool)]
-    return qkv, Rotation(jnp.cos(angles), jnp.sin(angles)), LayerKV(*unwritten), PagedView(table, positions, live)
+    return qkv, rotation, LayerKV(*unwritten), PagedView(table, positions, live)
 
 
-def composed(qkv, rotation, kv, view, window):
-    return jax.jit(lambda *args: View.extend(view, *args, G, window))(qkv, rotation, kv)
+def composed(qkv, rotation, kv, view, case: Case):
+    return jax.jit(lambda *args: View.extend(view, *args, G, case.window, case.scores))(qkv, rotation, kv)
 
 
 def assert_agrees(got, wanted, view, dtype):
@@ -53,9 +54,10 @@ def assert_agrees(got, wanted, view, dtype):
 @pytest.mark.parametrize("case", [case for case in CASES if case.T < 40], ids=str)
 def test_does_what_the_three_do(case, interpret):
     args = qkv, rotation, kv, view = arguments(case)
-    wanted = composed(*args, case.window)
+    wanted = composed(*args, case)
     where = view.table, view.positions, view.valid
-    out, *pools = extend_kernel(*(qkv, *rotation, *kv, *where), case.window, tiling=case.tiling, interpret=interpret)
+    how = {"tiling": case.tiling, "interpret": interpret}
+    out, *pools = extend_kernel(*(qkv, rotation, *kv, *where), case.window, case.scores, **how)
     assert_agrees((out, pools), wanted, view, case.dtype)
 
 
@@ -64,10 +66,10 @@ def test_rows_without_tokens_get_zeros_and_write_nothing(tiling):
     case = Case(T=5, R=4, H=64, P=16, pages=6)
     qkv, rotation, kv, view = arguments(case)
     where = view.table, view.positions, view.valid
-    out, *pools = extend_kernel(*(qkv, *rotation, *kv, *where), None, tiling=tiling, interpret=True)
+    out, *pools = extend_kernel(*(qkv, rotation, *kv, *where), None, tiling=tiling, interpret=True)
     np.testing.assert_array_equal(out[DEAD], 0)
     nothing = view.table, view.positions, jnp.zeros_like(view.valid)
-    out, *pools = extend_kernel(*(qkv, *rotation, *kv, *nothing), None, tiling=tiling, interpret=True)
+    out, *pools = extend_kernel(*(qkv, rotation, *kv, *nothing), None, tiling=tiling, interpret=True)
     np.testing.assert_array_equal(out, 0)
     for pool, before in zip(pools, kv, strict=True):
         np.testing.assert_array_equal(pool, before)
@@ -80,7 +82,7 @@ def test_a_view_takes_the_three_steps_on_a_cpu():
     with jax.default_device(jax.devices("cpu")[0]):
         extend = functools.partial(jax.jit, static_argnums=(3, 4))(view.extend)
         out, written = extend(qkv, rotation, kv, G, case.window)
-        assert_agrees((out, written), composed(qkv, rotation, kv, view, case.window), view, case.dtype)
+        assert_agrees((out, written), composed(qkv, rotation, kv, view, case), view, case.dtype)
 
 
 @pytest.mark.gpu
@@ -95,5 +97,5 @@ def test_real_sizes_on_a_gpu(B, T):
     angles = 6 * jax.random.uniform(keys[5], (B, T, case.H // 2))
     view, rotation = PagedView(table, positions, jnp.ones((B, T), bool)), Rotation(jnp.cos(angles), jnp.sin(angles))
     wanted = jax.jit(lambda *args: View.extend(view, *args, 8, None))(qkv, rotation, LayerKV(*pools))
-    out, *written = extend_kernel(qkv, *rotation, *pools, table, positions, view.valid, None)
+    out, *written = extend_kernel(qkv, rotation, *pools, table, positions, view.valid, None)
     assert_agrees((out, written), wanted, view, case.dtype)

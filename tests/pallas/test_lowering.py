@@ -11,10 +11,12 @@ import pytest
 
 from jspec.models.cache import LayerKV, PagedView
 from jspec.pallas.attention import paged_attention
-from jspec.pallas.attention_reference import Rotation
+from jspec.pallas.attention_reference import PLAIN, Rotation, Scores
 from jspec.pallas.draw import draw
+from jspec.pallas.experts import Stacked, experts
 from jspec.pallas.norm import add_norm
 from jspec.pallas.residual import Residual, residual_draw, residual_masses
+from jspec.pallas.routing import choose
 from jspec.pallas.warped_logits import WarpedLogits, num_groups
 from jspec.sampling.streams import RoundNoise
 
@@ -51,12 +53,12 @@ def _h200():
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device))
 
 
-def _attention(B, T, H=128, P=64, window=None, dtype="bfloat16"):
+def _attention(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN):
     """``paged_attention`` of 32 heads on 8 over 1,008 slots, and its arguments."""
     array, M = jax.ShapeDtypeStruct, 1008 // P
     pool, queries = array((8, 1 + B * M, P, H), dtype), array((B, T, 32, H), dtype)
     where = array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_)
-    return functools.partial(paged_attention, window=window), (queries, pool, pool, *where)
+    return functools.partial(paged_attention, window=window, scores=scores), (queries, pool, pool, *where)
 
 
 def _for_cuda(function, args) -> str:
@@ -92,6 +94,7 @@ def test_lowers_to_the_reference_elsewhere(name):
     [
         *[{"B": 1, "T": 1}, {"B": 1, "T": 5, "H": 64, "P": 16}, {"B": 4, "T": 9, "H": 256, "window": 100}],
         *[{"B": 1, "T": 64, "P": 48}, {"B": 2, "T": 5, "H": 16, "P": 128, "window": 1}],
+        {"B": 1, "T": 5, "H": 256, "window": 100, "scores": Scores(1 / 16, 50.0)},
     ],
     ids=str,
 )
@@ -108,28 +111,37 @@ def test_attention_without_a_kernel_for_its_heads_is_the_reference(H):
     assert not _kernels(_for_cuda(*_attention(B=1, T=5, H=H)))
 
 
-def _extension(B, T, H=128, P=64, window=None, dtype="bfloat16"):
+def _extension(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN, rotary=None):
     """``PagedView.extend`` of 32 heads on 8 over 1,008 slots, and its arguments."""
     array, M = jax.ShapeDtypeStruct, 1008 // P
     pool = array((8, 1 + B * M, P, H), dtype)
     view = PagedView(array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_))
-    rotation = Rotation(*[array((B, T, H // 2), jnp.float32)] * 2)
-    function = lambda view, qkv, rotation, kv: view.extend(qkv, rotation, kv, 8, window)  # noqa: E731
+    rotary = H if rotary is None else rotary
+    rotation = Rotation(*[array((B, T, rotary // 2), jnp.float32)] * 2) if rotary else None
+    function = lambda view, qkv, rotation, kv: view.extend(qkv, rotation, kv, 8, window, scores)  # noqa: E731
     return function, (view, array((B, T, 48, H), dtype), rotation, LayerKV(pool, pool))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
     "shape",
-    [{"B": 1, "T": 1}, {"B": 1, "T": 5, "H": 64, "P": 16}, {"B": 2, "T": 16, "H": 16, "P": 48, "window": 100}],
+    [
+        *[{"B": 1, "T": 1}, {"B": 1, "T": 5, "H": 64, "P": 16}, {"B": 2, "T": 16, "H": 16, "P": 48, "window": 100}],
+        *[{"B": 1, "T": 3, "rotary": 96}, {"B": 1, "T": 3, "H": 256, "rotary": 0, "scores": Scores(1 / 16, 50.0)}],
+    ],
     ids=str,
 )
 def test_extending_a_cache_lowers_for_cuda(shape, dtype):
     assert sorted(_kernels(_for_cuda(*_extension(**shape, dtype=dtype)))) == ["extend_split", "merge_splits"]
 
 
-def test_extending_by_many_tokens_takes_two_steps():
-    assert sorted(_kernels(_for_cuda(*_extension(B=1, T=17)))) == ["attend_split", "merge_splits", "rotate_and_write"]
+@pytest.mark.parametrize("rotary", [None, 96, 0])
+def test_extending_by_many_tokens_takes_two_steps(rotary):
+    assert sorted(_kernels(_for_cuda(*_extension(B=1, T=17, rotary=rotary)))) == [
+        "attend_split",
+        "merge_splits",
+        "rotate_and_write",
+    ]
 
 
 def test_extending_elsewhere_is_the_reference():
@@ -139,10 +151,42 @@ def test_extending_elsewhere_is_the_reference():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("D", [320, 4096])
-def test_a_sum_and_its_norm_lower_for_cuda(D, dtype):
-    x = jax.ShapeDtypeStruct((1, 5, D), dtype)
-    args = x, x, jax.ShapeDtypeStruct((D,), dtype)
-    assert _kernels(_for_cuda(functools.partial(add_norm, eps=1e-5), args)) == ["add_norm"]
+@pytest.mark.parametrize("kind", ["rms", "rms_wide", "rms_offset", "layer"])
+def test_a_sum_and_its_norm_lower_for_cuda(kind, D, dtype):
+    x, vector = jax.ShapeDtypeStruct((1, 5, D), dtype), jax.ShapeDtypeStruct((D,), dtype)
+    args = x, x, vector, vector if kind == "layer" else None
+    assert _kernels(_for_cuda(functools.partial(add_norm, eps=1e-5, kind=kind), args)) == ["add_norm"]
+
+
+def _mixture(M, X, dtype):
+    """Eight of X experts for each of M tokens, and its arguments."""
+    array, F, D = jax.ShapeDtypeStruct, 768, 2048
+
+    def function(x, logits, gate_up, down):
+        return experts(x, choose(logits, 8, True), gate_up, down)
+
+    weights = Stacked(array((X, 2 * F, D), dtype)), Stacked(array((X, D, F), dtype))
+    return function, (array((M, D), dtype), array((M, X), jnp.float32), *weights)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("M", "X"), [(1, 128), (5, 60), (320, 128), (4096, 8)])
+def test_a_mixture_of_experts_lowers_for_cuda(M, X, dtype):
+    assert sorted(_kernels(_for_cuda(*_mixture(M, X, dtype)))) == ["choose", "down", "group", "up"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn"])
+def test_experts_of_eight_bits_lower_for_cuda(kind, dtype):
+    function, (x, logits, *weights) = _mixture(5, 60, dtype)
+    array = jax.ShapeDtypeStruct
+    stacked = [Stacked(array(w.weight.shape, kind), array(w.weight.shape[:2], jnp.float32)) for w in weights]
+    assert sorted(_kernels(_for_cuda(function, (x, logits, *stacked)))) == ["choose", "down", "group", "up"]
+
+
+def test_a_mixture_of_experts_elsewhere_is_the_reference():
+    function, args = _mixture(5, 8, "float32")
+    assert not _kernels(jax.jit(function).lower(*args).as_text())
 
 
 def test_attention_elsewhere_is_the_reference():

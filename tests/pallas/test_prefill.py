@@ -13,6 +13,7 @@ from test_attention import FULL, LIVE, Case, assert_agrees, problem
 from test_lowering import _for_cuda
 
 from jspec.pallas.attention import paged_attention_reference
+from jspec.pallas.attention_reference import Scores
 from jspec.pallas.prefill import has_prefill_kernel, prefill_attention, prefill_attention_kernel
 from jspec.pallas.prefill_plan import Plan
 
@@ -23,6 +24,7 @@ CASES = [
     Case(T=32, R=4, H=128, P=64, pages=5, dtype="bfloat16", window=70),
     Case(T=16, R=8, H=64, P=128, pages=3, dtype="bfloat16", window=200),
     Case(T=128, R=1, H=128, P=64, pages=3, dtype="bfloat16"),
+    Case(T=64, R=4, H=64, P=64, pages=3, dtype="bfloat16", scores=Scores(0.3)),
 ]
 MOSAIC = "custom_call @mosaic_gpu_v2"
 
@@ -32,7 +34,12 @@ def attend(case: Case, args):
 
     stages, programs = 2, 3  # fewer than tiles, and fewer than blocks
     return prefill_attention_kernel(
-        *args, window=case.window, stages=stages, programs=programs, interpret=InterpretGPUParams()
+        *args,
+        window=case.window,
+        scale=case.scores.scale,
+        stages=stages,
+        programs=programs,
+        interpret=InterpretGPUParams(),
     )
 
 
@@ -79,7 +86,7 @@ def shapes(B, T, N=32, G=8, H=128, P=64, dtype="bfloat16"):
 @pytest.mark.parametrize(("B", "T", "programs"), [(3, 64, 5), (2, 32, 132), (4, 96, 7)])
 def test_every_block_is_dealt_once(B, T, programs):
     q, pool, *_ = shapes(B, T)
-    plan = Plan.of(q, pool, None, 2, programs, None)
+    plan = Plan.of(q, pool, None, None, 2, programs, None)
     dealt = [
         tuple(int(x) for x in plan.block(jnp.int32(program), i))
         for program in range(plan.programs)

@@ -19,7 +19,7 @@ MODES = [pytest.param(True, id="interpreted"), pytest.param(False, id="compiled"
 def both(qkv, rotation, kv, view, interpret=True):
     """What the kernel gives, and what the reference implementation gives: queries, keys and values."""
     where = view.table, view.positions, view.valid
-    q, *pools = rotate_and_write_kernel(*(qkv, *rotation, *kv, *where), interpret=interpret)
+    q, *pools = rotate_and_write_kernel(*(qkv, rotation, *kv, *where), interpret=interpret)
     wanted_q, wanted = jax.jit(lambda *args: View.rotate_and_write(*args, G))(view, qkv, rotation, kv)
     return (q, *pools), (wanted_q, *wanted)
 

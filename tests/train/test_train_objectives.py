@@ -6,15 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from train_toys import SIZES, TARGET, V, Vd, head_params, module, objective, target
 
+from jspec.config import Rope
 from jspec.heads import default_aux_layers
-from jspec.models import flat_params
+from jspec.models import Decoder, flat_params
 from jspec.models.cache import CausalView
 from jspec.models.split import split
-from jspec.train.losses import DepthLogits, TrainingBatch, draft_loss, read_windows, soft_cross_entropy
+from jspec.train.losses import DepthLogits, TrainingBatch, draft_loss, float32_logits, read_windows, soft_cross_entropy
 from jspec.train.methods import Sizes, initial_params, make_objective
-from jspec.train.objectives import frequent_tokens, loss_of
+from jspec.train.objectives import frequent_tokens, loss_of, output_head_of
 
 B, n = 2, 12
 
@@ -195,3 +197,35 @@ def test_invalid_sizes_are_refused(method, sizes, message):
 def test_an_eagle_head_needs_attention_heads_that_divide_its_width():
     with pytest.raises(ValueError, match="D / N = 18 / 4 numbers: expected an even number; use eagle3"):
         make_objective("eagle", dataclasses.replace(TARGET, hidden_size=18), Sizes())
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [{}, {"logit_divisor": 4.0}, {"logit_softcap": 0.5, "logit_divisor": 2.0}, {"embedding_size": 6}],
+    ids=str,
+)
+def test_logits_by_the_output_head_of_the_target_are_the_targets(choices):
+    model = Decoder(dataclasses.replace(TARGET, **choices), rngs=nnx.Rngs(0))
+    hidden = jax.random.normal(jax.random.key(0), (B, n, TARGET.hidden_size))
+    logits = model.logits(hidden)
+    np.testing.assert_allclose(float32_logits(hidden, None, model), logits, rtol=1e-5, atol=1e-6)
+    if "embedding_size" in choices:
+        with pytest.raises(ValueError, match="output head reads 6 numbers and its hidden states have 16"):
+            output_head_of(model)
+    elif "logit_softcap" not in choices:
+        start = jnp.einsum("bnd,vd->bnv", hidden, output_head_of(model), precision="highest")
+        np.testing.assert_allclose(start, logits, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        (Rope(theta=5e5, kind="linear", factor=2.0), Rope(theta=5e5, kind="linear", factor=2.0)),
+        (Rope(theta=5e5, fraction=0.5), Rope(theta=5e5)),
+        (Rope(theta=5e5, kind="longrope", short_factors=(1.0, 2.0), long_factors=(3.0, 4.0)), Rope(theta=5e5)),
+        (None, Rope()),
+    ],
+)
+def test_a_head_rotates_in_a_way_that_its_layout_can_state(rope, expected):
+    model = dataclasses.replace(TARGET, rope=rope, position_offset=2 if rope is None else None)
+    assert make_objective("eagle", model, Sizes()).config.layers.rope == expected

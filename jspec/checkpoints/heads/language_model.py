@@ -9,13 +9,19 @@ from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.hf_config import decoder_config
 from jspec.checkpoints.layout import Layout, decoder_layout
+from jspec.checkpoints.multimodal import is_multimodal, text_tensors
 from jspec.checkpoints.tensor import Tensor
 from jspec.heads import PardConfig
 
 
 def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
-    """The ``Layout`` of a folder that holds a causal language model."""
-    return decoder_layout(decoder_config(folder, fields), tensors)
+    """The ``Layout`` of a folder that holds a causal language model, or a multimodal one around it."""
+    config = decoder_config(folder, fields)
+    if not is_multimodal(fields):
+        return decoder_layout(config, tensors)
+    text, others = text_tensors(tensors)
+    note = f"{len(others)} tensors of other parts than the text model were left out"
+    return dataclasses.replace(decoder_layout(config, text), left_out=others, notes=(note,))
 
 
 def read_pard(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:

@@ -6,7 +6,8 @@ from typing import Any
 
 from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
-from jspec.checkpoints.hf_config import listed_windows, model_config, sizes
+from jspec.checkpoints.hf_config import model_config, sizes
+from jspec.checkpoints.hf_windows import from_a_layer_on, listed_windows
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
@@ -55,6 +56,8 @@ def read_layers(fields: Fields, tensors: dict[str, Tensor], first: str, bias_key
     own = {key: value for key, value in fields.raw.items() if key not in (*_DECIDED_BY_TARGET, *_WINDOWS)}
     try:
         config = model_config(dataclasses.replace(fields, raw=own), family)
+        if config.activation != "silu":
+            raise fields.refuse("hidden_act", "'silu' (alias 'swish'), the activation of every draft head")
         qk_norm = f"{first}self_attn.q_norm.weight" in tensors
         return dataclasses.replace(
             config,
@@ -78,9 +81,8 @@ def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
     that key: ``layer_types`` or ``use_sliding_window`` has to say so too."""
     window, kinds = fields.integer("sliding_window", None), fields.raw.get("layer_types")
     if kinds is None:
-        first = fields.integer("max_window_layers", 28, low=0)
         slides = fields.flag("use_sliding_window") and window is not None
-        return tuple(window if slides and layer >= first else None for layer in range(layers))
+        return tuple(window if slides and late else None for late in from_a_layer_on(fields, layers))
     return listed_windows(fields, window, layers)
 
 

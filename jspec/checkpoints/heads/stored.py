@@ -7,7 +7,7 @@ from typing import Any
 
 from jspec.checkpoints.hf_config import MAX_LAYERS, require_size
 from jspec.checkpoints.refusal import Refusal
-from jspec.config import ModelConfig, Rope
+from jspec.config import Experts, ModelConfig, Rope
 from jspec.heads import HeadConfig
 from jspec.registry import METHODS, resolve
 
@@ -67,4 +67,13 @@ def _model(values: dict[str, Any]) -> ModelConfig:
     if values["num_layers"] > MAX_LAYERS:
         raise ValueError(f"num_layers={values['num_layers']!r}: expected at most {MAX_LAYERS}")
     listed = {"windows": tuple(values["windows"]), "eos_token_ids": tuple(values["eos_token_ids"])}
-    return ModelConfig(**{**values, **listed, "rope": Rope(**values["rope"])})
+    ropes = {"rope": _rope(values["rope"]), "layer_ropes": tuple(map(_rope, values.get("layer_ropes", ())))}
+    return ModelConfig(**{**values, **listed, **ropes, "experts": _experts(values.get("experts"))})
+
+
+def _experts(values: dict[str, Any] | None) -> Experts | None:
+    return None if values is None else Experts(**{name: _value(value) for name, value in values.items()})
+
+
+def _rope(values: dict[str, Any] | None) -> Rope | None:
+    return None if values is None else Rope(**{name: _value(value) for name, value in values.items()})

@@ -1,0 +1,291 @@
+"""The families of language models that jspec reads: one entry for each transformers class.
+
+An entry says what the class takes for keys that config.json lacks, which choices of ``ModelConfig`` the class fixes, and
+how the rest is read. Names of tensors that are not Llama's stand in ``jspec.tensor_names``."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.hf_rope import (
+    no_ropes,
+    read_phi3_rope,
+    read_ropes,
+    read_ropes_by_attention,
+    read_ropes_of_some_layers,
+)
+from jspec.checkpoints.hf_windows import (
+    Slides,
+    Windows,
+    all_but_every_nth,
+    always,
+    from_a_layer_on,
+    never,
+    without_rotation,
+)
+from jspec.config import Experts
+
+# More than any published model has. It bounds the work that a hostile config can cause.
+MAX_EXPERTS = 1024
+
+Choices = Mapping[str, Any]  # fields of ``ModelConfig``
+
+
+def nothing_more(fields: Fields) -> Choices:
+    """For families without keys of their own."""
+    del fields
+    return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """How config.json of a transformers class is read.
+
+    Attributes:
+      models: the models that have this class, for readers of docs/models.md.
+      defaults: key -> what the class takes if config.json lacks the key.
+      choices: the choices of ``ModelConfig`` that the class fixes whatever config.json says.
+      keys: the usual name of a key -> what the class calls it.
+      slides: which layers have an attention window if config.json does not list them.
+      window_switch: whether they have it only if ``use_sliding_window`` is set.
+      lists_windows: whether ``layer_types`` may say otherwise.
+      biases: which attention projections have biases. ``none``, ``qkv``, or ``configured``: all four if the key
+        ``attention_bias`` is true.
+      mlp_bias: whether the key ``mlp_bias`` says that the MLP has biases.
+      ropes: reads the fields ``rope`` and ``layer_ropes``, from config.json and the window of each layer.
+      more: reads the choices that keys of the class's own decide.
+      own_code: whether its checkpoints name Python code of their own (``auto_map``) that computes what the class does.
+        jspec never runs it. Checkpoints of other families that ask for code are refused.
+    """
+
+    models: str
+    defaults: Mapping[str, Any]
+    choices: Choices = dataclasses.field(default_factory=dict)
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    slides: Slides = never
+    window_switch: bool = False
+    lists_windows: bool = False
+    biases: Literal["none", "qkv", "configured"] = "none"
+    mlp_bias: bool = False
+    ropes: Callable[[Fields, Windows], Choices] = read_ropes
+    more: Callable[[Fields], Choices] = nothing_more
+    own_code: bool = False
+
+    def key(self, usual: str) -> str:
+        """What the class calls a key."""
+        return self.keys.get(usual, usual)
+
+
+def _multipliers(fields: Fields) -> Choices:
+    """Granite: numbers by which embeddings, scores, residuals and logits are scaled."""
+    return {
+        "embedding_multiplier": fields.number("embedding_multiplier", 1.0),
+        "attention_scale": fields.number("attention_multiplier", 1.0),
+        "residual_multiplier": fields.number("residual_multiplier", 1.0),
+        "logit_divisor": fields.number("logits_scaling", 1.0),
+    }
+
+
+def _opt(fields: Fields) -> Choices:
+    """OPT: where its norms stand, and how wide its embeddings are."""
+    if not fields.flag("layer_norm_elementwise_affine", True):
+        raise fields.refuse("layer_norm_elementwise_affine", "true, because norms without weights are not supported")
+    before, biases = fields.flag("do_layer_norm_before", True), fields.flag("enable_bias", True)
+    hidden = fields.integer("hidden_size")
+    width = fields.integer("word_embed_proj_dim", hidden)
+    return {
+        "norm_placement": "before" if before else "after_sum",
+        "final_norm": before and not fields.flag("_remove_final_layer_norm"),
+        "qkv_bias": biases,
+        "output_bias": biases,
+        "mlp_bias": biases,
+        "embedding_size": None if width == hidden else width,
+    }
+
+
+def _gemma2(fields: Fields) -> Choices:
+    """Gemma 2: scales that follow from sizes, and soft caps; null switches a soft cap off."""
+    if fields.raw.get("use_bidirectional_attention"):
+        raise fields.refuse("use_bidirectional_attention", "false, because text is generated from left to right")
+    return {
+        "attention_scale": fields.number("query_pre_attn_scalar") ** -0.5,
+        "embedding_multiplier": fields.integer("hidden_size") ** 0.5,
+        "attention_softcap": fields.number("attn_logit_softcapping", None),
+        "logit_softcap": fields.number("final_logit_softcapping", None),
+    }
+
+
+def _gemma3(fields: Fields) -> Choices:
+    """Gemma 3, whose attention has no soft cap."""
+    choices = _gemma2(fields)
+    if choices["attention_softcap"] is not None:
+        raise fields.refuse("attn_logit_softcapping", "null, because the attention of Gemma 3 has no soft cap")
+    return choices
+
+
+def _mixtral(fields: Fields) -> Choices:
+    """Mixtral: every layer has experts, as wide as an MLP would be."""
+    count, chosen = _experts(fields, "num_local_experts")
+    return {"experts": Experts(count, chosen, fields.integer("intermediate_size"))}
+
+
+def _qwen3_moe(fields: Fields) -> Choices:
+    """Qwen3-MoE: experts in every ``decoder_sparse_step``-th layer that ``mlp_only_layers`` does not name."""
+    layers, step = fields.integer("num_hidden_layers"), fields.integer("decoder_sparse_step")
+    dense = fields.raw.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
+        raise fields.refuse("mlp_only_layers", "a list of layers")
+    # transformers 5 writes what checkpoints before it call num_experts.
+    count, chosen = _experts(fields, "num_experts" if "num_experts" in fields.raw else "num_local_experts")
+    width, renormalise = fields.integer("moe_intermediate_size"), fields.flag("norm_topk_prob")
+    sparse = tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
+    return {"experts": Experts(count, chosen, width, renormalise, sparse) if any(sparse) else None}
+
+
+def _experts(fields: Fields, key: str) -> tuple[int, int]:
+    """How many experts there are, and how many of them a token goes through."""
+    count = fields.integer(key, high=MAX_EXPERTS)
+    return count, fields.integer("num_experts_per_tok", high=count)
+
+
+_GEMMA = {
+    "vocab_size": 256000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+
+FAMILIES = {
+    "LlamaForCausalLM": Family(
+        "Llama 1 to 3.2, Vicuna, and others of the same layout",
+        {"max_position_embeddings": 2048},
+        biases="configured",
+        mlp_bias=True,
+    ),
+    "MistralForCausalLM": Family(
+        "Mistral 7B, Nemo",
+        {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+        slides=always,
+    ),
+    "Qwen2ForCausalLM": Family(
+        "Qwen2, Qwen2.5",
+        {"max_position_embeddings": 32768, "num_key_value_heads": 32, "sliding_window": 4096},
+        slides=from_a_layer_on,
+        window_switch=True,
+        lists_windows=True,
+        biases="qkv",
+    ),
+    "Qwen3ForCausalLM": Family(
+        "Qwen3 dense",
+        {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096},
+        {"qk_norm": True},
+        slides=from_a_layer_on,
+        window_switch=True,
+        lists_windows=True,
+        biases="configured",
+    ),
+    "MixtralForCausalLM": Family(
+        "Mixtral 8x7B, 8x22B",
+        {
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+        },
+        slides=always,
+        more=_mixtral,
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        "Qwen3-30B-A3B, Qwen3-235B-A22B",
+        {
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 4,
+            "sliding_window": 4096,
+            "decoder_sparse_step": 1,
+            "moe_intermediate_size": 768,
+            "num_experts_per_tok": 8,
+            "num_local_experts": 128,
+        },
+        {"qk_norm": True},
+        slides=always,
+        window_switch=True,
+        biases="configured",
+        more=_qwen3_moe,
+    ),
+    "GraniteForCausalLM": Family(
+        "Granite 3 dense", {"max_position_embeddings": 2048}, biases="configured", mlp_bias=True, more=_multipliers
+    ),
+    "Olmo2ForCausalLM": Family(
+        "OLMo 2",
+        {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5},
+        {"norm": "rms_wide", "norm_placement": "after", "qk_norm": True, "qk_norm_over": "projection"},
+        biases="configured",
+    ),
+    "SmolLM3ForCausalLM": Family(
+        "SmolLM3",
+        {
+            "max_position_embeddings": 32768,
+            "num_key_value_heads": 4,
+            "rope_theta": 2_000_000.0,
+            "tie_word_embeddings": True,
+        },
+        slides=without_rotation,
+        window_switch=True,
+        lists_windows=True,
+        biases="configured",
+        mlp_bias=True,
+        ropes=read_ropes_of_some_layers,
+    ),
+    "Phi3ForCausalLM": Family(
+        "Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
+        {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
+        slides=always,
+        ropes=read_phi3_rope,
+        own_code=True,
+    ),
+    "OPTForCausalLM": Family(
+        "OPT 125m to 66b",
+        {
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "activation_function": "relu",
+            "tie_word_embeddings": True,
+        },
+        {"norm": "layer", "gated_mlp": False, "rope": None, "position_offset": 2},
+        keys={"intermediate_size": "ffn_dim", "hidden_act": "activation_function"},
+        ropes=no_ropes,
+        more=_opt,
+    ),
+    "Gemma2ForCausalLM": Family(
+        "Gemma 2",
+        {**_GEMMA, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "sliding_window_pattern": 2},
+        {"norm": "rms_offset", "norm_placement": "around"},
+        keys={"hidden_act": "hidden_activation"},
+        slides=all_but_every_nth,
+        lists_windows=True,
+        biases="configured",
+        more=_gemma2,
+    ),
+    "Gemma3ForCausalLM": Family(
+        "Gemma 3, the text models of 4B and more among them",
+        {**_GEMMA, "vocab_size": 262208, "max_position_embeddings": 131072, "sliding_window_pattern": 6},
+        {"norm": "rms_offset", "norm_placement": "around", "qk_norm": True},
+        keys={"hidden_act": "hidden_activation"},
+        slides=all_but_every_nth,
+        lists_windows=True,
+        biases="configured",
+        ropes=read_ropes_by_attention,
+        more=_gemma3,
+    ),
+}

@@ -1,0 +1,90 @@
+"""Rotary position embeddings and their long-context scalings."""
+
+import dataclasses
+
+from jspec._arguments import is_int, is_number, require
+
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding (Su et al., 2021) and its long-context scalings.
+
+    ``kind`` is one of these: ``default``; ``linear``, which divides every frequency by ``factor``; ``dynamic``, which is
+    ``default`` up to the trained length, and jspec goes no further; ``llama3`` (Meta, 2024); ``yarn`` (Peng et al., 2023);
+    ``longrope`` (Ding et al., 2024), which divides each frequency by a number of its own.
+
+    ``longrope`` has two lists of divisors, ``short_factors`` for texts of up to ``original_max_position`` tokens and
+    ``long_factors`` for longer ones. Keys that were cached with one list are of no use to queries with the other, so a
+    text cannot change lists as it grows. ``long_texts`` says which list is used, for all texts; see ``for_length``.
+    """
+
+    theta: float = 10_000.0
+    kind: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0  # multiplies cos and sin (yarn, longrope)
+    truncate: bool = True
+    fraction: float = 1.0  # how much of a head is rotated: its first numbers; the others stay as they are
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    long_texts: bool = False
+
+    def __post_init__(self):
+        require(self.kind in ROPE_KINDS, "rope.kind", self.kind, f"one of {', '.join(ROPE_KINDS)}")
+        scales = ("factor", "low_freq_factor", "high_freq_factor", "attention_factor")
+        for name in ("theta", *scales, "original_max_position", "beta_fast", "beta_slow"):
+            value = getattr(self, name)
+            require(is_number(value) and value > 0, f"rope.{name}", value, "a positive number")
+        if self.kind == "llama3":
+            ordered = self.low_freq_factor < self.high_freq_factor
+            require(
+                ordered,
+                "rope.high_freq_factor",
+                self.high_freq_factor,
+                f"above low_freq_factor, {self.low_freq_factor}",
+            )
+        part = self.fraction
+        require(is_number(part) and 0 < part <= 1, "rope.fraction", part, "a number above 0 and at most 1")
+        require(isinstance(self.long_texts, bool), "rope.long_texts", self.long_texts, "True or False")
+        self._require_factors()
+
+    def _require_factors(self):
+        longrope = self.kind == "longrope"
+        for name in ("short_factors", "long_factors"):
+            factors = getattr(self, name)
+            positive = isinstance(factors, tuple) and all(is_number(factor) and factor > 0 for factor in factors)
+            wanted = (
+                "a tuple of positive numbers, one for each rotary pair" if longrope else "() for a rope of this kind"
+            )
+            require(positive and bool(factors) == longrope, f"rope.{name}", factors, wanted)
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """How many numbers of a head are rotated: pairs of one from their first half and one from their second."""
+        return int(head_dim * self.fraction)
+
+    def require_fit(self, head_dim: int):
+        """Raise a ValueError unless heads of ``head_dim`` numbers can be rotated."""
+        rotated = self.rotary_dim(head_dim)
+        even = rotated >= 2 and rotated % 2 == 0
+        require(even, "rope.fraction", self.fraction, f"an even number of rotated numbers of the {head_dim} of a head")
+        for name in ("short_factors", "long_factors") if self.kind == "longrope" else ():
+            factors = getattr(self, name)
+            require(len(factors) == rotated // 2, f"rope.{name}", factors, f"{rotated // 2} numbers, one a rotary pair")
+
+    def for_length(self, max_len: int) -> "Rope":
+        """The rope of an engine for texts of up to ``max_len`` tokens.
+
+        Only ``longrope`` depends on it: it takes ``long_factors`` if texts may grow past ``original_max_position``, and
+        for all of them, as vLLM does. transformers decides by the length that a text has at the moment, so it agrees
+        with texts of up to ``original_max_position`` tokens in an engine for no more than that, and with longer texts in
+        any other engine.
+        """
+        if self.kind != "longrope":
+            return self
+        return dataclasses.replace(self, long_texts=is_int(max_len) and max_len > self.original_max_position)

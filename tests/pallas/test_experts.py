@@ -1,0 +1,151 @@
+"""Routing and the MLP of experts, against the same in NumPy, for kernels and reference implementations."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.models.quantized import quantize
+from jspec.pallas.experts import Stacked, Tiling, experts_kernel, experts_reference
+from jspec.pallas.routing import Chosen, choose_kernel, choose_reference, group_kernel, group_reference
+
+SHAPES = [(1, 8, 2), (5, 16, 4), (7, 128, 8), (40, 6, 3), (3, 5, 5)]  # tokens, experts, choices
+
+
+def logits_of(M: int, X: int):
+    """Router logits among which many are equal."""
+    return jnp.round(2 * jax.random.normal(jax.random.key(M), (M, X))) / 2
+
+
+def softmax(logits):
+    weight = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return weight / weight.sum(axis=1, keepdims=True)
+
+
+class TestChoose:
+    @pytest.fixture(autouse=True)
+    def pick(self, implementation):
+        self.choose = lambda count, renormalise: implementation(
+            *(functools.partial(f, count=count, renormalise=renormalise) for f in (choose_reference, choose_kernel))
+        )
+
+    @pytest.mark.parametrize("renormalise", [True, False])
+    @pytest.mark.parametrize(("M", "X", "Y"), SHAPES)
+    def test_takes_the_likeliest_and_of_equals_the_first(self, M, X, Y, renormalise):
+        logits = logits_of(M, X)
+        expert, weight = self.choose(Y, renormalise)(logits)
+        probabilities = softmax(np.asarray(logits, np.float64))
+        wanted = np.argsort(-np.asarray(logits), axis=1, kind="stable")[:, :Y]
+        np.testing.assert_array_equal(expert, wanted)
+        own = np.take_along_axis(probabilities, wanted, axis=1)
+        np.testing.assert_allclose(weight, own / own.sum(axis=1, keepdims=True) if renormalise else own, rtol=1e-5)
+
+    def test_a_router_that_is_not_finite_chooses_experts_that_exist(self):
+        logits = logits_of(3, 6).at[1].set(jnp.nan)
+        expert, weight = self.choose(2, True)(logits)
+        assert ((expert >= 0) & (expert < 6)).all()
+        assert jnp.isnan(weight[1]).all()
+        assert jnp.isfinite(weight[jnp.array([0, 2])]).all()
+
+
+class TestGroup:
+    @pytest.fixture(autouse=True)
+    def pick(self, implementation, monkeypatch):
+        monkeypatch.setattr("jspec.pallas.routing._BLOCK", 32)  # so that the assignments of a test span several
+        self.group = lambda X: implementation(
+            *(functools.partial(f, num_experts=X) for f in (group_reference, group_kernel))
+        )
+
+    @pytest.mark.parametrize(("M", "X", "Y"), SHAPES)
+    def test_assignments_lie_by_expert_in_their_order(self, M, X, Y):
+        expert = np.asarray(choose_reference(logits_of(M, X), Y, True).expert)
+        count, order = self.group(X)(jnp.asarray(expert))
+        np.testing.assert_array_equal(count, np.bincount(expert.reshape(-1), minlength=X))
+        np.testing.assert_array_equal(order, np.argsort(expert.reshape(-1), kind="stable"))
+
+
+def layer(M: int, D: int, F: int, X: int, Y: int, dtype: str, quantization: str | None = None):
+    """Arguments of ``experts``."""
+    keys = jax.random.split(jax.random.key(M + F), 4)
+    gate_up = (jax.random.normal(keys[1], (X, 2 * F, D)) * D**-0.5).astype(dtype)
+    down = (jax.random.normal(keys[2], (X, D, F)) * F**-0.5).astype(dtype)
+    chosen = choose_reference(jax.random.normal(keys[3], (M, X)), Y, True)
+    stacked = [
+        Stacked(weight) if quantization is None else quantized(weight, quantization) for weight in (gate_up, down)
+    ]
+    return jax.random.normal(keys[0], (M, D)).astype(dtype), chosen, *stacked
+
+
+def quantized(weight, kind: str) -> Stacked:
+    X, width, inputs = weight.shape
+    stored, scale = quantize(np.asarray(weight.reshape(X * width, inputs), np.float32), kind)
+    return Stacked(jnp.asarray(stored).reshape(weight.shape), jnp.asarray(scale).reshape(X, width))
+
+
+def by_token(x, chosen: Chosen, gate_up, down):
+    """``experts`` of one token after another, in float64."""
+    x, weight = np.asarray(x, np.float64), np.asarray(chosen.weight, np.float64)
+    gate_up, down = (wide(stacked) for stacked in (gate_up, down))
+    out = np.zeros(x.shape)
+    for m, experts in enumerate(np.asarray(chosen.expert)):
+        for c, e in enumerate(experts):
+            gate, up = np.split(gate_up[e] @ x[m], 2)
+            out[m] += weight[m, c] * (down[e] @ (gate / (1 + np.exp(-gate)) * up))
+    return out
+
+
+def wide(stacked: Stacked):
+    weight = np.asarray(stacked.weight, np.float64)
+    return weight if stacked.scale is None else weight * np.asarray(stacked.scale, np.float64)[:, :, None]
+
+
+TILINGS = [None, Tiling(16, 16, 16, 4, 2), Tiling(32, 64, 64, 4, 2)]
+
+
+class TestExperts:
+    @pytest.fixture(autouse=True)
+    def pick(self, implementation):
+        self.experts = lambda tiling: implementation(
+            experts_reference, functools.partial(experts_kernel, up_tiling=tiling, down_tiling=tiling)
+        )
+
+    @pytest.mark.parametrize("tiling", TILINGS, ids=str)
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.parametrize("shape", [(1, 64, 48, 8, 2), (5, 72, 40, 16, 4), (33, 32, 16, 3, 2)], ids=str)
+    def test_agrees_with_float64(self, shape, dtype, tiling):
+        args = layer(*shape, dtype=dtype)
+        found = np.asarray(self.experts(tiling)(*args), np.float64)
+        np.testing.assert_allclose(found, by_token(*args), atol=5e-2 if dtype == "bfloat16" else 2e-5)
+
+    @pytest.mark.parametrize("quantization", ["int8", "fp8"])
+    def test_quantised_weights(self, quantization):
+        args = layer(5, 72, 40, 16, 4, "float32", quantization)
+        found = self.experts(TILINGS[1])(*args)
+        np.testing.assert_allclose(found, by_token(*args), atol=2e-5)
+
+    def test_a_token_does_not_depend_on_its_neighbours(self):
+        x, chosen, gate_up, down = layer(9, 64, 48, 8, 2, "float32")
+        experts = self.experts(None)
+        found = experts(x, chosen, gate_up, down)
+        other, elsewhere, *_ = layer(10, 64, 48, 8, 2, "float32")
+        for place in (0, 4, 8):
+            mixed = Chosen(*(b[:9].at[place].set(a[0]) for a, b in zip(chosen, elsewhere, strict=True)))
+            beside = experts(other[:9].at[place].set(x[0]), mixed, gate_up, down)
+            np.testing.assert_array_equal(beside[place], found[0])
+
+    def test_a_token_that_is_not_finite_leaves_the_others_alone(self):
+        x, chosen, gate_up, down = layer(5, 64, 48, 8, 2, "float32")
+        experts = self.experts(None)
+        clean = experts(x, chosen, gate_up, down)
+        found = experts(x.at[2, 3].set(jnp.nan), chosen, gate_up, down)
+        assert jnp.isnan(found[2]).all()
+        others = jnp.array([0, 1, 3, 4])
+        np.testing.assert_array_equal(found[others], clean[others])
+
+    def test_all_tokens_may_go_to_one_expert(self):
+        x, chosen, gate_up, down = layer(40, 32, 16, 8, 1, "float32")
+        chosen = Chosen(jnp.full_like(chosen.expert, 7), chosen.weight)
+        found = self.experts(TILINGS[1])(x, chosen, gate_up, down)
+        np.testing.assert_allclose(found, by_token(x, chosen, gate_up, down), atol=2e-5)
