@@ -58,9 +58,12 @@ def read_fields(folder: Folder) -> Fields:
     """
     raw = folder.json("config.json")
     fields = Fields(raw, f"{folder.given}/config.json")
+    family = FAMILIES.get(_first_architecture(fields))
     for key in ("quantization_config", "compression_config"):
         if raw.get(key):
             method = raw[key].get("quant_method", "unnamed") if isinstance(raw[key], dict) else "unnamed"
+            if family is not None and method in family.reads_quantization:
+                continue
             raise Refusal(f"{fields.where}: {key} says that the weights are quantised ({method}), not yet supported")
     return fields
 

@@ -12,7 +12,7 @@ FLOAT_DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float16": np.dtype(np.float16),
 }
-STORED_DTYPES = FLOAT_DTYPES | {name: np.dtype(name) for name in ("int64", "int32", "bool")}
+STORED_DTYPES = FLOAT_DTYPES | {name: np.dtype(name) for name in ("int64", "int32", "uint8", "bool")}
 
 
 @dataclasses.dataclass(frozen=True)

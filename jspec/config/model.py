@@ -8,6 +8,7 @@ from jspec._arguments import is_int, is_number, require
 from jspec.config.experts import Experts
 from jspec.config.rope import Rope
 from jspec.parameters import Declared, Parameter, language_model
+from jspec.tensor_names import names_of
 
 PLAIN_ROPE = Rope()
 QUANTIZATIONS = ("int8", "fp8")
@@ -186,6 +187,10 @@ class ModelConfig(Declared):
             experts.layers,
             f"() or {self.num_layers} entries, one a layer",
         )
+        if experts.stored is not None:
+            experts.require_stored_in_groups(self.hidden_size)
+            known = names_of(self.architecture).stacked_maps is not None
+            require(known, "experts.stored", experts.stored, f"None for experts of {self.architecture}")
         gated = self.activation == "silu" and self.gated_mlp and not self.mlp_bias
         require(gated, "experts", experts, "a gated MLP with activation silu and without biases")
 
@@ -217,8 +222,7 @@ class ModelConfig(Declared):
             "H": self.head_dim,
             "Pe": self.max_position + (self.position_offset or 0),
             "We": self.embedding_size or self.hidden_size,
-            "X": 0 if self.experts is None else self.experts.count,
-            "Fe": 0 if self.experts is None else self.experts.width,
+            **({} if self.experts is None else self.experts.dimensions(self.hidden_size)),
         }
 
     def has_experts(self, layer: int) -> bool:

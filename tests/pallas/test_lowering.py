@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from jspec.models.cache import LayerKV, PagedView
+from jspec.pallas import mxfp4
 from jspec.pallas.attention import paged_attention
 from jspec.pallas.attention_reference import PLAIN, Rotation, Scores
 from jspec.pallas.draw import draw
@@ -182,6 +183,22 @@ def test_experts_of_eight_bits_lower_for_cuda(kind, dtype):
     array = jax.ShapeDtypeStruct
     stacked = [Stacked(array(w.weight.shape, kind), array(w.weight.shape[:2], jnp.float32)) for w in weights]
     assert sorted(_kernels(_for_cuda(function, (x, logits, *stacked)))) == ["choose", "down", "group", "up"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("M", "X"), [(1, 32), (5, 128), (320, 32)])
+def test_experts_of_four_bits_with_biases_lower_for_cuda(M, X, dtype):
+    array, D = jax.ShapeDtypeStruct, 2880
+
+    def stacked(out):
+        row = (mxfp4.stored_width(D), mxfp4.stored_groups(D))
+        return Stacked(*(array((X, out, n), jnp.uint8) for n in row), array((X, out), dtype))
+
+    def function(x, logits, gate_up, down):
+        return experts(x, choose(logits, 4, True), gate_up, down, clamp=7.0)
+
+    args = array((M, D), dtype), array((M, X), jnp.float32), stacked(2 * D), stacked(D)
+    assert sorted(_kernels(_for_cuda(function, args))) == ["choose", "down", "group", "up"]
 
 
 def test_a_mixture_of_experts_elsewhere_is_the_reference():
