@@ -58,6 +58,7 @@ WORD_EMBED, POSITIONS = Axis("We", "word_embed"), Axis("Pe", "position")
 EXPERTS, EXPERT_MLP = Axis("X", "experts"), Axis("Fe", "expert_mlp")
 GATE_UPS, DOWNS = Axis("2XFe", "experts"), Axis("XD", "experts")  # of all experts, one after another
 HEADS, KV, HEAD_DIM = Axis("NH", "heads"), Axis("GH", "kv"), Axis("H", "head_dim")
+HEAD_COUNT = Axis("N", "heads")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,6 +285,8 @@ def decoder_layers(
     for name, tensor, axis in (("q_norm", names.q_norm, HEADS), ("k_norm", names.k_norm, KV)) if config.qk_norm else ():
         size = axis if config.qk_norm_over == "projection" else HEAD_DIM
         found += norm(f"{ours}attention.{name}", theirs + tensor, size, copies, kind=config.norm)
+    if config.attention_sinks:
+        found.append(vector(f"{ours}attention.sinks", theirs + names.sinks, HEAD_COUNT, copies))
     return tuple(found)
 
 

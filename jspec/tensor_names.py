@@ -20,6 +20,7 @@ class TensorNames:
       qkv, gate_up: the tensors that are stacked into one weight, in this order. A single name means that the checkpoint
         holds them stacked already.
       out, q_norm, k_norm, up, down: further names in a layer; ``up`` is that of an MLP without a gate.
+      sinks: the sinks of the attention heads; the name is whole.
       router, experts: of a mixture of experts; behind ``experts`` stand the number of an expert and one of ``expert_maps``,
         which are gate, up and down.
       stacked_maps: None, or the two tensors in which a layer has the maps of all its experts: those of gate and up, row by
@@ -40,6 +41,7 @@ class TensorNames:
     out: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"
     gate_up: tuple[str, str] | str = ("mlp.gate_proj", "mlp.up_proj")
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"

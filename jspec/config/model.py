@@ -59,6 +59,8 @@ class ModelConfig(Declared):
       gated_mlp: whether the MLP is ``down(activation(gate x) * up x)`` (Shazeer, 2020), or ``down(activation(up x))``.
       attention_scale: what products of queries and keys are multiplied by. None is ``head_dim ** -0.5``.
       attention_softcap: c if these become ``c tanh(s / c)`` before the softmax (Gemma 2, 2024).
+      attention_sinks: whether each attention head has a learned score that its softmaxes run over as well, as if it were
+        that of one more key, whose value is 0 (gpt-oss, 2025).
       logit_softcap: the same of the logits.
       embedding_multiplier: what embeddings are multiplied by, rounded to the model's dtype.
       residual_multiplier: what the outputs of attention and MLP are multiplied by before they are added.
@@ -104,6 +106,7 @@ class ModelConfig(Declared):
     logit_divisor: float = 1.0
     embedding_size: int | None = None
     experts: Experts | None = None
+    attention_sinks: bool = False
 
     # What ``DraftConfig`` asks for: the drafting method, and that a round may ask it for any number of drafts.
     method = "draft_model"
@@ -164,7 +167,7 @@ class ModelConfig(Declared):
         for name, known in choices.items():
             value = getattr(self, name)
             require(isinstance(value, str) and value in known, name, value, f"one of {', '.join(known)}")
-        for name in ("final_norm", "gated_mlp"):
+        for name in ("final_norm", "gated_mlp", "attention_sinks"):
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         for name in ("embedding_multiplier", "residual_multiplier", "logit_divisor"):
             value = getattr(self, name)
