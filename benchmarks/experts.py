@@ -21,7 +21,8 @@ import jax.numpy as jnp
 
 from benchmarks import bandwidth, results
 from benchmarks.verify import FULL, SMOKE, seconds_per_call
-from jspec.pallas.experts import Stacked, Tiling, experts_kernel, experts_reference, tiling_of
+from jspec.pallas.expert_tiles import Stacked, Tiling
+from jspec.pallas.experts import experts_kernel, experts_reference, tiling_of
 from jspec.pallas.routing import Chosen, choose_kernel
 
 TOKENS = (1, 5, 16, 64, 80, 320, 4096)

@@ -47,7 +47,8 @@ def choices(config: ModelConfig) -> list[str]:
         found.append("windows" if all(config.windows) else "windows in some layers")
     if config.experts is not None:
         found.append(f"{config.experts.chosen} of {config.experts.count} experts")
-    found.append(f"{config.activation.replace('_', ' ')} {'gated' if config.gated_mlp else 'plain'} MLP")
+    clamped = "clamped " if config.experts is not None and config.experts.clamp is not None else ""
+    found.append(f"{clamped}{config.activation.replace('_', ' ')} {'gated' if config.gated_mlp else 'plain'} MLP")
     if config.qkv_bias:
         found.append("biases")
     if config.attention_softcap or config.logit_softcap:

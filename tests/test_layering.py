@@ -24,10 +24,12 @@ LEAVES = {
     "config",
     "heads",
     "keys",
+    "mxfp4",
     "parameters",
     "pieces",
     "registry",
     "results",
+    "tensor_names",
     "text",
     "prompts",
 }

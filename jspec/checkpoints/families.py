@@ -256,7 +256,7 @@ FAMILIES = {
             "num_experts_per_tok": 4,
             "swiglu_limit": 7.0,
         },
-        {"norm": "rms_wide"},
+        {"norm": "rms_wide", "attention_sinks": True},
         slides=all_but_every_nth,
         lists_windows=True,
         biases="configured",

@@ -17,10 +17,10 @@ import dataclasses
 
 import numpy as np
 
+from jspec import mxfp4
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import FLOAT_DTYPES, STORED_DTYPES, Tensor
 from jspec.config import ModelConfig
-from jspec.pallas import mxfp4
 from jspec.tensor_names import names_of
 
 
@@ -48,7 +48,7 @@ class StackedTensor(Tensor):
     def _rows(self, expert: np.ndarray) -> np.ndarray:
         """One expert, with output features along axis 0."""
         if self.name.endswith("_blocks"):
-            return mxfp4.repacked(expert)
+            return repacked(expert)
         if self.name.endswith("_scales"):
             return np.pad(expert, ((0, 0), (0, expert.shape[1] % 2)))
         return expert.T if expert.ndim == 2 else expert
@@ -103,3 +103,15 @@ def _shape_of_parameter(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     if name.endswith("_scales"):
         return X * rest[0], mxfp4.stored_groups(rest[1] * mxfp4.GROUP)
     return (X * rest[0],) if name.endswith("_bias") else (X * rest[1], rest[0])
+
+
+def repacked(blocks: np.ndarray) -> np.ndarray:
+    """The bytes that jspec keeps, uint8 ``[out, bytes]``, of the blocks of a checkpoint, uint8 ``[out, in / 32, 16]``.
+
+    Byte j of a block holds the codes of input features 2j, in its low four bits, and 2j + 1."""
+    padded = np.pad(blocks, ((0, 0), (0, blocks.shape[1] % 2), (0, 0)))
+    first, second = padded[:, 0::2], padded[:, 1::2]  # of each pair, [out, pairs, 16]
+    bytes_ = np.empty((*first.shape, 2), np.uint8)
+    bytes_[..., 0] = first & 15 | second << 4
+    bytes_[..., 1] = first >> 4 | second & 240
+    return bytes_.reshape(len(blocks), -1)

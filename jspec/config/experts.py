@@ -4,9 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
+from jspec import mxfp4
 from jspec._arguments import is_int, is_number, require
-
-_GROUP = 32  # input features of MXFP4 that share a scale, see jspec.pallas.mxfp4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Experts:
       layers: for each layer, whether it has experts; ``()`` if all of them have. The others have an MLP.
       biases: whether router and experts have biases.
       clamp: None, or c if the MLP of an expert is that of gpt-oss, which clamps gate and up (``jspec.pallas.experts``).
-      stored: ``mxfp4`` if the experts are stored in four bits (``jspec.pallas.mxfp4``). None if they are stored as the
+      stored: ``mxfp4`` if the experts are stored in four bits (``jspec.mxfp4``). None if they are stored as the
         other weights are, eight bits included.
     """
 
@@ -55,11 +54,17 @@ class Experts:
     def require_stored_in_groups(self, hidden_size: int):
         """Raise a ValueError unless the inputs of both maps, hidden_size and width, are whole groups of MXFP4."""
         for name, inputs in (("hidden_size", hidden_size), ("experts.width", self.width)):
-            require(inputs % _GROUP == 0, name, inputs, f"a multiple of {_GROUP} with experts stored in {self.stored}")
+            require(
+                inputs % mxfp4.GROUP == 0,
+                name,
+                inputs,
+                f"a multiple of {mxfp4.GROUP} with experts stored in {self.stored}",
+            )
 
     def dimensions(self, hidden_size: int) -> Mapping[str, int]:
         """Dimension letter -> size; hidden_size is D. A row of four-bit weights has ``Db`` or ``Fb`` bytes and ``Dg`` or
         ``Fg`` scales."""
-        pairs, wide_pairs = (-(-inputs // (2 * _GROUP)) for inputs in (hidden_size, self.width))
-        groups = {"Db": _GROUP * pairs, "Dg": 2 * pairs, "Fb": _GROUP * wide_pairs, "Fg": 2 * wide_pairs}
-        return {"X": self.count, "Fe": self.width, **groups}
+        found = {"X": self.count, "Fe": self.width}
+        for letter, inputs in (("D", hidden_size), ("F", self.width)):
+            found |= {f"{letter}b": mxfp4.stored_width(inputs), f"{letter}g": mxfp4.stored_groups(inputs)}
+        return found

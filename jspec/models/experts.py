@@ -7,15 +7,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jspec import mxfp4
 from jspec.config import Experts, ModelConfig
 from jspec.models.layers import Linear, per_feature, wide_project
-from jspec.pallas import mxfp4
-from jspec.pallas.experts import Stacked, experts
+from jspec.pallas.expert_tiles import Stacked
+from jspec.pallas.experts import experts
 from jspec.pallas.routing import choose
 
 
 class FourBitWeight(nnx.Module):
-    """The weight of a linear map in MXFP4 (``jspec.pallas.mxfp4``), which only a mixture of experts multiplies with.
+    """The weight of a linear map in MXFP4 (``jspec.mxfp4``), which only a mixture of experts multiplies with.
 
     Attributes:
       weight: uint8 ``[out, bytes]``, the codes of two input features in each byte.

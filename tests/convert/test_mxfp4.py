@@ -14,6 +14,7 @@ from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.hf_config import read_config
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.source import open_source
+from jspec.checkpoints.stacked_experts import repacked
 from jspec.models.params import abstract_params, build
 from jspec.pallas import mxfp4
 
@@ -48,7 +49,7 @@ def test_every_number_is_that_of_transformers():
     blocks, scales = every_code_with_every_scale()
     wanted = in_bfloat16(blocks, scales)[0].T
     padded = np.pad(scales[0], ((0, 0), (0, 1)))
-    found = mxfp4.wide(jnp.asarray(mxfp4.repacked(blocks[0])), jnp.asarray(padded), 96)
+    found = mxfp4.wide(jnp.asarray(repacked(blocks[0])), jnp.asarray(padded), 96)
     normal = np.abs(wanted.astype(np.float64)) >= 2.0**-126
     assert normal.sum() > 0.8 * normal.size
     np.testing.assert_array_equal(np.asarray(found)[normal], wanted[normal])
@@ -65,7 +66,7 @@ def test_logits_are_those_of_the_experts_in_bfloat16(checkpoint, tmp_path):
             wide[start] = in_bfloat16(tensors[name], tensors[f"{start}_scales"])
     (folder := tmp_path / "wide").mkdir()
     save_file(wide, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(tiny_config(GPT_OSS, **SIZES)))
+    (folder / "config.json").write_text(json.dumps(tiny_config(GPT_OSS, model_type="gpt_oss", **SIZES)))
 
     tokens = np.random.default_rng(1).integers(97, size=40)
     [wanted] = transformers_logits(folder, [tokens])

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec import mxfp4
+from jspec.checkpoints.stacked_experts import repacked
 from jspec.models.quantized import quantize
-from jspec.pallas import mxfp4
-from jspec.pallas.experts import Stacked, Tiling, experts_kernel, experts_reference
+from jspec.pallas.expert_tiles import Stacked, Tiling
+from jspec.pallas.experts import experts_kernel, experts_reference
 from jspec.pallas.routing import Chosen, choose_kernel, choose_reference, group_kernel, group_reference
 
 SHAPES = [(1, 8, 2), (5, 16, 4), (7, 128, 8), (40, 6, 3), (3, 5, 5)]  # tokens, experts, choices
@@ -98,7 +100,7 @@ def four_bits(codes: np.ndarray) -> Stacked:
     blocks = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(X, out, inputs // 32, 16)
     scale = np.zeros((X, out, mxfp4.stored_groups(inputs)), np.uint8)
     scale[..., : inputs // 32] = np.random.default_rng(inputs).integers(121, 126, (X, out, inputs // 32))
-    return Stacked(jnp.asarray(np.stack([mxfp4.repacked(expert) for expert in blocks])), jnp.asarray(scale))
+    return Stacked(jnp.asarray(np.stack([repacked(expert) for expert in blocks])), jnp.asarray(scale))
 
 
 MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])

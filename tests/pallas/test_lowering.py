@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jspec import mxfp4
 from jspec.models.cache import LayerKV, PagedView
-from jspec.pallas import mxfp4
 from jspec.pallas.attention import paged_attention
 from jspec.pallas.attention_reference import PLAIN, Rotation, Scores
 from jspec.pallas.draw import draw
-from jspec.pallas.experts import Stacked, experts
+from jspec.pallas.expert_tiles import Stacked
+from jspec.pallas.experts import experts
 from jspec.pallas.norm import add_norm
 from jspec.pallas.residual import Residual, residual_draw, residual_masses
 from jspec.pallas.routing import choose
