@@ -55,7 +55,11 @@ BAD = [
         for name in ("norm", "norm_placement", "qk_norm_over", "activation")
         for case in refused(model, name, ["", None, 1, "tanh"])
     ),
-    *(case for name in ("final_norm", "gated_mlp", "quantized_head") for case in refused(model, name, [None, 1, "yes"])),
+    *(
+        case
+        for name in ("final_norm", "gated_mlp", "quantized_head")
+        for case in refused(model, name, [None, 1, "yes"])
+    ),
     *(
         case
         for name in ("embedding_multiplier", "residual_multiplier", "logit_divisor")

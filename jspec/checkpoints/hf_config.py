@@ -10,10 +10,13 @@ from typing import Any
 from jspec.checkpoints.families import FAMILIES, Family
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.gguf import refuse_gguf
 from jspec.checkpoints.hf_rope import write_rope
 from jspec.checkpoints.hf_windows import read_windows
-from jspec.checkpoints.multimodal import TEXT_MODELS, text_fields
+from jspec.checkpoints.multimodal import TEXT_MODELS, module_names, text_fields
+from jspec.checkpoints.quantization_config import read_quantization, refuse_unread
 from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.scales import with_stored_quantization
 from jspec.config import ModelConfig
 from jspec.heads import HeadConfig
 
@@ -42,7 +45,8 @@ def read_config(folder: Folder) -> ModelConfig:
     """The config of the language model in ``folder``, from its JSON files alone.
 
     Raises:
-      Refusal: it asks for remote code, has quantised weights or an unknown architecture, or a field is missing or absurd.
+      Refusal: it asks for remote code, its weights are quantised in a way that is not read, its architecture is unknown,
+        or a field is missing or absurd.
     """
     return decoder_config(folder, read_fields(folder))
 
@@ -54,14 +58,12 @@ def read_fields(folder: Folder) -> Fields:
     Draft heads may have it, because jspec reads nothing but their weights and knows what they compute.
 
     Raises:
-      Refusal: the weights are quantised.
+      Refusal: the weights are quantised in a way that is not read, or there is no config.json.
     """
-    raw = folder.json("config.json")
-    fields = Fields(raw, f"{folder.given}/config.json")
-    for key in ("quantization_config", "compression_config"):
-        if raw.get(key):
-            method = raw[key].get("quant_method", "unnamed") if isinstance(raw[key], dict) else "unnamed"
-            raise Refusal(f"{fields.where}: {key} says that the weights are quantised ({method}), not yet supported")
+    if not folder.has("config.json"):
+        refuse_gguf(folder.paths())
+    fields = Fields(folder.json("config.json"), f"{folder.given}/config.json")
+    refuse_unread(folder, fields)
     return fields
 
 
@@ -69,6 +71,7 @@ def decoder_config(folder: Folder, fields: Fields) -> ModelConfig:
     """The causal language model that ``fields`` describes; see ``read_config``."""
     own_code = getattr(FAMILIES.get(_first_architecture(fields)), "own_code", False)
     refuse_remote_code(folder, {} if own_code else fields.raw)
+    stored, called = read_quantization(fields), module_names(fields)
     try:
         fields = text_fields(fields)
         architecture = _architecture(fields)
@@ -79,7 +82,7 @@ def decoder_config(folder: Folder, fields: Fields) -> ModelConfig:
     except ValueError as error:
         raise Refusal(f"{fields.where}: {error}") from None
     require_size(config, fields.where)
-    return config
+    return config if stored is None else with_stored_quantization(config, stored, called)
 
 
 def require_size(config: ModelConfig | HeadConfig, where: str):
