@@ -144,7 +144,8 @@ class Source:
           dtype: ``float32`` or ``bfloat16``; integer parameters are int32 whatever it is, and weights that the files hold
             in eight bits, and their scales, are as they are stored.
         """
-        out = np.empty(self.shapes[name], self._kept.get(name) or param_dtype(self.config, name, dtype))
+        kept = self._kept
+        out = np.empty(self.shapes[name], kept[name] if name in kept else param_dtype(self.config, name, dtype))
         for tensor in self._tensors_of[name]:
             at = self.table[tensor]
             out[at.start : at.start + at.shape[0]] = self.tensors[tensor].read()
@@ -165,7 +166,8 @@ class Source:
         if not self.layout.holds_scales or quantization is None:
             return {}
         names = self.config.scale_names()
-        return dict.fromkeys(names, STORED[quantization]) | dict.fromkeys(names.values(), np.dtype(np.float32))
+        weights = {name: STORED[quantization] for name in names}
+        return weights | {scale: np.dtype(np.float32) for scale in names.values()}
 
     @property
     def _plain_dtypes(self) -> set[str]:
