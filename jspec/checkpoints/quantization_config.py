@@ -18,12 +18,12 @@ INSTEAD = (
     "of quantised checkpoints jspec reads FP8 with a scale for each output channel or each weight (compressed-tensors "
     "float-quantized, fp8); else use the original bfloat16 checkpoint, with jspec-convert --quantize int8 or fp8"
 )
-# The names of modules are matched with regular expressions of the checkpoint. These are simple ones, so that no
-# checkpoint can ask for more than a moment of matching.
-MAX_PATTERNS, MAX_PATTERN_LENGTH, MAX_REPETITIONS = 100, 200, 3
+# The names of modules are matched with regular expressions that a checkpoint brings. Only simple ones are taken, because
+# others can keep a matcher busy forever: its work grows with the power of how many repetitions and choices there are.
+MAX_PATTERNS, MAX_PATTERN_LENGTH, MAX_CHOICES = 20, 100, 3
 _ATOM = r"(?:\w|-|\.|\\[.dw]|\[\^?[\w.-]+\]|\((?:\?:)?(?:[\w.|-]|\\\.)*\)(?![*+?]))"
 _SIMPLE = re.compile(rf"\^?(?:{_ATOM}[*+?]?)*\$?", re.ASCII)
-_REPETITION = re.compile(r"(?<!\\)(?<!\()[*+?]")
+_CHOICE = re.compile(r"\(|(?<!\()[*+?]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,11 +195,11 @@ def _modules(fields: Fields, name: str, absent: Iterable[str] = ()) -> Modules:
 def _compiled(fields: Fields, name: str, pattern: str) -> re.Pattern:
     simple = len(pattern) <= MAX_PATTERN_LENGTH and _SIMPLE.fullmatch(pattern)
     try:
-        if simple and len(_REPETITION.findall(pattern)) <= MAX_REPETITIONS:
+        if simple and len(_CHOICE.findall(pattern)) <= MAX_CHOICES:
             return re.compile(pattern)
     except re.error:
         pass
     raise Refusal(
         f"{fields.where}: {fields.prefix}{name} has the pattern {pattern[:80]!r}: expected names of modules, or patterns of "
-        f"letters, ., [..], (a|b) and at most {MAX_REPETITIONS} of *, + and ?; list the names instead"
+        f"at most {MAX_PATTERN_LENGTH} letters, ., [..] and up to {MAX_CHOICES} of *, +, ? and (a|b); list the names instead"
     )
