@@ -52,6 +52,8 @@ def choices(config: ModelConfig) -> list[str]:
         found.append("biases")
     if config.attention_softcap or config.logit_softcap:
         found.append("soft caps")
+    if config.attention_sinks:
+        found.append("attention sinks")
     return found
 
 

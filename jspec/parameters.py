@@ -31,9 +31,10 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from jspec.tensor_names import LLAMA, TensorNames, names_of
 
 if TYPE_CHECKING:
-    from jspec.config import ModelConfig
+    from jspec.config import Experts, ModelConfig
 
-SCALE_BYTES = INTEGER_BYTES = 4  # float32 and int32
+SCALE_BYTES = 4  # float32
+DTYPE_BYTES = {"int32": 4, "uint8": 1}
 ONCE = ((),)  # ``copies`` of a parameter whose name has no ``{}``: a single copy, with no index
 
 _FACTOR = re.compile(r"\d+|[A-Z][a-z]?")
@@ -55,7 +56,9 @@ class Axis(NamedTuple):
 VOCAB, EMBED, MLP = Axis("V", "vocab"), Axis("D", "embed"), Axis("F", "mlp")
 WORD_EMBED, POSITIONS = Axis("We", "word_embed"), Axis("Pe", "position")
 EXPERTS, EXPERT_MLP = Axis("X", "experts"), Axis("Fe", "expert_mlp")
+GATE_UPS, DOWNS = Axis("2XFe", "experts"), Axis("XD", "experts")  # of all experts, one after another
 HEADS, KV, HEAD_DIM = Axis("NH", "heads"), Axis("GH", "kv"), Axis("H", "head_dim")
+HEAD_COUNT = Axis("N", "heads")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +76,9 @@ class Parameter:
         replace ``{}`` in ``name`` and in the names of the tensors.
       quantization: ``int8`` or ``fp8`` for a weight that is stored in eight bits, with one scale for each output channel.
         None for any other parameter.
-      integer: whether it is int32. Other parameters have the dtype of the weights.
+      dtype: ``int32`` or ``uint8``. None for the dtype of the weights, which nearly all parameters have.
+      weights_each: how many weights of the model one of its numbers stands for. A byte of MXFP4 codes stands for 2, and
+        the scales of these for none.
     """
 
     name: str
@@ -81,7 +86,8 @@ class Parameter:
     other_axes: tuple[Axis, ...] = ()
     copies: Sequence[tuple[int, ...]] = ONCE
     quantization: str | None = None
-    integer: bool = False
+    dtype: str | None = None
+    weights_each: int = 1
     joined: str | None = None
 
     @property
@@ -120,14 +126,14 @@ class Declared:
     def num_parameters(self) -> int:
         """Number of weights and biases. Scales are left out, and a tied output head counts once."""
         dimensions = self.dimensions
-        return sum(len(p.copies) * math.prod(p.shape(dimensions)) for p in self.parameters)
+        return sum(p.weights_each * len(p.copies) * math.prod(p.shape(dimensions)) for p in self.parameters)
 
     def weight_bytes(self, itemsize: int) -> int:
         """Bytes of all parameters and scales, where a number that is not quantised takes ``itemsize`` bytes."""
         dimensions, total = self.dimensions, 0
         for parameter in self.parameters:
             shape = parameter.shape(dimensions)
-            bytes_per_copy = math.prod(shape) * (INTEGER_BYTES if parameter.integer else itemsize)
+            bytes_per_copy = math.prod(shape) * DTYPE_BYTES.get(parameter.dtype or "", itemsize)
             if parameter.quantization is not None:
                 bytes_per_copy = math.prod(shape) + SCALE_BYTES * shape[0]
             total += len(parameter.copies) * bytes_per_copy
@@ -147,10 +153,9 @@ class Declared:
         quantized = [p for p in self.parameters if p.quantization is not None]
         return {p.name.format(*copy): p.scale.format(*copy) for p, copy in expanded(quantized)}
 
-    def integer_names(self) -> frozenset[str]:
-        """Names of the parameters whose dtype is int32."""
-        integers = [p for p in self.parameters if p.integer]
-        return frozenset(p.name.format(*copy) for p, copy in expanded(integers))
+    def param_dtypes(self) -> dict[str, str]:
+        """Dtype of each parameter that has not the dtype of the weights, by its name."""
+        return {p.name.format(*copy): p.dtype for p, copy in expanded(self.parameters) if p.dtype is not None}
 
 
 def expanded(parameters: Sequence[Parameter]) -> Iterator[tuple[Parameter, tuple[int, ...]]]:
@@ -276,26 +281,43 @@ def decoder_layers(
         add_map("mlp.up", names.up, (MLP,), EMBED, config.mlp_bias, dense)
     add_map("mlp.down", names.down, (EMBED,), MLP, config.mlp_bias, dense)
     if config.experts is not None:
-        found += _experts(config.experts.count, names, theirs, sparse, kind)
+        found += _experts(config.experts, names, theirs, sparse, kind)
     for name, tensor, axis in (("q_norm", names.q_norm, HEADS), ("k_norm", names.k_norm, KV)) if config.qk_norm else ():
         size = axis if config.qk_norm_over == "projection" else HEAD_DIM
         found += norm(f"{ours}attention.{name}", theirs + tensor, size, copies, kind=config.norm)
+    if config.attention_sinks:
+        found.append(vector(f"{ours}attention.sinks", theirs + names.sinks, HEAD_COUNT, copies))
     return tuple(found)
 
 
 def _experts(
-    count: int, names: TensorNames, prefix: str, copies: Sequence[tuple[int, ...]], quantization: str | None
+    experts: "Experts", names: TensorNames, prefix: str, copies: Sequence[tuple[int, ...]], quantization: str | None
 ) -> Iterator[Parameter]:
     """The parameters of a mixture of experts, whose maps are stacked along the output channels: one expert after another,
     and of each expert gate before up."""
-    gate, up, down = names.expert_maps
-    every = [f"{prefix}{names.experts}.{expert}." for expert in range(count)]
-    gate_up = {expert + tensor: EXPERT_MLP for expert in every for tensor in (gate, up)}
-    yield from linear("layers.{}.mlp.router", {prefix + names.router: EXPERTS}, EMBED, copies)
-    yield from linear("layers.{}.mlp.gate_up", gate_up, EMBED, copies, quantization=quantization)
-    yield from linear(
-        "layers.{}.mlp.down", {e + down: EMBED for e in every}, EXPERT_MLP, copies, quantization=quantization
-    )
+    yield from linear("layers.{}.mlp.router", {prefix + names.router: EXPERTS}, EMBED, copies, bias=experts.biases)
+    if names.stacked_maps is None:
+        gate, up, down = names.expert_maps
+        every = [f"{prefix}{names.experts}.{expert}." for expert in range(experts.count)]
+        gate_up = {expert + tensor: EXPERT_MLP for expert in every for tensor in (gate, up)}
+        downs = {e + down: EMBED for e in every}
+        more = {"bias": experts.biases, "quantization": quantization}
+        yield from linear("layers.{}.mlp.gate_up", gate_up, EMBED, copies, **more)
+        yield from linear("layers.{}.mlp.down", downs, EXPERT_MLP, copies, **more)
+        return
+    tensors = [prefix + name for name in names.stacked_maps]
+    for name, tensor, outputs, inputs in zip(("gate_up", "down"), tensors, (GATE_UPS, DOWNS), ("D", "Fe"), strict=True):
+        ours, axis = f"layers.{{}}.mlp.{name}", EMBED if inputs == "D" else EXPERT_MLP
+        if experts.stored is None:
+            weight = matrix(f"{ours}.weight", tensor, outputs, axis, copies)
+            yield dataclasses.replace(weight, quantization=quantization)
+        else:
+            for part, suffix, letter, each in (("weight", "blocks", "b", 2), ("scale", "scales", "g", 0)):
+                size = Axis(inputs[0] + letter, axis.name)
+                stored = matrix(f"{ours}.{part}", f"{tensor}_{suffix}", outputs, size, copies)
+                yield dataclasses.replace(stored, dtype="uint8", weights_each=each)
+        if experts.biases:
+            yield vector(f"{ours}.bias", f"{tensor}_bias", outputs, copies)
 
 
 def language_model(config: "ModelConfig") -> tuple[Parameter, ...]:

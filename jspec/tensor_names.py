@@ -20,8 +20,11 @@ class TensorNames:
       qkv, gate_up: the tensors that are stacked into one weight, in this order. A single name means that the checkpoint
         holds them stacked already.
       out, q_norm, k_norm, up, down: further names in a layer; ``up`` is that of an MLP without a gate.
+      sinks: the sinks of the attention heads; the name is whole.
       router, experts: of a mixture of experts; behind ``experts`` stand the number of an expert and one of ``expert_maps``,
         which are gate, up and down.
+      stacked_maps: None, or the two tensors in which a layer has the maps of all its experts: those of gate and up, row by
+        row in turn, and those of down. They have no last part ``.weight`` (``jspec.checkpoints.stacked_experts``).
     """
 
     prefix: str = "model."
@@ -38,12 +41,14 @@ class TensorNames:
     out: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"
     gate_up: tuple[str, str] | str = ("mlp.gate_proj", "mlp.up_proj")
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
     experts: str = "mlp.experts"
     expert_maps: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    stacked_maps: tuple[str, str] | None = None
 
 
 LLAMA = TensorNames()
@@ -56,6 +61,9 @@ _AROUND = {
 NAMES = {
     "Gemma2ForCausalLM": TensorNames(norms=_AROUND),
     "Gemma3ForCausalLM": TensorNames(norms=_AROUND),
+    "GptOssForCausalLM": TensorNames(
+        router="mlp.router", stacked_maps=("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    ),
     "MixtralForCausalLM": TensorNames(
         router="block_sparse_moe.gate", experts="block_sparse_moe.experts", expert_maps=("w1", "w3", "w2")
     ),

@@ -31,6 +31,7 @@ MODELS = [
         {"architecture": "Phi3ForCausalLM", "qkv_bias": True},
         {"quantized_head": False},
         {"quantized_head": False, "tie_embeddings": True},
+        {"attention_sinks": True},
     )
 ]
 CONFIGS = [*MODELS, *HEADS]

@@ -14,11 +14,19 @@ from jspec.checkpoints.families import FAMILIES
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.hf_config import read_config
 from jspec.checkpoints.names import tensor_table
+from jspec.checkpoints.stacked_experts import file_shapes
 
 ARCHITECTURES = tuple(FAMILIES)
 # Keys of config.json that families have besides the usual ones, chosen so that each choice of a family takes effect.
 FAMILY_KEYS = {
     "MixtralForCausalLM": {"num_local_experts": 3},
+    "GptOssForCausalLM": {
+        "num_local_experts": 3,
+        "num_experts_per_tok": 2,
+        "sliding_window": 5,
+        "swiglu_limit": 1.0,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "truncate": False},
+    },
     "Qwen3MoeForCausalLM": {
         "num_experts": 5,
         "num_experts_per_tok": 2,
@@ -102,9 +110,10 @@ def tiny_checkpoint(
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(tiny_config(architecture, **overrides)))
-    table = tensor_table(read_config(Folder(folder)))
+    model = read_config(Folder(folder))
+    shapes = {name: rows.shape for name, rows in tensor_table(model).items()} | file_shapes(model)
     rng = np.random.default_rng(seed)
-    tensors = {name: _random(rng, name, rows.shape).astype(DTYPES[dtype]) for name, rows in table.items()}
+    tensors = {name: _random(rng, name, shape, dtype) for name, shape in shapes.items()}
     write_weights(folder, tensors, shards)
     return folder
 
@@ -136,8 +145,12 @@ def tiny_tokenizer(folder: str | os.PathLike, first: str = "<s>"):
     (Path(folder) / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def _random(rng: np.random.Generator, name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    if name.endswith("_blocks"):
+        return rng.integers(0, 256, shape, np.uint8)
+    if name.endswith("_scales"):
+        return rng.integers(121, 125, shape, np.uint8)
     noise = rng.standard_normal(shape)
     if name.endswith("bias"):
-        return 0.1 * noise
-    return 1 + 0.1 * noise if len(shape) == 1 else noise * shape[1] ** -0.5
+        return (0.1 * noise).astype(DTYPES[dtype])
+    return (1 + 0.1 * noise if len(shape) == 1 else noise * shape[1] ** -0.5).astype(DTYPES[dtype])

@@ -55,6 +55,7 @@ class Family:
       mlp_bias: whether the key ``mlp_bias`` says that the MLP has biases.
       ropes: reads the fields ``rope`` and ``layer_ropes``, from config.json and the window of each layer.
       more: reads the choices that keys of the class's own decide.
+      reads_quantization: the ``quant_method`` of a ``quantization_config`` that ``more`` reads.
       own_code: whether its checkpoints name Python code of their own (``auto_map``) that computes what the class does.
         jspec never runs it. Checkpoints of other families that ask for code are refused.
     """
@@ -70,6 +71,7 @@ class Family:
     mlp_bias: bool = False
     ropes: Callable[[Fields, Windows], Choices] = read_ropes
     more: Callable[[Fields], Choices] = nothing_more
+    reads_quantization: tuple[str, ...] = ()
     own_code: bool = False
 
     def key(self, usual: str) -> str:
@@ -141,6 +143,17 @@ def _qwen3_moe(fields: Fields) -> Choices:
     width, renormalise = fields.integer("moe_intermediate_size"), fields.flag("norm_topk_prob")
     sparse = tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
     return {"experts": Experts(count, chosen, width, renormalise, sparse) if any(sparse) else None}
+
+
+def _gpt_oss(fields: Fields) -> Choices:
+    """gpt-oss: experts with biases and a clamped SwiGLU, stored in MXFP4 if ``quantization_config`` says so."""
+    if fields.number("swiglu_alpha", 1.702) != 1.702:
+        raise fields.refuse("swiglu_alpha", "1.702, as every published model has it")
+    count, chosen = _experts(fields, "num_local_experts")
+    width, clamp = fields.integer("intermediate_size"), float(fields.number("swiglu_limit"))
+    quantization = fields.nested("quantization_config")
+    stored = "mxfp4" if quantization is not None and quantization.raw.get("quant_method") == "mxfp4" else None
+    return {"experts": Experts(count, chosen, width, biases=True, clamp=clamp, stored=stored)}
 
 
 def _experts(fields: Fields, key: str) -> tuple[int, int]:
@@ -222,6 +235,34 @@ FAMILIES = {
         window_switch=True,
         biases="configured",
         more=_qwen3_moe,
+    ),
+    "GptOssForCausalLM": Family(
+        "gpt-oss-20b, gpt-oss-120b",
+        {
+            "max_position_embeddings": 131072,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": True,
+            "sliding_window": 128,
+            "sliding_window_pattern": 2,
+            "rope_theta": 150_000.0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "truncate": False,
+            },
+            "num_local_experts": 128,
+            "num_experts_per_tok": 4,
+            "swiglu_limit": 7.0,
+        },
+        {"norm": "rms_wide"},
+        slides=all_but_every_nth,
+        lists_windows=True,
+        biases="configured",
+        more=_gpt_oss,
+        reads_quantization=("mxfp4",),
     ),
     "GraniteForCausalLM": Family(
         "Granite 3 dense", {"max_position_embeddings": 2048}, biases="configured", mlp_bias=True, more=_multipliers

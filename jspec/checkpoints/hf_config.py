@@ -14,7 +14,7 @@ from jspec.checkpoints.gguf import refuse_gguf
 from jspec.checkpoints.hf_rope import write_rope
 from jspec.checkpoints.hf_windows import read_windows
 from jspec.checkpoints.multimodal import TEXT_MODELS, module_names, text_fields
-from jspec.checkpoints.quantization_config import read_quantization, refuse_unread
+from jspec.checkpoints.quantization_config import StoredQuantization, read_quantization, refuse_model_optimizer
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.scales import with_stored_quantization
 from jspec.config import ModelConfig
@@ -63,15 +63,27 @@ def read_fields(folder: Folder) -> Fields:
     if not folder.has("config.json"):
         refuse_gguf(folder.paths())
     fields = Fields(folder.json("config.json"), f"{folder.given}/config.json")
-    refuse_unread(folder, fields)
+    refuse_model_optimizer(folder)
+    stored_quantization(fields)
     return fields
+
+
+def stored_quantization(fields: Fields) -> StoredQuantization | None:
+    """How the linear maps in the files are quantised, by config.json; None if they are not, or in the way that the
+    family's own entry in ``FAMILIES`` reads.
+
+    Raises:
+      Refusal: they are quantised in a way that is not read.
+    """
+    family = FAMILIES.get(_first_architecture(fields))
+    return read_quantization(fields, () if family is None else family.reads_quantization)
 
 
 def decoder_config(folder: Folder, fields: Fields) -> ModelConfig:
     """The causal language model that ``fields`` describes; see ``read_config``."""
     own_code = getattr(FAMILIES.get(_first_architecture(fields)), "own_code", False)
     refuse_remote_code(folder, {} if own_code else fields.raw)
-    stored, called = read_quantization(fields), module_names(fields)
+    stored, called = stored_quantization(fields), module_names(fields)
     try:
         fields = text_fields(fields)
         architecture = _architecture(fields)

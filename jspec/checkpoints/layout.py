@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from jspec.checkpoints.names import OUTPUT_HEAD, Placement, is_buffer, renamed, tensor_table
+from jspec.checkpoints.stacked_experts import in_form_of_parameters
 from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
 from jspec.heads import HeadConfig
@@ -91,7 +92,7 @@ def decoder_layout(config: ModelConfig, tensors: dict[str, Tensor]) -> Layout:
         config,
         config.architecture,
         table,
-        tensors,
+        in_form_of_parameters(config, tensors),
         duplicates={OUTPUT_HEAD: embedding} if stored_twice else {},
         tied_by="tie_word_embeddings",
     )

@@ -1,11 +1,12 @@
 """What config.json says of weights that are quantised already (``quantization_config``).
 
 ``READERS`` has one entry for each method that is read: FP8 weights with a scale for each output channel, as jspec stores
-them itself, or with a single scale for each weight. Everything else is refused by its name."""
+them itself, or with a single scale for each weight. A family of models may read another method by itself
+(``Family.reads_quantization``). Everything else is refused by its name."""
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal
 
 from jspec.checkpoints.fields import Fields
@@ -16,7 +17,8 @@ KEYS = ("quantization_config", "compression_config")  # the second is what early
 NVIDIA = "hf_quant_config.json"  # stands beside config.json in checkpoints of NVIDIA Model Optimizer
 INSTEAD = (
     "of quantised checkpoints jspec reads FP8 with a scale for each output channel or each weight (compressed-tensors "
-    "float-quantized, fp8); else use the original bfloat16 checkpoint, with jspec-convert --quantize int8 or fp8"
+    "float-quantized, fp8), and gpt-oss in MXFP4; else use the original bfloat16 checkpoint, with jspec-convert --quantize "
+    "int8 or fp8"
 )
 # The names of modules are matched with regular expressions that a checkpoint brings. Only simple ones are taken, because
 # others can keep a matcher busy forever: its work grows with the power of how many repetitions and choices there are.
@@ -71,8 +73,12 @@ class StoredQuantization:
         return self.targets.include(names) and not self.ignored.include(names)
 
 
-def read_quantization(fields: Fields) -> StoredQuantization | None:
-    """How the weights of a checkpoint with the config.json ``fields`` are quantised; None if they are not.
+def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> StoredQuantization | None:
+    """How the linear maps of a checkpoint are quantised; None if they are not.
+
+    Args:
+      fields: its config.json.
+      elsewhere: methods that are read elsewhere, for which None is returned too.
 
     Raises:
       Refusal: in a way that jspec does not read.
@@ -81,6 +87,8 @@ def read_quantization(fields: Fields) -> StoredQuantization | None:
     if own is None:
         return None
     method = own.text("quant_method", _unnamed_method(own))
+    if method in elsewhere:
+        return None
     if method not in READERS:
         algorithm = own.raw.get("quant_algo")
         more = f" ({algorithm})" if isinstance(algorithm, str) else ""
@@ -88,21 +96,16 @@ def read_quantization(fields: Fields) -> StoredQuantization | None:
     return READERS[method](own)
 
 
-def refuse_unread(folder: Folder, fields: Fields):
-    """Raise a ``Refusal`` if the weights in ``folder`` are quantised in a way that jspec does not read.
-
-    Args:
-      folder: the folder.
-      fields: its config.json.
-    """
-    if folder.has(NVIDIA):
-        beside = Fields(folder.json(NVIDIA), f"{folder.given}/{NVIDIA}").nested("quantization")
-        algorithm = None if beside is None else beside.text("quant_algo", None)
-        if beside is not None and algorithm is not None:
-            raise Refusal(
-                f"{beside.where}: {beside.prefix}quant_algo={algorithm!r}, of NVIDIA Model Optimizer, is not read; {INSTEAD}"
-            )
-    read_quantization(fields)
+def refuse_model_optimizer(folder: Folder):
+    """Raise a ``Refusal`` if a file beside config.json says that NVIDIA Model Optimizer has quantised the weights."""
+    if not folder.has(NVIDIA):
+        return
+    fields = Fields(folder.json(NVIDIA), f"{folder.given}/{NVIDIA}").nested("quantization")
+    algorithm = None if fields is None else fields.text("quant_algo", None)
+    if fields is not None and algorithm is not None:
+        raise Refusal(
+            f"{fields.where}: {fields.prefix}quant_algo={algorithm!r}, of NVIDIA Model Optimizer, is not read; {INSTEAD}"
+        )
 
 
 def refuse_quantized_head(fields: Fields):

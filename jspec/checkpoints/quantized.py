@@ -20,8 +20,8 @@ def stored_params(config: ModelConfig | HeadConfig, dtype: str) -> dict[str, tup
       config: the config of the language model or the draft head.
       dtype: the dtype of the parameters that are neither quantised nor integers.
     """
-    shapes, integers = config.param_shapes(), config.integer_names()
-    params = {n: (shape, np.dtype(np.int32) if n in integers else NUMPY_DTYPES[dtype]) for n, shape in shapes.items()}
+    shapes, own = config.param_shapes(), config.param_dtypes()
+    params = {n: (shape, np.dtype(own[n]) if n in own else NUMPY_DTYPES[dtype]) for n, shape in shapes.items()}
     for name, scale in config.scale_names().items():
         quantization = quantization_of(config)
         assert quantization is not None

@@ -15,6 +15,7 @@ from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
 from jspec.config.model import count
+from jspec.tensor_names import names_of
 
 # How the names of tensors end that hold scales of activations, or of keys and values in a cache of eight bits.
 _ACTIVATIONS = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
@@ -57,8 +58,14 @@ def with_stored_quantization(
       called: module name -> the names that the checkpoint may have for the module.
 
     Raises:
-      Refusal: some linear maps of layers are quantised and some are not.
+      Refusal: some linear maps of layers are quantised and some are not, or the files hold the experts of a layer in one
+        tensor.
     """
+    if names_of(config.architecture).stacked_maps is not None:
+        raise Refusal(
+            f"{stored.where}: quantization_config says that the weights are {stored.quantization}, which is not read of "
+            f"{config.architecture}, whose experts are in one tensor; {INSTEAD}"
+        )
     # An embedding is no linear map, so it is never quantised, and neither is an output head that is tied to it.
     quantized = dataclasses.replace(config, quantization=stored.quantization, quantized_head=not config.tie_embeddings)
     scales, suffix = quantized.scale_names(), ".weight"

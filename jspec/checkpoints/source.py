@@ -177,8 +177,8 @@ class Source:
     @property
     def _floats(self) -> list[str]:
         """Names of the tensors in the files whose parameter holds floats."""
-        integers = self.config.integer_names()
-        return [name for name, at in self.table.items() if name in self.tensors and at.param not in integers]
+        others = self.config.param_dtypes()
+        return [name for name, at in self.table.items() if name in self.tensors and at.param not in others]
 
     def _require_equal_duplicates(self):
         for duplicate, name in self.layout.duplicates.items():
@@ -225,5 +225,5 @@ def open_model(path: str | os.PathLike) -> Source:
 
 
 def param_dtype(config: ModelConfig | HeadConfig, name: str, dtype: str) -> np.dtype:
-    """The dtype of the parameter ``name``: int32 for integers such as ``draft_ids``, else that of the weights."""
-    return np.dtype(np.int32) if name in config.integer_names() else NUMPY_DTYPES[dtype]
+    """The dtype of the parameter ``name``: its own, such as int32 of ``draft_ids``, or else that of the weights."""
+    return NUMPY_DTYPES.get(own := config.param_dtypes().get(name, dtype), np.dtype(own))

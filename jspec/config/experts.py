@@ -1,8 +1,12 @@
 """What a mixture of experts has in place of the MLP of a layer."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Literal
 
-from jspec._arguments import is_int, require
+from jspec._arguments import is_int, is_number, require
+
+_GROUP = 32  # input features of MXFP4 that share a scale, see jspec.pallas.mxfp4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +22,10 @@ class Experts:
       width: Fe, the width of an expert.
       renormalise: whether the probabilities of the chosen experts are divided by their sum.
       layers: for each layer, whether it has experts; ``()`` if all of them have. The others have an MLP.
+      biases: whether router and experts have biases.
+      clamp: None, or c if the MLP of an expert is that of gpt-oss, which clamps gate and up (``jspec.pallas.experts``).
+      stored: ``mxfp4`` if the experts are stored in four bits (``jspec.pallas.mxfp4``). None if they are stored as the
+        other weights are, eight bits included.
     """
 
     count: int
@@ -25,6 +33,9 @@ class Experts:
     width: int
     renormalise: bool = True
     layers: tuple[bool, ...] = ()
+    biases: bool = False
+    clamp: float | None = None
+    stored: Literal["mxfp4"] | None = None
 
     def __post_init__(self):
         for name in ("count", "chosen", "width"):
@@ -35,4 +46,20 @@ class Experts:
         )
         flags = isinstance(self.layers, tuple) and all(isinstance(one, bool) for one in self.layers)
         require(flags, "experts.layers", self.layers, "a tuple of True or False, one a layer")
-        require(isinstance(self.renormalise, bool), "experts.renormalise", self.renormalise, "True or False")
+        for name in ("renormalise", "biases"):
+            require(isinstance(getattr(self, name), bool), f"experts.{name}", getattr(self, name), "True or False")
+        clamp = self.clamp
+        require(clamp is None or (is_number(clamp) and clamp > 0), "experts.clamp", clamp, "None or a positive number")
+        require(self.stored in (None, "mxfp4"), "experts.stored", self.stored, "None or 'mxfp4'")
+
+    def require_stored_in_groups(self, hidden_size: int):
+        """Raise a ValueError unless the inputs of both maps, hidden_size and width, are whole groups of MXFP4."""
+        for name, inputs in (("hidden_size", hidden_size), ("experts.width", self.width)):
+            require(inputs % _GROUP == 0, name, inputs, f"a multiple of {_GROUP} with experts stored in {self.stored}")
+
+    def dimensions(self, hidden_size: int) -> Mapping[str, int]:
+        """Dimension letter -> size; hidden_size is D. A row of four-bit weights has ``Db`` or ``Fb`` bytes and ``Dg`` or
+        ``Fg`` scales."""
+        pairs, wide_pairs = (-(-inputs // (2 * _GROUP)) for inputs in (hidden_size, self.width))
+        groups = {"Db": _GROUP * pairs, "Dg": 2 * pairs, "Fb": _GROUP * wide_pairs, "Fg": 2 * wide_pairs}
+        return {"X": self.count, "Fe": self.width, **groups}

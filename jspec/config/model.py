@@ -8,6 +8,7 @@ from jspec._arguments import is_int, is_number, require
 from jspec.config.experts import Experts
 from jspec.config.rope import Rope
 from jspec.parameters import Declared, Parameter, language_model
+from jspec.tensor_names import names_of
 
 PLAIN_ROPE = Rope()
 QUANTIZATIONS = ("int8", "fp8")
@@ -60,6 +61,8 @@ class ModelConfig(Declared):
       gated_mlp: whether the MLP is ``down(activation(gate x) * up x)`` (Shazeer, 2020), or ``down(activation(up x))``.
       attention_scale: what products of queries and keys are multiplied by. None is ``head_dim ** -0.5``.
       attention_softcap: c if these become ``c tanh(s / c)`` before the softmax (Gemma 2, 2024).
+      attention_sinks: whether each attention head has a learned score that its softmaxes run over as well, as if it were
+        that of one more key, whose value is 0 (gpt-oss, 2025).
       logit_softcap: the same of the logits.
       embedding_multiplier: what embeddings are multiplied by, rounded to the model's dtype.
       residual_multiplier: what the outputs of attention and MLP are multiplied by before they are added.
@@ -106,6 +109,7 @@ class ModelConfig(Declared):
     embedding_size: int | None = None
     experts: Experts | None = None
     quantized_head: bool = True
+    attention_sinks: bool = False
 
     # What ``DraftConfig`` asks for: the drafting method, and that a round may ask it for any number of drafts.
     method = "draft_model"
@@ -166,7 +170,7 @@ class ModelConfig(Declared):
         for name, known in choices.items():
             value = getattr(self, name)
             require(isinstance(value, str) and value in known, name, value, f"one of {', '.join(known)}")
-        for name in ("final_norm", "gated_mlp", "quantized_head"):
+        for name in ("final_norm", "gated_mlp", "quantized_head", "attention_sinks"):
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         for name in ("embedding_multiplier", "residual_multiplier", "logit_divisor"):
             value = getattr(self, name)
@@ -189,6 +193,10 @@ class ModelConfig(Declared):
             experts.layers,
             f"() or {self.num_layers} entries, one a layer",
         )
+        if experts.stored is not None:
+            experts.require_stored_in_groups(self.hidden_size)
+            known = names_of(self.architecture).stacked_maps is not None
+            require(known, "experts.stored", experts.stored, f"None for experts of {self.architecture}")
         gated = self.activation == "silu" and self.gated_mlp and not self.mlp_bias
         require(gated, "experts", experts, "a gated MLP with activation silu and without biases")
 
@@ -220,8 +228,7 @@ class ModelConfig(Declared):
             "H": self.head_dim,
             "Pe": self.max_position + (self.position_offset or 0),
             "We": self.embedding_size or self.hidden_size,
-            "X": 0 if self.experts is None else self.experts.count,
-            "Fe": 0 if self.experts is None else self.experts.width,
+            **({} if self.experts is None else self.experts.dimensions(self.hidden_size)),
         }
 
     def has_experts(self, layer: int) -> bool:

@@ -54,8 +54,8 @@ class DraftConfig(Protocol):
         """Name of the scales of each quantised parameter, by the name of that parameter."""
         ...
 
-    def integer_names(self) -> frozenset[str]:
-        """Names of the parameters whose dtype is int32."""
+    def param_dtypes(self) -> dict[str, str]:
+        """Dtype of each parameter that has not the dtype of the weights, by its name."""
         ...
 
     @property

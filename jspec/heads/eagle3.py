@@ -149,7 +149,7 @@ class Eagle3Config(Declared):
             *decoder_layers(c, indices(1, c.num_layers)),
             *((vector("norm.weight", "norm.weight", EMBED),) if self.norm_before_head else ()),
             *(linear("head", {"lm_head": DRAFT_VOCAB}, EMBED) if self.own_head else ()),
-            *((Parameter("draft_ids", {"d2t": VOCAB}, integer=True),) if self.reduced else ()),
+            *((Parameter("draft_ids", {"d2t": VOCAB}, dtype="int32"),) if self.reduced else ()),
             *((vector("mask_hidden", "mask_hidden", FEATURE),) if self.mask_token_id is not None else ()),
         )
 

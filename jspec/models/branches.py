@@ -64,7 +64,7 @@ class Branches(View):
           q: rotated queries ``[B, m, N, H]``.
           kv: keys and values of depths 0 to s, this depth's included.
           window: None, or W: a slot sees at most W positions, its own included.
-          scores: what becomes of products of queries and keys.
+          scores: what becomes of products of queries and keys, and the sinks of the attention heads.
 
         Returns:
           ``[B, m, N, H]`` in q's dtype.
@@ -87,15 +87,18 @@ class Branches(View):
         text_scores = scores.of(product("nbmh,nbsh->nbms", q, per_attention_head(text.k, n)), H)
         text_scores = jnp.where(self._text_mask(n, window)[None, None], text_scores, -jnp.inf)
         branch_scores = [scores.of(product("nbmh,nbmh->nbm", q, per_attention_head(at.k, m)), H) for at in branch]
-        # One softmax over the text's scores [N, B, m, n] and the branch's, [N, B, m] per depth. They are not
-        # concatenated: that would copy the large array to append a few numbers.
-        peak = jax.lax.stop_gradient(functools.reduce(jnp.maximum, branch_scores, text_scores.max(axis=-1)))
+        sinks = [] if scores.sinks is None else [scores.sinks.astype(jnp.float32)[:, None, None]]
+        # One softmax over the text's scores [N, B, m, n], the branch's, [N, B, m] per depth, and sinks [N, 1, 1]. They
+        # are not concatenated: that would copy the large array to append a few numbers.
+        peak = functools.reduce(jnp.maximum, [*branch_scores, *sinks], text_scores.max(axis=-1))
+        peak = jax.lax.stop_gradient(peak)
         weights = jnp.exp(text_scores - peak[..., None])
         branch_weights = [jnp.exp(score - peak) for score in branch_scores]
         attended = product("nbms,nbsh->nbmh", weights.astype(q.dtype), per_attention_head(text.v, n))
         for weight, at in zip(branch_weights, branch, strict=True):
             attended += weight[..., None] * per_attention_head(at.v, m).astype(jnp.float32)
-        attended /= sum(branch_weights, weights.sum(axis=-1))[..., None]
+        sink_weights = [jnp.exp(sink - peak) for sink in sinks]
+        attended /= sum([*branch_weights, *sink_weights], weights.sum(axis=-1))[..., None]
         return jnp.moveaxis(attended.astype(q.dtype), 0, 2)
 
     def _text_mask(self, n: int, window: int | None) -> jax.Array:

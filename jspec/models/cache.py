@@ -62,7 +62,7 @@ class View:
           kv: the keys and values of this layer that are kept so far.
           num_kv_heads: G.
           window: W if each query sees the W newest slots only, its own among them. None if it sees all.
-          scores: what becomes of products of queries and keys.
+          scores: what becomes of products of queries and keys, and the sinks of the attention heads.
 
         Returns:
           the attention's output ``[B, T, N, H]``, and ``kv`` with the new keys and values.

@@ -28,13 +28,16 @@ class Attention(nnx.Module):
     """Grouped-query attention. The weights of queries, keys and values are stacked in one ``[(N + 2G) H, in_features]``.
 
     ``in_features`` is the width of the input. None means D, the width of the model.
+
+    Attributes:
+      sinks: ``[N]``, the score of each attention head that its softmaxes run over as well (``Scores``), or None.
     """
 
     def __init__(self, config: ModelConfig, layer: int, in_features: int | None = None, *, dtype, rngs: nnx.Rngs):
         N, G, H, D = config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size
         self.num_heads, self.num_kv_heads, self.head_dim = N, G, H
         self.rope, self.window = config.rope_of(layer), config.windows[layer]
-        self.scores = Scores(config.attention_scale, config.attention_softcap)
+        self.scale, self.softcap = config.attention_scale, config.attention_softcap
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
         self.qkv = linear(in_features or D, (N + 2 * G) * H, bias=config.qkv_bias)
         self.out = linear(N * H, D, bias=config.output_bias)
@@ -42,6 +45,7 @@ class Attention(nnx.Module):
         sizes = (N * H, G * H) if self.norm_projection else (H, H)
         norms = [Norm(size, config.rms_norm_eps, config.norm, dtype=dtype) for size in sizes] if config.qk_norm else []
         self.q_norm, self.k_norm = norms or (None, None)
+        self.sinks = nnx.Param(jnp.zeros(N, dtype)) if config.attention_sinks else None
 
     def __call__(self, x, positions, kv, view):
         B, T, _ = x.shape
@@ -51,7 +55,8 @@ class Attention(nnx.Module):
             q, k, v = jnp.split(qkv, [N, N + G], axis=2)
             qkv = jnp.concatenate([self._normed(self.q_norm, q), self._normed(self.k_norm, k), v], axis=2)
         rotation = rotation_at(positions, self.rope, H)
-        attended, kv = view.extend(qkv, rotation, kv, G, self.window, self.scores)
+        scores = Scores(self.scale, self.softcap, None if self.sinks is None else self.sinks[...])
+        attended, kv = view.extend(qkv, rotation, kv, G, self.window, scores)
         return self.out(attended.reshape(B, T, N * H)), kv
 
     def _normed(self, norm: Norm, heads):

@@ -1,13 +1,34 @@
 """A mixture of experts in place of the MLP of a layer."""
 
 import functools
+import math
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from jspec.config import Experts, ModelConfig
-from jspec.models.layers import Linear, wide_project
+from jspec.models.layers import Linear, per_feature, wide_project
+from jspec.pallas import mxfp4
 from jspec.pallas.experts import Stacked, experts
 from jspec.pallas.routing import choose
+
+
+class FourBitWeight(nnx.Module):
+    """The weight of a linear map in MXFP4 (``jspec.pallas.mxfp4``), which only a mixture of experts multiplies with.
+
+    Attributes:
+      weight: uint8 ``[out, bytes]``, the codes of two input features in each byte.
+      scale: uint8 ``[out, groups]``, the exponents of the powers of two that groups of 32 input features share.
+      bias: ``[out]`` of ``dtype``, or None.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype, rngs: nnx.Rngs):
+        codes = (out_features, mxfp4.stored_width(in_features))
+        self.weight = nnx.Param(jax.random.bits(rngs.params(), codes, jnp.uint8))
+        exponent = round(math.log2(in_features**-0.5 / mxfp4.STD_OF_RANDOM_CODES)) + mxfp4.ONE
+        self.scale = nnx.Param(jnp.full((out_features, mxfp4.stored_groups(in_features)), exponent, jnp.uint8))
+        self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
 
 
 class Mixture(nnx.Module):
@@ -17,23 +38,35 @@ class Mixture(nnx.Module):
       router: the linear map ``[X, D]``, which is not quantised; logits are computed and compared in fp32.
       gate_up: the experts' maps ``[2Fe, D]`` one after another, ``[X 2Fe, D]``; gate before up.
       down: the experts' maps ``[D, Fe]`` one after another, ``[X D, Fe]``.
+
+    Router and experts have biases if the config says so.
     """
 
     def __init__(self, config: ModelConfig, *, experts: Experts, dtype, rngs: nnx.Rngs):
         D, X, Fe = config.hidden_size, experts.count, experts.width
-        linear = functools.partial(Linear, dtype=dtype, rngs=rngs)
+        bias, make = experts.biases, functools.partial(Linear, quantization=config.quantization)
+        linear = functools.partial(FourBitWeight if experts.stored else make, bias=bias, dtype=dtype, rngs=rngs)
         self.experts = experts
-        self.router = linear(D, X)
-        self.gate_up = linear(D, X * 2 * Fe, quantization=config.quantization)
-        self.down = linear(Fe, X * D, quantization=config.quantization)
+        self.router = Linear(D, X, bias=bias, dtype=dtype, rngs=rngs)
+        self.gate_up, self.down = linear(D, X * 2 * Fe), linear(Fe, X * D)
 
     def __call__(self, x):
         tokens = x.reshape(-1, x.shape[-1])
         logits = wide_project(tokens, self.router.weight[...])
+        if self.router.bias is not None:
+            logits = logits + per_feature(self.router.bias[...].astype(jnp.float32), logits)
         chosen = choose(logits, self.experts.chosen, self.experts.renormalise)
-        return experts(tokens, chosen, self._stacked(self.gate_up), self._stacked(self.down)).reshape(x.shape)
+        made = experts(tokens, chosen, self._stacked(self.gate_up), self._stacked(self.down), self.experts.clamp)
+        return made.reshape(x.shape)
 
-    def _stacked(self, linear: Linear) -> Stacked:
-        X, (rows, inputs) = self.experts.count, linear.weight.shape
-        scale = None if linear.scale is None else linear.scale[...].reshape(X, rows // X)
-        return Stacked(linear.weight[...].reshape(X, rows // X, inputs), scale)
+    def _stacked(self, linear: Linear | FourBitWeight) -> Stacked:
+        X, scale, bias = self.experts.count, linear.scale, linear.bias
+
+        def by_expert(array):
+            return array.reshape(X, array.shape[0] // X, *array.shape[1:])
+
+        return Stacked(
+            by_expert(linear.weight[...]),
+            None if scale is None else by_expert(scale[...]),
+            None if bias is None else by_expert(bias[...]),
+        )

@@ -46,7 +46,7 @@ def paged_attention_reference(
       valid: bool ``[B, T]``; the attention of an invalid query token means nothing. Slots past a row's newest valid
         query token may hold anything, NaN included.
       window: None, or W: a query token sees W slots, its own included.
-      scores: what becomes of products of queries and keys.
+      scores: what becomes of products of queries and keys, and the sinks of the attention heads.
 
     Returns:
       ``[B, T, N, H]`` in the dtype of q.
@@ -79,7 +79,7 @@ def last_slots(table, positions, valid, page_size: int):
     return jnp.where(valid & (positions < table.shape[1] * page_size), positions, -1)
 
 
-@functools.partial(jax.jit, static_argnames=("window", "scores", "tiling", "interpret"))  # layers share one trace
+@functools.partial(jax.jit, static_argnames=("window", "tiling", "interpret"))  # layers share one trace
 def paged_attention_kernel(
     q,
     k_pool,
@@ -98,14 +98,14 @@ def paged_attention_kernel(
     tiling = tiling or TILINGS[q.dtype]
     plan = Plan.of(B, T, N, k_pool, table, window, scores, tiling)
     pools = (pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool))
-    args = q.reshape(B, T * N, H), *pools, table, last_slots(table, positions, valid, P)
+    args = q.reshape(B, T * N, H), *pools, table, last_slots(table, positions, valid, P), scores.sinks
     (out,) = run(_attend_split, plan, args, q.dtype, tiling, interpret=interpret)
     return out
 
 
-def _attend_split(q_ref, k_ref, v_ref, table_ref, last_ref, *out_refs, plan: Plan):
+def _attend_split(q_ref, k_ref, v_ref, table_ref, last_ref, sinks_ref, *out_refs, plan: Plan):
     queries = Queries.of(plan, last_ref)
     at = rows(queries.among(plan.N, plan.R), plan.H)
     q = pltriton.load(q_ref.at[queries.b, *at], mask=each(queries.real, plan.H), other=0.0)
-    softmax = attend_pages(q, queries, jnp.max(queries.last), k_ref, v_ref, table_ref, plan)
+    softmax = attend_pages(q, queries, jnp.max(queries.last), k_ref, v_ref, table_ref, sinks_ref, plan)
     store(softmax, queries, plan, *out_refs)

@@ -20,17 +20,22 @@ def causal_mask(positions, slots, window: int | None) -> jax.Array:
     return seen if window is None else seen & (key > query - window)
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What becomes of the product of a query and a key before the softmax.
+    """What becomes of the product of a query and a key before the softmax, and what else the softmax runs over.
 
     Attributes:
       scale: what it is multiplied by; None is ``H ** -0.5``.
       softcap: c if the scaled product s becomes ``c tanh(s / c)`` (Gemma 2, 2024), or None.
+      sinks: ``[N]``, or None. The sink of an attention head is one more score, neither scaled nor capped, in the softmax of
+        each of its queries, like that of a key which every query sees and whose value is 0. The weights of the keys
+        therefore add up to less than 1 (gpt-oss, 2025).
     """
 
-    scale: float | None = None
-    softcap: float | None = None
+    scale: float | None = dataclasses.field(default=None, metadata={"static": True})
+    softcap: float | None = dataclasses.field(default=None, metadata={"static": True})
+    sinks: jax.Array | None = None
 
     def of(self, products, H: int, unit: float = 1.0):
         """The scores of products in fp32, as multiples of ``1 / unit``; kernels want them in bits, ``unit = log2(e)``."""
@@ -52,8 +57,20 @@ def grouped_attention(q, k, v, mask, scores: Scores = PLAIN) -> jax.Array:
     q = q.reshape(B, T, G, N // G, H)
     products = jnp.einsum("btgrh,gbsh->gbrts", q, k, precision=precision, preferred_element_type=jnp.float32)
     scored = scores.of(products, H)
-    weights = jax.nn.softmax(jnp.where(mask[None, :, None], scored, -jnp.inf), axis=-1).astype(v.dtype)
+    scored = jnp.where(mask[None, :, None], scored, -jnp.inf)
+    if scores.sinks is None:
+        weights = jax.nn.softmax(scored, axis=-1)
+    else:
+        weights = _softmax_beside(scored, scores.sinks.astype(jnp.float32).reshape(G, 1, N // G, 1, 1))
+    weights = weights.astype(v.dtype)
     return jnp.einsum("gbrts,gbsh->btgrh", weights, v, precision=precision).reshape(B, T, N, H)
+
+
+def _softmax_beside(scored, sinks) -> jax.Array:
+    """The softmax over the last axis of ``scored`` and one more score, ``sinks`` ``[..., 1]``, whose weight is left out."""
+    peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(scored, axis=-1, keepdims=True), sinks))
+    weights = jnp.exp(scored - peak)
+    return weights / (jnp.sum(weights, axis=-1, keepdims=True) + jnp.exp(sinks - peak))
 
 
 class Rotation(NamedTuple):

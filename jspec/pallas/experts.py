@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from jspec.pallas import mxfp4
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.flash import dot, each
 from jspec.pallas.routing import Chosen, group_kernel
@@ -24,20 +25,29 @@ class Stacked(NamedTuple):
     """The same linear map of each of X experts.
 
     Attributes:
-      weight: ``[X, out, in]``, as it is stored.
-      scale: float32 ``[X, out]``, by which a quantised weight is multiplied; None for a weight that is not quantised.
+      weight: ``[X, out, in]``, as it is stored; in MXFP4 (``jspec.pallas.mxfp4``) uint8 ``[X, out, bytes]``.
+      scale: float32 ``[X, out]``, by which a quantised weight is multiplied; in MXFP4 uint8 ``[X, out, groups]``. None for
+        a weight that is not quantised.
+      bias: ``[X, out]``, or None.
     """
 
     weight: jax.Array
     scale: jax.Array | None = None
+    bias: jax.Array | None = None
+
+    @property
+    def is_mxfp4(self) -> bool:
+        """Whether the weight is stored in MXFP4."""
+        return self.weight.dtype == jnp.uint8
 
 
-def experts(x, chosen: Chosen, gate_up: Stacked, down: Stacked):
+def experts(x, chosen: Chosen, gate_up: Stacked, down: Stacked, clamp: float | None = None):
     """``experts_reference``, and on an NVIDIA GPU the kernels."""
-    return by_platform(experts_kernel, experts_reference, x, chosen, gate_up, down)
+    kernel, reference = (functools.partial(f, clamp=clamp) for f in (experts_kernel, experts_reference))
+    return by_platform(kernel, reference, x, chosen, gate_up, down)
 
 
-def experts_reference(x, chosen: Chosen, gate_up: Stacked, down: Stacked):
+def experts_reference(x, chosen: Chosen, gate_up: Stacked, down: Stacked, clamp: float | None = None):
     """The weighted sum of what its experts make of each token; an expert is a SwiGLU MLP (Shazeer, 2020).
 
     Every expert reads every token here, which is as exact as the kernels and slow.
@@ -47,21 +57,36 @@ def experts_reference(x, chosen: Chosen, gate_up: Stacked, down: Stacked):
       chosen: the Y experts of each token.
       gate_up: ``[X, 2Fe, D]``, the rows of gate before those of up.
       down: ``[X, D, Fe]``.
+      clamp: of ``gated``.
 
     Returns:
       ``[M, D]`` in the dtype of x. Sums are in float32; the input of ``down`` is rounded to the dtype of x.
     """
     gate, up = jnp.split(_all_products("md,xfd->mxf", x, gate_up), 2, axis=-1)
-    made = _all_products("mxf,xdf->mxd", (jax.nn.silu(gate) * up).astype(x.dtype), down)
+    made = _all_products("mxf,xdf->mxd", gated(gate, up, clamp).astype(x.dtype), down)
     own = jnp.take_along_axis(made, chosen.expert[:, :, None], axis=1)  # [M, Y, D]
     return jnp.sum(own * chosen.weight[:, :, None], axis=1).astype(x.dtype)
 
 
+def gated(gate, up, clamp: float | None = None):
+    """``silu(gate) * up``, or with ``clamp`` c what gpt-oss (OpenAI, 2025) has in its place.
+
+    That is ``g sigmoid(1.702 g) (u + 1)``, where g is the gate, at most c, and u is up, between -c and c."""
+    if clamp is None:
+        return gate * jax.nn.sigmoid(gate) * up
+    gate = jnp.where(gate > clamp, clamp, gate)  # NaN stays, unlike in a minimum of Triton
+    up = jnp.where(up > clamp, clamp, jnp.where(up < -clamp, -clamp, up))
+    return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
+
+
 def _all_products(subscripts: str, x, stacked: Stacked):
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    weight = stacked.weight.astype(x.dtype)
-    product = jnp.einsum(subscripts, x, weight, precision=precision, preferred_element_type=jnp.float32)
-    return product if stacked.scale is None else product * stacked.scale[None]
+    weight, scale = stacked.weight, stacked.scale
+    if stacked.is_mxfp4:
+        weight, scale = mxfp4.wide(weight, scale, x.shape[-1]), None
+    product = jnp.einsum(subscripts, x, weight.astype(x.dtype), precision=precision, preferred_element_type=jnp.float32)
+    product = product if scale is None else product * scale[None]
+    return product if stacked.bias is None else product + stacked.bias.astype(jnp.float32)[None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,16 +115,27 @@ def tiling_of(A: int, X: int, dtype) -> Tiling:
     return Tiling(rows, 32 if rows <= 32 else 64, 256 // jnp.dtype(dtype).itemsize, 4, 4)
 
 
-@functools.partial(jax.jit, static_argnames=("up_tiling", "down_tiling", "interpret"))  # layers share one trace
+@functools.partial(
+    jax.jit, static_argnames=("clamp", "up_tiling", "down_tiling", "interpret")
+)  # layers share one trace
 def experts_kernel(
-    x, chosen: Chosen, gate_up: Stacked, down: Stacked, *, up_tiling=None, down_tiling=None, interpret=False
+    x,
+    chosen: Chosen,
+    gate_up: Stacked,
+    down: Stacked,
+    clamp: float | None = None,
+    *,
+    up_tiling: Tiling | None = None,
+    down_tiling: Tiling | None = None,
+    interpret=False,
 ):
     """``experts_reference`` as two kernels, behind that which groups the assignments."""
-    (M, Y), (X, D, Fe) = chosen.expert.shape, down.weight.shape
+    (M, Y), (X, D), Fe = chosen.expert.shape, down.weight.shape[:2], gate_up.weight.shape[1] // 2
     A, default = M * Y, tiling_of(M * Y, X, x.dtype)
     grouped = group_kernel(chosen.expert, X, interpret=interpret)
     run = functools.partial(_run, A=A, X=X, interpret=interpret)
-    hidden = run(_up, up_tiling or default, jax.ShapeDtypeStruct((A, Fe), x.dtype), gate_up, *grouped, x, Y=Y)
+    hidden = jax.ShapeDtypeStruct((A, Fe), x.dtype)
+    hidden = run(_up, up_tiling or default, hidden, gate_up, *grouped, x, Y=Y, clamp=clamp)
     made = jax.ShapeDtypeStruct((A, D), jnp.float32)
     made = run(_down, down_tiling or default, made, down, *grouped, hidden, chosen.weight.reshape(A))
     return jnp.sum(made.reshape(M, Y, D), axis=1).astype(x.dtype)
@@ -108,16 +144,17 @@ def experts_kernel(
 def _run(function, tiling: Tiling, out, stacked: Stacked, *args, A: int, X: int, interpret: bool, **static):
     """The output of a kernel whose programs have a tile and some output features each."""
     hit = min(A, X)  # the most experts that can have a tile of their own
-    scale = () if stacked.scale is None else (stacked.scale,)
+    parts, tree = jax.tree.flatten(stacked)
     return kernel_call(
         function,
-        *(*args, stacked.weight, *scale),
+        *(*args, *parts),
         grid=(hit + (A - hit) // tiling.rows, pl.cdiv(out.shape[1], tiling.columns)),
         out_shape=out,
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
         interpret=interpret,
         tiling=tiling,
+        tree=tree,
         **static,
     )
 
@@ -156,67 +193,144 @@ def _tile(sizes_ref, order_ref, rows: int) -> tuple[jax.Array, _Tile]:
     return there, _Tile(jnp.minimum(expert, X - 1), jnp.where(real, at, nowhere), real, assignment)
 
 
-def _up(sizes_ref, order_ref, x_ref, weight_ref, *refs, tiling: Tiling, Y: int):
-    """``silu(gate x) * up x`` of a tile, written in the order by expert."""
-    (*scale_refs, hidden_ref), Fe = refs, refs[-1].shape[1]
+def _up(sizes_ref, order_ref, x_ref, *refs, tiling: Tiling, tree, Y: int, clamp: float | None):
+    """``gated`` of a tile, written in the order by expert."""
+    (*parts, hidden_ref), Fe = refs, refs[-1].shape[1]
     there, tile = _tile(sizes_ref, order_ref, tiling.rows)
     column = block_ids(pl.program_id(1), tiling.columns)
 
     @pl.when(there)
     def _():
         token, outputs = jax.lax.div(tile.assignment, jnp.int32(Y)), (column, Fe + column)
-        gate, up = _products(x_ref, token, tile, weight_ref, scale_refs, outputs, column < Fe, tiling)
-        _store(hidden_ref, tile.at, column, tile.real, gate * jax.nn.sigmoid(gate) * up)
+        gate, up = _products(x_ref, token, tile, tree.unflatten(parts), outputs, column < Fe, tiling)
+        _store(hidden_ref, tile.at, column, tile.real, gated(gate, up, clamp))
 
 
-def _down(sizes_ref, order_ref, hidden_ref, factor_ref, weight_ref, *refs, tiling: Tiling):
+def _down(sizes_ref, order_ref, hidden_ref, factor_ref, *refs, tiling: Tiling, tree):
     """``down`` of a tile, times the weights of the expert for its tokens, written in the order of assignments."""
-    (*scale_refs, made_ref), D = refs, refs[-1].shape[1]
+    (*parts, made_ref), D = refs, refs[-1].shape[1]
     there, tile = _tile(sizes_ref, order_ref, tiling.rows)
     column = block_ids(pl.program_id(1), tiling.columns)
 
     @pl.when(there)
     def _():
-        (made,) = _products(hidden_ref, tile.at, tile, weight_ref, scale_refs, (column,), column < D, tiling)
+        (made,) = _products(hidden_ref, tile.at, tile, tree.unflatten(parts), (column,), column < D, tiling)
         factor = pltriton.load(factor_ref.at[tile.assignment], mask=tile.real, other=0.0)
         _store(made_ref, tile.assignment, column, tile.real, made * factor[:, None])
 
 
-def _products(x_ref, row, tile: _Tile, weight_ref, scale_refs, outputs, inside, tiling: Tiling) -> list[Any]:
-    """In a kernel: products of rows of ``x_ref`` with output features of the tile's expert.
+def _products(x_ref, row, tile: _Tile, stacked: Stacked, outputs, inside, tiling: Tiling) -> list[Any]:
+    """In a kernel: what the tile's expert makes of rows of ``x_ref``, for some of its output features.
 
     Args:
       row: int32 ``[rows]``.
-      scale_refs: the scales of a quantised weight, or nothing.
+      stacked: refs.
       outputs: int32 ``[columns]`` each, the output features of each product.
       inside: bool ``[columns]``, which of these there are.
 
     Returns:
       float32 ``[rows, columns]`` for each of ``outputs``.
     """
-    width = x_ref.shape[1]
-    depth = min(tiling.depth, max(pl.next_power_of_2(width), 16))
-    whole = width % depth == 0
-
-    def mask_of(real, ids):
-        mask = each(real, depth)
-        return mask if whole else mask & jnp.broadcast_to((ids < width)[None, :], mask.shape)
+    read = _Packed if stacked.is_mxfp4 else _Plain
+    operands = read(x_ref, row, tile, stacked, inside, tiling)
 
     def add(i, sums):
-        ids = block_ids(i, depth)
-        x = pltriton.load(x_ref.at[_grid(row, ids)], mask=mask_of(tile.real, ids), other=0.0)
-        added = []
-        for total, output in zip(sums, outputs, strict=True):
-            weight = _load_weight(weight_ref.at[tile.expert, *_grid(output, ids)], mask_of(inside, ids), x.dtype)
-            added.append(total + dot(x, weight, trans_b=True))
-        return tuple(added)
+        for x, weights in operands.of(i, outputs):
+            sums = tuple(total + dot(x, weight, trans_b=True) for total, weight in zip(sums, weights, strict=True))
+        return sums
 
     nothing = jnp.zeros((tiling.rows, tiling.columns), jnp.float32)
-    sums = jax.lax.fori_loop(0, pl.cdiv(width, depth), add, (nothing,) * len(outputs))
-    scales = [
-        pltriton.load(ref.at[tile.expert, output], mask=inside, other=0.0) for ref in scale_refs for output in outputs
-    ]
-    return [total * scale[None, :] for total, scale in zip(sums, scales, strict=True)] if scales else list(sums)
+    sums = jax.lax.fori_loop(0, operands.trips, add, (nothing,) * len(outputs))
+
+    def of_outputs(ref):
+        return (pltriton.load(ref.at[tile.expert, output], mask=inside, other=0.0) for output in outputs)
+
+    if stacked.scale is not None and not stacked.is_mxfp4:
+        sums = (total * scale[None, :] for total, scale in zip(sums, of_outputs(stacked.scale), strict=True))
+    if stacked.bias is not None:
+        sums = (
+            total + bias.astype(jnp.float32)[None, :]
+            for total, bias in zip(sums, of_outputs(stacked.bias), strict=True)
+        )
+    return list(sums)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Operands:
+    """In a kernel: what is multiplied in each trip of the loop over input features. Fields are those of ``_products``."""
+
+    x_ref: Any
+    row: Any
+    tile: _Tile
+    stacked: Stacked
+    inside: Any
+    tiling: Tiling
+
+    @property
+    def width(self) -> int:
+        """How many input features there are."""
+        return self.x_ref.shape[1]
+
+    @property
+    def depth(self) -> int:
+        """How many of them a trip reads."""
+        raise NotImplementedError
+
+    @property
+    def trips(self) -> int:
+        return pl.cdiv(self.width, self.depth)
+
+    def x(self, ids):
+        """Features ``ids [n]`` of the rows, ``[rows, n]``; 0 past the last of them."""
+        return pltriton.load(self.x_ref.at[_grid(self.row, ids)], mask=self.mask(self.tile.real, ids), other=0.0)
+
+    def mask(self, real, ids):
+        """Which of ``[n, m]`` numbers there are, if ``real [n]`` says which rows there are, and ``ids [m]`` are features."""
+        mask = each(real, ids.shape[0])
+        every = self.width % self.depth == 0
+        return mask if every else mask & jnp.broadcast_to((ids < self.width)[None, :], mask.shape)
+
+
+class _Plain(_Operands):
+    """A weight of one number for each input feature."""
+
+    @property
+    def depth(self) -> int:
+        return min(self.tiling.depth, max(pl.next_power_of_2(self.width), 16))
+
+    def of(self, i, outputs):
+        """Blocks ``x [rows, depth]`` and, for each of ``outputs``, ``[columns, depth]`` to multiply it with."""
+        ids = block_ids(i, self.depth)
+        x, ref, mask = self.x(ids), self.stacked.weight, self.mask(self.inside, ids)
+        weights = [_load_weight(ref.at[self.tile.expert, *_grid(output, ids)], mask, x.dtype) for output in outputs]
+        return [(x, weights)]
+
+
+class _Packed(_Operands):
+    """A weight in MXFP4, whose groups of input features are multiplied one after the other."""
+
+    @property
+    def depth(self) -> int:
+        return max(self.tiling.depth, mxfp4.PAIR)
+
+    def of(self, i, outputs):
+        """Blocks ``x [rows, 32]`` and, for each of ``outputs``, ``[columns, 32]`` to multiply it with."""
+        pairs = self.depth // mxfp4.PAIR
+        for pair in (i * pairs + j for j in range(pairs)):
+            both = zip(*(self._groups(pair, output) for output in outputs), strict=True)
+            for half, weights in enumerate(both):
+                x = self.x(block_ids(2 * pair + half, mxfp4.GROUP))
+                yield x, [weight.astype(x.dtype) for weight in weights]
+
+    def _groups(self, pair, output):
+        """The weights of the two groups of a pair, bfloat16 ``[columns, 32]`` each."""
+        weight_ref, scale_ref, expert = self.stacked.weight, self.stacked.scale, self.tile.expert
+        there = self.inside & (pair * mxfp4.PAIR < self.width)
+        at = weight_ref.at[expert, *_grid(output, block_ids(pair, mxfp4.GROUP))]
+        byte = pltriton.load(at, mask=each(there, mxfp4.GROUP), other=0).astype(jnp.int32)
+        for half, code in enumerate((byte & 15, byte >> 4)):
+            scale = pltriton.load(scale_ref.at[expert, output, 2 * pair + half], mask=there, other=0)
+            yield mxfp4.values(code) * mxfp4.powers(scale.astype(jnp.int32))[:, None]
 
 
 def _load_weight(at, mask, dtype):

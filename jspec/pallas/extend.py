@@ -38,7 +38,7 @@ def has_extend_kernel(qkv, pool) -> bool:
     return has_kernel(qkv, pool) and T * R <= _MOST_ROWS
 
 
-@functools.partial(jax.jit, static_argnames=("window", "scores", "tiling", "interpret"))  # layers share one trace
+@functools.partial(jax.jit, static_argnames=("window", "tiling", "interpret"))  # layers share one trace
 def extend_kernel(
     qkv,
     rotation: Rotation | None,
@@ -61,7 +61,7 @@ def extend_kernel(
       k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of qkv; updated in place.
       table, positions, valid: as in ``PagedView``.
       window: None, or W: a query token sees W slots, its own included.
-      scores: what becomes of products of queries and keys.
+      scores: what becomes of products of queries and keys, and the sinks of the attention heads.
 
     Returns:
       attention ``[B, T, N, H]``, which is 0 for invalid tokens, and the two pools.
@@ -75,7 +75,7 @@ def extend_kernel(
     k, v, out = run(
         _extend_split,
         plan,
-        (qkv.reshape(B, T * heads, H), *angles, *pools, table, last),
+        (qkv.reshape(B, T * heads, H), angles, *pools, table, last, scores.sinks),
         qkv.dtype,
         tiling,
         others=[jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in pools],
@@ -85,9 +85,9 @@ def extend_kernel(
     return out, k.reshape(k_pool.shape), v.reshape(v_pool.shape)
 
 
-def _extend_split(qkv_ref, *refs, plan: Plan):
-    others = 7 if plan.splits == 1 else 9  # all but the angles: 4 more inputs, the pools, and what ``store`` writes
-    angle_refs, (k_ref, v_ref, table_ref, last_ref, k_out_ref, v_out_ref, *out_refs) = refs[:-others], refs[-others:]
+def _extend_split(
+    qkv_ref, angle_refs, k_ref, v_ref, table_ref, last_ref, sinks_ref, k_out_ref, v_out_ref, *out_refs, plan: Plan
+):
     queries, heads, H = Queries.of(plan, last_ref), plan.N + 2 * plan.G, plan.H
     b, g = queries.b, queries.g
     token = jnp.arange(max(SMALLEST, pl.next_power_of_2(plan.T)), dtype=jnp.int32)
@@ -103,7 +103,7 @@ def _extend_split(qkv_ref, *refs, plan: Plan):
     v = pltriton.load(qkv_ref.at[b, *rows(token * heads + plan.N + plan.G + g, H)], mask=each(mine, H), other=0.0)
 
     q = turned(q_turning)
-    softmax = attend_pages(q, queries, before, k_ref, v_ref, table_ref, plan)
+    softmax = attend_pages(q, queries, before, k_ref, v_ref, table_ref, sinks_ref, plan)
     k = turned(k_turning)
     seen = mine[None, :] & (slot[None, :] <= queries.last[:, None])
     softmax = add_tile(softmax, q, k, v, seen & in_window(slot, queries.last, plan), plan.scores)

@@ -5,7 +5,7 @@ head, numbered token by token: query i belongs to query token i // R and to atte
 computes with matrices that have one line for each query."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -76,7 +76,7 @@ class Plan:
 
     Attributes:
       window: None, or how many slots a query sees, its own included.
-      scores: what becomes of products of queries and keys.
+      scores: what becomes of products of queries and keys; the sinks, which are arrays, are left out.
       block: how many of the T R queries of a KV head a program has.
       slots: how many cache slots a tile has.
       splits: how many programs there are for the slots of a row.
@@ -108,7 +108,7 @@ class Plan:
         fewest = splits = tiling.splits(B * G * pl.cdiv(rows, block), tiles)
         if rows <= _FEW_QUERIES and window is None:
             splits = tiling.splits_of_long_rows(fewest, tiles * slots)
-        share = pl.cdiv(tiles, splits)
+        share, scores = pl.cdiv(tiles, splits), replace(scores, sinks=None)
         return cls(B, T, G, N // G, H, P, window, scores, block, slots, splits, fewest, share)
 
     @property
@@ -170,7 +170,7 @@ def run(kernel: Callable, plan: Plan, args, dtype, tiling: Tiling, *, others=(),
     Args:
       kernel: ``kernel(*arg_refs, *other_refs, *out_refs, plan=plan)``; the last refs are those that ``store`` writes.
       plan: of the launch.
-      args: arrays, which the kernel gets as refs.
+      args: arrays, or trees of them, which the kernel gets as refs.
       dtype: of the attention.
       tiling: how many warps and stages the kernels have.
       others: shapes of further outputs of the kernel, which come before those of ``store``.
@@ -210,7 +210,7 @@ def run(kernel: Callable, plan: Plan, args, dtype, tiling: Tiling, *, others=(),
     return *made, out.reshape(B, T, N, H)
 
 
-def attend_pages(q, queries: Queries, newest, k_ref, v_ref, table_ref, plan: Plan) -> Softmax:
+def attend_pages(q, queries: Queries, newest, k_ref, v_ref, table_ref, sinks_ref, plan: Plan) -> Softmax:
     """In a kernel: the softmax of a block of queries over the program's share of the row's slots.
 
     Args:
@@ -219,6 +219,7 @@ def attend_pages(q, queries: Queries, newest, k_ref, v_ref, table_ref, plan: Pla
       newest: the last slot of the row that is read, -1 if there is none.
       k_ref, v_ref: pools ``[G, pages * P, H]``.
       table_ref: int32 ``[B, M]``, the pages of each row.
+      sinks_ref: ``[N]``, or None.
       plan: of the launch.
     """
     b, g, slots, last = queries.b, queries.g, plan.slots, queries.last
@@ -246,9 +247,20 @@ def attend_pages(q, queries: Queries, newest, k_ref, v_ref, table_ref, plan: Pla
         seen = slot[None, :] <= jnp.minimum(last, newest)[:, None]
         return add_tile(softmax, q, k, v, seen & in_window(slot, last, plan), plan.scores), pages(i + 1)
 
-    block = plan.block
-    nothing = Softmax(jnp.zeros((block, plan.H), jnp.float32), jnp.full(block, -jnp.inf), jnp.zeros(block, jnp.float32))
-    return jax.lax.fori_loop(begin, end, attend_tile, (nothing, pages(begin)))[0]
+    return jax.lax.fori_loop(begin, end, attend_tile, (_first(queries, sinks_ref, plan), pages(begin)))[0]
+
+
+def _first(queries: Queries, sinks_ref, plan: Plan) -> Softmax:
+    """In a kernel: the softmax of a block of queries before any key.
+
+    A sink is the score of a key that was seen before, whose value is 0. It counts once in a row, in the first split."""
+    acc = jnp.zeros((plan.block, plan.H), jnp.float32)
+    if sinks_ref is None:
+        return Softmax(acc, jnp.full(plan.block, -jnp.inf), jnp.zeros(plan.block, jnp.float32))
+    mine = queries.real & (queries.split == 0)
+    heads = queries.among(0, plan.R)  # where a query lies among the heads of its own token
+    sinks = pltriton.load(sinks_ref.at[heads], mask=mine, other=-jnp.inf)
+    return Softmax(acc, sinks.astype(jnp.float32) * LOG2_E, mine.astype(jnp.float32))
 
 
 def in_window(slot, last, plan: Plan):

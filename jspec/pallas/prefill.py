@@ -21,14 +21,25 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jspec.pallas.attention import last_slots, paged_attention, paged_attention_reference
 from jspec.pallas.attention_reference import PLAIN, Scores
 from jspec.pallas.dispatch import by_platform, on_hopper
-from jspec.pallas.prefill_plan import PART, PROGRAMS, SLOTS, STAGES, WARPGROUPS, Plan, block_bounds, live_pages
+from jspec.pallas.prefill_plan import (
+    LOWEST,
+    PART,
+    PROGRAMS,
+    SLOTS,
+    STAGES,
+    WARPGROUPS,
+    Plan,
+    block_bounds,
+    live_pages,
+    sinks_of_queries,
+)
 from jspec.pallas.triton import LOG2_E
 
 # Registers of a thread in the warpgroups that compute, and in the one that loads. A program is launched with 168 for each of
 # its 384 threads, and its three warpgroups share these 504 from then on: one that asks for more than is left waits for ever.
 _COMPUTE, _LOAD = 224, 56
-_LOWEST = -1e30  # below any score; unlike -inf, it can be subtracted from itself
 _FEWEST_PROGRAMS = 64  # with fewer, ``paged_attention`` keeps more of a GPU busy, because it splits rows
+_ROW = plgpu.Layout.WGMMA.reduce(1)  # of one number for each query
 # What ``plgpu.load`` of jax 0.10 wants to be told, and later ones warn about.
 _IN_FULL: dict[str, Any] = {} if jax.__version_info__ >= (0, 11) else {"idx": ()}
 
@@ -41,8 +52,10 @@ def prefill_attention(
     That kernel knows no soft cap: the hyperbolic tangent of its instructions is too coarse."""
     if scores.softcap is not None or not (has_prefill_kernel(q, k_pool) and on_hopper()):
         return paged_attention(q, k_pool, v_pool, table, positions, valid, window, scores)
-    kernel = functools.partial(prefill_attention_kernel, window=window, scale=scores.scale)
-    reference = functools.partial(paged_attention_reference, window=window, scores=scores)
+    kernel, reference = (
+        functools.partial(f, window=window, scores=scores)
+        for f in (prefill_attention_kernel, paged_attention_reference)
+    )
     return by_platform(kernel, reference, q, k_pool, v_pool, table, positions, valid)
 
 
@@ -59,9 +72,7 @@ def has_prefill_kernel(q, pool) -> bool:
     return B * T * N >= _FEWEST_PROGRAMS * WARPGROUPS * PART
 
 
-@functools.partial(
-    jax.jit, static_argnames=("window", "scale", "stages", "programs", "interpret")
-)  # layers share one trace
+@functools.partial(jax.jit, static_argnames=("window", "stages", "programs", "interpret"))  # layers share one trace
 def prefill_attention_kernel(
     q,
     k_pool,
@@ -70,7 +81,7 @@ def prefill_attention_kernel(
     positions,
     valid,
     window: int | None,
-    scale: float | None = None,
+    scores: Scores = PLAIN,
     *,
     stages: int = STAGES,
     programs: int = PROGRAMS,
@@ -78,9 +89,11 @@ def prefill_attention_kernel(
 ):
     """``paged_attention_reference`` as a kernel; the attention of an invalid query token is 0.
 
-    ``scale`` is that of ``Scores``, which have no soft cap."""
-    plan = Plan.of(q, k_pool, window, scale, stages, programs, interpret)
+    ``scores`` have no soft cap."""
+    assert scores.softcap is None, scores.softcap
+    plan = Plan.of(q, k_pool, window, scores.scale, stages, programs, interpret)
     bounds, last = block_bounds(last_slots(table, positions, valid, plan.P), plan)
+    sinks = None if scores.sinks is None else sinks_of_queries(scores.sinks, plan)
     return plgpu.kernel(
         functools.partial(_attend_blocks, plan=plan),
         out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
@@ -91,7 +104,7 @@ def prefill_attention_kernel(
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
         kernel_name="jspec_prefill_attention",
-    )(q, k_pool, v_pool, live_pages(table, bounds, plan), bounds, last)
+    )(q, k_pool, v_pool, live_pages(table, bounds, plan), bounds, last, sinks)
 
 
 class _Shared(NamedTuple):
@@ -171,7 +184,7 @@ class _Block(NamedTuple):
         return self.before + i - self.first
 
 
-def _attend_blocks(q_ref, k_ref, v_ref, pages_ref, bounds_ref, last_ref, out_ref, *, plan: Plan):
+def _attend_blocks(q_ref, k_ref, v_ref, pages_ref, bounds_ref, last_ref, sinks_ref, out_ref, *, plan: Plan):
     def program(*scoped):
         shared, warpgroup = _Shared(*scoped), lax.axis_index("warpgroup")
 
@@ -187,7 +200,7 @@ def _attend_blocks(q_ref, k_ref, v_ref, pages_ref, bounds_ref, last_ref, out_ref
         def _():
             if not plan.interpret:
                 plgpu.set_max_registers(_COMPUTE, action="increase")
-            each_block(lambda block: _compute(q_ref, last_ref, out_ref, shared, block, warpgroup, plan))
+            each_block(lambda block: _compute(q_ref, last_ref, sinks_ref, out_ref, shared, block, warpgroup, plan))
 
         @pl.when(warpgroup == WARPGROUPS)
         def _():
@@ -250,7 +263,7 @@ def _clear_unseen(tile, newest, plan: Plan):
     plgpu.commit_smem()
 
 
-def _compute(q_ref, last_ref, out_ref, shared: _Shared, block: _Block, warpgroup, plan: Plan):
+def _compute(q_ref, last_ref, sinks_ref, out_ref, shared: _Shared, block: _Block, warpgroup, plan: Plan):
     """The attention of one warpgroup's queries."""
     tokens = PART // plan.heads
     token, head = block.number * plan.tokens, block.g * plan.R
@@ -261,10 +274,10 @@ def _compute(q_ref, last_ref, out_ref, shared: _Shared, block: _Block, warpgroup
     ]
     for mine, there in places:
         plgpu.copy_gmem_to_smem(q_ref.at[there], mine, shared.q_here.at[warpgroup])
-    mine_ref = last_ref.at[block.b, block.number, warpgroup]
-    last = plgpu.load(mine_ref, **_IN_FULL, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+    last = _load_row(last_ref.at[block.b, block.number, warpgroup])
+    sinks = None if sinks_ref is None else _load_row(sinks_ref.at[block.g, warpgroup])
     plgpu.barrier_wait(shared.q_here.at[warpgroup])
-    acc, total = _softmax(last, shared, block, warpgroup, plan)
+    acc, total = _softmax(last, sinks, shared, block, warpgroup, plan)
 
     share = jnp.where(last >= 0, 1.0 / total, 0.0)
     seen = lax.broadcast_in_dim(last >= 0, acc.shape, [0])
@@ -276,9 +289,14 @@ def _compute(q_ref, last_ref, out_ref, shared: _Shared, block: _Block, warpgroup
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the next block's queries may come
 
 
-def _softmax(last, shared: _Shared, block: _Block, warpgroup, plan: Plan):
+def _load_row(ref):
+    """One number for each query of a warpgroup, ``[64]``."""
+    return plgpu.load(ref, **_IN_FULL, layout=_ROW, optimized=False)
+
+
+def _softmax(last, sinks, shared: _Shared, block: _Block, warpgroup, plan: Plan):
     """The weighted sums of values ``[64, H]`` and the sums of weights ``[64]``, float32, of queries that each see the
-    slots up to ``last`` ``[64]``.
+    slots up to ``last`` ``[64]``. ``sinks`` ``[64]`` are those of ``sinks_of_queries``, or None.
 
     A warpgroup has its turn at the tensor cores from the end of its softmax until its next scores are under way.
     """
@@ -328,11 +346,11 @@ def _softmax(last, shared: _Shared, block: _Block, warpgroup, plan: Plan):
         plgpu.barrier_arrive(shared.v_read.at[stage])
         return acc, raised, total
 
-    rows = plgpu.Layout.WGMMA.reduce(1)
+    constant = lambda number: plgpu.layout_cast(jnp.full(PART, number, jnp.float32), _ROW)  # noqa: E731
     carry = (
         plgpu.layout_cast(jnp.zeros((PART, plan.H), jnp.float32), plgpu.Layout.WGMMA),
-        plgpu.layout_cast(jnp.full(PART, _LOWEST, jnp.float32), rows),
-        plgpu.layout_cast(jnp.zeros(PART, jnp.float32), rows),
+        constant(LOWEST) if sinks is None else sinks,  # a sink is the score of a key that was seen before
+        constant(0.0 if sinks is None else 1.0),
     )
     pl.when(block.end > block.first)(lambda: plgpu.barrier_wait(shared.k_here.at[stage_of(block.first)]))
     pl.when(warpgroup == 1)(change_turns)

@@ -6,11 +6,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from jspec.pallas.triton import LOG2_E
+
 WARPGROUPS = 2  # that compute
 PART = 64  # queries of one of them
 SLOTS = 128  # of a tile
 PROGRAMS = 132  # multiprocessors of the largest Hopper GPU
 STAGES = 3  # tiles under way: as many as fit into shared memory beside the queries
+LOWEST = -1e30  # below any score; unlike -inf, it can be subtracted from itself
 
 
 class Plan(NamedTuple):
@@ -103,6 +106,12 @@ def block_bounds(last, plan: Plan):
         jnp.stack([first, unmasked, masked, end, newest], axis=-1),
         by_head.reshape(plan.B, plan.blocks, WARPGROUPS, PART),
     )
+
+
+def sinks_of_queries(sinks, plan: Plan):
+    """The sink of each query of a block, in bits: ``[N]`` -> float32 ``[G, 2, 64]``, two warpgroups for each KV head."""
+    bits = jnp.maximum(sinks.astype(jnp.float32) * LOG2_E, LOWEST).reshape(plan.G, plan.R, 1)
+    return jnp.broadcast_to(bits, (plan.G, plan.R, plan.tokens)).reshape(plan.G, WARPGROUPS, PART)
 
 
 def live_pages(table, bounds, plan: Plan):

@@ -33,13 +33,13 @@ def kernel_call(
 
     Args:
       function: the kernel; its name, behind ``jspec``, is that of the launch.
-      args: arrays, which the kernel gets as refs.
+      args: arrays, which the kernel gets as refs; or trees of arrays, which it gets as the same trees of refs.
       grid: how many programs run along each axis; the first axis runs fastest.
       out_shape: one ``jax.ShapeDtypeStruct``, or a list of them.
       num_warps: warps of 32 threads that run one program.
       interpret: run on any platform, slowly, instead of lowering for a GPU.
       num_stages: how many trips of a loop have their loads under way at once.
-      aliases: maps the number of an argument to that of the output which takes its place in memory.
+      aliases: maps the number of an array in ``args`` to that of the output which takes its place in memory.
       static: Python values that the kernel gets by name.
     """
     # jax 0.11 announces the end of this lowering whenever it is used; the move away from it will happen in this file.
@@ -55,7 +55,8 @@ def kernel_call(
     )
     outer = _interpreted.set(interpret)  # the call traces the function
     try:
-        return call(*(jnp.asarray(arg, arg.dtype) for arg in args))  # weak types do not lower where literals meet them
+        # Weak types do not lower where literals meet them.
+        return call(*jax.tree.map(lambda array: jnp.asarray(array, array.dtype), args))
     finally:
         _interpreted.reset(outer)
 

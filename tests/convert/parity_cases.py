@@ -56,6 +56,13 @@ GEMMA3_ROPES = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+GPT_OSS = {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": 7,
+    "rope_parameters": {**YARN, "truncate": False},
+    "swiglu_limit": 0.5,
+}
 LONGROPE = {"rope_parameters": LONG_FACTORS, "original_max_position_embeddings": 32}
 
 CASES = {
@@ -131,4 +138,11 @@ CASES = {
     "gemma3": ("Gemma3", {**GEMMA3, "num_hidden_layers": 7}),
     "gemma3-scaled": ("Gemma3", {**GEMMA3, "rope_parameters": GEMMA3_ROPES, "sliding_window_pattern": 2}),
     "gemma3-capped": ("Gemma3", {**GEMMA3, "final_logit_softcapping": 5.0, "num_key_value_heads": 1, "head_dim": 32}),
+    "gpt-oss": ("GptOss", GPT_OSS),
+    "gpt-oss-listed": (
+        "GptOss",
+        {**GPT_OSS, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "swiglu_limit": 7.0},
+    ),
+    "gpt-oss-default-rope": ("GptOss", {**GPT_OSS, "rope_parameters": None, "num_key_value_heads": 1, "head_dim": 32}),
+    "gpt-oss-no-biases": ("GptOss", {**GPT_OSS, "attention_bias": False, "tie_word_embeddings": True}),
 }

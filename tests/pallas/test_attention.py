@@ -2,7 +2,7 @@
 kernel."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,8 @@ SHARED = Tiling(tile=4096, programs=1, share=32, most_splits=4)  # only long row
 class Case:
     """T queries of R heads per KV head; ``pages`` of P slots a row.
 
-    ``rotary`` numbers of a head are rotated; None is all of them."""
+    ``rotary`` numbers of a head are rotated; None is all of them. The sinks of heads lie around ``sink``; None is no
+    sinks."""
 
     T: int
     R: int
@@ -37,11 +38,21 @@ class Case:
     tiling: Tiling = SMALL
     scores: Scores = PLAIN
     rotary: int | None = None
+    sink: float | None = None
+
+    @property
+    def all_scores(self) -> Scores:
+        """The scores with the sinks, ``[N]`` in the dtype of the case."""
+        if self.sink is None:
+            return self.scores
+        sinks = self.sink + jax.random.normal(jax.random.key(self.T), (G * self.R,))
+        return replace(self.scores, sinks=sinks.astype(self.dtype))
 
     def __str__(self):
         named = f"T{self.T} R{self.R} H{self.H} P{self.P} W{self.window} {self.dtype}"
         own = "" if self.scores == PLAIN else f" scale {self.scores.scale} cap {self.scores.softcap}"
-        return named + own + ("" if self.rotary is None else f" rotary {self.rotary}")
+        own += "" if self.rotary is None else f" rotary {self.rotary}"
+        return named + own + ("" if self.sink is None else f" sink {self.sink}")
 
 
 CASES = [
@@ -59,6 +70,10 @@ CASES = [
     Case(T=5, R=2, H=64, P=16, pages=9, scores=Scores(0.3, 2.0), rotary=48),
     Case(T=5, R=2, H=256, P=64, pages=3, window=40, dtype="bfloat16", scores=Scores(softcap=3.0), rotary=0),
     Case(T=3, R=4, H=32, P=16, pages=5, dtype="bfloat16", scores=Scores(0.05), rotary=16, tiling=WHOLE),
+    Case(T=5, R=4, H=64, P=16, pages=9, sink=1.0),
+    Case(T=5, R=7, H=64, P=24, pages=5, window=33, dtype="bfloat16", sink=3.0),
+    Case(T=1, R=8, H=64, P=64, pages=5, dtype="bfloat16", tiling=SHARED, sink=2.0),
+    Case(T=3, R=4, H=32, P=16, pages=5, window=20, scores=Scores(0.05, 2.0), tiling=WHOLE, sink=0.0),
 ]
 
 
@@ -91,7 +106,7 @@ def problem(case: Case, spread: float = 1.0):
 
 def oracle(case, q, k, v, positions, valid):
     """float64 ``[2, B, T, N, H]``: the result, and what it would be of |v|; zeros for invalid queries."""
-    out = np.zeros((2, *q.shape))
+    out, sinks = np.zeros((2, *q.shape)), case.all_scores.sinks
     for b, t in np.argwhere(valid):
         p = positions[b, t]
         seen = slice(0 if case.window is None else max(0, p - case.window + 1), p + 1)
@@ -99,8 +114,10 @@ def oracle(case, q, k, v, positions, valid):
             scores = k[n // case.R, b, seen] @ q[b, t, n] * (case.scores.scale or case.H**-0.5)
             if (cap := case.scores.softcap) is not None:
                 scores = cap * np.tanh(scores / cap)
-            weights = np.exp(scores - scores.max())
             values = v[n // case.R, b, seen]
+            if sinks is not None:
+                scores, values = np.append(scores, float(sinks[n])), np.vstack([values, np.zeros(case.H)])
+            weights = np.exp(scores - scores.max())
             out[:, b, t, n] = weights @ values / weights.sum(), weights @ abs(values) / weights.sum()
     return out
 
@@ -119,7 +136,7 @@ class TestPagedAttention:
     def pick(self, implementation):
         def attend(case: Case, args):
             reference, kernel = (
-                functools.partial(f, window=case.window, scores=case.scores)
+                functools.partial(f, window=case.window, scores=case.all_scores)
                 for f in (paged_attention_reference, paged_attention_kernel)
             )
             kernel = functools.partial(kernel, tiling=case.tiling)
@@ -144,21 +161,42 @@ class TestPagedAttention:
             assert jnp.isnan(got[LIVE, :, : case.R]).all()
             assert_agrees(got.at[LIVE, :, : case.R].set(wanted[0, LIVE, :, : case.R]), args, *wanted)
 
-    def test_scores_far_apart(self):
-        case = Case(T=5, R=4, H=64, P=16, pages=6)
+    @pytest.mark.parametrize("sink", [None, 1.0])
+    def test_scores_far_apart(self, sink):
+        case = Case(T=5, R=4, H=64, P=16, pages=6, sink=sink)
         args, wanted = problem(case, 1e4)
         assert_agrees(self.attend(case, args), args, *wanted)
 
+    @pytest.mark.parametrize("tiling", [SMALL, WHOLE], ids=["split", "whole"])
+    def test_sinks_that_have_nearly_all_the_weight(self, tiling):
+        """What is left for the keys is tiny, and right relative to its own size."""
+        case = Case(T=5, R=4, H=64, P=16, pages=6, window=40, sink=20.0, tiling=tiling)
+        args, (wanted, magnitude) = problem(case)
+        valid = np.asarray(args[-1])
+        error = abs(np.asarray(self.attend(case, args), np.float64) - wanted)[valid]
+        assert magnitude[valid].max() < 1e-4
+        assert (error <= 1e-4 * magnitude[valid]).all()
 
+    @pytest.mark.parametrize("tiling", [SMALL, WHOLE], ids=["split", "whole"])
+    def test_sinks_that_have_no_weight_change_nothing(self, tiling):
+        case = Case(T=5, R=4, H=64, P=16, pages=6, tiling=tiling)
+        args, _ = problem(case)
+        valid = np.asarray(args[-1])
+        got, wanted = (np.asarray(self.attend(one, args))[valid] for one in (replace(case, sink=-20.0), case))
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("sink", [None, 1.0])
 @pytest.mark.parametrize("tiling", [SMALL, WHOLE], ids=["split", "whole"])
-def test_the_kernel_gives_zeros_to_queries_that_are_invalid_or_off_the_table(tiling):
-    case = Case(T=5, R=4, H=64, P=16, pages=6)
+def test_the_kernel_gives_zeros_to_queries_that_are_invalid_or_off_the_table(tiling, sink):
+    case = Case(T=5, R=4, H=64, P=16, pages=6, sink=sink)
     args, wanted = problem(case)
     invalid = ~np.asarray(args[-1])
     assert invalid[DEAD].all()
     assert invalid[FULL].tolist() == [False] * 4 + [True]
     claimed = args[-1].at[FULL].set(True)
-    got = paged_attention_kernel(*args[:-1], claimed, window=None, tiling=tiling, interpret=True)
+    how = {"window": None, "scores": case.all_scores, "tiling": tiling, "interpret": True}
+    got = paged_attention_kernel(*args[:-1], claimed, **how)
     np.testing.assert_array_equal(got[invalid], 0)
     assert_agrees(got, args, *wanted)
 
@@ -184,12 +222,13 @@ def test_one_row_fills_the_gpu_and_many_rows_are_not_split(cells, tiles, splits)
 
 
 def test_a_view_attends_by_the_reference_on_a_cpu():
-    case = CASES[3]
+    case = Case(T=5, R=4, H=64, P=16, pages=9, window=3, sink=1.0)
     (q, k, v, table, positions, valid), _ = problem(case)
+    window, scores = case.window, case.all_scores
     with jax.default_device(jax.devices("cpu")[0]):
         view = PagedView(table, positions, valid)
-        got = jax.jit(lambda view, q, kv: view.attend(q, kv, case.window))(view, q, LayerKV(k, v))
-        reference = jax.jit(functools.partial(paged_attention_reference, window=case.window))
+        got = jax.jit(lambda view, q, kv: view.attend(q, kv, window, scores))(view, q, LayerKV(k, v))
+        reference = jax.jit(functools.partial(paged_attention_reference, window=window, scores=scores))
         np.testing.assert_array_equal(got, reference(q, k, v, table, positions, valid))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jspec.models.quantized import quantize
+from jspec.pallas import mxfp4
 from jspec.pallas.experts import Stacked, Tiling, experts_kernel, experts_reference
 from jspec.pallas.routing import Chosen, choose_kernel, choose_reference, group_kernel, group_reference
 
@@ -66,37 +67,80 @@ class TestGroup:
         np.testing.assert_array_equal(order, np.argsort(expert.reshape(-1), kind="stable"))
 
 
-def layer(M: int, D: int, F: int, X: int, Y: int, dtype: str, quantization: str | None = None):
+def layer(
+    M: int, D: int, F: int, X: int, Y: int, dtype: str, quantization: str | None = None, bias: bool = False
+) -> tuple[jax.Array, Chosen, Stacked, Stacked]:
     """Arguments of ``experts``."""
-    keys = jax.random.split(jax.random.key(M + F), 4)
+    keys = jax.random.split(jax.random.key(M + F), 6)
     gate_up = (jax.random.normal(keys[1], (X, 2 * F, D)) * D**-0.5).astype(dtype)
     down = (jax.random.normal(keys[2], (X, D, F)) * F**-0.5).astype(dtype)
     chosen = choose_reference(jax.random.normal(keys[3], (M, X)), Y, True)
     stacked = [
         Stacked(weight) if quantization is None else quantized(weight, quantization) for weight in (gate_up, down)
     ]
+    if bias:
+        biases = (jax.random.normal(key, one.weight.shape[:2]) for key, one in zip(keys[4:], stacked, strict=True))
+        stacked = [one._replace(bias=bias.astype(dtype)) for one, bias in zip(stacked, biases, strict=True)]
     return jax.random.normal(keys[0], (M, D)).astype(dtype), chosen, *stacked
 
 
 def quantized(weight, kind: str) -> Stacked:
     X, width, inputs = weight.shape
+    if kind == "mxfp4":
+        return four_bits(np.random.default_rng(X).integers(0, 16, (X, width, inputs), np.uint8))
     stored, scale = quantize(np.asarray(weight.reshape(X * width, inputs), np.float32), kind)
     return Stacked(jnp.asarray(stored).reshape(weight.shape), jnp.asarray(scale).reshape(X, width))
 
 
-def by_token(x, chosen: Chosen, gate_up, down):
+def four_bits(codes: np.ndarray) -> Stacked:
+    """A weight of these codes, with scales that differ between groups."""
+    X, out, inputs = codes.shape
+    blocks = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(X, out, inputs // 32, 16)
+    scale = np.zeros((X, out, mxfp4.stored_groups(inputs)), np.uint8)
+    scale[..., : inputs // 32] = np.random.default_rng(inputs).integers(121, 126, (X, out, inputs // 32))
+    return Stacked(jnp.asarray(np.stack([mxfp4.repacked(expert) for expert in blocks])), jnp.asarray(scale))
+
+
+MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def unpacked(weight, scale, inputs: int):
+    """A weight in MXFP4 in float64, number by number."""
+    weight, scale = np.asarray(weight), np.asarray(scale)
+    found = np.empty((*weight.shape[:-1], inputs))
+    for i in range(inputs):
+        pair, half, place = i // 64, i // 32 % 2, i % 32
+        code = weight[..., 32 * pair + place] >> 4 * half & 15
+        number = np.where(code < 8, 1, -1) * MAGNITUDES[code % 8]
+        found[..., i] = number * 2.0 ** (scale[..., i // 32].astype(int) - 127)
+    return found
+
+
+def by_token(x, chosen: Chosen, gate_up, down, clamp: float | None = None):
     """``experts`` of one token after another, in float64."""
     x, weight = np.asarray(x, np.float64), np.asarray(chosen.weight, np.float64)
-    gate_up, down = (wide(stacked) for stacked in (gate_up, down))
+    Fe = gate_up.weight.shape[1] // 2
+    up_bias, down_bias = (
+        np.zeros(one.weight.shape[:2]) if one.bias is None else np.asarray(one.bias, np.float64)
+        for one in (gate_up, down)
+    )
+    gate_up, down = wide(gate_up, x.shape[1]), wide(down, Fe)
     out = np.zeros(x.shape)
     for m, experts in enumerate(np.asarray(chosen.expert)):
         for c, e in enumerate(experts):
-            gate, up = np.split(gate_up[e] @ x[m], 2)
-            out[m] += weight[m, c] * (down[e] @ (gate / (1 + np.exp(-gate)) * up))
+            gate, up = np.split(gate_up[e] @ x[m] + up_bias[e], 2)
+            if clamp is None:
+                hidden = gate / (1 + np.exp(-gate)) * up
+            else:
+                gate, up = np.minimum(gate, clamp), np.clip(up, -clamp, clamp)
+                hidden = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+            out[m] += weight[m, c] * (down[e] @ hidden + down_bias[e])
     return out
 
 
-def wide(stacked: Stacked):
+def wide(stacked: Stacked, inputs: int):
+    if stacked.is_mxfp4:
+        return unpacked(stacked.weight, stacked.scale, inputs)
     weight = np.asarray(stacked.weight, np.float64)
     return weight if stacked.scale is None else weight * np.asarray(stacked.scale, np.float64)[:, :, None]
 
@@ -107,8 +151,9 @@ TILINGS = [None, Tiling(16, 16, 16, 4, 2), Tiling(32, 64, 64, 4, 2)]
 class TestExperts:
     @pytest.fixture(autouse=True)
     def pick(self, implementation):
-        self.experts = lambda tiling: implementation(
-            experts_reference, functools.partial(experts_kernel, up_tiling=tiling, down_tiling=tiling)
+        self.experts = lambda tiling, clamp=None: implementation(
+            functools.partial(experts_reference, clamp=clamp),
+            functools.partial(experts_kernel, clamp=clamp, up_tiling=tiling, down_tiling=tiling),
         )
 
     @pytest.mark.parametrize("tiling", TILINGS, ids=str)
@@ -124,6 +169,20 @@ class TestExperts:
         args = layer(5, 72, 40, 16, 4, "float32", quantization)
         found = self.experts(TILINGS[1])(*args)
         np.testing.assert_allclose(found, by_token(*args), atol=2e-5)
+
+    @pytest.mark.parametrize("tiling", TILINGS, ids=str)
+    @pytest.mark.parametrize(("D", "F"), [(128, 64), (96, 32), (64, 160)])
+    def test_weights_in_mxfp4(self, D, F, tiling):
+        args = layer(5, D, F, 8, 3, "float32", "mxfp4")
+        wanted = by_token(*args)
+        np.testing.assert_allclose(self.experts(tiling)(*args), wanted, rtol=1e-5, atol=1e-6 * np.abs(wanted).max())
+
+    @pytest.mark.parametrize("quantization", [None, "fp8", "mxfp4"])
+    def test_biases_and_the_clamped_activation(self, quantization):
+        x, *args = layer(5, 64, 96, 8, 3, "float32", quantization, bias=True)
+        x = x / 4
+        found = self.experts(None, clamp=0.5)(x, *args)
+        np.testing.assert_allclose(found, by_token(x, *args, clamp=0.5), rtol=1e-5, atol=1e-5)
 
     def test_a_token_does_not_depend_on_its_neighbours(self):
         x, chosen, gate_up, down = layer(9, 64, 48, 8, 2, "float32")

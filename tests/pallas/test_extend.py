@@ -31,7 +31,8 @@ def arguments(case: Case):
 
 
 def composed(qkv, rotation, kv, view, case: Case):
-    return jax.jit(lambda *args: View.extend(view, *args, G, case.window, case.scores))(qkv, rotation, kv)
+    scores = case.all_scores
+    return jax.jit(lambda *args: View.extend(view, *args, G, case.window, scores))(qkv, rotation, kv)
 
 
 def assert_agrees(got, wanted, view, dtype):
@@ -57,31 +58,33 @@ def test_does_what_the_three_do(case, interpret):
     wanted = composed(*args, case)
     where = view.table, view.positions, view.valid
     how = {"tiling": case.tiling, "interpret": interpret}
-    out, *pools = extend_kernel(*(qkv, rotation, *kv, *where), case.window, case.scores, **how)
+    out, *pools = extend_kernel(*(qkv, rotation, *kv, *where), case.window, case.all_scores, **how)
     assert_agrees((out, pools), wanted, view, case.dtype)
 
 
+@pytest.mark.parametrize("sink", [None, 1.0])
 @pytest.mark.parametrize("tiling", [SMALL, WHOLE], ids=["split", "whole"])
-def test_rows_without_tokens_get_zeros_and_write_nothing(tiling):
-    case = Case(T=5, R=4, H=64, P=16, pages=6)
+def test_rows_without_tokens_get_zeros_and_write_nothing(tiling, sink):
+    case = Case(T=5, R=4, H=64, P=16, pages=6, sink=sink)
+    scores = case.all_scores
     qkv, rotation, kv, view = arguments(case)
     where = view.table, view.positions, view.valid
-    out, *pools = extend_kernel(*(qkv, rotation, *kv, *where), None, tiling=tiling, interpret=True)
+    out, *pools = extend_kernel(*(qkv, rotation, *kv, *where), None, scores, tiling=tiling, interpret=True)
     np.testing.assert_array_equal(out[DEAD], 0)
     nothing = view.table, view.positions, jnp.zeros_like(view.valid)
-    out, *pools = extend_kernel(*(qkv, rotation, *kv, *nothing), None, tiling=tiling, interpret=True)
+    out, *pools = extend_kernel(*(qkv, rotation, *kv, *nothing), None, scores, tiling=tiling, interpret=True)
     np.testing.assert_array_equal(out, 0)
     for pool, before in zip(pools, kv, strict=True):
         np.testing.assert_array_equal(pool, before)
 
 
 def test_a_view_takes_the_three_steps_on_a_cpu():
-    case = CASES[3]
+    case = Case(T=5, R=4, H=64, P=16, pages=9, window=3, sink=1.0)
     qkv, rotation, kv, view = arguments(case)
     assert has_extend_kernel(qkv, kv.k)
     with jax.default_device(jax.devices("cpu")[0]):
         extend = functools.partial(jax.jit, static_argnums=(3, 4))(view.extend)
-        out, written = extend(qkv, rotation, kv, G, case.window)
+        out, written = extend(qkv, rotation, kv, G, case.window, case.all_scores)
         assert_agrees((out, written), composed(qkv, rotation, kv, view, case), view, case.dtype)
 
 

@@ -2,6 +2,7 @@
 implementations elsewhere."""
 
 import contextlib
+import dataclasses
 import functools
 import re
 
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from jspec.models.cache import LayerKV, PagedView
+from jspec.pallas import mxfp4
 from jspec.pallas.attention import paged_attention
 from jspec.pallas.attention_reference import PLAIN, Rotation, Scores
 from jspec.pallas.draw import draw
@@ -53,12 +55,18 @@ def _h200():
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device))
 
 
-def _attention(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN):
+def _scores(scores, sinks, dtype) -> Scores:
+    """``scores``, with the shape of the sinks of 32 heads if there are sinks."""
+    return dataclasses.replace(scores, sinks=jax.ShapeDtypeStruct((32,), dtype)) if sinks else scores
+
+
+def _attention(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN, sinks=False):
     """``paged_attention`` of 32 heads on 8 over 1,008 slots, and its arguments."""
     array, M = jax.ShapeDtypeStruct, 1008 // P
     pool, queries = array((8, 1 + B * M, P, H), dtype), array((B, T, 32, H), dtype)
     where = array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_)
-    return functools.partial(paged_attention, window=window, scores=scores), (queries, pool, pool, *where)
+    function = lambda scores, *args: paged_attention(*args, window, scores)  # noqa: E731
+    return function, (_scores(scores, sinks, dtype), queries, pool, pool, *where)
 
 
 def _for_cuda(function, args) -> str:
@@ -95,6 +103,7 @@ def test_lowers_to_the_reference_elsewhere(name):
         *[{"B": 1, "T": 1}, {"B": 1, "T": 5, "H": 64, "P": 16}, {"B": 4, "T": 9, "H": 256, "window": 100}],
         *[{"B": 1, "T": 64, "P": 48}, {"B": 2, "T": 5, "H": 16, "P": 128, "window": 1}],
         {"B": 1, "T": 5, "H": 256, "window": 100, "scores": Scores(1 / 16, 50.0)},
+        {"B": 1, "T": 5, "H": 64, "window": 128, "sinks": True},
     ],
     ids=str,
 )
@@ -111,15 +120,16 @@ def test_attention_without_a_kernel_for_its_heads_is_the_reference(H):
     assert not _kernels(_for_cuda(*_attention(B=1, T=5, H=H)))
 
 
-def _extension(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN, rotary=None):
+def _extension(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN, rotary=None, sinks=False):
     """``PagedView.extend`` of 32 heads on 8 over 1,008 slots, and its arguments."""
     array, M = jax.ShapeDtypeStruct, 1008 // P
     pool = array((8, 1 + B * M, P, H), dtype)
     view = PagedView(array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_))
     rotary = H if rotary is None else rotary
     rotation = Rotation(*[array((B, T, rotary // 2), jnp.float32)] * 2) if rotary else None
-    function = lambda view, qkv, rotation, kv: view.extend(qkv, rotation, kv, 8, window, scores)  # noqa: E731
-    return function, (view, array((B, T, 48, H), dtype), rotation, LayerKV(pool, pool))
+    function = lambda view, qkv, rotation, kv, scores: view.extend(qkv, rotation, kv, 8, window, scores)  # noqa: E731
+    scores = _scores(scores, sinks, dtype)
+    return function, (view, array((B, T, 48, H), dtype), rotation, LayerKV(pool, pool), scores)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -128,6 +138,7 @@ def _extension(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN, r
     [
         *[{"B": 1, "T": 1}, {"B": 1, "T": 5, "H": 64, "P": 16}, {"B": 2, "T": 16, "H": 16, "P": 48, "window": 100}],
         *[{"B": 1, "T": 3, "rotary": 96}, {"B": 1, "T": 3, "H": 256, "rotary": 0, "scores": Scores(1 / 16, 50.0)}],
+        {"B": 1, "T": 5, "H": 64, "window": 128, "sinks": True},
     ],
     ids=str,
 )
@@ -142,6 +153,16 @@ def test_extending_by_many_tokens_takes_two_steps(rotary):
         "merge_splits",
         "rotate_and_write",
     ]
+
+
+@pytest.mark.parametrize(("make", "operands"), [(_attention, 5), (_extension, 7)])
+def test_only_kernels_of_models_with_sinks_have_them_as_an_operand(make, operands):
+    def found(sinks: bool):
+        text = _for_cuda(*make(B=64, T=5, sinks=sinks))
+        [call] = re.findall(r"@__gpu\$xla\.gpu\.triton\((.*?)\)", text)
+        return len(call.split(","))
+
+    assert (found(False), found(True)) == (operands, operands + 1)
 
 
 def test_extending_elsewhere_is_the_reference():
@@ -182,6 +203,22 @@ def test_experts_of_eight_bits_lower_for_cuda(kind, dtype):
     array = jax.ShapeDtypeStruct
     stacked = [Stacked(array(w.weight.shape, kind), array(w.weight.shape[:2], jnp.float32)) for w in weights]
     assert sorted(_kernels(_for_cuda(function, (x, logits, *stacked)))) == ["choose", "down", "group", "up"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("M", "X"), [(1, 32), (5, 128), (320, 32)])
+def test_experts_of_four_bits_with_biases_lower_for_cuda(M, X, dtype):
+    array, D = jax.ShapeDtypeStruct, 2880
+
+    def stacked(out):
+        row = (mxfp4.stored_width(D), mxfp4.stored_groups(D))
+        return Stacked(*(array((X, out, n), jnp.uint8) for n in row), array((X, out), dtype))
+
+    def function(x, logits, gate_up, down):
+        return experts(x, choose(logits, 4, True), gate_up, down, clamp=7.0)
+
+    args = array((M, D), dtype), array((M, X), jnp.float32), stacked(2 * D), stacked(D)
+    assert sorted(_kernels(_for_cuda(function, args))) == ["choose", "down", "group", "up"]
 
 
 def test_a_mixture_of_experts_elsewhere_is_the_reference():

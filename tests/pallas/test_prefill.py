@@ -4,6 +4,7 @@ jax interprets kernels of this kind since 0.11. Before that, these tests lower t
 
 import functools
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,9 @@ CASES = [
     Case(T=16, R=8, H=64, P=128, pages=3, dtype="bfloat16", window=200),
     Case(T=128, R=1, H=128, P=64, pages=3, dtype="bfloat16"),
     Case(T=64, R=4, H=64, P=64, pages=3, dtype="bfloat16", scores=Scores(0.3)),
+    Case(T=32, R=8, H=64, P=64, pages=5, dtype="bfloat16", window=128, sink=2.0),
+    Case(T=128, R=1, H=64, P=64, pages=3, dtype="bfloat16", sink=1.0),
+    Case(T=64, R=2, H=128, P=128, pages=2, dtype="bfloat16", scores=Scores(0.3), sink=0.0),
 ]
 MOSAIC = "custom_call @mosaic_gpu_v2"
 
@@ -36,7 +40,7 @@ def attend(case: Case, args):
     return prefill_attention_kernel(
         *args,
         window=case.window,
-        scale=case.scores.scale,
+        scores=case.all_scores,
         stages=stages,
         programs=programs,
         interpret=InterpretGPUParams(),
@@ -97,10 +101,14 @@ def test_every_block_is_dealt_once(B, T, programs):
 
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("shape", [{"B": 8, "T": 64}, {"B": 16, "T": 64, "N": 16, "H": 64, "P": 128}], ids=str)
-def test_lowers_for_hopper(shape, window, monkeypatch):
+@pytest.mark.parametrize("sinks", [False, True])
+def test_lowers_for_hopper(shape, window, sinks, monkeypatch):
     monkeypatch.setattr("jspec.pallas.prefill.on_hopper", lambda: True)
-    text = _for_cuda(functools.partial(prefill_attention, window=window), shapes(**shape))
-    assert text.count(MOSAIC) == 1
+    q, *others = shapes(**shape)
+    scores = Scores(sinks=jax.ShapeDtypeStruct(q.shape[2:3], q.dtype) if sinks else None)  # pyright: ignore
+    text = _for_cuda(lambda scores, *args: prefill_attention(*args, window, scores), (scores, q, *others))
+    [operands] = re.findall(rf"{MOSAIC}\((.*?)\)", text)
+    assert len(operands.split(",")) == (7 if sinks else 6)
     assert "triton" not in text
 
 
@@ -136,12 +144,12 @@ def test_elsewhere_it_is_the_reference():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(("window", "sink"), [(None, None), (100, None), (None, 2.0), (100, 2.0)])
 @pytest.mark.parametrize("T", [32, 64])
-def test_real_sizes_on_a_gpu_among_other_rows_and_alone(T, window):
-    case = Case(T=T, R=4, H=128, P=64, pages=16, dtype="bfloat16", window=window)
+def test_real_sizes_on_a_gpu_among_other_rows_and_alone(T, window, sink):
+    case = Case(T=T, R=4, H=128, P=64, pages=16, dtype="bfloat16", window=window, sink=sink)
     args, wanted = problem(case)
-    attend = jax.jit(functools.partial(prefill_attention_kernel, window=window))
+    attend = jax.jit(functools.partial(prefill_attention_kernel, window=window, scores=case.all_scores))
     got = attend(*args)
     assert_agrees(got, args, *wanted)
     order = jnp.roll(jnp.arange(len(got)), 1)

@@ -7,10 +7,9 @@ import dataclasses
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads.format import HeadFormat
-from jspec.checkpoints.hf_config import decoder_config
+from jspec.checkpoints.hf_config import decoder_config, stored_quantization
 from jspec.checkpoints.layout import Layout, decoder_layout
 from jspec.checkpoints.multimodal import is_multimodal, text_tensors
-from jspec.checkpoints.quantization_config import read_quantization
 from jspec.checkpoints.scales import with_scales
 from jspec.checkpoints.tensor import Tensor
 from jspec.heads import PardConfig
@@ -18,7 +17,7 @@ from jspec.heads import PardConfig
 
 def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     """The ``Layout`` of a folder that holds a causal language model, or a multimodal one around it."""
-    config, stored = decoder_config(folder, fields), read_quantization(fields)
+    config, stored = decoder_config(folder, fields), stored_quantization(fields)
     if is_multimodal(fields):
         text, others = text_tensors(tensors)
         note = f"{len(others)} tensors of other parts than the text model were left out"
