@@ -14,7 +14,8 @@ from convert.quantize import quantized
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.manifest import check
 from jspec.checkpoints.refusal import Mismatch, Refusal
-from jspec.checkpoints.source import NUMPY_DTYPES, open_source
+from jspec.checkpoints.source import open_source
+from jspec.checkpoints.tensor import NUMPY_DTYPES
 from jspec.config import QUANTIZATIONS
 from jspec.heads import AUX_CONVENTIONS, NORM_OUTPUTS
 

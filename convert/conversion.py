@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import os
 import resource
 import shutil
@@ -27,7 +26,8 @@ from jspec.checkpoints.loading import read_draft_config
 from jspec.checkpoints.manifest import PARAMS, is_converted
 from jspec.checkpoints.quantized import quantization_of
 from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.source import NUMPY_DTYPES, Source, open_source
+from jspec.checkpoints.source import Source, open_source
+from jspec.checkpoints.tensor import NUMPY_DTYPES
 from jspec.checkpoints.tokenizer import FILES
 from jspec.config import QUANTIZATIONS, ModelConfig
 
@@ -101,7 +101,8 @@ def convert(
       target: folder of the model that a draft head is for. A draft head that does not fit it is refused.
       quantize: ``int8`` or ``fp8`` to store the linear maps and the output head in eight bits, with a scale for each
         output channel. ``dtype`` is then the dtype of the other params. For language models; see
-        ``jspec.models.quantized``.
+        ``jspec.models.quantized``. Weights that ``src`` holds in eight bits are kept as they are without it, and refused
+        with it.
 
     Raises:
       Refusal: one sentence with the file and the reason.
@@ -131,7 +132,7 @@ def convert(
         notes += _write(source, partial, chosen, progress)
         if verify is not None:
             notes.append(verify_shapes(partial, chosen))
-            if quantize is not None:
+            if quantization_of(source.config) is not None:
                 notes.append(verify_weights(source, partial))
         if verify == "logits":
             notes += verify_logits(source, partial, chosen)
@@ -139,7 +140,7 @@ def convert(
         out=place,
         recognised=describe(source.layout, source.verifier),
         dtype=chosen,
-        quantization=quantize,
+        quantization=quantization_of(source.config),
         tensors=len(source.table),
         parameters=source.config.num_parameters,
         seconds=time.monotonic() - start,
@@ -161,6 +162,11 @@ def _require_runs_in_transformers(source: Source):
         raise Refusal(
             f"{where}: --verify logits compares with transformers, which has no model for the {source.layout.label}; ask "
             "for shapes"
+        )
+    if source.layout.holds_scales:
+        raise Refusal(
+            f"{where}: --verify logits compares with transformers, which rounds activations to eight bits where it reads "
+            "quantised weights; ask for shapes"
         )
     if source.is_pickled:
         raise Refusal(
@@ -238,7 +244,7 @@ def _description(source: Source, dtype: str) -> dict:
         "dtype": dtype,
         "quantization": quantization_of(source.config),
         "tensor_count": len(source.table),
-        "parameter_count": sum(math.prod(shape) for shape in source.shapes.values()),
+        "parameter_count": source.config.num_parameters,
     }
     if not isinstance(source.config, ModelConfig):
         conventions = {name: getattr(source.layout, name) for name in ("aux_convention", "norm_output")}

@@ -12,7 +12,7 @@ def listing(source: Source, dtype: str) -> Iterator[str]:
 
     The first says what was recognised. Then comes a line for each tensor that is there, as in
     ``model.layers.0.self_attn.k_proj.weight -> layers.0.attention.qkv.weight[4096:5120]  [1024, 4096]  bfloat16 ->
-    bfloat16``, and then one for each tensor that is ignored, missing, unused or of the wrong shape. The last counts.
+    bfloat16``, and then one for each tensor that is ignored, missing, unused or of a wrong dtype or shape. The last counts.
 
     Args:
       source: the open folder.
@@ -35,13 +35,16 @@ def listing(source: Source, dtype: str) -> Iterator[str]:
         yield f"missing: {name} {list(source.table[name].shape)}"
     for name in source.unused:
         yield f"unused: {name} {list(source.tensors[name].shape)} in {source.tensors[name].file}"
+    for name, expected in source.mistyped.items():
+        yield f"wrong dtype: {name} {source.tensors[name].dtype}, expected {expected}"
     for name in source.misshapen:
         yield f"wrong shape: {name} {list(source.tensors[name].shape)}, expected {list(source.table[name].shape)}"
     total = source.config.num_parameters
-    scales = f" and {len(stored) - len(shapes)} scales" if len(stored) > len(shapes) else ""
-    yield f"{len(source.table)} tensors -> {len(shapes)} params{scales}, {total:,} parameters, {dtype}"
+    count = len(source.config.scale_names())
+    scales = f" and {count} scales" if count else ""
+    yield f"{len(source.table)} tensors -> {len(stored) - count} params{scales}, {total:,} parameters, {dtype}"
 
 
 def matches(source: Source) -> bool:
-    """Whether the files hold exactly the tensors that the config needs, in the right shapes."""
-    return not (source.missing or source.unused or source.misshapen)
+    """Whether the files hold exactly the tensors that the config needs, in the right shapes and dtypes."""
+    return not (source.missing or source.unused or source.misshapen or source.mistyped)

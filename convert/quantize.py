@@ -1,4 +1,6 @@
-"""Quantises the parameters of a language model, one weight at a time; see ``jspec.models.quantized`` for the format."""
+"""Quantises the parameters of a language model, one weight at a time; see ``jspec.models.quantized`` for the format.
+
+Weights that a checkpoint holds in that format already are taken from it as they are."""
 
 import dataclasses
 import functools
@@ -17,9 +19,14 @@ def quantized(source: Source, quantization: str) -> Source:
     """``source`` with a config that says that the weights are quantised to ``quantization``, ``int8`` or ``fp8``.
 
     Raises:
-      Refusal: ``source`` is a draft head, which is not quantised.
+      Refusal: ``source`` is a draft head, which is not quantised, or its weights are quantised already.
     """
     config = source.config
+    if source.layout.holds_scales:
+        raise Refusal(
+            f"{source.folder.given}: quantize={quantization!r}: expected None, because its weights are "
+            f"{quantization_of(config)} already (quantization_config); convert it as it is, or quantise its bfloat16 copy"
+        )
     if config.language_model is None:
         raise Refusal(
             f"{source.folder.given}: quantize={quantization!r} is for targets and draft models, and this is a draft head "
@@ -37,7 +44,8 @@ def lazy_params(source: Source, dtype: str) -> dict[str, LazyArray]:
       dtype: the dtype of the parameters that are neither quantised nor integers.
     """
     makers = {name: functools.partial(source.param, name, dtype) for name in source.shapes}
-    for name, scale in source.config.scale_names().items():
+    pending = {} if source.layout.holds_scales else source.config.scale_names()
+    for name, scale in pending.items():
         makers |= _pair(source, name, scale)
     stored = stored_params(source.config, dtype)
     return {name: LazyArray(shape, kind, makers[name]) for name, (shape, kind) in stored.items()}
@@ -46,11 +54,15 @@ def lazy_params(source: Source, dtype: str) -> dict[str, LazyArray]:
 def quantized_param(source: Source, name: str) -> tuple[np.ndarray, np.ndarray]:
     """``(weight, scale)`` of a quantised parameter: int8 or fp8 ``[out, in]``, and float32 ``[out]``.
 
-    It is quantised from the values on disk in a dtype that holds them exactly, so the weights are rounded only once.
+    It is quantised from the values on disk in a dtype that holds them exactly, so the weights are rounded only once. If
+    the files hold it in eight bits, it is as it is stored.
 
     Raises:
       Refusal: the parameter has NaN or infinity.
     """
+    if source.layout.holds_scales:
+        weight, scale = (source.param(one, source.exact_dtype) for one in (name, source.config.scale_names()[name]))
+        return weight, scale
     quantization, weight = quantization_of(source.config), source.param(name, source.exact_dtype)
     assert quantization is not None
     if not np.isfinite(weight).all():

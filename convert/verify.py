@@ -85,7 +85,9 @@ def verify_shapes(folder: Path, dtype: str) -> str:
 
 
 def verify_weights(source: Source, folder: Path) -> str:
-    """A note for the user, after the weights of ``source`` were quantised again and compared with those in ``folder``.
+    """A note for the user, after the weights in ``folder`` were compared with those of ``source``.
+
+    Those of the source are quantised again for this, unless the files hold them in eight bits.
 
     Raises:
       Mismatch: a weight or a scale differs in any bit.
@@ -95,7 +97,8 @@ def verify_weights(source: Source, folder: Path) -> str:
         for one, expected in zip((name, scale), quantized_param(source, name), strict=True):
             if not np.array_equal(params[one].view(np.uint8), expected.view(np.uint8)):
                 raise Mismatch(f"{folder}: parameter {one!r} is not that of the source, quantised")
-    return f"{quantization_of(source.config)} weights verified: {len(scales)} params are the source's, rounded once"
+    how = "as they are stored" if source.layout.holds_scales else "rounded once"
+    return f"{quantization_of(source.config)} weights verified: {len(scales)} params are the source's, {how}"
 
 
 def verify_logits(source: Source, folder: Path, dtype: str) -> list[str]:

@@ -55,7 +55,7 @@ FOREIGN_NAMES = {
     "max_num_batched_tokens": "it is prefill_tokens of jspec.load(), the most tokens of a prefill pass",
     "num_gpu_blocks_override": "it is num_pages of jspec.load()",
     "cache_salt": "it is salt, of jspec.stream(), llm.engine.add() and AsyncEngine.generate()",
-    "quantization": "quantise with jspec-convert --quantize, and load the folder that it writes",
+    "quantization": "quantise with jspec-convert --quantize, and load the folder that it writes; FP8 ones load as they are",
     "load_in_8bit": "quantise with jspec-convert --quantize int8, and load the folder that it writes",
     "trust_remote_code": "jspec never runs code from a checkpoint",
     "enforce_eager": "jspec always compiles; leave it out",

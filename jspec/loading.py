@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jspec._arguments import require
+from jspec.checkpoints.gguf import refuse_gguf
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.loading import load_draft, load_folder, read_draft_config, read_generation_config, verifier_of
 from jspec.checkpoints.tokenizer import load_tokenizer
@@ -254,6 +255,7 @@ def _folder(what: str, path: Path) -> pathlib.Path:
     if folder.is_dir():
         return folder
     if folder.is_file():
+        refuse_gguf([name])
         raise ValueError(f"{what}={name!r} is a file: expected the checkpoint folder that it is in")
     hint = ""
     if HUB_NAME.fullmatch(name):

@@ -323,13 +323,13 @@ def _experts(
 def language_model(config: "ModelConfig") -> tuple[Parameter, ...]:
     """The parameters of a causal language model.
 
-    A tied embedding is also the output head and is quantised as such. An embedding that is not tied is never quantised.
+    A tied embedding is also the output head and is quantised if that is. An embedding that is not tied is never quantised.
     """
     kind, tied, names = config.quantization, config.tie_embeddings, names_of(config.architecture)
     start, wide = names.prefix, config.embedding_size is None
     width = EMBED if wide else WORD_EMBED
     embedding = matrix("embedding", f"{start}{names.embedding}.weight", VOCAB, width)
-    found = [dataclasses.replace(embedding, quantization=kind if tied else None)]
+    found = [dataclasses.replace(embedding, quantization=config.head_quantization if tied else None)]
     if config.position_offset is not None:
         found.append(matrix("positions", f"{start}{names.positions}.weight", POSITIONS, EMBED))
     if not wide:
@@ -340,5 +340,5 @@ def language_model(config: "ModelConfig") -> tuple[Parameter, ...]:
     if not wide:
         found += linear("project_out", {start + names.project_out: WORD_EMBED}, EMBED, quantization=kind)
     if not tied:
-        found += linear("head", {names.head: VOCAB}, width, quantization=kind)
+        found += linear("head", {names.head: VOCAB}, width, quantization=config.head_quantization)
     return tuple(found)

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_heads
+from fp8_checkpoints import compressed_tensors, fp8_checkpoint
 from tiny import tiny_checkpoint
 
 import convert
@@ -84,6 +85,43 @@ def test_bfloat16(folders):
     assert drafted.target.layers[0].mlp.down.scale[...].dtype == jnp.float32
     assert drafted.target.embed(jnp.zeros((1, 1), jnp.int32)).dtype == jnp.bfloat16
     assert generated(drafted) == generated(alone)
+
+
+@pytest.mark.parametrize("kind", ["channel", "tensor"])
+def test_a_checkpoint_that_is_fp8(tmp_path, kind):
+    """Loaded as it came or converted, it is the model of its wide weights; as a draft it changes nothing."""
+    src = fp8_checkpoint(tmp_path / "src", quantization=compressed_tensors(kind))
+    convert.convert(src, tmp_path / "out")
+    wide, stored, converted = (jspec.load(tmp_path / name, **SMALL) for name in ("src-wide", "src", "out"))
+    assert stored.target.layers[1].mlp.down.weight[...].dtype == STORED["fp8"]
+    assert stored.target.output_scale is None
+    expected, texts = wide.logits(PROMPTS[2]), generated(stored)
+    np.testing.assert_allclose(stored.logits(PROMPTS[2]), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(stored.logits(PROMPTS[2]), converted.logits(PROMPTS[2]))
+    for target, draft in ((src, src), (src, tmp_path / "src-wide"), (tmp_path / "src-wide", tmp_path / "out")):
+        llm = jspec.load(target, draft, speculation=K3, **SMALL)
+        results = jspec.generate(llm, PROMPTS, **GREEDY)
+        assert [result.token_ids for result in results] == (texts if target == src else generated(wide))
+        assert sum(result.stats.num_accepted_draft_tokens for result in results) > 0
+
+
+def test_a_head_borrows_an_output_head_that_is_not_quantised(tmp_path):
+    src = fp8_checkpoint(tmp_path / "src")
+    llm = jspec.load(src, tiny_heads.eagle(tmp_path / "head"), speculation=K3, **SMALL)
+    assert generated(llm) == generated(jspec.load(src, **SMALL))
+
+
+def test_a_checkpoint_of_another_kind_is_refused(tmp_path):
+    src = fp8_checkpoint(tmp_path / "src", quantization=compressed_tensors(format="pack-quantized"))
+    plain = tiny_checkpoint(tmp_path / "plain")
+    for target, draft in ((src, None), (plain, src)):
+        with pytest.raises(
+            ValueError, match=r"quantization_config\.format='pack-quantized': expected 'float-quantized'"
+        ):
+            jspec.load(target, draft, speculation=K3, **SMALL)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ValueError, match=r"model\.gguf: GGUF files, which are llama\.cpp's, are not read"):
+        jspec.load(tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize(

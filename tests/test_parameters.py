@@ -29,6 +29,8 @@ MODELS = [
         {"experts": Experts(5, 2, 12, layers=(True, False, True)), "architecture": "Qwen3MoeForCausalLM"},
         {"embedding_size": 6, "tie_embeddings": True, "architecture": "OPTForCausalLM"},
         {"architecture": "Phi3ForCausalLM", "qkv_bias": True},
+        {"quantized_head": False},
+        {"quantized_head": False, "tie_embeddings": True},
         {"attention_sinks": True},
     )
 ]

@@ -40,8 +40,8 @@ def normal(shape, seed=0, dtype=np.float32):
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
-def with_kind(kind: str | None, tied: bool = False) -> ModelConfig:
-    return dataclasses.replace(CONFIG, quantization=kind, tie_embeddings=tied)
+def with_kind(kind: str | None, tied: bool = False, head: bool = True) -> ModelConfig:
+    return dataclasses.replace(CONFIG, quantization=kind, tie_embeddings=tied, quantized_head=head)
 
 
 def nearest(quotient: Fraction, kind: str) -> Fraction:
@@ -126,12 +126,14 @@ def test_no_wide_weight_is_scaled(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_model_is_the_one_of_its_wide_weights(kind, tied):
-    config = with_kind(kind, tied)
+@pytest.mark.parametrize("head", [False, True])
+def test_a_model_is_the_one_of_its_wide_weights(kind, tied, head):
+    config = with_kind(kind, tied, head)
     model = init(config, nnx.Rngs(0))
     params = flat_params(model)
     scales = {name: value for name, value in params.items() if name.endswith("scale")}
-    assert len(scales) == 2 * 4 + 1
+    assert len(scales) == 2 * 4 + head
+    assert (model.output_scale is not None) == head
     wider = {name: value for name, value in params.items() if name not in scales}
     for name, scale in scales.items():
         weight = "embedding" if name == "embedding_scale" else f"{name.removesuffix('.scale')}.weight"

@@ -11,7 +11,8 @@ from safetensors.numpy import save_file
 
 from jspec._arguments import require
 from jspec.checkpoints.names import Placement, tensor_table
-from jspec.checkpoints.source import NUMPY_DTYPES, param_dtype
+from jspec.checkpoints.source import param_dtype
+from jspec.checkpoints.tensor import NUMPY_DTYPES
 from jspec.heads import HeadConfig
 from jspec.registry import entry_of, resolve
 

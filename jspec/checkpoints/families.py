@@ -151,7 +151,8 @@ def _gpt_oss(fields: Fields) -> Choices:
         raise fields.refuse("swiglu_alpha", "1.702, as every published model has it")
     count, chosen = _experts(fields, "num_local_experts")
     width, clamp = fields.integer("intermediate_size"), float(fields.number("swiglu_limit"))
-    stored = "mxfp4" if fields.raw.get("quantization_config") else None
+    quantization = fields.nested("quantization_config")
+    stored = "mxfp4" if quantization is not None and quantization.raw.get("quant_method") == "mxfp4" else None
     return {"experts": Experts(count, chosen, width, biases=True, clamp=clamp, stored=stored)}
 
 

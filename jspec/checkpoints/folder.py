@@ -4,6 +4,7 @@ import os
 import stat
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
+from jspec.checkpoints.gguf import refuse_gguf
 from jspec.checkpoints.json_files import read_json, reason_of
 from jspec.checkpoints.refusal import Refusal
 
@@ -23,6 +24,7 @@ class Folder:
     def __init__(self, path: str | os.PathLike):
         self.given = str(path)
         if not os.path.isdir(path):
+            refuse_gguf([str(path)])
             raise Refusal(f"{path}: not a folder; give the folder that holds config.json and model.safetensors")
         self.root = Path(path).resolve()
 
@@ -34,6 +36,10 @@ class Folder:
     def names(self) -> list[str]:
         """Names of everything in the folder, sorted."""
         return sorted(os.listdir(self.root))
+
+    def paths(self) -> list[str]:
+        """The same behind the path that the user gave, for messages."""
+        return [f"{self.given}/{name}" for name in self.names()]
 
     def has(self, name: str) -> bool:
         """Whether the folder has an entry ``name``, be it a link that leads nowhere."""

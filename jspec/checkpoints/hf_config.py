@@ -10,10 +10,13 @@ from typing import Any
 from jspec.checkpoints.families import FAMILIES, Family
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.gguf import refuse_gguf
 from jspec.checkpoints.hf_rope import write_rope
 from jspec.checkpoints.hf_windows import read_windows
-from jspec.checkpoints.multimodal import TEXT_MODELS, text_fields
+from jspec.checkpoints.multimodal import TEXT_MODELS, module_names, text_fields
+from jspec.checkpoints.quantization_config import StoredQuantization, read_quantization, refuse_model_optimizer
 from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.scales import with_stored_quantization
 from jspec.config import ModelConfig
 from jspec.heads import HeadConfig
 
@@ -42,7 +45,8 @@ def read_config(folder: Folder) -> ModelConfig:
     """The config of the language model in ``folder``, from its JSON files alone.
 
     Raises:
-      Refusal: it asks for remote code, has quantised weights or an unknown architecture, or a field is missing or absurd.
+      Refusal: it asks for remote code, its weights are quantised in a way that is not read, its architecture is unknown,
+        or a field is missing or absurd.
     """
     return decoder_config(folder, read_fields(folder))
 
@@ -54,24 +58,32 @@ def read_fields(folder: Folder) -> Fields:
     Draft heads may have it, because jspec reads nothing but their weights and knows what they compute.
 
     Raises:
-      Refusal: the weights are quantised.
+      Refusal: the weights are quantised in a way that is not read, or there is no config.json.
     """
-    raw = folder.json("config.json")
-    fields = Fields(raw, f"{folder.given}/config.json")
-    family = FAMILIES.get(_first_architecture(fields))
-    for key in ("quantization_config", "compression_config"):
-        if raw.get(key):
-            method = raw[key].get("quant_method", "unnamed") if isinstance(raw[key], dict) else "unnamed"
-            if family is not None and method in family.reads_quantization:
-                continue
-            raise Refusal(f"{fields.where}: {key} says that the weights are quantised ({method}), not yet supported")
+    if not folder.has("config.json"):
+        refuse_gguf(folder.paths())
+    fields = Fields(folder.json("config.json"), f"{folder.given}/config.json")
+    refuse_model_optimizer(folder)
+    stored_quantization(fields)
     return fields
+
+
+def stored_quantization(fields: Fields) -> StoredQuantization | None:
+    """How the linear maps in the files are quantised, by config.json; None if they are not, or in the way that the
+    family's own entry in ``FAMILIES`` reads.
+
+    Raises:
+      Refusal: they are quantised in a way that is not read.
+    """
+    family = FAMILIES.get(_first_architecture(fields))
+    return read_quantization(fields, () if family is None else family.reads_quantization)
 
 
 def decoder_config(folder: Folder, fields: Fields) -> ModelConfig:
     """The causal language model that ``fields`` describes; see ``read_config``."""
     own_code = getattr(FAMILIES.get(_first_architecture(fields)), "own_code", False)
     refuse_remote_code(folder, {} if own_code else fields.raw)
+    stored, called = stored_quantization(fields), module_names(fields)
     try:
         fields = text_fields(fields)
         architecture = _architecture(fields)
@@ -82,7 +94,7 @@ def decoder_config(folder: Folder, fields: Fields) -> ModelConfig:
     except ValueError as error:
         raise Refusal(f"{fields.where}: {error}") from None
     require_size(config, fields.where)
-    return config
+    return config if stored is None else with_stored_quantization(config, stored, called)
 
 
 def require_size(config: ModelConfig | HeadConfig, where: str):

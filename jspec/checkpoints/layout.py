@@ -31,6 +31,8 @@ class Layout:
         example, or ``t2d``, which follows from ``d2t``.
       aux_convention: ``input_of`` or ``output_of``, what the layer ids in config.json mean; None if it lists none.
       norm_output: ``recycled`` or ``before_head``, what ``norm_output`` in config.json means; None if it lacks the key.
+      holds_scales: whether the files hold the weights quantised, as the config says, and their scales. If not, weights
+        that are to be quantised have yet to be.
       notes: one sentence for the user on each thing to know about how the checkpoint was read.
     """
 
@@ -43,6 +45,7 @@ class Layout:
     left_out: frozenset[str] = frozenset()
     aux_convention: str | None = None
     norm_output: str | None = None
+    holds_scales: bool = False
     notes: tuple[str, ...] = ()
 
     def ignores(self, name: str) -> bool:

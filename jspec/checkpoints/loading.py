@@ -16,7 +16,8 @@ from jspec.checkpoints.manifest import NAME, PARAMS, is_converted, read_manifest
 from jspec.checkpoints.orbax import METADATA, load_params, read_shapes
 from jspec.checkpoints.quantized import stored_params
 from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.source import NUMPY_DTYPES, Source, open_model, open_source
+from jspec.checkpoints.source import Source, open_model, open_source
+from jspec.checkpoints.tensor import NUMPY_DTYPES
 from jspec.config import ModelConfig
 from jspec.heads import Eagle3Config, HeadConfig
 

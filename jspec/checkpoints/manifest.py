@@ -11,7 +11,7 @@ from jspec._arguments import is_int
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.source import NUMPY_DTYPES
+from jspec.checkpoints.tensor import NUMPY_DTYPES
 
 NAME = "manifest.json"
 PARAMS = "params"  # the folder of the Orbax checkpoint, beside the manifest

@@ -1,6 +1,7 @@
 """The text model inside a multimodal checkpoint: its config, and its tensors. Everything else is left out."""
 
 import dataclasses
+from collections.abc import Callable
 
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.refusal import Refusal
@@ -47,3 +48,13 @@ def text_tensors(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], frozens
             others.append(name)
         found[name if prefix is None else _PREFIXES[prefix] + name.removeprefix(prefix)] = tensor
     return found, frozenset(others)
+
+
+def module_names(fields: Fields) -> Callable[[str], tuple[str, ...]]:
+    """A function: name of a module in the text model alone -> the names that the checkpoint may have for it."""
+
+    def names(name: str) -> tuple[str, ...]:
+        outer = (prefix + name.removeprefix(own) for prefix, own in _PREFIXES.items() if name.startswith(own))
+        return (name, *outer)
+
+    return names if is_multimodal(fields) else lambda name: (name,)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jspec.checkpoints.source import NUMPY_DTYPES
+from jspec.checkpoints.tensor import NUMPY_DTYPES
 from jspec.config import ModelConfig
 from jspec.heads import HeadConfig
 from jspec.models.quantized import STORED

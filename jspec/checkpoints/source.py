@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import os
 
-import ml_dtypes
 import numpy as np
 
 from jspec.checkpoints.folder import Folder
@@ -17,13 +16,13 @@ from jspec.checkpoints.hf_config import read_fields
 from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.names import OUTPUT_HEAD, Placement
 from jspec.checkpoints.pickles import PickledTensor
+from jspec.checkpoints.quantized import quantization_of
 from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.tensor import FLOAT_DTYPES, Tensor
+from jspec.checkpoints.tensor import FLOAT_DTYPES, NUMPY_DTYPES, Tensor
 from jspec.checkpoints.weights import read_headers
 from jspec.config import ModelConfig
 from jspec.heads import HeadConfig
-
-NUMPY_DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+from jspec.models.quantized import STORED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,13 +80,14 @@ class Source:
 
     @property
     def exact_dtype(self) -> str:
-        """The narrower of ``bfloat16`` and ``float32`` that holds every tensor without rounding."""
-        used = {self.tensors[name].dtype for name in self._floats}
-        return "bfloat16" if used == {"bfloat16"} else "float32"
+        """The narrower of ``bfloat16`` and ``float32`` that holds every tensor without rounding.
+
+        Weights that are stored in eight bits, and their scales, are not counted: they are kept as they are."""
+        return "bfloat16" if self._plain_dtypes == {"bfloat16"} else "float32"
 
     @property
     def has_float16(self) -> bool:
-        return any(tensor.dtype == "float16" for tensor in self.tensors.values())
+        return "float16" in self._plain_dtypes
 
     @property
     def is_pickled(self) -> bool:
@@ -95,8 +95,22 @@ class Source:
 
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Parameter name -> shape of the whole parameter."""
-        return self.config.param_shapes()
+        """Parameter name -> shape of the whole parameter, for all that the files hold: scales are left out if they are yet
+        to be computed."""
+        shapes = self.config.param_shapes()
+        scales = self.config.scale_names() if self.layout.holds_scales else {}
+        return shapes | {scale: shapes[name][:1] for name, scale in scales.items()}
+
+    @property
+    def mistyped(self) -> dict[str, str]:
+        """Tensor name -> the dtypes that its parameter can be made of, for tensors of another dtype."""
+        eight_bits = {name: kind.name for name, kind in self._kept.items() if kind.itemsize == 1}
+        wanted = {name: eight_bits.get(self.table[name].param) for name in self._floats}
+        return {
+            name: kind or f"one of {', '.join(FLOAT_DTYPES)}"
+            for name, kind in wanted.items()
+            if self.tensors[name].dtype not in ((kind,) if kind else FLOAT_DTYPES)
+        }
 
     def require_match(self):
         """Raise a ``Refusal`` that names the first disagreement between config.json and the tensors."""
@@ -106,10 +120,11 @@ class Source:
                 f"{where}/{self.tensors[name].file}: tensor {name!r} has shape {list(self.tensors[name].shape)}, "
                 f"but config.json asks for {list(self.table[name].shape)}"
             )
-        for name in self._misplaced_integers:
+        for name, expected in self.mistyped.items():
+            why = ", quantised as quantization_config says," if self.layout.holds_scales else ""
             raise Refusal(
                 f"{where}/{self.tensors[name].file}: tensor {name!r} is stored as {self.tensors[name].dtype}, "
-                f"but {self.layout.label} needs one of {', '.join(FLOAT_DTYPES)}"
+                f"but {self.layout.label}{why} needs {expected}"
             )
         for name in self.missing:
             hint = "; is the output head tied to the embedding (tie_word_embeddings)?" if name == OUTPUT_HEAD else ""
@@ -126,9 +141,11 @@ class Source:
 
         Args:
           name: the parameter, for example ``layers.0.attention.qkv.weight``.
-          dtype: ``float32`` or ``bfloat16``; integer parameters are int32 whatever it is.
+          dtype: ``float32`` or ``bfloat16``; integer parameters are int32 whatever it is, and weights that the files hold
+            in eight bits, and their scales, are as they are stored.
         """
-        out = np.empty(self.shapes[name], param_dtype(self.config, name, dtype))
+        kept = self._kept
+        out = np.empty(self.shapes[name], kept[name] if name in kept else param_dtype(self.config, name, dtype))
         for tensor in self._tensors_of[name]:
             at = self.table[tensor]
             out[at.start : at.start + at.shape[0]] = self.tensors[tensor].read()
@@ -142,10 +159,20 @@ class Source:
             tensors.setdefault(at.param, []).append(tensor)
         return tensors
 
+    @functools.cached_property
+    def _kept(self) -> dict[str, np.dtype]:
+        """Parameter name -> dtype, of the weights that the files hold in eight bits, and of their scales."""
+        quantization = quantization_of(self.config)
+        if not self.layout.holds_scales or quantization is None:
+            return {}
+        names = self.config.scale_names()
+        weights = {name: STORED[quantization] for name in names}
+        return weights | {scale: np.dtype(np.float32) for scale in names.values()}
+
     @property
-    def _misplaced_integers(self) -> list[str]:
-        """Names of the tensors that hold integers or booleans where the parameter holds floats."""
-        return [name for name in self._floats if self.tensors[name].dtype not in FLOAT_DTYPES]
+    def _plain_dtypes(self) -> set[str]:
+        """The dtypes of the tensors whose parameter takes the dtype of the weights."""
+        return {self.tensors[name].dtype for name in self._floats if self.table[name].param not in self._kept}
 
     @property
     def _floats(self) -> list[str]:

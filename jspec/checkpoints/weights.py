@@ -1,15 +1,20 @@
 """Reads the weight files of a Hugging Face folder: the headers first, later the values of one tensor at a time."""
 
 import dataclasses
+import json
+import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.gguf import refuse_gguf
+from jspec.checkpoints.json_files import require_depth
 from jspec.checkpoints.pickles import read_pickle_header
 from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.tensor import Tensor
+from jspec.checkpoints.tensor import STORED_DTYPES, Tensor
 
 SINGLE = "model.safetensors"
 MEDUSA = "medusa_lm_head.safetensors"
@@ -25,6 +30,7 @@ SOURCE_DTYPES = {
     "I32": "int32",
     "U8": "uint8",
     "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn",
 }
 
 
@@ -37,6 +43,24 @@ class SafeTensor(Tensor):
             with safe_open(self.path, framework="numpy") as file:
                 return file.get_tensor(self.name)
         except (SafetensorError, OSError) as error:
+            raise _damaged(self.file, error) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class EightBitTensor(Tensor):
+    """A tensor of eight-bit floats in a safetensors file. The library knows no NumPy dtype for these.
+
+    Attributes:
+      start: offset of its first number in the file, in bytes.
+    """
+
+    start: int
+
+    def read(self) -> np.ndarray:
+        try:
+            data = np.fromfile(self.path, np.uint8, math.prod(self.shape), offset=self.start)
+            return data.view(STORED_DTYPES[self.dtype]).reshape(self.shape)
+        except (OSError, ValueError) as error:
             raise _damaged(self.file, error) from None
 
 
@@ -61,6 +85,7 @@ def read_headers(folder: Folder, allow_pickle: bool = False) -> dict[str, Tensor
     pickles = [name for name in PICKLE_NAMES if folder.has(name)]
     pickles = pickles or [name for name in folder.names() if name.endswith(PICKLE_SUFFIXES)]
     if not pickles:
+        refuse_gguf(folder.paths())
         raise Refusal(f"{folder.given}: holds neither {SINGLE} nor {INDEX}")
     if not allow_pickle:
         raise Refusal(
@@ -122,7 +147,24 @@ def _header(folder: Folder, name: str, named_by: str | None = None) -> dict[str,
             known = ", ".join(SOURCE_DTYPES)
             raise Refusal(f"{where}: tensor {key!r} is stored as {tensor.dtype}; only {known} can be converted")
         tensors[key] = dataclasses.replace(tensor, dtype=SOURCE_DTYPES[tensor.dtype])
+    eight_bits = [tensor for tensor in tensors.values() if tensor.dtype == "float8_e4m3fn"]
+    starts = _starts(path, where) if eight_bits else {}
+    for tensor in eight_bits:
+        tensors[tensor.name] = EightBitTensor(**vars(tensor), start=starts[tensor.name])
     return tensors
+
+
+def _starts(path: Path, where: str) -> dict[str, int]:
+    """Tensor name -> offset of its first number in bytes, in a safetensors file that the library has opened before."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = file.read(length)
+        require_depth(header, where)
+        entries = json.loads(header)
+        return {name: 8 + length + entry["data_offsets"][0] for name, entry in entries.items() if "dtype" in entry}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise error if isinstance(error, Refusal) else _damaged(where, error) from None
 
 
 def _damaged(where: str, error: Exception) -> Refusal:

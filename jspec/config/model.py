@@ -42,6 +42,8 @@ class ModelConfig(Declared):
         token's own included.
       quantization: the type in which linear maps and the output head are stored (``jspec.models.quantized``); with None
         they are stored as all other weights are.
+      quantized_head: whether ``quantization`` is that of the output head too. If not, the output head is stored as the
+        weights that are not quantised are, and so is an embedding that is tied to it.
       layer_ropes: one rotary embedding for each layer, or None for a layer that does not rotate; ``()`` if ``rope`` is
         that of all layers.
       position_offset: None, or that a learned vector is added to the embedding of each token, row ``p + position_offset``
@@ -106,6 +108,7 @@ class ModelConfig(Declared):
     logit_divisor: float = 1.0
     embedding_size: int | None = None
     experts: Experts | None = None
+    quantized_head: bool = True
     attention_sinks: bool = False
 
     # What ``DraftConfig`` asks for: the drafting method, and that a round may ask it for any number of drafts.
@@ -167,7 +170,7 @@ class ModelConfig(Declared):
         for name, known in choices.items():
             value = getattr(self, name)
             require(isinstance(value, str) and value in known, name, value, f"one of {', '.join(known)}")
-        for name in ("final_norm", "gated_mlp", "attention_sinks"):
+        for name in ("final_norm", "gated_mlp", "quantized_head", "attention_sinks"):
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         for name in ("embedding_multiplier", "residual_multiplier", "logit_divisor"):
             value = getattr(self, name)
@@ -233,6 +236,11 @@ class ModelConfig(Declared):
         return self.experts is not None and (not self.experts.layers or self.experts.layers[layer])
 
     @property
+    def head_quantization(self) -> Literal["int8", "fp8"] | None:
+        """The type in which the output head is stored, and with it a tied embedding; None if they are not quantised."""
+        return self.quantization if self.quantized_head else None
+
+    @property
     def layer_norms(self) -> tuple[str, ...]:
         """Names of the norms of a layer, in the order in which it applies them."""
         return LAYER_NORMS[self.norm_placement]
@@ -271,7 +279,7 @@ class ModelConfig(Declared):
 
     def with_quantization(self, quantization: str) -> Self:
         """The same config, with linear maps and output head stored in eight bits."""
-        return dataclasses.replace(self, quantization=quantization)  # pyright: ignore[reportArgumentType]
+        return dataclasses.replace(self, quantization=quantization, quantized_head=True)  # pyright: ignore[reportArgumentType]
 
     def kv_bytes(self, slots: int, itemsize: int) -> int:
         """How many bytes keys and values of ``slots`` cache slots take, at ``itemsize`` bytes a number."""

@@ -168,7 +168,7 @@ class Decoder(nnx.Module):
 
     Attributes:
       embedding: ``[V, D]``, or ``[V, We]`` with ``project_in`` and ``project_out``. A tied embedding is also the output
-        head and is quantised as such. An embedding that is not tied is never quantised.
+        head and is quantised if that is. An embedding that is not tied is never quantised.
       positions: ``[Pe, D]``, the vectors that are added to embeddings, by position. None with rotary embeddings.
       project_in, project_out: the linear maps from embeddings to the layers, and from these to the output head; or None.
       embedding_scale: one scale for each token, float32 ``[V]``. None for an embedding that is not quantised.
@@ -177,13 +177,13 @@ class Decoder(nnx.Module):
     def __init__(self, config: ModelConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         V, D, W = config.vocab_size, config.hidden_size, config.embedding_size
         self.config, self.dtype = config, dtype
-        kind, tied = config.quantization, config.tie_embeddings
-        linear = functools.partial(Linear, quantization=kind, dtype=dtype, rngs=rngs)
-        shape, stored = (V, W or D), kind if tied else None
+        tied = config.tie_embeddings
+        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
+        shape, stored = (V, W or D), config.head_quantization if tied else None
         self.embedding, self.embedding_scale = random_weight(rngs.params(), shape, 0.02, dtype, stored)
         self.layers = nnx.List([Layer(config, i, dtype=dtype, rngs=rngs) for i in range(config.num_layers)])
         self.norm = Norm(D, config.rms_norm_eps, config.norm, dtype=dtype) if config.final_norm else None
-        self.head = None if tied else linear(W or D, V)
+        self.head = None if tied else linear(W or D, V, quantization=config.head_quantization)
         self.project_in, self.project_out = (None, None) if W is None else (linear(W, D), linear(D, W))
         self.multiplier, rows = float(np.asarray(config.embedding_multiplier).astype(dtype)), config.dimensions["Pe"]
         learned = config.position_offset is not None

@@ -98,10 +98,10 @@ def test_damaged_safetensors(refused, single, damage):
 
 
 def test_dtype_that_cannot_be_read(refused, single):
-    header = {"model.norm.weight": {"dtype": "F8_E4M3", "shape": [64], "data_offsets": [0, 64]}}
+    header = {"model.norm.weight": {"dtype": "F8_E5M2", "shape": [64], "data_offsets": [0, 64]}}
     text = json.dumps(header).encode()
     (single / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(64))
-    refused(single, "model.safetensors", "model.norm.weight", "F8_E4M3")
+    refused(single, "model.safetensors", "model.norm.weight", "F8_E5M2")
 
 
 @pytest.mark.parametrize(("dtype", "called"), [(np.int8, "I8"), (np.int64, "int64"), (np.bool_, "bool")])

@@ -12,6 +12,7 @@ from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
 from jspec.checkpoints.heads.wrapping import WRAPPER, names_without_prefix, unwrap
 from jspec.checkpoints.hf_config import require_size
 from jspec.checkpoints.layout import Layout
+from jspec.checkpoints.quantization_config import refuse_quantized_head
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
 from jspec.registry import METHODS, resolve
@@ -63,6 +64,8 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
         raise Refusal(
             f"{fields.where}: model_type={WRAPPER!r} says that this is an EAGLE head, but 'fc.weight' is missing"
         )
+    if found.needs_target:
+        refuse_quantized_head(fields)
     if not found.lists_layers:
         options.refuse_any(folder.given, ("aux_convention", "norm_output"), "EAGLE-3 heads")
         options.refuse_any(folder.given, ("mask_token_id",), "P-EAGLE heads")
@@ -78,7 +81,7 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
             *notes,
             f"config.json names code of its own (auto_map), which the weights of {layout.label} do not need",
         )
-    return dataclasses.replace(layout, left_out=layout.left_out | left_out, notes=notes)
+    return dataclasses.replace(layout, left_out=layout.left_out | left_out, notes=(*notes, *layout.notes))
 
 
 def describe(layout: Layout, verifier: str | None = None) -> str:

@@ -7,21 +7,24 @@ import dataclasses
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads.format import HeadFormat
-from jspec.checkpoints.hf_config import decoder_config
+from jspec.checkpoints.hf_config import decoder_config, stored_quantization
 from jspec.checkpoints.layout import Layout, decoder_layout
 from jspec.checkpoints.multimodal import is_multimodal, text_tensors
+from jspec.checkpoints.scales import with_scales
 from jspec.checkpoints.tensor import Tensor
 from jspec.heads import PardConfig
 
 
 def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     """The ``Layout`` of a folder that holds a causal language model, or a multimodal one around it."""
-    config = decoder_config(folder, fields)
-    if not is_multimodal(fields):
-        return decoder_layout(config, tensors)
-    text, others = text_tensors(tensors)
-    note = f"{len(others)} tensors of other parts than the text model were left out"
-    return dataclasses.replace(decoder_layout(config, text), left_out=others, notes=(note,))
+    config, stored = decoder_config(folder, fields), stored_quantization(fields)
+    if is_multimodal(fields):
+        text, others = text_tensors(tensors)
+        note = f"{len(others)} tensors of other parts than the text model were left out"
+        layout = dataclasses.replace(decoder_layout(config, text), left_out=others, notes=(note,))
+    else:
+        layout = decoder_layout(config, tensors)
+    return layout if stored is None else with_scales(layout, stored, folder.given)
 
 
 def read_pard(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
