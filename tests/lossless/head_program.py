@@ -12,7 +12,10 @@ import numpy as np
 from causal_heads import causal_drafts
 from flax import nnx
 from heads import compile_fast, random_head, serving
+from tiny import ARCHITECTURES, tiny_config
 
+from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.hf_config import model_config
 from jspec.config import ModelConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, PardConfig
@@ -25,10 +28,8 @@ from lossless.rounds import node
 from lossless.steps import ARGMAX_BELOW, K, N, S
 from lossless.table_model import V
 
-D = 8
-TARGET = ModelConfig(
-    "LlamaForCausalLM", V, D, 12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, max_position=S
-)
+D, LLAMA = 8, "LlamaForCausalLM"
+TARGET = ModelConfig(LLAMA, V, D, 12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, max_position=S)
 LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
 HEADS: dict[str, HeadConfig] = {
     "eagle": EagleConfig(LAYER),
@@ -40,15 +41,34 @@ HEADS: dict[str, HeadConfig] = {
 }
 
 
+def family_config(architecture: str) -> ModelConfig:
+    """A target of another family, with every choice of that family, windows shorter than a text among them."""
+    sizes = {"vocab_size": V, "hidden_size": D, "intermediate_size": 12, "ffn_dim": 12, "max_position_embeddings": 64}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    keys = tiny_config(architecture, **sizes, **heads, bos_token_id=None, eos_token_id=None)
+    return model_config(Fields(keys, architecture), architecture).for_length(S)
+
+
+TARGETS = {**{name: family_config(name) for name in ARCHITECTURES}, LLAMA: TARGET}
+
+
 @dataclasses.dataclass(frozen=True)
 class HeadProgram:
-    """What is compiled once, as ``steps.Program``: a rule, a head, how it draws, and a fault put in on purpose."""
+    """What is compiled once, as ``steps.Program``: a rule, a head, how it draws, and a fault put in on purpose.
+
+    Attributes:
+      architecture: the family of the target.
+      fault: what is put in place of the rule.
+      broken: what is put in place of the target.
+    """
 
     verify: str
     head: str
     draft_sampling: str = "sample"
     draft_temperature: float | None = None
+    architecture: str = LLAMA
     fault: Callable = lambda rule: rule
+    broken: Callable = lambda target: target
     noise = RoundNoise
 
     @property
@@ -61,17 +81,17 @@ class HeadProgram:
 
     def drafter(self, target, head):
         speculation = Speculation(K, self.verify, self.draft_sampling, ARGMAX_BELOW, self.draft_temperature)
-        return drafter_for(HEADS[self.head], TARGET, speculation)(target, head)
+        return drafter_for(HEADS[self.head], TARGETS[self.architecture], speculation)(target, head)
 
     def models(self, tables):
         """Target and head; ``tables`` are for other programs."""
         del tables
-        return target(), serving(HEADS[self.head], random_head(HEADS[self.head]))
+        return self.broken(target(self.architecture)), serving(HEADS[self.head], random_head(HEADS[self.head]))
 
 
 @functools.cache
-def target():
-    return init(TARGET, nnx.Rngs(3))
+def target(architecture: str):
+    return init(TARGET, nnx.Rngs(3)) if architecture == LLAMA else random_head(TARGETS[architecture])
 
 
 def histories(prompt: distributions.History, depth: int, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -87,15 +107,15 @@ def histories(prompt: distributions.History, depth: int, length: int) -> tuple[n
 
 
 @functools.cache
-def target_logits(prompt: distributions.History) -> np.ndarray:
+def target_logits(architecture: str, prompt: distributions.History) -> np.ndarray:
     """Of the token after each history, a block of drafts included: ``[nodes(N + K - 1), V]``."""
     text, length = histories(prompt, N + K - 1, len(prompt) + N + K - 1)
-    logits = compile_fast(causal_logits)(target(), text)
+    logits = compile_fast(causal_logits)(target(architecture), text)
     return np.asarray(logits)[np.arange(len(text)), length - 1]
 
 
 @functools.cache
-def draft_logits(name: str, prompt: distributions.History) -> np.ndarray:
+def draft_logits(name: str, architecture: str, prompt: distributions.History) -> np.ndarray:
     """Of all drafts after each history, for every block of drafts: ``[nodes(N - 1), V] * (K - 1), K, V]``."""
     config, drafts = HEADS[name], np.array(list(itertools.product(range(V), repeat=K - 1)), np.int32)
     text, length = histories(prompt, N - 1, len(prompt) + N + 2 * K)
@@ -103,7 +123,7 @@ def draft_logits(name: str, prompt: distributions.History) -> np.ndarray:
     text, length = np.repeat(text, len(drafts), axis=0), np.repeat(length, len(drafts))
     np.put_along_axis(text, length[:, None] + np.arange(K - 1), np.tile(drafts, (many, 1)), axis=1)
     by_hand = compile_fast(lambda *modules_and_text: causal_drafts(config, *modules_and_text, K).logits)
-    logits = by_hand(random_head(config), target(), text, length.astype(np.int32))
+    logits = by_hand(random_head(config), target(architecture), text, length.astype(np.int32))
     return np.asarray(logits).reshape(many, *(V,) * (K - 1), K, V)
 
 
@@ -112,14 +132,16 @@ class HeadOracle(Oracle):
 
     @functools.cached_property
     def target(self) -> distributions.Model:
-        logits = target_logits(self.ask.prompt)
+        logits = target_logits(self.program.architecture, self.ask.prompt)
         return lambda history: self._distribution(
             logits[node(self._after_prompt(history))], len(history), self.ask.warp
         )
 
     def drafts(self, history) -> tuple[int, distributions.Model]:
         """How many drafts a round after this history has, and their distribution."""
-        logits = draft_logits(self.program.head, self.ask.prompt)[node(self._after_prompt(history))]
+        logits = draft_logits(self.program.head, self.program.architecture, self.ask.prompt)[
+            node(self._after_prompt(history))
+        ]
         room, first = min(K, S - 1 - len(history)), isinstance(HEADS[self.program.head], PardConfig)
 
         def draft(seen):

@@ -37,6 +37,7 @@ class Run:
     def __str__(self):
         how = self.program
         words = [how.verify, how.method, how.draft_sampling]
+        words += [how.architecture.removesuffix("ForCausalLM")] if hasattr(how, "architecture") else []
         words += ["narrow"] * (getattr(how, "draft_vocab", V) < V) + ["reproducible"] * self.reproducible
         return "-".join([*words, str(self.samples)])
 

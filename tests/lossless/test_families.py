@@ -1,0 +1,80 @@
+"""Whole steps with a target of every family: the joint distribution of completions, the acceptance of every round.
+
+The target reads texts through pages and drafts of every kind; the oracle has causal passes over whole histories alone."""
+
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from tiny import ARCHITECTURES
+
+from lossless.head_program import HEADS, LLAMA, HeadOracle, HeadProgram
+from lossless.judge import LAST, p_values
+from lossless.losslessness import Losslessness, Run
+from lossless.statistics import LEVEL
+
+FAMILIES = tuple(name for name in ARCHITECTURES if name != LLAMA)  # test_heads.py has Llama's
+RULES = ("rejection", "block", "match")
+# Rules go round, so that each meets every head and every family.
+ALL = [
+    HeadProgram(RULES[(i + j) % len(RULES)], head, architecture=family)
+    for i, family in enumerate(FAMILIES)
+    for j, head in enumerate(HEADS)
+]
+QUICK = (
+    HeadProgram("rejection", "eagle", architecture="GptOssForCausalLM"),
+    HeadProgram("match", "medusa", architecture="Gemma2ForCausalLM"),
+    HeadProgram("block", "mlp", architecture="OPTForCausalLM"),
+)
+
+
+def test_every_rule_meets_every_head_and_every_family():
+    for name, levels in (("head", HEADS), ("architecture", FAMILIES)):
+        assert {(getattr(one, name), one.verify) for one in ALL} == {(a, rule) for a in levels for rule in RULES}
+
+
+def without_sinks(target):
+    """The target without the sinks of its attention heads."""
+    graph, state = nnx.split(target)
+    broken = nnx.merge(graph, state)
+    for layer in broken.layers:
+        layer.attention.sinks = None
+    return broken
+
+
+class Limited(nnx.Module):
+    """A mixture of experts that leaves out the last tokens of a pass, as if they were beyond a capacity."""
+
+    def __init__(self, mixture):
+        self.mixture = mixture
+
+    def __call__(self, x):
+        made, count = self.mixture(x), x.shape[0] * x.shape[1]
+        kept = jnp.arange(count, dtype=jnp.int32) < count * 3 // 4
+        return jnp.where(kept.reshape(*x.shape[:2], 1), made, jnp.zeros((), made.dtype))
+
+
+def with_a_capacity(target):
+    """The target with experts that drop tokens."""
+    graph, state = nnx.split(target)
+    broken = nnx.merge(graph, state)
+    for layer in broken.layers:
+        layer.mlp = Limited(layer.mlp)
+    return broken
+
+
+class TestSteps(Losslessness):
+    tables, oracle = None, HeadOracle
+    runs = (*(Run(program, 20_000) for program in QUICK), *(Run(program, 100_000, long=True) for program in ALL))
+    seed = 73
+
+    @pytest.mark.parametrize(
+        ("family", "broken"),
+        [
+            ("GptOssForCausalLM", without_sinks),
+            pytest.param("MixtralForCausalLM", with_a_capacity, marks=pytest.mark.long),
+        ],
+    )
+    def test_a_broken_target_is_seen(self, family, broken):
+        run = Run(HeadProgram("rejection", "eagle", architecture=family, broken=broken), 20_000)
+        sampled = [pair for pair in self.judged(run.program, self.play(run)) if pair[0].ask.warp.temperature]
+        assert min(p_values(sampled, LAST)) < LEVEL
