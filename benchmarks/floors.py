@@ -62,9 +62,22 @@ def weights_of(model, without: Sequence[str] = ()) -> Weights:
     return total
 
 
-def language_model(model) -> Weights:
-    """The size of what a pass of a decoder reads: all of it, but the embedding only if it is the output head too."""
-    return weights_of(model, () if model.head is None else ("embedding",))
+def language_model(model, hit: float | None = None) -> Weights:
+    """The size of what a pass of a decoder reads: all of it, but the embedding only if it is the output head too.
+
+    Args:
+      model: the decoder.
+      hit: of how many experts a layer reads the weights, on average; None for a model without experts.
+    """
+    found, experts = weights_of(model, () if model.head is None else ("embedding",)), model.config.experts
+    if experts is None:
+        return found
+    assert hit is not None, "the floor of a mixture counts the experts that were hit"
+    mixtures = [layer.mlp for i, layer in enumerate(model.layers) if model.config.has_experts(i)]
+    stacked = [part for mixture in mixtures for part in (mixture.gate_up, mixture.down)]
+    bytes_, numbers = (sum(sizes) for sizes in zip(*map(weights_of, stacked), strict=True))
+    multiplied = len(mixtures) * experts.chosen * 3 * experts.width * model.config.hidden_size  # of each token
+    return Weights(found.bytes - bytes_ * (1 - hit / experts.count), found.numbers - numbers + multiplied)
 
 
 def output_head(model) -> Weights:
@@ -81,9 +94,13 @@ def kv_bytes(model, slots: float) -> float:
     return 2 * L * G * H * slots * ITEMSIZE
 
 
-def target_pass(target, batch: int, width: int, length: float) -> Pass:
-    """A pass of the target over ``width`` query tokens in each of ``batch`` rows, with ``length`` live slots each."""
-    return Pass(language_model(target), batch * width, kv_bytes(target, batch * length))
+def target_pass(target, batch: int, width: int, length: float, hit: float | None = None) -> Pass:
+    """A pass of the target over ``width`` query tokens in each of ``batch`` rows, with ``length`` live slots each.
+
+    Layers with a window read no more slots than that. ``hit`` is that of ``language_model``."""
+    windows = target.config.windows
+    slots = sum(length if window is None else min(length, window) for window in windows) / len(windows)
+    return Pass(language_model(target, hit), batch * width, kv_bytes(target, batch * slots))
 
 
 def draft_passes(target, module, K: int, batch: int, length: float) -> list[Pass]:

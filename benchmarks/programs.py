@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.experts_hit import experts_hit
 from benchmarks.floors import draft_passes, floor, target_pass
 from benchmarks.hlo import launched
 from benchmarks.profile import kernel_times, report
@@ -116,6 +117,7 @@ class Timed:
       kernels: launches of a round.
       length: live slots of a row, on average.
       tokens: tokens that a round gave a row, on average.
+      experts: of how many experts a layer of the target read the weights, on average; None if it has none.
     """
 
     seconds: float
@@ -123,6 +125,7 @@ class Timed:
     kernels: int
     length: float
     tokens: float
+    experts: float | None = None
 
 
 class Program(NamedTuple):
@@ -185,7 +188,7 @@ def forward_program(target, dtype: str, what: Forward) -> Program:
         return jax.lax.fori_loop(0, what.passes, lambda _, state: one(leaves, state), state), None
 
     def fresh():
-        tokens = jnp.zeros((B, what.width), jnp.int32)
+        tokens = jax.random.randint(jax.random.key(3), (B, what.width), 0, target.config.vocab_size, jnp.int32)
         cache = _random(init_pool(target.cache_shape(), 1 + B * M, PAGE, DTYPES[dtype]))
         return tokens, cache, jnp.zeros((B, what.width, target.config.vocab_size), DTYPES[dtype])
 
@@ -242,16 +245,18 @@ class Bench:
             raise RuntimeError(f"a row ended before the last round of {what}: its round would be too cheap")
         before = what.start + np.cumsum(log.count, axis=0) - log.count
         length, tokens = float(np.mean(before)), float(np.mean(log.count))
-        passes = [target_pass(target, what.batch, what.K + 1, length)]
+        hit = experts_hit(target, what.batch, what.K + 1)
+        passes = [target_pass(target, what.batch, what.K + 1, length, hit)]
         if what.K:
             passes += draft_passes(target, module, what.K, what.batch, length)
-        return Timed(seconds, floor(passes, self.bandwidth), kernels, length, tokens)
+        return Timed(seconds, floor(passes, self.bandwidth), kernels, length, tokens, hit)
 
     def _forward(self, what: Forward) -> Timed:
         target = self.target_in(what.quantization)
         seconds, kernels, _ = self._run(forward_program(target, self.dtype, what), what.passes)
-        passes = [target_pass(target, what.batch, what.width, what.live)]
-        return Timed(seconds, floor(passes, self.bandwidth), kernels, what.live, 0.0)
+        hit = experts_hit(target, what.batch, what.width)
+        passes = [target_pass(target, what.batch, what.width, what.live, hit)]
+        return Timed(seconds, floor(passes, self.bandwidth), kernels, what.live, 0.0, hit)
 
     def _run(self, program: Program, rounds: int):
         """Seconds and launches of a round, and the logs of the last call, packed."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from flax import nnx
 
-from jspec.config import ModelConfig, Rope
+from jspec.config import Experts, ModelConfig, Rope
 from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig
 from jspec.models import init
 from jspec.models.eagle3 import Eagle3Head
@@ -27,6 +27,65 @@ LLAMA_8B = ModelConfig(
 LLAMA_1B = dataclasses.replace(
     LLAMA_8B, hidden_size=2048, intermediate_size=8192, num_layers=16, head_dim=64, tie_embeddings=True, windows=()
 )
+QWEN3_06B = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=151936,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    max_position=40960,
+    rms_norm_eps=1e-6,
+    rope=Rope(theta=1e6),
+    qk_norm=True,
+    tie_embeddings=True,
+)
+QWEN3_30B_A3B = dataclasses.replace(
+    QWEN3_06B,
+    architecture="Qwen3MoeForCausalLM",
+    hidden_size=2048,
+    intermediate_size=6144,
+    num_layers=48,
+    num_heads=32,
+    num_kv_heads=4,
+    tie_embeddings=False,
+    windows=(),
+    experts=Experts(128, 8, 768),
+)
+
+
+def gpt_oss(num_layers: int, num_experts: int) -> ModelConfig:
+    """The shape of gpt-oss: 24 layers and 32 experts of the 20b, 36 and 128 of the 120b."""
+    return ModelConfig(
+        architecture="GptOssForCausalLM",
+        vocab_size=201088,
+        hidden_size=2880,
+        intermediate_size=2880,
+        num_layers=num_layers,
+        num_heads=64,
+        num_kv_heads=8,
+        head_dim=64,
+        max_position=131072,
+        rope=Rope(
+            theta=150_000.0,
+            kind="yarn",
+            factor=32.0,
+            original_max_position=4096,
+            attention_factor=1.3465735902799727,
+            truncate=False,
+        ),
+        qkv_bias=True,
+        output_bias=True,
+        windows=tuple(None if layer % 2 else 128 for layer in range(num_layers)),
+        norm="rms_wide",
+        attention_sinks=True,
+        experts=Experts(num_experts, 4, 2880, biases=True, clamp=7.0, stored="mxfp4"),
+    )
+
+
+GPT_OSS_20B, GPT_OSS_120B = gpt_oss(24, 32), gpt_oss(36, 128)
 TINY = dataclasses.replace(
     LLAMA_8B,
     vocab_size=211,
@@ -41,6 +100,17 @@ TINY = dataclasses.replace(
 
 
 TINY_DRAFT = dataclasses.replace(TINY, num_layers=2, tie_embeddings=True, windows=())
+TINY_MIXTURE = dataclasses.replace(
+    gpt_oss(7, 8),
+    vocab_size=211,
+    hidden_size=64,
+    intermediate_size=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    windows=(8, None, 8, None, 8, None, 8),
+    experts=Experts(8, 2, 32, biases=True, clamp=7.0, stored="mxfp4"),
+)
 
 
 class Pair(NamedTuple):
@@ -50,13 +120,25 @@ class Pair(NamedTuple):
     draft: ModelConfig
 
 
-SHAPES = {"llama-3.1-8b": Pair(LLAMA_8B, LLAMA_1B), "tiny": Pair(TINY, TINY_DRAFT)}
+SHAPES = {
+    "llama-3.1-8b": Pair(LLAMA_8B, LLAMA_1B),
+    "qwen3-30b-a3b": Pair(QWEN3_30B_A3B, QWEN3_06B),
+    "gpt-oss-20b": Pair(GPT_OSS_20B, dataclasses.replace(LLAMA_1B, vocab_size=201088)),  # no smaller one is published
+    "gpt-oss-120b": Pair(GPT_OSS_120B, GPT_OSS_20B),
+    "tiny": Pair(TINY, TINY_DRAFT),
+    "tiny-mixture": Pair(TINY_MIXTURE, TINY_DRAFT),
+}
 
 
 def head_for(target: ModelConfig, method: str) -> HeadConfig:
     """The configuration of a draft head for ``target``, of the proportions of published ones."""
     D, V = target.hidden_size, target.vocab_size
     Vd = min(DRAFT_VOCABULARY, V // 2)
+    # Published heads are of Llama's architecture, whatever their target's is.
+    dense = {"architecture": "LlamaForCausalLM", "experts": None, "attention_sinks": False, "norm": "rms"}
+    plain = {"rope": Rope(theta=target.rope.theta), "qkv_bias": False, "output_bias": False, "qk_norm": False}
+    if target.experts is not None:
+        target = dataclasses.replace(target, intermediate_size=6 * D, **dense, **plain)
     one, four = (dataclasses.replace(target, num_layers=n, windows=(), quantization=None) for n in (1, 4))
     return {
         "eagle": EagleConfig(one),

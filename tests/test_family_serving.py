@@ -22,7 +22,7 @@ from jspec.models.cache import CausalView, PagedView, init_pool
 S, P = 40, 8  # past every window, and past the original length of the longrope
 SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16}
 PROMPTS = [[5], [7, 8, 9] * 3, list(range(3, 27))]  # the last is read in two pieces
-DRAFTS = ("draft_model", "ngram", "eagle", "eagle3")
+DRAFTS = ("draft_model", "ngram", "eagle", "eagle3", "p_eagle")
 CASES = [
     pytest.param(architecture, draft, marks=[] if i == j % len(DRAFTS) else pytest.mark.long)
     for (j, architecture), (i, draft) in itertools.product(enumerate(ARCHITECTURES), enumerate(DRAFTS))
@@ -63,6 +63,8 @@ def test_drafts_leave_the_greedy_text_of_the_target(tmp_path, architecture, draf
         eagle(head, **NO_EMBEDDING)
     elif draft == "eagle3":
         speculators(head, eagle_aux_hidden_state_layer_ids=[0, 1, 2])  # the embeddings, and the layers' outputs
+    elif draft == "p_eagle":
+        speculators(head, "peagle", eagle_aux_hidden_state_layer_ids=[0, 1, 2])
     llm = jspec.load(target, "ngram" if draft == "ngram" else head, num_draft_tokens=3, **SMALL)
     results = jspec.generate(llm, PROMPTS, temperature=0, max_tokens=24, ignore_eos=True)
     for prompt, result in zip(PROMPTS, results, strict=True):

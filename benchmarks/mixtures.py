@@ -1,0 +1,127 @@
+"""How long rounds and passes of mixtures of experts take on one GPU, beside the floor that the experts they hit set.
+
+    python -m benchmarks.mixtures                               # needs an NVIDIA GPU: every line
+    python -m benchmarks.mixtures --shape gpt-oss-20b           # the lines of one shape
+    python -m benchmarks.mixtures --json FILE                   # also writes a result, see benchmarks/results.py
+    python -m benchmarks.mixtures --smoke                       # tiny and anywhere, with meaningless times
+
+Weights are random, and so are the routers, which spread tokens evenly. The floor is that of ``benchmarks.round``, but of the
+experts it counts those that a pass hits: the number that is printed, of all experts of a layer. Times are in milliseconds,
+the median over calls of many rounds each. Before a shape, the time to make its weights is printed. Before a line, the time
+that it took with compilation is printed, and the largest memory. ``benchmarks.serving`` measures the time to the first
+token."""
+
+import argparse
+import pathlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+
+from benchmarks import bandwidth, results
+from benchmarks.programs import Bench, Decoding, Forward
+from benchmarks.round import HEADER, Figure, printed
+from benchmarks.shapes import SHAPES
+
+LIVE = 640  # slots of a row: in the middle of 256 tokens after a prompt of 512
+PROMPT, NEW = 512, 256
+
+
+class Line(NamedTuple):
+    """What is timed of a shape.
+
+    Attributes:
+      number: of the line.
+      variant: what tells it from others of the same number.
+      what: the rounds or the passes.
+      goal, stretch: milliseconds to reach, and what would be better; None for no goal.
+    """
+
+    number: int
+    variant: str
+    what: Decoding | Forward
+    goal: float | None = None
+    stretch: float | None = None
+
+
+def plain(batch: int) -> Decoding:
+    return Decoding(None, 0, batch, PROMPT, NEW)
+
+
+LINES: dict[str, Sequence[Line]] = {
+    "qwen3-30b-a3b": (
+        Line(1, "", plain(1), 2.8, 2.3),
+        Line(2, "", Forward(1, 5, LIVE, 1024, 64), 6.6, 5.8),
+        Line(3, "batch 16", plain(16), 14, 12.5),
+        Line(3, "batch 64", plain(64), 21, 18.5),
+    ),
+    "gpt-oss-20b": (
+        Line(4, "batch 1", plain(1), 2.2, 1.8),
+        Line(4, "batch 64", plain(64), 4.8, 4.2),
+        Line(5, "", Decoding("eagle3", 4, 1, PROMPT, NEW)),
+    ),
+    "gpt-oss-120b": (Line(6, "plain", plain(1)), Line(6, "eagle3", Decoding("eagle3", 4, 1, PROMPT, NEW))),
+}
+SMALL: Sequence[Line] = (
+    Line(1, "", Decoding(None, 0, 2, 16, 8)),
+    Line(2, "", Forward(1, 3, 16, 64, 2)),
+    Line(5, "", Decoding("eagle3", 2, 1, 16, 8)),
+)
+
+
+def figures(shape: str, lines: Sequence[Line], dtype: str, rate: float, repeats: int) -> Iterator[Figure]:
+    """The figures of a shape, whose weights are made first."""
+    began = time.perf_counter()
+    bench = Bench(SHAPES[shape], dtype, rate, repeats)
+    size = bench.pair.target.weight_bytes(2) / 1e9
+    jax.block_until_ready(jax.tree.leaves(bench.target))
+    print(f"{shape}: {size:.1f} GB of weights, made in {time.perf_counter() - began:.0f} s", flush=True)
+    for line in lines:
+        began = time.perf_counter()
+        timed = bench.time(line.what)
+        count = bench.pair.target.experts
+        assert count is not None
+        what = f"{shape}, {line.what}"
+        print(
+            f"      {timed.experts:.1f} of {count.count} experts; {_memory()}, {time.perf_counter() - began:.0f} s in all"
+        )
+        tokens = timed.tokens if isinstance(line.what, Decoding) and line.what.K else None
+        times = 1e3 * timed.seconds, 1e3 * timed.floor
+        yield Figure(line.number, line.variant, what, "ms", *times, line.goal, line.stretch, timed.kernels, tokens)
+
+
+def _memory() -> str:
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return f"at most {stats.get('peak_bytes_in_use', 0) / 1e9:.1f} GB in use"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=LINES, nargs="+", default=list(LINES), help="the shapes, in this order")
+    parser.add_argument("--lines", type=int, nargs="+", metavar="N", help="lines of the table")
+    parser.add_argument("--repeats", type=int, default=3, help="timed calls of each program")
+    parser.add_argument("--bandwidth", type=float, help="bytes per second for the floors, instead of measuring")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
+    parser.add_argument("--smoke", action="store_true", help="a tiny shape, any machine, meaningless times")
+    args = parser.parse_args()
+    if not args.smoke and jax.default_backend() != "gpu":
+        parser.error("no GPU: times of these shapes need one; --smoke runs a tiny version here")
+    rates, rate = bandwidth.for_floors(args.bandwidth)
+    shapes = {"tiny-mixture": SMALL} if args.smoke else {shape: LINES[shape] for shape in args.shape}
+    dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
+    result = results.begin("mixtures", {"shapes": list(shapes), "dtype": dtype, "smoke": args.smoke}, rate, rates)
+    print(f"{bandwidth.describe(rates)}; floors at {rate / 1e9:,.0f} GB/s\n{HEADER}", flush=True)
+    for shape, lines in shapes.items():
+        chosen = [line for line in lines if args.lines is None or line.number in args.lines]
+        for figure in figures(shape, chosen, dtype, rate, 1 if args.smoke else args.repeats):
+            figure.add_to(result)
+            print(printed(results.latest([result])[figure.key]), flush=True)
+            if args.json:
+                results.write(result, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
