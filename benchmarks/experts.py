@@ -23,7 +23,8 @@ from benchmarks import bandwidth, results
 from benchmarks.verify import FULL, SMOKE, seconds_per_call
 from jspec.pallas.expert_tiles import Stacked, Tiling
 from jspec.pallas.experts import experts_kernel, experts_reference, tiling_of
-from jspec.pallas.routing import Chosen, choose_kernel
+from jspec.pallas.routing import route_kernel
+from jspec.pallas.routing_reference import route_reference
 
 TOKENS = (1, 5, 16, 64, 80, 320, 4096)
 COPIES = 4  # sets of tokens that a timed loop goes through, each with experts of its own
@@ -61,12 +62,12 @@ class Layer:
 
 
 def mixture(layer: Layer, interpret: bool, tiling: Tiling | None = None):
-    """Router choice and experts, as a decoder calls them."""
+    """Routing and experts, as a decoder calls them."""
 
     def function(x, logits, gate_up, down):
-        chosen = choose_kernel(logits, layer.Y, True, interpret=interpret)
+        routed = route_kernel(logits, None, layer.Y, True, interpret=interpret)
         return experts_kernel(
-            x, chosen, Stacked(gate_up), Stacked(down), up_tiling=tiling, down_tiling=tiling, interpret=interpret
+            x, routed, Stacked(gate_up), Stacked(down), up_tiling=tiling, down_tiling=tiling, interpret=interpret
         )
 
     return function
@@ -80,8 +81,8 @@ def check(layer: Layer, weights, counts, interpret: bool) -> bool:
         x, logits = layer.tokens(jax.random.key(M), M)
         got = kernels(x, logits, *weights)
         some = slice(0, min(M, 16))  # the reference implementation has every expert read every token
-        chosen = Chosen(*(part[some] for part in choose_kernel(logits, layer.Y, True, interpret=interpret)))
-        wanted = experts_reference(x[some], chosen, *map(Stacked, weights))
+        routed = route_reference(logits[some], None, layer.Y, True)
+        wanted = experts_reference(x[some], routed, *map(Stacked, weights))
         error = float(jnp.max(jnp.abs(got[some].astype(jnp.float32) - wanted.astype(jnp.float32))))
         other_x, other_logits = layer.tokens(jax.random.key(M + 1), M)
         mixed = kernels(other_x.at[-1].set(x[0]), other_logits.at[-1].set(logits[0]), *weights)

@@ -18,19 +18,19 @@ def experts_hit(target, batch: int, width: int) -> float | None:
     if target.config.experts is None:
         return None
     found: list[int] = []
-    choose = experts.choose
+    route = experts.route
 
     def counting(*args):
-        chosen = choose(*args)
-        jax.debug.callback(lambda expert: found.append(len(np.unique(expert))), chosen.expert)
-        return chosen
+        routed = route(*args)
+        jax.debug.callback(lambda expert: found.append(len(np.unique(expert))), routed.expert)
+        return routed
 
     tokens = jax.random.randint(jax.random.key(3), (batch, width), 0, target.config.vocab_size, jnp.int32)
     positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), (batch, width))
     table = 1 + jnp.arange(batch, dtype=jnp.int32)[:, None]
     cache = init_pool(target.cache_shape(), 1 + batch, max(16, width), target.dtype)
     jax.clear_caches()  # of layers that do not count
-    with mock.patch.object(experts, "choose", counting):
+    with mock.patch.object(experts, "route", counting):
         view = PagedView(table, positions, jnp.ones(positions.shape, bool))
         jax.block_until_ready(target(tokens, positions, cache, view)[0])
         jax.effects_barrier()

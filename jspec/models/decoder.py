@@ -22,6 +22,7 @@ from jspec.models.experts import Mixture
 from jspec.models.layers import ACTIVATE, Linear, Norm, project, rotation_at, times
 from jspec.models.quantized import random_weight, wide
 from jspec.pallas.attention_reference import Scores
+from jspec.pallas.norm import norm
 
 
 class Attention(nnx.Module):
@@ -52,16 +53,31 @@ class Attention(nnx.Module):
         N, G, H = self.num_heads, self.num_kv_heads, self.head_dim
         qkv = self.qkv(x).reshape(B, T, N + 2 * G, H)
         if self.q_norm is not None and self.k_norm is not None:
-            q, k, v = jnp.split(qkv, [N, N + G], axis=2)
-            qkv = jnp.concatenate([self._normed(self.q_norm, q), self._normed(self.k_norm, k), v], axis=2)
+            qkv = self._normed(qkv, self.q_norm, self.k_norm)
         rotation = rotation_at(positions, self.rope, H)
         scores = Scores(self.scale, self.softcap, None if self.sinks is None else self.sinks[...])
         attended, kv = view.extend(qkv, rotation, kv, G, self.window, scores)
         return self.out(attended.reshape(B, T, N * H)), kv
 
-    def _normed(self, norm: Norm, heads):
-        """Heads ``[B, T, heads, H]`` after a norm, over each of them or over all of a token."""
-        return norm(heads.reshape(*heads.shape[:2], -1)).reshape(heads.shape) if self.norm_projection else norm(heads)
+    def _normed(self, qkv, q_norm: Norm, k_norm: Norm):
+        """``[B, T, N + 2G, H]`` with norms of queries and keys, over each head or over all heads of a token."""
+        N, G = self.num_heads, self.num_kv_heads
+        if self.norm_projection:
+            q, k, v = jnp.split(qkv, [N, N + G], axis=2)
+            q, k = (norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape) for norm, x in ((q_norm, q), (k_norm, k)))
+            return jnp.concatenate([q, k, v], axis=2)
+        # One launch for queries and keys: every head has a weight, and values stay as they are.
+        weight = stacked_heads(q_norm.weight[...], k_norm.weight[...], N, G)
+        biases = None if q_norm.bias is None or k_norm.bias is None else (q_norm.bias[...], k_norm.bias[...])
+        bias = None if biases is None else stacked_heads(*biases, N, G)
+        value = (jnp.arange(N + 2 * G, dtype=jnp.int32) >= N + G).reshape(1, 1, -1, 1)
+        return jnp.where(value, qkv, norm(qkv, weight, bias, q_norm.eps, q_norm.kind))
+
+
+def stacked_heads(q, k, N: int, G: int) -> jax.Array:
+    """A vector ``[H]`` for each of N query heads, another for each of G KV heads, and again for their values: ``[N + 2G,
+    H]``."""
+    return jnp.concatenate([jnp.broadcast_to(x[None], (n, x.shape[0])) for x, n in ((q, N), (k, 2 * G))])
 
 
 class MLP(nnx.Module):

@@ -9,10 +9,10 @@ from flax import nnx
 
 from jspec import mxfp4
 from jspec.config import Experts, ModelConfig
-from jspec.models.layers import Linear, per_feature, wide_project
+from jspec.models.layers import Linear, wide_project
 from jspec.pallas.expert_tiles import Stacked
 from jspec.pallas.experts import experts
-from jspec.pallas.routing import choose
+from jspec.pallas.routing import route
 
 
 class FourBitWeight(nnx.Module):
@@ -53,11 +53,10 @@ class Mixture(nnx.Module):
 
     def __call__(self, x):
         tokens = x.reshape(-1, x.shape[-1])
+        bias = None if self.router.bias is None else self.router.bias[...]
         logits = wide_project(tokens, self.router.weight[...])
-        if self.router.bias is not None:
-            logits = logits + per_feature(self.router.bias[...].astype(jnp.float32), logits)
-        chosen = choose(logits, self.experts.chosen, self.experts.renormalise)
-        made = experts(tokens, chosen, self._stacked(self.gate_up), self._stacked(self.down), self.experts.clamp)
+        routed = route(logits, bias, self.experts.chosen, self.experts.renormalise)
+        made = experts(tokens, routed, self._stacked(self.gate_up), self._stacked(self.down), self.experts.clamp)
         return made.reshape(x.shape)
 
     def _stacked(self, linear: Linear | FourBitWeight) -> Stacked:

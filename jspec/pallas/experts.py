@@ -15,24 +15,24 @@ from jax.experimental.pallas import triton as pltriton
 from jspec.pallas import mxfp4
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.expert_tiles import Stacked, Tiling, products, store, this_tile
-from jspec.pallas.routing import Chosen, group_kernel
+from jspec.pallas.routing_reference import Routed
 from jspec.pallas.triton import block_ids, kernel_call
 
 
-def experts(x, chosen: Chosen, gate_up: Stacked, down: Stacked, clamp: float | None = None):
+def experts(x, routed: Routed, gate_up: Stacked, down: Stacked, clamp: float | None = None):
     """``experts_reference``, and on an NVIDIA GPU the kernels."""
     kernel, reference = (functools.partial(f, clamp=clamp) for f in (experts_kernel, experts_reference))
-    return by_platform(kernel, reference, x, chosen, gate_up, down)
+    return by_platform(kernel, reference, x, routed, gate_up, down)
 
 
-def experts_reference(x, chosen: Chosen, gate_up: Stacked, down: Stacked, clamp: float | None = None):
+def experts_reference(x, routed: Routed, gate_up: Stacked, down: Stacked, clamp: float | None = None):
     """The weighted sum of what its experts make of each token; an expert is a SwiGLU MLP (Shazeer, 2020).
 
     Every expert reads every token here, which is as exact as the kernels and slow.
 
     Args:
       x: ``[M, D]``.
-      chosen: the Y experts of each token.
+      routed: the Y experts of each token.
       gate_up: ``[X, 2Fe, D]``, the rows of gate before those of up.
       down: ``[X, D, Fe]``.
       clamp: of ``gated``.
@@ -42,8 +42,8 @@ def experts_reference(x, chosen: Chosen, gate_up: Stacked, down: Stacked, clamp:
     """
     gate, up = jnp.split(_all_products("md,xfd->mxf", x, gate_up), 2, axis=-1)
     made = _all_products("mxf,xdf->mxd", gated(gate, up, clamp).astype(x.dtype), down)
-    own = jnp.take_along_axis(made, chosen.expert[:, :, None], axis=1)  # [M, Y, D]
-    return jnp.sum(own * chosen.weight[:, :, None], axis=1).astype(x.dtype)
+    own = jnp.take_along_axis(made, routed.expert[:, :, None], axis=1)  # [M, Y, D]
+    return jnp.sum(own * routed.weight[:, :, None], axis=1).astype(x.dtype)
 
 
 def gated(gate, up, clamp: float | None = None):
@@ -79,7 +79,7 @@ def tiling_of(A: int, X: int, dtype) -> Tiling:
 )  # layers share one trace
 def experts_kernel(
     x,
-    chosen: Chosen,
+    routed: Routed,
     gate_up: Stacked,
     down: Stacked,
     clamp: float | None = None,
@@ -88,15 +88,15 @@ def experts_kernel(
     down_tiling: Tiling | None = None,
     interpret=False,
 ):
-    """``experts_reference`` as two kernels, behind that which groups the assignments."""
-    (M, Y), (X, D), Fe = chosen.expert.shape, down.weight.shape[:2], gate_up.weight.shape[1] // 2
+    """``experts_reference`` as two kernels."""
+    (M, Y), (X, D), Fe = routed.expert.shape, down.weight.shape[:2], gate_up.weight.shape[1] // 2
     A, default = M * Y, tiling_of(M * Y, X, x.dtype)
-    grouped = group_kernel(chosen.expert, X, interpret=interpret)
+    grouped = routed.sizes, routed.order
     run = functools.partial(_run, A=A, X=X, interpret=interpret)
     hidden = jax.ShapeDtypeStruct((A, Fe), x.dtype)
     hidden = run(_up, up_tiling or default, hidden, gate_up, *grouped, x, Y=Y, clamp=clamp)
     made = jax.ShapeDtypeStruct((A, D), jnp.float32)
-    made = run(_down, down_tiling or default, made, down, *grouped, hidden, chosen.weight.reshape(A))
+    made = run(_down, down_tiling or default, made, down, *grouped, hidden, routed.weight.reshape(A))
     return jnp.sum(made.reshape(M, Y, D), axis=1).astype(x.dtype)
 
 

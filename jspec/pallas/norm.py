@@ -39,12 +39,12 @@ def norm(x, weight, bias, eps: float, kind: str):
 
     Args:
       x: ``[..., D]``.
-      weight: ``[D]``.
-      bias: ``[D]`` for the kind ``layer``, None for the others.
+      weight: ``[D]``, or with further axes before, which are those of x.
+      bias: of the shape of ``weight`` for the kind ``layer``, None for the others.
       eps: what is added to the mean square, or to the variance.
       kind: ``rms``, ``rms_wide``, ``rms_offset`` or ``layer``; see above.
     """
-    per_number = lambda vector: vector.reshape((1,) * (x.ndim - 1) + vector.shape)  # noqa: E731
+    per_number = lambda array: array.reshape((1,) * (x.ndim - array.ndim) + array.shape)  # noqa: E731
     x32 = x.astype(jnp.float32)
     if kind == "layer":
         x32 = x32 - jnp.mean(x32, axis=-1, keepdims=True)

@@ -12,7 +12,9 @@ from jspec.checkpoints.stacked_experts import repacked
 from jspec.models.quantized import quantize
 from jspec.pallas.expert_tiles import Stacked, Tiling
 from jspec.pallas.experts import experts_kernel, experts_reference
-from jspec.pallas.routing import Chosen, choose_kernel, choose_reference, group_kernel, group_reference
+from jspec.pallas.route_few import route_few_kernel
+from jspec.pallas.routing import choose_kernel, group_kernel
+from jspec.pallas.routing_reference import Routed, choose_reference, group_reference, route_reference
 
 SHAPES = [(1, 8, 2), (5, 16, 4), (7, 128, 8), (40, 6, 3), (3, 5, 5)]  # tokens, experts, choices
 
@@ -38,7 +40,7 @@ class TestChoose:
     @pytest.mark.parametrize(("M", "X", "Y"), SHAPES)
     def test_takes_the_likeliest_and_of_equals_the_first(self, M, X, Y, renormalise):
         logits = logits_of(M, X)
-        expert, weight = self.choose(Y, renormalise)(logits)
+        expert, weight = self.choose(Y, renormalise)(logits, None)
         probabilities = softmax(np.asarray(logits, np.float64))
         wanted = np.argsort(-np.asarray(logits), axis=1, kind="stable")[:, :Y]
         np.testing.assert_array_equal(expert, wanted)
@@ -47,7 +49,7 @@ class TestChoose:
 
     def test_a_router_that_is_not_finite_chooses_experts_that_exist(self):
         logits = logits_of(3, 6).at[1].set(jnp.nan)
-        expert, weight = self.choose(2, True)(logits)
+        expert, weight = self.choose(2, True)(logits, None)
         assert ((expert >= 0) & (expert < 6)).all()
         assert jnp.isnan(weight[1]).all()
         assert jnp.isfinite(weight[jnp.array([0, 2])]).all()
@@ -63,27 +65,69 @@ class TestGroup:
 
     @pytest.mark.parametrize(("M", "X", "Y"), SHAPES)
     def test_assignments_lie_by_expert_in_their_order(self, M, X, Y):
-        expert = np.asarray(choose_reference(logits_of(M, X), Y, True).expert)
+        expert = np.asarray(choose_reference(logits_of(M, X), None, Y, True)[0])
         count, order = self.group(X)(jnp.asarray(expert))
         np.testing.assert_array_equal(count, np.bincount(expert.reshape(-1), minlength=X))
         np.testing.assert_array_equal(order, np.argsort(expert.reshape(-1), kind="stable"))
 
 
+class TestRouteFew:
+    """Routing in one launch gives what the reference implementation gives."""
+
+    @pytest.fixture(autouse=True)
+    def pick(self, implementation):
+        self.route = lambda Y, renormalise: implementation(
+            *(functools.partial(f, count=Y, renormalise=renormalise) for f in (route_reference, route_few_kernel))
+        )
+
+    @pytest.mark.parametrize("renormalise", [True, False])
+    @pytest.mark.parametrize("biased", [True, False])
+    @pytest.mark.parametrize(("M", "X", "Y"), [*SHAPES[:3], (16, 6, 3), (16, 128, 8), SHAPES[-1]])
+    def test_experts_weights_and_order(self, M, X, Y, renormalise, biased):
+        logits, bias = (
+            logits_of(M, X),
+            jnp.round(2 * jax.random.normal(jax.random.key(X), (X,))) / 2 if biased else None,
+        )
+        routed = self.route(Y, renormalise)(logits, bias)
+        total = np.asarray(logits, np.float64) + (0 if bias is None else np.asarray(bias, np.float64)[None])
+        wanted = np.argsort(-total, axis=1, kind="stable")[:, :Y]
+        np.testing.assert_array_equal(routed.expert, wanted)
+        own = np.take_along_axis(softmax(total), wanted, axis=1)
+        own = own / own.sum(axis=1, keepdims=True) if renormalise else own
+        np.testing.assert_allclose(routed.weight, own, rtol=1e-5)
+        np.testing.assert_array_equal(routed.sizes, np.bincount(wanted.reshape(-1), minlength=X))
+        np.testing.assert_array_equal(routed.order, np.argsort(wanted.reshape(-1), kind="stable"))
+
+    def test_a_router_that_is_not_finite_chooses_experts_that_exist(self):
+        logits = logits_of(3, 6).at[1].set(jnp.nan)
+        routed = self.route(2, True)(logits, None)
+        assert ((routed.expert >= 0) & (routed.expert < 6)).all()
+        assert jnp.isnan(routed.weight[1]).all()
+        assert jnp.isfinite(routed.weight[jnp.array([0, 2])]).all()
+        assert sorted(np.asarray(routed.order).tolist()) == list(range(6))
+        assert routed.sizes.sum() == 6
+
+
 def layer(
     M: int, D: int, F: int, X: int, Y: int, dtype: str, quantization: str | None = None, bias: bool = False
-) -> tuple[jax.Array, Chosen, Stacked, Stacked]:
+) -> tuple[jax.Array, Routed, Stacked, Stacked]:
     """Arguments of ``experts``."""
     keys = jax.random.split(jax.random.key(M + F), 6)
     gate_up = (jax.random.normal(keys[1], (X, 2 * F, D)) * D**-0.5).astype(dtype)
     down = (jax.random.normal(keys[2], (X, D, F)) * F**-0.5).astype(dtype)
-    chosen = choose_reference(jax.random.normal(keys[3], (M, X)), Y, True)
+    routed = route_reference(jax.random.normal(keys[3], (M, X)), None, Y, True)
     stacked = [
         Stacked(weight) if quantization is None else quantized(weight, quantization) for weight in (gate_up, down)
     ]
     if bias:
         biases = (jax.random.normal(key, one.weight.shape[:2]) for key, one in zip(keys[4:], stacked, strict=True))
         stacked = [one._replace(bias=bias.astype(dtype)) for one, bias in zip(stacked, biases, strict=True)]
-    return jax.random.normal(keys[0], (M, D)).astype(dtype), chosen, *stacked
+    return jax.random.normal(keys[0], (M, D)).astype(dtype), routed, *stacked
+
+
+def regrouped(expert, weight, X: int) -> Routed:
+    """``Routed`` with other experts than a router chose."""
+    return Routed(expert, weight, *group_reference(expert, X))
 
 
 def quantized(weight, kind: str) -> Stacked:
@@ -118,9 +162,9 @@ def unpacked(weight, scale, inputs: int):
     return found
 
 
-def by_token(x, chosen: Chosen, gate_up, down, clamp: float | None = None):
+def by_token(x, routed: Routed, gate_up, down, clamp: float | None = None):
     """``experts`` of one token after another, in float64."""
-    x, weight = np.asarray(x, np.float64), np.asarray(chosen.weight, np.float64)
+    x, weight = np.asarray(x, np.float64), np.asarray(routed.weight, np.float64)
     Fe = gate_up.weight.shape[1] // 2
     up_bias, down_bias = (
         np.zeros(one.weight.shape[:2]) if one.bias is None else np.asarray(one.bias, np.float64)
@@ -128,7 +172,7 @@ def by_token(x, chosen: Chosen, gate_up, down, clamp: float | None = None):
     )
     gate_up, down = wide(gate_up, x.shape[1]), wide(down, Fe)
     out = np.zeros(x.shape)
-    for m, experts in enumerate(np.asarray(chosen.expert)):
+    for m, experts in enumerate(np.asarray(routed.expert)):
         for c, e in enumerate(experts):
             gate, up = np.split(gate_up[e] @ x[m] + up_bias[e], 2)
             if clamp is None:
@@ -187,26 +231,26 @@ class TestExperts:
         np.testing.assert_allclose(found, by_token(x, *args, clamp=0.5), rtol=1e-5, atol=1e-5)
 
     def test_a_token_does_not_depend_on_its_neighbours(self):
-        x, chosen, gate_up, down = layer(9, 64, 48, 8, 2, "float32")
+        x, routed, gate_up, down = layer(9, 64, 48, 8, 2, "float32")
         experts = self.experts(None)
-        found = experts(x, chosen, gate_up, down)
+        found = experts(x, routed, gate_up, down)
         other, elsewhere, *_ = layer(10, 64, 48, 8, 2, "float32")
         for place in (0, 4, 8):
-            mixed = Chosen(*(b[:9].at[place].set(a[0]) for a, b in zip(chosen, elsewhere, strict=True)))
+            mixed = regrouped(*(b[:9].at[place].set(a[0]) for a, b in zip(routed[:2], elsewhere[:2], strict=True)), X=8)
             beside = experts(other[:9].at[place].set(x[0]), mixed, gate_up, down)
             np.testing.assert_array_equal(beside[place], found[0])
 
     def test_a_token_that_is_not_finite_leaves_the_others_alone(self):
-        x, chosen, gate_up, down = layer(5, 64, 48, 8, 2, "float32")
+        x, routed, gate_up, down = layer(5, 64, 48, 8, 2, "float32")
         experts = self.experts(None)
-        clean = experts(x, chosen, gate_up, down)
-        found = experts(x.at[2, 3].set(jnp.nan), chosen, gate_up, down)
+        clean = experts(x, routed, gate_up, down)
+        found = experts(x.at[2, 3].set(jnp.nan), routed, gate_up, down)
         assert jnp.isnan(found[2]).all()
         others = jnp.array([0, 1, 3, 4])
         np.testing.assert_array_equal(found[others], clean[others])
 
     def test_all_tokens_may_go_to_one_expert(self):
-        x, chosen, gate_up, down = layer(40, 32, 16, 8, 1, "float32")
-        chosen = Chosen(jnp.full_like(chosen.expert, 7), chosen.weight)
-        found = self.experts(TILINGS[1])(x, chosen, gate_up, down)
-        np.testing.assert_allclose(found, by_token(x, chosen, gate_up, down), atol=2e-5)
+        x, routed, gate_up, down = layer(40, 32, 16, 8, 1, "float32")
+        routed = regrouped(jnp.full_like(routed.expert, 7), routed.weight, X=8)
+        found = self.experts(TILINGS[1])(x, routed, gate_up, down)
+        np.testing.assert_allclose(found, by_token(x, routed, gate_up, down), atol=2e-5)

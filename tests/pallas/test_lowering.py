@@ -19,7 +19,7 @@ from jspec.pallas.expert_tiles import Stacked
 from jspec.pallas.experts import experts
 from jspec.pallas.norm import add_norm
 from jspec.pallas.residual import Residual, residual_draw, residual_masses
-from jspec.pallas.routing import choose
+from jspec.pallas.routing import route
 from jspec.pallas.warped_logits import WarpedLogits, num_groups
 from jspec.sampling.streams import RoundNoise
 
@@ -185,16 +185,21 @@ def _mixture(M, X, dtype):
     array, F, D = jax.ShapeDtypeStruct, 768, 2048
 
     def function(x, logits, gate_up, down):
-        return experts(x, choose(logits, 8, True), gate_up, down)
+        return experts(x, route(logits, None, 8, True), gate_up, down)
 
     weights = Stacked(array((X, 2 * F, D), dtype)), Stacked(array((X, D, F), dtype))
     return function, (array((M, D), dtype), array((M, X), jnp.float32), *weights)
 
 
+def launches_of_experts(M: int) -> list[str]:
+    """Few tokens are routed in one launch."""
+    return ["down", "route_few", "up"] if M <= 16 else ["choose", "down", "group", "up"]
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize(("M", "X"), [(1, 128), (5, 60), (320, 128), (4096, 8)])
+@pytest.mark.parametrize(("M", "X"), [(1, 128), (16, 128), (5, 60), (320, 128), (4096, 8)])
 def test_a_mixture_of_experts_lowers_for_cuda(M, X, dtype):
-    assert sorted(_kernels(_for_cuda(*_mixture(M, X, dtype)))) == ["choose", "down", "group", "up"]
+    assert sorted(_kernels(_for_cuda(*_mixture(M, X, dtype)))) == launches_of_experts(M)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -203,7 +208,7 @@ def test_experts_of_eight_bits_lower_for_cuda(kind, dtype):
     function, (x, logits, *weights) = _mixture(5, 60, dtype)
     array = jax.ShapeDtypeStruct
     stacked = [Stacked(array(w.weight.shape, kind), array(w.weight.shape[:2], jnp.float32)) for w in weights]
-    assert sorted(_kernels(_for_cuda(function, (x, logits, *stacked)))) == ["choose", "down", "group", "up"]
+    assert sorted(_kernels(_for_cuda(function, (x, logits, *stacked)))) == launches_of_experts(5)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -215,11 +220,11 @@ def test_experts_of_four_bits_with_biases_lower_for_cuda(M, X, dtype):
         row = (mxfp4.stored_width(D), mxfp4.stored_groups(D))
         return Stacked(*(array((X, out, n), jnp.uint8) for n in row), array((X, out), dtype))
 
-    def function(x, logits, gate_up, down):
-        return experts(x, choose(logits, 4, True), gate_up, down, clamp=7.0)
+    def function(x, logits, bias, gate_up, down):
+        return experts(x, route(logits, bias, 4, True), gate_up, down, clamp=7.0)
 
-    args = array((M, D), dtype), array((M, X), jnp.float32), stacked(2 * D), stacked(D)
-    assert sorted(_kernels(_for_cuda(function, args))) == ["choose", "down", "group", "up"]
+    args = array((M, D), dtype), array((M, X), jnp.float32), array((X,), dtype), stacked(2 * D), stacked(D)
+    assert sorted(_kernels(_for_cuda(function, args))) == launches_of_experts(M)
 
 
 def test_a_mixture_of_experts_elsewhere_is_the_reference():
