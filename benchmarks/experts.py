@@ -1,26 +1,31 @@
 """The MLP of a mixture of experts on a GPU: are the kernels right, and how far are they from reading each expert once?
 
-    python -m benchmarks.experts                  # needs an NVIDIA GPU
-    python -m benchmarks.experts --sweep          # times other tilings as well
-    python -m benchmarks.experts --json FILE      # also writes a result, see benchmarks/results.py
-    python -m benchmarks.experts --smoke          # small and anywhere: interpreted kernels, meaningless times
+    python -m benchmarks.experts                        # needs an NVIDIA GPU
+    python -m benchmarks.experts --layer gpt-oss-20b    # experts in MXFP4, with biases
+    python -m benchmarks.experts --sweep 1 64 4096      # times other tilings as well, for these numbers of tokens
+    python -m benchmarks.experts --json FILE            # also writes a result, see benchmarks/results.py
+    python -m benchmarks.experts --smoke                # small and anywhere: interpreted kernels, meaningless times
 
 It exits 1 if a kernel is wrong, or if the result of a token depends on its neighbours. The shape is that of a layer of
-Qwen3-30B-A3B: 128 experts of 768 features, 8 for each token. Routers spread the tokens evenly. The floor of a time is that
-of reading the weights of the experts that were hit once, at the read rate that is measured first, or that of the products
-at 790 TFLOP/s if that is longer. Times are in microseconds."""
+Qwen3-30B-A3B, 128 experts of 768 features, 8 for each token, or of gpt-oss-20b. Routers spread the tokens evenly. The floor
+of a time is that of reading the weights of the experts that were hit once, at the read rate that is measured first, or that
+of the products at 790 TFLOP/s if that is longer. Times are in microseconds, from the router's logits to the sum over
+experts."""
 
 import argparse
 import dataclasses
 import itertools
+import math
 import pathlib
 import sys
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 
 from benchmarks import bandwidth, results
 from benchmarks.verify import FULL, SMOKE, seconds_per_call
+from jspec import mxfp4
 from jspec.pallas.expert_tiles import Stacked, Tiling
 from jspec.pallas.experts import experts_kernel, experts_reference, tiling_of
 from jspec.pallas.routing import route_kernel
@@ -33,19 +38,34 @@ FLOPS = 790e12
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """X experts of F features over hidden states of D, Y of them for each token."""
+    """X experts of F features over hidden states of D, Y of them for each token.
+
+    Attributes:
+      four_bits: whether they are stored in MXFP4, and have biases and gpt-oss' activation. Otherwise they are in bfloat16.
+    """
 
     X: int = 128
     F: int = 768
     D: int = 2048
     Y: int = 8
+    four_bits: bool = False
 
-    def weights(self, key):
-        """``gate_up`` and ``down`` of ``experts``, in bfloat16."""
-        keys = jax.random.split(key)
-        gate_up = jax.random.normal(keys[0], (self.X, 2 * self.F, self.D), jnp.bfloat16) * self.D**-0.5
-        down = jax.random.normal(keys[1], (self.X, self.D, self.F), jnp.bfloat16) * self.F**-0.5
-        return gate_up, down
+    @property
+    def clamp(self) -> float | None:
+        return 7.0 if self.four_bits else None
+
+    def weights(self, key) -> tuple[Stacked, Stacked]:
+        """``gate_up`` and ``down`` of ``experts``."""
+        up, down = jax.random.split(key)
+        return self._stacked(up, 2 * self.F, self.D), self._stacked(down, self.D, self.F)
+
+    def _stacked(self, key, out: int, inputs: int) -> Stacked:
+        if not self.four_bits:
+            return Stacked(jax.random.normal(key, (self.X, out, inputs), jnp.bfloat16) * inputs**-0.5)
+        codes = jax.random.bits(key, (self.X, out, mxfp4.stored_width(inputs)), jnp.uint8)
+        exponent = mxfp4.ONE + round(math.log2(inputs**-0.5 / mxfp4.STD_OF_RANDOM_CODES))
+        scale = jnp.full((self.X, out, mxfp4.stored_groups(inputs)), exponent, jnp.uint8)
+        return Stacked(codes, scale, jax.random.normal(key, (self.X, out), jnp.bfloat16))
 
     def tokens(self, key, M: int):
         """Hidden states and router logits of M tokens."""
@@ -53,12 +73,16 @@ class Layer:
         return jax.random.normal(keys[0], (M, self.D), jnp.bfloat16), jax.random.normal(keys[1], (M, self.X))
 
     @property
-    def expert_bytes(self) -> int:
-        return 2 * 3 * self.F * self.D
+    def expert_bytes(self) -> float:
+        weight = 1 / 2 + 1 / mxfp4.GROUP if self.four_bits else 2
+        return weight * 3 * self.F * self.D
 
     def floor(self, M: int, hit: float, rate: float) -> float:
         """Seconds for M tokens that hit so many experts."""
         return max(hit * self.expert_bytes / rate, 2 * 3 * M * self.Y * self.F * self.D / FLOPS)
+
+
+LAYERS = {"qwen3-30b-a3b": Layer(), "gpt-oss-20b": Layer(32, 2880, 2880, 4, four_bits=True)}
 
 
 def mixture(layer: Layer, interpret: bool, tiling: Tiling | None = None):
@@ -66,9 +90,8 @@ def mixture(layer: Layer, interpret: bool, tiling: Tiling | None = None):
 
     def function(x, logits, gate_up, down):
         routed = route_kernel(logits, None, layer.Y, True, interpret=interpret)
-        return experts_kernel(
-            x, routed, Stacked(gate_up), Stacked(down), up_tiling=tiling, down_tiling=tiling, interpret=interpret
-        )
+        tilings = {"up_tiling": tiling, "down_tiling": tiling}
+        return experts_kernel(x, routed, gate_up, down, layer.clamp, **tilings, interpret=interpret)
 
     return function
 
@@ -82,7 +105,7 @@ def check(layer: Layer, weights, counts, interpret: bool) -> bool:
         got = kernels(x, logits, *weights)
         some = slice(0, min(M, 16))  # the reference implementation has every expert read every token
         routed = route_reference(logits[some], None, layer.Y, True)
-        wanted = experts_reference(x[some], routed, *map(Stacked, weights))
+        wanted = experts_reference(x[some], routed, *weights, layer.clamp)
         error = float(jnp.max(jnp.abs(got[some].astype(jnp.float32) - wanted.astype(jnp.float32))))
         other_x, other_logits = layer.tokens(jax.random.key(M + 1), M)
         mixed = kernels(other_x.at[-1].set(x[0]), other_logits.at[-1].set(logits[0]), *weights)
@@ -117,33 +140,43 @@ def timed(layer: Layer, weights, M: int):
     return calls, sum(hit) / COPIES
 
 
+def tilings(layer: Layer, M: int) -> Iterator[Tiling]:
+    """Tilings to try for M tokens."""
+    base = tiling_of(M * layer.Y, layer.X, jnp.bfloat16)
+    if M < 320:
+        sizes = itertools.product((base.rows,), (16, 32, 64), (64, 128, 256), (2, 4), (3, 5))
+    else:
+        sizes = itertools.product((64, 128), (64, 128), (32, 64), (4, 8), (3, 4))
+    for values in sizes:
+        yield Tiling(*values)
+
+
 def sweep(layer: Layer, weights, counts, sizes, interpret: bool):
     """Print the best few tilings for each number of tokens."""
     for M in counts:
         calls, _ = timed(layer, weights, M)
-        base, found = tiling_of(M * layer.Y, layer.X, jnp.bfloat16), []
-        columns, depths, warps, stages = (16, 32, 64, 128), (64, 128, 256), (2, 4, 8), (2, 3, 4)
-        rows = (base.rows,) if M < 320 else (32, 64, 128)
-        for values in itertools.product(rows, columns, depths, warps, stages):
-            if values[0] * values[1] // values[3] > 2048 or values[1] * values[2] * values[4] > 2**16:
-                continue
+        found = []
+        for tiling in tilings(layer, M):
             try:
-                took = 1e6 * seconds_per_call(mixture(layer, interpret, Tiling(*values)), calls, 0, sizes)
+                took = 1e6 * seconds_per_call(mixture(layer, interpret, tiling), calls, 0, sizes)
             except jax.errors.JaxRuntimeError:  # more shared memory than a multiprocessor has
                 continue
-            found.append((took, values))
-        print(M, [(round(t, 1), v) for t, v in sorted(found)[:6]], flush=True)
+            found.append((took, dataclasses.astuple(tiling)))
+        print(M, [(round(took, 1), values) for took, values in sorted(found)[:6]], flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layer", choices=LAYERS, default="qwen3-30b-a3b", help="whose layer has the shape")
     parser.add_argument("--smoke", action="store_true", help="small shapes, interpreted kernels, any machine")
     parser.add_argument("--sweep", nargs="*", type=int, metavar="M", help="time other tilings too, for M tokens")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
     args = parser.parse_args()
     if not args.smoke and jax.default_backend() != "gpu":
         parser.error("no GPU: the kernels are compiled for NVIDIA GPUs; --smoke runs a small interpreted version here")
-    layer, counts, sizes = (Layer(8, 48, 64, 2), (1, 5), SMOKE) if args.smoke else (Layer(), TOKENS, FULL)
+    layer, counts, sizes = LAYERS[args.layer], TOKENS, FULL
+    if args.smoke:
+        layer, counts, sizes = Layer(8, 64, 96, 2, layer.four_bits), (1, 5), SMOKE
     sizes = dataclasses.replace(sizes, calls=min(sizes.calls, 40), repeats=3)
     weights = layer.weights(jax.random.key(0))
     good = check(layer, weights, counts, args.smoke)

@@ -1,13 +1,25 @@
-"""Write the table of docs/models.md from the registry of families and from the tests' table of cases.
+"""Write the tables of docs/models.md from the registry of families, the tests' table of cases, and results of tests.
 
-PYTHONPATH=.:tests/convert python docs/models_table.py            # writes the page
-PYTHONPATH=.:tests/convert python docs/models_table.py --check    # writes nothing; exits 1 if the page differs
+PYTHONPATH=.:tests/convert python docs/models_table.py                       # writes the page
+PYTHONPATH=.:tests/convert python docs/models_table.py --check               # writes nothing; exits 1 if the page differs
+PYTHONPATH=.:tests/convert python docs/models_table.py --results FILE ...    # takes the results of these runs first
+
+The results are files that pytest wrote with --junitxml. Tests that were not run again keep the result that they had, in
+docs/models_results.json:
+
+python -m pytest -m "long or not long" tests/convert/test_convert_output.py tests/convert/test_convert_parity.py \\
+    tests/test_family_serving.py --junitxml FILE
 """
 
 import argparse
+import collections
+import importlib.metadata
+import json
 import pathlib
+import platform
 import re
 import sys
+import xml.etree.ElementTree
 
 from jspec.checkpoints.families import FAMILIES
 from jspec.checkpoints.fields import Fields
@@ -15,7 +27,20 @@ from jspec.checkpoints.hf_config import model_config
 from jspec.config import ModelConfig
 
 PAGE = pathlib.Path(__file__).parent / "models.md"
-BLOCK = re.compile(r"(?<=<!-- families -->\n).*?(?=<!-- /families -->)", re.S)
+RESULTS = pathlib.Path(__file__).parent / "models_results.json"
+BLOCKS = {name: re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", re.S) for name in ("families", "tests")}
+PACKAGES = ("jax", "flax", "transformers")
+# Heading of a column -> the tests that it counts, by the name that pytest gives them.
+COLUMNS = {
+    "converted": r"test_converted_folder_equals_the_source\[.*{architecture}.*\]",
+    "logits": r"test_logits_equal_transformers\[({cases})\]",
+    "pages": r"test_pages_give_the_logits_of_one_causal_pass\[.*{architecture}.*\]",
+    "draft model": r"test_drafts_leave_the_greedy_text_of_the_target\[{architecture}-draft_model\]",
+    "lookup": r"test_drafts_leave_the_greedy_text_of_the_target\[{architecture}-ngram\]",
+    "EAGLE": r"test_drafts_leave_the_greedy_text_of_the_target\[{architecture}-eagle\]",
+    "EAGLE-3": r"test_drafts_leave_the_greedy_text_of_the_target\[{architecture}-eagle3\]",
+    "P-EAGLE": r"test_drafts_leave_the_greedy_text_of_the_target\[{architecture}-p_eagle\]",
+}
 
 # Sizes that every class is read with to see what it chooses; longer windows and lists follow from its defaults.
 SIZES = {
@@ -63,15 +88,61 @@ def table(cases) -> str:
     lines = ["| `architectures` | models | by default | logits compared with transformers |", "|---|---|---|---|"]
     for architecture, family in FAMILIES.items():
         config = model_config(Fields(SIZES, architecture), architecture)
-        mine = [name for name, (prefix, _) in cases.items() if f"{prefix}ForCausalLM" == architecture]
-        cells = f"`{architecture}`", family.models, ", ".join(choices(config)), ", ".join(mine)
+        cells = f"`{architecture}`", family.models, ", ".join(choices(config)), ", ".join(_cases(architecture, cases))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
+def _cases(architecture: str, cases) -> list[str]:
+    return [name for name, (prefix, _) in cases.items() if f"{prefix}ForCausalLM" == architecture]
+
+
+def tested(cases, results) -> str:
+    """How many tests of a family passed in each column, and with which versions.
+
+    Args:
+      cases: as for ``table``.
+      results: what ``RESULTS`` has.
+    """
+    lines = [f"| `architectures` | {' | '.join(COLUMNS)} |", "|---" * (1 + len(COLUMNS)) + "|"]
+    for architecture in FAMILIES:
+        cells = [_passed(results["tests"], pattern, architecture, cases) for pattern in COLUMNS.values()]
+        lines.append(f"| `{architecture}` | {' | '.join(cells)} |")
+    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
+    return "\n".join([*lines, "", f"Tests that passed, with {versions}."]) + "\n"
+
+
+def _passed(tests, pattern: str, architecture: str, cases) -> str:
+    """``3``, or ``2 of 3``; ``-`` if no such test was run."""
+    names = re.compile(pattern.format(architecture=architecture, cases="|".join(_cases(architecture, cases))))
+    found = [passed for name, passed in tests.items() if names.fullmatch(name)]
+    if not found:
+        return "-"
+    return f"{sum(found)}" if all(found) else f"{sum(found)} of {len(found)}"
+
+
+def add_results(files: list[pathlib.Path]):
+    """Take what pytest wrote about the tests of ``COLUMNS`` into ``RESULTS``."""
+    counted = re.compile("|".join(pattern.partition(r"\[")[0] for pattern in COLUMNS.values()))
+    kept = json.loads(RESULTS.read_text("utf-8"))["tests"] if RESULTS.exists() else {}
+    found: dict[str, bool] = collections.OrderedDict(kept)
+    for file in files:
+        for case in xml.etree.ElementTree.parse(file).iter("testcase"):
+            name = case.get("name", "")
+            if counted.match(name) and case.find("skipped") is None:
+                found[name] = case.find("failure") is None and case.find("error") is None
+    versions = {"Python": platform.python_version(), **{name: importlib.metadata.version(name) for name in PACKAGES}}
+    written = {"versions": versions, "tests": dict(sorted(found.items()))}
+    RESULTS.write_text(json.dumps(written, indent=1) + "\n", "utf-8")
+
+
 def page(cases) -> str:
     """What docs/models.md should contain."""
-    return BLOCK.sub(lambda _: table(cases), PAGE.read_text("utf-8"))
+    results = json.loads(RESULTS.read_text("utf-8"))
+    text = PAGE.read_text("utf-8")
+    for name, block in {"families": table(cases), "tests": tested(cases, results)}.items():
+        text = BLOCKS[name].sub(lambda _, block=block: block, text)
+    return text
 
 
 def main(cases, check: bool) -> int:
@@ -80,7 +151,7 @@ def main(cases, check: bool) -> int:
     if wanted == PAGE.read_text("utf-8"):
         return 0
     if check:
-        print(f"{PAGE} is not what the registry says; run docs/models_table.py", file=sys.stderr)
+        print(f"{PAGE} is not what registry and results say; run docs/models_table.py", file=sys.stderr)
         return 1
     PAGE.write_text(wanted, "utf-8")
     return 0
@@ -89,6 +160,10 @@ def main(cases, check: bool) -> int:
 if __name__ == "__main__":
     from parity_cases import CASES
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, and exit 1 if the page differs")
-    sys.exit(main(CASES, parser.parse_args().check))
+    parser.add_argument("--results", nargs="+", type=pathlib.Path, default=[], metavar="FILE", help="written by pytest")
+    arguments = parser.parse_args()
+    if arguments.results:
+        add_results(arguments.results)
+    sys.exit(main(CASES, arguments.check))

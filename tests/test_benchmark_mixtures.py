@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from benchmarks import floors, mixtures, results
+from benchmarks import experts, floors, mixtures, results
 from benchmarks.experts_hit import experts_hit
 from benchmarks.shapes import GPT_OSS_20B, GPT_OSS_120B, QWEN3_30B_A3B, TINY, TINY_MIXTURE, random_module
 
@@ -54,6 +54,17 @@ def test_smoke_run(monkeypatch, capsys, tmp_path):
     found = results.read(tmp_path / "out.json")
     assert found.measured["2"] > found.floors["2"] > 0
     assert "of 8 experts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("layer", ["gpt-oss-20b", pytest.param("qwen3-30b-a3b", marks=pytest.mark.long)])
+def test_smoke_run_of_a_layer(monkeypatch, capsys, tmp_path, layer):
+    arguments = ["experts", "--smoke", "--layer", layer, "--json", str(tmp_path / "out.json")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert experts.main() == 0
+    assert capsys.readouterr().out.count("beside others the same") == 2
+    found = results.read(tmp_path / "out.json")
+    assert found.details["1 tokens"]["experts"] == 2
+    assert all(found.measured[key] > found.floors[key] > 0 for key in found.measured)
 
 
 def test_every_line_has_a_key_of_its_own():

@@ -1,0 +1,43 @@
+"""The decode step of mixtures of experts as XLA compiles it for an H200: no weight or cache is moved, launches stay few.
+
+Layers have the widths of the published models, and all of their experts."""
+
+import dataclasses
+import functools
+
+import jax
+import pytest
+from deviceless import compiled_for_h200, why_not
+
+from benchmarks.hlo import launched, moves
+from benchmarks.programs import Decoding, decoding_program
+from benchmarks.shapes import GPT_OSS_20B, QWEN3_30B_A3B, abstract_module
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+
+LARGE = 1 << 20  # bytes
+LAYERS = 2
+MODELS = {"qwen3": QWEN3_30B_A3B, "gpt-oss": GPT_OSS_20B}
+# Launches of one more layer, by model and rows. Those of Llama's layer are in test_decode_step.py.
+LAYER_BUDGET = {("qwen3", 1): 13, ("qwen3", 64): 13, ("gpt-oss", 1): 12, ("gpt-oss", 64): 16}
+
+
+@functools.cache
+def compiled(model: str, batch: int, layers: int):
+    config = MODELS[model]
+    target = abstract_module(dataclasses.replace(config, num_layers=layers, windows=config.windows[:layers]))
+    what = Decoding(None, 0, batch, start=512, new=256)
+    program = decoding_program(target, None, None, what.engine_config("bfloat16"), what)
+    how = {"donate_argnums": 1, "compiler_options": program.options}
+    return compiled_for_h200(program.function, program.leaves, jax.eval_shape(program.fresh), **how)
+
+
+@pytest.mark.parametrize("batch", [1, 64])
+@pytest.mark.parametrize("model", MODELS)
+class TestStep:
+    def test_moves_no_cache_and_no_weight(self, model, batch):
+        assert [op.line for op in moves(compiled(model, batch, LAYERS).as_text(), LARGE)] == []
+
+    def test_a_layer_launches_no_more_than_it_did(self, model, batch):
+        fewer, more = (len(launched(compiled(model, batch, n).as_text(), loop=True)) for n in (LAYERS, LAYERS + 1))
+        assert 0 < more - fewer <= LAYER_BUDGET[model, batch]
