@@ -13,6 +13,7 @@ from jspec.config import ModelConfig
 from jspec.heads import HeadConfig
 
 PREFIX = "model."
+FOUR_BITS = "the experts stay in MXFP4, four bits a weight"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,4 +96,5 @@ def decoder_layout(config: ModelConfig, tensors: dict[str, Tensor]) -> Layout:
         in_form_of_parameters(config, tensors),
         duplicates={OUTPUT_HEAD: embedding} if stored_twice else {},
         tied_by="tie_word_embeddings",
+        notes=(FOUR_BITS,) if config.experts is not None and config.experts.stored == "mxfp4" else (),
     )

@@ -91,7 +91,8 @@ def test_four_bits_stay_four_bits(checkpoint):
 
 
 def test_a_converted_folder_holds_the_same(checkpoint, tmp_path):
-    convert(checkpoint, tmp_path / "out", verify="shapes")
+    report = convert(checkpoint, tmp_path / "out", verify="shapes")
+    assert "the experts stay in MXFP4, four bits a weight" in report.notes
     wanted_config, wanted = load_folder(checkpoint)
     config, params = load_folder(tmp_path / "out")
     assert config == wanted_config

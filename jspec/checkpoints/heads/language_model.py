@@ -21,7 +21,8 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     if is_multimodal(fields):
         text, others = text_tensors(tensors)
         note = f"{len(others)} tensors of other parts than the text model were left out"
-        layout = dataclasses.replace(decoder_layout(config, text), left_out=others, notes=(note,))
+        layout = decoder_layout(config, text)
+        layout = dataclasses.replace(layout, left_out=others, notes=(*layout.notes, note))
     else:
         layout = decoder_layout(config, tensors)
     return layout if stored is None else with_scales(layout, stored, folder.given)
