@@ -47,7 +47,9 @@ BAD = [
     *(case for name in ("count", "chosen", "width") for case in refused(experts, name, [*NO_INTEGERS, 0])),
     *refused(experts, "chosen", [5]),
     *refused(experts, "layers", [[True], (1, 0), None]),
-    *refused(experts, "renormalise", [None, 1]),
+    *(case for name in ("renormalise", "biases") for case in refused(experts, name, [None, 1])),
+    *refused(experts, "clamp", [0, -1.0, "7", True]),
+    *refused(experts, "stored", ["fp8", True]),
     *refused(model, "position_offset", [bad for bad in NO_INTEGERS if bad is not None] + [-1]),
     *refused(model, "embedding_size", [bad for bad in NO_INTEGERS if bad is not None] + [0]),
     *(
@@ -116,6 +118,19 @@ def test_refused(make, fields, name):
     assert message.startswith((f"{name}=", f"rope.{name}=", f"experts.{name}="))
     shown = value if not isinstance(value, tuple) else next((v for v in value if repr(v) in message), value)
     assert repr(shown) in message
+
+
+def test_experts_in_four_bits_fit_their_model():
+    """Their inputs are whole groups, and the checkpoint of their architecture has them stacked."""
+    four_bits = experts(width=32, stored="mxfp4")
+    sizes = {"architecture": "GptOssForCausalLM", "hidden_size": 64}
+    assert model(experts=four_bits, **sizes).dimensions["Db"] == 32
+    with pytest.raises(ValueError, match="hidden_size=48: expected a multiple of 32"):
+        model(experts=four_bits, **sizes | {"hidden_size": 48})
+    with pytest.raises(ValueError, match=r"experts\.width=40: expected a multiple of 32"):
+        model(experts=experts(width=40, stored="mxfp4"), **sizes)
+    with pytest.raises(ValueError, match=r"experts\.stored='mxfp4': expected None for experts of LlamaForCausalLM"):
+        model(experts=four_bits, hidden_size=64)
 
 
 def test_experts_of_another_number_of_layers_are_refused():
