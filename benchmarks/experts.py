@@ -15,7 +15,6 @@ experts."""
 import argparse
 import dataclasses
 import itertools
-import math
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -63,8 +62,8 @@ class Layer:
         if not self.four_bits:
             return Stacked(jax.random.normal(key, (self.X, out, inputs), jnp.bfloat16) * inputs**-0.5)
         codes = jax.random.bits(key, (self.X, out, mxfp4.stored_width(inputs)), jnp.uint8)
-        exponent = mxfp4.ONE + round(math.log2(inputs**-0.5 / mxfp4.STD_OF_RANDOM_CODES))
-        scale = jnp.full((self.X, out, mxfp4.stored_groups(inputs)), exponent, jnp.uint8)
+        scales = self.X, out, mxfp4.stored_groups(inputs)
+        scale = jnp.full(scales, mxfp4.scale_of_random_codes(inputs), jnp.uint8)
         return Stacked(codes, scale, jax.random.normal(key, (self.X, out), jnp.bfloat16))
 
     def tokens(self, key, M: int):

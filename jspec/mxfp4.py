@@ -9,11 +9,13 @@ feature j of its first group (the low four bits) and of feature j of its second.
 ``[out, 32 pairs]``, and its scales are uint8 ``[out, 2 pairs]``. Where the number of groups is odd, the last group is
 followed by one of zeros. Not a bit of a code or of a scale is changed."""
 
+import math
+
 GROUP = 32  # input features that share a scale
 PAIR = 2 * GROUP
-ONE = 127  # the scale that stands for 2^0
 LARGEST_SCALE = 254  # 2^127; the format calls 255 NaN
-STD_OF_RANDOM_CODES = 2.93  # of the numbers that equally likely codes stand for
+_ONE = 127  # the scale that stands for 2^0
+_STD_OF_RANDOM_CODES = 2.93  # of the numbers that equally likely codes stand for
 
 
 def stored_width(inputs: int) -> int:
@@ -24,3 +26,8 @@ def stored_width(inputs: int) -> int:
 def stored_groups(inputs: int) -> int:
     """How many scales a row has, for so many input features."""
     return -(-inputs // PAIR) * 2
+
+
+def scale_of_random_codes(inputs: int) -> int:
+    """The scale with which equally likely codes have a standard deviation near ``inputs ** -0.5``."""
+    return _ONE + round(math.log2(inputs**-0.5 / _STD_OF_RANDOM_CODES))

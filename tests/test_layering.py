@@ -20,6 +20,7 @@ LEAVES = {
     "__init__",
     "_arguments",
     "compilation_cache",
+    "decoder_parameters",
     "completion",
     "config",
     "heads",

@@ -7,7 +7,8 @@ from typing import Literal, Self
 from jspec._arguments import is_int, is_number, require
 from jspec.config.experts import Experts
 from jspec.config.rope import Rope
-from jspec.parameters import Declared, Parameter, language_model
+from jspec.decoder_parameters import language_model
+from jspec.parameters import Declared, Parameter
 from jspec.tensor_names import names_of
 
 PLAIN_ROPE = Rope()

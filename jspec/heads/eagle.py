@@ -4,8 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 
 from jspec.config import ModelConfig
+from jspec.decoder_parameters import decoder_layers
 from jspec.heads.base import EMBEDDING, TWICE_EMBED, require_same_target, require_unquantized
-from jspec.parameters import EMBED, VOCAB, Declared, Parameter, decoder_layers, indices, linear, matrix
+from jspec.parameters import EMBED, VOCAB, Declared, Parameter, indices, linear, matrix
 
 
 @dataclasses.dataclass(frozen=True)

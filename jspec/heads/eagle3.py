@@ -5,8 +5,9 @@ from collections.abc import Mapping
 
 from jspec._arguments import is_int, require
 from jspec.config import ModelConfig, count
+from jspec.decoder_parameters import decoder_layers
 from jspec.heads.base import EMBEDDING, TWICE_EMBED, require_count, require_same_target, require_unquantized
-from jspec.parameters import EMBED, VOCAB, Axis, Declared, Parameter, decoder_layers, indices, linear, matrix, vector
+from jspec.parameters import EMBED, VOCAB, Axis, Declared, Parameter, indices, linear, matrix, vector
 
 DRAFT_VOCAB, FEATURE, TARGET_EMBED = Axis("Vd", "draft_vocab"), Axis("E", "feature"), Axis("Dt", "target_embed")
 

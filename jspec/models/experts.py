@@ -1,7 +1,6 @@
 """A mixture of experts in place of the MLP of a layer."""
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -27,8 +26,8 @@ class FourBitWeight(nnx.Module):
     def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype, rngs: nnx.Rngs):
         codes = (out_features, mxfp4.stored_width(in_features))
         self.weight = nnx.Param(jax.random.bits(rngs.params(), codes, jnp.uint8))
-        exponent = round(math.log2(in_features**-0.5 / mxfp4.STD_OF_RANDOM_CODES)) + mxfp4.ONE
-        self.scale = nnx.Param(jnp.full((out_features, mxfp4.stored_groups(in_features)), exponent, jnp.uint8))
+        scales, scale = (out_features, mxfp4.stored_groups(in_features)), mxfp4.scale_of_random_codes(in_features)
+        self.scale = nnx.Param(jnp.full(scales, scale, jnp.uint8))
         self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
 
 
