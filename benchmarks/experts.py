@@ -26,7 +26,7 @@ from benchmarks import bandwidth, results
 from benchmarks.verify import FULL, SMOKE, seconds_per_call
 from jspec import mxfp4
 from jspec.pallas.expert_tiles import Stacked, Tiling
-from jspec.pallas.experts import experts_kernel, experts_reference, tiling_of
+from jspec.pallas.experts import experts_kernel, experts_reference, tilings_of
 from jspec.pallas.routing import route_kernel
 from jspec.pallas.routing_reference import route_reference
 
@@ -61,9 +61,9 @@ class Layer:
     def _stacked(self, key, out: int, inputs: int) -> Stacked:
         if not self.four_bits:
             return Stacked(jax.random.normal(key, (self.X, out, inputs), jnp.bfloat16) * inputs**-0.5)
-        codes = jax.random.bits(key, (self.X, out, mxfp4.stored_width(inputs)), jnp.uint8)
-        scales = self.X, out, mxfp4.stored_groups(inputs)
-        scale = jnp.full(scales, mxfp4.scale_of_random_codes(inputs), jnp.uint8)
+        pairs = mxfp4.num_pairs(inputs), self.X, out
+        codes = jax.random.bits(key, (*pairs, mxfp4.GROUP), jnp.uint8)
+        scale = jnp.full(pairs, mxfp4.factors_of_random_codes(inputs), jnp.uint32)
         return Stacked(codes, scale, jax.random.normal(key, (self.X, out), jnp.bfloat16))
 
     def tokens(self, key, M: int):
@@ -141,11 +141,12 @@ def timed(layer: Layer, weights, M: int):
 
 def tilings(layer: Layer, M: int) -> Iterator[Tiling]:
     """Tilings to try for M tokens."""
-    base = tiling_of(M * layer.Y, layer.X, jnp.bfloat16)
-    if M < 320:
-        sizes = itertools.product((base.rows,), (16, 32, 64), (64, 128, 256), (2, 4), (3, 5))
+    rows = tilings_of(M * layer.Y, layer.X, jnp.bfloat16, layer.weights(jax.random.key(0))[0])[0].rows
+    if rows <= 32:
+        depths = (64, 192, 320) if layer.four_bits else (64, 128, 256)
+        sizes = itertools.product((rows,), (16, 32, 64), depths, (2, 4), (2, 3, 4))
     else:
-        sizes = itertools.product((64, 128), (64, 128), (32, 64), (4, 8), (3, 4))
+        sizes = itertools.product((64, 128), (64, 128, 256), (64, 128), (4, 8), (3, 4))
     for values in sizes:
         yield Tiling(*values)
 

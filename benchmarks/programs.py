@@ -173,7 +173,7 @@ def forward_program(target, dtype: str, what: Forward) -> Program:
     slots."""
     leaves, merge = split(target)
     B, M = what.batch, what.capacity // PAGE
-    positions = jnp.broadcast_to(what.live - what.width + jnp.arange(what.width, dtype=jnp.int32), (B, what.width))
+    positions = _last_positions(what)
     no_stops = jnp.full((B, 1), -1, jnp.int32), jnp.zeros(B, jnp.int32)
 
     def one(leaves, state):
@@ -238,14 +238,13 @@ class Bench:
         config, module = self.draft(what.method)
         target = self.target_in(what.quantization)
         program = decoding_program(target, module, config, what.engine_config(self.dtype), what)
-        seconds, kernels, logs = self._run(program, what.rounds)
-        assert logs is not None
+        seconds, kernels, (state, logs) = self._run(program, what.rounds)
         log = RoundLog.unpacked(logs)
         if np.any(log.outcome != LIVE):
             raise RuntimeError(f"a row ended before the last round of {what}: its round would be too cheap")
         before = what.start + np.cumsum(log.count, axis=0) - log.count
         length, tokens = float(np.mean(before)), float(np.mean(log.count))
-        hit = experts_hit(target, what.batch, what.K + 1)
+        hit = experts_hit(target, *_next_pass(state, what.K, target.config.vocab_size))
         passes = [target_pass(target, what.batch, what.K + 1, length, hit)]
         if what.K:
             passes += draft_passes(target, module, what.K, what.batch, length)
@@ -253,26 +252,27 @@ class Bench:
 
     def _forward(self, what: Forward) -> Timed:
         target = self.target_in(what.quantization)
-        seconds, kernels, _ = self._run(forward_program(target, self.dtype, what), what.passes)
-        hit = experts_hit(target, what.batch, what.width)
+        seconds, kernels, (state, _) = self._run(forward_program(target, self.dtype, what), what.passes)
+        hit = experts_hit(target, state[0], _last_positions(what), state[1], _tables(what.batch, what.capacity // PAGE))
         passes = [target_pass(target, what.batch, what.width, what.live, hit)]
         return Timed(seconds, floor(passes, self.bandwidth), kernels, what.live, 0.0, hit)
 
     def _run(self, program: Program, rounds: int):
-        """Seconds and launches of a round, and the logs of the last call, packed."""
+        """Seconds and launches of a round, and what the last call returned, logs on the host."""
         make = program.fresh  # not compiled as a whole: it makes an array for every layer
         function = jax.jit(program.function, donate_argnums=1, compiler_options=program.options)
         compiled = function.lower(program.leaves, jax.eval_shape(make)).compile()
-        seconds, log = [], None
+        seconds, state, log = [], None, None
         for _ in range(self.repeats + 1):
             state = jax.block_until_ready(make())
             started = time.perf_counter()
-            _, log = jax.block_until_ready(compiled(program.leaves, state))
+            state, log = jax.block_until_ready(compiled(program.leaves, state))
             seconds.append((time.perf_counter() - started) / rounds)
         if self.profiled:
-            state = make()
-            print(report(kernel_times(lambda: compiled(program.leaves, state)), rounds), flush=True)
-        return statistics.median(seconds[1:]), len(launched(compiled.as_text() or "", loop=True)), jax.device_get(log)
+            last = make()
+            print(report(kernel_times(lambda: compiled(program.leaves, last)), rounds), flush=True)
+        kernels = len(launched(compiled.as_text() or "", loop=True))
+        return statistics.median(seconds[1:]), kernels, (state, jax.device_get(log))
 
 
 def _in_flight(state, config: EngineConfig, length: int):
@@ -298,6 +298,21 @@ def _in_flight(state, config: EngineConfig, length: int):
         features=features,
         draft=draft,
     )
+
+
+def _next_pass(state, K: int, vocab_size: int):
+    """Tokens, positions, cache and tables of a verify pass that might come next, with random drafts."""
+    length = state.request.length[:, None]
+    newest = jnp.take_along_axis(state.tokens, length - 1, axis=1)
+    drafts = jax.random.randint(jax.random.key(3), (len(length), K), 0, vocab_size, jnp.int32)
+    positions = length - 1 + jnp.arange(K + 1, dtype=jnp.int32)[None, :]
+    return jnp.concatenate([newest, drafts], axis=1), positions, state.cache, state.request.table
+
+
+def _last_positions(what: Forward):
+    """int32 ``[B, width]``."""
+    positions = what.live - what.width + jnp.arange(what.width, dtype=jnp.int32)
+    return jnp.broadcast_to(positions, (what.batch, what.width))
 
 
 def _random(tree):

@@ -149,6 +149,9 @@ def head_for(target: ModelConfig, method: str) -> HeadConfig:
     }[method]
 
 
+_LARGE = 500  # times the standard deviation of an embedding, 0.02
+
+
 def abstract_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str = "bfloat16"):
     """A module of ``config``, ready to serve, with shapes in place of arrays."""
     return nnx.eval_shape(lambda: _made(config, seed, dtype))
@@ -158,8 +161,15 @@ def random_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str = 
     """A module of ``config``, ready to serve, its weights made on the device.
 
     The arrays are made one after another, because a program that makes all of them takes minutes to compile.
+
+    The embeddings of a mixture of experts are large. What the layers add is then little beside them, and routers spread
+    different tokens evenly in every layer. Otherwise the tokens of a text that random weights write become alike from layer
+    to layer, and share experts.
     """
-    return _made(config, seed, dtype)
+    module = _made(config, seed, dtype)
+    if isinstance(config, ModelConfig) and config.experts is not None and not config.tie_embeddings:
+        module.embedding[...] = module.embedding[...] * _LARGE
+    return module
 
 
 def _made(config, seed: int, dtype: str):

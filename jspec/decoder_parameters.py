@@ -15,6 +15,7 @@ from jspec.parameters import (
     HEADS,
     KV,
     MLP,
+    PAIR,
     POSITIONS,
     VOCAB,
     WORD_EMBED,
@@ -111,19 +112,19 @@ def _stacked_maps(
     experts: "Experts", tensors: Sequence[str], copies: Copies, quantization: str | None
 ) -> Iterator[Parameter]:
     """The same maps, where the checkpoint has two ``tensors`` for those of all experts: gate and up, and down."""
-    maps = ("gate_up", GATE_UPS, EMBED, "Db", "Dg"), ("down", DOWNS, EXPERT_MLP, "Fb", "Fg")
-    for (name, outputs, inputs, in_bytes, in_groups), tensor in zip(maps, tensors, strict=True):
+    maps = ("gate_up", GATE_UPS, EMBED, "Dp"), ("down", DOWNS, EXPERT_MLP, "Fp")
+    for (name, outputs, inputs, pairs), tensor in zip(maps, tensors, strict=True):
         ours = f"layers.{{}}.mlp.{name}"
         if experts.stored is None:
             yield dataclasses.replace(
                 matrix(f"{ours}.weight", tensor, outputs, inputs, copies), quantization=quantization
             )
         else:
-            codes, scales = (Axis(size, inputs.name) for size in (in_bytes, in_groups))
-            weight = matrix(f"{ours}.weight", f"{tensor}_blocks", outputs, codes, copies)
-            yield dataclasses.replace(weight, dtype="uint8", weights_each=2)
-            scale = matrix(f"{ours}.scale", f"{tensor}_scales", outputs, scales, copies)
-            yield dataclasses.replace(scale, dtype="uint8", weights_each=0)
+            in_pairs = Axis(pairs, inputs.name)
+            weight = matrix(f"{ours}.weight", f"{tensor}_blocks", in_pairs, outputs, copies)
+            yield dataclasses.replace(weight, other_axes=(outputs, PAIR), dtype="uint8", weights_each=2)
+            scale = matrix(f"{ours}.scale", f"{tensor}_scales", in_pairs, outputs, copies)
+            yield dataclasses.replace(scale, dtype="uint32", weights_each=0)
         if experts.biases:
             yield vector(f"{ours}.bias", f"{tensor}_bias", outputs, copies)
 

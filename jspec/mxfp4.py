@@ -3,31 +3,45 @@
 A group of 32 input features shares a power of two. A number is one of 16 multiples of it, which a *code* of four bits
 names: a sign, two bits of exponent and one of mantissa (e2m1).
 
-Checkpoints hold in a byte the codes of two neighbours. A kernel would have to interleave the two halves of the bytes that
-it unpacks, so jspec keeps the codes in another order: two groups make a *pair*, and byte j of a pair holds the codes of
-feature j of its first group (the low four bits) and of feature j of its second. A weight ``[out, in]`` is therefore uint8
-``[out, 32 pairs]``, and its scales are uint8 ``[out, 2 pairs]``. Where the number of groups is odd, the last group is
-followed by one of zeros. Not a bit of a code or of a scale is changed."""
+Checkpoints hold in a byte the codes of two neighbours. jspec keeps the bits in an order in which a GPU unpacks them with the
+fewest instructions. Two groups make a *pair*, of 32 bytes. Two bytes of these make a *half*, the low byte first, and two
+halves make a *word*. Word i of a pair holds the codes of features 4i to 4i + 3 of its first group, and of its second. The
+first half of the word has those of features 4i (a below) and 4i + 2 (b) of the first group, and 4i (c) and 4i + 2 (d) of the
+second. The other half has, in the same way, those of features 4i + 1 and 4i + 3.
+
+| bits of a half | 0-2 | 3-5 | 6-8 | 9-11 | 12 | 13 | 14 | 15 |
+|---|---|---|---|---|---|---|---|---|
+| what they hold | magnitude of c | of b | of a | of d | sign of b | of d | of c | of a |
+
+A product reads one pair of many output features at a time, so these lie side by side: a weight ``[out, in]`` is uint8
+``[pairs, out, 32]``. Not a bit of a code is changed. Its scales are uint32 ``[pairs, out]``. Such a number has the *factors*
+of the two groups of a pair in its halves, that of the first in the low one: 2^126 times what the scale stands for, as the
+bits of a bfloat16. (A kernel puts the bits of a code into a bfloat16 where they stand for 2^-126 of their number.) Where the
+number of groups is odd, the last one is followed by a group of zeros."""
 
 import math
 
+# Where a half holds the codes of a, b, c and d: the shifts to the right that bring the magnitude and the sign to bit 0.
+BITS = {"a": (6, 15), "b": (3, 12), "c": (0, 14), "d": (9, 13)}
 GROUP = 32  # input features that share a scale
 PAIR = 2 * GROUP
-LARGEST_SCALE = 254  # 2^127; the format calls 255 NaN
+LARGEST_SCALE = 128  # 2^1, for weights up to 12: larger ones have no factor. The format ends at 254, 2^127
 _ONE = 127  # the scale that stands for 2^0
+_FACTOR = 126  # what is added to a scale for the exponent of its factor, in bfloat16: 2^126 times as much
 _STD_OF_RANDOM_CODES = 2.93  # of the numbers that equally likely codes stand for
 
 
-def stored_width(inputs: int) -> int:
-    """How many bytes a row of codes has, for so many input features."""
-    return -(-inputs // PAIR) * GROUP
+def num_pairs(inputs: int) -> int:
+    """How many pairs a row has, for so many input features."""
+    return -(-inputs // PAIR)
 
 
-def stored_groups(inputs: int) -> int:
-    """How many scales a row has, for so many input features."""
-    return -(-inputs // PAIR) * 2
+def factors(first, second):
+    """What is stored for the scales of the two groups of a pair, ints or integer arrays of 32 bits."""
+    return first + _FACTOR << 7 | second + _FACTOR << 23
 
 
-def scale_of_random_codes(inputs: int) -> int:
-    """The scale with which equally likely codes have a standard deviation near ``inputs ** -0.5``."""
-    return _ONE + round(math.log2(inputs**-0.5 / _STD_OF_RANDOM_CODES))
+def factors_of_random_codes(inputs: int) -> int:
+    """Factors with which equally likely codes have a standard deviation near ``inputs ** -0.5``."""
+    scale = _ONE + round(math.log2(inputs**-0.5 / _STD_OF_RANDOM_CODES))
+    return factors(scale, scale)

@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 SCALE_BYTES = 4  # float32
-DTYPE_BYTES = {"int32": 4, "uint8": 1}
+DTYPE_BYTES = {"int32": 4, "uint32": 4, "uint8": 1}
 ONCE = ((),)  # ``copies`` of a parameter whose name has no ``{}``: a single copy, with no index
 
 _FACTOR = re.compile(r"\d+|[A-Z][a-z]?")
@@ -54,6 +54,7 @@ EXPERTS, EXPERT_MLP = Axis("X", "experts"), Axis("Fe", "expert_mlp")
 GATE_UPS, DOWNS = Axis("2XFe", "experts"), Axis("XD", "experts")  # of all experts, one after another
 HEADS, KV, HEAD_DIM = Axis("NH", "heads"), Axis("GH", "kv"), Axis("H", "head_dim")
 HEAD_COUNT = Axis("N", "heads")
+PAIR = Axis("32", "pair")  # the bytes of a pair of groups of MXFP4 codes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Parameter:
         replace ``{}`` in ``name`` and in the names of the tensors.
       quantization: ``int8`` or ``fp8`` for a weight that is stored in eight bits, with one scale for each output channel.
         None for any other parameter.
-      dtype: ``int32`` or ``uint8``. None for the dtype of the weights, which nearly all parameters have.
+      dtype: a key of ``DTYPE_BYTES``. None for the dtype of the weights, which nearly all parameters have.
       weights_each: how many weights of the model one of its numbers stands for. A byte of MXFP4 codes stands for 2, and
         the scales of these for none.
     """

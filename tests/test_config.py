@@ -124,7 +124,7 @@ def test_experts_in_four_bits_fit_their_model():
     """Their inputs are whole groups, and the checkpoint of their architecture has them stacked."""
     four_bits = experts(width=32, stored="mxfp4")
     sizes = {"architecture": "GptOssForCausalLM", "hidden_size": 64}
-    assert model(experts=four_bits, **sizes).dimensions["Db"] == 32
+    assert model(experts=four_bits, **sizes).dimensions["Dp"] == 1
     with pytest.raises(ValueError, match="hidden_size=48: expected a multiple of 32"):
         model(experts=four_bits, **sizes | {"hidden_size": 48})
     with pytest.raises(ValueError, match=r"experts\.width=40: expected a multiple of 32"):

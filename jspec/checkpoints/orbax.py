@@ -17,7 +17,7 @@ from jspec.checkpoints.refusal import Refusal
 
 METADATA = "_METADATA"  # file with the names of the arrays
 HEADER = ".zarray"  # file with shape and dtype, in the folder of each array
-DTYPES = ("<f4", "<f2", "bfloat16", "|i1", "|u1", "float8_e4m3fn", "<i4")
+DTYPES = ("<f4", "<f2", "bfloat16", "|i1", "|u1", "float8_e4m3fn", "<i4", "<u4")
 MAX_REASON = 300  # characters
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ rows of gate come before those of up:
 |---|---|---|
 | ``gate_up_proj``, ``down_proj`` | ``[X, in, out]`` | ``[X out, in]`` |
 | ``*_bias`` | ``[X, out]`` | ``[X out]`` |
-| ``*_blocks`` | uint8 ``[X, out, in / 32, 16]``, two codes of MXFP4 in a byte | uint8 ``[X out, bytes]`` |
-| ``*_scales`` | uint8 ``[X, out, in / 32]`` | uint8 ``[X out, groups]`` |
+| ``*_blocks`` | uint8 ``[X, out, in / 32, 16]``, two codes of MXFP4 in a byte | uint8 ``[pairs, X out, 32]`` |
+| ``*_scales`` | uint8 ``[X, out, in / 32]`` | uint32 ``[pairs, X out]`` |
 
 In the files, row 2i of gate and up is row i of gate, and row 2i + 1 is row i of up. A tensor is read and reordered one
 expert at a time."""
@@ -38,19 +38,29 @@ class StackedTensor(Tensor):
 
     def read(self) -> np.ndarray:
         stored, found = self.origin.read(), np.empty(self.shape, STORED_DTYPES[self.dtype])
-        if self.name.endswith("_scales") and (stored > mxfp4.LARGEST_SCALE).any():
-            raise Refusal(f"{self.file}: tensor {self.name!r} has a scale of 255, which MXFP4 calls no number")
-        for expert, into in zip(stored, np.split(found, len(stored)), strict=True):
+        if self.name.endswith("_scales") and (largest := stored.max()) > mxfp4.LARGEST_SCALE:
+            raise Refusal(
+                f"{self.file}: tensor {self.name!r} has a scale of {largest}: expected at most {mxfp4.LARGEST_SCALE}, for "
+                "weights up to 12; 255 is no number in MXFP4"
+            )
+        outputs = found if self.outputs == 0 else found.swapaxes(0, self.outputs)  # a view, with output features first
+        for expert, into in zip(stored, np.split(outputs, len(stored)), strict=True):
             rows = self._rows(expert)
             into[:] = np.concatenate([rows[0::2], rows[1::2]]) if self.gate_up else rows
         return found
+
+    @property
+    def outputs(self) -> int:
+        """The axis of the output features in the params."""
+        return 1 if self.name.endswith(("_blocks", "_scales")) else 0
 
     def _rows(self, expert: np.ndarray) -> np.ndarray:
         """One expert, with output features along axis 0."""
         if self.name.endswith("_blocks"):
             return repacked(expert)
         if self.name.endswith("_scales"):
-            return np.pad(expert, ((0, 0), (0, expert.shape[1] % 2)))
+            padded = np.pad(expert, ((0, 0), (0, expert.shape[1] % 2))).astype(np.uint32)
+            return mxfp4.factors(padded[:, 0::2], padded[:, 1::2])
         return expert.T if expert.ndim == 2 else expert
 
 
@@ -71,8 +81,9 @@ def in_form_of_parameters(config: ModelConfig, tensors: dict[str, Tensor]) -> di
                 f"{tensor.file}: tensor {name!r} is {tensor.dtype} {list(tensor.shape)}, but config.json asks for "
                 f"{' or '.join(known)} {list(shape)}"
             )
+        dtype = "uint32" if name.endswith("_scales") else tensor.dtype
         found[name] = StackedTensor(
-            name, tensor.file, tensor.path, _shape_of_parameter(name, shape), tensor.dtype, tensor, "gate_up" in name
+            name, tensor.file, tensor.path, _shape_of_parameter(name, shape), dtype, tensor, "gate_up" in name
         )
     return found
 
@@ -98,20 +109,21 @@ def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def _shape_of_parameter(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     X, *rest = shape
-    if name.endswith("_blocks"):
-        return X * rest[0], mxfp4.stored_width(rest[1] * mxfp4.GROUP)
-    if name.endswith("_scales"):
-        return X * rest[0], mxfp4.stored_groups(rest[1] * mxfp4.GROUP)
+    if name.endswith(("_blocks", "_scales")):
+        pairs = mxfp4.num_pairs(rest[1] * mxfp4.GROUP), X * rest[0]
+        return pairs if name.endswith("_scales") else (*pairs, mxfp4.GROUP)
     return (X * rest[0],) if name.endswith("_bias") else (X * rest[1], rest[0])
 
 
 def repacked(blocks: np.ndarray) -> np.ndarray:
-    """The bytes that jspec keeps, uint8 ``[out, bytes]``, of the blocks of a checkpoint, uint8 ``[out, in / 32, 16]``.
+    """The bytes that jspec keeps, uint8 ``[out, pairs, 32]``, of the blocks of a checkpoint, uint8 ``[out, in / 32, 16]``.
 
     Byte j of a block holds the codes of input features 2j, in its low four bits, and 2j + 1."""
     padded = np.pad(blocks, ((0, 0), (0, blocks.shape[1] % 2), (0, 0)))
-    first, second = padded[:, 0::2], padded[:, 1::2]  # of each pair, [out, pairs, 16]
-    bytes_ = np.empty((*first.shape, 2), np.uint8)
-    bytes_[..., 0] = first & 15 | second << 4
-    bytes_[..., 1] = first >> 4 | second & 240
-    return bytes_.reshape(len(blocks), -1)
+    code = np.stack([padded & 15, padded >> 4], axis=-1).astype(np.uint16)
+    code = code.reshape(len(blocks), -1, 2, mxfp4.GROUP // 4, 2, 2)  # [out, pairs, group, words, a or b, half]
+    letters = dict(zip("abcd", (code[:, :, group, :, which] for group in (0, 1) for which in (0, 1)), strict=True))
+    halves = np.zeros(letters["a"].shape, "<u2")  # [out, pairs, words, half]
+    for letter, (magnitude, sign) in mxfp4.BITS.items():
+        halves |= (letters[letter] & 7) << magnitude | (letters[letter] >> 3) << sign
+    return halves.reshape(*halves.shape[:2], -1).view(np.uint8)

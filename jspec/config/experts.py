@@ -62,9 +62,6 @@ class Experts:
             )
 
     def dimensions(self, hidden_size: int) -> Mapping[str, int]:
-        """Dimension letter -> size; hidden_size is D. A row of four-bit weights has ``Db`` or ``Fb`` bytes and ``Dg`` or
-        ``Fg`` scales."""
-        found = {"X": self.count, "Fe": self.width}
-        for letter, inputs in (("D", hidden_size), ("F", self.width)):
-            found |= {f"{letter}b": mxfp4.stored_width(inputs), f"{letter}g": mxfp4.stored_groups(inputs)}
-        return found
+        """Dimension letter -> size; hidden_size is D. A row of four-bit weights has ``Dp`` or ``Fp`` pairs of groups."""
+        pairs = {"Dp": mxfp4.num_pairs(hidden_size), "Fp": mxfp4.num_pairs(self.width)}
+        return {"X": self.count, "Fe": self.width, **pairs}

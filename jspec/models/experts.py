@@ -18,16 +18,15 @@ class FourBitWeight(nnx.Module):
     """The weight of a linear map in MXFP4 (``jspec.mxfp4``), which only a mixture of experts multiplies with.
 
     Attributes:
-      weight: uint8 ``[out, bytes]``, the codes of two input features in each byte.
-      scale: uint8 ``[out, groups]``, the exponents of the powers of two that groups of 32 input features share.
+      weight: uint8 ``[pairs, out, 32]``, the codes of two input features in each byte.
+      scale: uint32 ``[pairs, out]``, the factors that groups of 32 input features share, two in each number.
       bias: ``[out]`` of ``dtype``, or None.
     """
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool, dtype, rngs: nnx.Rngs):
-        codes = (out_features, mxfp4.stored_width(in_features))
-        self.weight = nnx.Param(jax.random.bits(rngs.params(), codes, jnp.uint8))
-        scales, scale = (out_features, mxfp4.stored_groups(in_features)), mxfp4.scale_of_random_codes(in_features)
-        self.scale = nnx.Param(jnp.full(scales, scale, jnp.uint8))
+        pairs = mxfp4.num_pairs(in_features), out_features
+        self.weight = nnx.Param(jax.random.bits(rngs.params(), (*pairs, mxfp4.GROUP), jnp.uint8))
+        self.scale = nnx.Param(jnp.full(pairs, mxfp4.factors_of_random_codes(in_features), jnp.uint32))
         self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
 
 
@@ -60,12 +59,14 @@ class Mixture(nnx.Module):
 
     def _stacked(self, linear: Linear | FourBitWeight) -> Stacked:
         X, scale, bias = self.experts.count, linear.scale, linear.bias
+        outputs = 0 if isinstance(linear, Linear) else 1
 
-        def by_expert(array):
-            return array.reshape(X, array.shape[0] // X, *array.shape[1:])
+        def by_expert(array, axis=outputs):
+            before, width, after = array.shape[:axis], array.shape[axis], array.shape[axis + 1 :]
+            return array.reshape(*before, X, width // X, *after)
 
         return Stacked(
             by_expert(linear.weight[...]),
             None if scale is None else by_expert(scale[...]),
-            None if bias is None else by_expert(bias[...]),
+            None if bias is None else by_expert(bias[...], 0),
         )

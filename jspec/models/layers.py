@@ -1,7 +1,7 @@
 """The parts that decoders share: linear maps, norms, activations and rotary position embeddings.
 
-Weights are stored ``[out, in]``, as in checkpoints. XLA then computes the product with a single token as one fused
-reduction over the weight.
+Weights are stored ``[out, in]``, as in checkpoints. XLA then computes the product of a small weight with a single token as
+one fused reduction over the weight.
 """
 
 import functools
@@ -17,6 +17,10 @@ from jspec.models.quantized import random_weight
 from jspec.pallas.attention_reference import Rotation
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.norm import add_norm, norm
+
+# Numbers of weights whose product with a single token is faster as a reduction than as the matrix product that XLA makes of
+# it: 7.1 us and 11.7 for [5120, 2048] in bfloat16 on an H200, 10.2 and 14.9 for [4096, 4096]. Below, XLA makes a reduction.
+_REDUCED = range(10_000_001, 20_000_001)
 
 
 class Linear(nnx.Module):
@@ -54,6 +58,8 @@ def project(x, weight, scale=None):
     """
     if scale is not None:
         return wide_project(x, weight, scale).astype(x.dtype)
+    if x.size == x.shape[-1] and weight.size in _REDUCED:
+        return _reduction(x, weight)
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return jnp.einsum("...i,oi->...o", x, weight, precision=precision)
 
@@ -76,6 +82,12 @@ def wide_project(x, weight, scale=None):
 def _product(x, weight):
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return jnp.einsum("...i,oi->...o", x, weight, precision=precision, preferred_element_type=jnp.float32)
+
+
+def _reduction(x, weight):
+    """``project`` of a single token as a sum over products in float32, which XLA computes in one pass over the weight."""
+    products = weight.astype(jnp.float32) * x.astype(jnp.float32).reshape(1, -1)
+    return jnp.sum(products, axis=1).astype(x.dtype).reshape(*x.shape[:-1], -1)
 
 
 def _padded_product(x, weight):

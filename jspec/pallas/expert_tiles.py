@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.mxfp4 import GROUP, PAIR
+from jspec.mxfp4 import GROUP, PAIR, num_pairs
 from jspec.pallas.flash import dot, each
-from jspec.pallas.mxfp4 import powers, values
+from jspec.pallas.mxfp4 import unpacked
 from jspec.pallas.triton import block_ids
 
 
@@ -21,9 +21,9 @@ class Stacked(NamedTuple):
     """The same linear map of each of X experts.
 
     Attributes:
-      weight: ``[X, out, in]``, as it is stored; in MXFP4 (``jspec.mxfp4``) uint8 ``[X, out, bytes]``.
-      scale: float32 ``[X, out]``, by which a quantised weight is multiplied; in MXFP4 uint8 ``[X, out, groups]``. None for
-        a weight that is not quantised.
+      weight: ``[X, out, in]``, as it is stored; in MXFP4 (``jspec.mxfp4``) uint8 ``[pairs, X, out, 32]``.
+      scale: float32 ``[X, out]``, by which a quantised weight is multiplied; in MXFP4 uint32 ``[pairs, X, out]``. None for a
+        weight that is not quantised.
       bias: ``[X, out]``, or None.
     """
 
@@ -35,6 +35,11 @@ class Stacked(NamedTuple):
     def is_mxfp4(self) -> bool:
         """Whether the weight is stored in MXFP4."""
         return self.weight.dtype == jnp.uint8
+
+    @property
+    def num_outputs(self) -> int:
+        """How many output features there are."""
+        return self.weight.shape[2 if self.is_mxfp4 else 1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +59,10 @@ class Tiling:
     depth: int
     num_warps: int
     num_stages: int
+
+    def inside(self, column, width: int):
+        """Which of the output features ``column [columns]`` there are, of ``width``; None if every program has only such."""
+        return None if width % self.columns == 0 else column < width
 
 
 class Tile(NamedTuple):
@@ -97,7 +106,7 @@ def products(x_ref, row, tile: Tile, stacked: Stacked, outputs, inside, tiling: 
       row: int32 ``[rows]``.
       stacked: refs.
       outputs: int32 ``[columns]`` each, the output features of each product.
-      inside: bool ``[columns]``, which of these there are.
+      inside: bool ``[columns]``, which of these there are; None for all.
 
     Returns:
       float32 ``[rows, columns]`` for each of ``outputs``.
@@ -107,14 +116,14 @@ def products(x_ref, row, tile: Tile, stacked: Stacked, outputs, inside, tiling: 
 
     def add(i, sums):
         for x, weights in operands.of(i, outputs):
-            sums = tuple(total + dot(x, weight, trans_b=True) for total, weight in zip(sums, weights, strict=True))
+            sums = tuple(total + operands.product(x, weight) for total, weight in zip(sums, weights, strict=True))
         return sums
 
-    nothing = jnp.zeros((tiling.rows, tiling.columns), jnp.float32)
-    sums = jax.lax.fori_loop(0, operands.trips, add, (nothing,) * len(outputs))
+    sums = jax.lax.fori_loop(0, operands.trips, add, (operands.nothing(),) * len(outputs))
+    sums = [operands.by_row(total) for total in sums]
 
     def of_outputs(ref):
-        return (pltriton.load(ref.at[tile.expert, output], mask=inside, other=0.0) for output in outputs)
+        return (_load(ref.at[tile.expert, output], inside) for output in outputs)
 
     if stacked.scale is not None and not stacked.is_mxfp4:
         sums = (total * scale[None, :] for total, scale in zip(sums, of_outputs(stacked.scale), strict=True))
@@ -151,15 +160,31 @@ class _Operands:
     def trips(self) -> int:
         return pl.cdiv(self.width, self.depth)
 
-    def x(self, ids):
-        """Features ``ids [n]`` of the rows, ``[rows, n]``; 0 past the last of them."""
-        return pltriton.load(self.x_ref.at[_grid(self.row, ids)], mask=self.mask(self.tile.real, ids), other=0.0)
+    def of(self, i, outputs):
+        """Blocks ``x [rows, n]`` of trip i and, for each of ``outputs``, ``[columns, n]`` to multiply it with."""
+        raise NotImplementedError
 
-    def mask(self, real, ids):
-        """Which of ``[n, m]`` numbers there are, if ``real [n]`` says which rows there are, and ``ids [m]`` are features."""
-        mask = each(real, ids.shape[0])
-        every = self.width % self.depth == 0
-        return mask if every else mask & jnp.broadcast_to((ids < self.width)[None, :], mask.shape)
+    def nothing(self):
+        """What products are added to, zeros of the shape of ``product``."""
+        return jnp.zeros((self.tiling.rows, self.tiling.columns), jnp.float32)
+
+    def product(self, x, weight):
+        return dot(x, weight, trans_b=True)
+
+    def by_row(self, total):
+        """``[rows, columns]`` of a sum of products."""
+        return total
+
+    def mask(self, real, ids, n: int):
+        """Which of ``[n, m]`` numbers there are, if ``real [n]`` says which rows there are, and ``ids [m]`` are features.
+
+        None stands for all, for ``real`` and for the result."""
+        shape = n, ids.shape[0]
+        rows = None if real is None else each(real, ids.shape[0])
+        if self.width % self.depth == 0:
+            return rows
+        columns = jnp.broadcast_to((ids < self.width)[None, :], shape)
+        return columns if rows is None else rows & columns
 
 
 class _Plain(_Operands):
@@ -170,9 +195,9 @@ class _Plain(_Operands):
         return min(self.tiling.depth, max(pl.next_power_of_2(self.width), 16))
 
     def of(self, i, outputs):
-        """Blocks ``x [rows, depth]`` and, for each of ``outputs``, ``[columns, depth]`` to multiply it with."""
-        ids = block_ids(i, self.depth)
-        x, ref, mask = self.x(ids), self.stacked.weight, self.mask(self.inside, ids)
+        ids, ref = block_ids(i, self.depth), self.stacked.weight
+        x = _load(self.x_ref.at[_grid(self.row, ids)], self.mask(self.tile.real, ids, self.tiling.rows))
+        mask = self.mask(self.inside, ids, self.tiling.columns)
         weights = [_load_weight(ref.at[self.tile.expert, *_grid(output, ids)], mask, x.dtype) for output in outputs]
         return [(x, weights)]
 
@@ -181,37 +206,68 @@ class _Packed(_Operands):
     """A weight in MXFP4, whose groups of input features are multiplied one after the other."""
 
     @property
+    def pairs(self) -> int:
+        """Of how many pairs of groups a trip reads. They divide those of a row, so that no trip passes its end."""
+        of_a_row, most = num_pairs(self.width), max(self.tiling.depth // PAIR, 1)
+        return max(pairs for pairs in range(1, most + 1) if of_a_row % pairs == 0)
+
+    @property
     def depth(self) -> int:
-        return max(self.tiling.depth, PAIR)
+        return self.pairs * PAIR
 
     def of(self, i, outputs):
-        """Blocks ``x [rows, 32]`` and, for each of ``outputs``, ``[columns, 32]`` to multiply it with."""
-        pairs = self.depth // PAIR
-        for pair in (i * pairs + j for j in range(pairs)):
+        for pair in (i * self.pairs + j for j in range(self.pairs)):
             both = zip(*(self._groups(pair, output) for output in outputs), strict=True)
             for half, weights in enumerate(both):
-                x = self.x(block_ids(2 * pair + half, GROUP))
+                x = self._x(block_ids(2 * pair + half, GROUP))
                 yield x, [weight.astype(x.dtype) for weight in weights]
 
     def _groups(self, pair, output):
         """The weights of the two groups of a pair, bfloat16 ``[columns, 32]`` each."""
-        expert = self.tile.expert
         weight_ref: Any = self.stacked.weight
         scale_ref: Any = self.stacked.scale
-        there = self.inside & (pair * PAIR < self.width)
-        at = weight_ref.at[expert, *_grid(output, block_ids(pair, GROUP))]
-        byte = pltriton.load(at, mask=each(there, GROUP), other=0).astype(jnp.int32)
-        for half, code in enumerate((byte & 15, byte >> 4)):
-            scale = pltriton.load(scale_ref.at[expert, output, 2 * pair + half], mask=there, other=0)
-            yield values(code) * powers(scale.astype(jnp.int32))[:, None]
+        at = weight_ref.at[pair, self.tile.expert, *_grid(output, block_ids(0, GROUP))]
+        byte = _load(at, None if self.inside is None else each(self.inside, GROUP))
+        return unpacked(byte, _load(scale_ref.at[pair, self.tile.expert, output], self.inside))
+
+    def _x(self, ids):
+        """Features ``ids [n]`` of the rows, ``[n, rows]`` if weights come first, else ``[rows, n]``."""
+        mask: Any = self.mask(self.tile.real, ids, self.tiling.rows)
+        row, feature = _grid(self.row, ids)
+        if self._weights_first:
+            row, feature, mask = row.T, feature.T, mask.T
+        return _load(self.x_ref.at[row, feature], mask)
+
+    @property
+    def _weights_first(self) -> bool:
+        """Whether weights are the left operand.
+
+        In a product of few rows that takes fewer instructions: registers hold weights in the order in which they were
+        unpacked. A product of many rows reads its right operand from shared memory in any case."""
+        return self.tiling.rows <= 32
+
+    def nothing(self):
+        nothing = super().nothing()
+        return nothing.T if self._weights_first else nothing
+
+    def product(self, x, weight):
+        return dot(weight, x) if self._weights_first else super().product(x, weight)
+
+    def by_row(self, total):
+        return total.T if self._weights_first else total
 
 
 def _load_weight(at, mask, dtype):
     """In a kernel: a block of a weight in ``dtype``, 0 where ``mask`` is false."""
     if jnp.issubdtype(at.dtype, jnp.integer) or at.dtype == dtype:
-        return pltriton.load(at, mask=mask, other=0).astype(dtype)
+        return _load(at, mask).astype(dtype)
     weight = pltriton.load(at, mask=mask).astype(dtype)  # Triton has no fp8 literal for ``other``
-    return jnp.where(mask, weight, jnp.zeros((), dtype))
+    return weight if mask is None else jnp.where(mask, weight, jnp.zeros((), dtype))
+
+
+def _load(at, mask):
+    """In a kernel: a block, 0 where ``mask`` is false; with None all of it, which takes fewer instructions."""
+    return pltriton.load(at) if mask is None else pltriton.load(at, mask=mask, other=0)
 
 
 def store(ref, row, column, real, x):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from jspec.mxfp4 import PAIR
 from jspec.pallas import mxfp4
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.expert_tiles import Stacked, Tiling, products, store, this_tile
@@ -38,12 +39,14 @@ def experts_reference(x, routed: Routed, gate_up: Stacked, down: Stacked, clamp:
       clamp: of ``gated``.
 
     Returns:
-      ``[M, D]`` in the dtype of x. Sums are in float32; the input of ``down`` is rounded to the dtype of x.
+      ``[M, D]`` in the dtype of x. Sums are in float32. The input of ``down`` and what each expert makes are rounded to the
+      dtype of x.
     """
     gate, up = jnp.split(_all_products("md,xfd->mxf", x, gate_up), 2, axis=-1)
     made = _all_products("mxf,xdf->mxd", gated(gate, up, clamp).astype(x.dtype), down)
     own = jnp.take_along_axis(made, routed.expert[:, :, None], axis=1)  # [M, Y, D]
-    return jnp.sum(own * routed.weight[:, :, None], axis=1).astype(x.dtype)
+    own = (own * routed.weight[:, :, None]).astype(x.dtype)
+    return jnp.sum(own.astype(jnp.float32), axis=1).astype(x.dtype)
 
 
 def gated(gate, up, clamp: float | None = None):
@@ -67,11 +70,25 @@ def _all_products(subscripts: str, x, stacked: Stacked):
     return product if stacked.bias is None else product + stacked.bias.astype(jnp.float32)[None]
 
 
-def tiling_of(A: int, X: int, dtype) -> Tiling:
-    """The tiling for A assignments to X experts."""
-    each_has = A // X
-    rows = 16 if each_has <= 8 else 32 if each_has <= 24 else 64
-    return Tiling(rows, 32 if rows <= 32 else 64, 256 // jnp.dtype(dtype).itemsize, 4, 4)
+def tilings_of(A: int, X: int, dtype, stacked: Stacked) -> tuple[Tiling, Tiling]:
+    """The tilings for A assignments to X experts: of gate and up, and of down. ``stacked`` is one of these.
+
+    They are the fastest of those that ``benchmarks.experts --sweep`` tries on an H200."""
+    few, some = A <= 8 * X, A <= 24 * X
+    if stacked.is_mxfp4:
+        if A < 2 * X:
+            both = Tiling(16, 32, 3 * PAIR, 2, 3)
+        else:
+            both = Tiling(16 if few else 32, 64, PAIR, 2, 4) if some else Tiling(128, 64, PAIR, 4, 3)
+        return both, both
+    depth = 256 // jnp.dtype(dtype).itemsize
+    if some:
+        both = Tiling(16, 32, depth, 2, 4) if few else Tiling(32, 32, depth, 4, 4)
+        return both, both
+    if stacked.scale is not None or dtype != jnp.bfloat16:
+        both = Tiling(64, 64, depth, 4, 4)
+        return both, both
+    return Tiling(64, 256, 64, 8, 3), Tiling(128, 256, 64, 8, 4)
 
 
 @functools.partial(
@@ -89,15 +106,16 @@ def experts_kernel(
     interpret=False,
 ):
     """``experts_reference`` as two kernels."""
-    (M, Y), (X, D), Fe = routed.expert.shape, down.weight.shape[:2], gate_up.weight.shape[1] // 2
-    A, default = M * Y, tiling_of(M * Y, X, x.dtype)
+    (M, Y), X, D, Fe = routed.expert.shape, routed.sizes.shape[0], x.shape[1], gate_up.num_outputs // 2
+    A = M * Y
+    up_default, down_default = tilings_of(A, X, x.dtype, gate_up)
     grouped = routed.sizes, routed.order
     run = functools.partial(_run, A=A, X=X, interpret=interpret)
     hidden = jax.ShapeDtypeStruct((A, Fe), x.dtype)
-    hidden = run(_up, up_tiling or default, hidden, gate_up, *grouped, x, Y=Y, clamp=clamp)
-    made = jax.ShapeDtypeStruct((A, D), jnp.float32)
-    made = run(_down, down_tiling or default, made, down, *grouped, hidden, routed.weight.reshape(A))
-    return jnp.sum(made.reshape(M, Y, D), axis=1).astype(x.dtype)
+    hidden = run(_up, up_tiling or up_default, hidden, gate_up, *grouped, x, Y=Y, clamp=clamp)
+    made = jax.ShapeDtypeStruct((A, D), x.dtype)
+    made = run(_down, down_tiling or down_default, made, down, *grouped, hidden, routed.weight.reshape(A))
+    return jnp.sum(made.reshape(M, Y, D).astype(jnp.float32), axis=1).astype(x.dtype)
 
 
 def _run(function, tiling: Tiling, out, stacked: Stacked, *args, A: int, X: int, interpret: bool, **static):
@@ -125,7 +143,7 @@ def _up(sizes_ref, order_ref, x_ref, stacked: Stacked, hidden_ref, *, tiling: Ti
     @pl.when(there)
     def _():
         token, outputs = jax.lax.div(tile.assignment, jnp.int32(Y)), (column, Fe + column)
-        gate, up = products(x_ref, token, tile, stacked, outputs, column < Fe, tiling)
+        gate, up = products(x_ref, token, tile, stacked, outputs, tiling.inside(column, Fe), tiling)
         store(hidden_ref, tile.at, column, tile.real, gated(gate, up, clamp))
 
 
@@ -137,6 +155,6 @@ def _down(sizes_ref, order_ref, hidden_ref, factor_ref, stacked: Stacked, made_r
 
     @pl.when(there)
     def _():
-        (made,) = products(hidden_ref, tile.at, tile, stacked, (column,), column < D, tiling)
+        (made,) = products(hidden_ref, tile.at, tile, stacked, (column,), tiling.inside(column, D), tiling)
         factor = pltriton.load(factor_ref.at[tile.assignment], mask=tile.real, other=0.0)
         store(made_ref, tile.assignment, column, tile.real, made * factor[:, None])

@@ -99,12 +99,17 @@ def _span(block, ids, width: int):
     return pl.ds(block * size, size)
 
 
+def is_interpreted() -> bool:
+    """In a kernel: whether it runs on any platform, where instructions of a GPU cannot be used."""
+    return _interpreted.get()
+
+
 def exp2(x):
     """In a kernel: 2^x in one instruction, where ``jnp.exp2`` takes four.
 
     The relative error is at most 2e-7, and a result below 2^-126 is 0.
     """
-    return jnp.exp2(x) if _interpreted.get() else _instruction("ex2.approx.ftz.f32 $0, $1;", x)
+    return jnp.exp2(x) if is_interpreted() else _instruction("ex2.approx.ftz.f32 $0, $1;", x)
 
 
 def exp(x):
@@ -117,7 +122,7 @@ def multiply_add(x, y, z):
 
     The compiler may not merge a product and a sum by itself, because that changes the rounding.
     """
-    return x * y + z if _interpreted.get() else _instruction("fma.rn.f32 $0, $1, $2, $3;", x, y, z)
+    return x * y + z if is_interpreted() else _instruction("fma.rn.f32 $0, $1, $2, $3;", x, y, z)
 
 
 def _instruction(asm: str, *args):

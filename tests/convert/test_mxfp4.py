@@ -16,6 +16,7 @@ from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.source import open_source
 from jspec.checkpoints.stacked_experts import repacked
 from jspec.models.params import abstract_params, build
+from jspec.mxfp4 import factors
 from jspec.pallas import mxfp4
 
 GPT_OSS = "GptOssForCausalLM"
@@ -38,18 +39,19 @@ def in_bfloat16(blocks, scales) -> np.ndarray:
 
 
 def every_code_with_every_scale() -> tuple[np.ndarray, np.ndarray]:
-    """Blocks ``[1, 253, 3, 16]`` whose bytes are all there are, and scales ``[1, 253, 3]``."""
+    """Blocks ``[1, 129, 3, 16]`` whose bytes are all there are, and scales ``[1, 129, 3]``."""
     rng = np.random.default_rng(0)
-    blocks = np.stack([rng.permutation(256) for _ in range(253)])[:, :48].astype(np.uint8).reshape(1, 253, 3, 16)
-    # From 1 on: bfloat16 cannot hold what scale 0 stands for. To 252, for the same reason at the other end.
-    return blocks, np.repeat(np.arange(253, dtype=np.uint8).clip(1)[None, :, None], 3, axis=2)
+    blocks = np.stack([rng.permutation(256) for _ in range(129)])[:, :48].astype(np.uint8).reshape(1, 129, 3, 16)
+    # From 1 on: bfloat16 cannot hold what scale 0 stands for.
+    return blocks, np.repeat(np.arange(129, dtype=np.uint8).clip(1)[None, :, None], 3, axis=2)
 
 
 def test_every_number_is_that_of_transformers():
     blocks, scales = every_code_with_every_scale()
     wanted = in_bfloat16(blocks, scales)[0].T
-    padded = np.pad(scales[0], ((0, 0), (0, 1)))
-    found = mxfp4.wide(jnp.asarray(repacked(blocks[0])), jnp.asarray(padded), 96)
+    padded = np.pad(scales[0], ((0, 0), (0, 1))).astype(np.uint32)
+    weight, scale = repacked(blocks[0]).swapaxes(0, 1), factors(padded[:, 0::2], padded[:, 1::2]).T
+    found = mxfp4.wide(jnp.asarray(weight), jnp.asarray(scale), 96)
     normal = np.abs(wanted.astype(np.float64)) >= 2.0**-126
     assert normal.sum() > 0.8 * normal.size
     np.testing.assert_array_equal(np.asarray(found)[normal], wanted[normal])
@@ -81,8 +83,9 @@ def test_four_bits_stay_four_bits(checkpoint):
     assert config.experts is not None
     assert config.experts.stored == "mxfp4"
     assert {name: array.shape for name, array in params.items()} == config.param_shapes()
-    assert params["layers.0.mlp.gate_up.weight"].shape == (3 * 2 * 64, 64)  # a pair and a half of groups, padded
-    assert {params[f"layers.1.mlp.{name}"].dtype for name in ("down.weight", "down.scale")} == {np.dtype(np.uint8)}
+    assert params["layers.0.mlp.gate_up.weight"].shape == (2, 3 * 2 * 64, 32)  # a pair and a half of groups, padded
+    assert params["layers.1.mlp.down.weight"].dtype == np.uint8
+    assert params["layers.1.mlp.down.scale"].dtype == np.uint32
     assert params["layers.0.attention.qkv.weight"].dtype == jnp.bfloat16
     assert config.weight_bytes(2) == sum(array.nbytes for array in params.values())
     assert {name: (leaf.shape, leaf.dtype) for name, leaf in abstract_params(config, "bfloat16").items()} == {
@@ -137,9 +140,10 @@ BLOCKS, SCALES = (f"model.layers.1.mlp.experts.down_proj_{part}" for part in ("b
             r"is uint8 \[3, 96, 1\], but .* asks for uint8 \[3, 96, 2\]",
         ),
         (lambda t: t.update({BLOCKS: t[BLOCKS].astype(np.float32)}), r"is float32 \[.*asks for uint8"),
-        (lambda t: t[SCALES].fill(255), "has a scale of 255, which MXFP4 calls no number"),
+        (lambda t: t[SCALES].fill(255), "has a scale of 255: expected at most 128, .*255 is no number in MXFP4"),
+        (lambda t: t[SCALES].fill(129), "has a scale of 129: expected at most 128, for weights up to 12"),
     ],
-    ids=["missing", "shape", "dtype", "nan"],
+    ids=["missing", "shape", "dtype", "nan", "large"],
 )
 def test_damaged_tensors_are_refused(checkpoint, change, message):
     with pytest.raises(Refusal, match=message):

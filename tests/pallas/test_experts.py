@@ -120,7 +120,7 @@ def layer(
         Stacked(weight) if quantization is None else quantized(weight, quantization) for weight in (gate_up, down)
     ]
     if bias:
-        biases = (jax.random.normal(key, one.weight.shape[:2]) for key, one in zip(keys[4:], stacked, strict=True))
+        biases = (jax.random.normal(key, (X, one.num_outputs)) for key, one in zip(keys[4:], stacked, strict=True))
         stacked = [one._replace(bias=bias.astype(dtype)) for one, bias in zip(stacked, biases, strict=True)]
     return jax.random.normal(keys[0], (M, D)).astype(dtype), routed, *stacked
 
@@ -142,9 +142,11 @@ def four_bits(codes: np.ndarray) -> Stacked:
     """A weight of these codes, with scales that differ between groups."""
     X, out, inputs = codes.shape
     blocks = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(X, out, inputs // 32, 16)
-    scale = np.zeros((X, out, mxfp4.stored_groups(inputs)), np.uint8)
+    scale = np.zeros((X, out, 2 * mxfp4.num_pairs(inputs)), np.uint32)
     scale[..., : inputs // 32] = np.random.default_rng(inputs).integers(121, 126, (X, out, inputs // 32))
-    return Stacked(jnp.asarray(np.stack([repacked(expert) for expert in blocks])), jnp.asarray(scale))
+    factors = mxfp4.factors(scale[..., 0::2], scale[..., 1::2])
+    weight = np.stack([repacked(expert) for expert in blocks])  # [X, out, pairs, 32]
+    return Stacked(jnp.asarray(weight.transpose(2, 0, 1, 3)), jnp.asarray(factors.transpose(2, 0, 1)))
 
 
 MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -152,22 +154,26 @@ MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 def unpacked(weight, scale, inputs: int):
     """A weight in MXFP4 in float64, number by number."""
-    weight, scale = np.asarray(weight), np.asarray(scale)
-    found = np.empty((*weight.shape[:-1], inputs))
+    weight, scale = np.asarray(weight).astype(int), np.asarray(scale)
+    found = np.empty((*weight.shape[1:-1], inputs))
     for i in range(inputs):
-        pair, half, place = i // 64, i // 32 % 2, i % 32
-        code = weight[..., 32 * pair + place] >> 4 * half & 15
+        pair, group, word, place = i // 64, i // 32 % 2, i % 32 // 4, i % 4
+        at = 4 * word + 2 * (place % 2)
+        half = weight[pair, ..., at] | weight[pair, ..., at + 1] << 8
+        magnitude, sign = [[(6, 15), (3, 12)], [(0, 14), (9, 13)]][group][place // 2]
+        code = half >> magnitude & 7 | (half >> sign & 1) << 3
         number = np.where(code < 8, 1, -1) * MAGNITUDES[code % 8]
-        found[..., i] = number * 2.0 ** (scale[..., i // 32].astype(int) - 127)
+        factor = (scale[pair] >> 16 * group & 0xFFFF) << 16
+        found[..., i] = number * factor.view(np.float32).astype(np.float64) * 2.0**-126
     return found
 
 
 def by_token(x, routed: Routed, gate_up, down, clamp: float | None = None):
     """``experts`` of one token after another, in float64."""
     x, weight = np.asarray(x, np.float64), np.asarray(routed.weight, np.float64)
-    Fe = gate_up.weight.shape[1] // 2
+    Fe, X = gate_up.num_outputs // 2, routed.sizes.shape[0]
     up_bias, down_bias = (
-        np.zeros(one.weight.shape[:2]) if one.bias is None else np.asarray(one.bias, np.float64)
+        np.zeros((X, one.num_outputs)) if one.bias is None else np.asarray(one.bias, np.float64)
         for one in (gate_up, down)
     )
     gate_up, down = wide(gate_up, x.shape[1]), wide(down, Fe)

@@ -217,8 +217,8 @@ def test_experts_of_four_bits_with_biases_lower_for_cuda(M, X, dtype):
     array, D = jax.ShapeDtypeStruct, 2880
 
     def stacked(out):
-        row = (mxfp4.stored_width(D), mxfp4.stored_groups(D))
-        return Stacked(*(array((X, out, n), jnp.uint8) for n in row), array((X, out), dtype))
+        pairs = mxfp4.num_pairs(D), X, out
+        return Stacked(array((*pairs, 32), jnp.uint8), array(pairs, jnp.uint32), array((X, out), dtype))
 
     def function(x, logits, bias, gate_up, down):
         return experts(x, route(logits, bias, 4, True), gate_up, down, clamp=7.0)
