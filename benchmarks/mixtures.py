@@ -89,7 +89,8 @@ def figures(shape: str, lines: Sequence[Line], dtype: str, rate: float, repeats:
         )
         tokens = timed.tokens if isinstance(line.what, Decoding) and line.what.K else None
         times = 1e3 * timed.seconds, 1e3 * timed.floor
-        yield Figure(line.number, line.variant, what, "ms", *times, line.goal, line.stretch, timed.kernels, tokens)
+        more = timed.kernels, tokens, timed.experts
+        yield Figure(line.number, line.variant, what, "ms", *times, line.goal, line.stretch, *more)
 
 
 def _memory() -> str:

@@ -1,11 +1,12 @@
 """docs/performance.md and the tables of times in other documents, written from the results of ``benchmarks.round``,
-``benchmarks.verify``, ``benchmarks.serving`` and ``benchmarks.efficiency`` on one kind of card."""
+``benchmarks.verify``, ``benchmarks.serving``, ``benchmarks.http``, ``benchmarks.mixtures``, ``benchmarks.experts`` and
+``benchmarks.efficiency`` on one kind of card."""
 
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
 
-from benchmarks import efficiency, http_table, results, serving_table
+from benchmarks import efficiency, http_table, mixtures_table, results, serving_table
 from benchmarks.markdown import paragraph, table
 from benchmarks.results import Figure, Result
 
@@ -49,6 +50,9 @@ class Measurements:
       verification: figures of ``benchmarks.verify`` by key.
       serving: figures of ``benchmarks.serving`` by key.
       http: figures of ``benchmarks.http`` by key.
+      mixtures: figures of ``benchmarks.mixtures`` by key.
+      mixtures_served: results of ``benchmarks.serving`` for shapes with experts.
+      layers: results of ``benchmarks.experts``.
       costs: what rounds with an EAGLE-3 head cost by batch and number of drafts.
       quantization: figures of ``benchmarks.quantization`` by key; the distribution was measured on any device.
     """
@@ -57,6 +61,9 @@ class Measurements:
     verification: dict[str, Figure]
     serving: dict[str, Figure]
     http: dict[str, Figure]
+    mixtures: dict[str, Figure]
+    mixtures_served: list[Result]
+    layers: list[Result]
     costs: efficiency.Costs
     quantization: dict[str, Figure]
 
@@ -75,6 +82,9 @@ def measurements() -> Measurements:
         verification,
         results.latest(served),
         results.latest(over_http),
+        results.latest(results.read_all("mixtures", CARD)),
+        [one for one in results.read_all("serving", CARD) if one.settings["shape"] != SHAPE],
+        results.read_all("experts", CARD),
         efficiency.costs_of(costs),
         quantization,
     )
@@ -114,11 +124,13 @@ def readme(found: Measurements) -> str:
 
 def document(found: Measurements) -> str:
     """docs/performance.md."""
-    figures = [*found.rounds.values(), *found.verification.values(), *found.serving.values(), *found.http.values()]
+    groups = found.rounds, found.verification, found.serving, found.http, found.mixtures
+    figures = [one for group in groups for one in group.values()]
     runs: list[Result] = []
-    for one in sorted(figures, key=lambda one: one.result.date):
-        if one.result not in runs:
-            runs.append(one.result)
+    every = [*(one.result for one in figures), *found.mixtures_served, *found.layers]
+    for one in sorted(every, key=lambda one: one.date):
+        if one not in runs:
+            runs.append(one)
     short = [one for one in figures if one.is_short]
     compared = ("floor", "goal", "measured", "against the goal", "measured on")
     of_rounds = ("line", "what", "", "floor", "goal", "stretch goal", "measured", "over floor", *compared[3:])
@@ -127,8 +139,8 @@ def document(found: Measurements) -> str:
         "# Decode rounds, verification and serving beside their floors and goals",
         paragraph(f"""Written by `python -m benchmarks.tables` from [`benchmarks/results/`](../benchmarks/results),
         which also
-        has launches, versions and commands. All figures are of one {CARD} and random weights of the Llama-3.1-8B shape, in
-        bfloat16 where nothing else is said."""),
+        has launches, versions and commands. All figures are of one {CARD} and random weights, of the Llama-3.1-8B
+        shape and in bfloat16 where nothing else is said."""),
         "\n".join(paragraph(text, bullet=True) for text in TERMS),
         paragraph(f"""{len(short)} figures are short of their goals. What was tried on them is in
         [benchmarks/LOG.md](../benchmarks/LOG.md)."""),
@@ -144,6 +156,7 @@ def document(found: Measurements) -> str:
         table(("kernel", "", "floor", "measured", "measured on"), _kernel_lines(found.verification)),
         serving_table.section(found.serving),
         http_table.section(found.http),
+        mixtures_table.section(found.mixtures, found.mixtures_served, found.layers),
         "## The runs",
         table(of_runs, map(_run_cells, runs)),
         paragraph("""A "+" after a commit says that the code differed from it, a "-" that something is not known.

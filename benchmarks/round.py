@@ -69,6 +69,7 @@ class Figure:
       goal, stretch: what it is to reach, and what would be better than that; None for no goal.
       kernels: launches of a round, None for a ratio.
       tokens: that a round gave a row on average, None if none were drafted.
+      experts: of how many experts a layer of a mixture read the weights, on average; None for a dense model.
     """
 
     line: int
@@ -81,6 +82,7 @@ class Figure:
     stretch: float | None = None
     kernels: int | None = None
     tokens: float | None = None
+    experts: float | None = None
 
     @property
     def key(self) -> str:
@@ -92,6 +94,7 @@ class Figure:
         if self.goal is not None:
             result.goals[self.key] = {"goal": self.goal, "stretch": self.stretch}
         details = {"what": self.what, "unit": self.unit, "kernels": self.kernels, "tokens": self.tokens}
+        details["experts"] = self.experts
         result.details[self.key] = {"line": self.line} | {k: x for k, x in details.items() if x is not None}
 
 

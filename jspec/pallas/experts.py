@@ -73,22 +73,29 @@ def _all_products(subscripts: str, x, stacked: Stacked):
 def tilings_of(A: int, X: int, dtype, stacked: Stacked) -> tuple[Tiling, Tiling]:
     """The tilings for A assignments to X experts: of gate and up, and of down. ``stacked`` is one of these.
 
-    They are the fastest of those that ``benchmarks.experts --sweep`` tries on an H200."""
-    few, some = A <= 8 * X, A <= 24 * X
+    A tile has room for what most experts have. The rest is the fastest of what ``benchmarks.experts --sweep`` tried."""
+    each_has = A / X
     if stacked.is_mxfp4:
-        if A < 2 * X:
-            both = Tiling(16, 32, 3 * PAIR, 2, 3)
-        else:
-            both = Tiling(16 if few else 32, 64, PAIR, 2, 4) if some else Tiling(128, 64, PAIR, 4, 3)
+        both = _tiling_of_four_bits(A, each_has)
         return both, both
     depth = 256 // jnp.dtype(dtype).itemsize
-    if some:
-        both = Tiling(16, 32, depth, 2, 4) if few else Tiling(32, 32, depth, 4, 4)
-        return both, both
-    if stacked.scale is not None or dtype != jnp.bfloat16:
+    if each_has > 24 and stacked.scale is None and dtype == jnp.bfloat16:
+        return Tiling(64, 256, 64, 8, 3), Tiling(128, 256, 64, 8, 4)
+    if each_has > 24:
         both = Tiling(64, 64, depth, 4, 4)
-        return both, both
-    return Tiling(64, 256, 64, 8, 3), Tiling(128, 256, 64, 8, 4)
+    else:
+        both = Tiling(16, 32, depth, 2, 4) if each_has <= 8 else Tiling(32, 32, depth, 4, 4)
+    return both, both
+
+
+def _tiling_of_four_bits(A: int, each_has: float) -> Tiling:
+    if A <= 32:  # few programs: each has little to do, and reads much of it at once
+        return Tiling(16, 32, 3 * PAIR, 2, 3)
+    if each_has <= 12:
+        return Tiling(16, 64, PAIR, 2, 4)
+    if each_has <= 24:
+        return Tiling(32, 64, PAIR, 2, 4)
+    return Tiling(64 if each_has <= 64 else 128, 64, PAIR, 4, 3)
 
 
 @functools.partial(

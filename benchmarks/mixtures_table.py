@@ -1,0 +1,73 @@
+"""How fast mixtures of experts are, in docs/performance.md: written from the figures of ``benchmarks.mixtures``, of
+``benchmarks.experts``, and of ``benchmarks.serving`` for such shapes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from benchmarks.figures import shown
+from benchmarks.markdown import paragraph, table
+from benchmarks.results import Figure, Result
+from benchmarks.serving import FIRST_TOKENS_GOALS
+
+
+def section(figures: Mapping[str, Figure], served: Sequence[Result], layers: Sequence[Result]) -> str:
+    """The section "Mixtures of experts" of docs/performance.md.
+
+    Args:
+      figures: of ``benchmarks.mixtures``, by key.
+      served: results of ``benchmarks.serving`` for mixtures, the earliest first.
+      layers: results of ``benchmarks.experts``, the earliest first.
+    """
+    columns = (
+        "line",
+        "what",
+        "experts",
+        "tokens a round",
+        "floor",
+        "goal",
+        "beyond",
+        "measured",
+        "verdict",
+        "measured on",
+    )
+    first = ("shape", "what", "goal", "beyond", "measured, ms", "measured on")
+    of_layers = ("a layer of", "tokens", "experts", "floor, us", "measured, us", "over floor", "measured on")
+    parts = [
+        "## Mixtures of experts",
+        paragraph("""`python -m benchmarks.mixtures`, in milliseconds of a round or a pass. Routers are random and the
+        embeddings large, so that tokens are spread over the experts evenly in every layer; "experts" says of how many of a
+        layer the weights were read on average. The floor counts these, attention, output head and live cache."""),
+        table(columns, map(_cells, sorted(figures.values(), key=lambda one: one.key))),
+        paragraph("`python -m benchmarks.serving --only 4`: first tokens of prompts that arrive together."),
+        table(first, _first_tokens(served)),
+        paragraph("""`python -m benchmarks.experts`: routing and experts of one layer. The floor is that of reading the
+        weights of the experts that were hit, or of the products at 790 TFLOP/s if that is longer."""),
+        table(of_layers, _layers(layers)),
+    ]
+    return "\n\n".join(parts)
+
+
+def _cells(one: Figure) -> tuple:
+    more = one.details
+    tokens = f"{more['tokens']:.2f}" if "tokens" in more else "-"
+    numbers = (shown(x) for x in (one.floor, one.goal, one.stretch, one.measured))
+    return more["line"], more["what"], f"{more['experts']:.1f}", tokens, *numbers, one.verdict or "-", one.measured_on
+
+
+def _first_tokens(served: Sequence[Result]) -> Iterator[tuple]:
+    for one in served:
+        shape = one.settings["shape"]
+        for key, measured in one.measured.items():
+            number, _, rest = key.partition(", ")
+            if number == "4":
+                goals = FIRST_TOKENS_GOALS.get(shape, {}).get(int(rest.split()[0]), ("-", "-"))
+                yield shape, one.details[key]["what"], *goals, shown(measured), f"{one.day}, {one.code}"
+
+
+def _layers(layers: Sequence[Result]) -> Iterator[tuple]:
+    names = {768: "Qwen3-30B-A3B", 2880: "gpt-oss-20b"}
+    latest = {one.settings["layer"]["F"]: one for one in layers}
+    for width, one in latest.items():
+        for key, measured in one.measured.items():
+            floor, hit = one.floors[key], one.details[key]["experts"]
+            numbers = f"{hit:.1f}", f"{floor:.1f}", f"{measured:.1f}", f"{measured / floor:.2f}"
+            yield names[width], key.removesuffix(" tokens"), *numbers, f"{one.day}, {one.code}"
