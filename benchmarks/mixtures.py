@@ -3,6 +3,7 @@
     python -m benchmarks.mixtures                               # needs an NVIDIA GPU: every line
     python -m benchmarks.mixtures --shape gpt-oss-20b           # the lines of one shape
     python -m benchmarks.mixtures --json FILE                   # also writes a result, see benchmarks/results.py
+    XLA_FLAGS=--xla_gpu_enable_command_buffer= python -m benchmarks.mixtures --profile      # the kernels of its rounds
     python -m benchmarks.mixtures --smoke                       # tiny and anywhere, with meaningless times
 
 Weights are random, and so are the routers, which spread tokens evenly. The floor is that of ``benchmarks.round``, but of the
@@ -71,10 +72,12 @@ SMALL: Sequence[Line] = (
 )
 
 
-def figures(shape: str, lines: Sequence[Line], dtype: str, rate: float, repeats: int) -> Iterator[Figure]:
+def figures(
+    shape: str, lines: Sequence[Line], dtype: str, rate: float, repeats: int, profiled: bool
+) -> Iterator[Figure]:
     """The figures of a shape, whose weights are made first."""
     began = time.perf_counter()
-    bench = Bench(SHAPES[shape], dtype, rate, repeats)
+    bench = Bench(SHAPES[shape], dtype, rate, repeats, profiled)
     size = bench.pair.target.weight_bytes(2) / 1e9
     jax.block_until_ready(jax.tree.leaves(bench.target))
     print(f"{shape}: {size:.1f} GB of weights, made in {time.perf_counter() - began:.0f} s", flush=True)
@@ -104,6 +107,7 @@ def main() -> int:
     parser.add_argument("--lines", type=int, nargs="+", metavar="N", help="lines of the table")
     parser.add_argument("--repeats", type=int, default=3, help="timed calls of each program")
     parser.add_argument("--bandwidth", type=float, help="bytes per second for the floors, instead of measuring")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of each program's rounds")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
     parser.add_argument("--smoke", action="store_true", help="a tiny shape, any machine, meaningless times")
     args = parser.parse_args()
@@ -116,7 +120,7 @@ def main() -> int:
     print(f"{bandwidth.describe(rates)}; floors at {rate / 1e9:,.0f} GB/s\n{HEADER}", flush=True)
     for shape, lines in shapes.items():
         chosen = [line for line in lines if args.lines is None or line.number in args.lines]
-        for figure in figures(shape, chosen, dtype, rate, 1 if args.smoke else args.repeats):
+        for figure in figures(shape, chosen, dtype, rate, 1 if args.smoke else args.repeats, args.profile):
             figure.add_to(result)
             print(printed(results.latest([result])[figure.key]), flush=True)
             if args.json:

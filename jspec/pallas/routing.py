@@ -12,7 +12,7 @@ from jspec.pallas.route_few import MOST_TOKENS, choose_experts, route_few_kernel
 from jspec.pallas.routing_reference import Routed, route_reference
 from jspec.pallas.triton import block_ids, block_size, kernel_call
 
-_BLOCK = 1024  # assignments that a program looks at together
+_BLOCK = 4096  # assignments that a program looks at together
 
 
 def route(logits, bias, count: int, renormalise: bool) -> Routed:
@@ -58,15 +58,16 @@ def _choose(logits_ref, bias_ref, expert_ref, weight_ref, *, renormalise: bool):
 def group_kernel(expert, num_experts: int, *, interpret=False) -> tuple[jax.Array, jax.Array]:
     """``group_reference`` as a kernel; each of its programs has one expert, and looks at all assignments."""
     A = expert.size
+    size = block_size(A, _BLOCK)
     shapes = [jax.ShapeDtypeStruct((n,), jnp.int32) for n in (num_experts, A)]
     sizes, order = kernel_call(
         _group,
         expert.reshape(A),
         grid=(num_experts,),
         out_shape=shapes,
-        num_warps=4,
+        num_warps=4 if size <= 1024 else 8,
         interpret=interpret,
-        size=block_size(A, _BLOCK),
+        size=size,
     )
     return sizes, order
 
@@ -79,10 +80,10 @@ def _group(expert_ref, count_ref, order_ref, *, size: int):
         ids = block_ids(block, size)
         return ids, pltriton.load(expert_ref.at[ids], mask=ids < A, other=nobody)
 
-    def look(block, found):
+    def look(block, found):  # each thread counts on its own
         _, expert = load(block)
         earlier, mine = found
-        return earlier + jnp.sum((expert < e).astype(jnp.int32)), mine + jnp.sum((expert == e).astype(jnp.int32))
+        return earlier + (expert < e).astype(jnp.int32), mine + (expert == e).astype(jnp.int32)
 
     def place(block, at):
         ids, expert = load(block)
@@ -93,7 +94,7 @@ def _group(expert_ref, count_ref, order_ref, *, size: int):
         pltriton.store(order_ref.at[to], ids, mask=mine == 1)
         return at + jnp.sum(mine)
 
-    blocks, none = pl.cdiv(A, size), jnp.int32(0)
+    blocks, none = pl.cdiv(A, size), jnp.zeros(size, jnp.int32)
     earlier, mine = jax.lax.fori_loop(0, blocks, look, (none, none))
-    count_ref[e] = mine
-    jax.lax.fori_loop(0, blocks, place, earlier)
+    count_ref[e] = jnp.sum(mine)
+    jax.lax.fori_loop(0, blocks, place, jnp.sum(earlier))
