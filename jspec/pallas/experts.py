@@ -15,7 +15,8 @@ from jax.experimental.pallas import triton as pltriton
 from jspec.mxfp4 import PAIR
 from jspec.pallas import mxfp4
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.expert_tiles import Stacked, Tiling, products, store, this_tile
+from jspec.pallas.expert_products import products
+from jspec.pallas.expert_tiles import Stacked, Tiling, store, this_tile
 from jspec.pallas.routing_reference import Routed
 from jspec.pallas.triton import block_ids, kernel_call
 
