@@ -47,7 +47,10 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
 
     def __call__(self, x):
-        y = project(x, self.weight[...], None if self.scale is None else self.scale[...])
+        weight = self.weight[...]
+        if self.bias is not None and self.scale is None and _is_reduced(x, weight):
+            return _reduction(x, weight, self.bias[...])
+        y = project(x, weight, None if self.scale is None else self.scale[...])
         return y if self.bias is None else y + per_feature(self.bias[...], y)
 
 
@@ -58,7 +61,7 @@ def project(x, weight, scale=None):
     """
     if scale is not None:
         return wide_project(x, weight, scale).astype(x.dtype)
-    if x.size == x.shape[-1] and weight.size in _REDUCED:
+    if _is_reduced(x, weight):
         return _reduction(x, weight)
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return jnp.einsum("...i,oi->...o", x, weight, precision=precision)
@@ -84,9 +87,18 @@ def _product(x, weight):
     return jnp.einsum("...i,oi->...o", x, weight, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _reduction(x, weight):
-    """``project`` of a single token as a sum over products in float32, which XLA computes in one pass over the weight."""
+def _is_reduced(x, weight) -> bool:
+    return x.size == x.shape[-1] and weight.size in _REDUCED
+
+
+def _reduction(x, weight, bias=None):
+    """``project`` of a single token as a sum over products in float32, which XLA computes in one pass over the weight.
+
+    A bias is added to the products with the first input feature. Added to the sum, it would be a launch of its own."""
     products = weight.astype(jnp.float32) * x.astype(jnp.float32).reshape(1, -1)
+    if bias is not None:
+        first = jax.lax.broadcasted_iota(jnp.int32, weight.shape, 1) == 0
+        products += jnp.where(first, bias.astype(jnp.float32)[:, None], 0.0)
     return jnp.sum(products, axis=1).astype(x.dtype).reshape(*x.shape[:-1], -1)
 
 
