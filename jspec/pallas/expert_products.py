@@ -1,6 +1,8 @@
 """The products of a tile of assignments (``jspec.pallas.expert_tiles``) with the weights of its expert."""
 
+import abc
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -52,7 +54,7 @@ def products(x_ref, row, tile: Tile, stacked: Stacked, outputs, inside, tiling: 
 
 
 @dataclasses.dataclass(frozen=True)
-class _Operands:
+class _Operands(abc.ABC):
     """In a kernel: what is multiplied in each trip of the loop over input features. Fields are those of ``products``."""
 
     x_ref: Any
@@ -68,17 +70,17 @@ class _Operands:
         return self.x_ref.shape[1]
 
     @property
+    @abc.abstractmethod
     def depth(self) -> int:
         """How many of them a trip reads."""
-        raise NotImplementedError
 
     @property
     def trips(self) -> int:
         return pl.cdiv(self.width, self.depth)
 
-    def of(self, i, outputs):
+    @abc.abstractmethod
+    def of(self, i, outputs) -> Iterable[tuple[Any, list[Any]]]:
         """Blocks ``x [rows, n]`` of trip i and, for each of ``outputs``, ``[columns, n]`` to multiply it with."""
-        raise NotImplementedError
 
     def nothing(self):
         """What products are added to, zeros of the shape of ``product``."""
