@@ -9,6 +9,7 @@ docs/models_results.json:
 
 python -m pytest -m "long or not long" tests/convert/test_convert_output.py tests/convert/test_convert_parity.py \\
     tests/test_family_serving.py --junitxml FILE
+python -m pytest -m long -k 100000 tests/lossless/test_families.py --junitxml FILE
 """
 
 import argparse
@@ -40,6 +41,7 @@ COLUMNS = {
     "EAGLE": r"test_drafts_leave_the_greedy_text_of_the_target\[{architecture}-eagle\]",
     "EAGLE-3": r"test_drafts_leave_the_greedy_text_of_the_target\[{architecture}-eagle3\]",
     "P-EAGLE": r"test_drafts_leave_the_greedy_text_of_the_target\[{architecture}-p_eagle\]",
+    "lossless": r"test_joint_distribution_of_completions\[.*-{family}-100000\]",
 }
 
 # Sizes that every class is read with to see what it chooses; longer windows and lists follow from its defaults.
@@ -114,7 +116,8 @@ def tested(cases, results) -> str:
 
 def _passed(tests, pattern: str, architecture: str, cases) -> str:
     """``3``, or ``2 of 3``; ``-`` if no such test was run."""
-    names = re.compile(pattern.format(architecture=architecture, cases="|".join(_cases(architecture, cases))))
+    fields = {"architecture": architecture, "family": architecture.removesuffix("ForCausalLM")}
+    names = re.compile(pattern.format(**fields, cases="|".join(_cases(architecture, cases))))
     found = [passed for name, passed in tests.items() if names.fullmatch(name)]
     if not found:
         return "-"
