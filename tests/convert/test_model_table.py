@@ -44,6 +44,9 @@ JUNIT = """<testsuites><testsuite>
 <testcase name="test_logits_equal_transformers[qwen2]"><skipped/></testcase>
 <testcase name="test_drafts_leave_the_greedy_text_of_the_target[LlamaForCausalLM-eagle]"/>
 <testcase name="test_something_else[llama]"/>
+<testcase name="test_joint_distribution_of_completions[match-eagle-sample-Llama-20000]"/>
+<testcase name="test_joint_distribution_of_completions[match-eagle-sample-Llama-200000]"/>
+<testcase name="test_joint_distribution_of_completions[match-eagle-sample-Llama-100000]"/>
 </testsuite></testsuites>"""
 
 
@@ -55,11 +58,13 @@ def test_results_of_tests_are_counted(script, tmp_path):
     name = "test_logits_equal_transformers"
     assert results["tests"] == {
         "test_drafts_leave_the_greedy_text_of_the_target[LlamaForCausalLM-eagle]": True,
+        "test_joint_distribution_of_completions[match-eagle-sample-Llama-100000]": True,
+        "test_joint_distribution_of_completions[match-eagle-sample-Llama-200000]": True,
         f"{name}[llama]": True,
         f"{name}[llama-tied]": False,
     }
     [llama] = [line for line in script.tested(CASES, results).splitlines() if "`LlamaForCausalLM`" in line]
-    assert llama == "| `LlamaForCausalLM` | - | 1 of 2 | - | - | - | 1 | - | - |"
+    assert llama == "| `LlamaForCausalLM` | - | 1 of 2 | - | - | - | 1 | - | - | 2 |"
     [qwen] = [line for line in script.tested(CASES, results).splitlines() if "`Qwen2ForCausalLM`" in line]
     assert set(qwen.split("|")[2:-1]) == {" - "}
     # A later run replaces what it ran, and keeps the rest.
