@@ -28,7 +28,7 @@ from jspec import mxfp4
 from jspec.pallas.expert_tiles import Stacked, Tiling
 from jspec.pallas.experts import experts_kernel, experts_reference, tilings_of
 from jspec.pallas.routing import route_kernel
-from jspec.pallas.routing_reference import route_reference
+from jspec.pallas.routing_reference import Routing, route_reference
 
 TOKENS = (1, 5, 16, 64, 80, 320, 4096)
 COPIES = 4  # sets of tokens that a timed loop goes through, each with experts of its own
@@ -88,7 +88,7 @@ def mixture(layer: Layer, interpret: bool, tiling: Tiling | None = None):
     """Routing and experts, as a decoder calls them."""
 
     def function(x, logits, gate_up, down):
-        routed = route_kernel(logits, None, layer.Y, True, interpret=interpret)
+        routed = route_kernel(logits, None, Routing(layer.Y), interpret=interpret)
         tilings = {"up_tiling": tiling, "down_tiling": tiling}
         return experts_kernel(x, routed, gate_up, down, layer.clamp, **tilings, interpret=interpret)
 
@@ -103,7 +103,7 @@ def check(layer: Layer, weights, counts, interpret: bool) -> bool:
         x, logits = layer.tokens(jax.random.key(M), M)
         got = kernels(x, logits, *weights)
         some = slice(0, min(M, 16))  # the reference implementation has every expert read every token
-        routed = route_reference(logits[some], None, layer.Y, True)
+        routed = route_reference(logits[some], None, Routing(layer.Y))
         wanted = experts_reference(x[some], routed, *weights, layer.clamp)
         error = float(jnp.max(jnp.abs(got[some].astype(jnp.float32) - wanted.astype(jnp.float32))))
         other_x, other_logits = layer.tokens(jax.random.key(M + 1), M)

@@ -89,9 +89,9 @@ def output_head(model) -> Weights:
 
 
 def kv_bytes(model, slots: float) -> float:
-    """Bytes of the keys and values in so many cache slots."""
-    L, G, H = model.cache_shape()
-    return 2 * L * G * H * slots * ITEMSIZE
+    """Bytes of the keys and values, or latents, in so many cache slots."""
+    L, G, H, latents = model.cache_shape()
+    return (1 if latents else 2) * L * G * H * slots * ITEMSIZE
 
 
 def target_pass(target, batch: int, width: int, length: float, hit: float | None = None) -> Pass:

@@ -87,6 +87,12 @@ def _parser() -> argparse.ArgumentParser:
         help="store linear maps and output head in eight bits, a scale for each output channel; for targets and draft "
         "models. --dtype is then that of the rest",
     )
+    parser.add_argument(
+        "--mtp",
+        action=argparse.BooleanOptionalAction,
+        help="keep the multi-token prediction layers of a language model's checkpoint, for draft='mtp', or drop them; "
+        "default: keep those that there are",
+    )
     parser.add_argument("--dry-run", action="store_true", help="read headers only, print the mapping, write nothing")
     parser.add_argument(
         "--verify",
@@ -139,6 +145,7 @@ def _convert(options: argparse.Namespace) -> int:
         mask_token_id=options.mask_token_id,
         target=options.target,
         quantize=options.quantize,
+        mtp=options.mtp,
     )
     kinds = report.dtype if report.quantization is None else f"{report.quantization} and {report.dtype}"
     print(_printable(report.recognised))

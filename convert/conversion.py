@@ -22,7 +22,8 @@ from jspec._arguments import require
 from jspec.checkpoints.heads import stored
 from jspec.checkpoints.heads.kinds import describe
 from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.loading import read_draft_config
+from jspec.checkpoints.layout import holds_mtp
+from jspec.checkpoints.loading import MTP, read_draft_config
 from jspec.checkpoints.manifest import PARAMS, is_converted
 from jspec.checkpoints.quantized import quantization_of
 from jspec.checkpoints.refusal import Refusal
@@ -76,6 +77,7 @@ def convert(
     mask_token_id: int | None = None,
     target: str | os.PathLike | None = None,
     quantize: str | None = None,
+    mtp: bool | None = None,
 ) -> Report:
     """Write the checkpoint ``src``, a language model or a draft head, as Flax params and tokenizer files to ``out``.
 
@@ -103,6 +105,9 @@ def convert(
         output channel. ``dtype`` is then the dtype of the other params. For language models; see
         ``jspec.models.quantized``. Weights that ``src`` holds in eight bits are kept as they are without it, and refused
         with it.
+      mtp: whether to keep the multi-token prediction layers of a language model's checkpoint, in a folder ``mtp`` of
+        ``out``, from which ``jspec.load(out, draft="mtp")`` takes them. They are never quantised. None keeps those that
+        there are.
 
     Raises:
       Refusal: one sentence with the file and the reason.
@@ -124,11 +129,17 @@ def convert(
     if place.is_relative_to(source.folder.root) or source.folder.root.is_relative_to(place):
         raise Refusal(f"{out}: lies inside the source folder or around it; choose another place")
     source.require_match()
+    further = _mtp_layers(source, allow_pickle, mtp)
     if target is not None:
         require_fit(source, target)
     chosen = dtype or source.exact_dtype
     notes = [*source.layout.notes, *_dtype_notes(source, dtype, chosen)]
+    if mtp is False and holds_mtp(source.layout):
+        notes.append("multi-token prediction layers are left out")
     with staged(place, overwrite, may_replace=is_converted) as partial:
+        if further is not None:
+            (partial / MTP).mkdir()
+            notes += [*_write(further, partial / MTP, chosen, progress), f"{further.layout.label} are kept in {MTP}/"]
         notes += _write(source, partial, chosen, progress)
         if verify is not None:
             notes.append(verify_shapes(partial, chosen))
@@ -147,6 +158,20 @@ def convert(
         peak_bytes=_peak_bytes(),
         notes=tuple(notes),
     )
+
+
+def _mtp_layers(source: Source, allow_pickle: bool, mtp: bool | None) -> Source | None:
+    """The multi-token prediction layers beside the language model ``source`` that are to be kept; None if there are none.
+
+    Raises:
+      Refusal: they are asked for by name, and there are none.
+    """
+    wanted = mtp is not False and holds_mtp(source.layout)
+    if not wanted and not mtp:
+        return None
+    further = open_source(source.folder.given, allow_pickle, HeadOptions(mtp=True))
+    further.require_match()
+    return further
 
 
 def _absolute(out: str | os.PathLike) -> Path:

@@ -52,7 +52,7 @@ SIZES = {
     "ffn_dim": 96,
     "num_hidden_layers": 12,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_key_value_heads": 4,
     "head_dim": 16,
 }
 NORMS = {"rms": "RMS", "rms_wide": "RMS", "rms_offset": "RMS with 1 + weight", "layer": "LayerNorm"}
@@ -72,8 +72,12 @@ def choices(config: ModelConfig) -> list[str]:
         found.append("another rope for windows")
     if any(config.windows):
         found.append("windows" if all(config.windows) else "windows in some layers")
+    if config.latent is not None:
+        found.append(f"latent attention, {config.latent.cached} numbers cached")
     if config.experts is not None:
-        found.append(f"{config.experts.chosen} of {config.experts.count} experts")
+        shared = f" and {config.experts.shared} shared" if config.experts.shared else ""
+        by = ", chosen by sigmoids" if config.experts.scores == "sigmoid" else ""
+        found.append(f"{config.experts.chosen} of {config.experts.count} experts{shared}{by}")
     clamped = "clamped " if config.experts is not None and config.experts.clamp is not None else ""
     found.append(f"{clamped}{config.activation.replace('_', ' ')} {'gated' if config.gated_mlp else 'plain'} MLP")
     if config.qkv_bias:

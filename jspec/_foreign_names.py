@@ -3,7 +3,7 @@
 _PARALLEL = "jspec runs on one GPU, several are not supported yet"
 _BEAMS = "jspec samples and has no beam search; leave it out"
 _N = "it is n, the number of completions; jspec ranks none of them"
-_DRAFT = "it is draft of jspec.load(): a checkpoint folder, or 'ngram'"
+_DRAFT = "it is draft of jspec.load(): a checkpoint folder, 'ngram' or 'mtp'"
 _MAX_LEN = "it is max_len of jspec.load(), the longest prompt plus completion"
 _LOADED = "jspec reads local folders only; download the checkpoint and give its folder"
 

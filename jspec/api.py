@@ -24,6 +24,7 @@ from jspec.llm import LLM, check_lossless, same_text_for_every_K
 from jspec.loading import Path, default_params, find_source, load_modules, read_pair
 from jspec.memory import fitted
 from jspec.prompts import Prompt, as_list, flat_ids, text_or_ids
+from jspec.registry import MTP
 from jspec.results import Delta, Result
 from jspec.sampling.params import SamplingParams
 
@@ -36,6 +37,7 @@ def load(
     aux_convention: str | None = None,
     norm_output: str | None = None,
     mask_token_id: int | None = None,
+    mask_first: bool | None = None,
     speculation: Speculation | None = None,
     costs: CostTable | Path | None = None,
     max_batch: int = 8,
@@ -64,9 +66,10 @@ def load(
     Args:
       target: a checkpoint folder, either converted by ``jspec-convert`` or in Hugging Face's layout. Without ``draft`` it
         may also be the folder of a draft head in the ``speculators`` format, which names its target.
-      draft: a checkpoint folder, ``"ngram"``, or None for plain decoding. The drafting method follows from what the
-        checkpoint is: a smaller model with the same vocabulary, a PARD model, or an EAGLE, EAGLE-3, P-EAGLE, MLP or
-        Medusa draft head.
+      draft: a checkpoint folder, ``"ngram"``, ``"mtp"`` for the multi-token prediction layers in the target's own
+        checkpoint, or None for plain decoding. The drafting method follows from what a checkpoint is: a smaller model with
+        the same vocabulary, a PARD model, an EAGLE, EAGLE-3, P-EAGLE, MLP or Medusa draft head, or layers for multi-token
+        prediction.
       ngram_corpus: texts in which ``draft="ngram"`` looks drafts up where the request's own text has no match. It is the
         path of a text file, a list of texts, or a list of lists of token ids, of at most 4,194,304 tokens (2^22)
         together. Every round compares ``ngram_max`` numbers for each of these tokens and each request, on the device,
@@ -75,8 +78,11 @@ def load(
         output (``output_of``). See ``jspec-convert --help``. Converted folders and ``speculators`` heads say it
         themselves.
       norm_output: what the field ``norm_output`` of an EAGLE-3 checkpoint means, ``recycled`` or ``before_head``. See
-        ``jspec-convert --help``.
+        ``jspec-convert --help``. For multi-token prediction layers, which of their outputs is fed back: ``recycled``, the
+        normed one, is the default.
       mask_token_id: the token of a P-EAGLE head's mask slots, if its config.json does not name it.
+      mask_first: whether multi-token prediction layers read zeros in place of the first embedding of a text, as in vLLM.
+        None is False.
       speculation: how many drafts a round makes, how they are drawn and how they are verified; the default is
         ``Speculation()``. With ``num_draft_tokens=0`` the draft is not loaded, and the model decodes plainly as it does
         with ``draft=None``.
@@ -114,7 +120,7 @@ def load(
     if isinstance(verify, str):  # the field of Speculation
         options, verify = {**options, "verify": verify}, False
     speculation = _speculation(speculation, options)
-    head_options = HeadOptions(aux_convention, norm_output, mask_token_id)
+    head_options = HeadOptions(aux_convention, norm_output, mask_token_id, mask_first, mtp=draft == MTP)
     check_lossless(speculation)
     _check_verify(verify)
     _check_costs(costs)

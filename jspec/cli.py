@@ -103,7 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(run=_doctor)
 
     for command in (demo, generate, chat):
-        command.add_argument("--draft", help="checkpoint folder, or ngram; for the demo also a name beside its target")
+        command.add_argument(
+            "--draft", help="checkpoint folder, ngram or mtp; for the demo also a name beside its target"
+        )
         command.add_argument("--temperature", type=float, default=command.get_default("temperature"))
         command.add_argument("--top-p", type=float, default=command.get_default("top_p"))
         command.add_argument("--seed", type=int, default=0)

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jspec.parameters import (
+    CACHED,
     DOWNS,
     EMBED,
     EXPERT_MLP,
@@ -14,9 +15,13 @@ from jspec.parameters import (
     HEAD_DIM,
     HEADS,
     KV,
+    LATENT,
     MLP,
     PAIR,
     POSITIONS,
+    QUERY_RANK,
+    UNROTATED,
+    VALUES,
     VOCAB,
     WORD_EMBED,
     Axis,
@@ -74,8 +79,20 @@ def decoder_layers(
 
     kind = config.quantization
     sparse, dense = (tuple(one for one in copies if config.has_experts(one[0]) is has) for has in (True, False))
-    add_map("attention.qkv", names.qkv, (HEADS, KV, KV), attention_inputs, config.qkv_bias)
-    add_map("attention.out", names.out, (EMBED,), HEADS, config.output_bias)
+    latent = config.latent
+    if latent is None:
+        add_map("attention.qkv", names.qkv, (HEADS, KV, KV), attention_inputs, config.qkv_bias)
+    else:
+        query, axis = (names.query, HEADS) if latent.query_rank is None else (names.query_down, QUERY_RANK)
+        both = [query, names.latent_down]
+        add_map("attention.compress", both, (axis, CACHED), attention_inputs, config.qkv_bias)
+        if latent.query_rank is not None:
+            found += norm(f"{ours}attention.query_norm", theirs + names.query_norm, QUERY_RANK, copies)
+            add_map("attention.queries", names.query_up, (HEADS,), QUERY_RANK, False)
+        found += norm(f"{ours}attention.latent_norm", theirs + names.latent_norm, LATENT, copies)
+        add_map("attention.keys", f"{names.latent_up}.keys", (UNROTATED,), LATENT, False)
+        add_map("attention.values", f"{names.latent_up}.values", (VALUES,), LATENT, False)
+    add_map("attention.out", names.out, (EMBED,), HEADS if latent is None else VALUES, config.output_bias)
     if config.gated_mlp:
         add_map("mlp.gate_up", names.gate_up, (MLP, MLP), EMBED, config.mlp_bias, dense)
     else:
@@ -97,15 +114,22 @@ def _experts(
     """The parameters of a mixture of experts, whose maps are stacked along the output channels: one expert after another,
     and of each expert gate before up."""
     yield from linear("layers.{}.mlp.router", {prefix + names.router: EXPERTS}, EMBED, copies, bias=experts.biases)
+    if experts.corrected:
+        correction = vector("layers.{}.mlp.correction", prefix + names.correction, EXPERTS, copies)
+        yield dataclasses.replace(correction, dtype="float32")
     if names.stacked_maps is not None:
         yield from _stacked_maps(experts, [prefix + name for name in names.stacked_maps], copies, quantization)
         return
     gate, up, down = names.expert_maps
-    every = [f"{prefix}{names.experts}.{expert}." for expert in range(experts.count)]
-    gate_up = {expert + tensor: EXPERT_MLP for expert in every for tensor in (gate, up)}
+    every = [f"{names.experts}.{expert}.{{}}" for expert in range(experts.count)]
+    # A single shared expert has the names of an MLP. Of several, each is a part of the tensors of all of them.
+    shared = [""] if experts.shared == 1 else [f".{i}" for i in range(experts.shared)]
+    every += [f"{names.shared_experts}.{{}}{i}" for i in shared]
+    gate_up = {prefix + expert.format(tensor): EXPERT_MLP for expert in every for tensor in (gate, up)}
     more = {"bias": experts.biases, "quantization": quantization}
     yield from linear("layers.{}.mlp.gate_up", gate_up, EMBED, copies, **more)
-    yield from linear("layers.{}.mlp.down", {expert + down: EMBED for expert in every}, EXPERT_MLP, copies, **more)
+    downs = {prefix + expert.format(down): EMBED for expert in every}
+    yield from linear("layers.{}.mlp.down", downs, EXPERT_MLP, copies, **more)
 
 
 def _stacked_maps(

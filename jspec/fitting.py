@@ -4,7 +4,7 @@ import dataclasses
 import warnings
 
 from jspec.config import MAX_POSITIONS, ModelConfig, Speculation
-from jspec.heads import DraftConfig, Eagle3Config, EagleConfig, HeadConfig, PardConfig
+from jspec.heads import DraftConfig, Eagle3Config, EagleConfig, HeadConfig, MTPConfig, PardConfig
 from jspec.registry import entry_of, particular_options
 from jspec.text import Tokenizer
 
@@ -64,7 +64,7 @@ def with_positions(target: ModelConfig, draft: ModelConfig | HeadConfig, max_len
         draft = draft.for_length(max_len)
     elif isinstance(draft, PardConfig):
         draft = dataclasses.replace(draft, model=draft.model.for_length(max_len))
-    if not isinstance(draft, EagleConfig | Eagle3Config):
+    if not isinstance(draft, EagleConfig | Eagle3Config | MTPConfig):
         decoder = draft.decoder
         limit = max_len if decoder is None else decoder.max_position
     else:

@@ -12,7 +12,14 @@ import numpy as np
 from jspec._arguments import require
 from jspec.checkpoints.gguf import refuse_gguf
 from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.loading import load_draft, load_folder, read_draft_config, read_generation_config, verifier_of
+from jspec.checkpoints.loading import (
+    load_draft,
+    load_folder,
+    mtp_folder,
+    read_draft_config,
+    read_generation_config,
+    verifier_of,
+)
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.config import ModelConfig, Speculation
 from jspec.drafting.base import Drafter
@@ -20,7 +27,7 @@ from jspec.drafting.methods import drafter_for
 from jspec.fitting import check_options, check_tokenizers, with_positions, within_reach
 from jspec.heads import DraftConfig, HeadConfig
 from jspec.models import Decoder, build, build_head
-from jspec.registry import DraftMethod, choose, chosen_by_name, resolve
+from jspec.registry import MTP, DraftMethod, choose, chosen_by_name, resolve
 from jspec.sampling.params import SamplingParams
 from jspec.text import Tokenizer
 
@@ -89,6 +96,8 @@ def find_source(target: Path, draft: Path | None, arguments: Mapping[str, Any], 
     """
     method = choose(draft, arguments)
     target_path, draft_path = find_folders(target, draft)
+    if draft_path is not None:
+        method = None
     if speculation.most_draft_tokens == 0:
         method = draft_path = None
     return Source(target_path, draft_path, method, arguments)
@@ -97,9 +106,12 @@ def find_source(target: Path, draft: Path | None, arguments: Mapping[str, Any], 
 def find_folders(target: Path, draft: Path | None) -> tuple[pathlib.Path, pathlib.Path | None]:
     """The checkpoint folders of a target and of its draft, None if it has no folder.
 
-    A draft head in the speculators format names its target. It can be given alone, as ``target``.
+    A draft head in the speculators format names its target. It can be given alone, as ``target``. Multi-token prediction
+    layers are in the folder of the target.
     """
     folder = _folder("target", target)
+    if draft == MTP:
+        return folder, mtp_folder(folder)
     if draft is not None:
         return folder, None if draft in chosen_by_name() else _folder("draft", draft)
     verifier = verifier_of(folder)
@@ -249,7 +261,7 @@ def _same(ours, theirs) -> bool:
 
 def _folder(what: str, path: Path) -> pathlib.Path:
     if not isinstance(path, str | os.PathLike):
-        also = ", 'ngram' or None" if what == "draft" else ""
+        also = f", {', '.join(map(repr, chosen_by_name()))} or None" if what == "draft" else ""
         raise ValueError(f"{what}={path!r}: expected the path of a checkpoint folder{also}")
     folder, name = pathlib.Path(path), str(path)
     if folder.is_dir():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from jspec._arguments import require, resolve_names
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES, Speculation
+from jspec.registry import MTP, NGRAM
 
 if TYPE_CHECKING:
     from jspec.llm import LLM
@@ -32,9 +33,11 @@ _METHODS = {
     "eagle3": "eagle3",
     "medusa": "medusa",
     "mlp_speculator": "mlp",
-    "ngram": "ngram",
+    "mtp": MTP,
+    "ngram": NGRAM,
     "parallel": "parallel",
 }
+_IN_TARGET = (MTP, NGRAM)  # methods that need no checkpoint beside the target's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +46,7 @@ class ChosenModel:
 
     Attributes:
       target: the folder of the target.
-      draft: the folder of the draft, ``ngram``, or None.
+      draft: the folder of the draft, ``mtp``, ``ngram``, or None.
       speculation: how to draft and to verify.
       method: the drafting method that the draft has to have; None if nobody said.
       loading: further arguments of ``jspec.load``.
@@ -111,7 +114,7 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
 def add_speculation_options(parser: argparse.ArgumentParser):
     """Declare how to draft and to verify."""
     group = parser.add_argument_group("speculation")
-    group.add_argument("--draft", help="checkpoint folder, the name of a model in the local hub cache, or ngram")
+    group.add_argument("--draft", help="checkpoint folder, the name of a model in the local hub cache, mtp, or ngram")
     group.add_argument("--num-speculative-tokens", type=drafts, metavar="K", help="drafts of a round, or auto; 4")
     group.add_argument("--verify", choices=VERIFY_RULES)
     group.add_argument("--draft-sampling", choices=DRAFT_SAMPLINGS)
@@ -152,7 +155,7 @@ def speculation_of(args: argparse.Namespace) -> tuple[str | None, Speculation, s
         ok = not beside
         require(ok, "speculative_config", args.speculative_config, f"it alone, without --{beside and beside[0]}")
         draft, fields, method = _config(args.speculative_config)
-    draft = draft if draft in (None, "ngram") else found(draft)
+    draft = draft if draft in (None, *_IN_TARGET) else found(draft)
     return draft, Speculation(**fields), method
 
 
@@ -168,7 +171,7 @@ def require_draft(args: argparse.Namespace, target: str, draft: str | None):
     given = [name for name in options if getattr(args, name) is not None]
     if draft is None and given and find_folders(target, None)[1] is None:
         value = getattr(args, given[0])
-        raise ValueError(f"{given[0]}={value!r}: expected --draft beside it, a checkpoint folder or ngram")
+        raise ValueError(f"{given[0]}={value!r}: expected --draft beside it, a checkpoint folder, mtp or ngram")
 
 
 def _config(text: str) -> tuple[str, dict[str, Any], str | None]:
@@ -186,11 +189,13 @@ def _config(text: str) -> tuple[str, dict[str, Any], str | None]:
     draft, method = fields.pop("model", None), fields.pop("method", None)
     ok = method is None or method in _METHODS
     require(ok, "speculative_config.method", method, f"one of {', '.join(sorted(_METHODS))}, or none")
-    if method == "ngram":
-        require(draft in (None, "ngram"), "speculative_config.model", draft, "none beside the method ngram")
-        draft = "ngram"
-    require(isinstance(draft, str), "speculative_config.model", draft, "a checkpoint folder, or the method ngram")
-    return draft, fields, None if method in (None, "ngram") else _METHODS[method]
+    if method in _IN_TARGET:
+        require(draft in (None, method), "speculative_config.model", draft, f"none beside the method {method}")
+        draft = method
+    require(
+        isinstance(draft, str), "speculative_config.model", draft, "a checkpoint folder, or the method mtp or ngram"
+    )
+    return draft, fields, None if method in (None, *_IN_TARGET) else _METHODS[method]
 
 
 def found(name: str) -> str:

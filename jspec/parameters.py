@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 SCALE_BYTES = 4  # float32
-DTYPE_BYTES = {"int32": 4, "uint32": 4, "uint8": 1}
+DTYPE_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "uint8": 1}
 ONCE = ((),)  # ``copies`` of a parameter whose name has no ``{}``: a single copy, with no index
 
 _FACTOR = re.compile(r"\d+|[A-Z][a-z]?")
@@ -54,6 +54,9 @@ EXPERTS, EXPERT_MLP = Axis("X", "experts"), Axis("Fe", "expert_mlp")
 GATE_UPS, DOWNS = Axis("2XFe", "experts"), Axis("XD", "experts")  # of all experts, one after another
 HEADS, KV, HEAD_DIM = Axis("NH", "heads"), Axis("GH", "kv"), Axis("H", "head_dim")
 HEAD_COUNT = Axis("N", "heads")
+# Of latent attention: all queries, the unrotated parts of all keys, all values, and the ranks.
+QUERY_RANK, LATENT, CACHED = Axis("Cq", "query_rank"), Axis("Ck", "latent"), Axis("Cc", "latent")
+UNROTATED, VALUES = Axis("NHn", "heads"), Axis("NHv", "heads")
 PAIR = Axis("32", "pair")  # the bytes of a pair of groups of MXFP4 codes
 
 

@@ -38,8 +38,8 @@ class DraftMethod:
       formats: the public layouts of its checkpoints, each a ``jspec.checkpoints.heads.format.HeadFormat``. An export
         writes the first of them that can be written. An unknown checkpoint is tried against the formats in the order of
         ``METHODS``.
-      draft: the value of ``jspec.load(draft=)`` that chooses a method without a checkpoint. Two methods may share a
-        value, and ``argument`` then decides between them.
+      draft: the value of ``jspec.load(draft=)`` that chooses a method without a checkpoint of its own: it has none, or its
+        weights are in the target's. Two methods may share a value, and ``argument`` then decides between them.
       argument: the argument of ``jspec.load`` that this method needs besides ``draft``. None if it needs no other.
       prepare: ``prepare(value, tokenizer, target config)`` turns the value of that argument into the arrays that the
         drafter reads, a pytree. They are arguments of the compiled programs, as weights are.
@@ -66,7 +66,7 @@ class DraftMethod:
     sizes: tuple[str, ...] = ()
 
 
-NGRAM = "ngram"
+NGRAM, MTP = "ngram", "mtp"
 DRAWN = ("draft_temperature", "argmax_below")  # options of every method that draws its drafts from logits
 LOOKED_UP = ("ngram_min", "ngram_max")  # options of every method that looks drafts up
 EAGLE3_SIZES = ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers")
@@ -108,6 +108,17 @@ METHODS = (
         options=DRAWN,
         objective="jspec.train.methods:eagle",
         sizes=("intermediate_size",),
+    ),
+    DraftMethod(
+        name=MTP,
+        help="the target's own multi-token prediction layers: K passes, fed with its last hidden state",
+        drafter="jspec.drafting.mtp:MTP",
+        config="jspec.heads.mtp:MTPConfig",
+        module="jspec.models.mtp:MTPHead",
+        formats=("jspec.checkpoints.heads.mtp:FORMAT",),
+        draft=MTP,
+        argmax_below=0.3,
+        options=DRAWN,
     ),
     DraftMethod(
         name="mlp",

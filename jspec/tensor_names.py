@@ -20,9 +20,12 @@ class TensorNames:
       qkv, gate_up: the tensors that are stacked into one weight, in this order. A single name means that the checkpoint
         holds them stacked already.
       out, q_norm, k_norm, up, down: further names in a layer; ``up`` is that of an MLP without a gate.
+      query_down, query_norm, query_up, query, latent_down, latent_norm, latent_up: of latent attention; ``query`` is the
+        map of queries that have no rank.
       sinks: the sinks of the attention heads; the name is whole.
       router, experts: of a mixture of experts; behind ``experts`` stand the number of an expert and one of ``expert_maps``,
-        which are gate, up and down.
+        which are gate, up and down. Behind ``shared_experts`` stand the same three maps of all shared experts.
+      correction: what is added to the probabilities of experts when they are chosen; the name is whole.
       stacked_maps: None, or the two tensors in which a layer has the maps of all its experts: those of gate and up, row by
         row in turn, and those of down. They have no last part ``.weight`` (``jspec.checkpoints.stacked_experts``).
     """
@@ -41,12 +44,21 @@ class TensorNames:
     out: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    query: str = "self_attn.q_proj"
+    query_down: str = "self_attn.q_a_proj"
+    query_norm: str = "self_attn.q_a_layernorm"
+    query_up: str = "self_attn.q_b_proj"
+    latent_down: str = "self_attn.kv_a_proj_with_mqa"
+    latent_norm: str = "self_attn.kv_a_layernorm"
+    latent_up: str = "self_attn.kv_b_proj"
     sinks: str = "self_attn.sinks"
     gate_up: tuple[str, str] | str = ("mlp.gate_proj", "mlp.up_proj")
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
     experts: str = "mlp.experts"
+    shared_experts: str = "mlp.shared_experts"
+    correction: str = "mlp.gate.e_score_correction_bias"
     expert_maps: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     stacked_maps: tuple[str, str] | None = None
 

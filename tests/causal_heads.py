@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jspec.heads import EagleConfig, HeadConfig, MedusaConfig, MLPConfig, PardConfig
+from jspec.heads import EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig, PardConfig
 from jspec.models.cache import CausalView
 
 
@@ -47,7 +47,9 @@ def causal_drafts(config: HeadConfig, head, target, text, length, K: int) -> Dra
     if isinstance(config, MedusaConfig):
         return Drafts(head.logits(_at(features, length - 2), target, K)[:, 0], (), length - 1)
     following = jnp.roll(text, -1, axis=1)  # slot i reads token i + 1
-    if isinstance(config, EagleConfig) or config.mask_token_id is None:
+    if isinstance(config, MTPConfig) and config.layers.num_layers > 1:
+        return _chain_of_layers(head, target, features, following, length, K)
+    if isinstance(config, EagleConfig | MTPConfig) or config.mask_token_id is None:
         return _chain(head, target, features, following, length, K)
     return _masked(config, head, target, features, following, length, K)
 
@@ -66,6 +68,22 @@ def _chain(head, target, features, following, length, K: int) -> Drafts:
 
     _, (logits, written) = jax.lax.scan(draft, head.fuse(features), jnp.arange(K, dtype=jnp.int32))
     return Drafts(jnp.moveaxis(logits, 0, 1), jax.tree.map(lambda kv: kv[0], written), length - 1)
+
+
+def _chain_of_layers(head, target, features, following, length, K: int) -> Drafts:
+    """As ``_chain``, with another layer for each draft until there is none; every layer has read the true features."""
+    rows, slot = jnp.arange(len(length)), _positions(following)[:, :, None]
+    embedded, last, drafts = head.embed(following, target), head.config.layers.num_layers - 1, []
+    positions, none = _positions(following), (None,) * (last + 1)
+    _, written = head(embedded, features, positions, none, CausalView(positions))
+    for i in range(K):
+        newest = length - 2 + i
+        known = jnp.where(slot <= newest[:, None, None], embedded, 0)
+        hidden, _ = head.read(min(i, last), known, features, positions, none, CausalView(positions))
+        hidden = _at(hidden, newest)
+        features = features.at[rows, newest + 1].set(head.recycle(hidden)[:, 0])
+        drafts.append(head.logits(hidden, target))
+    return Drafts(jnp.concatenate(drafts, axis=1), written, length - 1)
 
 
 def _masked(config, head, target, features, following, length, K: int) -> Drafts:

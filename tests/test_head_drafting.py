@@ -14,7 +14,7 @@ import pytest
 from causal_heads import Drafts, causal_drafts
 from engines import CONFIG, MAX_LEN, TARGET, V, causal, entered, ragged_prompts, target
 from heads import VARIANTS, compile_fast, random_head, serving
-from test_step import never, request
+from step_requests import never, request
 
 from jspec.config import Speculation
 from jspec.drafting.methods import drafter_for

@@ -14,6 +14,7 @@ from jspec.checkpoints.families import FAMILIES
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.hf_config import read_config
 from jspec.checkpoints.names import tensor_table
+from jspec.checkpoints.parts import wholes
 from jspec.checkpoints.stacked_experts import file_shapes
 
 ARCHITECTURES = tuple(FAMILIES)
@@ -55,6 +56,39 @@ FAMILY_KEYS = {
         "query_pre_attn_scalar": 24,
         "attn_logit_softcapping": 2.0,
         "final_logit_softcapping": 3.0,
+    },
+    "DeepseekV3ForCausalLM": {
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 24,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 20,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 2,
+        "moe_intermediate_size": 24,
+        "n_group": 3,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.7,
+        },
+    },
+    "Glm4MoeLiteForCausalLM": {
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 32,
+        "n_routed_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
     },
     "Gemma3ForCausalLM": {"sliding_window": 5, "sliding_window_pattern": 2, "query_pre_attn_scalar": 24},
 }
@@ -111,7 +145,10 @@ def tiny_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(tiny_config(architecture, **overrides)))
     model = read_config(Folder(folder))
-    shapes = {name: rows.shape for name, rows in tensor_table(model).items()} | file_shapes(model)
+    apart = wholes(model)
+    parts = {part.name for whole in apart.values() for part in whole.parts}
+    shapes = {name: rows.shape for name, rows in tensor_table(model).items() if name not in parts}
+    shapes |= file_shapes(model) | {name: whole.shape for name, whole in apart.items()}
     rng = np.random.default_rng(seed)
     tensors = {name: _random(rng, name, shape, dtype) for name, shape in shapes.items()}
     write_weights(folder, tensors, shards)

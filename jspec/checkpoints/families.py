@@ -14,6 +14,7 @@ from jspec.checkpoints.hf_rope import (
     read_ropes,
     read_ropes_by_attention,
     read_ropes_of_some_layers,
+    yarn_score_factor,
 )
 from jspec.checkpoints.hf_windows import (
     Slides,
@@ -24,7 +25,7 @@ from jspec.checkpoints.hf_windows import (
     never,
     without_rotation,
 )
-from jspec.config import Experts
+from jspec.config import Experts, Latent
 
 # More than any published model has. It bounds the work that a hostile config can cause.
 MAX_EXPERTS = 1024
@@ -156,6 +157,62 @@ def _gpt_oss(fields: Fields) -> Choices:
     return {"experts": Experts(count, chosen, width, biases=True, clamp=clamp, stored=stored)}
 
 
+def _deepseek(fields: Fields) -> Choices:
+    """DeepSeek-V3 and models like it: latents, experts that are chosen by sigmoids in groups, and shared experts."""
+    heads, rotated = fields.integer("num_attention_heads"), fields.integer("qk_rope_head_dim")
+    size = rotated + fields.integer("qk_nope_head_dim")
+    latent = Latent(
+        fields.integer("kv_lora_rank"),
+        rotated,
+        fields.integer("v_head_dim"),
+        fields.integer("q_lora_rank", None),
+        interleaved=fields.flag("rope_interleave"),
+    )
+    if fields.integer("num_key_value_heads", heads) != heads:
+        raise fields.refuse("num_key_value_heads", f"num_attention_heads, {heads}, because each head has its own key")
+    return {
+        "latent": latent,
+        "head_dim": size,
+        "num_kv_heads": heads,
+        "attention_scale": yarn_score_factor(fields) * size**-0.5,
+        "experts": _deepseek_experts(fields),
+        "mtp_layers": fields.integer("num_nextn_predict_layers", fields.integer("num_mtp_layers", 0, low=0), low=0),
+    }
+
+
+def _deepseek_experts(fields: Fields) -> Experts | None:
+    """The experts of DeepSeek-V3; the first layers have none, as ``mlp_layer_types`` or ``first_k_dense_replace`` says."""
+    for key, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
+        if fields.text(key, only) != only:
+            raise fields.refuse(key, f"{only!r}, by which this architecture chooses experts")
+    if fields.integer("moe_layer_freq", 1) != 1:
+        raise fields.refuse("moe_layer_freq", "1, because all layers behind the first dense ones have experts")
+    layers, kinds = fields.integer("num_hidden_layers"), fields.raw.get("mlp_layer_types")
+    if kinds is None:
+        dense = fields.integer("first_k_dense_replace", low=0)
+        sparse = tuple(layer >= dense for layer in range(layers))
+    elif isinstance(kinds, list) and len(kinds) == layers and all(kind in ("dense", "sparse") for kind in kinds):
+        sparse = tuple(kind == "sparse" for kind in kinds)
+    else:
+        raise fields.refuse("mlp_layer_types", f"a list of 'dense' or 'sparse' for each of {layers} layers")
+    key = "n_routed_experts" if "n_routed_experts" in fields.raw else "num_local_experts"
+    count, chosen = _experts(fields, key)
+    experts = Experts(
+        count,
+        chosen,
+        fields.integer("moe_intermediate_size"),
+        fields.flag("norm_topk_prob"),
+        sparse,
+        scores="sigmoid",
+        groups=fields.integer("n_group"),
+        chosen_groups=fields.integer("topk_group"),
+        scale=float(fields.number("routed_scaling_factor")),
+        corrected=True,
+        shared=fields.integer("n_shared_experts", 0, low=0, high=MAX_EXPERTS),
+    )
+    return experts if any(sparse) else None
+
+
 def _experts(fields: Fields, key: str) -> tuple[int, int]:
     """How many experts there are, and how many of them a token goes through."""
     count = fields.integer(key, high=MAX_EXPERTS)
@@ -175,6 +232,13 @@ _GEMMA = {
     "query_pre_attn_scalar": 256,
     "sliding_window": 4096,
     "tie_word_embeddings": True,
+}
+
+_DEEPSEEK = {
+    "qk_rope_head_dim": 64,
+    "rope_interleave": True,
+    "norm_topk_prob": True,
+    "n_shared_experts": 1,
 }
 
 FAMILIES = {
@@ -328,5 +392,47 @@ FAMILIES = {
         biases="configured",
         ropes=read_ropes_by_attention,
         more=_gemma3,
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        "DeepSeek-V3, DeepSeek-R1",
+        {
+            **_DEEPSEEK,
+            "max_position_embeddings": 4096,
+            "kv_lora_rank": 512,
+            "q_lora_rank": 1536,
+            "qk_nope_head_dim": 128,
+            "v_head_dim": 128,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 2048,
+            "routed_scaling_factor": 2.5,
+            "n_group": 8,
+            "topk_group": 4,
+            "first_k_dense_replace": 3,
+        },
+        biases="configured",
+        more=_deepseek,
+        own_code=True,
+    ),
+    "Glm4MoeLiteForCausalLM": Family(
+        "GLM-4.7-Flash",
+        {
+            **_DEEPSEEK,
+            "max_position_embeddings": 202752,
+            "rms_norm_eps": 1e-5,
+            "kv_lora_rank": 512,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 1536,
+            "routed_scaling_factor": 1.8,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+        },
+        biases="configured",
+        more=_deepseek,
     ),
 }

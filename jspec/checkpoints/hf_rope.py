@@ -179,6 +179,15 @@ def _yarn(scaling: Fields, config: Fields, max_position: int) -> dict:
     }
 
 
+def yarn_score_factor(config: Fields) -> float:
+    """What yarn multiplies attention scores by in models with latents (DeepSeek), besides what it does to the rotation."""
+    scaling = config.nested("rope_scaling") or config.nested("rope_parameters")
+    if scaling is None or scaling.text("rope_type", scaling.text("type", "default")) == "default":
+        return 1.0
+    denominator = scaling.number("mscale_all_dim", None)
+    return _mscale(scaling.number("factor"), denominator) ** 2 if denominator is not None else 1.0
+
+
 def _longrope(scaling: Fields, config: Fields, max_position: int) -> dict:
     original = _original(scaling, config, max_position)
     factor = scaling.number("factor", max_position / original)

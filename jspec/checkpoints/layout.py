@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from jspec.checkpoints.names import OUTPUT_HEAD, Placement, is_buffer, renamed, tensor_table
+from jspec.checkpoints.parts import taken_apart
 from jspec.checkpoints.stacked_experts import in_form_of_parameters
 from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
 from jspec.heads import HeadConfig
+from jspec.tensor_names import names_of
 
 PREFIX = "model."
 FOUR_BITS = "the experts stay in MXFP4, four bits a weight"
@@ -93,8 +95,25 @@ def decoder_layout(config: ModelConfig, tensors: dict[str, Tensor]) -> Layout:
         config,
         config.architecture,
         table,
-        in_form_of_parameters(config, tensors),
+        taken_apart(config, in_form_of_parameters(config, tensors)),
         duplicates={OUTPUT_HEAD: embedding} if stored_twice else {},
         tied_by="tie_word_embeddings",
+        left_out=frozenset(name for name, one in tensors.items() if 0 in one.shape or _is_of_mtp(name, config)),
         notes=(FOUR_BITS,) if config.experts is not None and config.experts.stored == "mxfp4" else (),
     )
+
+
+def mtp_mark(layer: int) -> str:
+    """The name of a tensor that a layer has if it is one for multi-token prediction, and that no other has."""
+    return f"{PREFIX}layers.{layer}.eh_proj.weight"
+
+
+def holds_mtp(layout: Layout) -> bool:
+    """Whether multi-token prediction layers stand behind the last layer of a language model."""
+    return isinstance(layout.config, ModelConfig) and mtp_mark(layout.config.num_layers) in layout.left_out
+
+
+def _is_of_mtp(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor belongs to one of the layers behind the last that predict further tokens."""
+    layers = range(config.num_layers, config.num_layers + config.mtp_layers)
+    return any(name.startswith(f"{names_of(config.architecture).prefix}layers.{layer}.") for layer in layers)

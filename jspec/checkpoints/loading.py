@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from pathlib import Path
 
 import numpy as np
 
@@ -19,10 +20,11 @@ from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.source import Source, open_model, open_source
 from jspec.checkpoints.tensor import NUMPY_DTYPES
 from jspec.config import ModelConfig
-from jspec.heads import Eagle3Config, HeadConfig
+from jspec.heads import Eagle3Config, HeadConfig, MTPConfig
 
 Params = dict[str, np.ndarray]
 GENERATION_CONFIG = "generation_config.json"
+MTP = "mtp"  # the folder of multi-token prediction layers in a converted folder, which is a converted folder too
 
 
 def load_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[ModelConfig, Params]:
@@ -52,6 +54,8 @@ def load_draft(
     aux_convention: str | None = None,
     norm_output: str | None = None,
     mask_token_id: int | None = None,
+    mask_first: bool | None = None,
+    mtp: bool = False,
 ) -> tuple[ModelConfig | HeadConfig, Params]:
     """The config and the params of a draft model or a draft head, in host memory.
 
@@ -63,6 +67,7 @@ def load_draft(
       norm_output: what its ``norm_output`` means: that the normed output is fed back (``recycled``), or that the output
         head reads it (``before_head``). Needed when a native layout has that key.
       mask_token_id: the token of a P-EAGLE head's mask slots. Needed when config.json does not name it.
+      mask_first, mtp: see ``HeadOptions``.
 
     Returns:
       the config, whose class says which method it is for, and dotted name -> array as ``jspec.models.params.build`` or
@@ -72,7 +77,7 @@ def load_draft(
       Refusal: one sentence with the file and the reason.
     """
     _require_dtype(dtype)
-    options = HeadOptions(aux_convention, norm_output, mask_token_id)
+    options = HeadOptions(aux_convention, norm_output, mask_token_id, mask_first, mtp)
     if _is_converted(path):
         return _load_converted(Folder(path), dtype, options)
     return _load(open_source(path, options=options), dtype)
@@ -83,6 +88,8 @@ def read_draft_config(
     aux_convention: str | None = None,
     norm_output: str | None = None,
     mask_token_id: int | None = None,
+    mask_first: bool | None = None,
+    mtp: bool = False,
 ) -> ModelConfig | HeadConfig:
     """The config that ``load_draft`` would return, from JSON files and the headers of the weights alone.
 
@@ -91,12 +98,28 @@ def read_draft_config(
     Raises:
       Refusal: one sentence with the file and the reason.
     """
-    options = HeadOptions(aux_convention, norm_output, mask_token_id)
+    options = HeadOptions(aux_convention, norm_output, mask_token_id, mask_first, mtp)
     if _is_converted(path):
         return _converted_config(Folder(path), options)
     source = open_source(path, options=options)
     source.require_match()
     return source.config
+
+
+def mtp_folder(target: Path) -> Path:
+    """The folder from which the multi-token prediction layers of ``target`` are loaded, with ``mtp=True``.
+
+    Raises:
+      Refusal: ``target`` is a converted folder without such layers.
+    """
+    if not _is_converted(target):
+        return target
+    if not is_converted(target / MTP):
+        raise Refusal(
+            f"{target}: holds no multi-token prediction layers, which draft='mtp' asks for; convert the checkpoint again if "
+            "it has some, or give another draft"
+        )
+    return target / MTP
 
 
 def read_model_config(path: str | os.PathLike) -> ModelConfig:
@@ -155,11 +178,18 @@ def _converted_config(folder: Folder, options: HeadOptions) -> ModelConfig | Hea
     head, where = read_manifest(folder).get("head"), f"{folder.given}/{NAME}"
     config = _model_config(folder) if head is None else stored.from_json(head, where)
     # The manifest has settled what the options would say. An option that has no use, or says otherwise, is refused.
+    eagle3, mtp = isinstance(config, Eagle3Config), isinstance(config, MTPConfig)
     mask = config.mask_token_id if isinstance(config, Eagle3Config) else None
-    if not isinstance(config, Eagle3Config):
-        options.refuse_any(folder.given, ("aux_convention", "norm_output"), "EAGLE-3 heads")
-    if mask is None:
-        options.refuse_any(folder.given, ("mask_token_id",), "P-EAGLE heads")
+    for names, has_use, kind in (
+        (("aux_convention",), eagle3, "EAGLE-3 heads"),
+        (("norm_output",), eagle3 or mtp, "EAGLE-3 heads and multi-token prediction layers"),
+        (("mask_token_id",), mask is not None, "P-EAGLE heads"),
+        (("mask_first",), mtp, "multi-token prediction layers"),
+    ):
+        if not has_use:
+            options.refuse_any(folder.given, names, kind)
+    if isinstance(config, MTPConfig):
+        return options.of_mtp(config)  # no checkpoint of such layers says how they are read
     settled = {name: (head or {}).get(name) for name in ("aux_convention", "norm_output")}
     for name, used in {**settled, "mask_token_id": mask}.items():
         given = getattr(options, name)

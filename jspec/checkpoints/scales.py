@@ -10,6 +10,7 @@ import numpy as np
 
 from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.names import OUTPUT_HEAD, Placement, tensor_table
+from jspec.checkpoints.parts import modules_of_parts
 from jspec.checkpoints.quantization_config import INSTEAD, StoredQuantization
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
@@ -69,7 +70,9 @@ def with_stored_quantization(
     # An embedding is no linear map, so it is never quantised, and neither is an output head that is tied to it.
     quantized = dataclasses.replace(config, quantization=stored.quantization, quantized_head=not config.tie_embeddings)
     scales, suffix = quantized.scale_names(), ".weight"
+    modules = modules_of_parts(config)
     maps = [name.removesuffix(suffix) for name, at in tensor_table(quantized).items() if at.param in scales]
+    maps = list(dict.fromkeys(modules.get(name, name) for name in maps))
     plain = [name for name in maps if not stored.includes(called(name))]
     if OUTPUT_HEAD.removesuffix(suffix) in plain:
         plain.remove(OUTPUT_HEAD.removesuffix(suffix))

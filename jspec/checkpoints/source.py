@@ -172,13 +172,14 @@ class Source:
     @property
     def _plain_dtypes(self) -> set[str]:
         """The dtypes of the tensors whose parameter takes the dtype of the weights."""
-        return {self.tensors[name].dtype for name in self._floats if self.table[name].param not in self._kept}
+        others = self._kept.keys() | self.config.param_dtypes().keys()
+        return {self.tensors[name].dtype for name in self._floats if self.table[name].param not in others}
 
     @property
     def _floats(self) -> list[str]:
         """Names of the tensors in the files whose parameter holds floats."""
-        others = self.config.param_dtypes()
-        return [name for name, at in self.table.items() if name in self.tensors and at.param not in others]
+        integers = {name for name, dtype in self.config.param_dtypes().items() if dtype not in FLOAT_DTYPES}
+        return [name for name, at in self.table.items() if name in self.tensors and at.param not in integers]
 
     def _require_equal_duplicates(self):
         for duplicate, name in self.layout.duplicates.items():

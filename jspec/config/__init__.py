@@ -11,12 +11,14 @@ Dimension letters have one meaning in code, comments and einsums everywhere in j
     We width of the embedding        Pe rows of learned positions
     X experts of a layer             Y experts that a token goes through
     Fe width of an expert
+    Ck, Cq ranks of latent attention Hn, Hr parts of a query that are not and are rotated        Hv size of a value
 """
 
 from jspec.config.engine import MAX_POSITIONS as MAX_POSITIONS
 from jspec.config.engine import NULL_PAGE as NULL_PAGE
 from jspec.config.engine import EngineConfig as EngineConfig
 from jspec.config.experts import Experts as Experts
+from jspec.config.latent import Latent as Latent
 from jspec.config.model import LAYER_NORMS as LAYER_NORMS
 from jspec.config.model import QUANTIZATIONS as QUANTIZATIONS
 from jspec.config.model import ModelConfig as ModelConfig

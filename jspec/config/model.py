@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from jspec._arguments import is_int, is_number, require
 from jspec.config.experts import Experts
+from jspec.config.latent import Latent
 from jspec.config.rope import Rope
 from jspec.decoder_parameters import language_model
 from jspec.parameters import Declared, Parameter
@@ -71,6 +72,9 @@ class ModelConfig(Declared):
       embedding_size: W if embeddings are W wide, and linear maps lead from them to the layers and from there to the
         output head. None if they are as wide as the layers.
       experts: the mixture of experts that layers have in place of the MLP; None if there is none.
+      latent: latents in place of cached keys and values; None if each KV head has its own.
+      mtp_layers: how many layers the checkpoint has behind the last one that predict further tokens (multi-token
+        prediction, DeepSeek-V3, 2024). They are no part of the model, but of a draft head.
     """
 
     architecture: str
@@ -111,6 +115,8 @@ class ModelConfig(Declared):
     experts: Experts | None = None
     quantized_head: bool = True
     attention_sinks: bool = False
+    latent: Latent | None = None
+    mtp_layers: int = 0
 
     # What ``DraftConfig`` asks for: the drafting method, and that a round may ask it for any number of drafts.
     method = "draft_model"
@@ -159,6 +165,7 @@ class ModelConfig(Declared):
         known = (None, *QUANTIZATIONS)
         require(self.quantization in known, "quantization", self.quantization, f"one of {', '.join(map(str, known))}")
         self._require_choices()
+        self._require_latent()
         self._require_positions()
 
     def _require_choices(self):
@@ -182,6 +189,29 @@ class ModelConfig(Declared):
         self._require_experts()
         width = self.embedding_size
         require(width is None or (is_int(width) and 1 <= width < 2**31), "embedding_size", width, "None or at least 1")
+
+    def _require_latent(self):
+        require(
+            is_int(self.mtp_layers) and self.mtp_layers >= 0, "mtp_layers", self.mtp_layers, "an integer of at least 0"
+        )
+        latent = self.latent
+        if latent is None:
+            return
+        require(isinstance(latent, Latent), "latent", latent, "Latent or None")
+        latent.require_fit(self.head_dim)
+        heads = self.num_kv_heads == self.num_heads
+        require(
+            heads, "num_kv_heads", self.num_kv_heads, f"num_heads, {self.num_heads}, as every head has a key of its own"
+        )
+        plain = not (self.qk_norm or self.attention_sinks or self.attention_softcap) and not any(self.windows)
+        require(
+            plain, "latent", latent, "None for attention with windows, soft caps, sinks or norms of queries and keys"
+        )
+        require(
+            self.rope is not None and not self.layer_ropes, "rope", self.rope, "one Rope for all layers with latents"
+        )
+        biased = self.qkv_bias and latent.query_rank is None
+        require(not biased, "latent.query_rank", None, "a rank, where attention has biases")
 
     def _require_experts(self):
         experts = self.experts
@@ -214,7 +244,7 @@ class ModelConfig(Declared):
         )
         for rope in {self.rope, *ropes}:
             if rope is not None:
-                rope.require_fit(self.head_dim)
+                rope.require_fit(self.rotary_head)
 
     @property
     def dimensions(self) -> Mapping[str, int]:
@@ -230,7 +260,13 @@ class ModelConfig(Declared):
             "Pe": self.max_position + (self.position_offset or 0),
             "We": self.embedding_size or self.hidden_size,
             **({} if self.experts is None else self.experts.dimensions(self.hidden_size)),
+            **({} if self.latent is None else self.latent.dimensions(self.head_dim)),
         }
+
+    @property
+    def rotary_head(self) -> int:
+        """How many numbers a head has for the rotary embedding, which may turn a part of them only (``Rope.fraction``)."""
+        return self.head_dim if self.latent is None else self.latent.rotated
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has experts in place of the MLP."""
@@ -283,5 +319,6 @@ class ModelConfig(Declared):
         return dataclasses.replace(self, quantization=quantization, quantized_head=True)  # pyright: ignore[reportArgumentType]
 
     def kv_bytes(self, slots: int, itemsize: int) -> int:
-        """How many bytes keys and values of ``slots`` cache slots take, at ``itemsize`` bytes a number."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * slots * itemsize
+        """How many bytes keys and values, or latents, of ``slots`` cache slots take, at ``itemsize`` bytes a number."""
+        heads = 2 * self.num_kv_heads * self.head_dim
+        return self.num_layers * (heads if self.latent is None else self.latent.cached) * slots * itemsize

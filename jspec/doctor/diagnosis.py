@@ -85,7 +85,7 @@ def diagnose(
     All texts are greedy, so the same arguments give the same diagnosis again.
 
     Args:
-      target, draft, aux_convention, norm_output, mask_token_id, dtype: as in ``jspec.load``; not ``"ngram"``.
+      target, draft, aux_convention, norm_output, mask_token_id, dtype: as in ``jspec.load``; ``draft`` is a folder.
       prompts: texts or token ids, best of the kind that the draft was trained on. None takes four built-in prompts.
       num_draft_tokens: K, the drafts of a round.
       max_tokens: how many new tokens each prompt gets at most.

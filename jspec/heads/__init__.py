@@ -20,4 +20,6 @@ from jspec.heads.eagle3 import Eagle3Config as Eagle3Config
 from jspec.heads.eagle3 import default_aux_layers as default_aux_layers
 from jspec.heads.medusa import MedusaConfig as MedusaConfig
 from jspec.heads.mlp import MLPConfig as MLPConfig
+from jspec.heads.mtp import MTPConfig as MTPConfig
+from jspec.heads.mtp import mtp_layers as mtp_layers
 from jspec.heads.pard import PardConfig as PardConfig

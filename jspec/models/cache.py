@@ -4,6 +4,9 @@ A pool has the shape ``[G, pages, P, H]``. The KV heads come first, so that gath
 ``[G, B, S, H]`` and no step transposes a cache. Page 0 is the null page: block tables are padded with it, and nothing is
 ever written there.
 
+Attention with latents (``jspec.models.latent``) has a single pool in a layer, ``[1, pages, P, Ck + Hr]``: the keys of one KV
+head that all attention heads share, and whose first Ck numbers are its values.
+
 Rolling back rejected drafts only changes a row's length. A cache slot at or past that length may hold anything, because
 it is rewritten before a query can see it: a query at position p attends to slots j <= p, and the keys and values of every
 valid token are written before any query attends.
@@ -11,7 +14,7 @@ valid token are written before any query attends.
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,32 +24,53 @@ from jspec.pallas.attention import has_kernel
 from jspec.pallas.attention_reference import PLAIN, Rotation, Scores, causal_mask, grouped_attention, rotated
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.extend import extend_kernel, has_extend_kernel
+from jspec.pallas.latent_attention import latent_attention
 from jspec.pallas.prefill import prefill_attention
 from jspec.pallas.rotate_and_write import rotate_and_write_kernel
 
 
 class LayerKV(NamedTuple):
-    """Keys and values of one layer: ``[G, pages, P, H]`` in a pool, ``[G, B, T, H]`` with a ``CausalView``."""
+    """Keys and values of one layer: ``[G, pages, P, H]`` in a pool, ``[G, B, T, H]`` with a ``CausalView``.
+
+    There are no values apart from keys where latents are kept."""
 
     k: jax.Array
-    v: jax.Array
+    v: jax.Array | None
 
 
-def init_pool(shape: tuple[int, int, int], pages: int, page_size: int, dtype) -> tuple[LayerKV, ...]:
-    """An empty pool for each layer of a model whose ``cache_shape()`` is (L, G, H). ``pages`` counts the null page too."""
-    L, G, H = shape
+class CacheShape(NamedTuple):
+    """What a model caches for a token: L layers, G KV heads, and H numbers of each, for keys and once more for values.
+
+    With ``latents``, there are H numbers for both together."""
+
+    layers: int
+    heads: int
+    size: int
+    latents: bool = False
+
+
+def init_pool(shape: tuple, pages: int, page_size: int, dtype) -> tuple[LayerKV, ...]:
+    """An empty pool for each layer of a model with this ``CacheShape``. ``pages`` counts the null page too."""
+    L, G, H, latents = CacheShape(*shape)
 
     def zeros():
         return jnp.zeros((G, pages, page_size, H), dtype)
 
-    return tuple(LayerKV(zeros(), zeros()) for _ in range(L))
+    return tuple(LayerKV(zeros(), None if latents else zeros()) for _ in range(L))
 
 
 class View:
-    """Decides where the keys and values of T new tokens of each row are kept, and what these tokens attend to."""
+    """Decides where the keys and values of T new tokens of each row are kept, and what these tokens attend to.
+
+    Attributes:
+      keeps_latents: whether attention with latents is to keep these, by ``extend_latents``; otherwise it has ``write`` keep
+        keys and values of all heads.
+    """
+
+    keeps_latents: ClassVar[bool] = False
 
     def write(self, kv, k, v):
-        """Keep rotated keys and values ``[B, T, G, H]``; returns the updated ``kv``."""
+        """Keep rotated keys and values ``[B, T, G, H]``; returns the updated ``kv``. Latents have no values apart."""
         raise NotImplementedError
 
     def attend(self, q, kv, window: int | None, scores: Scores = PLAIN) -> jax.Array:
@@ -69,6 +93,21 @@ class View:
         """
         q, kv = self.rotate_and_write(qkv, rotation, kv, num_kv_heads)
         return self.attend(q, kv, window, scores), kv
+
+    def extend_latents(self, q, latents, kv, values: int, scores: Scores):
+        """Write latents, and attend to them as to keys and values of one KV head.
+
+        Args:
+          q: ``[B, T, N, Ck + Hr]``, queries times the maps of keys of their heads, and their rotated parts.
+          latents: ``[B, T, Ck + Hr]``, latents and rotated keys of the new tokens.
+          kv: those of this layer that are kept so far.
+          values: Ck.
+          scores: what products of queries and keys are multiplied by.
+
+        Returns:
+          weighted sums of latents ``[B, T, N, Ck]``, and ``kv`` with the new ones.
+        """
+        raise NotImplementedError
 
     def rotate_and_write(self, qkv, rotation: Rotation | None, kv, num_kv_heads: int):
         """The rotated queries ``[B, T, N, H]``, and ``kv`` with the rotated keys and the values; arguments as in
@@ -96,6 +135,8 @@ class PagedView(View):
     valid: jax.Array
     shared: bool = dataclasses.field(default=False, metadata={"static": True})
 
+    keeps_latents = True
+
     def write(self, kv: LayerKV, k, v) -> LayerKV:
         """Scatter k and v ``[B, T, G, H]`` into their pages. Tokens that are invalid or past the table are dropped."""
         pages, page_size = kv.k.shape[1:3]
@@ -109,11 +150,16 @@ class PagedView(View):
             new = jnp.moveaxis(new, 2, 0).astype(pool.dtype)  # [G, B, T, H], small
             return pool.at[:, page, slot].set(new, mode="drop")
 
-        return LayerKV(put(kv.k, k), put(kv.v, v))
+        return LayerKV(put(kv.k, k), None if kv.v is None else put(kv.v, v))
 
     def attend(self, q, kv: LayerKV, window: int | None, scores: Scores = PLAIN) -> jax.Array:
         """Attention of each query in ``[B, T, N, H]`` over its row's slots up to the query's position; the same shape."""
         return prefill_attention(q, kv.k, kv.v, self.table, self.positions, self.valid, window, scores)
+
+    def extend_latents(self, q, latents, kv: LayerKV, values: int, scores: Scores):
+        """As ``View.extend_latents``."""
+        kv = self.write(kv, latents[:, :, None], None)
+        return latent_attention(q, kv.k, self.table, self.positions, self.valid, values, scores), kv
 
     def rotate_and_write(self, qkv, rotation: Rotation | None, kv: LayerKV, num_kv_heads: int):
         """As ``View.rotate_and_write``. On an NVIDIA GPU it is one kernel."""

@@ -12,8 +12,8 @@ from typing import Any, Protocol, Self
 import jax
 
 from jspec.config import ModelConfig
-from jspec.heads import Eagle3Config, EagleConfig
-from jspec.models.cache import View
+from jspec.heads import Eagle3Config, EagleConfig, MTPConfig
+from jspec.models.cache import CacheShape, View
 
 
 class LanguageModel(Protocol):
@@ -42,8 +42,8 @@ class LanguageModel(Protocol):
         """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution."""
         ...
 
-    def cache_shape(self) -> tuple[int, int, int]:
-        """(L, G, H): layers, KV heads and head dimension of the keys and values that are cached for a token."""
+    def cache_shape(self) -> CacheShape:
+        """What is cached for a token."""
         ...
 
 
@@ -102,7 +102,7 @@ class Target(LanguageModel, Protocol):
 
 
 class DraftHead(Protocol):
-    """A draft head made of decoder layers, whose slot i reads feature i and token i + 1: EAGLE, EAGLE-3 and P-EAGLE.
+    """A draft head made of decoder layers, whose slot i reads feature i and token i + 1: EAGLE, EAGLE-3, P-EAGLE and MTP.
 
     hidden, cache = head(head.embed(tokens, target), head.fuse(features), positions, cache, view)
     logits = head.logits(hidden, target)             # slot i has the logits of token i + 2
@@ -110,7 +110,7 @@ class DraftHead(Protocol):
     """
 
     @property
-    def config(self) -> EagleConfig | Eagle3Config:
+    def config(self) -> EagleConfig | Eagle3Config | MTPConfig:
         """The config of the draft head, with that of its decoder layers."""
         ...
 
@@ -148,8 +148,8 @@ class DraftHead(Protocol):
         """Compute once what does not depend on a request, before serving; returns the draft head that serves."""
         ...
 
-    def cache_shape(self) -> tuple[int, int, int]:
-        """(L, G, H): layers, KV heads and head dimension of the keys and values that are cached for a slot."""
+    def cache_shape(self) -> CacheShape:
+        """What is cached for a slot."""
         ...
 
 

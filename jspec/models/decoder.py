@@ -18,7 +18,9 @@ import numpy as np
 from flax import nnx
 
 from jspec.config import ModelConfig
+from jspec.models.cache import CacheShape
 from jspec.models.experts import Mixture
+from jspec.models.latent import LatentAttention
 from jspec.models.layers import ACTIVATE, Linear, Norm, project, rotation_at, times
 from jspec.models.quantized import random_weight, wide
 from jspec.pallas.attention_reference import Scores
@@ -122,7 +124,8 @@ class Layer(nnx.Module):
 
         self.norm_sums, self.multiplier = config.norm_placement == "after_sum", config.residual_multiplier
         self.attention_norm = normed("attention_norm") if norm else None
-        self.attention = Attention(config, layer, dtype=dtype, rngs=rngs)
+        attention = Attention if config.latent is None else LatentAttention
+        self.attention: Any = attention(config, layer, dtype=dtype, rngs=rngs)
         self.attention_out_norm, self.mlp_norm = normed("attention_out_norm"), normed("mlp_norm")
         experts = config.experts if config.has_experts(layer) else None
         make = MLP if experts is None else functools.partial(Mixture, experts=experts)
@@ -298,6 +301,13 @@ class Decoder(nnx.Module):
         """What the final norm multiplies by, ``[D]``; ones if there is no such norm."""
         return jnp.ones(self.config.hidden_size, self.dtype) if self.norm is None else self.norm.scale
 
-    def cache_shape(self) -> tuple[int, int, int]:
-        """(L, G, H): layers, KV heads and head dimension of the keys and values that are cached for a token."""
-        return self.config.num_layers, self.config.num_kv_heads, self.config.head_dim
+    def cache_shape(self) -> CacheShape:
+        """What is cached for a token."""
+        return cache_shape(self.config)
+
+
+def cache_shape(config: ModelConfig) -> CacheShape:
+    """What decoder layers cache for a token."""
+    if config.latent is not None:
+        return CacheShape(config.num_layers, 1, config.latent.cached, latents=True)
+    return CacheShape(config.num_layers, config.num_kv_heads, config.head_dim)

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.heads import EagleConfig
-from jspec.models.decoder import Layer
+from jspec.models.cache import CacheShape
+from jspec.models.decoder import Layer, cache_shape
 from jspec.models.layers import Linear
 
 
@@ -63,9 +64,9 @@ class EagleHead(nnx.Module):
         """Return hidden states ``[B, T, D]`` unchanged: they are the features that the next slots read."""
         return hidden
 
-    def cache_shape(self) -> tuple[int, int, int]:
-        """(L, G, H): layers, KV heads and head dimension of the keys and values that are cached for a slot."""
-        return self.config.layers.num_layers, self.config.layers.num_kv_heads, self.config.layers.head_dim
+    def cache_shape(self) -> CacheShape:
+        """What is cached for a slot."""
+        return cache_shape(self.config.layers)
 
 
 def init_embedding(config, rngs: nnx.Rngs, dtype) -> nnx.Param:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.heads import Eagle3Config
-from jspec.models.decoder import MLP, Attention, Layer, add
+from jspec.models.cache import CacheShape
+from jspec.models.decoder import MLP, Attention, Layer, add, cache_shape
 from jspec.models.eagle import init_embedding
 from jspec.models.layers import Linear, Norm
 
@@ -128,9 +129,9 @@ class Eagle3Head(nnx.Module):
             self.mask_hidden = nnx.data(None)
         return self
 
-    def cache_shape(self) -> tuple[int, int, int]:
-        """(L, G, H): layers, KV heads and head dimension of the keys and values that are cached for a slot."""
-        return self.config.layers.num_layers, self.config.layers.num_kv_heads, self.config.layers.head_dim
+    def cache_shape(self) -> CacheShape:
+        """What is cached for a slot."""
+        return cache_shape(self.config.layers)
 
 
 def _first_tokens(config: Eagle3Config):

@@ -12,6 +12,7 @@ from jspec.models.layers import Linear, wide_project
 from jspec.pallas.expert_tiles import Stacked
 from jspec.pallas.experts import experts
 from jspec.pallas.routing import route
+from jspec.pallas.routing_reference import Routing
 
 
 class FourBitWeight(nnx.Module):
@@ -35,30 +36,43 @@ class Mixture(nnx.Module):
 
     Attributes:
       router: the linear map ``[X, D]``, which is not quantised; logits are computed and compared in fp32.
-      gate_up: the experts' maps ``[2Fe, D]`` one after another, ``[X 2Fe, D]``; gate before up.
-      down: the experts' maps ``[D, Fe]`` one after another, ``[X D, Fe]``.
+      gate_up: the experts' maps ``[2Fe, D]`` one after another, ``[Xa 2Fe, D]``; gate before up. The shared experts are the
+        last of the Xa.
+      down: the experts' maps ``[D, Fe]`` one after another, ``[Xa D, Fe]``.
+      correction: float32 ``[X]``, what is added to the probabilities of experts to choose among them; None if nothing is.
 
     Router and experts have biases if the config says so.
     """
 
     def __init__(self, config: ModelConfig, *, experts: Experts, dtype, rngs: nnx.Rngs):
-        D, X, Fe = config.hidden_size, experts.count, experts.width
+        D, X, Fe = config.hidden_size, experts.count + experts.shared, experts.width
         bias, make = experts.biases, functools.partial(Linear, quantization=config.quantization)
         linear = functools.partial(FourBitWeight if experts.stored else make, bias=bias, dtype=dtype, rngs=rngs)
         self.experts = experts
-        self.router = Linear(D, X, bias=bias, dtype=dtype, rngs=rngs)
+        self.routing = Routing(
+            experts.chosen,
+            experts.renormalise,
+            experts.scores,
+            experts.groups,
+            experts.chosen_groups,
+            experts.scale,
+            experts.shared,
+        )
+        self.router = Linear(D, experts.count, bias=bias, dtype=dtype, rngs=rngs)
+        self.correction = nnx.Param(jnp.zeros(experts.count, jnp.float32)) if experts.corrected else None
         self.gate_up, self.down = linear(D, X * 2 * Fe), linear(Fe, X * D)
 
     def __call__(self, x):
         tokens = x.reshape(-1, x.shape[-1])
-        bias = None if self.router.bias is None else self.router.bias[...]
+        added = self.router.bias if self.correction is None else self.correction
+        bias = None if added is None else added[...]
         logits = wide_project(tokens, self.router.weight[...])
-        routed = route(logits, bias, self.experts.chosen, self.experts.renormalise)
+        routed = route(logits, bias, self.routing)
         made = experts(tokens, routed, self._stacked(self.gate_up), self._stacked(self.down), self.experts.clamp)
         return made.reshape(x.shape)
 
     def _stacked(self, linear: Linear | FourBitWeight) -> Stacked:
-        X, scale, bias = self.experts.count, linear.scale, linear.bias
+        X, scale, bias = self.experts.count + self.experts.shared, linear.scale, linear.bias
         outputs = 0 if isinstance(linear, Linear) else 1
 
         def by_expert(array, axis=outputs):

@@ -13,7 +13,19 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention_reference import PLAIN, Scores, causal_mask, grouped_attention
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.flash import SMALLEST, TILINGS, Plan, Queries, Tiling, attend_pages, each, rows, run, store
+from jspec.pallas.flash import (
+    SMALLEST,
+    TILINGS,
+    Plan,
+    Queries,
+    Tiling,
+    attend_pages,
+    each,
+    rows,
+    run,
+    store,
+    tile_loader,
+)
 
 _LARGEST_HEAD = 256
 
@@ -51,7 +63,12 @@ def paged_attention_reference(
     Returns:
       ``[B, T, N, H]`` in the dtype of q.
     """
-    k, v = gather_pages(k_pool, table), gather_pages(v_pool, table)
+    return attend_slots(q, gather_pages(k_pool, table), gather_pages(v_pool, table), positions, valid, window, scores)
+
+
+def attend_slots(q, k, v, positions, valid, window: int | None, scores: Scores) -> jax.Array:
+    """``paged_attention_reference`` over keys ``[G, B, S, H]`` and values ``[G, B, S, Hv]`` that were gathered from pages:
+    ``[B, T, N, Hv]``."""
     slots = jnp.arange(k.shape[2], dtype=jnp.int32)
     # Slots past the newest query token may hold stale numbers of an earlier owner, NaN included, and 0 x NaN is NaN.
     newest = jnp.max(jnp.where(valid, positions, -1), axis=1, keepdims=True)
@@ -107,5 +124,6 @@ def _attend_split(q_ref, k_ref, v_ref, table_ref, last_ref, sinks_ref, *out_refs
     queries = Queries.of(plan, last_ref)
     at = rows(queries.among(plan.N, plan.R), plan.H)
     q = pltriton.load(q_ref.at[queries.b, *at], mask=each(queries.real, plan.H), other=0.0)
-    softmax = attend_pages(q, queries, jnp.max(queries.last), k_ref, v_ref, table_ref, sinks_ref, plan)
+    load = tile_loader(k_ref, v_ref, queries.g, plan.H)
+    softmax = attend_pages((q,), queries, jnp.max(queries.last), load, table_ref, sinks_ref, plan)
     store(softmax, queries, plan, *out_refs)

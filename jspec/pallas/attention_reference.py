@@ -49,8 +49,8 @@ PLAIN = Scores()
 
 
 def grouped_attention(q, k, v, mask, scores: Scores = PLAIN) -> jax.Array:
-    """Softmax attention in fp32: q ``[B, T, N, H]``, k and v ``[G, B, S, H]``, mask ``[B, T, S]`` -> ``[B, T, N,
-    H]``."""
+    """Softmax attention in fp32: q ``[B, T, N, H]``, k ``[G, B, S, H]``, v ``[G, B, S, Hv]``, mask ``[B, T, S]`` -> ``[B, T,
+    N, Hv]``; Hv is H but in attention with latents."""
     B, T, N, H = q.shape
     G = k.shape[0]
     precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
@@ -63,7 +63,7 @@ def grouped_attention(q, k, v, mask, scores: Scores = PLAIN) -> jax.Array:
     else:
         weights = _softmax_beside(scored, scores.sinks.astype(jnp.float32).reshape(G, 1, N // G, 1, 1))
     weights = weights.astype(v.dtype)
-    return jnp.einsum("gbrts,gbsh->btgrh", weights, v, precision=precision).reshape(B, T, N, H)
+    return jnp.einsum("gbrts,gbsh->btgrh", weights, v, precision=precision).reshape(B, T, N, -1)
 
 
 def _softmax_beside(scored, sinks) -> jax.Array:

@@ -25,6 +25,7 @@ from jspec.pallas.flash import (
     rows,
     run,
     store,
+    tile_loader,
 )
 from jspec.pallas.turning import load_turning, turned
 
@@ -103,10 +104,11 @@ def _extend_split(
     v = pltriton.load(qkv_ref.at[b, *rows(token * heads + plan.N + plan.G + g, H)], mask=each(mine, H), other=0.0)
 
     q = turned(q_turning)
-    softmax = attend_pages(q, queries, before, k_ref, v_ref, table_ref, sinks_ref, plan)
+    old = tile_loader(k_ref, v_ref, g, H)
+    softmax = attend_pages((q,), queries, before, old, table_ref, sinks_ref, plan)
     k = turned(k_turning)
     seen = mine[None, :] & (slot[None, :] <= queries.last[:, None])
-    softmax = add_tile(softmax, q, k, v, seen & in_window(slot, queries.last, plan), plan.scores)
+    softmax = add_tile(softmax, (q,), (k,), v, seen & in_window(slot, queries.last, plan), plan.scores)
 
     # An interpreted kernel writes masked elements back as they were; slot 0 and page 0 send those to the null page.
     place = jnp.maximum(slot, 0)

@@ -4,6 +4,7 @@ A KV head is shared by R attention heads. The T query tokens of a row times thos
 head, numbered token by token: query i belongs to query token i // R and to attention head i % R of the R. A kernel
 computes with matrices that have one line for each query."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -210,19 +211,31 @@ def run(kernel: Callable, plan: Plan, args, dtype, tiling: Tiling, *, others=(),
     return *made, out.reshape(B, T, N, H)
 
 
-def attend_pages(q, queries: Queries, newest, k_ref, v_ref, table_ref, sinks_ref, plan: Plan) -> Softmax:
+def tile_loader(k_ref, v_ref, g, H: int) -> Callable:
+    """In a kernel: what reads tiles of KV head g from pools ``[G, pages * P, H]``, for ``attend_pages``."""
+
+    def load(at, live):
+        where = g, *rows(at, H)
+        k, v = (pltriton.load(ref.at[where], mask=each(live, H), other=0.0) for ref in (k_ref, v_ref))
+        return (k,), v
+
+    return load
+
+
+def attend_pages(q, queries: Queries, newest, load: Callable, table_ref, sinks_ref, plan: Plan) -> Softmax:
     """In a kernel: the softmax of a block of queries over the program's share of the row's slots.
 
     Args:
-      q: ``[block, H]``.
+      q: the parts of the queries, as ``add_tile`` has them.
       queries: which queries they are.
       newest: the last slot of the row that is read, -1 if there is none.
-      k_ref, v_ref: pools ``[G, pages * P, H]``.
+      load: ``load(at, live)`` reads a tile from places ``at`` of a pool, int32 ``[slots]``, and gives the parts of its keys,
+        and its values, as ``add_tile`` has them; zeros where ``live`` is false.
       table_ref: int32 ``[B, M]``, the pages of each row.
       sinks_ref: ``[N]``, or None.
       plan: of the launch.
     """
-    b, g, slots, last = queries.b, queries.g, plan.slots, queries.last
+    b, slots, last = queries.b, plan.slots, queries.last
     oldest = 0
     if plan.window is not None:
         oldest = jnp.maximum(jnp.min(jnp.where(last < 0, jnp.max(last), last)) - (plan.window - 1), 0)
@@ -241,9 +254,7 @@ def attend_pages(q, queries: Queries, newest, k_ref, v_ref, table_ref, sinks_ref
     def attend_tile(i, carry):
         softmax, page = carry  # the page was looked up a trip ago, or its loads would have to wait for it
         slot = i * slots + jnp.arange(slots, dtype=jnp.int32)
-        live = each(slot <= newest, plan.H)
-        at = page * plan.P + jax.lax.rem(slot, jnp.int32(plan.P))
-        k, v = (pltriton.load(ref.at[g, *rows(at, plan.H)], mask=live, other=0.0) for ref in (k_ref, v_ref))
+        k, v = load(page * plan.P + jax.lax.rem(slot, jnp.int32(plan.P)), slot <= newest)
         seen = slot[None, :] <= jnp.minimum(last, newest)[:, None]
         return add_tile(softmax, q, k, v, seen & in_window(slot, last, plan), plan.scores), pages(i + 1)
 
@@ -269,9 +280,19 @@ def in_window(slot, last, plan: Plan):
 
 
 def add_tile(softmax: Softmax, q, k, v, seen, scores: Scores) -> Softmax:
-    """In a kernel: the softmax after further keys and values ``[slots, H]``; ``seen`` ``[block, slots]`` masks them."""
+    """In a kernel: the softmax after further keys and values.
+
+    Args:
+      softmax: the softmax before.
+      q: the queries in parts ``[block, n]``, whose sizes n add up to that of a query.
+      k: the keys in parts ``[slots, n]`` of the same sizes.
+      v: values ``[slots, H]``.
+      seen: bool ``[block, slots]``, which keys each query sees.
+      scores: what becomes of products of queries and keys.
+    """
     acc, peak, total = softmax
-    bits = jnp.where(seen, scores.of(dot(q, k, trans_b=True), q.shape[1], LOG2_E), -jnp.inf)
+    products = functools.reduce(jnp.add, (dot(a, b, trans_b=True) for a, b in zip(q, k, strict=True)))
+    bits = jnp.where(seen, scores.of(products, sum(part.shape[1] for part in q), LOG2_E), -jnp.inf)
     raised = jnp.maximum(peak, jnp.max(bits, axis=1))
     shift = _finite(raised)
     weights, kept = jnp.exp2(bits - shift[:, None]), jnp.exp2(peak - shift)

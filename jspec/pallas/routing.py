@@ -9,33 +9,31 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.route_few import MOST_TOKENS, choose_experts, route_few_kernel
-from jspec.pallas.routing_reference import Routed, route_reference
+from jspec.pallas.routing_reference import Routed, Routing, route_reference
 from jspec.pallas.triton import block_ids, block_size, kernel_call
 
 _BLOCK = 4096  # assignments that a program looks at together
 
 
-def route(logits, bias, count: int, renormalise: bool) -> Routed:
+def route(logits, bias, routing: Routing) -> Routed:
     """``route_reference``, and on an NVIDIA GPU the kernels."""
-    kernel, reference = (
-        functools.partial(f, count=count, renormalise=renormalise) for f in (route_kernel, route_reference)
-    )
+    kernel, reference = (functools.partial(f, routing=routing) for f in (route_kernel, route_reference))
     return by_platform(kernel, reference, logits, bias)
 
 
-def route_kernel(logits, bias, count: int, renormalise: bool, *, interpret=False) -> Routed:
+def route_kernel(logits, bias, routing: Routing, *, interpret=False) -> Routed:
     """``route_reference`` as one or two kernels."""
     M, X = logits.shape
     if M <= MOST_TOKENS:
-        return route_few_kernel(logits, bias, count, renormalise, interpret=interpret)
-    expert, weight = choose_kernel(logits, bias, count, renormalise, interpret=interpret)
-    return Routed(expert, weight, *group_kernel(expert, X, interpret=interpret))
+        return route_few_kernel(logits, bias, routing, interpret=interpret)
+    expert, weight = choose_kernel(logits, bias, routing, interpret=interpret)
+    return Routed(expert, weight, *group_kernel(expert, X + routing.shared, interpret=interpret))
 
 
-@functools.partial(jax.jit, static_argnames=("count", "renormalise", "interpret"))  # layers share one trace
-def choose_kernel(logits, bias, count: int, renormalise: bool, *, interpret=False) -> tuple[jax.Array, jax.Array]:
+@functools.partial(jax.jit, static_argnames=("routing", "interpret"))  # layers share one trace
+def choose_kernel(logits, bias, routing: Routing, *, interpret=False) -> tuple[jax.Array, jax.Array]:
     """``choose_reference`` as a kernel; each of its programs has one token."""
-    shape = logits.shape[0], count
+    shape = logits.shape[0], routing.each
     expert, weight = kernel_call(
         _choose,
         logits,
@@ -44,14 +42,14 @@ def choose_kernel(logits, bias, count: int, renormalise: bool, *, interpret=Fals
         out_shape=[jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)],
         num_warps=1,
         interpret=interpret,
-        renormalise=renormalise,
+        routing=routing,
     )
     return expert, weight
 
 
-def _choose(logits_ref, bias_ref, expert_ref, weight_ref, *, renormalise: bool):
+def _choose(logits_ref, bias_ref, expert_ref, weight_ref, *, routing: Routing):
     token = jnp.full(1, pl.program_id(0), jnp.int32)
-    choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, renormalise)
+    choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing)
 
 
 @functools.partial(jax.jit, static_argnames=("num_experts", "interpret"))

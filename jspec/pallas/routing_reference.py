@@ -1,10 +1,44 @@
 """The definition of routing: which experts a token goes to (Shazeer et al., 2017), and the tokens of each expert side by
 side."""
 
-from typing import NamedTuple
+import dataclasses
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+TINY = 1e-20  # added to sums of sigmoids, which may all be 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """How the experts of a token are chosen, and what their outputs are multiplied by.
+
+    Attributes:
+      chosen: how many experts a token is sent to, of the X that the router has logits for.
+      renormalise: whether the weights of the chosen experts add up to ``scale``. Otherwise the weights are ``scale`` times
+        probabilities among all experts.
+      scores: ``softmax``: the probability of an expert is that of a softmax over logits, to which the bias of the router is
+        added. ``sigmoid``: it is the sigmoid of the expert's own logit; the bias is then added to probabilities, only to
+        choose (DeepSeek-V3, 2024).
+      groups: the X experts are this many groups of neighbours, of two or more experts each.
+      chosen_groups: how many groups a token may choose from: those whose two best experts have the largest sum.
+      scale: what all weights are multiplied by.
+      shared: how many further experts there are, X, X + 1, ..., to which every token goes, with weight 1.
+    """
+
+    chosen: int
+    renormalise: bool = True
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    groups: int = 1
+    chosen_groups: int = 1
+    scale: float = 1.0
+    shared: int = 0
+
+    @property
+    def each(self) -> int:
+        """Y, the number of experts that a token goes through, shared ones included."""
+        return self.chosen + self.shared
 
 
 class Routed(NamedTuple):
@@ -13,9 +47,9 @@ class Routed(NamedTuple):
     Assignment a is choice a % Y of token a // Y.
 
     Attributes:
-      expert: int32 ``[M, Y]``, the likeliest first.
+      expert: int32 ``[M, Y]``, the likeliest first, and after the chosen ones those that are shared.
       weight: float32 ``[M, Y]``, what each expert's output is multiplied by.
-      sizes: int32 ``[X]``, how many assignments each expert has.
+      sizes: int32 ``[X]``, how many assignments each expert has; X includes the shared experts here.
       order: int32 ``[A]``, the assignments; those of an expert are in ascending order.
     """
 
@@ -25,27 +59,47 @@ class Routed(NamedTuple):
     order: jax.Array
 
 
-def route_reference(logits, bias, count: int, renormalise: bool) -> Routed:
+def route_reference(logits, bias, routing: Routing) -> Routed:
     """Where tokens go.
 
     Args:
       logits: float32 ``[M, X]``, of the router.
-      bias: ``[X]``, added to them, or None.
-      count: Y.
-      renormalise: whether the weights of a token add up to 1. Otherwise they are probabilities among all experts.
+      bias: ``[X]``, of the router, or None.
+      routing: how experts are chosen, and what the bias is added to.
     """
-    expert, weight = choose_reference(logits, bias, count, renormalise)
-    return Routed(expert, weight, *group_reference(expert, logits.shape[1]))
+    expert, weight = choose_reference(logits, bias, routing)
+    return Routed(expert, weight, *group_reference(expert, logits.shape[1] + routing.shared))
 
 
-def choose_reference(logits, bias, count: int, renormalise: bool) -> tuple[jax.Array, jax.Array]:
-    """``expert`` and ``weight`` of ``Routed``. Of equally likely experts, those with lower numbers go first."""
-    logits = logits if bias is None else logits + bias.astype(jnp.float32)[None]
-    equal_zeros = jnp.where(logits == 0, 0.0, logits)  # top_k puts 0 before -0
-    logit, expert = jax.lax.top_k(equal_zeros, count)
-    weight = jnp.exp(logit - logit[:, :1])
-    over = weight if renormalise else jnp.exp(logits - logit[:, :1])
-    return expert.astype(jnp.int32), weight / jnp.sum(over, axis=1, keepdims=True)
+def choose_reference(logits, bias, routing: Routing) -> tuple[jax.Array, jax.Array]:
+    """``expert`` and ``weight`` of ``Routed``. Of equally likely experts or groups, those with lower numbers go first."""
+    M, X = logits.shape
+    added = jnp.zeros((1, X), jnp.float32) if bias is None else bias.astype(jnp.float32)[None]
+    probability = jax.nn.sigmoid(logits) if routing.scores == "sigmoid" else None
+    choice = (logits if probability is None else probability) + added
+    allowed = choice if routing.groups == 1 else jnp.where(_in_best_groups(choice, routing), choice, -jnp.inf)
+    equal_zeros = jnp.where(allowed == 0, 0.0, allowed)  # top_k puts 0 before -0
+    best, expert = jax.lax.top_k(equal_zeros, routing.chosen)
+    if probability is None:
+        weight = jnp.exp(best - best[:, :1])
+        over = weight if routing.renormalise else jnp.exp(choice - best[:, :1])
+        weight /= jnp.sum(over, axis=1, keepdims=True)
+    else:
+        weight = jnp.take_along_axis(probability, expert, axis=1)
+        if routing.renormalise:
+            weight /= jnp.sum(weight, axis=1, keepdims=True) + TINY
+    shared = jnp.broadcast_to(X + jnp.arange(routing.shared, dtype=jnp.int32)[None], (M, routing.shared))
+    weight = jnp.concatenate([weight * routing.scale, jnp.ones(shared.shape, jnp.float32)], axis=1)
+    return jnp.concatenate([expert.astype(jnp.int32), shared], axis=1), weight
+
+
+def _in_best_groups(choice, routing: Routing) -> jax.Array:
+    """Which experts a token may choose, bool ``[M, X]``."""
+    M, X = choice.shape
+    sums = jnp.sum(jax.lax.top_k(choice.reshape(M, routing.groups, -1), 2)[0], axis=2)
+    _, best = jax.lax.top_k(sums, routing.chosen_groups)
+    mine = jnp.arange(X, dtype=jnp.int32) // (X // routing.groups)
+    return jnp.any(best[:, :, None] == mine[None, None], axis=1)
 
 
 def group_reference(expert, num_experts: int) -> tuple[jax.Array, jax.Array]:

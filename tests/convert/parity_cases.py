@@ -63,6 +63,23 @@ GPT_OSS = {
     "rope_parameters": {**YARN, "truncate": False},
     "swiglu_limit": 0.5,
 }
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "head_dim": 8,  # what transformers rotates
+    "v_head_dim": 20,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+GLM = {key: value for key, value in DEEPSEEK.items() if key not in ("n_group", "topk_group", "first_k_dense_replace")}
+YARN_SCORES = {"rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 1.1}}
 LONGROPE = {"rope_parameters": LONG_FACTORS, "original_max_position_embeddings": 32}
 
 CASES = {
@@ -144,5 +161,15 @@ CASES = {
         {**GPT_OSS, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "swiglu_limit": 7.0},
     ),
     "gpt-oss-default-rope": ("GptOss", {**GPT_OSS, "rope_parameters": None, "num_key_value_heads": 1, "head_dim": 32}),
+    "deepseek": ("DeepseekV3", DEEPSEEK),
+    "deepseek-one-group": ("DeepseekV3", {**DEEPSEEK, "n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
+    "deepseek-no-query-rank": ("DeepseekV3", {**DEEPSEEK, "q_lora_rank": None, "num_mtp_layers": 0}),
+    "deepseek-shared": ("DeepseekV3", {**DEEPSEEK, "n_shared_experts": 3, "first_k_dense_replace": 0}),
+    "deepseek-none-shared": ("DeepseekV3", {**DEEPSEEK, "n_shared_experts": 0, "num_mtp_layers": 2}),
+    "deepseek-dense": ("DeepseekV3", {**DEEPSEEK, "first_k_dense_replace": 3, "tie_word_embeddings": True}),
+    "deepseek-yarn": ("DeepseekV3", {**DEEPSEEK, **YARN_SCORES, "attention_bias": True}),
+    "deepseek-in-halves": ("DeepseekV3", {**DEEPSEEK, "rope_interleave": False, "attention_bias": True}),
+    "glm": ("Glm4MoeLite", GLM),
+    "glm-listed": ("Glm4MoeLite", {**GLM, "mlp_layer_types": ["sparse", "dense", "sparse"], "rms_norm_eps": 1e-3}),
     "gpt-oss-no-biases": ("GptOss", {**GPT_OSS, "attention_bias": False, "tie_word_embeddings": True}),
 }

@@ -8,41 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines import CONFIG, MAX_LEN, V, causal, draft, entered, ragged_prompts, target
+from step_requests import never, request
 
 from jspec.config import Speculation
 from jspec.drafting.draft_model import DraftModel
 from jspec.engine.exchange import RoundLog, Segments
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED
-from jspec.engine.state import RequestArrays, init_state
+from jspec.engine.state import init_state
 from jspec.engine.step import DecodeStep
-from jspec.sampling.distribution import Warp
-from jspec.sampling.params import MAX_STOP_TOKENS
 from jspec.sampling.verify import Verdict
 
 K = 4
 PROMPTS = ragged_prompts((1, 6, 24))
 
 
-def never(*_):
-    raise AssertionError("prefill verifies nothing")
-
-
 def stepping(verify=never) -> DecodeStep:
     return DecodeStep(target(), DraftModel(draft(), V, Speculation(K, draft_sampling="sample")), verify, width=K + 2)
-
-
-def request(row: int, length: int, limit=MAX_LEN, min_length=0, stop_tokens=(), temperature=1.0) -> RequestArrays:
-    M = CONFIG.pages_per_row
-    return RequestArrays(
-        length=jnp.int32(length),
-        limit=jnp.int32(limit),
-        min_length=jnp.int32(min_length),
-        stop_tokens=jnp.array([*stop_tokens, *[-1] * (MAX_STOP_TOKENS - len(stop_tokens))], jnp.int32),
-        key_data=jnp.array([row, row], jnp.uint32),
-        table=1 + row * M + jnp.arange(M, dtype=jnp.int32),
-        max_drafts=jnp.int32(99),
-        warp=Warp(jnp.float32(temperature), jnp.int32(0), jnp.float32(1), jnp.float32(0)),
-    )
 
 
 compile_fast = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

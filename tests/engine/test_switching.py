@@ -9,8 +9,8 @@ import pytest
 from causal_heads import Drafts
 from engines import DRAFT, MAX_LEN, TARGET, V, causal, target
 from heads import VARIANTS, compile_fast, serving
+from step_requests import never
 from test_head_drafting import CLOSE, Bench, distributions, long
-from test_step import never
 
 from jspec.config import Speculation
 from jspec.drafting.methods import drafter_for

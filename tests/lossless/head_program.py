@@ -18,7 +18,7 @@ from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.hf_config import model_config
 from jspec.config import ModelConfig, Speculation
 from jspec.drafting.methods import drafter_for
-from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, PardConfig
+from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig, PardConfig
 from jspec.models import causal_logits, init
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES
@@ -29,6 +29,7 @@ from lossless.steps import ARGMAX_BELOW, K, N, S
 from lossless.table_model import V
 
 D, LLAMA = 8, "LlamaForCausalLM"
+LATENT = ("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM")  # each attention head has a key of its own
 TARGET = ModelConfig(LLAMA, V, D, 12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, max_position=S)
 LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
 HEADS: dict[str, HeadConfig] = {
@@ -38,13 +39,14 @@ HEADS: dict[str, HeadConfig] = {
     "pard": PardConfig(LAYER, 0),
     "mlp": MLPConfig(V, D, 8, K),
     "medusa": MedusaConfig(V, D, K),
+    "mtp": MTPConfig(LAYER),
 }
 
 
 def family_config(architecture: str) -> ModelConfig:
     """A target of another family, with every choice of that family, windows shorter than a text among them."""
     sizes = {"vocab_size": V, "hidden_size": D, "intermediate_size": 12, "ffn_dim": 12, "max_position_embeddings": 64}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2 if architecture in LATENT else 1}
     keys = tiny_config(architecture, **sizes, **heads, bos_token_id=None, eos_token_id=None)
     return model_config(Fields(keys, architecture), architecture).for_length(S)
 

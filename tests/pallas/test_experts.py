@@ -1,4 +1,4 @@
-"""Routing and the MLP of experts, against the same in NumPy, for kernels and reference implementations."""
+"""The MLP of experts, against the same in NumPy, for kernels and reference implementation."""
 
 import functools
 
@@ -12,100 +12,7 @@ from jspec.checkpoints.stacked_experts import repacked
 from jspec.models.quantized import quantize
 from jspec.pallas.expert_tiles import Stacked, Tiling
 from jspec.pallas.experts import experts_kernel, experts_reference
-from jspec.pallas.route_few import route_few_kernel
-from jspec.pallas.routing import choose_kernel, group_kernel
-from jspec.pallas.routing_reference import Routed, choose_reference, group_reference, route_reference
-
-SHAPES = [(1, 8, 2), (5, 16, 4), (7, 128, 8), (40, 6, 3), (3, 5, 5)]  # tokens, experts, choices
-
-
-def logits_of(M: int, X: int):
-    """Router logits among which many are equal."""
-    return jnp.round(2 * jax.random.normal(jax.random.key(M), (M, X))) / 2
-
-
-def softmax(logits):
-    weight = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return weight / weight.sum(axis=1, keepdims=True)
-
-
-class TestChoose:
-    @pytest.fixture(autouse=True)
-    def pick(self, implementation):
-        self.choose = lambda count, renormalise: implementation(
-            *(functools.partial(f, count=count, renormalise=renormalise) for f in (choose_reference, choose_kernel))
-        )
-
-    @pytest.mark.parametrize("renormalise", [True, False])
-    @pytest.mark.parametrize(("M", "X", "Y"), SHAPES)
-    def test_takes_the_likeliest_and_of_equals_the_first(self, M, X, Y, renormalise):
-        logits = logits_of(M, X)
-        expert, weight = self.choose(Y, renormalise)(logits, None)
-        probabilities = softmax(np.asarray(logits, np.float64))
-        wanted = np.argsort(-np.asarray(logits), axis=1, kind="stable")[:, :Y]
-        np.testing.assert_array_equal(expert, wanted)
-        own = np.take_along_axis(probabilities, wanted, axis=1)
-        np.testing.assert_allclose(weight, own / own.sum(axis=1, keepdims=True) if renormalise else own, rtol=1e-5)
-
-    def test_a_router_that_is_not_finite_chooses_experts_that_exist(self):
-        logits = logits_of(3, 6).at[1].set(jnp.nan)
-        expert, weight = self.choose(2, True)(logits, None)
-        assert ((expert >= 0) & (expert < 6)).all()
-        assert jnp.isnan(weight[1]).all()
-        assert jnp.isfinite(weight[jnp.array([0, 2])]).all()
-
-
-class TestGroup:
-    @pytest.fixture(autouse=True)
-    def pick(self, implementation, monkeypatch):
-        monkeypatch.setattr("jspec.pallas.routing._BLOCK", 32)  # so that the assignments of a test span several
-        self.group = lambda X: implementation(
-            *(functools.partial(f, num_experts=X) for f in (group_reference, group_kernel))
-        )
-
-    @pytest.mark.parametrize(("M", "X", "Y"), SHAPES)
-    def test_assignments_lie_by_expert_in_their_order(self, M, X, Y):
-        expert = np.asarray(choose_reference(logits_of(M, X), None, Y, True)[0])
-        count, order = self.group(X)(jnp.asarray(expert))
-        np.testing.assert_array_equal(count, np.bincount(expert.reshape(-1), minlength=X))
-        np.testing.assert_array_equal(order, np.argsort(expert.reshape(-1), kind="stable"))
-
-
-class TestRouteFew:
-    """Routing in one launch gives what the reference implementation gives."""
-
-    @pytest.fixture(autouse=True)
-    def pick(self, implementation):
-        self.route = lambda Y, renormalise: implementation(
-            *(functools.partial(f, count=Y, renormalise=renormalise) for f in (route_reference, route_few_kernel))
-        )
-
-    @pytest.mark.parametrize("renormalise", [True, False])
-    @pytest.mark.parametrize("biased", [True, False])
-    @pytest.mark.parametrize(("M", "X", "Y"), [*SHAPES[:3], (16, 6, 3), (16, 128, 8), SHAPES[-1]])
-    def test_experts_weights_and_order(self, M, X, Y, renormalise, biased):
-        logits, bias = (
-            logits_of(M, X),
-            jnp.round(2 * jax.random.normal(jax.random.key(X), (X,))) / 2 if biased else None,
-        )
-        routed = self.route(Y, renormalise)(logits, bias)
-        total = np.asarray(logits, np.float64) + (0 if bias is None else np.asarray(bias, np.float64)[None])
-        wanted = np.argsort(-total, axis=1, kind="stable")[:, :Y]
-        np.testing.assert_array_equal(routed.expert, wanted)
-        own = np.take_along_axis(softmax(total), wanted, axis=1)
-        own = own / own.sum(axis=1, keepdims=True) if renormalise else own
-        np.testing.assert_allclose(routed.weight, own, rtol=1e-5)
-        np.testing.assert_array_equal(routed.sizes, np.bincount(wanted.reshape(-1), minlength=X))
-        np.testing.assert_array_equal(routed.order, np.argsort(wanted.reshape(-1), kind="stable"))
-
-    def test_a_router_that_is_not_finite_chooses_experts_that_exist(self):
-        logits = logits_of(3, 6).at[1].set(jnp.nan)
-        routed = self.route(2, True)(logits, None)
-        assert ((routed.expert >= 0) & (routed.expert < 6)).all()
-        assert jnp.isnan(routed.weight[1]).all()
-        assert jnp.isfinite(routed.weight[jnp.array([0, 2])]).all()
-        assert sorted(np.asarray(routed.order).tolist()) == list(range(6))
-        assert routed.sizes.sum() == 6
+from jspec.pallas.routing_reference import Routed, Routing, group_reference, route_reference
 
 
 def layer(
@@ -115,7 +22,7 @@ def layer(
     keys = jax.random.split(jax.random.key(M + F), 6)
     gate_up = (jax.random.normal(keys[1], (X, 2 * F, D)) * D**-0.5).astype(dtype)
     down = (jax.random.normal(keys[2], (X, D, F)) * F**-0.5).astype(dtype)
-    routed = route_reference(jax.random.normal(keys[3], (M, X)), None, Y, True)
+    routed = route_reference(jax.random.normal(keys[3], (M, X)), None, Routing(Y))
     stacked = [
         Stacked(weight) if quantization is None else quantized(weight, quantization) for weight in (gate_up, down)
     ]

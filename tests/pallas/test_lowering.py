@@ -20,6 +20,7 @@ from jspec.pallas.experts import experts
 from jspec.pallas.norm import add_norm
 from jspec.pallas.residual import Residual, residual_draw, residual_masses
 from jspec.pallas.routing import route
+from jspec.pallas.routing_reference import Routing
 from jspec.pallas.warped_logits import WarpedLogits, num_groups
 from jspec.sampling.streams import RoundNoise
 
@@ -185,7 +186,7 @@ def _mixture(M, X, dtype):
     array, F, D = jax.ShapeDtypeStruct, 768, 2048
 
     def function(x, logits, gate_up, down):
-        return experts(x, route(logits, None, 8, True), gate_up, down)
+        return experts(x, route(logits, None, Routing(8)), gate_up, down)
 
     weights = Stacked(array((X, 2 * F, D), dtype)), Stacked(array((X, D, F), dtype))
     return function, (array((M, D), dtype), array((M, X), jnp.float32), *weights)
@@ -221,7 +222,7 @@ def test_experts_of_four_bits_with_biases_lower_for_cuda(M, X, dtype):
         return Stacked(array((*pairs, 32), jnp.uint8), array(pairs, jnp.uint32), array((X, out), dtype))
 
     def function(x, logits, bias, gate_up, down):
-        return experts(x, route(logits, bias, 4, True), gate_up, down, clamp=7.0)
+        return experts(x, route(logits, bias, Routing(4)), gate_up, down, clamp=7.0)
 
     args = array((M, D), dtype), array((M, X), jnp.float32), array((X,), dtype), stacked(2 * D), stacked(D)
     assert sorted(_kernels(_for_cuda(function, args))) == launches_of_experts(M)

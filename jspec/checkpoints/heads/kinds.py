@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads.format import HeadFormat, architectures
+from jspec.checkpoints.heads.mtp import FORMAT as MTP
 from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
 from jspec.checkpoints.heads.wrapping import WRAPPER, names_without_prefix, unwrap
 from jspec.checkpoints.hf_config import require_size
@@ -59,7 +60,7 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
     for what, applies in _UNSUPPORTED:
         if applies(fields, tensors):
             raise Refusal(f"{folder.given}: {what} are not supported")
-    found = _format(fields, tensors)
+    found = MTP if options.mtp else _format(fields, tensors)
     if wrapped and not found.needs_target:
         raise Refusal(
             f"{fields.where}: model_type={WRAPPER!r} says that this is an EAGLE head, but 'fc.weight' is missing"
@@ -67,8 +68,12 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
     if found.needs_target:
         refuse_quantized_head(fields)
     if not found.lists_layers:
-        options.refuse_any(folder.given, ("aux_convention", "norm_output"), "EAGLE-3 heads")
+        options.refuse_any(folder.given, ("aux_convention",), "EAGLE-3 heads")
         options.refuse_any(folder.given, ("mask_token_id",), "P-EAGLE heads")
+    if found is not MTP:
+        options.refuse_any(folder.given, ("mask_first",), "multi-token prediction layers")
+        if not found.lists_layers:
+            options.refuse_any(folder.given, ("norm_output",), "EAGLE-3 heads and multi-token prediction layers")
     try:
         layout = found.read(folder, fields, tensors, options)
     except Refusal:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jspec.checkpoints.hf_config import MAX_LAYERS, require_size
 from jspec.checkpoints.refusal import Refusal
-from jspec.config import Experts, ModelConfig, Rope
+from jspec.config import Experts, Latent, ModelConfig, Rope
 from jspec.heads import HeadConfig
 from jspec.registry import METHODS, resolve
 
@@ -68,7 +68,12 @@ def _model(values: dict[str, Any]) -> ModelConfig:
         raise ValueError(f"num_layers={values['num_layers']!r}: expected at most {MAX_LAYERS}")
     listed = {"windows": tuple(values["windows"]), "eos_token_ids": tuple(values["eos_token_ids"])}
     ropes = {"rope": _rope(values["rope"]), "layer_ropes": tuple(map(_rope, values.get("layer_ropes", ())))}
-    return ModelConfig(**{**values, **listed, **ropes, "experts": _experts(values.get("experts"))})
+    nested = {"experts": _experts(values.get("experts")), "latent": _latent(values.get("latent"))}
+    return ModelConfig(**{**values, **listed, **ropes, **nested})
+
+
+def _latent(values: dict[str, Any] | None) -> Latent | None:
+    return None if values is None else Latent(**values)
 
 
 def _experts(values: dict[str, Any] | None) -> Experts | None:

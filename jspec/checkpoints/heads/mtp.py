@@ -1,0 +1,67 @@
+"""Multi-token prediction layers (DeepSeek-V3, 2024): in the target's own checkpoint, or alone.
+
+In the target's checkpoint they stand behind its last layer: ``model.layers.61.*`` of DeepSeek-V3, which has layers 0 to 60.
+Whoever asks for them (``HeadOptions.mtp``) gets them; otherwise that checkpoint is a language model. Alone they have the
+layout of SGLang's ``export_deepseek_nextn``: the class of config.json ends with ``NextN``, and the layers begin with
+``model.layers.0``. Each layer repeats the target's embedding and output head, which are not loaded."""
+
+import dataclasses
+
+from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.heads.format import HeadFormat
+from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.hf_config import decoder_config
+from jspec.checkpoints.layout import PREFIX, Layout, mtp_mark
+from jspec.checkpoints.names import renamed, tensor_table
+from jspec.checkpoints.parts import taken_apart
+from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.tensor import Tensor
+from jspec.heads import MTPConfig, mtp_layers
+
+ALONE = "NextN"
+COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's weights
+
+
+def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> Layout:
+    """The ``Layout`` of the multi-token prediction layers in a folder.
+
+    Raises:
+      Refusal: it holds none.
+    """
+    alone = is_alone(fields)
+    target = decoder_config(folder, _of_target(fields) if alone else fields)
+    first = 0 if alone else target.num_layers
+    count = target.num_layers if alone else target.mtp_layers
+    if mtp_mark(first) not in tensors:
+        raise Refusal(
+            f"{folder.given}: holds no multi-token prediction layers (tensor {mtp_mark(first)!r}), which draft='mtp' asks "
+            "for; give another draft"
+        )
+    config = options.of_mtp(MTPConfig(mtp_layers(target, count)))
+    places = {f"layers.{i}.": f"{PREFIX}layers.{first + i}." for i in range(count)}
+    table, mine = renamed(tensor_table(config), places), tuple(places.values())
+    copies = {place + name for place in mine for name in COPIES}
+    return Layout(
+        config,
+        "multi-token prediction layers",
+        table,
+        taken_apart(config.layers, tensors, range(first, first + count), PREFIX),
+        left_out=frozenset(name for name in tensors if name in copies or not name.startswith(mine)),
+    )
+
+
+def is_alone(fields: Fields) -> bool:
+    """Whether config.json is that of multi-token prediction layers without their target."""
+    names = fields.raw.get("architectures")
+    return isinstance(names, list) and len(names) == 1 and str(names[0]).endswith(ALONE)
+
+
+def _of_target(fields: Fields) -> Fields:
+    """The config.json ``fields`` of layers alone, as one of a language model that has only these."""
+    [name] = fields.raw["architectures"]
+    raw = {**fields.raw, "architectures": [str(name).removesuffix(ALONE)], "mlp_layer_types": None}
+    return dataclasses.replace(fields, raw={**raw, "num_nextn_predict_layers": 0})
+
+
+FORMAT = HeadFormat(recognises=lambda fields, _: is_alone(fields), read=read)

@@ -1,0 +1,162 @@
+"""Tensors of a checkpoint whose rows or columns are in another order in the parameters, or go into several of them.
+
+| tensor | in the files | in the params |
+|---|---|---|
+| queries (``q_b_proj``, ``q_proj``) | the rotated numbers of a head in pairs: 0, 1, 2, 3, ... | 0, 2, ..., 1, 3, ... |
+| ``kv_a_proj_with_mqa`` | the numbers of the rotated key likewise | likewise |
+| ``kv_b_proj`` | for each head the rows of its key and of its value | all keys; all values |
+| ``shared_experts.*`` | several shared experts as one wide MLP | one expert after another |
+
+The first two are rearranged where rotary pairs are *interleaved* (``Latent.interleaved``). A rotation of interleaved pairs
+and one of the first half with the second are then the same up to this order, which queries and keys share."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.tensor import Tensor
+from jspec.config import Experts, Latent, ModelConfig
+from jspec.tensor_names import TensorNames, names_of
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """Which rows or columns of a tensor make one that a parameter takes.
+
+    Attributes:
+      name: the name of that tensor in the table of the layout.
+      axis: 0 for rows, 1 for columns.
+      index: which of them, in this order.
+    """
+
+    name: str
+    axis: int
+    index: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """A tensor in the files: its shape there, and the parts that parameters take."""
+
+    shape: tuple[int, ...]
+    parts: Sequence[Part]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Taken(Tensor):
+    """A part of a tensor in the files, in the form of its parameter.
+
+    Attributes:
+      origin: the tensor in the files.
+      part: which rows or columns.
+    """
+
+    origin: Tensor
+    part: Part
+
+    def read(self) -> np.ndarray:
+        return np.take(self.origin.read(), self.part.index, axis=self.part.axis)
+
+
+def taken_apart(
+    config: ModelConfig, tensors: Mapping[str, Tensor], layers: Sequence[int] | None = None, prefix: str | None = None
+) -> dict[str, Tensor]:
+    """``tensors``, with parts in place of those that parameters do not take as they are.
+
+    Args:
+      config: the config of the decoder layers.
+      tensors: those in the files, by name.
+      layers, prefix: as for ``wholes``.
+
+    Raises:
+      Refusal: one of them has another shape than ``config`` asks for.
+    """
+    found = dict(tensors)
+    for name, whole in wholes(config, layers, prefix).items():
+        if name not in tensors:
+            continue
+        tensor = found.pop(name)
+        if tensor.shape != whole.shape:
+            expected = f"but config.json asks for {list(whole.shape)}"
+            raise Refusal(f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}, {expected}")
+        scale = found.pop(f"{name}_scale", None)
+        for part in whole.parts:
+            found[part.name] = _taken(tensor, part)
+            if scale is not None:  # for each row, or one for all: then, and of columns, it is that of each part
+                by_row = part.axis == 0 and scale.shape[:1] == whole.shape[:1]
+                found[f"{part.name}_scale"] = _taken(scale, part) if by_row else scale
+    return found
+
+
+def _taken(tensor: Tensor, part: Part) -> Taken:
+    shape = tuple(len(part.index) if axis == part.axis else size for axis, size in enumerate(tensor.shape))
+    return Taken(part.name, tensor.file, tensor.path, shape, tensor.dtype, tensor, part)
+
+
+def modules_of_parts(config: ModelConfig) -> dict[str, str]:
+    """Name of a part -> the name of the module whose tensor it is a part of, both without ``.weight``."""
+    suffix = ".weight"
+    return {
+        part.name.removesuffix(suffix): name.removesuffix(suffix)
+        for name, whole in wholes(config).items()
+        for part in whole.parts
+    }
+
+
+def wholes(config: ModelConfig, layers: Sequence[int] | None = None, prefix: str | None = None) -> dict[str, Whole]:
+    """Tensor name -> what is made of it, for each tensor in the files that parameters do not take as it is.
+
+    Args:
+      config: the config of the decoder layers.
+      layers: the numbers that the layers have in the checkpoint; by default those of a language model.
+      prefix: what stands before ``layers.``; by default what the architecture has there.
+    """
+    names, found = names_of(config.architecture), {}
+    start = names.prefix if prefix is None else prefix
+    for i, layer in enumerate(range(config.num_layers) if layers is None else layers):
+        at = f"{start}layers.{layer}."
+        if config.latent is not None:
+            found |= dict(_of_latents(config, config.latent, names, at))
+        if config.experts is not None and config.has_experts(i) and config.experts.shared > 1:
+            found |= dict(_of_shared_experts(config, config.experts, names, at))
+    return found
+
+
+def _of_latents(config: ModelConfig, latent: Latent, names: TensorNames, at: str) -> Iterator[tuple[str, Whole]]:
+    N, H, Hr, D = config.num_heads, config.head_dim, latent.rotated, config.hidden_size
+    if latent.interleaved:
+        query, inputs = (names.query, D) if latent.query_rank is None else (names.query_up, latent.query_rank)
+        yield _rearranged(f"{at}{query}.weight", _pairs_apart(N, H, Hr), inputs)
+        compressed = f"{at}{names.latent_down}."
+        yield _rearranged(f"{compressed}weight", _pairs_apart(1, latent.cached, Hr), D)
+        if config.qkv_bias:
+            yield _rearranged(f"{compressed}bias", _pairs_apart(1, latent.cached, Hr))
+    rows = np.arange(N * (H - Hr + latent.value_dim)).reshape(N, -1)
+    keys, values = (part.reshape(-1) for part in np.split(rows, [H - Hr], axis=1))
+    whole = f"{at}{names.latent_up}"
+    parts = [Part(f"{whole}.{name}.weight", 0, part) for name, part in (("keys", keys), ("values", values))]
+    yield f"{whole}.weight", Whole((rows.size, latent.rank), parts)
+
+
+def _rearranged(name: str, rows: np.ndarray, *inputs: int) -> tuple[str, Whole]:
+    return name, Whole((len(rows), *inputs), [Part(name, 0, rows)])
+
+
+def _pairs_apart(heads: int, size: int, rotated: int) -> np.ndarray:
+    """The rows of ``heads`` heads of ``size`` numbers, with the first numbers of all pairs before the second ones among the
+    last ``rotated`` rows of each head."""
+    plain, turned = np.split(np.arange(heads * size).reshape(heads, size), [size - rotated], axis=1)
+    return np.concatenate([plain, turned[:, 0::2], turned[:, 1::2]], axis=1).reshape(-1)
+
+
+def _of_shared_experts(
+    config: ModelConfig, experts: Experts, names: TensorNames, at: str
+) -> Iterator[tuple[str, Whole]]:
+    D, width, count = config.hidden_size, experts.width, experts.shared
+    every = np.split(np.arange(count * width), count)
+    for name, axis in zip(names.expert_maps, (0, 0, 1), strict=True):
+        whole = f"{at}{names.shared_experts}.{name}"
+        parts = [Part(f"{whole}.{i}.weight", axis, index) for i, index in enumerate(every)]
+        yield f"{whole}.weight", Whole((count * width, D) if axis == 0 else (D, count * width), parts)

@@ -1,0 +1,25 @@
+"""Drafting with the multi-token prediction layers of the target's own checkpoint."""
+
+import dataclasses
+
+from jspec.drafting.eagle import Eagle
+from jspec.models.mtp import MTPHead
+
+
+@dataclasses.dataclass(frozen=True)
+class MTP(Eagle):
+    """Multi-token prediction layers (DeepSeek-V3, 2024), which draft as an EAGLE head does.
+
+    Layer k drafts token k of a round, and the last layer all further ones.
+    """
+
+    head: MTPHead
+
+    @property
+    def unrolled(self) -> int:
+        """Passes through several layers differ, so they cannot be a loop."""
+        return self.num_draft_tokens if len(self.head.layers) > 1 else super().unrolled
+
+    def read(self, i, embedded, features, positions, cache, view):
+        last = len(self.head.layers) - 1
+        return self.head.read(min(i, last) if last else 0, embedded, features, positions, cache, view)

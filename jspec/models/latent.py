@@ -1,0 +1,109 @@
+"""Multi-head latent attention (DeepSeek-V2, 2024), computed from cached latents or from keys and values of every head.
+
+The key of head n at a token is ``[keys[n] @ latent | rotated key]``, its value ``values[n] @ latent``. Its score with a
+query ``[q | rotated query]`` is therefore ``(q @ keys[n]) @ latent + rotated query @ rotated key``. With a cache, ``q @
+keys[n]`` is computed once for a query, and all heads attend to the same latents as if these were keys and values of a single
+KV head; the weighted sum of latents then becomes one of values. Without a cache, keys and values of all heads are computed,
+because their products are half as large.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jspec.config import ModelConfig
+from jspec.models.layers import Linear, Norm, rotation_at
+from jspec.pallas.attention_reference import Scores, rotated
+
+
+class LatentAttention(nnx.Module):
+    """Attention over latents; see ``jspec.config.Latent`` for the letters.
+
+    Attributes:
+      compress: the linear maps to the vector of queries ``[Cq, D]``, or to the queries themselves ``[N H, D]``, and to the
+        latent and the key that is rotated ``[Ck + Hr, D]``, one after the other.
+      query_norm, queries: what leads from the vector of queries to queries, a norm and ``[N H, Cq]``; or None.
+      latent_norm: the norm of latents.
+      keys: ``[N Hn, Ck]``, from a latent to the unrotated parts of all keys.
+      values: ``[N Hv, Ck]``, from a latent to all values.
+      out: ``[D, N Hv]``.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, *, dtype, rngs: nnx.Rngs):
+        del layer  # all layers are alike
+        latent = config.latent
+        assert latent is not None
+        N, H, D, Cq = config.num_heads, config.head_dim, config.hidden_size, latent.query_rank
+        self.num_heads, self.head_dim, self.latent, self.rope = N, H, latent, config.rope
+        self.scores = Scores(H**-0.5 if config.attention_scale is None else config.attention_scale)
+        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
+        self.compress = linear(D, (Cq or N * H) + latent.cached, bias=config.qkv_bias)
+        self.query_norm = None if Cq is None else Norm(Cq, latent.norm_eps, dtype=dtype)
+        self.queries = None if Cq is None else linear(Cq, N * H)
+        self.latent_norm = Norm(latent.rank, latent.norm_eps, dtype=dtype)
+        self.keys = linear(latent.rank, N * (H - latent.rotated))
+        self.values = linear(latent.rank, N * latent.value_dim)
+        self.out = linear(N * latent.value_dim, D, bias=config.output_bias)
+
+    def __call__(self, x, positions, kv, view):
+        q, q_turned, latent, key = self._inputs(x, positions)
+        attend = self._from_latents if view.keeps_latents else self._from_heads
+        attended, kv = attend(q, q_turned, latent, key, kv, view)
+        return self.out(attended.reshape(*x.shape[:2], -1)), kv
+
+    def _inputs(self, x, positions):
+        """Queries, the part that is not rotated and the one that is, ``[B, T, N, Hn]`` and ``[B, T, N, Hr]``; latents
+        ``[B, T, Ck]``, and rotated keys ``[B, T, Hr]``."""
+        (B, T, _), N, latent = x.shape, self.num_heads, self.latent
+        start, both = self.compress(x), self.head_dim
+        q, compressed, key = jnp.split(
+            start, [start.shape[-1] - latent.cached, start.shape[-1] - latent.rotated], axis=-1
+        )
+        if self.query_norm is not None and self.queries is not None:
+            q = self.queries(self.query_norm(q))
+        q, q_turned = jnp.split(q.reshape(B, T, N, both), [both - latent.rotated], axis=-1)
+        rotation = rotation_at(positions, self.rope, latent.rotated)
+        return q, rotated(q_turned, rotation), self.latent_norm(compressed), rotated(key[:, :, None], rotation)[:, :, 0]
+
+    def _from_latents(self, q, q_turned, latent, key, kv, view):
+        """Attention ``[B, T, N, Hv]`` over latents that ``view`` keeps, and ``kv`` with the new ones."""
+        q = jnp.concatenate([self._times_keys(q), q_turned], axis=-1)
+        cached = jnp.concatenate([latent, key], axis=-1)
+        attended, kv = view.extend_latents(q, cached, kv, self.latent.rank, self.scores)
+        return self._times_values(attended), kv
+
+    def _from_heads(self, q, q_turned, latent, key, kv, view):
+        """The same over keys and values of all heads."""
+        (B, T, N, _), shared = q.shape, key[:, :, None]
+        k = self.keys(latent).reshape(B, T, N, -1)
+        k = jnp.concatenate([k, jnp.broadcast_to(shared, (B, T, N, shared.shape[-1]))], axis=-1)
+        kv = view.write(kv, k, self.values(latent).reshape(B, T, N, -1))
+        return view.attend(jnp.concatenate([q, q_turned], axis=-1), kv, None, self.scores), kv
+
+    def _times_keys(self, q) -> jax.Array:
+        """Queries ``[B, T, N, Hn]`` times the map of keys of their head: ``[B, T, N, Ck]``."""
+        weight, scale = self._by_head(self.keys)
+        if scale is not None:  # of the numbers that are summed over, so it cannot wait for the sum
+            q = (q * scale[None, None]).astype(q.dtype)
+        return _product("btnh,nhc->btnc", q, weight)
+
+    def _times_values(self, attended) -> jax.Array:
+        """Sums of latents ``[B, T, N, Ck]`` times the map of values of their head: ``[B, T, N, Hv]``."""
+        weight, scale = self._by_head(self.values)
+        return _product("btnc,nhc->btnh", attended, weight, scale)
+
+    def _by_head(self, linear: Linear):
+        """The weight ``[N, n, Ck]`` of a linear map to n numbers of every head, and its scales ``[N, n]`` or None."""
+        N, weight = self.num_heads, linear.weight[...]
+        scale = None if linear.scale is None else linear.scale[...].reshape(N, -1)
+        return weight.reshape(N, -1, weight.shape[-1]), scale
+
+
+def _product(equation: str, x, weight, scale=None) -> jax.Array:
+    """An einsum in fp32 of numbers in x's dtype, rounded to it once; ``scale`` ``[N, n]`` multiplies the sums."""
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    weight = weight.astype(x.dtype)
+    sums = jnp.einsum(equation, x, weight, precision=precision, preferred_element_type=jnp.float32)
+    return (sums if scale is None else sums * scale[None, None]).astype(x.dtype)

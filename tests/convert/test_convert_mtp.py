@@ -1,0 +1,246 @@
+"""Multi-token prediction layers: read from their target's checkpoint, kept in a converted folder, and what they compute is
+what transformers computes."""
+
+import copy
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from parity_cases import CASES, DEEPSEEK, GLM, SIZES
+from safetensors.numpy import load_file, save_file
+from tiny import tiny_checkpoint, write_weights
+
+import jspec
+from convert import Refusal, convert, load_draft, load_folder
+from convert.cli import main
+from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.loading import read_draft_config
+from jspec.checkpoints.manifest import check
+from jspec.checkpoints.names import renamed, tensor_table
+from jspec.checkpoints.parts import wholes
+from jspec.checkpoints.source import open_source
+from jspec.heads import MTPConfig, mtp_layers
+from jspec.models import build, build_head
+from jspec.models.cache import CausalView
+
+L = SIZES["num_hidden_layers"]
+SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16, "num_draft_tokens": 3}
+
+
+def with_layers(path, architecture="Glm4MoeLiteForCausalLM", layers=1, **overrides):
+    """A random checkpoint with multi-token prediction layers behind its last layer."""
+    folder = tiny_checkpoint(path, architecture, **overrides)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": layers}))
+    target, _ = load_folder(folder)
+    own, first, rng = mtp_layers(target, layers), target.num_layers, np.random.default_rng(7)
+    apart = wholes(own, range(first, first + layers))
+    parts = {part.name for whole in apart.values() for part in whole.parts}
+    source = placements(target, layers)
+    shapes = {name: at.shape for name, at in source.items() if name not in parts}
+    shapes |= {name: whole.shape for name, whole in apart.items()}
+    tensors = load_file(folder / "model.safetensors")
+    for name, shape in shapes.items():
+        noise = rng.standard_normal(shape)
+        tensors[name] = (1 + 0.1 * noise if len(shape) == 1 else noise * shape[-1] ** -0.5).astype(np.float32)
+    for k in range(first, first + layers):  # copies of the target's
+        tensors[f"model.layers.{k}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"]
+        tensors[f"model.layers.{k}.shared_head.head.weight"] = tensors["lm_head.weight"]
+    write_weights(folder, tensors)
+    return folder
+
+
+def placements(target, layers):
+    """Tensor name -> placement, of the layers that are yet to be written."""
+    places = {f"layers.{i}.": f"model.layers.{target.num_layers + i}." for i in range(layers)}
+    return renamed(tensor_table(MTPConfig(mtp_layers(target, layers))), places)
+
+
+def reference(folder, family: str, settings: dict, count: int):
+    """A checkpoint that transformers wrote with ``count`` layers of its own class behind it, and the two models."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_layers import MtpModel
+
+    torch.manual_seed(0)
+    settings = copy.deepcopy({**SIZES, **settings, "attn_implementation": "eager"})
+    config = getattr(transformers, f"{family}Config")(**settings)
+    config.num_mtp_layers, config.mtp_mlp_layer_types = count, ["sparse"] * count
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    mtp = MtpModel(model, count).eval()
+    with torch.no_grad():
+        for one in (model, mtp):
+            for name, parameter in (*one.named_parameters(), *one.named_buffers()):
+                if "norm" in name:
+                    parameter.copy_(1 + 0.1 * torch.randn_like(parameter))
+                elif name.endswith("e_score_correction_bias"):
+                    parameter.copy_(0.1 * torch.randn_like(parameter))
+                elif parameter.ndim > 1:
+                    parameter.copy_(parameter.shape[-1] ** -0.5 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": count}))
+    tensors = load_file(folder / "model.safetensors")
+    for name, array in mtp.state_dict().items():
+        tensors |= _published(name, array.numpy())
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return torch, model, mtp
+
+
+def _published(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
+    """A tensor of ``MtpModel`` under the names that checkpoints have."""
+    if not name.startswith("layers."):
+        return {}  # embedding and output head are the target's
+    _, k, rest = name.split(".", 2)
+    at = f"model.layers.{L + int(k)}."
+    rest = "shared_head.norm.weight" if rest == "post_norm.weight" else rest.removeprefix("mtp_block.")
+    if rest.endswith("experts.gate_up_proj"):
+        halves = (np.split(one, 2) for one in array)
+        return {
+            f"{at}mlp.experts.{e}.{part}_proj.weight": np.ascontiguousarray(half)
+            for e, pair in enumerate(halves)
+            for part, half in zip(("gate", "up"), pair, strict=True)
+        }
+    if rest.endswith("experts.down_proj"):
+        return {f"{at}mlp.experts.{e}.down_proj.weight": np.ascontiguousarray(one) for e, one in enumerate(array)}
+    return {at + rest: np.array(array)}
+
+
+def draft_of(folder, **options):
+    """Target and head, as modules."""
+    (target, params), (config, drafts) = load_folder(folder), load_draft(folder, mtp=True, **options)
+    return build(target, params), build_head(config, drafts)
+
+
+def slots(target, head, tokens):
+    """The logits of the head after each slot of a text, from true features."""
+    positions = jnp.arange(len(tokens), dtype=jnp.int32)[None]
+    hidden, _ = target(tokens[None], positions, (None,) * target.config.num_layers, CausalView(positions))
+    embedded, where = head.embed(tokens[None, 1:], target), positions[:, :-1]
+    none = (None,) * head.config.layers.num_layers
+    out, _ = head(embedded, hidden[:, :-1], where, none, CausalView(where))
+    return head.logits(out, target)[0], hidden
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"), [("DeepseekV3", DEEPSEEK), ("Glm4MoeLite", GLM), CASES["deepseek-yarn"]]
+)
+def test_logits_equal_transformers(tmp_path, family, settings):
+    torch, model, mtp = reference(tmp_path, family, settings, 1)
+    tokens = np.random.default_rng(1).integers(97, size=40)
+    found, _ = slots(*draft_of(tmp_path), jnp.asarray(tokens, jnp.int32))
+    with torch.no_grad():
+        text = torch.tensor(tokens)[None]
+        hidden = model.model(text).last_hidden_state[:, :-1]
+        made = mtp.forward_layer(0, hidden, torch.arange(1, len(tokens))[None], None, input_ids=text[:, 1:])
+        expected = model.lm_head(made)[0].numpy()
+    assert np.abs(found - expected).max() / np.abs(expected).max() < 2e-5
+
+
+@pytest.mark.parametrize("architecture", ["Glm4MoeLiteForCausalLM", "DeepseekV3ForCausalLM"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_they_draft_for_their_target(tmp_path, architecture, layers):
+    """From its Hugging Face folder and from the converted one, with the same texts, which are the target's own."""
+    folder = with_layers(tmp_path / "src", architecture, layers)
+    convert(folder, tmp_path / "out", verify="shapes")
+    assert check(tmp_path / "out") == []
+    prompts, texts = [[5], [7, 8, 9] * 3, list(range(3, 27))], []
+    for path in (folder, tmp_path / "out"):
+        llm = jspec.load(path, "mtp", **SMALL)
+        assert llm.method == "mtp"
+        results = jspec.generate(llm, prompts, temperature=0, max_tokens=20, ignore_eos=True)
+        assert sum(result.stats.num_draft_tokens for result in results) > 0
+        for prompt, result in zip(prompts, results, strict=True):
+            text = [*prompt, *result.token_ids]
+            assert np.argmax(llm.logits(text), axis=-1).tolist()[len(prompt) - 1 : -1] == result.token_ids
+        texts.append([result.token_ids for result in results])
+    assert texts[0] == texts[1]
+
+
+def test_a_converted_folder_keeps_them_or_not(tmp_path, capsys):
+    folder = with_layers(tmp_path / "src")
+    assert main([str(folder), str(tmp_path / "kept")]) == 0
+    assert "note: multi-token prediction layers are kept in mtp/" in capsys.readouterr().out
+    assert main([str(folder), str(tmp_path / "dropped"), "--no-mtp"]) == 0
+    assert "note: multi-token prediction layers are left out" in capsys.readouterr().out
+    assert not (tmp_path / "dropped" / "mtp").exists()
+    config, params = load_draft(folder, mtp=True)
+    again, kept = load_draft(tmp_path / "kept" / "mtp")
+    assert config == again
+    assert params.keys() == kept.keys()
+    assert all(np.array_equal(array, kept[name]) for name, array in params.items())
+    with pytest.raises(Refusal, match=r"dropped: holds no multi-token prediction layers, which draft='mtp' asks for"):
+        jspec.load(tmp_path / "dropped", "mtp", **SMALL)
+
+
+@pytest.mark.parametrize("keep", [True, None])
+def test_a_checkpoint_without_them(tmp_path, keep):
+    folder = tiny_checkpoint(tmp_path / "src", "DeepseekV3ForCausalLM")
+    with pytest.raises(
+        Refusal, match=r"holds no multi-token prediction layers \(tensor 'model.layers.2.eh_proj.weight'\)"
+    ):
+        jspec.load(folder, "mtp", **SMALL)
+    if keep:
+        with pytest.raises(Refusal, match="holds no multi-token prediction layers"):
+            convert(folder, tmp_path / "out", mtp=True)
+    else:
+        convert(folder, tmp_path / "out")
+    assert (tmp_path / "out").exists() is not keep
+
+
+def test_both_ways_of_reading_them(tmp_path):
+    folder = with_layers(tmp_path / "src")
+    convert(folder, tmp_path / "out")
+    for path in (folder, tmp_path / "out" / "mtp"):
+        for options, wanted in (
+            ({}, (True, False)),
+            ({"norm_output": "recycled"}, (True, False)),
+            ({"norm_output": "before_head", "mask_first": True}, (False, True)),
+        ):
+            config = read_draft_config(path, mtp=path == folder, **options)
+            assert (config.norm_output, config.mask_first) == wanted
+    tokens = jnp.asarray(np.random.default_rng(1).integers(97, size=12), jnp.int32)
+    usual, _ = slots(*draft_of(folder), tokens)
+    plain, _ = slots(*draft_of(folder, norm_output="before_head"), tokens)
+    masked, _ = slots(*draft_of(folder, mask_first=True), tokens)
+    np.testing.assert_allclose(usual, plain, atol=1e-5)  # what is fed back differs, not what the output head reads
+    assert np.abs(usual - masked).max() > 1e-3
+    llm = jspec.load(folder, "mtp", norm_output="before_head", mask_first=True, **SMALL)
+    [result] = jspec.generate(llm, [[5, 6, 7]], temperature=0, max_tokens=12, ignore_eos=True)
+    assert len(result.token_ids) == 12
+
+
+def test_layers_alone(tmp_path):
+    """As SGLang exports them: a folder without the target, whose class ends with NextN."""
+    folder = with_layers(tmp_path / "src")
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    config = json.loads((folder / "config.json").read_text())
+    name = f"{config['architectures'][0]}NextN"
+    changed = {"architectures": [name], "num_hidden_layers": 1, "first_k_dense_replace": 0, "mlp_layer_types": None}
+    (alone / "config.json").write_text(json.dumps({**config, **changed}))
+    tensors = load_file(folder / "model.safetensors")
+    mine = {n.replace("layers.2.", "layers.0."): a for n, a in tensors.items() if n.startswith("model.layers.2.")}
+    save_file(mine, alone / "model.safetensors")
+    (config, params), (wanted, whole) = load_draft(alone), load_draft(folder, mtp=True)
+    assert config == wanted
+    assert all(np.array_equal(array, whole[name]) for name, array in params.items())
+    with pytest.raises(Refusal, match="holds a draft head, not a language model"):
+        load_folder(alone)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask_first": True}, "mask_first=True is for multi-token prediction layers"),
+        ({"norm_output": "recycled"}, "norm_output='recycled' is for EAGLE-3 heads and multi-token prediction layers"),
+    ],
+)
+def test_options_of_theirs_are_refused_for_others(tmp_path, options, message):
+    folder = tiny_checkpoint(tmp_path / "src")
+    with pytest.raises(Refusal, match=message):
+        open_source(folder, options=HeadOptions(**options))
+    convert(folder, tmp_path / "out")
+    with pytest.raises(Refusal, match=message):
+        read_draft_config(tmp_path / "out", **options)

@@ -1,0 +1,122 @@
+"""Attention over latents against a float64 oracle that reads the text slot by slot, for its reference implementation and
+its kernel."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.pallas.attention_reference import Scores
+from jspec.pallas.flash import Tiling
+from jspec.pallas.latent_attention import has_kernel, latent_attention_kernel, latent_attention_reference
+
+SMALL = Tiling(tile=4096, rows=16, programs=64)  # several splits, tiles and blocks of rows
+SHARED = Tiling(tile=4096, programs=1, share=32, most_splits=4)  # only long rows are split
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """T query tokens of N heads; ``pages`` of P slots a row."""
+
+    T: int
+    N: int
+    rank: int
+    rotated: int
+    P: int
+    pages: int
+    dtype: str = "float32"
+    tiling: Tiling = SMALL
+
+    def __str__(self):
+        return f"T{self.T} N{self.N} {self.rank}+{self.rotated} P{self.P} {self.dtype}"
+
+
+CASES = [
+    Case(T=1, N=5, rank=32, rotated=16, P=16, pages=5),
+    Case(T=5, N=3, rank=64, rotated=16, P=24, pages=4),
+    Case(T=4, N=20, rank=512, rotated=64, P=64, pages=3, dtype="bfloat16", tiling=Tiling(tile=36864, rows=32)),
+    Case(T=1, N=20, rank=512, rotated=64, P=64, pages=3, dtype="bfloat16", tiling=SHARED),
+    Case(T=33, N=2, rank=64, rotated=32, P=16, pages=8, dtype="bfloat16"),
+]
+
+
+@functools.cache
+def problem(case: Case):
+    """Rows whose texts are long, over, at the end of their table, partly invalid, and new; what no query may see is NaN."""
+    rng, T, S = np.random.default_rng(case.T), case.T, case.pages * case.P
+    ends = np.array([S - case.P // 2 - 1, S // 2, S + (T > 1), S - 3, T])  # one past the last query
+    positions = (ends[:, None] - T + np.arange(T)).astype(np.int32)
+    valid = (positions >= 0) & (positions < S)
+    valid[1] = False
+    valid[3, (T + 1) // 2 :] = False
+    newest, B, H = np.where(valid, positions, -1).max(axis=1), len(ends), case.rank + case.rotated
+    q = rng.normal(size=(B, T, case.N, H)).astype(case.dtype)
+    text = rng.normal(size=(B, S, H)).astype(case.dtype)
+    table = 1 + rng.permutation(B * case.pages).reshape(B, case.pages)
+    pool = np.full((1, 1 + table.size, case.P, H), np.nan, text.dtype)
+    known = np.where((np.arange(S) <= newest[:, None])[:, :, None], text, text.dtype.type(np.nan))
+    pool[0, table] = known.reshape(*table.shape, case.P, H)
+    table = np.where(np.arange(case.pages) * case.P <= newest[:, None], table, 2**30).astype(np.int32)
+    return tuple(jnp.asarray(x) for x in (q, pool, table, positions, valid)), text
+
+
+def oracle(case: Case, q, text, positions, valid, scale: float):
+    """float64 ``[B, T, N, Ck]``; zeros for invalid query tokens."""
+    q, text = (np.asarray(x, np.float64) for x in (q, text))
+    out = np.zeros((*q.shape[:3], case.rank))
+    for b, t in np.argwhere(valid):
+        seen = text[b, : positions[b, t] + 1]
+        scores = scale * q[b, t] @ seen.T
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        out[b, t] = weights / weights.sum(axis=1, keepdims=True) @ seen[:, : case.rank]
+    return out
+
+
+class TestLatentAttention:
+    @pytest.fixture(autouse=True)
+    def pick(self, implementation):
+        self.attend = lambda case, scores: implementation(
+            functools.partial(latent_attention_reference, rank=case.rank, scores=scores),
+            functools.partial(latent_attention_kernel, rank=case.rank, scores=scores, tiling=case.tiling),
+        )
+
+    @pytest.mark.parametrize("scale", [None, 0.02])
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_equals_the_oracle(self, case, scale):
+        args, text = problem(case)
+        q, _, _, positions, valid = (np.asarray(x) for x in args)
+        got = np.asarray(self.attend(case, Scores(scale))(*args), np.float64)
+        wanted = oracle(case, q, text, positions, valid, scale or q.shape[-1] ** -0.5)
+        error = np.abs(got - wanted)[valid].max()
+        assert error < (1e-5 if case.dtype == "float32" else 0.02)
+
+    def test_neighbours_change_nothing(self):
+        """Each row alone gives the same bits as among others."""
+        case = CASES[1]
+        args, _ = problem(case)
+        q, pool, table, positions, valid = args
+        attend = jax.jit(self.attend(case, Scores(0.1)))
+        together = attend(*args)
+        other = attend(q[::-1], pool, table[::-1], positions[::-1], valid[::-1])[::-1]
+        keep = np.asarray(valid)
+        np.testing.assert_array_equal(np.asarray(together)[keep], np.asarray(other)[keep])
+
+
+@pytest.mark.parametrize(
+    ("rank", "rotated", "dtype", "known"),
+    [
+        (512, 64, "bfloat16", True),
+        (32, 16, "float32", True),
+        (24, 16, "float32", False),
+        (512, 8, "bfloat16", False),
+        (1024, 64, "bfloat16", False),
+        (512, 64, "float16", False),
+    ],
+)
+def test_the_kernel_is_for_powers_of_two(rank, rotated, dtype, known):
+    H = rank + rotated
+    q, pool = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((1, 1, 4, H), (1, 3, 16, H)))
+    assert has_kernel(q, pool, rank) is known
