@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from flax import nnx
 
-from jspec.config import Experts, ModelConfig, Rope
+from jspec.config import Experts, Latent, ModelConfig, Rope
 from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig
 from jspec.models import init
 from jspec.models.eagle3 import Eagle3Head
@@ -53,6 +53,22 @@ QWEN3_30B_A3B = dataclasses.replace(
     tie_embeddings=False,
     windows=(),
     experts=Experts(128, 8, 768),
+)
+
+GLM_47_FLASH = ModelConfig(
+    architecture="Glm4MoeLiteForCausalLM",
+    vocab_size=154880,
+    hidden_size=2048,
+    intermediate_size=10240,
+    num_layers=47,
+    num_heads=20,
+    num_kv_heads=20,
+    head_dim=256,
+    max_position=202752,
+    rope=Rope(theta=1e6),
+    latent=Latent(512, 64, 256, 768),
+    experts=Experts(64, 4, 1536, layers=(False, *[True] * 46), scores="sigmoid", scale=1.8, corrected=True, shared=1),
+    mtp_layers=1,
 )
 
 

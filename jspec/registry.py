@@ -119,6 +119,8 @@ METHODS = (
         draft=MTP,
         argmax_below=0.3,
         options=DRAWN,
+        objective="jspec.train.methods:mtp",
+        sizes=("num_draft_tokens", "intermediate_size"),
     ),
     DraftMethod(
         name="mlp",

@@ -32,8 +32,9 @@ def export_draft(
     """Write a draft head as a checkpoint that vLLM, SGLang and jspec read.
 
     EAGLE is written in SafeAILab's layout, EAGLE-3 and P-EAGLE in the speculators format, which defines what its layer
-    ids mean, MLP speculators in ibm-fms' layout and Medusa heads in FasterDecoding's. ``load_draft`` reads the same
-    config and params back, except for the ids of the begin and end of a sequence, which the target decides.
+    ids mean, layers for multi-token prediction in SGLang's, MLP speculators in ibm-fms' and Medusa heads in
+    FasterDecoding's. ``load_draft`` reads the same config and params back, except for the ids of the begin and end of a
+    sequence, which the target decides.
 
     Args:
       folder: the folder to write to; it is created if it does not exist.

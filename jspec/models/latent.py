@@ -16,6 +16,7 @@ from flax import nnx
 from jspec.config import ModelConfig
 from jspec.models.layers import Linear, Norm, rotation_at
 from jspec.pallas.attention_reference import Scores, rotated
+from jspec.pallas.dispatch import by_platform
 
 
 class LatentAttention(nnx.Module):
@@ -87,7 +88,11 @@ class LatentAttention(nnx.Module):
         weight, scale = self._by_head(self.keys)
         if scale is not None:  # of the numbers that are summed over, so it cannot wait for the sum
             q = (q * scale[None, None]).astype(q.dtype)
-        return _product("btnh,nhc->btnc", q, weight)
+        times_keys = functools.partial(_product, "btnh,nhc->btnc")
+        if q.shape[0] * q.shape[1] > 1:
+            return times_keys(q, weight)
+        # For a single token, XLA would write every number of the weight times its query, transposed, and then add them.
+        return by_platform(_beside_zeros(times_keys), times_keys, q, weight)
 
     def _times_values(self, attended) -> jax.Array:
         """Sums of latents ``[B, T, N, Ck]`` times the map of values of their head: ``[B, T, N, Hv]``."""
@@ -99,6 +104,15 @@ class LatentAttention(nnx.Module):
         N, weight = self.num_heads, linear.weight[...]
         scale = None if linear.scale is None else linear.scale[...].reshape(N, -1)
         return weight.reshape(N, -1, weight.shape[-1]), scale
+
+
+def _beside_zeros(product):
+    """``product`` of a single token ``[1, 1, ...]``, computed together with a token of zeros."""
+
+    def computed(x, weight):
+        return product(jnp.pad(x, ((0, 0), (0, 1), *((0, 0),) * (x.ndim - 2))), weight)[:, :1]
+
+    return computed
 
 
 def _product(equation: str, x, weight, scale=None) -> jax.Array:

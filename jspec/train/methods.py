@@ -9,7 +9,7 @@ from flax import nnx
 
 from jspec._arguments import is_int, require
 from jspec.config import ModelConfig, Rope
-from jspec.heads import Eagle3Config, EagleConfig, MedusaConfig, MLPConfig, default_aux_layers
+from jspec.heads import Eagle3Config, EagleConfig, MedusaConfig, MLPConfig, MTPConfig, default_aux_layers
 from jspec.models import flat_params, init
 from jspec.models.contract import Target
 from jspec.registry import resolve, trained
@@ -18,6 +18,7 @@ from jspec.train.objectives import (
     EachMedusaHead,
     EachStage,
     FeatureRegression,
+    MultiTokenPrediction,
     Objective,
     TrainingTimeTest,
 )
@@ -28,9 +29,9 @@ class Sizes:
     """What can be chosen about a new draft head. None takes the default, which is the target's own size where none is given.
 
     Attributes:
-      num_draft_tokens: how many tokens of a round the head learns to draft. By default 7 for eagle3, where it is the
-        number of passes; 8 for parallel, where one pass makes them all; 4 for mlp, the number of its stages; and 3 for
-        medusa, the number of Medusa heads.
+      num_draft_tokens: how many tokens of a round the head learns to draft. By default 7 for eagle3 and 3 for mtp, where it
+        is the number of passes; 8 for parallel, where one pass makes them all; 4 for mlp, the number of its stages; and 3
+        for medusa, the number of Medusa heads.
       layers: how many decoder layers the head has. By default 1 for eagle3, and 4 for parallel.
       intermediate_size: F, the MLP width of these layers.
       draft_vocab_size: Vd, how many tokens the head can draft, which are the most frequent of the data. By default all
@@ -92,6 +93,11 @@ def parallel(target: ModelConfig, sizes: Sizes) -> Objective:
     mask = next(iter(target.eos_token_ids), 0)  # any known token will do: the head knows mask slots by their feature
     config = _eagle3_config(target, sizes, layers=4, mask_token_id=mask, depths=depths)
     return ConditionalDrop(config, config.resolved_aux_layers(target), depths)
+
+
+def mtp(target: ModelConfig, sizes: Sizes) -> Objective:
+    """The objective of a layer for multi-token prediction."""
+    return MultiTokenPrediction(MTPConfig(_layers(target, sizes, 1)), sizes.num_draft_tokens or 3)
 
 
 def mlp(target: ModelConfig, sizes: Sizes) -> Objective:

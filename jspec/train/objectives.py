@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig
+from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig
 from jspec.models import build_head
 from jspec.models.branches import Branches
 from jspec.models.contract import Target
@@ -198,13 +198,48 @@ class TrainingTimeTest(DraftVocabulary, DraftObjective):
 
     def drafts(self, head, target, batch: TrainingBatch, key) -> Iterator[DepthLogits]:
         del key
-        cache, features = ((),) * self.config.layers.num_layers, head.fuse(batch.features)
-        for depth in range(self.depths):
-            view = Branches(batch.slots, depth)
-            embedded = head.embed(batch.tokens_at(batch.slots + depth + 1), target)
-            hidden, cache = head(embedded, features, view.positions(len(embedded)), cache, view)
+        for hidden in fed_back(head, target, batch, self.depths):
             yield DepthLogits(batch.slots, float32_logits(head.norm(hidden), head.head, target))
-            features = head.recycle(hidden)
+
+
+def fed_back(head, target, batch: TrainingBatch, depths: int) -> Iterator[jax.Array]:
+    """The outputs of a head after each slot, ``[B, n, D]`` for each depth: at depth 0 the head reads the target's features,
+    at every further depth its own outputs of the depth before."""
+    cache, features = ((),) * head.config.layers.num_layers, head.fuse(batch.features)
+    for depth in range(depths):
+        view = Branches(batch.slots, depth)
+        embedded = head.embed(batch.tokens_at(batch.slots + depth + 1), target)
+        hidden, cache = head(embedded, features, view.positions(len(embedded)), cache, view)
+        yield hidden
+        features = head.recycle(hidden)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiTokenPrediction(FullVocabulary, DraftObjective):
+    """Multi-token prediction (DeepSeek-V3, 2024) by one layer for all drafts, which reads its own outputs in training
+    (FastMTP, 2025).
+
+    Attributes:
+      config: the layer.
+      depths: how many drafts follow each slot, 3 in FastMTP and 1 in DeepSeek-V3.
+      decay: the weight of a depth relative to the one before it, 0.6 in FastMTP.
+    """
+
+    config: MTPConfig
+    depths: int = 3
+    decay: float = 0.6
+
+    aux_layers = ()
+
+    def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
+        """The norm before the output head starts as the target's."""
+        del params, tokens, key
+        return {"norms.0.weight": target.output_norm}, {}
+
+    def drafts(self, head, target, batch: TrainingBatch, key) -> Iterator[DepthLogits]:
+        del key
+        for hidden in fed_back(head, target, batch, self.depths):
+            yield DepthLogits(batch.slots, float32_logits(hidden, None, target))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,21 +11,24 @@ from deviceless import compiled_for_h200, why_not
 
 from benchmarks.hlo import launched, moves
 from benchmarks.programs import Decoding, decoding_program
-from benchmarks.shapes import GPT_OSS_20B, QWEN3_30B_A3B, abstract_module
+from benchmarks.shapes import GLM_47_FLASH, GPT_OSS_20B, QWEN3_30B_A3B, abstract_module
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
 LARGE = 1 << 20  # bytes
 LAYERS = 3  # what layers share, they share from the third on at the latest
-MODELS = {"qwen3": QWEN3_30B_A3B, "gpt-oss": GPT_OSS_20B}
+MODELS = {"qwen3": QWEN3_30B_A3B, "gpt-oss": GPT_OSS_20B, "glm": GLM_47_FLASH}
 # Launches of one more layer, by model and rows. Those of Llama's layer are in test_decode_step.py.
 LAYER_BUDGET = {("qwen3", 1): 13, ("qwen3", 64): 13, ("gpt-oss", 1): 11, ("gpt-oss", 64): 16}
+LAYER_BUDGET |= {("glm", 1): 21, ("glm", 64): 19}
 
 
 @functools.cache
 def compiled(model: str, batch: int, layers: int):
     config = MODELS[model]
-    target = abstract_module(dataclasses.replace(config, num_layers=layers, windows=config.windows[:layers]))
+    experts = dataclasses.replace(config.experts, layers=config.experts.layers[:layers])
+    fewer = dataclasses.replace(config, num_layers=layers, windows=config.windows[:layers], experts=experts)
+    target = abstract_module(fewer)
     what = Decoding(None, 0, batch, start=512, new=256)
     program = decoding_program(target, None, None, what.engine_config("bfloat16"), what)
     how = {"donate_argnums": 1, "compiler_options": program.options}

@@ -181,6 +181,25 @@ def test_a_sum_and_its_norm_lower_for_cuda(kind, D, dtype):
     assert _kernels(_for_cuda(functools.partial(add_norm, eps=1e-5, kind=kind), args)) == ["add_norm"]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("B", "T"), [(1, 1), (1, 4), (64, 4), (2, 256)])
+def test_attention_over_latents_lowers_for_cuda(B, T, dtype):
+    array, P, M = jax.ShapeDtypeStruct, 64, 16
+    view = PagedView(array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_))
+    pool, q, latents = (array(shape, dtype) for shape in ((1, 1 + B * M, P, 576), (B, T, 20, 576), (B, T, 576)))
+    function = lambda view, *args: view.extend_latents(*args, 512, Scores(0.1))  # noqa: E731
+    found = sorted(_kernels(_for_cuda(function, (view, q, latents, LayerKV(pool, None)))))
+    assert found == (["attend_split"] if B * T > 100 else ["attend_split", "merge_splits"])
+
+
+@pytest.mark.parametrize(("M", "X"), [(1, 64), (5, 256), (320, 64)])
+def test_routing_by_sigmoids_in_groups_lowers_for_cuda(M, X):
+    routing = Routing(4, True, "sigmoid", 8, 4, 2.5, shared=1)
+    args = jax.ShapeDtypeStruct((M, X), jnp.float32), jax.ShapeDtypeStruct((X,), jnp.float32)
+    found = _kernels(_for_cuda(functools.partial(route, routing=routing), args))
+    assert sorted(found) == (["route_few"] if M <= 16 else ["choose", "group"])
+
+
 def _mixture(M, X, dtype):
     """Eight of X experts for each of M tokens, and its arguments."""
     array, F, D = jax.ShapeDtypeStruct, 768, 2048

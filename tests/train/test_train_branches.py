@@ -70,7 +70,7 @@ def test_a_depth_cannot_be_written_before_the_one_above_it():
     assert isinstance(Branches(jnp.arange(2), 0).write((), k, k)[0], LayerKV)
 
 
-@pytest.mark.parametrize("method", ["eagle3", "parallel", "mlp", "medusa"])
+@pytest.mark.parametrize("method", ["eagle3", "mtp", "parallel", "mlp", "medusa"])
 def test_a_branch_in_training_has_the_logits_of_a_served_round(method):
     """The logits of every draft that a round makes after a text equal those of the branch at the same slot.
 

@@ -26,6 +26,7 @@ METHODS = {
     "parallel": ["--num-draft-tokens", "3", "--draft-vocab-size", "40", "--layers", "1"],
     "mlp": ["--num-draft-tokens", "3", "--inner-size", "24", "--tie"],
     "medusa": ["--num-draft-tokens", "3"],
+    "mtp": ["--num-draft-tokens", "2"],
 }
 PLAN = "--steps 80 --evaluate-every 40 --tokens-per-step 256 --length 32 --peak-rate 2e-2 --prompts 2 --dtype float32"
 V, D = 64, 24

@@ -186,7 +186,7 @@ def test_aux_layers_are_those_of_eagle3_where_the_target_is_deep_enough():
         ("eagle3", Sizes(aux_layers=(2, 1)), r"aux_layers=\(2, 1\): expected 2 layer ids of at least 0, ascending"),
         ("mlp", Sizes(inner_size=0), "inner_size=0: expected"),
         ("medusa", Sizes(num_draft_tokens=0), "num_draft_tokens=0: expected an integer of at least 1"),
-        ("hydra", Sizes(), "method='hydra': expected one of eagle3, parallel, eagle, mlp, medusa"),
+        ("hydra", Sizes(), "method='hydra': expected one of eagle3, parallel, eagle, mtp, mlp, medusa"),
     ],
 )
 def test_invalid_sizes_are_refused(method, sizes, message):

@@ -30,6 +30,7 @@ SIZES = {
     "parallel": Sizes(num_draft_tokens=4, draft_vocab_size=Vd, layers=2),
     "mlp": Sizes(num_draft_tokens=3, inner_size=8, tie=True),
     "medusa": Sizes(num_draft_tokens=3),
+    "mtp": Sizes(num_draft_tokens=3),
 }
 
 

@@ -6,10 +6,13 @@ layout of SGLang's ``export_deepseek_nextn``: the class of config.json ends with
 ``model.layers.0``. Each layer repeats the target's embedding and output head, which are not loaded."""
 
 import dataclasses
+from typing import Any
 
+from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads.format import HeadFormat
+from jspec.checkpoints.heads.layers import layer_fields, require_no_windows
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.hf_config import decoder_config
 from jspec.checkpoints.layout import PREFIX, Layout, mtp_mark
@@ -64,4 +67,21 @@ def _of_target(fields: Fields) -> Fields:
     return dataclasses.replace(fields, raw={**raw, "num_nextn_predict_layers": 0})
 
 
-FORMAT = HeadFormat(recognises=lambda fields, _: is_alone(fields), read=read)
+def hf_config(config: MTPConfig) -> dict[str, Any]:
+    """The config.json of layers alone, which are Llama's.
+
+    Raises:
+      ValueError: it cannot state ``config``.
+    """
+    require_no_windows(config.layers)
+    plain = config.norm_output and not config.mask_first
+    require(plain, "norm_output", config.norm_output, "True, and mask_first=False: no layout states anything else")
+    return {**layer_fields(config.layers), "architectures": [f"{config.layers.architecture}{ALONE}"]}
+
+
+FORMAT = HeadFormat(
+    recognises=lambda fields, _: is_alone(fields),
+    read=read,
+    write_config=lambda config, *_: hf_config(config),
+    write_tensors=lambda tensors: {PREFIX + name: array for name, array in tensors.items()},
+)
