@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from engines import TARGET
 
-from jspec.config import EngineConfig, Experts, ModelConfig, Rope, Speculation
+from benchmarks.shapes import GLM_47_FLASH, LLAMA_8B, QWEN3_30B_A3B
+from jspec.config import EngineConfig, Experts, Latent, ModelConfig, Rope, Speculation
 
 NO_INTEGERS = [1.5, 2.0, "3", None, True, math.nan, [1]]
 NO_NUMBERS = ["1", None, True, math.nan, math.inf, -math.inf, [1.0], 1j]
 experts = lambda **fields: Experts(**{"count": 4, "chosen": 2, "width": 8, **fields})  # noqa: E731
+latent = lambda **fields: Latent(**{"rank": 16, "rotated": 4, "value_dim": 8, **fields})  # noqa: E731
 model = lambda **fields: dataclasses.replace(TARGET, **{"windows": (), **fields})  # noqa: E731
 
 
@@ -72,6 +74,17 @@ BAD = [
         for name in ("attention_scale", "attention_softcap", "logit_softcap")
         for case in refused(model, name, [*(bad for bad in NO_NUMBERS if bad is not None), 0, -1.0])
     ),
+    *(case for name in ("rank", "rotated", "value_dim") for case in refused(latent, name, [*NO_INTEGERS, 0, -1])),
+    *refused(latent, "query_rank", [1.5, "3", True, 0]),
+    *refused(latent, "norm_eps", [*NO_NUMBERS, 0, -1.0]),
+    *refused(latent, "interleaved", [None, 1]),
+    *refused(experts, "scores", ["softplus", None, 1]),
+    *refused(experts, "scale", [*NO_NUMBERS, 0, -1.0]),
+    *refused(experts, "shared", [*NO_INTEGERS, -1]),
+    *refused(experts, "groups", [*NO_INTEGERS, 0, 3]),
+    *refused(experts, "chosen_groups", [*NO_INTEGERS, 0, 2]),
+    *refused(experts, "corrected", [None, 1]),
+    *refused(model, "mtp_layers", [*NO_INTEGERS, -1]),
     *refused(Rope, "fraction", [*NO_NUMBERS, 0, 1.5]),
     *refused(Rope, "long_texts", [None, 1]),
     *refused(Rope, "short_factors", [(), (0.0,), [1.0], None, ("1",)], kind="longrope", long_factors=(1.0,)),
@@ -115,7 +128,7 @@ def test_refused(make, fields, name):
     with pytest.raises(ValueError, match="expected") as error:
         make(**fields)
     message, value = str(error.value), fields[name]
-    assert message.startswith((f"{name}=", f"rope.{name}=", f"experts.{name}="))
+    assert message.startswith((f"{name}=", f"rope.{name}=", f"experts.{name}=", f"latent.{name}="))
     shown = value if not isinstance(value, tuple) else next((v for v in value if repr(v) in message), value)
     assert repr(shown) in message
 
@@ -131,6 +144,33 @@ def test_experts_in_four_bits_fit_their_model():
         model(experts=experts(width=40, stored="mxfp4"), **sizes)
     with pytest.raises(ValueError, match=r"experts\.stored='mxfp4': expected None for experts of LlamaForCausalLM"):
         model(experts=four_bits, hidden_size=64)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"latent": "yes"}, "latent='yes': expected Latent or None"),
+        ({"num_kv_heads": 2}, "num_kv_heads=2: expected num_heads, 4"),
+        ({"head_dim": 4}, r"latent\.rotated=4: expected below head_dim, 4"),
+        ({"qk_norm": True}, "expected None for attention with windows, soft caps, sinks or norms"),
+        ({"windows": (None, 5, None)}, "expected None for attention with windows, soft caps, sinks or norms"),
+        ({"rope": None}, "rope=None: expected one Rope for all layers with latents"),
+        ({"qkv_bias": True}, r"latent\.query_rank=None: expected a rank, where attention has biases"),
+    ],
+)
+def test_latents_go_with_some_choices_only(fields, message):
+    sizes = {"num_heads": 4, "num_kv_heads": 4, "head_dim": 10, "latent": latent(), "qkv_bias": False, "qk_norm": False}
+    assert model(**sizes).kv_bytes(1, 1) == 3 * 20
+    with pytest.raises(ValueError, match=message):
+        model(**sizes | fields)
+
+
+def test_corrections_and_shared_experts_go_with_some_choices_only():
+    assert experts(scores="sigmoid", corrected=True, shared=2).dimensions(8)["Xa"] == experts().count + 2
+    with pytest.raises(ValueError, match=r"experts\.corrected=True: expected False, unless scores are sigmoid"):
+        experts(corrected=True)
+    with pytest.raises(ValueError, match=r"experts\.shared=1: expected 0 for experts with biases"):
+        experts(shared=1, biases=True)
 
 
 def test_experts_of_another_number_of_layers_are_refused():
@@ -207,4 +247,7 @@ def test_sizes_of_a_model():
     assert config.num_parameters == 2 * 100 * 8 + 8 + 2 * layer
     assert dataclasses.replace(config, tie_embeddings=True).num_parameters == config.num_parameters - 100 * 8
     assert config.kv_bytes(slots=10, itemsize=2) == 2 * 2 * 2 * 6 * 10 * 2
+    # docs/models.md has these.
+    shapes = GLM_47_FLASH, QWEN3_30B_A3B, LLAMA_8B
+    assert [shape.kv_bytes(slots=1, itemsize=2) for shape in shapes] == [54_144, 98_304, 131_072]
     assert config.windows == (None, None)

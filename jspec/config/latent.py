@@ -36,6 +36,7 @@ class Latent:
         for name in ("rank", "rotated", "value_dim"):
             value = getattr(self, name)
             require(is_int(value) and 1 <= value < 2**31, f"latent.{name}", value, "an integer of at least 1")
+        require(self.rotated % 2 == 0, "latent.rotated", self.rotated, "an even number (rotary pairs)")
         rank, eps = self.query_rank, self.norm_eps
         known = rank is None or (is_int(rank) and 1 <= rank < 2**31)
         require(known, "latent.query_rank", rank, "None or an integer of at least 1")

@@ -144,7 +144,10 @@ class ModelConfig(Declared):
             self.num_kv_heads,
             f"a divisor of num_heads, {self.num_heads}",
         )
-        require(self.head_dim % 2 == 0, "head_dim", self.head_dim, "an even number (rotary pairs)")
+        even = (
+            self.latent is not None or self.head_dim % 2 == 0
+        )  # of latent attention, only a part of a head is rotated
+        require(even, "head_dim", self.head_dim, "an even number (rotary pairs)")
         require(
             is_number(self.rms_norm_eps) and self.rms_norm_eps > 0,
             "rms_norm_eps",
