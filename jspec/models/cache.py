@@ -24,6 +24,8 @@ from jspec.pallas.attention import has_kernel
 from jspec.pallas.attention_reference import PLAIN, Rotation, Scores, causal_mask, grouped_attention, rotated
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.extend import extend_kernel, has_extend_kernel
+from jspec.pallas.keep_latents import keep_latents_kernel, kept_latents
+from jspec.pallas.latent_attention import has_kernel as has_latent_kernel
 from jspec.pallas.latent_attention import latent_attention
 from jspec.pallas.prefill import prefill_attention
 from jspec.pallas.rotate_and_write import rotate_and_write_kernel
@@ -63,7 +65,7 @@ class View:
     """Decides where the keys and values of T new tokens of each row are kept, and what these tokens attend to.
 
     Attributes:
-      keeps_latents: whether attention with latents is to keep these, by ``extend_latents``; otherwise it has ``write`` keep
+      keeps_latents: whether attention with latents is to keep these, by ``keep_latents``; otherwise it has ``write`` keep
         keys and values of all heads.
     """
 
@@ -94,18 +96,25 @@ class View:
         q, kv = self.rotate_and_write(qkv, rotation, kv, num_kv_heads)
         return self.attend(q, kv, window, scores), kv
 
-    def extend_latents(self, q, latents, kv, values: int, scores: Scores):
-        """Write latents, and attend to them as to keys and values of one KV head.
+    def keep_latents(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv):
+        """Norm, rotate and keep latents and keys of the new tokens; arguments as of ``kept_latents``.
+
+        Returns:
+          the vectors of queries ``[B, T, Cq]`` after their norm, and ``kv`` with the new latents.
+        """
+        raise NotImplementedError
+
+    def attend_latents(self, q, kv, rank: int, scores: Scores) -> jax.Array:
+        """Attention to latents as to keys and values of one KV head.
 
         Args:
           q: ``[B, T, N, Ck + Hr]``, queries times the maps of keys of their heads, and their rotated parts.
-          latents: ``[B, T, Ck + Hr]``, latents and rotated keys of the new tokens.
-          kv: those of this layer that are kept so far.
-          values: Ck.
+          kv: the latents of this layer, those of the new tokens among them.
+          rank: Ck.
           scores: what products of queries and keys are multiplied by.
 
         Returns:
-          weighted sums of latents ``[B, T, N, Ck]``, and ``kv`` with the new ones.
+          weighted sums of latents ``[B, T, N, Ck]``.
         """
         raise NotImplementedError
 
@@ -156,10 +165,25 @@ class PagedView(View):
         """Attention of each query in ``[B, T, N, H]`` over its row's slots up to the query's position; the same shape."""
         return prefill_attention(q, kv.k, kv.v, self.table, self.positions, self.valid, window, scores)
 
-    def extend_latents(self, q, latents, kv: LayerKV, values: int, scores: Scores):
-        """As ``View.extend_latents``."""
-        kv = self.write(kv, latents[:, :, None], None)
-        return latent_attention(q, kv.k, self.table, self.positions, self.valid, values, scores), kv
+    def keep_latents(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv: LayerKV):
+        """As ``View.keep_latents``. On an NVIDIA GPU it is one kernel."""
+
+        def composed(view, compressed, query_weight, latent_weight, rotation, kv):
+            q, latents = kept_latents(compressed, query_weight, latent_weight, eps, rotation)
+            return q, view.write(kv, latents[:, :, None], None)
+
+        def kernel(view, compressed, query_weight, latent_weight, rotation, kv):
+            where = view.table, view.positions, view.valid
+            q, pool = keep_latents_kernel(compressed, query_weight, latent_weight, eps, rotation, kv.k, *where)
+            return q, LayerKV(pool, None)
+
+        args = self, compressed, query_weight, latent_weight, rotation, kv
+        known = has_latent_kernel(compressed, kv.k, latent_weight.shape[0])
+        return by_platform(kernel, composed, *args) if known else composed(*args)
+
+    def attend_latents(self, q, kv: LayerKV, rank: int, scores: Scores) -> jax.Array:
+        """As ``View.attend_latents``."""
+        return latent_attention(q, kv.k, self.table, self.positions, self.valid, rank, scores)
 
     def rotate_and_write(self, qkv, rotation: Rotation | None, kv: LayerKV, num_kv_heads: int):
         """As ``View.rotate_and_write``. On an NVIDIA GPU it is one kernel."""

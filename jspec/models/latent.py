@@ -17,6 +17,7 @@ from jspec.config import ModelConfig
 from jspec.models.layers import Linear, Norm, rotation_at
 from jspec.pallas.attention_reference import Scores, rotated
 from jspec.pallas.dispatch import by_platform
+from jspec.pallas.keep_latents import kept_latents
 
 
 class LatentAttention(nnx.Module):
@@ -49,39 +50,41 @@ class LatentAttention(nnx.Module):
         self.out = linear(N * latent.value_dim, D, bias=config.output_bias)
 
     def __call__(self, x, positions, kv, view):
-        q, q_turned, latent, key = self._inputs(x, positions)
+        rotation = rotation_at(positions, self.rope, self.latent.rotated)
         attend = self._from_latents if view.keeps_latents else self._from_heads
-        attended, kv = attend(q, q_turned, latent, key, kv, view)
+        attended, kv = attend(self.compress(x), rotation, kv, view)
         return self.out(attended.reshape(*x.shape[:2], -1)), kv
 
-    def _inputs(self, x, positions):
-        """Queries, the part that is not rotated and the one that is, ``[B, T, N, Hn]`` and ``[B, T, N, Hr]``; latents
-        ``[B, T, Ck]``, and rotated keys ``[B, T, Hr]``."""
-        (B, T, _), N, latent = x.shape, self.num_heads, self.latent
-        start, both = self.compress(x), self.head_dim
-        q, compressed, key = jnp.split(
-            start, [start.shape[-1] - latent.cached, start.shape[-1] - latent.rotated], axis=-1
-        )
-        if self.query_norm is not None and self.queries is not None:
-            q = self.queries(self.query_norm(q))
-        q, q_turned = jnp.split(q.reshape(B, T, N, both), [both - latent.rotated], axis=-1)
-        rotation = rotation_at(positions, self.rope, latent.rotated)
-        return q, rotated(q_turned, rotation), self.latent_norm(compressed), rotated(key[:, :, None], rotation)[:, :, 0]
-
-    def _from_latents(self, q, q_turned, latent, key, kv, view):
+    def _from_latents(self, compressed, rotation, kv, view):
         """Attention ``[B, T, N, Hv]`` over latents that ``view`` keeps, and ``kv`` with the new ones."""
-        q = jnp.concatenate([self._times_keys(q), q_turned], axis=-1)
-        cached = jnp.concatenate([latent, key], axis=-1)
-        attended, kv = view.extend_latents(q, cached, kv, self.latent.rank, self.scores)
-        return self._times_values(attended), kv
+        q, kv = view.keep_latents(compressed, *self._norms, rotation, kv)
+        q, turning = self._queries(q)
+        q = jnp.concatenate([self._times_keys(q), rotated(turning, rotation)], axis=-1)
+        return self._times_values(view.attend_latents(q, kv, self.latent.rank, self.scores)), kv
 
-    def _from_heads(self, q, q_turned, latent, key, kv, view):
+    def _from_heads(self, compressed, rotation, kv, view):
         """The same over keys and values of all heads."""
-        (B, T, N, _), shared = q.shape, key[:, :, None]
-        k = self.keys(latent).reshape(B, T, N, -1)
-        k = jnp.concatenate([k, jnp.broadcast_to(shared, (B, T, N, shared.shape[-1]))], axis=-1)
-        kv = view.write(kv, k, self.values(latent).reshape(B, T, N, -1))
-        return view.attend(jnp.concatenate([q, q_turned], axis=-1), kv, None, self.scores), kv
+        q, latents = kept_latents(compressed, *self._norms, rotation)
+        latents, shared = jnp.split(latents, [self.latent.rank], axis=-1)
+        q, turning = self._queries(q)
+        (B, T, N, _), key = q.shape, shared[:, :, None]
+        k = self.keys(latents).reshape(B, T, N, -1)
+        k = jnp.concatenate([k, jnp.broadcast_to(key, (B, T, N, key.shape[-1]))], axis=-1)
+        kv = view.write(kv, k, self.values(latents).reshape(B, T, N, -1))
+        return view.attend(jnp.concatenate([q, rotated(turning, rotation)], axis=-1), kv, None, self.scores), kv
+
+    @property
+    def _norms(self) -> tuple[jax.Array | None, jax.Array, float]:
+        """The weights of the norms of vectors of queries and of latents, and their epsilon."""
+        query = None if self.query_norm is None else self.query_norm.weight[...]
+        return query, self.latent_norm.weight[...], self.latent_norm.eps
+
+    def _queries(self, vectors):
+        """The part of the queries that is not rotated ``[B, T, N, Hn]`` and the one that is ``[B, T, N, Hr]``."""
+        q = vectors if self.queries is None else self.queries(vectors)
+        q = q.reshape(*vectors.shape[:2], self.num_heads, self.head_dim)
+        unrotated, turning = jnp.split(q, [self.head_dim - self.latent.rotated], axis=-1)
+        return unrotated, turning
 
     def _times_keys(self, q) -> jax.Array:
         """Queries ``[B, T, N, Hn]`` times the map of keys of their head: ``[B, T, N, Ck]``."""

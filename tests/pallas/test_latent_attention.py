@@ -9,8 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.config import Rope
+from jspec.models.cache import LayerKV, PagedView
+from jspec.models.layers import rotation_at
 from jspec.pallas.attention_reference import Scores
 from jspec.pallas.flash import Tiling
+from jspec.pallas.keep_latents import keep_latents_kernel, kept_latents
 from jspec.pallas.latent_attention import has_kernel, latent_attention_kernel, latent_attention_reference
 
 SMALL = Tiling(tile=4096, rows=16, programs=64)  # several splits, tiles and blocks of rows
@@ -103,6 +107,61 @@ class TestLatentAttention:
         other = attend(q[::-1], pool, table[::-1], positions[::-1], valid[::-1])[::-1]
         keep = np.asarray(valid)
         np.testing.assert_array_equal(np.asarray(together)[keep], np.asarray(other)[keep])
+
+
+def write_reference(compressed, query_weight, latent_weight, eps, rotation, pool, table, positions, valid):
+    """What ``keep_latents_kernel`` does, composed of the functions that define it."""
+    q, latents = kept_latents(compressed, query_weight, latent_weight, eps, rotation)
+    view = PagedView(table, positions, valid)
+    return q, view.write(LayerKV(pool, None), latents[:, :, None], None).k
+
+
+class TestKeepLatents:
+    @pytest.fixture(autouse=True)
+    def pick(self, implementation):
+        self.keep = implementation(
+            functools.partial(write_reference, eps=1e-6), functools.partial(keep_latents_kernel, eps=1e-6)
+        )
+
+    @pytest.mark.parametrize("queries", [None, 24, 40])
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_equals_numpy(self, case, queries):
+        """A row at the end of its table, rows with invalid tokens, and null pages, into which nothing is written."""
+        (_, pool, table, positions, valid), _ = problem(case)
+        pool = jnp.nan_to_num(pool)
+        table = jnp.where(table >= pool.shape[1], 0, table).at[2, 0].set(0)
+        (B, T), keys = positions.shape, jax.random.split(jax.random.key(case.T), 3)
+        width = (queries or 24) + case.rank + case.rotated
+        compressed = jax.random.normal(keys[0], (B, T, width)).astype(case.dtype)
+        query_weight = None if queries is None else (1 + jax.random.normal(keys[1], (queries,))).astype(case.dtype)
+        latent_weight = (1 + jax.random.normal(keys[2], (case.rank,))).astype(case.dtype)
+        rotation = rotation_at(positions, Rope(theta=100.0), case.rotated)
+        keep = functools.partial(self.keep, compressed, query_weight, latent_weight)
+        q, found = keep(rotation=rotation, pool=pool, table=table, positions=positions, valid=valid)
+        wanted_q, wanted = by_hand(compressed, query_weight, latent_weight, rotation, pool, table, positions, valid)
+        tolerance = 1e-5 if case.dtype == "float32" else 0.04
+        np.testing.assert_allclose(np.asarray(q, np.float64), wanted_q, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=tolerance, atol=tolerance)
+        assert (wanted != np.asarray(pool, np.float64)).any()
+
+
+def by_hand(compressed, query_weight, latent_weight, rotation, pool, table, positions, valid):
+    """Vectors of queries and the pool, in float64."""
+    x, pool = np.asarray(compressed, np.float64), np.array(pool, np.float64)
+    rank, half, P = latent_weight.shape[0], rotation.cos.shape[-1], pool.shape[2]
+    q, latent, key = np.split(x, [x.shape[-1] - rank - 2 * half, x.shape[-1] - 2 * half], axis=-1)
+
+    def normed(x, weight):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * np.asarray(weight, np.float64)
+
+    cos, sin = (np.asarray(angle, np.float64) for angle in rotation)
+    a, b = key[..., :half], key[..., half:]
+    written = np.concatenate([normed(latent, latent_weight), a * cos - b * sin, b * cos + a * sin], axis=-1)
+    for row, t in np.argwhere(np.asarray(valid)):
+        index, slot = divmod(int(positions[row, t]), P)
+        if index < table.shape[1] and table[row, index] != 0:
+            pool[0, int(table[row, index]), slot] = written[row, t]
+    return q if query_weight is None else normed(q, query_weight), pool
 
 
 @pytest.mark.parametrize(

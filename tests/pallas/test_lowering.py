@@ -186,10 +186,15 @@ def test_a_sum_and_its_norm_lower_for_cuda(kind, D, dtype):
 def test_attention_over_latents_lowers_for_cuda(B, T, dtype):
     array, P, M = jax.ShapeDtypeStruct, 64, 16
     view = PagedView(array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_))
-    pool, q, latents = (array(shape, dtype) for shape in ((1, 1 + B * M, P, 576), (B, T, 20, 576), (B, T, 576)))
-    function = lambda view, *args: view.extend_latents(*args, 512, Scores(0.1))  # noqa: E731
-    found = sorted(_kernels(_for_cuda(function, (view, q, latents, LayerKV(pool, None)))))
-    assert found == (["attend_split"] if B * T > 100 else ["attend_split", "merge_splits"])
+    pool, q, new = (array(shape, dtype) for shape in ((1, 1 + B * M, P, 576), (B, T, 20, 576), (B, T, 768 + 576)))
+    weights, rotation = [array((768,), dtype), array((512,), dtype)], Rotation(*[array((B, T, 32), jnp.float32)] * 2)
+
+    def function(view, q, new, weights, rotation, kv):
+        vectors, kv = view.keep_latents(new, *weights, 1e-6, rotation, kv)
+        return vectors, view.attend_latents(q, kv, 512, Scores(0.1)), kv
+
+    found = sorted(_kernels(_for_cuda(function, (view, q, new, weights, rotation, LayerKV(pool, None)))))
+    assert found == ["attend_split", "keep_latents", *(["merge_splits"] if B * T < 100 else [])]
 
 
 @pytest.mark.parametrize(("M", "X"), [(1, 64), (5, 256), (320, 64)])
