@@ -10,6 +10,7 @@ from flax import nnx
 
 from jspec.models.eagle import EagleHead
 from jspec.models.eagle3 import Eagle3Head
+from jspec.models.mtp import MTPHead
 
 FLOPS = 790e12  # of bfloat16 products on one H200, four fifths of its peak
 ITEMSIZE = 2  # of a number in the cache
@@ -74,10 +75,21 @@ def language_model(model, hit: float | None = None) -> Weights:
         return found
     assert hit is not None, "the floor of a mixture counts the experts that were hit"
     mixtures = [layer.mlp for i, layer in enumerate(model.layers) if model.config.has_experts(i)]
-    stacked = [part for mixture in mixtures for part in (mixture.gate_up, mixture.down)]
+    return _of_hit(found, mixtures, model.config, hit)
+
+
+def _of_hit(found: Weights, mixtures: Sequence, config, hit: float) -> Weights:
+    """``found`` with the weights of only those experts of its ``mixtures`` that are hit, of each as many as ``hit``."""
+    stacked, experts = [part for mixture in mixtures for part in (mixture.gate_up, mixture.down)], config.experts
     bytes_, numbers = (sum(sizes) for sizes in zip(*map(weights_of, stacked), strict=True))
-    multiplied = len(mixtures) * experts.chosen * 3 * experts.width * model.config.hidden_size  # of each token
-    return Weights(found.bytes - bytes_ * (1 - hit / experts.count), found.numbers - numbers + multiplied)
+    every, each = experts.count + experts.shared, experts.chosen + experts.shared
+    multiplied = len(mixtures) * each * 3 * experts.width * config.hidden_size  # of each token
+    return Weights(found.bytes - bytes_ * (1 - hit / every), found.numbers - numbers + multiplied)
+
+
+def expected_hit(experts, tokens: int) -> float:
+    """Of how many experts a pass over so many tokens reads the weights, if routers spread tokens evenly."""
+    return experts.count * (1 - (1 - experts.chosen / experts.count) ** tokens) + experts.shared
 
 
 def output_head(model) -> Weights:
@@ -106,6 +118,14 @@ def target_pass(target, batch: int, width: int, length: float, hit: float | None
 def draft_passes(target, module, K: int, batch: int, length: float) -> list[Pass]:
     """The passes of a drafter: one that reads what it needs of the target or the text, and those that follow."""
     kv = kv_bytes(module, batch * length)
+    if isinstance(module, MTPHead):
+        c, found = module.config.layers, weights_of(module) + output_head(target)
+        mixtures = [] if c.experts is None else [layer.mlp for layer in module.layers]
+        reads = [
+            _of_hit(found, mixtures, c, expected_hit(c.experts, tokens)) if mixtures else found
+            for tokens in (batch * (K + 1), batch)
+        ]
+        return [Pass(reads[0], batch * (K + 1), kv), Pass(reads[1], batch, kv, times=K - 1)]
     if not isinstance(module, EagleHead | Eagle3Head):
         return [Pass(language_model(module), batch, kv, times=K)]
     borrowed = output_head(target) if getattr(module, "head", None) is None else Weights(0, 0)

@@ -63,12 +63,22 @@ LINES: dict[str, Sequence[Line]] = {
         Line(4, "batch 64", plain(64), 4.8, 4.2),
         Line(5, "", Decoding("eagle3", 4, 1, PROMPT, NEW)),
     ),
+    "glm-4.7-flash": (
+        *(Line(7, f"plain, batch {batch}", plain(batch)) for batch in (1, 16, 64)),
+        *(Line(7, f"mtp K={K}, batch {B}", Decoding("mtp", K, B, PROMPT, NEW)) for K in (1, 3) for B in (1, 16, 64)),
+        Line(8, "plain", Decoding(None, 0, 1, 32_000, 64)),
+        Line(8, "mtp K=3", Decoding("mtp", 3, 1, 32_000, 64)),
+    ),
     "gpt-oss-120b": (Line(6, "plain", plain(1)), Line(6, "eagle3", Decoding("eagle3", 4, 1, PROMPT, NEW))),
 }
 SMALL: Sequence[Line] = (
     Line(1, "", Decoding(None, 0, 2, 16, 8)),
     Line(2, "", Forward(1, 3, 16, 64, 2)),
     Line(5, "", Decoding("eagle3", 2, 1, 16, 8)),
+)
+SMALL_LATENT: Sequence[Line] = (
+    Line(7, "plain", Decoding(None, 0, 2, 16, 8)),
+    Line(7, "mtp", Decoding("mtp", 3, 1, 16, 8)),
 )
 
 
@@ -114,7 +124,11 @@ def main() -> int:
     if not args.smoke and jax.default_backend() != "gpu":
         parser.error("no GPU: times of these shapes need one; --smoke runs a tiny version here")
     rates, rate = bandwidth.for_floors(args.bandwidth)
-    shapes = {"tiny-mixture": SMALL} if args.smoke else {shape: LINES[shape] for shape in args.shape}
+    shapes = (
+        {"tiny-mixture": SMALL, "tiny-latent": SMALL_LATENT}
+        if args.smoke
+        else {shape: LINES[shape] for shape in args.shape}
+    )
     dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     result = results.begin("mixtures", {"shapes": list(shapes), "dtype": dtype, "smoke": args.smoke}, rate, rates)
     print(f"{bandwidth.describe(rates)}; floors at {rate / 1e9:,.0f} GB/s\n{HEADER}", flush=True)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from flax import nnx
 
 from jspec.config import Experts, Latent, ModelConfig, Rope
-from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig
+from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig, mtp_layers
 from jspec.models import init
 from jspec.models.eagle3 import Eagle3Head
 
@@ -129,6 +129,21 @@ TINY_MIXTURE = dataclasses.replace(
 )
 
 
+TINY_LATENT = dataclasses.replace(
+    GLM_47_FLASH,
+    vocab_size=211,
+    hidden_size=64,
+    intermediate_size=48,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=24,
+    windows=(),
+    latent=Latent(16, 16, 8, 24),
+    experts=Experts(8, 2, 32, layers=(False, True, True), scores="sigmoid", corrected=True, shared=1),
+)
+
+
 class Pair(NamedTuple):
     """A target and the smaller model that drafts for it."""
 
@@ -140,14 +155,18 @@ SHAPES = {
     "llama-3.1-8b": Pair(LLAMA_8B, LLAMA_1B),
     "qwen3-30b-a3b": Pair(QWEN3_30B_A3B, QWEN3_06B),
     "gpt-oss-20b": Pair(GPT_OSS_20B, dataclasses.replace(LLAMA_1B, vocab_size=201088)),  # no smaller one is published
+    "glm-4.7-flash": Pair(GLM_47_FLASH, dataclasses.replace(LLAMA_1B, vocab_size=154880)),
     "gpt-oss-120b": Pair(GPT_OSS_120B, GPT_OSS_20B),
     "tiny": Pair(TINY, TINY_DRAFT),
+    "tiny-latent": Pair(TINY_LATENT, TINY_DRAFT),
     "tiny-mixture": Pair(TINY_MIXTURE, TINY_DRAFT),
 }
 
 
 def head_for(target: ModelConfig, method: str) -> HeadConfig:
     """The configuration of a draft head for ``target``, of the proportions of published ones."""
+    if method == "mtp":
+        return MTPConfig(mtp_layers(target, 1))
     D, V = target.hidden_size, target.vocab_size
     Vd = min(DRAFT_VOCABULARY, V // 2)
     # Published heads are of Llama's architecture, whatever their target's is.

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from jspec.checkpoints import family_keys
+from jspec.checkpoints.family_keys import Choices
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.hf_rope import (
     no_ropes,
@@ -14,7 +16,6 @@ from jspec.checkpoints.hf_rope import (
     read_ropes,
     read_ropes_by_attention,
     read_ropes_of_some_layers,
-    yarn_score_factor,
 )
 from jspec.checkpoints.hf_windows import (
     Slides,
@@ -25,18 +26,6 @@ from jspec.checkpoints.hf_windows import (
     never,
     without_rotation,
 )
-from jspec.config import Experts, Latent
-
-# More than any published model has. It bounds the work that a hostile config can cause.
-MAX_EXPERTS = 1024
-
-Choices = Mapping[str, Any]  # fields of ``ModelConfig``
-
-
-def nothing_more(fields: Fields) -> Choices:
-    """For families without keys of their own."""
-    del fields
-    return {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,152 +60,13 @@ class Family:
     biases: Literal["none", "qkv", "configured"] = "none"
     mlp_bias: bool = False
     ropes: Callable[[Fields, Windows], Choices] = read_ropes
-    more: Callable[[Fields], Choices] = nothing_more
+    more: Callable[[Fields], Choices] = family_keys.nothing_more
     reads_quantization: tuple[str, ...] = ()
     own_code: bool = False
 
     def key(self, usual: str) -> str:
         """What the class calls a key."""
         return self.keys.get(usual, usual)
-
-
-def _multipliers(fields: Fields) -> Choices:
-    """Granite: numbers by which embeddings, scores, residuals and logits are scaled."""
-    return {
-        "embedding_multiplier": fields.number("embedding_multiplier", 1.0),
-        "attention_scale": fields.number("attention_multiplier", 1.0),
-        "residual_multiplier": fields.number("residual_multiplier", 1.0),
-        "logit_divisor": fields.number("logits_scaling", 1.0),
-    }
-
-
-def _opt(fields: Fields) -> Choices:
-    """OPT: where its norms stand, and how wide its embeddings are."""
-    if not fields.flag("layer_norm_elementwise_affine", True):
-        raise fields.refuse("layer_norm_elementwise_affine", "true, because norms without weights are not supported")
-    before, biases = fields.flag("do_layer_norm_before", True), fields.flag("enable_bias", True)
-    hidden = fields.integer("hidden_size")
-    width = fields.integer("word_embed_proj_dim", hidden)
-    return {
-        "norm_placement": "before" if before else "after_sum",
-        "final_norm": before and not fields.flag("_remove_final_layer_norm"),
-        "qkv_bias": biases,
-        "output_bias": biases,
-        "mlp_bias": biases,
-        "embedding_size": None if width == hidden else width,
-    }
-
-
-def _gemma2(fields: Fields) -> Choices:
-    """Gemma 2: scales that follow from sizes, and soft caps; null switches a soft cap off."""
-    if fields.raw.get("use_bidirectional_attention"):
-        raise fields.refuse("use_bidirectional_attention", "false, because text is generated from left to right")
-    return {
-        "attention_scale": fields.number("query_pre_attn_scalar") ** -0.5,
-        "embedding_multiplier": fields.integer("hidden_size") ** 0.5,
-        "attention_softcap": fields.number("attn_logit_softcapping", None),
-        "logit_softcap": fields.number("final_logit_softcapping", None),
-    }
-
-
-def _gemma3(fields: Fields) -> Choices:
-    """Gemma 3, whose attention has no soft cap."""
-    choices = _gemma2(fields)
-    if choices["attention_softcap"] is not None:
-        raise fields.refuse("attn_logit_softcapping", "null, because the attention of Gemma 3 has no soft cap")
-    return choices
-
-
-def _mixtral(fields: Fields) -> Choices:
-    """Mixtral: every layer has experts, as wide as an MLP would be."""
-    count, chosen = _experts(fields, "num_local_experts")
-    return {"experts": Experts(count, chosen, fields.integer("intermediate_size"))}
-
-
-def _qwen3_moe(fields: Fields) -> Choices:
-    """Qwen3-MoE: experts in every ``decoder_sparse_step``-th layer that ``mlp_only_layers`` does not name."""
-    layers, step = fields.integer("num_hidden_layers"), fields.integer("decoder_sparse_step")
-    dense = fields.raw.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(type(layer) is int for layer in dense):
-        raise fields.refuse("mlp_only_layers", "a list of layers")
-    # transformers 5 writes what checkpoints before it call num_experts.
-    count, chosen = _experts(fields, "num_experts" if "num_experts" in fields.raw else "num_local_experts")
-    width, renormalise = fields.integer("moe_intermediate_size"), fields.flag("norm_topk_prob")
-    sparse = tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(layers))
-    return {"experts": Experts(count, chosen, width, renormalise, sparse) if any(sparse) else None}
-
-
-def _gpt_oss(fields: Fields) -> Choices:
-    """gpt-oss: experts with biases and a clamped SwiGLU, stored in MXFP4 if ``quantization_config`` says so."""
-    if fields.number("swiglu_alpha", 1.702) != 1.702:
-        raise fields.refuse("swiglu_alpha", "1.702, as every published model has it")
-    count, chosen = _experts(fields, "num_local_experts")
-    width, clamp = fields.integer("intermediate_size"), float(fields.number("swiglu_limit"))
-    quantization = fields.nested("quantization_config")
-    stored = "mxfp4" if quantization is not None and quantization.raw.get("quant_method") == "mxfp4" else None
-    return {"experts": Experts(count, chosen, width, biases=True, clamp=clamp, stored=stored)}
-
-
-def _deepseek(fields: Fields) -> Choices:
-    """DeepSeek-V3 and models like it: latents, experts that are chosen by sigmoids in groups, and shared experts."""
-    heads, rotated = fields.integer("num_attention_heads"), fields.integer("qk_rope_head_dim")
-    size = rotated + fields.integer("qk_nope_head_dim")
-    latent = Latent(
-        fields.integer("kv_lora_rank"),
-        rotated,
-        fields.integer("v_head_dim"),
-        fields.integer("q_lora_rank", None),
-        interleaved=fields.flag("rope_interleave"),
-    )
-    if fields.integer("num_key_value_heads", heads) != heads:
-        raise fields.refuse("num_key_value_heads", f"num_attention_heads, {heads}, because each head has its own key")
-    return {
-        "latent": latent,
-        "head_dim": size,
-        "num_kv_heads": heads,
-        "attention_scale": yarn_score_factor(fields) * size**-0.5,
-        "experts": _deepseek_experts(fields),
-        "mtp_layers": fields.integer("num_nextn_predict_layers", fields.integer("num_mtp_layers", 0, low=0), low=0),
-    }
-
-
-def _deepseek_experts(fields: Fields) -> Experts | None:
-    """The experts of DeepSeek-V3; the first layers have none, as ``mlp_layer_types`` or ``first_k_dense_replace`` says."""
-    for key, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
-        if fields.text(key, only) != only:
-            raise fields.refuse(key, f"{only!r}, by which this architecture chooses experts")
-    if fields.integer("moe_layer_freq", 1) != 1:
-        raise fields.refuse("moe_layer_freq", "1, because all layers behind the first dense ones have experts")
-    layers, kinds = fields.integer("num_hidden_layers"), fields.raw.get("mlp_layer_types")
-    if kinds is None:
-        dense = fields.integer("first_k_dense_replace", low=0)
-        sparse = tuple(layer >= dense for layer in range(layers))
-    elif isinstance(kinds, list) and len(kinds) == layers and all(kind in ("dense", "sparse") for kind in kinds):
-        sparse = tuple(kind == "sparse" for kind in kinds)
-    else:
-        raise fields.refuse("mlp_layer_types", f"a list of 'dense' or 'sparse' for each of {layers} layers")
-    key = "n_routed_experts" if "n_routed_experts" in fields.raw else "num_local_experts"
-    count, chosen = _experts(fields, key)
-    experts = Experts(
-        count,
-        chosen,
-        fields.integer("moe_intermediate_size"),
-        fields.flag("norm_topk_prob"),
-        sparse,
-        scores="sigmoid",
-        groups=fields.integer("n_group"),
-        chosen_groups=fields.integer("topk_group"),
-        scale=float(fields.number("routed_scaling_factor")),
-        corrected=True,
-        shared=fields.integer("n_shared_experts", 0, low=0, high=MAX_EXPERTS),
-    )
-    return experts if any(sparse) else None
-
-
-def _experts(fields: Fields, key: str) -> tuple[int, int]:
-    """How many experts there are, and how many of them a token goes through."""
-    count = fields.integer(key, high=MAX_EXPERTS)
-    return count, fields.integer("num_experts_per_tok", high=count)
 
 
 _GEMMA = {
@@ -281,7 +131,7 @@ FAMILIES = {
             "num_experts_per_tok": 2,
         },
         slides=always,
-        more=_mixtral,
+        more=family_keys.mixtral,
     ),
     "Qwen3MoeForCausalLM": Family(
         "Qwen3-30B-A3B, Qwen3-235B-A22B",
@@ -298,7 +148,7 @@ FAMILIES = {
         slides=always,
         window_switch=True,
         biases="configured",
-        more=_qwen3_moe,
+        more=family_keys.qwen3_moe,
     ),
     "GptOssForCausalLM": Family(
         "gpt-oss-20b, gpt-oss-120b",
@@ -325,11 +175,11 @@ FAMILIES = {
         slides=all_but_every_nth,
         lists_windows=True,
         biases="configured",
-        more=_gpt_oss,
+        more=family_keys.gpt_oss,
         reads_quantization=("mxfp4",),
     ),
     "GraniteForCausalLM": Family(
-        "Granite 3 dense", {"max_position_embeddings": 2048}, biases="configured", mlp_bias=True, more=_multipliers
+        "Granite 3 dense", {"max_position_embeddings": 2048}, biases="configured", mlp_bias=True, more=family_keys.multipliers
     ),
     "Olmo2ForCausalLM": Family(
         "OLMo 2",
@@ -370,7 +220,7 @@ FAMILIES = {
         {"norm": "layer", "gated_mlp": False, "rope": None, "position_offset": 2},
         keys={"intermediate_size": "ffn_dim", "hidden_act": "activation_function"},
         ropes=no_ropes,
-        more=_opt,
+        more=family_keys.opt,
     ),
     "Gemma2ForCausalLM": Family(
         "Gemma 2",
@@ -380,7 +230,7 @@ FAMILIES = {
         slides=all_but_every_nth,
         lists_windows=True,
         biases="configured",
-        more=_gemma2,
+        more=family_keys.gemma2,
     ),
     "Gemma3ForCausalLM": Family(
         "Gemma 3, the text models of 4B and more among them",
@@ -391,7 +241,7 @@ FAMILIES = {
         lists_windows=True,
         biases="configured",
         ropes=read_ropes_by_attention,
-        more=_gemma3,
+        more=family_keys.gemma3,
     ),
     "DeepseekV3ForCausalLM": Family(
         "DeepSeek-V3, DeepSeek-R1",
@@ -411,7 +261,7 @@ FAMILIES = {
             "first_k_dense_replace": 3,
         },
         biases="configured",
-        more=_deepseek,
+        more=family_keys.deepseek,
         own_code=True,
     ),
     "Glm4MoeLiteForCausalLM": Family(
@@ -433,6 +283,6 @@ FAMILIES = {
             "first_k_dense_replace": 1,
         },
         biases="configured",
-        more=_deepseek,
+        more=family_keys.deepseek,
     ),
 }
