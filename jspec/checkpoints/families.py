@@ -179,7 +179,11 @@ FAMILIES = {
         reads_quantization=("mxfp4",),
     ),
     "GraniteForCausalLM": Family(
-        "Granite 3 dense", {"max_position_embeddings": 2048}, biases="configured", mlp_bias=True, more=family_keys.multipliers
+        "Granite 3 dense",
+        {"max_position_embeddings": 2048},
+        biases="configured",
+        mlp_bias=True,
+        more=family_keys.multipliers,
     ),
     "Olmo2ForCausalLM": Family(
         "OLMo 2",
