@@ -113,7 +113,7 @@ def deepseek(fields: Fields) -> Choices:
         "latent": latent,
         "head_dim": size,
         "num_kv_heads": heads,
-        "attention_scale": yarn_score_factor(fields) * size**-0.5,
+        "attention_scale": None if (factor := yarn_score_factor(fields)) == 1 else factor * size**-0.5,
         "experts": _deepseek_experts(fields),
         "mtp_layers": fields.integer("num_nextn_predict_layers", fields.integer("num_mtp_layers", 0, low=0), low=0),
     }

@@ -143,14 +143,15 @@ def model_config(fields: Fields, architecture: str, eos_token_ids: tuple[int, ..
     num_heads = fields.integer("num_attention_heads")
     bias = family.biases == "configured" and fields.flag("attention_bias")
     windows = read_windows(fields, layers, family.slides, family.window_switch, family.lists_windows)
+    more = family.more(fields)
     read = {
         "vocab_size": (vocab_size := fields.integer("vocab_size")),
         "hidden_size": fields.integer("hidden_size"),
         "intermediate_size": fields.integer(family.key("intermediate_size")),
         "num_layers": layers,
         "num_heads": num_heads,
-        "num_kv_heads": _kv_heads(fields, num_heads),
-        "head_dim": _head_dim(fields, num_heads),
+        "num_kv_heads": more["num_kv_heads"] if "num_kv_heads" in more else _kv_heads(fields, num_heads),
+        "head_dim": more["head_dim"] if "head_dim" in more else _head_dim(fields, num_heads),
         "max_position": max_position,
         "rms_norm_eps": fields.number("rms_norm_eps", 1e-6),
         **family.ropes(fields, windows),
@@ -163,7 +164,7 @@ def model_config(fields: Fields, architecture: str, eos_token_ids: tuple[int, ..
         "bos_token_id": fields.integer("bos_token_id", None, low=0, high=vocab_size - 1),
         "eos_token_ids": eos_token_ids,
     }
-    return ModelConfig(architecture=architecture, **{**read, **family.choices, **family.more(fields)})
+    return ModelConfig(architecture=architecture, **{**read, **family.choices, **more})
 
 
 def sizes(config: ModelConfig) -> dict[str, Any]:

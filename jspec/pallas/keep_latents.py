@@ -76,7 +76,7 @@ def keep_latents_kernel(
         out_shape=[jax.ShapeDtypeStruct(flat.shape, flat.dtype), *normed],
         num_warps=_WARPS,
         interpret=interpret,
-        aliases={(2 if query_weight is None else 3) + 2: 0},
+        aliases={len(jax.tree.leaves((start, query_weight, latent_weight, angles))): 0},  # the pool
         eps=eps,
         tokens=T,
         page_size=P,

@@ -1,5 +1,6 @@
 """config.json in its many spellings, and integers that no model has."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import ARCHITECTURES, tiny_config
 
+from benchmarks.shapes import GLM_47_FLASH
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.hf_config import read_config
@@ -252,6 +254,53 @@ def test_refused_by_family(tmp_path, architecture, overrides, message):
     assert str(refusal.value).startswith(f"{tmp_path}/config.json: ")
     assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_the_published_config_of_a_model_with_latents(tmp_path):
+    """GLM-4.7-Flash, whose heads have nothing to do with its width divided by their number."""
+    published = {
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "hidden_size": 2048,
+        "intermediate_size": 10240,
+        "moe_intermediate_size": 1536,
+        "num_hidden_layers": 47,
+        "num_attention_heads": 20,
+        "num_key_value_heads": 20,
+        "n_routed_experts": 64,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 4,
+        "routed_scaling_factor": 1.8,
+        "topk_method": "noaux_tc",
+        "first_k_dense_replace": 1,
+        "num_nextn_predict_layers": 1,
+        "kv_lora_rank": 512,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 256,
+        "vocab_size": 154880,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 202752,
+    }
+    config = read(tmp_path, published)
+    assert dataclasses.replace(GLM_47_FLASH, bos_token_id=config.bos_token_id) == config
+    deepseek = {
+        **{
+            "architectures": ["DeepseekV3ForCausalLM"],
+            "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"},
+        },
+        **{"hidden_size": 7168, "intermediate_size": 18432, "num_hidden_layers": 61, "num_attention_heads": 128},
+        **{"num_key_value_heads": 128, "vocab_size": 129280, "max_position_embeddings": 163840},
+        **{"num_nextn_predict_layers": 1, "rope_theta": 10000},
+        "rope_scaling": {
+            **{"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
+            "original_max_position_embeddings": 4096,
+        },
+    }
+    config = read(tmp_path, deepseek)
+    assert 670e9 < config.num_parameters < 672e9
+    assert config.attention_scale == pytest.approx(192**-0.5 * 1.3688879454113936**2)
+    assert config.rope.attention_factor == 1
 
 
 def test_a_published_config_that_leaves_most_to_its_class(tmp_path):
