@@ -26,11 +26,13 @@ _LOADING = {
     "max_waiting": "max_waiting",  # which a server alone has
     "ngram_corpus": "ngram_corpus",
 }
-# vLLM's name of a drafting method -> jspec's.
+# vLLM's name of a drafting method -> jspec's. It has called ``mtp`` by the name of each family as well.
 _METHODS = {
+    "deepseek_mtp": MTP,
     "draft_model": "draft_model",
     "eagle": "eagle",
     "eagle3": "eagle3",
+    "glm4_moe_lite_mtp": MTP,
     "medusa": "medusa",
     "mlp_speculator": "mlp",
     "mtp": MTP,
@@ -189,13 +191,13 @@ def _config(text: str) -> tuple[str, dict[str, Any], str | None]:
     draft, method = fields.pop("model", None), fields.pop("method", None)
     ok = method is None or method in _METHODS
     require(ok, "speculative_config.method", method, f"one of {', '.join(sorted(_METHODS))}, or none")
-    if method in _IN_TARGET:
-        require(draft in (None, method), "speculative_config.model", draft, f"none beside the method {method}")
-        draft = method
-    require(
-        isinstance(draft, str), "speculative_config.model", draft, "a checkpoint folder, or the method mtp or ngram"
-    )
-    return draft, fields, None if method in (None, *_IN_TARGET) else _METHODS[method]
+    asked = None if method is None else _METHODS[method]
+    if asked in _IN_TARGET:
+        require(draft in (None, asked), "speculative_config.model", draft, f"none beside the method {method}")
+        draft, asked = asked, None
+    expected = "a checkpoint folder, or the method mtp or ngram"
+    require(isinstance(draft, str), "speculative_config.model", draft, expected)
+    return draft, fields, asked
 
 
 def found(name: str) -> str:

@@ -78,6 +78,9 @@ def test_speculation_as_vllm_has_it(tmp_path):
     ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 5, "prompt_lookup_min": 2}
     expected = jspec.Speculation(num_draft_tokens=3, ngram_max=5, ngram_min=2)
     assert config(**ngram) == ("ngram", expected, None)
+    for method in ("mtp", "deepseek_mtp", "glm4_moe_lite_mtp"):
+        assert config(method=method, num_speculative_tokens=1) == ("mtp", Speculation(1), None)
+    assert speculation_of(args_of("--draft", "mtp"))[0] == "mtp"
 
 
 @pytest.mark.parametrize(
@@ -88,6 +91,7 @@ def test_speculation_as_vllm_has_it(tmp_path):
         ({"num_speculative_tokens": 3}, r"speculative_config\.model=None: expected a checkpoint folder"),
         ({"model": "m", "method": "magic"}, r"speculative_config\.method='magic': expected one of"),
         ({"model": "m", "method": "ngram"}, r"speculative_config\.model='m': expected none"),
+        ({"model": "m", "method": "deepseek_mtp"}, r"speculative_config\.model='m': expected none beside the method"),
         ({"model": "ngram", "num_speculative_tokens": -1}, "num_draft_tokens=-1: expected an integer"),
         ({"model": "m", "synthetic_acceptance": 1}, "has no argument 'synthetic_acceptance'"),
     ],
