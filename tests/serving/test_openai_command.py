@@ -79,7 +79,7 @@ def test_speculation_as_vllm_has_it(tmp_path):
     expected = jspec.Speculation(num_draft_tokens=3, ngram_max=5, ngram_min=2)
     assert config(**ngram) == ("ngram", expected, None)
     for method in ("mtp", "deepseek_mtp", "glm4_moe_lite_mtp"):
-        assert config(method=method, num_speculative_tokens=1) == ("mtp", Speculation(1), None)
+        assert config(method=method, num_speculative_tokens=1) == ("mtp", jspec.Speculation(num_draft_tokens=1), None)
     assert speculation_of(args_of("--draft", "mtp"))[0] == "mtp"
 
 
