@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jspec.config import EngineConfig, ModelConfig, Speculation
+from jspec.config import EngineConfig, Latent, ModelConfig, Speculation
 from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
@@ -41,6 +41,7 @@ TARGET = ModelConfig(  # one layer with a window longer than any K, one without,
     windows=(12, None, 3),
 )
 DRAFT = dataclasses.replace(TARGET, num_layers=1, windows=(12,))
+LATENTS = dataclasses.replace(TARGET, num_kv_heads=4, head_dim=12, windows=(), latent=Latent(16, 4, 8, 10))
 # Pages that do not divide max_len, prompts read in several chunks, and fewer rows than most tests have prompts.
 CONFIG = EngineConfig(max_batch=3, max_len=MAX_LEN, page_size=7, prefill_chunk=8, rounds=4)
 
@@ -58,6 +59,12 @@ def target() -> Decoder:
 def draft() -> Decoder:
     params = flat_params(target())
     return build(DRAFT, {name: params[name] for name in flat_params(Decoder(DRAFT, rngs=nnx.Rngs(0)))})
+
+
+@functools.cache
+def latents() -> Decoder:
+    """A target whose attention is over latents."""
+    return Decoder(LATENTS, rngs=nnx.Rngs(5))
 
 
 def poisoned(model: Decoder, token: int) -> Decoder:

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from causal_heads import causal_drafts
-from engines import CONFIG, DRAFT, MAX_LEN, TARGET, V, plain_greedy, ragged_prompts, shared, target
+from engines import CONFIG, DRAFT, LATENTS, MAX_LEN, TARGET, V, plain_greedy, ragged_prompts, shared, target
 
-from jspec.config import Latent, Speculation
+from jspec.config import Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.engine import Engine
 from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig, PardConfig
@@ -20,9 +20,6 @@ from jspec.models.split import split
 D, REDUCED = TARGET.hidden_size, 20
 LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
 LAYERS = dataclasses.replace(TARGET, num_layers=2, windows=(None, 9))
-LATENTS = dataclasses.replace(
-    LAYER, head_dim=12, num_kv_heads=LAYER.num_heads, qk_norm=False, qkv_bias=False, latent=Latent(16, 4, 8, 10)
-)
 MASK = 5
 
 HEADS: dict[str, HeadConfig] = {
@@ -39,7 +36,7 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     "eagle-short": EagleConfig(dataclasses.replace(LAYER, max_position=SHORT), own_embedding=True),
     "mtp-two": MTPConfig(LAYERS),
     "mtp-plain-output": MTPConfig(dataclasses.replace(LAYER, max_position=SHORT), norm_output=False, mask_first=True),
-    "mtp-latents": MTPConfig(LATENTS),
+    "mtp-latents": MTPConfig(dataclasses.replace(LATENTS, num_layers=1, windows=())),
     "eagle3-final-feature": Eagle3Config(LAYER, V, D, num_aux_layers=0, norm_output=True, own_head=False),
     "eagle3-norms": Eagle3Config(
         LAYERS, REDUCED, D, aux_layers=(1, 2, 3), norm_each_aux=True, norm_before_residual=True, own_embedding=True

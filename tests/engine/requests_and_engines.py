@@ -3,8 +3,21 @@
 import dataclasses
 
 from disturbances import outcome_of, serve
-from engines import GREEDY, MAX_LEN, TARGET, draft, drafting, key_of, ragged_prompts, requests_of, shared, target
-from heads import HEADS, random_head, serving
+from engines import (
+    GREEDY,
+    LATENTS,
+    MAX_LEN,
+    TARGET,
+    draft,
+    drafting,
+    key_of,
+    latents,
+    ragged_prompts,
+    requests_of,
+    shared,
+    target,
+)
+from heads import HEADS, VARIANTS, random_head, serving
 
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
@@ -30,8 +43,14 @@ REQUESTS = requests_of(PROMPTS, PARAMS)
 
 @shared
 def engine_of(kind: str, config: EngineConfig = CONFIG) -> Engine:
-    """An engine with a drafter of this kind, whose drafts are drawn, so that they tell of every number behind them."""
+    """An engine with a drafter of this kind, whose drafts are drawn, so that they tell of every number behind them.
+
+    For ``latents``, attention is over latents, that of the target and of what drafts for it."""
     settings = Speculation(num_draft_tokens=K, draft_sampling="sample")
+    if kind == "latents":
+        head = VARIANTS["mtp-latents"]
+        drafter = drafter_for(head, LATENTS, settings)
+        return Engine(latents(), serving(head, random_head(head)), drafter, "rejection", config)
     if kind not in HEADS:
         drafter = drafting(None if kind == "none" else kind, settings)
         return Engine(target(), draft() if kind == "draft_model" else None, drafter, "rejection", config)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from disturbances import attribute, calls_of_any_length, few_pages, outcome_of, preempting, serve
-from engines import MAX_LEN, key_of, plain_greedy, requests_of, target
+from engines import MAX_LEN, key_of, latents, plain_greedy, requests_of, target
 from requests_and_engines import CONFIG, PARAMS, PROMPTS, REQUESTS, K, P, alone, engine_of, passing
 from shared_prefixes import TEXT, cached_tokens, sharing
 
@@ -20,10 +20,12 @@ from jspec.engine.engine import Engine
 from jspec.engine.prefix import PrefixIndex
 from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.step import DecodeStep
+from jspec.models import Decoder
 from jspec.sampling.params import SamplingParams
 
-QUICK = ("draft_model", "ngram", "eagle", "p-eagle")
-KINDS = [*QUICK, *(pytest.param(kind, marks=pytest.mark.long) for kind in ("none", "eagle3", "pard", "mlp", "medusa"))]
+QUICK = ("draft_model", "ngram", "eagle", "p-eagle", "latents")
+LONG = ("none", "eagle3", "pard", "mlp", "medusa", "mtp")
+KINDS = [*QUICK, *(pytest.param(kind, marks=pytest.mark.long) for kind in LONG)]
 
 
 @dataclasses.dataclass
@@ -32,6 +34,7 @@ class Subject:
 
     engine: Engine
     expected: list[tuple]
+    target: Decoder
 
     def check(self, actives: list[ActiveRequest]):
         assert [outcome_of(active) for active in actives] == self.expected
@@ -40,12 +43,12 @@ class Subject:
 @pytest.fixture(scope="module", params=KINDS)
 def subject(request) -> Subject:
     engine = engine_of(request.param)
-    return Subject(engine, alone(engine, REQUESTS))
+    return Subject(engine, alone(engine, REQUESTS), latents() if request.param == "latents" else target())
 
 
 def test_the_requests_are_worth_comparing(subject):
     tokens, _, _, drafted, accepted = zip(*subject.expected, strict=True)
-    assert tokens[4] == plain_greedy(target(), PROMPTS)[4][:18]
+    assert tokens[4] == plain_greedy(subject.target, PROMPTS)[4][:18]
     assert len(set(map(tuple, tokens))) == len(tokens)
     if subject.engine is not engine_of("none"):
         assert 0 < sum(map(sum, accepted)) < sum(map(sum, drafted))

@@ -41,6 +41,16 @@ def without_sinks(target):
     return broken
 
 
+def with_one_key(target):
+    """The target with the keys of its first attention head for all of them."""
+    graph, state = nnx.split(target)
+    broken = nnx.merge(graph, state)
+    for layer in broken.layers:
+        keys, heads = layer.attention.keys.weight[...], layer.attention.num_heads
+        layer.attention.keys.weight[...] = jnp.tile(keys[: len(keys) // heads], (heads, 1))
+    return broken
+
+
 class Limited(nnx.Module):
     """A mixture of experts that leaves out the last tokens of a pass, as if they were beyond a capacity."""
 
@@ -72,6 +82,7 @@ class TestSteps(Losslessness):
         [
             ("GptOssForCausalLM", without_sinks),
             pytest.param("MixtralForCausalLM", with_a_capacity, marks=pytest.mark.long),
+            pytest.param("Glm4MoeLiteForCausalLM", with_one_key, marks=pytest.mark.long),
         ],
     )
     def test_a_broken_target_is_seen(self, family, broken):
