@@ -104,7 +104,7 @@ def convert(
       quantize: ``int8`` or ``fp8`` to store the linear maps and the output head in eight bits, with a scale for each
         output channel. ``dtype`` is then the dtype of the other params. For language models; see
         ``jspec.models.quantized``. Weights that ``src`` holds in eight bits are kept as they are without it, and refused
-        with it.
+        with it. Weights that it holds with a scale for each block are dequantised first (``jspec.checkpoints.blocks``).
       mtp: whether to keep the multi-token prediction layers of a language model's checkpoint, in a folder ``mtp`` of
         ``out``, from which ``jspec.load(out, draft="mtp")`` takes them. They are never quantised. None keeps those that
         there are.
@@ -192,6 +192,11 @@ def _require_runs_in_transformers(source: Source):
         raise Refusal(
             f"{where}: --verify logits compares with transformers, which rounds activations to eight bits where it reads "
             "quantised weights; ask for shapes"
+        )
+    if source.layout.dequantized:
+        raise Refusal(
+            f"{where}: --verify logits compares with transformers, which computes in fewer bits with weights that are "
+            "stored quantised; ask for shapes"
         )
     if source.is_pickled:
         raise Refusal(
@@ -286,6 +291,8 @@ def _dtype_notes(source: Source, asked: str | None, chosen: str) -> list[str]:
       chosen: the dtype of the params.
     """
     rest = "weights" if quantization_of(source.config) is None else "weights that are not quantised"
+    if asked is None and source.layout.dequantized and quantization_of(source.config) is None:
+        return [f"dequantised {rest} are kept exactly, as float32; --dtype bfloat16 halves their size and rounds them"]
     if asked is None and source.has_float16:
         return [f"float16 {rest} are kept exactly, as float32; --dtype bfloat16 halves their size and rounds them"]
     if chosen == "bfloat16" != source.exact_dtype:

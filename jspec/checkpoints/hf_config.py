@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from jspec.checkpoints.blocks.format import BlockFormat
 from jspec.checkpoints.families import FAMILIES, Family
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
@@ -68,7 +69,7 @@ def read_fields(folder: Folder) -> Fields:
     return fields
 
 
-def stored_quantization(fields: Fields) -> StoredQuantization | None:
+def stored_quantization(fields: Fields) -> StoredQuantization | BlockFormat | None:
     """How the linear maps in the files are quantised, by config.json; None if they are not, or in the way that the
     family's own entry in ``FAMILIES`` reads.
 

@@ -36,6 +36,7 @@ class Layout:
       norm_output: ``recycled`` or ``before_head``, what ``norm_output`` in config.json means; None if it lacks the key.
       holds_scales: whether the files hold the weights quantised, as the config says, and their scales. If not, weights
         that are to be quantised have yet to be.
+      dequantized: the note of those below that says that weights are dequantised while they are read; empty if none are.
       notes: one sentence for the user on each thing to know about how the checkpoint was read.
     """
 
@@ -49,6 +50,7 @@ class Layout:
     aux_convention: str | None = None
     norm_output: str | None = None
     holds_scales: bool = False
+    dequantized: str = ""
     notes: tuple[str, ...] = ()
 
     def ignores(self, name: str) -> bool:

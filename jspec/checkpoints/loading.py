@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -169,7 +170,10 @@ def verifier_of(path: str | os.PathLike) -> str | None:
 
 
 def _load(source: Source, dtype: str | None) -> tuple[ModelConfig | HeadConfig, Params]:
+    """Config and params of a Hugging Face folder; it warns if weights are dequantised."""
     source.require_match()
+    if source.layout.dequantized:
+        warnings.warn(f"{source.folder.given}: {source.layout.dequantized}", stacklevel=5)
     chosen = dtype or source.exact_dtype
     return source.config, {name: source.param(name, chosen) for name in source.shapes}
 

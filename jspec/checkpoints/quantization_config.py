@@ -1,52 +1,26 @@
 """What config.json says of weights that are quantised already (``quantization_config``).
 
-``READERS`` has one entry for each method that is read: FP8 weights with a scale for each output channel, as jspec stores
-them itself, or with a single scale for each weight. A family of models may read another method by itself
-(``Family.reads_quantization``). Everything else is refused by its name."""
+``READERS`` has one entry for each method that is read. FP8 weights with a scale for each output channel, as jspec stores
+them itself, or with a single scale for each weight are a ``StoredQuantization``. Weights with a scale for each block are a
+``BlockFormat``. A family of models may read another method by itself (``Family.reads_quantization``). Everything else is
+refused by its name."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Literal
 
+from jspec.checkpoints.blocks.awq import read_awq
+from jspec.checkpoints.blocks.format import BlockFormat
+from jspec.checkpoints.blocks.fp8 import read_compressed_blocks, read_fp8_blocks
+from jspec.checkpoints.blocks.gptq import read_gptq
+from jspec.checkpoints.blocks.packed import read_pack_quantized
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.quantization_fields import INSTEAD, Modules, read_modules, require_one_of
 from jspec.checkpoints.refusal import Refusal
 
 KEYS = ("quantization_config", "compression_config")  # the second is what early llm-compressor wrote
 NVIDIA = "hf_quant_config.json"  # stands beside config.json in checkpoints of NVIDIA Model Optimizer
-INSTEAD = (
-    "of quantised checkpoints jspec reads FP8 with a scale for each output channel or each weight (compressed-tensors "
-    "float-quantized, fp8), and gpt-oss in MXFP4; else use the original bfloat16 checkpoint, with jspec-convert --quantize "
-    "int8 or fp8"
-)
-# The names of modules are matched with regular expressions that a checkpoint brings. Only simple ones are taken, because
-# others can keep a matcher busy forever: its work grows with the power of how many repetitions and choices there are.
-MAX_PATTERNS, MAX_PATTERN_LENGTH, MAX_CHOICES = 20, 100, 3
-_ATOM = r"(?:\w|-|\.|\\[.dw]|\[\^?[\w.-]+\]|\((?:\?:)?(?:[\w.|-]|\\\.)*\)(?![*+?]))"
-_SIMPLE = re.compile(rf"\^?(?:{_ATOM}[*+?]?)*\$?", re.ASCII)
-_CHOICE = re.compile(r"\(|(?<!\()[*+?]")
-
-
-@dataclasses.dataclass(frozen=True)
-class Modules:
-    """Which modules of a network a list in config.json means.
-
-    Attributes:
-      names: their names, ``lm_head``, or classes, of which only ``Linear`` is known.
-      patterns: regular expressions that the beginnings of their names match.
-      key: the key of config.json, for messages.
-    """
-
-    names: frozenset[str]
-    patterns: tuple[re.Pattern, ...]
-    key: str
-
-    def include(self, names: Iterable[str]) -> bool:
-        """Whether a linear map, to which a checkpoint may give any of these names, is among them."""
-        if "Linear" in self.names:
-            return True
-        return any(name in self.names or any(one.match(name) for one in self.patterns) for name in names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +47,7 @@ class StoredQuantization:
         return self.targets.include(names) and not self.ignored.include(names)
 
 
-def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> StoredQuantization | None:
+def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> StoredQuantization | BlockFormat | None:
     """How the linear maps of a checkpoint are quantised; None if they are not.
 
     Args:
@@ -125,9 +99,9 @@ def _unnamed_method(fields: Fields) -> str:
     return "bitsandbytes" if legacy else "unnamed"
 
 
-def _compressed_tensors(fields: Fields) -> StoredQuantization:
+def _compressed_tensors(fields: Fields) -> StoredQuantization | BlockFormat:
     """The library compressed-tensors, which llm-compressor writes with."""
-    _require(fields, "format", "float-quantized")
+    require_one_of(fields, "format", "float-quantized", "pack-quantized")
     for name in ("sparsity_config", "transform_config"):
         nested = fields.nested(name)
         if nested is not None and nested.raw.get("format") != "dense":
@@ -140,69 +114,44 @@ def _compressed_tensors(fields: Fields) -> StoredQuantization:
     weights = None if group is None else group.nested("weights")
     if group is None or weights is None:
         raise groups.refuse(names[0], "an object with weights, because no others are quantised here")
-    _require(group, "format", "float-quantized", absent="float-quantized")
+    require_one_of(group, "format", fields.raw["format"], absent=fields.raw["format"])
+    if fields.raw["format"] == "pack-quantized":
+        return read_pack_quantized(fields, weights)
+    return _float_quantized(fields, group, weights)
+
+
+def _float_quantized(fields: Fields, group: Fields, weights: Fields) -> StoredQuantization | BlockFormat:
+    """The format ``float-quantized`` of compressed-tensors, with its only group, and what this says of weights."""
     for name, only, absent in (
         ("num_bits", 8, 8),
         ("type", "float", "int"),
         ("symmetric", True, True),
         ("dynamic", False, False),
     ):
-        _require(weights, name, only, absent=absent)
-    _require(weights, "strategy", "channel", "tensor", absent="tensor")
+        require_one_of(weights, name, only, absent=absent)
+    require_one_of(weights, "strategy", "channel", "tensor", "block", absent="tensor")
     scales: Any = weights.text("strategy", "tensor")
+    if scales == "block":
+        return read_compressed_blocks(fields, weights)
     return StoredQuantization(
-        "fp8", scales, _modules(group, "targets", ["Linear"]), _modules(fields, "ignore"), fields.where
+        "fp8", scales, read_modules(group, "targets", ["Linear"]), read_modules(fields, "ignore"), fields.where
     )
 
 
-def _fp8(fields: Fields) -> StoredQuantization:
-    """The method ``fp8`` of vLLM: a scale for each weight. Under the same name others store a scale for each block."""
+def _fp8(fields: Fields) -> StoredQuantization | BlockFormat:
+    """The method ``fp8``: of vLLM, with a scale for each weight, or of DeepSeek, with a scale for each block."""
     if fields.raw.get("weight_block_size") is not None:
-        expected = f"none, because weights with a scale for each block (weight_scale_inv) are not read; {INSTEAD}"
-        raise fields.refuse("weight_block_size", expected)
-    _require(fields, "fmt", "e4m3", absent="e4m3")
+        return read_fp8_blocks(fields)
+    require_one_of(fields, "fmt", "e4m3", absent="e4m3")
     key = "modules_to_not_convert" if "modules_to_not_convert" in fields.raw else "ignored_layers"
     every = Modules(frozenset(("Linear",)), (), "")
-    return StoredQuantization("fp8", "tensor", every, _modules(fields, key), fields.where)
+    return StoredQuantization("fp8", "tensor", every, read_modules(fields, key), fields.where)
 
 
 # quant_method of config.json -> the function that reads the rest of ``quantization_config``.
-READERS: dict[str, Callable[[Fields], StoredQuantization]] = {
+READERS: dict[str, Callable[[Fields], StoredQuantization | BlockFormat]] = {
+    "awq": read_awq,
     "compressed-tensors": _compressed_tensors,
     "fp8": _fp8,
+    "gptq": read_gptq,
 }
-
-
-def _require(fields: Fields, name: str, *known: Any, absent: Any = None):
-    """Raise a ``Refusal`` unless the value under ``name``, or without one ``absent``, is one of ``known``."""
-    value = absent if fields.raw.get(name) is None else fields.raw[name]
-    if not any(type(value) is type(one) and value == one for one in known):
-        raise fields.refuse(name, f"{' or '.join(map(repr, known))}; {INSTEAD}")
-
-
-def _modules(fields: Fields, name: str, absent: Iterable[str] = ()) -> Modules:
-    """The list of modules under ``name``: names, and after ``re:`` regular expressions."""
-    listed = absent if fields.raw.get(name) is None else fields.raw[name]
-    if not isinstance(listed, list | tuple) or not all(isinstance(one, str) for one in listed):
-        raise fields.refuse(name, "a list of module names")
-    patterns = [one.removeprefix("re:") for one in listed if one.startswith("re:")]
-    if len(patterns) > MAX_PATTERNS:
-        raise fields.refuse(name, f"at most {MAX_PATTERNS} patterns; list the names of modules")
-    return Modules(
-        frozenset(one for one in listed if not one.startswith("re:")),
-        tuple(_compiled(fields, name, pattern) for pattern in patterns),
-        fields.prefix + name,
-    )
-
-
-def _compiled(fields: Fields, name: str, pattern: str) -> re.Pattern:
-    simple = len(pattern) <= MAX_PATTERN_LENGTH and _SIMPLE.fullmatch(pattern)
-    try:
-        if simple and len(_CHOICE.findall(pattern)) <= MAX_CHOICES:
-            return re.compile(pattern)
-    except re.error:
-        pass
-    raise Refusal(
-        f"{fields.where}: {fields.prefix}{name} has the pattern {pattern[:80]!r}: expected names of modules, or patterns of "
-        f"at most {MAX_PATTERN_LENGTH} letters, ., [..] and up to {MAX_CHOICES} of *, +, ? and (a|b); list the names instead"
-    )

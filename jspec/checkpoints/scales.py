@@ -4,14 +4,16 @@ A checkpoint has the scales of ``model.layers.0.mlp.down_proj.weight`` in the te
 become the parameter ``layers.0.mlp.down.scale``. Weights are read as they are stored, bit for bit."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 
 import numpy as np
 
+from jspec.checkpoints.blocks.format import BlockFormat, read_scales
 from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.names import OUTPUT_HEAD, Placement, tensor_table
 from jspec.checkpoints.parts import modules_of_parts
-from jspec.checkpoints.quantization_config import INSTEAD, StoredQuantization
+from jspec.checkpoints.quantization_config import StoredQuantization
+from jspec.checkpoints.quantization_fields import INSTEAD
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
@@ -39,19 +41,13 @@ class Scales(Tensor):
         Raises:
           Refusal: one of them is zero, negative, NaN or infinite.
         """
-        values = self.stored.read().astype(np.float32).reshape(-1)
-        wrong = values[~(np.isfinite(values) & (values > 0))]
-        if len(wrong):
-            raise Refusal(
-                f"{self.file}: tensor {self.name!r} holds {wrong[0]}: expected positive numbers; fetch it again"
-            )
-        return np.broadcast_to(values, self.shape)
+        return np.broadcast_to(read_scales(self.stored).reshape(-1), self.shape)
 
 
 def with_stored_quantization(
-    config: ModelConfig, stored: StoredQuantization, called: Callable[[str], tuple[str, ...]]
+    config: ModelConfig, stored: StoredQuantization | BlockFormat, called: Callable[[str], tuple[str, ...]]
 ) -> ModelConfig:
-    """``config`` with the quantisation of the weights in the files.
+    """``config`` with the quantisation of the weights in the files; ``config`` itself if they are dequantised when read.
 
     Args:
       config: the model's config, without quantisation.
@@ -63,10 +59,13 @@ def with_stored_quantization(
         tensor.
     """
     if names_of(config.architecture).stacked_maps is not None:
+        what = stored.summary if isinstance(stored, BlockFormat) else stored.quantization
         raise Refusal(
-            f"{stored.where}: quantization_config says that the weights are {stored.quantization}, which is not read of "
+            f"{stored.where}: quantization_config says that the weights are {what}, which is not read of "
             f"{config.architecture}, whose experts are in one tensor; {INSTEAD}"
         )
+    if isinstance(stored, BlockFormat):
+        return config
     # An embedding is no linear map, so it is never quantised, and neither is an output head that is tied to it.
     quantized = dataclasses.replace(config, quantization=stored.quantization, quantized_head=not config.tie_embeddings)
     scales, suffix = quantized.scale_names(), ".weight"
@@ -109,20 +108,31 @@ def with_scales(layout: Layout, stored: StoredQuantization, where: str) -> Layou
             raise Refusal(f"{where}: tensor '{scale}_inv' holds scales of blocks, expected {scale!r}; {INSTEAD}")
         if scale in tensors:
             tensors[scale] = _scales(tensors[scale], channels, stored, where)
-    left_out = {name for name in tensors if name not in table and name.endswith(_ACTIVATIONS)}
-    notes = [f"the {stored.quantization} weights and their scales are kept as they are stored"]
-    if left_out:
-        notes.append(
-            f"{count(len(left_out), 'scale')} of activations or of the cache left out, because neither is quantised"
-        )
+    left_out, notes = scales_left_out(tensors, table)
+    note = f"the {stored.quantization} weights and their scales are kept as they are stored"
     return dataclasses.replace(
         layout,
         table=table,
         tensors=tensors,
         left_out=layout.left_out | left_out,
-        notes=(*layout.notes, *notes),
+        notes=(*layout.notes, note, *notes),
         holds_scales=True,
     )
+
+
+def scales_left_out(names: Iterable[str], table: Container[str]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """The names of tensors that hold scales of activations or of the cache, and a note that says how many are left out.
+
+    Args:
+      names: of the tensors in the files.
+      table: names of those that the model needs.
+
+    Returns:
+      both empty if there are none.
+    """
+    found = frozenset(name for name in names if name not in table and name.endswith(_ACTIVATIONS))
+    note = f"{count(len(found), 'scale')} of activations or of the cache left out, because neither is quantised"
+    return found, (note,) if found else ()
 
 
 def _scales(tensor: Tensor, channels: int, stored: StoredQuantization, where: str) -> Scales:

@@ -118,7 +118,7 @@ def test_eos_ids_are_united(tmp_path):
         ({"architectures": ["MambaForCausalLM"]}, "LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM"),
         ({"architectures": None}, "LlamaForCausalLM"),
         ({"auto_map": {"AutoModel": "modeling.Model"}}, "remote code"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "hqq"),
         ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu': expected one of silu, swish, gelu"),
         ({"hidden_size": -1}, "hidden_size=-1: expected an integer"),
         ({"hidden_size": 64.0}, "hidden_size=64.0"),

@@ -157,7 +157,7 @@ def test_damaged_tensors_are_refused(checkpoint, change, message):
         ({"swiglu_alpha": 1.5}, "swiglu_alpha=1.5: expected 1.702"),
         ({"swiglu_limit": -1.0}, "swiglu_limit"),
         ({"num_experts_per_tok": 4}, "num_experts_per_tok=4"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "hqq"),
         ({"architectures": ["LlamaForCausalLM"]}, "mxfp4"),
     ],
     ids=str,

@@ -5,13 +5,14 @@ The package docstring (``jspec.checkpoints.heads``) says how the layouts are ask
 import dataclasses
 from collections.abc import Callable, Iterable
 
+from jspec.checkpoints.blocks.format import BlockFormat
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads.format import HeadFormat, architectures
 from jspec.checkpoints.heads.mtp import FORMAT as MTP
 from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
 from jspec.checkpoints.heads.wrapping import WRAPPER, names_without_prefix, unwrap
-from jspec.checkpoints.hf_config import require_size
+from jspec.checkpoints.hf_config import require_size, stored_quantization
 from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.quantization_config import refuse_quantized_head
 from jspec.checkpoints.refusal import Refusal
@@ -65,7 +66,7 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
         raise Refusal(
             f"{fields.where}: model_type={WRAPPER!r} says that this is an EAGLE head, but 'fc.weight' is missing"
         )
-    if found.needs_target:
+    if found.needs_target and not (found is MTP and isinstance(stored_quantization(fields), BlockFormat)):
         refuse_quantized_head(fields)
     if not found.lists_layers:
         options.refuse_any(folder.given, ("aux_convention",), "EAGLE-3 heads")

@@ -4,12 +4,16 @@
 
 import dataclasses
 
+from jspec.checkpoints.blocks.layout import dequantized, require_some, stored_shapes, with_note
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.hf_config import decoder_config, stored_quantization
 from jspec.checkpoints.layout import Layout, decoder_layout
 from jspec.checkpoints.multimodal import is_multimodal, text_tensors
+from jspec.checkpoints.names import tensor_table
+from jspec.checkpoints.parts import wholes
+from jspec.checkpoints.quantization_config import StoredQuantization
 from jspec.checkpoints.scales import with_scales
 from jspec.checkpoints.tensor import Tensor
 from jspec.heads import PardConfig
@@ -18,14 +22,15 @@ from jspec.heads import PardConfig
 def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     """The ``Layout`` of a folder that holds a causal language model, or a multimodal one around it."""
     config, stored = decoder_config(folder, fields), stored_quantization(fields)
+    text, others = text_tensors(tensors) if is_multimodal(fields) else (tensors, frozenset())
+    replaced = dequantized(text, stored_shapes(tensor_table(config), wholes(config)), stored, folder.given)
+    require_some(replaced, stored)
+    layout = decoder_layout(config, replaced.tensors)
     if is_multimodal(fields):
-        text, others = text_tensors(tensors)
         note = f"{len(others)} tensors of other parts than the text model were left out"
-        layout = decoder_layout(config, text)
         layout = dataclasses.replace(layout, left_out=others, notes=(*layout.notes, note))
-    else:
-        layout = decoder_layout(config, tensors)
-    return layout if stored is None else with_scales(layout, stored, folder.given)
+    layout = with_note(layout, replaced)
+    return with_scales(layout, stored, folder.given) if isinstance(stored, StoredQuantization) else layout
 
 
 def read_pard(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:

@@ -9,15 +9,16 @@ import dataclasses
 from typing import Any
 
 from jspec._arguments import require
+from jspec.checkpoints.blocks.layout import dequantized, stored_shapes, with_note
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.heads.layers import layer_fields, require_no_windows
 from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.hf_config import decoder_config
+from jspec.checkpoints.hf_config import decoder_config, stored_quantization
 from jspec.checkpoints.layout import PREFIX, Layout, mtp_mark
 from jspec.checkpoints.names import renamed, tensor_table
-from jspec.checkpoints.parts import taken_apart
+from jspec.checkpoints.parts import taken_apart, wholes
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
 from jspec.heads import MTPConfig, mtp_layers
@@ -44,14 +45,17 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
     config = options.of_mtp(MTPConfig(mtp_layers(target, count)))
     places = {f"layers.{i}.": f"{PREFIX}layers.{first + i}." for i in range(count)}
     table, mine = renamed(tensor_table(config), places), tuple(places.values())
-    copies = {place + name for place in mine for name in COPIES}
-    return Layout(
+    copies, layers = {place + name for place in mine for name in COPIES}, range(first, first + count)
+    shapes = stored_shapes(table, wholes(config.layers, layers, PREFIX))
+    replaced = dequantized(tensors, shapes, stored_quantization(fields), folder.given)
+    layout = Layout(
         config,
         "multi-token prediction layers",
         table,
-        taken_apart(config.layers, tensors, range(first, first + count), PREFIX),
+        taken_apart(config.layers, replaced.tensors, layers, PREFIX),
         left_out=frozenset(name for name in tensors if name in copies or not name.startswith(mine)),
     )
+    return with_note(layout, replaced)
 
 
 def is_alone(fields: Fields) -> bool:

@@ -1,0 +1,19 @@
+"""Weights that a checkpoint stores with a scale for each block of numbers, and that are dequantised while they are read.
+
+No kernel multiplies with them as they are stored. Each format has one file here, which ends with the function that reads its
+``quantization_config``. These tensors ``<name>.*`` stand for the weight ``[out, in]`` of the linear map ``<name>``:
+
+| file | codes | zeros | scales |
+|---|---|---|---|
+| ``fp8`` | ``weight`` ``[out, in]``, float8_e4m3fn | | ``weight_scale_inv`` ``[ceil(out / height), ceil(in / width)]`` |
+| ``gptq`` | ``qweight`` ``[in / 8, out]`` | ``qzeros`` ``[groups, out / 8]`` | ``scales`` ``[groups, out]`` |
+| ``awq`` | ``qweight`` ``[in, out / 8]`` | ``qzeros`` ``[groups, out / 8]`` | ``scales`` ``[groups, out]`` |
+| ``packed`` | ``weight_packed`` ``[out, in / 8]`` | ``weight_zero_point`` ``[out / 8, groups]`` | ``weight_scale`` |
+
+A number of the weight is the FP8 number times the scale of its block, or ``(code - zero) * scale`` of its group of input
+features. GPTQ may say which group each is in (``g_idx``, ``[in]``). Codes and zeros of four bits are int32, eight in one.
+The weight is computed in float32, one tensor at a time. With four bits and scales in float16 or bfloat16 that is exact, and
+otherwise each number is rounded once.
+
+``format.BlockFormat`` is what the formats have in common, ``four_bits`` unpacks codes, and ``layout.with_dequantized`` puts
+weights in the place of the tensors that stand for them."""

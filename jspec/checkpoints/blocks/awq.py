@@ -1,0 +1,68 @@
+"""AWQ weights of four bits (Lin et al., 2023), in the layout ``gemm`` of AutoAWQ."""
+
+import dataclasses
+
+from jspec.checkpoints.blocks.format import Parts, read_group_size, read_plain, read_scales
+from jspec.checkpoints.blocks.four_bits import FourBitFormat, FourBitWeight, Numbers, unpacked
+from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.quantization_fields import INSTEAD, require_one_of
+from jspec.checkpoints.tensor import Tensor
+
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the place of each code of a number among eight output channels, lowest bits first
+
+
+@dataclasses.dataclass(frozen=True)
+class AWQWeight(FourBitWeight):
+    """A weight ``[out, in]``, of which the codes of eight output channels are in one number, in the order ``ORDER``.
+
+    Attributes:
+      codes: int32 ``[in, out / 8]``.
+      zeros: int32 ``[groups, out / 8]``.
+      scales: ``[groups, out]``.
+    """
+
+    codes: Tensor
+    zeros: Tensor
+    scales: Tensor
+
+    def numbers(self) -> Numbers:
+        codes, zeros = (unpacked(tensor.read(), 1, ORDER) for tensor in (self.codes, self.zeros))
+        return Numbers(codes, zeros, read_scales(self.scales, signed=True), self.consecutive())
+
+
+@dataclasses.dataclass(frozen=True)
+class AWQ(FourBitFormat):
+    """AWQ of four bits."""
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return ".qweight", ".qzeros", ".scales"
+
+    @property
+    def summary(self) -> str:
+        return f"AWQ, four bits with a scale for each {self.groups}"
+
+    def weight(self, name: str, shape: tuple[int, int], parts: Parts) -> AWQWeight:
+        outputs, inputs = shape
+        parts.require_multiple("output", outputs, 8)
+        group = self.group(inputs, parts)
+        codes = parts.take(".qweight", (inputs, outputs // 8), ("int32",))
+        zeros = parts.take(".qzeros", (inputs // group, outputs // 8), ("int32",))
+        scales = parts.take(".scales", (inputs // group, outputs))
+        return AWQWeight(name, codes.file, codes.path, shape, "float32", group, codes, zeros, scales)
+
+
+def read_awq(fields: Fields) -> AWQ:
+    """The ``quantization_config`` of the method ``awq``.
+
+    Raises:
+      Refusal: it says something that is not read.
+    """
+    require_one_of(fields, "bits", 4)
+    require_one_of(fields, "zero_point", True, absent=True)
+    require_one_of(fields, "desc_act", False, absent=False)
+    for key in ("version", "format", "checkpoint_format"):
+        if fields.text(key, "gemm").lower() != "gemm":
+            raise fields.refuse(key, f"'gemm', because weights lie in other orders elsewhere; {INSTEAD}")
+    plain, listed = read_plain(fields, "modules_to_not_convert")
+    return AWQ(plain, listed, fields.where, read_group_size(fields), f"{fields.prefix}group_size")

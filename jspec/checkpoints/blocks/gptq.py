@@ -1,0 +1,121 @@
+"""GPTQ weights of four bits (Frantar et al., 2022), as AutoGPTQ, GPTQModel and AutoRound publish them."""
+
+import dataclasses
+
+import numpy as np
+
+from jspec.checkpoints.blocks.format import Parts, read_group_size, read_plain, read_scales
+from jspec.checkpoints.blocks.four_bits import FourBitFormat, FourBitWeight, Numbers, unpacked
+from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.quantization_fields import INSTEAD, require_one_of
+from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.tensor import Tensor
+
+_ONES = np.uint32(0x11111111)  # one in each of eight codes
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTQWeight(FourBitWeight):
+    """A weight ``[out, in]``, of which the codes of eight input features are in one number, the first in the lowest bits.
+
+    Attributes:
+      codes: int32 ``[in / 8, out]``.
+      zeros: int32 ``[groups, out / 8]``.
+      scales: ``[groups, out]``.
+      order: int32 ``[in]``, the group of each input feature; None if the groups follow each other.
+      ordered: whether they may not.
+      less_one: whether one was subtracted from the zeros, as the first version of the format does.
+    """
+
+    codes: Tensor
+    zeros: Tensor
+    scales: Tensor
+    order: Tensor | None
+    ordered: bool
+    less_one: bool
+
+    def numbers(self) -> Numbers:
+        zeros = self.zeros.read().view(np.uint32)
+        if self.less_one:
+            # To whole numbers, as GPTQModel does: it subtracts so when it writes, and a zero of 0 borrows from the next.
+            zeros = zeros + _ONES
+        return Numbers(
+            unpacked(self.codes.read(), 0), unpacked(zeros, 1), read_scales(self.scales, signed=True), self._groups()
+        )
+
+    def _groups(self) -> np.ndarray:
+        consecutive = self.consecutive()
+        if self.order is None:
+            return consecutive
+        groups, count = self.order.read(), self.scales.shape[0]
+        if not self.ordered and not np.array_equal(groups, consecutive):
+            raise Refusal(
+                f"{self.file}: tensor {self.order.name!r} has groups that do not follow each other, but desc_act is false; "
+                "set it to true in config.json if the weights were quantised in another order"
+            )
+        wrong = groups[(groups < 0) | (groups >= count)]
+        if len(wrong):
+            raise Refusal(
+                f"{self.file}: tensor {self.order.name!r} holds {wrong[0]}: expected groups in 0..{count - 1}; fetch it "
+                "again"
+            )
+        return groups
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTQ(FourBitFormat):
+    """GPTQ of four bits.
+
+    Attributes:
+      ordered: whether input features were quantised in another order than they have (``desc_act``).
+      less_one: as in ``GPTQWeight``.
+    """
+
+    ordered: bool
+    less_one: bool
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return ".qweight", ".qzeros", ".scales", ".g_idx"
+
+    @property
+    def summary(self) -> str:
+        return f"GPTQ, four bits with a scale for each {self.groups}"
+
+    def weight(self, name: str, shape: tuple[int, int], parts: Parts) -> GPTQWeight:
+        (outputs, inputs), order = shape, None
+        parts.require_multiple("input", inputs, 8)
+        parts.require_multiple("output", outputs, 8)
+        group = self.group(inputs, parts)
+        if self.ordered or ".g_idx" in parts.found:
+            order = parts.take(".g_idx", (inputs,), ("int32",))
+        codes = parts.take(".qweight", (inputs // 8, outputs), ("int32",))
+        zeros = parts.take(".qzeros", (inputs // group, outputs // 8), ("int32",))
+        scales = parts.take(".scales", (inputs // group, outputs))
+        about = name, codes.file, codes.path, shape, "float32", group
+        return GPTQWeight(*about, codes, zeros, scales, order, self.ordered, self.less_one)
+
+
+def read_gptq(fields: Fields) -> GPTQ:
+    """The ``quantization_config`` of the method ``gptq``.
+
+    Raises:
+      Refusal: it says something that is not read.
+    """
+    require_one_of(fields, "bits", 4)
+    require_one_of(fields, "pack_dtype", "int32", absent="int32")
+    require_one_of(fields, "is_marlin_format", False, absent=False)
+    key = "checkpoint_format" if fields.raw.get("checkpoint_format") is not None else "format"
+    require_one_of(fields, key, "gptq", "gptq_v2", absent="gptq")
+    if fields.raw.get("rotation") is not None:
+        raise fields.refuse("rotation", f"none, because rotated weights are not read; {INSTEAD}")
+    # An entry that begins with - says which modules are not quantised. The tensors in the files say that as well.
+    dynamic = fields.nested("dynamic")
+    changed = [] if dynamic is None else [module for module in dynamic.raw if not module.startswith("-")]
+    if dynamic is not None and changed:
+        raise dynamic.refuse(changed[0], f"none, because all modules are quantised alike; {INSTEAD}")
+    plain, listed = read_plain(fields, "modules_to_not_convert")
+    size, ordered = read_group_size(fields), fields.flag("desc_act")
+    return GPTQ(
+        plain, listed, fields.where, size, f"{fields.prefix}group_size", ordered, fields.raw.get(key) != "gptq_v2"
+    )

@@ -1,0 +1,94 @@
+"""Weights of four bits in the format ``pack-quantized`` of the library compressed-tensors, which llm-compressor writes."""
+
+import dataclasses
+
+import numpy as np
+
+from jspec.checkpoints.blocks.format import Parts, read_group_size, read_plain, read_scales
+from jspec.checkpoints.blocks.four_bits import FourBitFormat, FourBitWeight, Numbers, unpacked
+from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.quantization_fields import require_one_of
+from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.tensor import Tensor
+
+_MIDDLE = np.uint8(8)  # is added to all codes and zeros, which are -8..7 before
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedWeight(FourBitWeight):
+    """A weight ``[out, in]``, of which the codes of eight input features are in one number, the first in the lowest bits.
+
+    Attributes:
+      codes: int32 ``[out, ceil(in / 8)]``.
+      scales: ``[out, groups]``.
+      zeros: int32 ``[ceil(out / 8), groups]``, or None if code 8 is the zero everywhere.
+      size: ``[2]``, the shape of the weight.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    size: Tensor
+
+    def numbers(self) -> Numbers:
+        outputs, inputs = self.shape
+        if tuple(size := self.size.read().tolist()) != self.shape:
+            raise Refusal(
+                f"{self.file}: tensor {self.size.name!r} holds {size}, but config.json asks for a weight {list(self.shape)}"
+            )
+        codes, scales = unpacked(self.codes.read(), 1)[:, :inputs], read_scales(self.scales, signed=True)
+        zeros = np.broadcast_to(_MIDDLE, scales.shape)
+        if self.zeros is not None:
+            zeros = unpacked(self.zeros.read(), 0)[:outputs]
+        return Numbers(codes.T, zeros.T, scales.T, self.consecutive())
+
+
+@dataclasses.dataclass(frozen=True)
+class PackQuantized(FourBitFormat):
+    """The format ``pack-quantized`` with four bits.
+
+    Attributes:
+      symmetric: whether code 8 is the zero everywhere.
+    """
+
+    symmetric: bool
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        ends = ".weight_packed", ".weight_scale", ".weight_shape"
+        return ends if self.symmetric else (*ends, ".weight_zero_point")
+
+    @property
+    def summary(self) -> str:
+        return f"four bits with a scale for each {self.groups} (pack-quantized)"
+
+    def weight(self, name: str, shape: tuple[int, int], parts: Parts) -> PackedWeight:
+        (outputs, inputs), zeros = shape, None
+        groups = inputs // (group := self.group(inputs, parts))
+        codes = parts.take(".weight_packed", (outputs, -(-inputs // 8)), ("int32",))
+        scales = parts.take(".weight_scale", (outputs, groups))
+        size = parts.take(".weight_shape", (2,), ("int64", "int32"))
+        if not self.symmetric:
+            zeros = parts.take(".weight_zero_point", (-(-outputs // 8), groups), ("int32",))
+        return PackedWeight(name, codes.file, codes.path, shape, "float32", group, codes, scales, zeros, size)
+
+
+def read_pack_quantized(fields: Fields, weights: Fields) -> PackQuantized:
+    """The ``quantization_config`` of compressed-tensors with ``format: pack-quantized``.
+
+    Args:
+      fields: the whole of it.
+      weights: what it says of the weights of all linear maps.
+
+    Raises:
+      Refusal: it says something that is not read.
+    """
+    require_one_of(weights, "num_bits", 4)
+    require_one_of(weights, "type", "int", absent="int")
+    require_one_of(weights, "dynamic", False, absent=False)
+    require_one_of(weights, "actorder", False, "weight", "static", absent=False)
+    require_one_of(weights, "strategy", "group", "channel")
+    size = read_group_size(weights) if weights.raw["strategy"] == "group" else -1
+    plain, listed = read_plain(fields, "ignore")
+    symmetric = weights.flag("symmetric", True)
+    return PackQuantized(plain, listed, fields.where, size, f"{weights.prefix}group_size", symmetric)

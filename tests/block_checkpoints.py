@@ -1,0 +1,260 @@
+"""Tiny checkpoints whose linear maps are stored with a scale for each block, packed as the libraries of each format do it.
+
+Weights are rounded and packed here number by number, and the weights that they stand for are computed from the numbers
+before packing, so that nothing of what reads them is used."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from fp8_checkpoints import FP8, LINEAR
+from safetensors.numpy import load_file
+from tiny import tiny_checkpoint, write_weights
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+Stored = tuple[dict[str, np.ndarray], np.ndarray]  # end of a name -> array in the files; the weight, float32 [out, in]
+
+
+class FourBits(NamedTuple):
+    """A weight ``[out, in]`` in four bits, before it is packed.
+
+    Attributes:
+      codes: int ``[out, in]``, 0..15.
+      zeros: int ``[out, groups]``, 0..15.
+      scales: float16 ``[out, groups]``.
+      groups: int ``[in]``.
+    """
+
+    codes: np.ndarray
+    zeros: np.ndarray
+    scales: np.ndarray
+    groups: np.ndarray
+
+    @property
+    def weight(self) -> np.ndarray:
+        """What it stands for, float32, number by number."""
+        rows = [
+            [
+                np.float32(int(code) - int(zeros[group])) * np.float32(scales[group])
+                for code, group in zip(codes, self.groups, strict=True)
+            ]
+            for codes, zeros, scales in zip(self.codes, self.zeros, self.scales, strict=True)
+        ]
+        return np.array(rows, np.float32)
+
+
+def four_bits(weight: np.ndarray, group_size: int, symmetric: bool = False, order: bool = False) -> FourBits:
+    """``weight`` rounded to four bits.
+
+    Args:
+      weight: ``[out, in]``.
+      group_size: -1 for one group.
+      symmetric: whether code 8 is the zero everywhere; some scales are negative then, as AutoRound chooses them.
+      order: whether the input features of a group are scattered.
+    """
+    outputs, inputs = weight.shape
+    size = inputs if group_size == -1 else group_size
+    groups = np.arange(inputs) // size
+    if order:
+        groups = np.random.default_rng(inputs).permutation(groups)
+    codes = np.zeros(weight.shape, int)
+    zeros, scales = np.full((outputs, inputs // size), 8), np.zeros((outputs, inputs // size), np.float16)
+    for group in range(inputs // size):
+        numbers = weight[:, groups == group]
+        low, high = numbers.min(1), numbers.max(1)
+        if symmetric:
+            scales[:, group] = np.where(-low > high, -low, -high) / 8
+        else:
+            scales[:, group] = (high - low) / 15
+            zeros[:, group] = np.clip(np.round(-low / scales[:, group]), 0, 15)
+        scale, zero = scales[:, group, None].astype(np.float32), zeros[:, group, None]
+        codes[:, groups == group] = np.clip(np.round(numbers / scale) + zero, 0, 15)
+    return FourBits(codes, zeros, scales, groups)
+
+
+def packed(codes: np.ndarray, axis: int, order: Sequence[int] = tuple(range(8))) -> np.ndarray:
+    """``codes``, int of two dimensions, eight in an int32 along ``axis``: code ``order[i]`` of eight from bit 4i on."""
+    rows = codes if axis == 1 else codes.T
+    rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8)))
+    words = [
+        [sum(int(row[start + place]) << 4 * i for i, place in enumerate(order)) for start in range(0, len(row), 8)]
+        for row in rows
+    ]
+    found = np.array(words, np.uint32).view(np.int32)
+    return np.ascontiguousarray(found if axis == 1 else found.T)
+
+
+def gptq(weight: np.ndarray, group_size=8, symmetric=False, order=False, v2=False, g_idx=True) -> Stored:
+    """As AutoGPTQ and GPTQModel write it."""
+    rounded = four_bits(weight, group_size, symmetric, order)
+    zeros = packed(rounded.zeros.T, 1)
+    if not v2:
+        zeros = (zeros.view(np.uint32) - np.uint32(0x11111111)).view(np.int32)
+    parts = {
+        ".qweight": packed(rounded.codes.T, 0),
+        ".qzeros": zeros,
+        ".scales": np.ascontiguousarray(rounded.scales.T),
+        ".g_idx": rounded.groups.astype(np.int32),
+    }
+    if not g_idx:
+        del parts[".g_idx"]
+    return parts, rounded.weight
+
+
+def awq(weight: np.ndarray, group_size=8) -> Stored:
+    """As AutoAWQ writes it in its version ``gemm``."""
+    rounded = four_bits(weight, group_size)
+    parts = {
+        ".qweight": packed(rounded.codes.T, 1, AWQ_ORDER),
+        ".qzeros": packed(rounded.zeros.T, 1, AWQ_ORDER),
+        ".scales": np.ascontiguousarray(rounded.scales.T),
+    }
+    return parts, rounded.weight
+
+
+def pack_quantized(weight: np.ndarray, group_size=8, symmetric=True) -> Stored:
+    """As compressed-tensors writes it."""
+    rounded = four_bits(weight, group_size, symmetric)
+    parts = {
+        ".weight_packed": packed(rounded.codes, 1),
+        ".weight_scale": rounded.scales,
+        ".weight_shape": np.array(weight.shape),
+    }
+    if not symmetric:
+        parts[".weight_zero_point"] = packed(rounded.zeros, 0)
+    return parts, rounded.weight
+
+
+def fp8(weight: np.ndarray, block=(40, 24), end=".weight_scale_inv", dtype=np.float32) -> Stored:
+    """As DeepSeek publishes it, or llm-compressor writes it; the last block of a row or a column may be smaller."""
+    (height, width), (outputs, inputs) = block, weight.shape
+    scales = np.zeros((-(-outputs // height), -(-inputs // width)), dtype)
+    stored, wide = np.zeros(weight.shape, FP8), np.zeros(weight.shape, np.float32)
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            at = slice(i * height, (i + 1) * height), slice(j * width, (j + 1) * width)
+            scales[i, j] = np.abs(weight[at]).max() / 448
+            stored[at] = np.clip(weight[at] / scales[i, j].astype(np.float32), -448, 448).astype(FP8)
+            for o, row in enumerate(stored[at]):
+                for k, number in enumerate(row):
+                    wide[i * height + o, j * width + k] = np.float32(number) * np.float32(scales[i, j])
+    return {".weight": stored, end: scales}, wide
+
+
+def gptq_config(**changes) -> dict[str, Any]:
+    """``quantization_config`` as GPTQModel writes it."""
+    known = {"bits": 4, "group_size": 8, "desc_act": False, "sym": False, "checkpoint_format": "gptq", "lm_head": False}
+    return {"quant_method": "gptq", **known, "pack_dtype": "int32", "dynamic": {}, **changes}
+
+
+def awq_config(**changes) -> dict[str, Any]:
+    """``quantization_config`` as AutoAWQ writes it."""
+    known = {"bits": 4, "group_size": 8, "zero_point": True, "version": "gemm", "modules_to_not_convert": None}
+    return {"quant_method": "awq", **known, **changes}
+
+
+def fp8_config(**changes) -> dict[str, Any]:
+    """``quantization_config`` of DeepSeek-V3, with other blocks."""
+    known = {"activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [40, 24]}
+    return {"quant_method": "fp8", **known, **changes}
+
+
+def compressed_config(form: str, **weights) -> dict[str, Any]:
+    """``quantization_config`` as llm-compressor writes it; ``weights`` are keys of what it says of weights."""
+    group = {"weights": {"dynamic": False, **weights}, "input_activations": None, "targets": ["Linear"]}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+def pack_config(**weights) -> dict[str, Any]:
+    """``quantization_config`` of the format ``pack-quantized``."""
+    known = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 8, "actorder": None}
+    return compressed_config("pack-quantized", **{**known, **weights})
+
+
+class Kind(NamedTuple):
+    """A format: its ``quantization_config``, what rounds and packs a weight, and what it is called in notes."""
+
+    config: dict[str, Any]
+    store: Callable[[np.ndarray], Stored]
+    words: str
+
+
+_BLOCK = compressed_config("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[40, 24])
+KINDS = {
+    "fp8": Kind(fp8_config(), fp8, "FP8 with a scale for each block of 40 x 24"),
+    "fp8 128": Kind(
+        fp8_config(weight_block_size=[128, 128]),
+        lambda weight: fp8(weight, (128, 128), dtype=ml_dtypes.bfloat16),
+        "FP8 with a scale for each block of 128 x 128",
+    ),
+    "fp8 compressed": Kind(_BLOCK, lambda weight: fp8(weight, end=".weight_scale"), "FP8 with a scale for each block"),
+    "gptq": Kind(gptq_config(), gptq, "GPTQ, four bits with a scale for each 8 input features"),
+    "gptq order": Kind(
+        gptq_config(desc_act=True, dynamic={"-:.*gate$": {}}),
+        lambda weight: gptq(weight, order=True),
+        "GPTQ, four bits",
+    ),
+    "gptq symmetric": Kind(
+        gptq_config(sym=True, group_size=-1),
+        lambda weight: gptq(weight, -1, symmetric=True, g_idx=False),
+        "GPTQ, four bits with a scale for each output channel",
+    ),
+    "gptq v2": Kind(gptq_config(checkpoint_format="gptq_v2"), lambda weight: gptq(weight, v2=True), "GPTQ, four bits"),
+    "awq": Kind(awq_config(), awq, "AWQ, four bits with a scale for each 8 input features"),
+    "awq channel": Kind(awq_config(group_size=-1, version="GEMM"), lambda weight: awq(weight, -1), "AWQ, four bits"),
+    "packed": Kind(pack_config(), pack_quantized, "four bits with a scale for each 8 input features (pack-quantized)"),
+    "packed zeros": Kind(
+        pack_config(symmetric=False), lambda weight: pack_quantized(weight, symmetric=False), "(pack-quantized)"
+    ),
+    "packed channel": Kind(
+        pack_config(strategy="channel", group_size=None), lambda weight: pack_quantized(weight, -1), "(pack-quantized)"
+    ),
+}
+
+
+def block_checkpoint(
+    path: Path, kind: Kind, architecture: str = "LlamaForCausalLM", *, head: bool = False, shards: int = 1, **overrides
+) -> Path:
+    """Write a random checkpoint in a format, and beside it, as ``<name>-wide``, the float32 one that it stands for.
+
+    Args:
+      path: the folder.
+      kind: the format.
+      architecture: as for ``tiny_checkpoint``.
+      head: whether the output head is stored so too.
+      shards, overrides: as for ``tiny_checkpoint``.
+    """
+    wide = tiny_checkpoint(path.with_name(f"{path.name}-wide"), architecture, **overrides)
+    return stored_as(path, wide, kind, head=head, shards=shards)
+
+
+def stored_as(path: Path, wide: Path, kind: Kind, *, head: bool = False, shards: int = 1) -> Path:
+    """Write the float32 checkpoint ``wide`` in a format to ``path``, and in its place the one that this stands for."""
+    tensors, stored = load_file(wide / "model.safetensors"), {}
+    for name, array in tensors.items():
+        if _is_stored(name) or (head and name == "lm_head.weight"):
+            parts, tensors[name] = kind.store(array)
+            stored |= {name.removesuffix(".weight") + end: part for end, part in parts.items()}
+        else:
+            stored[name] = array.astype(np.float16)
+            tensors[name] = stored[name].astype(np.float32)
+    path.mkdir()
+    quantization = {**kind.config, "ignore": []} if head and "ignore" in kind.config else kind.config
+    config = {**json.loads((wide / "config.json").read_text()), "quantization_config": quantization}
+    (path / "config.json").write_text(json.dumps(config))
+    write_weights(path, stored, shards)
+    write_weights(wide, tensors)
+    return path
+
+
+def _is_stored(name: str) -> bool:
+    """Whether a tensor is quantised: no output head, no router, and no map of a multi-token prediction layer's inputs."""
+    return (bool(LINEAR.search(name)) or "_with_mqa." in name) and "eh_proj" not in name
