@@ -112,11 +112,11 @@ def test_a_head_borrows_an_output_head_that_is_not_quantised(tmp_path):
 
 
 def test_a_checkpoint_of_another_kind_is_refused(tmp_path):
-    src = fp8_checkpoint(tmp_path / "src", quantization=compressed_tensors(format="pack-quantized"))
+    src = fp8_checkpoint(tmp_path / "src", quantization=compressed_tensors(format="int-quantized"))
     plain = tiny_checkpoint(tmp_path / "plain")
     for target, draft in ((src, None), (plain, src)):
         with pytest.raises(
-            ValueError, match=r"quantization_config\.format='pack-quantized': expected 'float-quantized'"
+            ValueError, match=r"quantization_config\.format='int-quantized': expected 'float-quantized'"
         ):
             jspec.load(target, draft, speculation=K3, **SMALL)
     (tmp_path / "model.gguf").touch()
