@@ -53,7 +53,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("src", metavar="SRC", nargs="?", help="folder with config.json and safetensors")
     parser.add_argument("out", metavar="OUT", nargs="?", help="folder to create")
     parser.add_argument(
-        "--dtype", choices=NUMPY_DTYPES, help="of the params; default: the narrower one that holds every tensor exactly"
+        "--dtype",
+        choices=NUMPY_DTYPES,
+        help="of the params; default: the narrower one that holds every tensor exactly, and bfloat16 for weights that are "
+        "dequantised",
     )
     parser.add_argument(
         "--allow-pickle",
@@ -126,7 +129,7 @@ def _dry_run(options: argparse.Namespace) -> int:
         source = quantized(source, options.quantize)
     if options.target is not None:
         require_fit(source, options.target)
-    for line in listing(source, options.dtype or source.exact_dtype):
+    for line in listing(source, options.dtype or source.default_dtype):
         print(_printable(line))
     return OK if matches(source) else MISMATCH
 

@@ -87,7 +87,8 @@ def convert(
       src: a folder with config.json and safetensors, or with pickles if ``allow_pickle`` is set.
       out: the folder to create.
       dtype: ``float32`` or ``bfloat16``. None takes the narrower of the two that holds every tensor exactly, so that
-        nothing is rounded without being asked for: float16 weights become float32.
+        nothing is rounded without being asked for: float16 weights become float32. Weights that are dequantised
+        become bfloat16.
       overwrite: whether to replace an existing converted folder once the conversion has succeeded.
       verify: ``shapes`` reads the written params back and compares names, shapes and dtypes; ``logits`` also compares the
         logits with those of transformers. With ``quantize``, both also quantise the source again and compare the bits,
@@ -132,7 +133,7 @@ def convert(
     further = _mtp_layers(source, allow_pickle, mtp)
     if target is not None:
         require_fit(source, target)
-    chosen = dtype or source.exact_dtype
+    chosen = dtype or source.default_dtype
     notes = [*source.layout.notes, *_dtype_notes(source, dtype, chosen)]
     if mtp is False and holds_mtp(source.layout):
         notes.append("multi-token prediction layers are left out")
@@ -292,7 +293,7 @@ def _dtype_notes(source: Source, asked: str | None, chosen: str) -> list[str]:
     """
     rest = "weights" if quantization_of(source.config) is None else "weights that are not quantised"
     if asked is None and source.layout.dequantized and quantization_of(source.config) is None:
-        return [f"dequantised {rest} are kept exactly, as float32; --dtype bfloat16 halves their size and rounds them"]
+        return [f"dequantised {rest} are rounded to bfloat16; --dtype float32 keeps them exactly, in twice the bytes"]
     if asked is None and source.has_float16:
         return [f"float16 {rest} are kept exactly, as float32; --dtype bfloat16 halves their size and rounds them"]
     if chosen == "bfloat16" != source.exact_dtype:

@@ -34,7 +34,7 @@ def load_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[Mode
     Args:
       path: a folder with config.json and safetensors, or one that ``convert`` wrote.
       dtype: ``float32`` or ``bfloat16`` (rounded to nearest even). None takes the dtype of the converted folder, or for
-        a Hugging Face folder the narrower of the two that holds every tensor exactly.
+        a Hugging Face folder the narrower of the two that holds every tensor exactly; bfloat16 if weights are dequantised.
 
     Returns:
       the config, and dotted name -> array as ``jspec.models.params.build`` takes them.
@@ -174,7 +174,7 @@ def _load(source: Source, dtype: str | None) -> tuple[ModelConfig | HeadConfig, 
     source.require_match()
     if source.layout.dequantized:
         warnings.warn(f"{source.folder.given}: {source.layout.dequantized}", stacklevel=5)
-    chosen = dtype or source.exact_dtype
+    chosen = dtype or source.default_dtype
     return source.config, {name: source.param(name, chosen) for name in source.shapes}
 
 

@@ -86,6 +86,12 @@ class Source:
         return "bfloat16" if self._plain_dtypes == {"bfloat16"} else "float32"
 
     @property
+    def default_dtype(self) -> str:
+        """The dtype of the parameters if nobody asks for one: ``exact_dtype``, and ``bfloat16`` for weights that are
+        dequantised, because float32 would take four bytes where the files have one or less."""
+        return "bfloat16" if self.layout.dequantized else self.exact_dtype
+
+    @property
     def has_float16(self) -> bool:
         return "float16" in self._plain_dtypes
 

@@ -28,7 +28,7 @@ LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV
 SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
 
 
-def warned(path, dtype=None, kind="dequantised as they are read"):
+def warned(path, dtype="float32", kind="dequantised as they are read"):
     """``load_folder``, which has to warn."""
     with pytest.warns(UserWarning, match=kind):
         return load_folder(path, dtype)
@@ -55,8 +55,9 @@ def test_it_is_the_model_of_its_dequantised_weights(tmp_path, name, architecture
     assert KINDS[name].words in str(warning.message)
     assert loaded[0].quantization is None
     assert loaded[0] == read_model_config(src) == read_draft_config(src)
-    for dtype in (None, *NUMPY_DTYPES):
+    for dtype in NUMPY_DTYPES:
         assert_same(warned(src, dtype), load_folder(tmp_path / "src-wide", dtype))
+    assert_same(loaded, load_folder(tmp_path / "src-wide", "bfloat16"))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -69,13 +70,15 @@ def test_a_converted_folder_holds_the_same(tmp_path, name, architecture):
     assert_same(load_folder(out), load_folder(tmp_path / "src-wide", "bfloat16"))
 
 
-def test_nothing_is_rounded_unasked(tmp_path):
-    src = block_checkpoint(tmp_path / "src", KINDS["awq"])
-    report = convert(src, tmp_path / "out")
-    words = "dequantised weights are kept exactly, as float32; --dtype bfloat16 halves their size and rounds them"
-    assert report.dtype == "float32"
+def test_they_are_rounded_unless_float32_is_asked_for(tmp_path):
+    src, wide = block_checkpoint(tmp_path / "src", KINDS["awq"]), tmp_path / "src-wide"
+    report = convert(src, tmp_path / "rounded")
+    words = "dequantised weights are rounded to bfloat16; --dtype float32 keeps them exactly, in twice the bytes"
+    assert report.dtype == "bfloat16"
     assert words in report.notes
-    assert_same(load_folder(tmp_path / "out"), load_folder(tmp_path / "src-wide"))
+    assert_same(load_folder(tmp_path / "rounded"), load_folder(wide, "bfloat16"))
+    assert convert(src, tmp_path / "exact", dtype="float32").dtype == "float32"
+    assert_same(load_folder(tmp_path / "exact"), load_folder(wide, "float32"))
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
@@ -99,7 +102,7 @@ def test_they_may_be_quantised_again(tmp_path, name, kind):
 def test_an_output_head_may_be_stored_so(tmp_path, name):
     rows = {"vocab_size": 96}  # codes of eight output channels are in one number
     src = block_checkpoint(tmp_path / "src", KINDS[name], head=True, **rows)
-    assert_same(warned(src), load_folder(tmp_path / "src-wide"))
+    assert_same(warned(src), load_folder(tmp_path / "src-wide", "float32"))
 
 
 @pytest.mark.parametrize(
@@ -108,19 +111,19 @@ def test_an_output_head_may_be_stored_so(tmp_path, name):
 @pytest.mark.parametrize("name", ["fp8", "awq"])
 def test_other_families(tmp_path, architecture, name):
     src = block_checkpoint(tmp_path / "src", KINDS[name], architecture)
-    assert_same(warned(src), load_folder(tmp_path / "src-wide"))
+    assert_same(warned(src), load_folder(tmp_path / "src-wide", "float32"))
 
 
 def test_names_without_a_prefix(tmp_path):
     src = block_checkpoint(tmp_path / "src", KINDS["gptq"], "OPTForCausalLM")
     write_weights(src, {name.removeprefix("model."): array for name, array in stored(src).items()})
-    assert_same(warned(src), load_folder(tmp_path / "src-wide"))
+    assert_same(warned(src), load_folder(tmp_path / "src-wide", "float32"))
 
 
 def test_widths_that_eight_does_not_divide(tmp_path):
     kind = Kind(pack_config(group_size=4, symmetric=False), lambda weight: pack_quantized(weight, 4, False), "")
     src = block_checkpoint(tmp_path / "src", kind, intermediate_size=100)
-    assert_same(warned(src), load_folder(tmp_path / "src-wide"))
+    assert_same(warned(src), load_folder(tmp_path / "src-wide", "float32"))
 
 
 def test_a_draft_model(tmp_path):
@@ -141,14 +144,14 @@ def test_the_text_model_of_a_multimodal_one(tmp_path):
     outer = {"quantization_config": text.pop("quantization_config"), "text_config": {**text, "architectures": None}}
     outer["architectures"] = ["Gemma3ForConditionalGeneration"]
     (src / "config.json").write_text(json.dumps(outer))
-    assert_same(warned(src), load_folder(tmp_path / "src-wide"))
+    assert_same(warned(src), load_folder(tmp_path / "src-wide", "float32"))
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_maps_that_are_taken_apart(tmp_path, name):
     """Those of DeepSeek's attention and shared experts are, after they were dequantised."""
     src = block_checkpoint(tmp_path / "src", KINDS[name], DEEPSEEK)
-    assert_same(warned(src), load_folder(tmp_path / "src-wide"))
+    assert_same(warned(src), load_folder(tmp_path / "src-wide", "float32"))
 
 
 @pytest.mark.parametrize("name", ["fp8", "gptq", "awq"])
@@ -156,13 +159,13 @@ def test_maps_that_are_taken_apart(tmp_path, name):
 def test_multi_token_prediction_layers(tmp_path, name, architecture):
     wide = with_layers(tmp_path / "wide", architecture)
     src, out = stored_as(tmp_path / "src", wide, KINDS[name]), tmp_path / "out"
-    assert_same(warned(src), load_folder(wide))
+    assert_same(warned(src), load_folder(wide, "float32"))
     with pytest.warns(UserWarning, match="dequantised"):
-        drafts = load_draft(src, mtp=True)
-    assert_same(drafts, load_draft(wide, mtp=True))
-    report = convert(src, out, verify="shapes")
+        drafts = load_draft(src, "float32", mtp=True)
+    assert_same(drafts, load_draft(wide, "float32", mtp=True))
+    report = convert(src, out, "float32", verify="shapes")
     assert "multi-token prediction layers are kept in mtp/" in report.notes
-    assert_same(load_folder(out), load_folder(wide))
+    assert_same(load_folder(out), load_folder(wide, "float32"))
     assert_same(load_draft(out / "mtp"), drafts)
 
 
@@ -211,7 +214,7 @@ def test_biases_that_are_zero_are_left_out(tmp_path, number):
         ):
             load_folder(src)
         return
-    assert_same(warned(src), load_folder(tmp_path / "src-wide"))
+    assert_same(warned(src), load_folder(tmp_path / "src-wide", "float32"))
 
 
 @pytest.mark.parametrize("name", ["fp8", "awq"])
