@@ -168,7 +168,7 @@ def test_what_load_tells(folders, llm):
     [
         ({"draft": "nowhere"}, ValueError, "draft='nowhere': expected a checkpoint folder$"),
         ({"draft": "org/model"}, ValueError, "'hf download org/model --local-dir model' and give the folder 'model'"),
-        ({"draft": 3}, ValueError, "draft=3: expected the path of a checkpoint folder, 'ngram' or None"),
+        ({"draft": 3}, ValueError, "draft=3: expected the path of a checkpoint folder, 'mtp', 'ngram' or None"),
         ({"costs": 3}, ValueError, "costs=3: expected None, a CostTable, or the path of one"),
         ({"speculation": 3}, TypeError, r"speculation=3: .* jspec.Speculation\(num_draft_tokens=3\)"),
         ({"speculation": {"verify": "match"}}, TypeError, r"as in jspec.Speculation\(\*\*{'verify': 'match'}\)"),
