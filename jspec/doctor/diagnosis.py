@@ -26,6 +26,7 @@ from jspec.llm import LLM, Prompt
 from jspec.loading import Path, build_draft_module, check_fit, find_folders
 from jspec.memory import fitted
 from jspec.models import build
+from jspec.registry import MTP
 from jspec.results import Stats
 from jspec.sampling.params import SamplingParams
 
@@ -85,7 +86,8 @@ def diagnose(
     All texts are greedy, so the same arguments give the same diagnosis again.
 
     Args:
-      target, draft, aux_convention, norm_output, mask_token_id, dtype: as in ``jspec.load``; ``draft`` is a folder.
+      target, draft, aux_convention, norm_output, mask_token_id, dtype: as in ``jspec.load``; ``draft`` is a folder, or
+        ``"mtp"``.
       prompts: texts or token ids, best of the kind that the draft was trained on. None takes four built-in prompts.
       num_draft_tokens: K, the drafts of a round.
       max_tokens: how many new tokens each prompt gets at most.
@@ -95,7 +97,7 @@ def diagnose(
     Raises:
       ValueError: an argument or a checkpoint cannot be used. That target and draft do not fit is no error, but a finding.
     """
-    options = HeadOptions(aux_convention, norm_output, mask_token_id)
+    options = HeadOptions(aux_convention, norm_output, mask_token_id, mtp=draft == MTP)
     require(is_int(max_tokens) and max_tokens >= 2, "max_tokens", max_tokens, "an integer of at least 2")
     target_path, draft_path = find_folders(target, draft)
     if draft_path is None:

@@ -19,6 +19,7 @@ from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.loading import read_draft_config
 from jspec.checkpoints.manifest import check
 from jspec.checkpoints.source import open_source
+from jspec.doctor import diagnose
 from jspec.models import build, build_head
 from jspec.models.cache import CausalView
 
@@ -213,3 +214,12 @@ def test_options_of_theirs_are_refused_for_others(tmp_path, options, message):
     convert(folder, tmp_path / "out")
     with pytest.raises(Refusal, match=message):
         read_draft_config(tmp_path / "out", **options)
+
+
+def test_the_doctor_examines_the_layers_and_not_their_target(tmp_path):
+    """The target itself would be a perfect draft model; its random layers are none."""
+    folder = with_layers(tmp_path / "src")
+    convert(folder, tmp_path / "out")
+    for path in (folder, tmp_path / "out"):
+        found = diagnose(path, "mtp", prompts=[[5, 6, 7, 8]], num_draft_tokens=2, max_tokens=24)
+        assert found.verdict != "healthy"
