@@ -82,7 +82,7 @@ def _of_hit(found: Weights, mixtures: Sequence, config, hit: float) -> Weights:
     """``found`` with the weights of only those experts of its ``mixtures`` that are hit, of each as many as ``hit``."""
     stacked, experts = [part for mixture in mixtures for part in (mixture.gate_up, mixture.down)], config.experts
     bytes_, numbers = (sum(sizes) for sizes in zip(*map(weights_of, stacked), strict=True))
-    every, each = experts.count + experts.shared, experts.chosen + experts.shared
+    every, each = experts.all, experts.chosen + experts.shared
     multiplied = len(mixtures) * each * 3 * experts.width * config.hidden_size  # of each token
     return Weights(found.bytes - bytes_ * (1 - hit / every), found.numbers - numbers + multiplied)
 

@@ -98,7 +98,7 @@ def figures(
         assert count is not None
         what = f"{shape}, {line.what}"
         print(
-            f"      {timed.experts:.1f} of {count.count} experts; {_memory()}, {time.perf_counter() - began:.0f} s in all"
+            f"      {timed.experts:.1f} of {count.all} experts; {_memory()}, {time.perf_counter() - began:.0f} s in all"
         )
         tokens = timed.tokens if isinstance(line.what, Decoding) and line.what.K else None
         times = 1e3 * timed.seconds, 1e3 * timed.floor
@@ -124,11 +124,8 @@ def main() -> int:
     if not args.smoke and jax.default_backend() != "gpu":
         parser.error("no GPU: times of these shapes need one; --smoke runs a tiny version here")
     rates, rate = bandwidth.for_floors(args.bandwidth)
-    shapes = (
-        {"tiny-mixture": SMALL, "tiny-latent": SMALL_LATENT}
-        if args.smoke
-        else {shape: LINES[shape] for shape in args.shape}
-    )
+    small = {"tiny-mixture": SMALL, "tiny-latent": SMALL_LATENT}
+    shapes = small if args.smoke else {shape: LINES[shape] for shape in args.shape}
     dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
     result = results.begin("mixtures", {"shapes": list(shapes), "dtype": dtype, "smoke": args.smoke}, rate, rates)
     print(f"{bandwidth.describe(rates)}; floors at {rate / 1e9:,.0f} GB/s\n{HEADER}", flush=True)

@@ -8,7 +8,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from convert.conversion import VERIFICATIONS, convert, require_fit
+from convert.conversion import VERIFICATIONS, convert, mtp_beside, require_fit
 from convert.listing import listing, matches
 from convert.quantize import quantized
 from jspec.checkpoints.heads.options import HeadOptions
@@ -131,6 +131,8 @@ def _dry_run(options: argparse.Namespace) -> int:
         require_fit(source, options.target)
     for line in listing(source, options.dtype or source.default_dtype):
         print(_printable(line))
+    for note in mtp_beside(source, options.allow_pickle, options.mtp)[1]:
+        print(f"note: {_printable(note)}")
     return OK if matches(source) else MISMATCH
 
 

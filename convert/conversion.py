@@ -130,17 +130,17 @@ def convert(
     if place.is_relative_to(source.folder.root) or source.folder.root.is_relative_to(place):
         raise Refusal(f"{out}: lies inside the source folder or around it; choose another place")
     source.require_match()
-    further = _mtp_layers(source, allow_pickle, mtp)
+    further, mtp_notes = mtp_beside(source, allow_pickle, mtp)
     if target is not None:
         require_fit(source, target)
     chosen = dtype or source.default_dtype
-    notes = [*source.layout.notes, *_dtype_notes(source, dtype, chosen)]
-    if mtp is False and holds_mtp(source.layout):
-        notes.append("multi-token prediction layers are left out")
+    notes = [*source.layout.notes, *mtp_notes, *_dtype_notes(source, dtype, chosen)]
     with staged(place, overwrite, may_replace=is_converted) as partial:
         if further is not None:
             (partial / MTP).mkdir()
-            notes += [*_write(further, partial / MTP, chosen, progress), f"{further.layout.label} are kept in {MTP}/"]
+            notes += _write(further, partial / MTP, chosen, progress)
+            if verify is not None:
+                notes.append(f"{MTP}/: {verify_shapes(partial / MTP, chosen)}")
         notes += _write(source, partial, chosen, progress)
         if verify is not None:
             notes.append(verify_shapes(partial, chosen))
@@ -161,18 +161,28 @@ def convert(
     )
 
 
-def _mtp_layers(source: Source, allow_pickle: bool, mtp: bool | None) -> Source | None:
-    """The multi-token prediction layers beside the language model ``source`` that are to be kept; None if there are none.
+def mtp_beside(source: Source, allow_pickle: bool, mtp: bool | None) -> tuple[Source | None, list[str]]:
+    """The multi-token prediction layers beside the language model ``source`` that are to be kept, None if none are.
+
+    Returns:
+      them, and notes on what becomes of them.
 
     Raises:
-      Refusal: they are asked for by name, and there are none.
+      Refusal: they are asked for by name, and there are none, or they cannot be read.
     """
-    wanted = mtp is not False and holds_mtp(source.layout)
-    if not wanted and not mtp:
-        return None
-    further = open_source(source.folder.given, allow_pickle, HeadOptions(mtp=True))
-    further.require_match()
-    return further
+    what = "multi-token prediction layers"
+    if not mtp and not holds_mtp(source.layout):
+        return None, []
+    if mtp is False:
+        return None, [f"{what} are left out"]
+    try:
+        further = open_source(source.folder.given, allow_pickle, HeadOptions(mtp=True))
+        further.require_match()
+    except Refusal as refusal:
+        if mtp:
+            raise
+        return None, [f"{what} are left out: {refusal}"]
+    return further, [f"{what} are kept in {MTP}/"]
 
 
 def _absolute(out: str | os.PathLike) -> Path:

@@ -166,7 +166,7 @@ def test_latents_go_with_some_choices_only(fields, message):
 
 
 def test_corrections_and_shared_experts_go_with_some_choices_only():
-    assert experts(scores="sigmoid", corrected=True, shared=2).dimensions(8)["Xa"] == experts().count + 2
+    assert experts(scores="sigmoid", corrected=True, shared=2).all == experts().count + 2
     with pytest.raises(ValueError, match=r"experts\.corrected=True: expected False, unless scores are sigmoid"):
         experts(corrected=True)
     with pytest.raises(ValueError, match=r"experts\.shared=1: expected 0 for experts with biases"):

@@ -7,8 +7,8 @@ from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.hf_rope import yarn_score_factor
 from jspec.config import Experts, Latent
 
-# More than any published model has. It bounds the work that a hostile config can cause.
-MAX_EXPERTS = 1024
+# More than any published model has. They bound the work that a hostile config can cause.
+MAX_EXPERTS, MAX_MTP_LAYERS = 1024, 64
 
 Choices = Mapping[str, Any]  # fields of ``ModelConfig``
 
@@ -107,6 +107,8 @@ def deepseek(fields: Fields) -> Choices:
         fields.integer("q_lora_rank", None),
         interleaved=fields.flag("rope_interleave"),
     )
+    # transformers 5 also takes the second name.
+    mtp = "num_nextn_predict_layers" if "num_nextn_predict_layers" in fields.raw else "num_mtp_layers"
     if fields.integer("num_key_value_heads", heads) != heads:
         raise fields.refuse("num_key_value_heads", f"num_attention_heads, {heads}, because each head has its own key")
     return {
@@ -115,7 +117,7 @@ def deepseek(fields: Fields) -> Choices:
         "num_kv_heads": heads,
         "attention_scale": None if (factor := yarn_score_factor(fields)) == 1 else factor * size**-0.5,
         "experts": _deepseek_experts(fields),
-        "mtp_layers": fields.integer("num_nextn_predict_layers", fields.integer("num_mtp_layers", 0, low=0), low=0),
+        "mtp_layers": fields.integer(mtp, 0, low=0, high=MAX_MTP_LAYERS),
     }
 
 

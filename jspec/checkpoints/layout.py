@@ -100,7 +100,7 @@ def decoder_layout(config: ModelConfig, tensors: dict[str, Tensor]) -> Layout:
         taken_apart(config, in_form_of_parameters(config, tensors)),
         duplicates={OUTPUT_HEAD: embedding} if stored_twice else {},
         tied_by="tie_word_embeddings",
-        left_out=frozenset(name for name, one in tensors.items() if 0 in one.shape or _is_of_mtp(name, config)),
+        left_out=frozenset(name for name, one in tensors.items() if 0 in one.shape or name.startswith(_of_mtp(config))),
         notes=(FOUR_BITS,) if config.experts is not None and config.experts.stored == "mxfp4" else (),
     )
 
@@ -115,7 +115,7 @@ def holds_mtp(layout: Layout) -> bool:
     return isinstance(layout.config, ModelConfig) and mtp_mark(layout.config.num_layers) in layout.left_out
 
 
-def _is_of_mtp(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor belongs to one of the layers behind the last that predict further tokens."""
+def _of_mtp(config: ModelConfig) -> tuple[str, ...]:
+    """How the names of tensors begin that belong to the layers behind the last, which predict further tokens."""
     layers = range(config.num_layers, config.num_layers + config.mtp_layers)
-    return any(name.startswith(f"{names_of(config.architecture).prefix}layers.{layer}.") for layer in layers)
+    return tuple(f"{names_of(config.architecture).prefix}layers.{layer}." for layer in layers)

@@ -11,7 +11,8 @@ The first two are rearranged where rotary pairs are *interleaved* (``Latent.inte
 and one of the first half with the second are then the same up to this order, which queries and keys share."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -21,19 +22,22 @@ from jspec.config import Experts, Latent, ModelConfig
 from jspec.tensor_names import TensorNames, names_of
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Part:
     """Which rows or columns of a tensor make one that a parameter takes.
 
     Attributes:
       name: the name of that tensor in the table of the layout.
       axis: 0 for rows, 1 for columns.
-      index: which of them, in this order.
+      size: how many of them.
+      index: which of them, in this order, int ``[size]``. It is called when the tensor is read, whose size is known to be
+        right by then: the sizes in a config.json alone may be anything.
     """
 
     name: str
     axis: int
-    index: np.ndarray
+    size: int
+    index: Callable[[], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Whole:
     parts: Sequence[Part]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Taken(Tensor):
     """A part of a tensor in the files, in the form of its parameter.
 
@@ -57,7 +61,7 @@ class Taken(Tensor):
     part: Part
 
     def read(self) -> np.ndarray:
-        return np.take(self.origin.read(), self.part.index, axis=self.part.axis)
+        return np.take(self.origin.read(), self.part.index(), axis=self.part.axis)
 
 
 def taken_apart(
@@ -91,7 +95,7 @@ def taken_apart(
 
 
 def _taken(tensor: Tensor, part: Part) -> Taken:
-    shape = tuple(len(part.index) if axis == part.axis else size for axis, size in enumerate(tensor.shape))
+    shape = tuple(part.size if axis == part.axis else size for axis, size in enumerate(tensor.shape))
     return Taken(part.name, tensor.file, tensor.path, shape, tensor.dtype, tensor, part)
 
 
@@ -125,38 +129,45 @@ def wholes(config: ModelConfig, layers: Sequence[int] | None = None, prefix: str
 
 
 def _of_latents(config: ModelConfig, latent: Latent, names: TensorNames, at: str) -> Iterator[tuple[str, Whole]]:
-    N, H, Hr, D = config.num_heads, config.head_dim, latent.rotated, config.hidden_size
+    N, H, Hr, D, Hv = config.num_heads, config.head_dim, latent.rotated, config.hidden_size, latent.value_dim
     if latent.interleaved:
         query, inputs = (names.query, D) if latent.query_rank is None else (names.query_up, latent.query_rank)
-        yield _rearranged(f"{at}{query}.weight", _pairs_apart(N, H, Hr), inputs)
+        yield _pairs_apart(f"{at}{query}.weight", N, H, Hr, inputs)
         compressed = f"{at}{names.latent_down}."
-        yield _rearranged(f"{compressed}weight", _pairs_apart(1, latent.cached, Hr), D)
+        yield _pairs_apart(f"{compressed}weight", 1, latent.cached, Hr, D)
         if config.qkv_bias:
-            yield _rearranged(f"{compressed}bias", _pairs_apart(1, latent.cached, Hr))
-    rows = np.arange(N * (H - Hr + latent.value_dim)).reshape(N, -1)
-    keys, values = (part.reshape(-1) for part in np.split(rows, [H - Hr], axis=1))
-    whole = f"{at}{names.latent_up}"
-    parts = [Part(f"{whole}.{name}.weight", 0, part) for name, part in (("keys", keys), ("values", values))]
-    yield f"{whole}.weight", Whole((rows.size, latent.rank), parts)
+            yield _pairs_apart(f"{compressed}bias", 1, latent.cached, Hr)
+    Hn, whole = H - Hr, f"{at}{names.latent_up}"
+    of_each_head = functools.partial(_of_each_head, N, Hn + Hv)
+    keys = Part(f"{whole}.keys.weight", 0, N * Hn, functools.partial(of_each_head, 0, Hn))
+    values = Part(f"{whole}.values.weight", 0, N * Hv, functools.partial(of_each_head, Hn, Hn + Hv))
+    yield f"{whole}.weight", Whole((N * (Hn + Hv), latent.rank), [keys, values])
 
 
-def _rearranged(name: str, rows: np.ndarray, *inputs: int) -> tuple[str, Whole]:
-    return name, Whole((len(rows), *inputs), [Part(name, 0, rows)])
+def _of_each_head(heads: int, size: int, start: int, stop: int) -> np.ndarray:
+    """Rows ``start .. stop - 1`` of each of ``heads`` heads of ``size`` rows."""
+    return np.arange(heads * size).reshape(heads, size)[:, start:stop].reshape(-1)
 
 
-def _pairs_apart(heads: int, size: int, rotated: int) -> np.ndarray:
-    """The rows of ``heads`` heads of ``size`` numbers, with the first numbers of all pairs before the second ones among the
-    last ``rotated`` rows of each head."""
-    plain, turned = np.split(np.arange(heads * size).reshape(heads, size), [size - rotated], axis=1)
-    return np.concatenate([plain, turned[:, 0::2], turned[:, 1::2]], axis=1).reshape(-1)
+def _pairs_apart(name: str, heads: int, size: int, rotated: int, *inputs: int) -> tuple[str, Whole]:
+    """A tensor with ``heads`` heads of ``size`` rows, the last ``rotated`` of which are pairs; in the parameter, the first
+    numbers of all pairs come before the second ones."""
+
+    def index():
+        plain, turned = np.split(np.arange(heads * size).reshape(heads, size), [size - rotated], axis=1)
+        return np.concatenate([plain, turned[:, 0::2], turned[:, 1::2]], axis=1).reshape(-1)
+
+    return name, Whole((heads * size, *inputs), [Part(name, 0, heads * size, index)])
 
 
 def _of_shared_experts(
     config: ModelConfig, experts: Experts, names: TensorNames, at: str
 ) -> Iterator[tuple[str, Whole]]:
     D, width, count = config.hidden_size, experts.width, experts.shared
-    every = np.split(np.arange(count * width), count)
     for name, axis in zip(names.expert_maps, (0, 0, 1), strict=True):
         whole = f"{at}{names.shared_experts}.{name}"
-        parts = [Part(f"{whole}.{i}.weight", axis, index) for i, index in enumerate(every)]
+        parts = [
+            Part(f"{whole}.{i}.weight", axis, width, functools.partial(np.arange, i * width, (i + 1) * width))
+            for i in range(count)
+        ]
         yield f"{whole}.weight", Whole((count * width, D) if axis == 0 else (D, count * width), parts)

@@ -88,6 +88,11 @@ class Experts:
         plain = not self.shared or (self.stored is None and not self.biases and self.clamp is None)
         require(plain, "experts.shared", self.shared, "0 for experts with biases, clamps or four bits")
 
+    @property
+    def all(self) -> int:
+        """How many experts a layer has, shared ones included."""
+        return self.count + self.shared
+
     def require_stored_in_groups(self, hidden_size: int):
         """Raise a ValueError unless the inputs of both maps, hidden_size and width, are whole groups of MXFP4."""
         for name, inputs in (("hidden_size", hidden_size), ("experts.width", self.width)):
@@ -99,7 +104,6 @@ class Experts:
             )
 
     def dimensions(self, hidden_size: int) -> Mapping[str, int]:
-        """Dimension letter -> size; hidden_size is D. ``Xa`` counts all experts, shared ones included. A row of four-bit
-        weights has ``Dp`` or ``Fp`` pairs of groups."""
+        """Dimension letter -> size; hidden_size is D. A row of four-bit weights has ``Dp`` or ``Fp`` pairs of groups."""
         pairs = {"Dp": mxfp4.num_pairs(hidden_size), "Fp": mxfp4.num_pairs(self.width)}
-        return {"X": self.count, "Xa": self.count + self.shared, "Fe": self.width, **pairs}
+        return {"X": self.count, "Fe": self.width, **pairs}

@@ -144,9 +144,8 @@ class ModelConfig(Declared):
             self.num_kv_heads,
             f"a divisor of num_heads, {self.num_heads}",
         )
-        even = (
-            self.latent is not None or self.head_dim % 2 == 0
-        )  # of latent attention, only a part of a head is rotated
+        # With latents, only a part of a head is rotated.
+        even = self.latent is not None or self.head_dim % 2 == 0
         require(even, "head_dim", self.head_dim, "an even number (rotary pairs)")
         require(
             is_number(self.rms_norm_eps) and self.rms_norm_eps > 0,
@@ -167,6 +166,8 @@ class ModelConfig(Declared):
             )
         known = (None, *QUANTIZATIONS)
         require(self.quantization in known, "quantization", self.quantization, f"one of {', '.join(map(str, known))}")
+        further = self.mtp_layers
+        require(is_int(further) and further >= 0, "mtp_layers", further, "an integer of at least 0")
         self._require_choices()
         self._require_latent()
         self._require_positions()
@@ -194,9 +195,6 @@ class ModelConfig(Declared):
         require(width is None or (is_int(width) and 1 <= width < 2**31), "embedding_size", width, "None or at least 1")
 
     def _require_latent(self):
-        require(
-            is_int(self.mtp_layers) and self.mtp_layers >= 0, "mtp_layers", self.mtp_layers, "an integer of at least 0"
-        )
         latent = self.latent
         if latent is None:
             return

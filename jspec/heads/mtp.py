@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from jspec._arguments import require
-from jspec.config import ModelConfig, count
+from jspec.config import ModelConfig
 from jspec.decoder_parameters import decoder_layers
 from jspec.heads.base import TWICE_EMBED, require_same_target, require_unquantized
 from jspec.parameters import EMBED, Declared, Parameter, indices, linear, norm
@@ -62,7 +62,7 @@ class MTPConfig(Declared):
 
     @property
     def summary(self) -> str:
-        return f"{count(self.layers.num_layers, 'layer')}, vocabulary {self.layers.vocab_size}"
+        return self.layers.summary
 
     def resolved_aux_layers(self, target: ModelConfig) -> tuple[int, ...]:
         """Always ``()``, which stands for the target's hidden state after its final norm."""

@@ -35,17 +35,17 @@ class Mixture(nnx.Module):
     """Each token goes through the few experts that the router gives the highest logits. See ``jspec.config.Experts``.
 
     Attributes:
-      router: the linear map ``[X, D]``, which is not quantised; logits are computed and compared in fp32.
-      gate_up: the experts' maps ``[2Fe, D]`` one after another, ``[Xa 2Fe, D]``; gate before up. The shared experts are the
-        last of the Xa.
-      down: the experts' maps ``[D, Fe]`` one after another, ``[Xa D, Fe]``.
-      correction: float32 ``[X]``, what is added to the probabilities of experts to choose among them; None if nothing is.
+      router: the linear map ``[count, D]``, which is not quantised; logits are computed and compared in fp32.
+      gate_up: the experts' maps ``[2Fe, D]`` one after another, ``[X 2Fe, D]``; gate before up. X counts all experts,
+        and the shared ones are the last.
+      down: the experts' maps ``[D, Fe]`` one after another, ``[X D, Fe]``.
+      correction: float32 ``[count]``, what is added to the probabilities of experts to choose among them, or None.
 
     Router and experts have biases if the config says so.
     """
 
     def __init__(self, config: ModelConfig, *, experts: Experts, dtype, rngs: nnx.Rngs):
-        D, X, Fe = config.hidden_size, experts.count + experts.shared, experts.width
+        D, X, Fe = config.hidden_size, experts.all, experts.width
         bias, make = experts.biases, functools.partial(Linear, quantization=config.quantization)
         linear = functools.partial(FourBitWeight if experts.stored else make, bias=bias, dtype=dtype, rngs=rngs)
         self.experts = experts
@@ -72,7 +72,7 @@ class Mixture(nnx.Module):
         return made.reshape(x.shape)
 
     def _stacked(self, linear: Linear | FourBitWeight) -> Stacked:
-        X, scale, bias = self.experts.count + self.experts.shared, linear.scale, linear.bias
+        X, scale, bias = self.experts.all, linear.scale, linear.bias
         outputs = 0 if isinstance(linear, Linear) else 1
 
         def by_expert(array, axis=outputs):

@@ -10,7 +10,7 @@ import pytest
 from mtp_checkpoints import with_layers
 from parity_cases import CASES, DEEPSEEK, GLM, SIZES
 from safetensors.numpy import load_file, save_file
-from tiny import tiny_checkpoint
+from tiny import tiny_checkpoint, write_weights
 
 import jspec
 from convert import Refusal, convert, load_draft, load_folder
@@ -130,6 +130,8 @@ def test_they_draft_for_their_target(tmp_path, architecture, layers):
 
 def test_a_converted_folder_keeps_them_or_not(tmp_path, capsys):
     folder = with_layers(tmp_path / "src")
+    assert main([str(folder), "--dry-run"]) == 0
+    assert "note: multi-token prediction layers are kept in mtp/" in capsys.readouterr().out
     assert main([str(folder), str(tmp_path / "kept")]) == 0
     assert "note: multi-token prediction layers are kept in mtp/" in capsys.readouterr().out
     assert main([str(folder), str(tmp_path / "dropped"), "--no-mtp"]) == 0
@@ -223,3 +225,29 @@ def test_the_doctor_examines_the_layers_and_not_their_target(tmp_path):
     for path in (folder, tmp_path / "out"):
         found = diagnose(path, "mtp", prompts=[[5, 6, 7, 8]], num_draft_tokens=2, max_tokens=24)
         assert found.verdict != "healthy"
+
+
+def test_layers_that_cannot_be_read_are_left_out_unless_they_are_asked_for(tmp_path):
+    folder = with_layers(tmp_path / "src")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.2.enorm.weight"]
+    write_weights(folder, tensors)
+    report = convert(folder, tmp_path / "out")
+    [note] = [note for note in report.notes if note.startswith("multi-token prediction layers are left out: ")]
+    assert "tensor 'model.layers.2.enorm.weight' is missing" in note
+    assert not (tmp_path / "out" / "mtp").exists()
+    with pytest.raises(Refusal, match=r"enorm\.weight' is missing"):
+        convert(folder, tmp_path / "kept", mtp=True)
+
+
+def test_an_absurd_config_costs_nothing(tmp_path):
+    """Names of layers and indices of rows are made for what the files hold, not for what config.json says."""
+    folder = with_layers(tmp_path / "src")
+    config = json.loads((folder / "config.json").read_text())
+    for changes, message in (
+        ({"num_nextn_predict_layers": 2**31 - 1}, "num_nextn_predict_layers=2147483647: expected an integer"),
+        ({"num_attention_heads": 2**27, "num_key_value_heads": 2**27}, r"q_b_proj\.weight' has shape"),
+    ):
+        (folder / "config.json").write_text(json.dumps({**config, **changes}))
+        with pytest.raises(Refusal, match=message):
+            open_source(folder)

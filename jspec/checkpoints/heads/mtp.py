@@ -67,8 +67,9 @@ def is_alone(fields: Fields) -> bool:
 def _of_target(fields: Fields) -> Fields:
     """The config.json ``fields`` of layers alone, as one of a language model that has only these."""
     [name] = fields.raw["architectures"]
-    raw = {**fields.raw, "architectures": [str(name).removesuffix(ALONE)], "mlp_layer_types": None}
-    return dataclasses.replace(fields, raw={**raw, "num_nextn_predict_layers": 0})
+    own = {"architectures": [str(name).removesuffix(ALONE)], "num_nextn_predict_layers": 0}
+    every_layer_has_experts = {"mlp_layer_types": None, "first_k_dense_replace": 0}
+    return dataclasses.replace(fields, raw={**fields.raw, **own, **every_layer_has_experts})
 
 
 def hf_config(config: MTPConfig) -> dict[str, Any]:
