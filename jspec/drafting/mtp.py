@@ -22,4 +22,7 @@ class MTP(Eagle):
 
     def read(self, i, embedded, features, positions, cache, view):
         last = len(self.head.layers) - 1
-        return self.head.read(min(i, last) if last else 0, embedded, features, positions, cache, view)
+        k = (
+            min(i, last) if last else 0
+        )  # with one layer, the passes may be a loop, in which i is no integer of Python's
+        return self.head.read(k, embedded, features, positions, cache, view)

@@ -12,7 +12,7 @@ import numpy as np
 from causal_heads import causal_drafts
 from flax import nnx
 from heads import compile_fast, random_head, serving
-from tiny import ARCHITECTURES, tiny_config
+from tiny import ARCHITECTURES, FAMILY_KEYS, tiny_config
 
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.hf_config import model_config
@@ -29,7 +29,6 @@ from lossless.steps import ARGMAX_BELOW, K, N, S
 from lossless.table_model import V
 
 D, LLAMA = 8, "LlamaForCausalLM"
-LATENT = ("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM")  # each attention head has a key of its own
 TARGET = ModelConfig(LLAMA, V, D, 12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, max_position=S)
 LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
 HEADS: dict[str, HeadConfig] = {
@@ -46,7 +45,9 @@ HEADS: dict[str, HeadConfig] = {
 def family_config(architecture: str) -> ModelConfig:
     """A target of another family, with every choice of that family, windows shorter than a text among them."""
     sizes = {"vocab_size": V, "hidden_size": D, "intermediate_size": 12, "ffn_dim": 12, "max_position_embeddings": 64}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2 if architecture in LATENT else 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    if "kv_lora_rank" in FAMILY_KEYS.get(architecture, {}):
+        heads["num_key_value_heads"] = 2  # with latents, each attention head has a key of its own
     keys = tiny_config(architecture, **sizes, **heads, bos_token_id=None, eos_token_id=None)
     return model_config(Fields(keys, architecture), architecture).for_length(S)
 
