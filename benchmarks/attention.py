@@ -72,7 +72,7 @@ def sweep() -> list[Tiling]:
     tiles = ((8192, 3), (8192, 4), (16384, 2), (16384, 3), (16384, 4), (32768, 2), (32768, 3))
     grid = [replace(base, tile=t, stages=s, programs=p) for t, s in tiles for p in (132, 264, 528)]
     others = [replace(base, **{name: n}) for name, n in (("warps", 2), ("warps", 8), ("rows", 32), ("rows", 128))]
-    return [*grid, *others, replace(base, rows=128, warps=8), *(replace(base, merge_warps=n) for n in (2, 4))]
+    return [*grid, *others, replace(base, rows=128, warps=8)]
 
 
 def inputs(key, shape: Shape, dtype: str, ragged: bool):
@@ -167,7 +167,7 @@ def measure(shapes, sizes, interpret: bool, result: results.Result):
 def measure_tilings(shapes, tilings, sizes, interpret: bool):
     """Print a row per tiling, a column per shape; a dash where the tiling does not fit."""
     print(f"\ntimes in us; columns: {'; '.join(' '.join(str(shape).split()) for shape in shapes)}")
-    print(f"{'tile':>6} {'rows':>4} {'programs':>8} {'warps':>5} {'stages':>6} {'merge':>5}")
+    print(f"{'tile':>6} {'rows':>4} {'programs':>8} {'warps':>5} {'stages':>6}")
     calls = [timed_inputs(shape) for shape in shapes]
     for t in tilings:
         times = []
@@ -176,7 +176,7 @@ def measure_tilings(shapes, tilings, sizes, interpret: bool):
                 times.append(f"{1e6 * seconds_per_call(kernel(shape, t, interpret), args, POSITIONS, sizes):>7.1f}")
             except jax.errors.JaxRuntimeError:  # more shared memory than a multiprocessor has
                 times.append(f"{'-':>7}")
-        setting = f"{t.tile:>6} {t.rows:>4} {t.programs:>8} {t.warps:>5} {t.stages:>6} {t.merge_warps:>5}"
+        setting = f"{t.tile:>6} {t.rows:>4} {t.programs:>8} {t.warps:>5} {t.stages:>6}"
         print(setting, *times, flush=True)
 
 

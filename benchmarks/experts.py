@@ -27,6 +27,7 @@ from benchmarks.verify import FULL, SMOKE, seconds_per_call
 from jspec import mxfp4
 from jspec.pallas.expert_tiles import Stacked, Tiling
 from jspec.pallas.experts import experts_kernel, experts_reference, tilings_of
+from jspec.pallas.norm import whole
 from jspec.pallas.routing import route_kernel
 from jspec.pallas.routing_reference import Routing, route_reference
 
@@ -90,7 +91,7 @@ def mixture(layer: Layer, interpret: bool, tiling: Tiling | None = None):
     def function(x, logits, gate_up, down):
         routed = route_kernel(logits, None, Routing(layer.Y), interpret=interpret)
         tilings = {"up_tiling": tiling, "down_tiling": tiling}
-        return experts_kernel(x, routed, gate_up, down, layer.clamp, **tilings, interpret=interpret)
+        return whole(experts_kernel(x, routed, gate_up, down, layer.clamp, **tilings, interpret=interpret), x)
 
     return function
 
@@ -104,7 +105,7 @@ def check(layer: Layer, weights, counts, interpret: bool) -> bool:
         got = kernels(x, logits, *weights)
         some = slice(0, min(M, 16))  # the reference implementation has every expert read every token
         routed = route_reference(logits[some], None, Routing(layer.Y))
-        wanted = experts_reference(x[some], routed, *weights, layer.clamp)
+        wanted = whole(experts_reference(x[some], routed, *weights, layer.clamp), x)
         error = float(jnp.max(jnp.abs(got[some].astype(jnp.float32) - wanted.astype(jnp.float32))))
         other_x, other_logits = layer.tokens(jax.random.key(M + 1), M)
         mixed = kernels(other_x.at[-1].set(x[0]), other_logits.at[-1].set(logits[0]), *weights)

@@ -24,7 +24,7 @@ from jspec.models.latent import LatentAttention
 from jspec.models.layers import ACTIVATE, Linear, Norm, project, rotation_at, times
 from jspec.models.quantized import random_weight, wide
 from jspec.pallas.attention_reference import Scores
-from jspec.pallas.norm import norm
+from jspec.pallas.norm import norm, whole
 
 
 class Attention(nnx.Module):
@@ -152,12 +152,14 @@ class Layer(nnx.Module):
         return *self._add(x, self.mlp(normed), self.mlp_out_norm, after), kv
 
     def _add(self, x, y, out_norm: Norm | None, after: Norm | None):
-        """The residual stream after y was added, and the same after ``after``; norms of y or of the sum included."""
-        y = times(y, self.multiplier)
+        """The residual stream after y was added, and the same after ``after``; norms of y or of the sum included. What
+        experts make comes in parts, which are summed in the launch that adds them where no other step is before it."""
+        if self.multiplier != 1:
+            y = times(whole(y, x), self.multiplier)
         if out_norm is None:
             return add(x, y, after)
         if not self.norm_sums:
-            return add(x, out_norm(y), after)
+            return add(x, out_norm(whole(y, x)), after)
         _, x = out_norm.after_adding(x, y)
         return x, x if after is None else after(x)
 
@@ -176,8 +178,13 @@ def _merged_layer(graph, state, x, normed, positions, kv, view):
 
 
 def add(x, y, after: Norm | None):
-    """The residual stream ``x + y``, and the same after ``after``, the norm that it goes through next, if there is one."""
-    return (x + y, x + y) if after is None else after.after_adding(x, y)
+    """The residual stream ``x + y``, and the same after ``after``, the norm that it goes through next, if there is one.
+
+    y may be in parts, as for ``whole``."""
+    if after is not None:
+        return after.after_adding(x, y)
+    total = x + whole(y, x)
+    return total, total
 
 
 class Decoder(nnx.Module):

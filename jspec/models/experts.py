@@ -41,7 +41,8 @@ class Mixture(nnx.Module):
       down: the experts' maps ``[D, Fe]`` one after another, ``[X D, Fe]``.
       correction: float32 ``[count]``, what is added to the probabilities of experts to choose among them, or None.
 
-    Router and experts have biases if the config says so.
+    Router and experts have biases if the config says so. A call gives what the Y experts of each token make, ``[B, T, Y,
+    D]`` for ``[B, T, D]``: the sum over Y is left to the norm that follows (``jspec.pallas.norm``).
     """
 
     def __init__(self, config: ModelConfig, *, experts: Experts, dtype, rngs: nnx.Rngs):
@@ -69,7 +70,7 @@ class Mixture(nnx.Module):
         logits = wide_project(tokens, self.router.weight[...])
         routed = route(logits, bias, self.routing)
         made = experts(tokens, routed, self._stacked(self.gate_up), self._stacked(self.down), self.experts.clamp)
-        return made.reshape(x.shape)
+        return made.reshape(*x.shape[:-1], *made.shape[1:])
 
     def _stacked(self, linear: Linear | FourBitWeight) -> Stacked:
         X, scale, bias = self.experts.all, linear.scale, linear.bias

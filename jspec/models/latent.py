@@ -16,8 +16,8 @@ from flax import nnx
 from jspec.config import ModelConfig
 from jspec.models.layers import Linear, Norm, rotation_at
 from jspec.pallas.attention_reference import Scores, rotated
-from jspec.pallas.dispatch import by_platform
 from jspec.pallas.keep_latents import kept_latents
+from jspec.pallas.latent_queries import latent_queries
 
 
 class LatentAttention(nnx.Module):
@@ -58,15 +58,14 @@ class LatentAttention(nnx.Module):
     def _from_latents(self, compressed, rotation, kv, view):
         """Attention ``[B, T, N, Hv]`` over latents that ``view`` keeps, and ``kv`` with the new ones."""
         q, kv = view.keep_latents(compressed, *self._norms, rotation, kv)
-        q, turning = self._queries(q)
-        q = jnp.concatenate([self._times_keys(q), rotated(turning, rotation)], axis=-1)
+        q = latent_queries(self._queries(q), *self._by_head(self.keys), rotation)
         return self._times_values(view.attend_latents(q, kv, self.latent.rank, self.scores)), kv
 
     def _from_heads(self, compressed, rotation, kv, view):
         """The same over keys and values of all heads."""
         q, latents = kept_latents(compressed, *self._norms, rotation)
         latents, shared = jnp.split(latents, [self.latent.rank], axis=-1)
-        q, turning = self._queries(q)
+        q, turning = jnp.split(self._queries(q), [self.head_dim - self.latent.rotated], axis=-1)
         (B, T, N, _), key = q.shape, shared[:, :, None]
         k = self.keys(latents).reshape(B, T, N, -1)
         k = jnp.concatenate([k, jnp.broadcast_to(key, (B, T, N, key.shape[-1]))], axis=-1)
@@ -80,47 +79,20 @@ class LatentAttention(nnx.Module):
         return query, self.latent_norm.weight[...], self.latent_norm.eps
 
     def _queries(self, vectors):
-        """The part of the queries that is not rotated ``[B, T, N, Hn]`` and the one that is ``[B, T, N, Hr]``."""
+        """The queries ``[B, T, N, Hn + Hr]``, of which the last Hr numbers are to be rotated."""
         q = vectors if self.queries is None else self.queries(vectors)
-        q = q.reshape(*vectors.shape[:2], self.num_heads, self.head_dim)
-        unrotated, turning = jnp.split(q, [self.head_dim - self.latent.rotated], axis=-1)
-        return unrotated, turning
-
-    def _times_keys(self, q) -> jax.Array:
-        """Queries ``[B, T, N, Hn]`` times the map of keys of their head: ``[B, T, N, Ck]``."""
-        weight, scale = self._by_head(self.keys)
-        if scale is not None:  # of the numbers that are summed over, so it cannot wait for the sum
-            q = (q * scale[None, None]).astype(q.dtype)
-        times_keys = functools.partial(_product, "btnh,nhc->btnc")
-        if q.shape[0] * q.shape[1] > 1:
-            return times_keys(q, weight)
-        # For a single token, XLA would write every number of the weight times its query, transposed, and then add them.
-        return by_platform(_beside_zeros(times_keys), times_keys, q, weight)
+        return q.reshape(*vectors.shape[:2], self.num_heads, self.head_dim)
 
     def _times_values(self, attended) -> jax.Array:
         """Sums of latents ``[B, T, N, Ck]`` times the map of values of their head: ``[B, T, N, Hv]``."""
-        weight, scale = self._by_head(self.values)
-        return _product("btnc,nhc->btnh", attended, weight, scale)
+        (weight, scale), dtype = self._by_head(self.values), attended.dtype
+        precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+        product = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
+        sums = product("btnc,nhc->btnh", attended, weight.astype(dtype))
+        return (sums if scale is None else sums * scale[None, None]).astype(dtype)
 
     def _by_head(self, linear: Linear):
         """The weight ``[N, n, Ck]`` of a linear map to n numbers of every head, and its scales ``[N, n]`` or None."""
         N, weight = self.num_heads, linear.weight[...]
         scale = None if linear.scale is None else linear.scale[...].reshape(N, -1)
         return weight.reshape(N, -1, weight.shape[-1]), scale
-
-
-def _beside_zeros(product):
-    """``product`` of a single token ``[1, 1, ...]``, computed together with a token of zeros."""
-
-    def computed(x, weight):
-        return product(jnp.pad(x, ((0, 0), (0, 1), *((0, 0),) * (x.ndim - 2))), weight)[:, :1]
-
-    return computed
-
-
-def _product(equation: str, x, weight, scale=None) -> jax.Array:
-    """An einsum in fp32 of numbers in x's dtype, rounded to it once; ``scale`` ``[N, n]`` multiplies the sums."""
-    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    weight = weight.astype(x.dtype)
-    sums = jnp.einsum(equation, x, weight, precision=precision, preferred_element_type=jnp.float32)
-    return (sums if scale is None else sums * scale[None, None]).astype(x.dtype)

@@ -129,7 +129,8 @@ class Norm(nnx.Module):
         return norm(x, self.weight[...], self._bias, self.eps, self.kind)
 
     def after_adding(self, x, y):
-        """(x + y, norm of x + y): the residual stream x after a layer has added y to it, and what the next part reads."""
+        """(x + y, norm of x + y): the residual stream x after a layer has added y to it, and what the next part reads. y may
+        be in parts, as for ``jspec.pallas.norm.whole``."""
         return add_norm(x, y, self.weight[...], self._bias, self.eps, self.kind)
 
     @property

@@ -28,7 +28,8 @@ def experts(x, routed: Routed, gate_up: Stacked, down: Stacked, clamp: float | N
 
 
 def experts_reference(x, routed: Routed, gate_up: Stacked, down: Stacked, clamp: float | None = None):
-    """The weighted sum of what its experts make of each token; an expert is a SwiGLU MLP (Shazeer, 2020).
+    """What its experts make of each token, weighted; an expert is a SwiGLU MLP (Shazeer, 2020). The sum over experts is
+    ``norm.whole`` of it, which the norm that follows computes, too.
 
     Every expert reads every token here, which is as exact as the kernels and slow.
 
@@ -40,14 +41,12 @@ def experts_reference(x, routed: Routed, gate_up: Stacked, down: Stacked, clamp:
       clamp: of ``gated``.
 
     Returns:
-      ``[M, D]`` in the dtype of x. Sums are in float32. The input of ``down`` and what each expert makes are rounded to the
-      dtype of x.
+      ``[M, Y, D]`` in the dtype of x, to which the input of ``down`` is rounded, too. Sums are in float32.
     """
     gate, up = jnp.split(_all_products("md,xfd->mxf", x, gate_up), 2, axis=-1)
     made = _all_products("mxf,xdf->mxd", gated(gate, up, clamp).astype(x.dtype), down)
     own = jnp.take_along_axis(made, routed.expert[:, :, None], axis=1)  # [M, Y, D]
-    own = (own * routed.weight[:, :, None]).astype(x.dtype)
-    return jnp.sum(own.astype(jnp.float32), axis=1).astype(x.dtype)
+    return (own * routed.weight[:, :, None]).astype(x.dtype)
 
 
 def gated(gate, up, clamp: float | None = None):
@@ -123,7 +122,7 @@ def experts_kernel(
     hidden = run(_up, up_tiling or up_default, hidden, gate_up, *grouped, x, Y=Y, clamp=clamp)
     made = jax.ShapeDtypeStruct((A, D), x.dtype)
     made = run(_down, down_tiling or down_default, made, down, *grouped, hidden, routed.weight.reshape(A))
-    return jnp.sum(made.reshape(M, Y, D).astype(jnp.float32), axis=1).astype(x.dtype)
+    return made.reshape(M, Y, D)
 
 
 def _run(function, tiling: Tiling, out, stacked: Stacked, *args, A: int, X: int, interpret: bool, **static):

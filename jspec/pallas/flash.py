@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention_reference import Scores
+from jspec.pallas.merge import divisor, finite, merge_splits
 from jspec.pallas.triton import LOG2_E, kernel_call
 
 SMALLEST = 16  # side of a matrix that tensor cores multiply
@@ -33,7 +34,6 @@ class Tiling:
         there are nearly so many.
       warps: warps of a program that attends.
       stages: how many tiles such a program has under way at once.
-      merge_warps: warps of a program that merges splits.
       share: the most slots that one program reads of a row of few query tokens, as long as there are not more than
         ``most_splits`` of them. So a row with a long text has more programs than the others, which do not wait for it.
       most_splits: see ``share``.
@@ -44,13 +44,13 @@ class Tiling:
     programs: int = 132
     warps: int = 4
     stages: int = 3
-    merge_warps: int = 1
     share: int = 2048
     most_splits: int = 8
 
     def slots(self, row_bytes: int) -> int:
-        """How many cache slots a tile has, if a key has ``row_bytes`` bytes."""
-        return min(max(self.tile // row_bytes, SMALLEST), _MOST_SLOTS)
+        """How many cache slots a tile has, a power of two, if a key has ``row_bytes`` bytes."""
+        fitting = max(self.tile // row_bytes, SMALLEST)
+        return min(1 << (fitting.bit_length() - 1), _MOST_SLOTS)
 
     def splits(self, cells: int, tiles: int) -> int:
         """How many programs share the slots of one cell, which is a row, a KV head and a block of queries.
@@ -196,18 +196,7 @@ def run(kernel: Callable, plan: Plan, args, dtype, tiling: Tiling, *, others=(),
         plan=plan,
     )
     made, parts = parts[: len(others)], parts[len(others) :]
-    if plan.splits == 1:
-        (out,) = parts
-    else:
-        out = kernel_call(
-            _merge_splits,
-            *parts,
-            grid=(T * N, B),
-            out_shape=whole,
-            num_warps=tiling.merge_warps,
-            interpret=interpret,
-            splits=plan.splits,
-        )
+    out = parts[0] if plan.splits == 1 else merge_splits(*parts, dtype, interpret=interpret)
     return *made, out.reshape(B, T, N, H)
 
 
@@ -294,7 +283,7 @@ def add_tile(softmax: Softmax, q, k, v, seen, scores: Scores) -> Softmax:
     products = functools.reduce(jnp.add, (dot(a, b, trans_b=True) for a, b in zip(q, k, strict=True)))
     bits = jnp.where(seen, scores.of(products, sum(part.shape[1] for part in q), LOG2_E), -jnp.inf)
     raised = jnp.maximum(peak, jnp.max(bits, axis=1))
-    shift = _finite(raised)
+    shift = finite(raised)
     weights, kept = jnp.exp2(bits - shift[:, None]), jnp.exp2(peak - shift)
     acc = acc * kept[:, None] + dot(weights.astype(v.dtype), v)
     return Softmax(acc, raised, total * kept + jnp.sum(weights, axis=1))
@@ -306,7 +295,7 @@ def store(softmax: Softmax, queries: Queries, plan: Plan, *out_refs):
     at = queries.among(plan.N, plan.R)
     if plan.splits == 1:
         (out_ref,) = out_refs
-        out = (softmax.acc / _divisor(softmax.total)[:, None]).astype(out_ref.dtype)
+        out = (softmax.acc / divisor(softmax.total)[:, None]).astype(out_ref.dtype)
         pltriton.store(out_ref.at[b, *rows(at, H)], out, mask=each(real, H))
         return
     acc_ref, peak_ref, total_ref = out_refs
@@ -314,18 +303,6 @@ def store(softmax: Softmax, queries: Queries, plan: Plan, *out_refs):
     pltriton.store(acc_ref.at[b, split, *rows(at, H)], softmax.acc, mask=each(some, H))
     pltriton.store(peak_ref.at[b, split, at], softmax.peak, mask=real)
     pltriton.store(total_ref.at[b, split, at], softmax.total, mask=real)
-
-
-def _merge_splits(acc_ref, peak_ref, total_ref, out_ref, *, splits):
-    row, b, H = pl.program_id(0), pl.program_id(1), out_ref.shape[2]
-    every = pl.ds(0, splits)
-    peaks = peak_ref[b, every, row]
-    weights = jnp.exp2(peaks - _finite(jnp.max(peaks)))
-    total = jnp.sum(total_ref[b, every, row] * weights)
-    # A split that saw nothing wrote no sums.
-    acc = pltriton.load(acc_ref.at[b, every, row, pl.ds(0, H)], mask=each(peaks != -jnp.inf, H), other=0.0)
-    out = jnp.sum(acc * weights[:, None], axis=0) / _divisor(total)
-    out_ref[b, row, pl.ds(0, H)] = out.astype(out_ref.dtype)
 
 
 def rows(index, H: int):
@@ -343,13 +320,3 @@ def dot(a, b, trans_b: bool = False):
 def each(x, H: int):
     """Each number repeated H times: ``[n] -> [n, H]``."""
     return jnp.broadcast_to(x[:, None], (x.shape[0], H))
-
-
-def _finite(peak):
-    """A peak to subtract from scores: 0 where nothing was seen, whose scores are all -inf."""
-    return jnp.where(peak > -jnp.inf, peak, 0.0)
-
-
-def _divisor(total):
-    """A sum to divide by: 1 where nothing was seen; NaN stays."""
-    return jnp.where(total == 0, 1.0, total)

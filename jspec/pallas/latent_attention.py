@@ -15,15 +15,12 @@ from jspec.pallas.dispatch import by_platform
 from jspec.pallas.flash import SMALLEST, Plan, Queries, Tiling, attend_pages, each, rows, run, store
 
 _LARGEST_RANK = 512
-# A program has the sums of 512 numbers for each of its queries in registers. It has fewer queries than in other attention.
-# These were chosen by how many registers the compiler needs, and were not timed.
+# A program has the sums of 512 numbers for each of its queries in registers: it has fewer queries than in other attention.
+# These were the fastest for 64 rows of 20 and 80 queries and for 640 queries of a prefill pass (benchmarks/LOG.md).
 TILINGS = {
-    jnp.dtype("bfloat16"): Tiling(tile=36864, rows=32, warps=8, stages=2),
+    jnp.dtype("bfloat16"): Tiling(tile=73728, rows=32, warps=4, stages=2),
     jnp.dtype("float32"): Tiling(tile=18432, rows=16, programs=264, warps=8, stages=2),
 }
-# From 64 queries on, tensor cores multiply four times as many numbers in an instruction. Fewer latents are then read twice.
-MANY = {**TILINGS, jnp.dtype("bfloat16"): Tiling(tile=36864, rows=64, warps=8, stages=2)}
-_MANY_QUERIES = 512  # of a row: those of a prefill pass, not of a round
 
 
 def latent_attention(q, pool, table, positions, valid, rank: int, scores: Scores) -> jax.Array:
@@ -71,7 +68,7 @@ def latent_attention_kernel(
 ):
     """``latent_attention_reference`` as a kernel; the attention of an invalid query token is 0."""
     (B, T, N, H), (_, pages, P, _) = q.shape, pool.shape
-    tiling = tiling or (MANY if T * N >= _MANY_QUERIES else TILINGS)[q.dtype]
+    tiling = tiling or TILINGS[q.dtype]
     plan = dataclasses.replace(Plan.of(B, T, N, pool, table, None, scores, tiling), H=rank)
     args = q.reshape(B, T * N, H), pool.reshape(pages * P, H), table, last_slots(table, positions, valid, P)
     (out,) = run(_attend_split, plan, args, q.dtype, tiling, interpret=interpret)

@@ -29,9 +29,15 @@ def _(eps: float, kind: str, primals, tangents):
 
 
 def add_norm_reference(x, y, weight, bias, eps: float, kind: str):
-    """x + y ``[..., D]`` in their dtype, and ``norm`` of it."""
-    x = x + y
+    """x + y ``[..., D]`` in their dtype, and ``norm`` of it; y may be in parts ``[..., Y, D]``, as for ``whole``."""
+    x = x + whole(y, x)
     return x, norm(x, weight, bias, eps, kind)
+
+
+def whole(y, x):
+    """What is added to the residual stream x ``[..., D]``: y itself, or the sum of its parts ``[..., Y, D]``, which is
+    computed in fp32 and rounded to their dtype. What the experts of a token make comes in parts."""
+    return y if y.ndim == x.ndim else jnp.sum(y.astype(jnp.float32), axis=-2).astype(y.dtype)
 
 
 def norm(x, weight, bias, eps: float, kind: str):
@@ -67,25 +73,33 @@ def add_norm_kernel(x, y, weight, bias, eps: float, kind: str, *, interpret=Fals
     D = x.shape[-1]
     size = pl.next_power_of_2(D)
     tokens = x.size // D
+    parts = None if y.ndim == x.ndim else y.shape[-2]
     shape = jax.ShapeDtypeStruct((tokens, D), x.dtype)
     added, normed = kernel_call(
         _add_norm,
-        *(x.reshape(tokens, D), y.reshape(tokens, D), weight, *(() if bias is None else (bias,))),
+        *(x.reshape(tokens, D), y.reshape(tokens * (parts or 1), D), weight, *(() if bias is None else (bias,))),
         grid=(tokens,),
         out_shape=[shape, shape],
         num_warps=min(max(size // _NUMBERS, 1), 16),
         interpret=interpret,
         size=size,
+        parts=parts,
         eps=eps,
         kind=kind,
     )
     return added.reshape(x.shape), normed.reshape(x.shape)
 
 
-def _add_norm(x_ref, y_ref, weight_ref, *refs, size: int, eps: float, kind: str):
+def _add_norm(x_ref, y_ref, weight_ref, *refs, size: int, parts: int | None, eps: float, kind: str):
     *bias_ref, added_ref, normed_ref = refs
-    token, D, ids = (pl.program_id(0),), x_ref.shape[1], block_ids(0, size)
-    x, y = (load_block(ref, token, 0, ids, D, other=0.0) for ref in (x_ref, y_ref))
+    i, D, ids = pl.program_id(0), x_ref.shape[1], block_ids(0, size)
+    token = (i,)
+    x = load_block(x_ref, token, 0, ids, D, other=0.0)
+    if parts is None:
+        y = load_block(y_ref, token, 0, ids, D, other=0.0)
+    else:
+        each = [load_block(y_ref, (i * parts + p,), 0, ids, D, other=0.0).astype(jnp.float32) for p in range(parts)]
+        y = functools.reduce(jnp.add, each).astype(x.dtype)
     weight = load_block(weight_ref, (), 0, ids, D, other=0.0)
     x = x + y
     x32 = x.astype(jnp.float32)

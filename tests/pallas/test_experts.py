@@ -12,6 +12,7 @@ from jspec.checkpoints.stacked_experts import repacked
 from jspec.models.quantized import quantize
 from jspec.pallas.expert_tiles import Stacked, Tiling
 from jspec.pallas.experts import experts_kernel, experts_reference
+from jspec.pallas.norm import whole
 from jspec.pallas.routing_reference import Routed, Routing, group_reference, route_reference
 
 
@@ -110,10 +111,14 @@ TILINGS = [None, Tiling(16, 16, 16, 4, 2), Tiling(32, 64, 64, 4, 2)]
 class TestExperts:
     @pytest.fixture(autouse=True)
     def pick(self, implementation):
-        self.experts = lambda tiling, clamp=None: implementation(
-            functools.partial(experts_reference, clamp=clamp),
-            functools.partial(experts_kernel, clamp=clamp, up_tiling=tiling, down_tiling=tiling),
-        )
+        def sums(tiling, clamp=None):
+            made = implementation(
+                functools.partial(experts_reference, clamp=clamp),
+                functools.partial(experts_kernel, clamp=clamp, up_tiling=tiling, down_tiling=tiling),
+            )
+            return lambda x, *args: whole(made(x, *args), x)
+
+        self.experts = sums
 
     @pytest.mark.parametrize("tiling", TILINGS, ids=str)
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

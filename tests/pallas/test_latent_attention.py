@@ -16,8 +16,10 @@ from jspec.pallas.attention_reference import Scores
 from jspec.pallas.flash import Tiling
 from jspec.pallas.keep_latents import keep_latents_kernel, kept_latents
 from jspec.pallas.latent_attention import has_kernel, latent_attention_kernel, latent_attention_reference
+from jspec.pallas.latent_queries import latent_queries_kernel, latent_queries_reference
 
 SMALL = Tiling(tile=4096, rows=16, programs=64)  # several splits, tiles and blocks of rows
+MANY_SPLITS = Tiling(tile=512, rows=16, programs=5 * 128)  # more than are merged at once, of rows of five
 SHARED = Tiling(tile=4096, programs=1, share=32, most_splits=4)  # only long rows are split
 
 
@@ -43,6 +45,7 @@ CASES = [
     Case(T=5, N=3, rank=64, rotated=16, P=24, pages=4),
     Case(T=4, N=20, rank=512, rotated=64, P=64, pages=3, dtype="bfloat16", tiling=Tiling(tile=36864, rows=32)),
     Case(T=1, N=20, rank=512, rotated=64, P=64, pages=3, dtype="bfloat16", tiling=SHARED),
+    Case(T=1, N=2, rank=256, rotated=16, P=16, pages=70, tiling=MANY_SPLITS),
     Case(T=33, N=2, rank=64, rotated=32, P=16, pages=8, dtype="bfloat16"),
 ]
 
@@ -179,3 +182,32 @@ def test_the_kernel_is_for_powers_of_two(rank, rotated, dtype, known):
     H = rank + rotated
     q, pool = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((1, 1, 4, H), (1, 3, 16, H)))
     assert has_kernel(q, pool, rank) is known
+
+
+class TestLatentQueries:
+    @pytest.fixture(autouse=True)
+    def pick(self, implementation):
+        self.queries = implementation(latent_queries_reference, latent_queries_kernel)
+
+    @pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
+    @pytest.mark.parametrize("shape", [(1, 1, 5, 24, 32, 16), (3, 5, 2, 64, 80, 8), (2, 40, 3, 192, 128, 64)], ids=str)
+    def test_equals_float64(self, shape, stored):
+        """One token, tokens of several blocks, and sizes that fill no block."""
+        B, T, N, Hn, Ck, Hr = shape
+        keys = jax.random.split(jax.random.key(T), 3)
+        dtype = "bfloat16" if stored == "bfloat16" else "float32"
+        q = jax.random.normal(keys[0], (B, T, N, Hn + Hr)).astype(dtype)
+        weight, scale = (jax.random.normal(keys[1], (N, Hn, Ck)) * Hn**-0.5).astype(dtype), None
+        if stored in ("int8", "float8_e4m3fn"):
+            weight = (100 * weight).astype(stored)
+            scale = jax.random.uniform(keys[2], (N, Hn), minval=0.5) / 100
+        positions = jnp.arange(B * T, dtype=jnp.int32).reshape(B, T)
+        rotation = rotation_at(positions, Rope(theta=100.0), Hr)
+        found = np.asarray(self.queries(q, weight, scale, rotation), np.float64)
+        wide_q, wide = np.asarray(q, np.float64), np.asarray(weight.astype(jnp.float32), np.float64)
+        wide = wide if scale is None else wide * np.asarray(scale, np.float64)[:, :, None]
+        cos, sin = (np.asarray(angle, np.float64)[:, :, None] for angle in rotation)
+        a, b = np.split(wide_q[..., Hn:], 2, axis=-1)
+        product = np.einsum("btnh,nhc->btnc", wide_q[..., :Hn], wide)
+        wanted = np.concatenate([product, a * cos - b * sin, b * cos + a * sin], axis=-1)
+        np.testing.assert_allclose(found, wanted, atol=0.03 if dtype == "bfloat16" else 1e-5)

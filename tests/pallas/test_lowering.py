@@ -17,6 +17,8 @@ from jspec.pallas.attention_reference import PLAIN, Rotation, Scores
 from jspec.pallas.draw import draw
 from jspec.pallas.expert_tiles import Stacked
 from jspec.pallas.experts import experts
+from jspec.pallas.latent_attention import latent_attention
+from jspec.pallas.latent_queries import latent_queries
 from jspec.pallas.norm import add_norm
 from jspec.pallas.residual import Residual, residual_draw, residual_masses
 from jspec.pallas.routing import route
@@ -179,6 +181,8 @@ def test_a_sum_and_its_norm_lower_for_cuda(kind, D, dtype):
     x, vector = jax.ShapeDtypeStruct((1, 5, D), dtype), jax.ShapeDtypeStruct((D,), dtype)
     args = x, x, vector, vector if kind == "layer" else None
     assert _kernels(_for_cuda(functools.partial(add_norm, eps=1e-5, kind=kind), args)) == ["add_norm"]
+    parts = x, jax.ShapeDtypeStruct((1, 5, 9, D), dtype), *args[2:]
+    assert _kernels(_for_cuda(functools.partial(add_norm, eps=1e-5, kind=kind), parts)) == ["add_norm"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -195,6 +199,25 @@ def test_attention_over_latents_lowers_for_cuda(B, T, dtype):
 
     found = sorted(_kernels(_for_cuda(function, (view, q, new, weights, rotation, LayerKV(pool, None)))))
     assert found == ["attend_split", "keep_latents", *(["merge_splits"] if B * T < 100 else [])]
+
+
+@pytest.mark.parametrize("rank", [256, 512])
+def test_tiles_of_latents_lower_whatever_their_size(rank):
+    array, B, T, width = jax.ShapeDtypeStruct, 2, 1, rank + 64
+    q, pool = array((B, T, 20, width), "bfloat16"), array((1, 33, 64, width), "bfloat16")
+    args = q, pool, array((B, 16), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_)
+    attend = functools.partial(latent_attention, rank=rank, scores=Scores(0.1))
+    assert sorted(_kernels(_for_cuda(attend, args))) == ["attend_split", "merge_splits"]
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float32", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("M", [1, 64, 300, 513])
+def test_queries_of_latents_lower_for_cuda(M, stored):
+    array, dtype = jax.ShapeDtypeStruct, "float32" if stored == "float32" else "bfloat16"
+    scale = array((20, 192), jnp.float32) if stored in ("int8", "float8_e4m3fn") else None
+    rotation = Rotation(*[array((M, 1, 32), jnp.float32)] * 2)
+    args = array((M, 1, 20, 256), dtype), array((20, 192, 512), stored), scale, rotation
+    assert _kernels(_for_cuda(latent_queries, args)) == (["latent_queries"] if M <= 512 else [])
 
 
 @pytest.mark.parametrize(("M", "X"), [(1, 64), (5, 256), (320, 64)])

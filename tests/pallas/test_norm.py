@@ -51,6 +51,21 @@ class TestAddNorm:
         bound = 2**-6 * (np.abs(stream * scale) + np.abs(bias)) + 1e-6 if dtype == "bfloat16" else 2e-5
         assert (np.abs(np.asarray(normed, np.float64) - centred * scale - bias) <= bound).all()
 
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.parametrize("shape", [(1, 1, 64), (2, 3, 320)], ids=str)
+    @pytest.mark.parametrize("parts", [1, 5])
+    def test_adds_parts(self, parts, shape, dtype):
+        x, y, *vectors = problem(shape, dtype)
+        many = jax.random.normal(jax.random.key(9), (*shape[:-1], parts, shape[-1])).astype(dtype)
+        added, normed = self.add_norm(x, many, *vectors)
+        together = np.asarray(many, np.float64).sum(-2)
+        error = np.abs(np.asarray(added, np.float64) - np.asarray(x, np.float64) - together)
+        # The sum of the parts and that with x are rounded.
+        bound = 2**-8 * (np.abs(together) + np.abs(np.asarray(added, np.float64))) if dtype == "bfloat16" else 1e-5
+        assert (error <= bound).all()
+        again = np.asarray(self.add_norm(added, jnp.zeros_like(y), *vectors)[1], np.float64)
+        np.testing.assert_allclose(np.asarray(normed, np.float64), again, rtol=2**-6 if dtype == "bfloat16" else 1e-5)
+
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_token_that_is_not_finite_leaves_the_others_alone(self, kind):
         x, y, *vectors = problem((2, 3, 320), "float32", kind)
@@ -60,9 +75,11 @@ class TestAddNorm:
         np.testing.assert_array_equal(normed[0], clean[0])
 
 
+@pytest.mark.parametrize("parts", [None, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_has_the_derivative_of_its_reference(kind):
-    args = problem((2, 3, 64), "float32", kind)
+def test_has_the_derivative_of_its_reference(kind, parts):
+    x, y, *vectors = problem((2, 3, 64), "float32", kind)
+    args = x, y if parts is None else jnp.stack([y] * parts, axis=-2), *vectors
     loss = lambda f: jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(f(*a)[1])), argnums=(0, 1, 2)))(*args)  # noqa: E731
     got = loss(lambda *a: add_norm(*a, EPS, kind))
     wanted = loss(lambda *a: add_norm_reference(*a, EPS, kind))
