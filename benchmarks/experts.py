@@ -10,10 +10,11 @@ It exits 1 if a kernel is wrong, or if the result of a token depends on its neig
 Qwen3-30B-A3B, 128 experts of 768 features, 8 for each token, or of gpt-oss-20b. Routers spread the tokens evenly. The floor
 of a time is that of reading the weights of the experts that were hit once, at the read rate that is measured first, or that
 of the products at 790 TFLOP/s if that is longer. Times are in microseconds, from the router's logits to the sum over
-experts."""
+experts; the time of the routing alone is in them."""
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import pathlib
 import sys
@@ -122,15 +123,17 @@ def check(layer: Layer, weights, counts, interpret: bool) -> bool:
 def measure(layer: Layer, weights, counts, sizes, interpret: bool, result: results.Result):
     """Print a line for each number of tokens and put its time into ``result``."""
     rate = result.device["bandwidth"]
-    print(f"\n{layer}, bfloat16; times in us\n{'tokens':>6} {'experts':>7} {'floor':>7} {'time':>7} {'ratio':>6}")
+    alone = functools.partial(route_kernel, bias=None, routing=Routing(layer.Y), interpret=interpret)
+    print(f"\n{layer}, bfloat16; times in us\n{'tokens':>6} {'experts':>7} {'floor':>7} {'time':>7} {'ratio':>6} {'routing':>7}")
     for M in counts:
         calls, hit = timed(layer, weights, M)
         took = 1e6 * seconds_per_call(mixture(layer, interpret), calls, 0, sizes)
         floor = 1e6 * layer.floor(M, hit, rate)
-        print(f"{M:>6} {hit:>7.1f} {floor:>7.1f} {took:>7.1f} {took / floor:>6.2f}", flush=True)
+        routing = 1e6 * seconds_per_call(alone, [(logits,) for _, logits, *_ in calls], 0, sizes)
+        print(f"{M:>6} {hit:>7.1f} {floor:>7.1f} {took:>7.1f} {took / floor:>6.2f} {routing:>7.1f}", flush=True)
         key = f"{M} tokens"
         result.measured[key], result.floors[key] = took, floor
-        result.details[key] = {"unit": "us", "experts": hit}
+        result.details[key] = {"unit": "us", "experts": hit, "routing": routing}
 
 
 def timed(layer: Layer, weights, M: int):
