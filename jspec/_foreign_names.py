@@ -1,6 +1,6 @@
 """Arguments of vLLM, SGLang, transformers and mlx-lm that jspec does not have, and what to use instead."""
 
-_PARALLEL = "jspec runs on one GPU, several are not supported yet"
+_PARALLEL = "an engine runs on the GPUs of tensor_parallel; run one engine for each replica (docs/guides/ray.md)"
 _BEAMS = "jspec samples and has no beam search; leave it out"
 _N = "it is n, the number of completions; jspec ranks none of them"
 _DRAFT = "it is draft of jspec.load(): a checkpoint folder, 'ngram' or 'mtp'"
@@ -48,7 +48,6 @@ FOREIGN_NAMES = {
     "torch_dtype": "it is dtype of jspec.load(): 'float32' or 'bfloat16'",
     "device": "JAX chooses the device; the variable JAX_PLATFORMS says otherwise",
     "device_map": "JAX chooses the device; the variable JAX_PLATFORMS says otherwise",
-    "tensor_parallel_size": _PARALLEL,
     "pipeline_parallel_size": _PARALLEL,
     "data_parallel_size": _PARALLEL,
     "enable_prefix_caching": "it is prefix_cache of jspec.load(), True unless you say otherwise",

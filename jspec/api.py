@@ -15,13 +15,13 @@ from jspec._arguments import is_int, is_number, require, resolve_names
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.loading import read_model_config, require_intact
 from jspec.compilation_cache import enable_compilation_cache
-from jspec.config import VERIFY_RULES, EngineConfig, ModelConfig, Speculation
+from jspec.config import VERIFY_RULES, EngineConfig, ModelConfig, Speculation, shards_of
 from jspec.drafting.corpus import Corpus
 from jspec.drafting.methods import method_of
 from jspec.engine.costs import CostTable
 from jspec.keys import request_keys
 from jspec.llm import LLM, check_lossless, same_text_for_every_K
-from jspec.loading import Path, default_params, find_source, load_modules, read_pair
+from jspec.loading import Path, default_params, find_source, load_modules, read_pair, require_shards
 from jspec.memory import fitted
 from jspec.prompts import Prompt, as_list, flat_ids, text_or_ids
 from jspec.registry import MTP
@@ -40,6 +40,8 @@ def load(
     mask_first: bool | None = None,
     speculation: Speculation | None = None,
     costs: CostTable | Path | None = None,
+    tensor_parallel: int = 1,
+    draft_tensor_parallel: int = 1,
     max_batch: int = 8,
     max_len: int | None = None,
     dtype: str | None = None,
@@ -88,6 +90,10 @@ def load(
         with ``draft=None``.
       costs: the seconds that rounds take, for ``num_draft_tokens="auto"``: a ``CostTable``, or the path of one as JSON.
         With None the engine measures them, in ``warmup`` or when the first prompts come.
+      tensor_parallel: over how many devices the target and its KV cache are split, from the first that JAX sees on
+        (docs/distributed.md). It divides the number of attention heads, and is a divisor or a multiple of that of KV heads.
+      draft_tensor_parallel: over how many devices a draft model is split, 1 or ``tensor_parallel``. With 1 every device has
+        all of it, as every device has all of a draft head.
       max_batch: how many requests are decoded together. More prompts than that wait.
       max_len: the longest prompt plus completion, in tokens. None takes the target's own limit, but at most 2048.
       dtype: ``float32`` or ``bfloat16``. None takes bfloat16 on a GPU and float32 elsewhere.
@@ -119,6 +125,8 @@ def load(
     """
     if isinstance(verify, str):  # the field of Speculation
         options, verify = {**options, "verify": verify}, False
+    tensor_parallel = _aliased("tensor_parallel", tensor_parallel, options)
+    draft_tensor_parallel = _aliased("draft_tensor_parallel", draft_tensor_parallel, options)
     speculation = _speculation(speculation, options)
     head_options = HeadOptions(aux_convention, norm_output, mask_token_id, mask_first, mtp=draft == MTP)
     check_lossless(speculation)
@@ -152,10 +160,15 @@ def load(
         logprobs_mode=logprobs_mode,
     )
     pair = read_pair(source, target_config, head_options, speculation, config.max_len)
-    config = fitted(target_config, pair.draft_config, config, width or pair.num_draft_tokens + 1, share)
+    draft_is_model = pair.draft is None or (
+        pair.draft_config is not None and pair.draft_config.language_model is not None
+    )
+    shards = shards_of(tensor_parallel, draft_tensor_parallel, draft_is_model)
+    require_shards(shards, target_config, pair.draft_config)
+    config = fitted(target_config, pair.draft_config, config, width or pair.num_draft_tokens + 1, share, shards)
     method = method_of(pair.draft)
     seconds = None if costs is None else _seconds(costs, method, pair.speculation, config.batch_buckets)
-    model, draft_model, make_drafter = load_modules(pair, config.dtype)
+    model, draft_model, make_drafter = load_modules(pair, config.dtype, *shards)
     return LLM(model, draft_model, make_drafter, method, pair.tokenizer, pair.speculation, config, seconds, defaults)
 
 
@@ -244,6 +257,16 @@ def stream(
     return llm.engine.stream(llm.engine.request(prompt, params, key=key, priority=priority, salt=salt, **options))
 
 
+def _aliased(name: str, value, options: dict):
+    """The value of an argument that may also be given under vLLM's name, ``name_size``, which is taken from ``options``."""
+    alias = f"{name}_size"
+    if alias not in options:
+        return value
+    if value != 1:
+        raise TypeError(f"load(): {alias!r} and {name!r} are the same argument; give one of them")
+    return options.pop(alias)
+
+
 def _check_before_loading(prompts: Sequence[Prompt], params: Sequence[SamplingParams], key: jax.Array | None):
     """Check what can be checked without a model, before minutes go into loading one."""
     for index, prompt in enumerate(prompts):
@@ -288,12 +311,12 @@ def _split_options(options: dict, loadable: bool) -> tuple[dict, dict]:
     Arguments of ``load`` are refused unless ``loadable``: then ``generate`` was given a folder and loads it.
     """
     known, aliases, elsewhere = list(_SAMPLING), dict(SamplingParams.aliases), {}
-    loading = [*_LOADING, *_SPECULATION]
+    loading, loading_aliases = [*_LOADING, *_SPECULATION], Speculation.aliases | _LOADING_ALIASES
     if loadable:
-        known, aliases = known + loading, aliases | Speculation.aliases
+        known, aliases = known + loading, aliases | loading_aliases
     else:
         why = "it is chosen when a model is loaded: give it to jspec.load()"
-        elsewhere = dict.fromkeys([*loading, *Speculation.aliases], why)
+        elsewhere = dict.fromkeys([*loading, *loading_aliases], why)
     options = resolve_names("generate()", options, known, aliases, elsewhere)
     # ``verify`` is both: the name of a rule, and whether to hash the files of the folders.
     fields = {name: value for name, value in options.items() if name in _SPECULATION and not isinstance(value, bool)}
@@ -355,6 +378,7 @@ def _max_len(max_len: int | None, config: ModelConfig) -> int:
 
 
 _SAMPLING = [field.name for field in dataclasses.fields(SamplingParams)]
+_LOADING_ALIASES = {f"{name}_size": name for name in ("tensor_parallel", "draft_tensor_parallel")}
 _SPECULATION = [field.name for field in dataclasses.fields(Speculation)]
 _LOADING = [
     name

@@ -15,6 +15,7 @@ from jspec.config import EngineConfig, Speculation
 from jspec.engine.costs import CostTable
 from jspec.engine.engine import Engine
 from jspec.engine.frontend import Frontend
+from jspec.engine.spread import Spread
 from jspec.keys import copied_keys
 from jspec.messages import is_conversation_list
 from jspec.models.causal import causal_logits
@@ -96,7 +97,8 @@ class LLM:
         def forward(leaves, tokens):
             return causal_logits(merge(leaves), tokens)[0].astype(jnp.float32)
 
-        self._forward = jax.jit(forward)
+        spread = Spread.of(target, None)
+        self._forward = jax.jit(forward if spread is None else spread.forward(forward))
 
     def logits(self, token_ids: Sequence[int]) -> jax.Array:
         """The target's logits after each of n tokens, float32 ``[n, V]``, from one causal forward pass without a cache."""

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,13 @@ from jspec.checkpoints.loading import (
     verifier_of,
 )
 from jspec.checkpoints.tokenizer import load_tokenizer
-from jspec.config import ModelConfig, Speculation
+from jspec.config import ModelConfig, Shards, Speculation
 from jspec.drafting.base import Drafter
 from jspec.drafting.methods import drafter_for
 from jspec.fitting import check_options, check_tokenizers, with_positions, within_reach
 from jspec.heads import DraftConfig, HeadConfig
 from jspec.models import Decoder, build, build_head
+from jspec.models.spread import build_shards, mesh_of, on_every_device
 from jspec.registry import MTP, DraftMethod, choose, chosen_by_name, resolve
 from jspec.sampling.params import SamplingParams
 from jspec.text import Tokenizer
@@ -171,17 +172,44 @@ def read_pair(
     return Pair(source, target, draft, tokenizer, speculation, options)
 
 
-def load_modules(pair: Pair, dtype: str) -> tuple[Decoder, Any, Callable[..., Drafter]]:
+def require_shards(shards: Sequence[Shards | None], target: ModelConfig, draft: DraftConfig | None):
+    """Raise a ValueError unless target and draft can be split into ``shards``, and there are so many devices."""
+    for one, config in zip(shards, (target, None if draft is None else draft.language_model), strict=True):
+        if one is not None:
+            mesh_of(one.count, one.axis)
+        if one is not None and config is not None:
+            one.local(config)
+
+
+def load_modules(
+    pair: Pair, dtype: str, shards: Shards | None = None, draft_shards: Shards | None = None
+) -> tuple[Decoder, Any, Callable[..., Drafter]]:
     """Read the weights.
+
+    Args:
+      pair: target and draft.
+      dtype: ``bfloat16`` or ``float32``.
+      shards: those of the target, each on a device of its own; None for one device.
+      draft_shards: those of the draft; None if it is whole on every device.
 
     Returns:
       the target's module; the draft's module, or the arrays that a method without a checkpoint reads, or None; and what
       builds the drafter around both, as ``drafter_for`` does.
     """
     draft, module = pair.draft, _prepared(pair)
-    target = build(pair.target, load_folder(pair.source.target, dtype)[1], dtype)
+    params = load_folder(pair.source.target, dtype)[1]
+    if shards is None:
+        target = build(pair.target, params, dtype)
+    else:
+        mesh = mesh_of(shards.count, shards.axis)
+        target = build_shards(pair.target, params, dtype, shards, mesh)
+        del params
     if pair.source.draft is not None and pair.draft_config is not None:
-        draft, module = load_draft_module(pair.source.draft, dtype, pair.options, pair.draft_config, target)
+        draft, module = load_draft_module(
+            pair.source.draft, dtype, pair.options, pair.draft_config, target, draft_shards
+        )
+    if shards is not None and draft_shards is None and module is not None:
+        module = on_every_device(module, mesh_of(shards.count, shards.axis))
     return target, module, drafter_for(draft, pair.target, pair.speculation)
 
 
@@ -202,7 +230,12 @@ def check_fit(
 
 
 def load_draft_module(
-    path: pathlib.Path, dtype: str, options: HeadOptions, config: ModelConfig | HeadConfig, target: Decoder
+    path: pathlib.Path,
+    dtype: str,
+    options: HeadOptions,
+    config: ModelConfig | HeadConfig,
+    target: Decoder,
+    shards: Shards | None = None,
 ):
     """Config and module of a draft, ready to serve.
 
@@ -212,8 +245,12 @@ def load_draft_module(
       options: what the user said of a draft head.
       config: what the checkpoint was read as.
       target: the target's module, whose weights a draft head may borrow.
+      shards: those of a draft model; None if it is whole.
     """
     _, params = load_draft(path, dtype, **dataclasses.asdict(options))
+    if shards is not None and config.language_model is not None:
+        mesh = mesh_of(shards.count, shards.axis)
+        return config, build_shards(config.language_model, params, dtype, shards, mesh)
     return build_draft_module(config, params, dtype, target)
 
 
@@ -241,7 +278,8 @@ def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
         "own_head": target.output_weight if plain and target.output_scale is None else None,
     }
     for field, name in config.borrowable:
-        if getattr(config, field) and lent[field] is not None and _same(params[name], lent[field]):
+        rows = target.config.vocab_size  # of shards, the last has padding behind them
+        if getattr(config, field) and lent[field] is not None and _same(params[name], lent[field], rows):
             del params[name]
             config = dataclasses.replace(config, **{field: False})  # pyright: ignore[reportArgumentType]
     return config
@@ -255,8 +293,8 @@ def _prepared(pair: Pair) -> Any:
     return resolve(method.prepare)(pair.source.arguments[method.argument], pair.tokenizer, pair.target)
 
 
-def _same(ours, theirs) -> bool:
-    return ours.shape == theirs.shape and np.array_equal(ours, np.asarray(theirs))
+def _same(ours, theirs, rows: int) -> bool:
+    return ours.shape == (rows, *theirs.shape[1:]) and np.array_equal(ours, np.asarray(theirs)[:rows])
 
 
 def _folder(what: str, path: Path) -> pathlib.Path:

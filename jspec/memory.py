@@ -1,11 +1,12 @@
-"""Whether an engine fits on its device, computed from shapes before anything is loaded or compiled."""
+"""Whether an engine fits on its devices, computed from shapes before anything is loaded or compiled."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import psutil
 
-from jspec.config import EngineConfig, ModelConfig
+from jspec.config import EngineConfig, ModelConfig, Shards
 from jspec.heads import HeadConfig
 
 GIB = 2**30
@@ -14,7 +15,7 @@ ITEMSIZE = {"float32": 4, "bfloat16": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """Bytes that an engine needs on its device.
+    """Bytes that an engine needs on its device, or on each of several.
 
     Attributes:
       weights: the weights of target and draft.
@@ -32,11 +33,27 @@ class Budget:
         return self.weights + self.cache + self.work
 
 
-def budget(target: ModelConfig, draft: ModelConfig | HeadConfig | None, config: EngineConfig, width: int) -> Budget:
-    """What an engine needs whose target reads ``width`` query tokens for each row in a round; ``draft`` may be None."""
+def budget(
+    target: ModelConfig,
+    draft: ModelConfig | HeadConfig | None,
+    config: EngineConfig,
+    width: int,
+    shards: Sequence[Shards | None] = (None, None),
+) -> Budget:
+    """What an engine needs whose target reads ``width`` query tokens for each row in a round; ``draft`` may be None.
+
+    ``shards`` are those of target and draft, as ``shards_of`` has them."""
     size = ITEMSIZE[config.dtype]
     models = [target] if draft is None else [target, draft]
-    decoders = [model.decoder for model in models if model.decoder is not None]
+    decoders = [
+        _local(model.decoder, one) for model, one in zip(models, shards, strict=False) if model.decoder is not None
+    ]
+    weights = [
+        model.weight_bytes(size)
+        if one is None or model.language_model is None
+        else one.weight_bytes(model.language_model, size)
+        for model, one in zip(models, shards, strict=False)
+    ]
     slots = config.pool_pages * config.page_size
     row_slots = config.max_batch * config.pages_per_row * config.page_size
     logits = config.max_batch * width * target.vocab_size * len(models)
@@ -44,14 +61,23 @@ def budget(target: ModelConfig, draft: ModelConfig | HeadConfig | None, config: 
     tokens = config.segment_buckets[-1] * config.chunk
     passes = tokens * max(3 * decoder.intermediate_size + 8 * decoder.hidden_size for decoder in decoders) * size
     return Budget(
-        weights=sum(model.weight_bytes(size) for model in models),
+        weights=sum(weights),
         cache=sum(decoder.kv_bytes(slots, size) for decoder in decoders),
         work=max(logits * (size + 4) + gathered, passes),
     )
 
 
+def _local(config: ModelConfig, shards: Shards | None) -> ModelConfig:
+    return config if shards is None else shards.local(config)
+
+
 def fitted(
-    target: ModelConfig, draft: ModelConfig | HeadConfig | None, config: EngineConfig, width: int, share: float
+    target: ModelConfig,
+    draft: ModelConfig | HeadConfig | None,
+    config: EngineConfig,
+    width: int,
+    share: float,
+    shards: Sequence[Shards | None] = (None, None),
 ) -> EngineConfig:
     """``config`` with a number of pages, if it has none, that fits beside weights and workspace.
 
@@ -66,14 +92,14 @@ def fitted(
     free = free_bytes()
     if config.num_pages is None:
         least = dataclasses.replace(config, num_pages=config.pages_per_row)
-        need = budget(target, draft, least, width)
+        need = budget(target, draft, least, width, shards)
         page = need.cache // least.pool_pages
         if on_gpu():
             pages = _rounded_down(int((share * free - need.weights - need.work) // max(page, 1)))
         else:
             pages = min(config.max_batch * config.pages_per_row, 4 * GIB // max(page, 1))
         config = dataclasses.replace(least, num_pages=max(pages, config.pages_per_row))
-    need = budget(target, draft, config, width)
+    need = budget(target, draft, config, width, shards)
     if need.total > free:
         raise MemoryError(
             f"needs {need.total / GIB:.1f} GiB ({need.weights / GIB:.1f} of weights, {need.cache / GIB:.1f} of KV cache for "

@@ -25,7 +25,9 @@ _LOADING = {
     "swap_space": "swap_space",
     "max_waiting": "max_waiting",  # which a server alone has
     "ngram_corpus": "ngram_corpus",
+    "tensor_parallel_size": "tensor_parallel",
 }
+_DRAFT_PARALLEL = "draft_tensor_parallel_size"  # a key of vLLM's --speculative-config
 # vLLM's name of a drafting method -> jspec's. It has called ``mtp`` by the name of each family as well.
 _METHODS = {
     "deepseek_mtp": MTP,
@@ -100,6 +102,7 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
     most = "as many as the batch has" if max_num_seqs is None else "%(default)s"
     parser.add_argument("--max-num-seqs", type=int, default=max_num_seqs, help=f"requests decoded together; {most}")
     parser.add_argument("--gpu-memory-utilization", type=float, help="share of the GPU's free memory; 0.9")
+    parser.add_argument("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs of the target; 1")
     parser.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="pages of the KV cache; what fits")
     parser.add_argument("--block-size", type=int, help="tokens of a page; 64")
     parser.add_argument("--swap-space", type=float, metavar="GIB", help="host memory for preempted requests; 4")
@@ -134,6 +137,8 @@ def loading_of(args: argparse.Namespace) -> dict[str, Any]:
         del given["dtype"]
     given["reproducible"] = args.reproducible
     given["prefix_cache"] = not args.no_enable_prefix_caching
+    if args.speculative_config is not None and _DRAFT_PARALLEL in json.loads(args.speculative_config):
+        given["draft_tensor_parallel"] = json.loads(args.speculative_config)[_DRAFT_PARALLEL]
     given["generation_config"] = "auto" if args.generation_config == "auto" else "jspec"
     return given
 
@@ -187,7 +192,8 @@ def _config(text: str) -> tuple[str, dict[str, Any], str | None]:
         raise ValueError(f"speculative_config={text!r}: expected a JSON object, {example} for example")
     known = [field.name for field in dataclasses.fields(Speculation) if field.name != "synthetic_acceptance"]
     aliases = {**Speculation.aliases, "prompt_lookup_max": "ngram_max", "prompt_lookup_min": "ngram_min"}
-    fields = resolve_names("speculative_config", given, [*known, "model", "method"], aliases)
+    fields = resolve_names("speculative_config", given, [*known, "model", "method", _DRAFT_PARALLEL], aliases)
+    fields.pop(_DRAFT_PARALLEL, None)  # an argument of ``load``
     draft, method = fields.pop("model", None), fields.pop("method", None)
     ok = method is None or method in _METHODS
     require(ok, "speculative_config.method", method, f"one of {', '.join(sorted(_METHODS))}, or none")

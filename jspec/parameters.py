@@ -129,14 +129,7 @@ class Declared:
 
     def weight_bytes(self, itemsize: int) -> int:
         """Bytes of all parameters and scales, where a number that is not quantised takes ``itemsize`` bytes."""
-        dimensions, total = self.dimensions, 0
-        for parameter in self.parameters:
-            shape = parameter.shape(dimensions)
-            bytes_per_copy = math.prod(shape) * DTYPE_BYTES.get(parameter.dtype or "", itemsize)
-            if parameter.quantization is not None:
-                bytes_per_copy = math.prod(shape) + SCALE_BYTES * shape[0]
-            total += len(parameter.copies) * bytes_per_copy
-        return total
+        return sum(bytes_of(parameter, self.dimensions, itemsize) for parameter in self.parameters)
 
     def param_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each parameter by its name in the params. Scales are left out."""
@@ -155,6 +148,15 @@ class Declared:
     def param_dtypes(self) -> dict[str, str]:
         """Dtype of each parameter that has not the dtype of the weights, by its name."""
         return {p.name.format(*copy): p.dtype for p, copy in expanded(self.parameters) if p.dtype is not None}
+
+
+def bytes_of(parameter: Parameter, dimensions: Mapping[str, int], itemsize: int) -> int:
+    """Bytes of all copies of a parameter, scales included, where a number that is not quantised takes ``itemsize`` bytes."""
+    shape = parameter.shape(dimensions)
+    each = math.prod(shape) * DTYPE_BYTES.get(parameter.dtype or "", itemsize)
+    if parameter.quantization is not None:
+        each = math.prod(shape) + SCALE_BYTES * shape[0]
+    return len(parameter.copies) * each
 
 
 def expanded(parameters: Sequence[Parameter]) -> Iterator[tuple[Parameter, tuple[int, ...]]]:

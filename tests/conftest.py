@@ -26,6 +26,7 @@ if jax.__version_info__ < (0, 11):
     HASTE += " --xla_cpu_use_fusion_emitters=false"
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_num_cpu_devices", 4)  # for models in shards; everything else runs on the first of them
 os.environ["XLA_FLAGS"] = f"{HASTE} {os.environ.get('XLA_FLAGS', '')}".rstrip()  # the user's come last, and win
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jspec-tests-")  # where ``jspec.load`` keeps compiled programs
 

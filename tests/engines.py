@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jspec.config import EngineConfig, Latent, ModelConfig, Speculation
+from jspec.config import EngineConfig, Latent, ModelConfig, Shards, Speculation
+from jspec.config.shards import AXIS
 from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
@@ -24,6 +25,7 @@ from jspec.llm import LLM
 from jspec.models import Decoder, build, flat_params
 from jspec.models.cache import CausalView
 from jspec.models.split import split
+from jspec.models.spread import build_shards, mesh_of
 from jspec.sampling.params import SamplingParams
 
 V, MAX_LEN = 29, 40
@@ -65,6 +67,13 @@ def draft() -> Decoder:
 def latents() -> Decoder:
     """A target whose attention is over latents."""
     return Decoder(LATENTS, rngs=nnx.Rngs(5))
+
+
+@functools.cache
+def in_shards(model: Decoder, count: int) -> Decoder:
+    """The same model on so many devices, each with a shard of it."""
+    params = {name: np.asarray(leaf) for name, leaf in flat_params(model).items()}
+    return build_shards(model.config, params, "float32", Shards(count), mesh_of(count, AXIS))
 
 
 def poisoned(model: Decoder, token: int) -> Decoder:

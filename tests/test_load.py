@@ -184,7 +184,17 @@ def test_what_load_tells(folders, llm):
         ({"speculative_model": "x"}, TypeError, "no argument 'speculative_model': it is draft of jspec.load"),
         ({"speculative_config": {}}, TypeError, "its model is draft of jspec.load"),
         ({"assistant_model": "x"}, TypeError, "no argument 'assistant_model': it is draft of jspec.load"),
-        ({"tensor_parallel_size": 2}, TypeError, "jspec runs on one GPU"),
+        (
+            {"tensor_parallel_size": 8},
+            ValueError,
+            "tensor_parallel=8: expected at most 4, the number of devices that JAX",
+        ),
+        ({"tensor_parallel": 3}, ValueError, "tensor_parallel=3: expected a divisor of num_heads, 4"),
+        ({"tensor_parallel": 0}, ValueError, "tensor_parallel=0: expected an integer of at least 1"),
+        ({"tensor_parallel": "2"}, ValueError, "tensor_parallel='2': expected an integer of at least 1"),
+        ({"tensor_parallel": 2, "tensor_parallel_size": 2}, TypeError, "are the same argument; give one of them"),
+        ({"draft_tensor_parallel": 2}, ValueError, "draft_tensor_parallel=2: expected 1 or tensor_parallel, 1"),
+        ({"pipeline_parallel_size": 2}, TypeError, "an engine runs on the GPUs of tensor_parallel"),
         (
             {"gpu_memory_utilization": 0},
             ValueError,

@@ -25,6 +25,8 @@ from jspec.config.model import ModelConfig as ModelConfig
 from jspec.config.model import count as count
 from jspec.config.rope import ROPE_KINDS as ROPE_KINDS
 from jspec.config.rope import Rope as Rope
+from jspec.config.shards import Shards as Shards
+from jspec.config.shards import shards_of as shards_of
 from jspec.config.speculation import DRAFT_SAMPLINGS as DRAFT_SAMPLINGS
 from jspec.config.speculation import VERIFY_RULES as VERIFY_RULES
 from jspec.config.speculation import Speculation as Speculation

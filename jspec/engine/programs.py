@@ -19,6 +19,7 @@ from jspec.engine.compiling import Program, decode_options
 from jspec.engine.exchange import Call, CallLogs, Drafting, Judging, Segments, every_token, no_segments
 from jspec.engine.packing import Packing
 from jspec.engine.request import Request
+from jspec.engine.spread import Spread
 from jspec.engine.state import DecodeState, Entries, admit, init_state, put, restore, save, take, with_processors
 from jspec.engine.step import DecodeStep
 from jspec.models.params import DTYPES
@@ -45,6 +46,7 @@ class StepBuilder:
       noise: where the noise of a round comes from.
       most: K, the most drafts of a round: the drafter's own number.
       vocab_size: V of the target.
+      spread: how programs run on several devices; None on one.
     """
 
     merge_target: Callable[[Sequence[jax.Array]], Any]
@@ -55,6 +57,7 @@ class StepBuilder:
     noise: Callable[..., RoundNoise]
     most: int
     vocab_size: int
+    spread: Spread | None = None
 
     def width(self, K: int) -> int:
         """How many query tokens the target reads for each row in a round of K drafts."""
@@ -121,7 +124,11 @@ class StepBuilder:
         """An empty batch; not for a trace."""
         step = self.step(leaves, self.most)
         dtype, rows = DTYPES[self.config.dtype], self.config.num_rows
-        return init_state(self.config, step.target, step.drafter, dtype, rows, self.vocab_size)
+
+        def make() -> DecodeState:
+            return init_state(self.config, step.target, step.drafter, dtype, rows, self.vocab_size)
+
+        return make() if self.spread is None else self.spread.made(make)
 
 
 class PackedProgram(Program):
@@ -167,22 +174,27 @@ class Programs:
     """
 
     def __init__(self, builder: StepBuilder, target_leaves: Sequence[jax.Array], draft_lengths: Sequence[int]):
-        config, width = builder.config, builder.width(builder.most)
+        config, width, spread = builder.config, builder.width(builder.most), builder.spread
+        of_models = (lambda function: function) if spread is None else spread.of_models
         self.most_entries, self.most_moved = min(MOST_ENTRIES, config.max_batch), min(MOST_MOVED, config.pages_per_row)
         self.prefill = {
-            n: PackedProgram(f"prefill_{n}x{config.chunk}", builder.prefill, no_segments(config, n))
+            n: PackedProgram(f"prefill_{n}x{config.chunk}", of_models(builder.prefill), no_segments(config, n))
             for n in config.segment_buckets
         }
         self.prefill_with_logprobs = PackedProgram(
-            "prefill_with_logprobs", builder.prefill_with_logprobs, no_segments(config, config.logprob_segments)
+            "prefill_with_logprobs",
+            of_models(builder.prefill_with_logprobs),
+            no_segments(config, config.logprob_segments),
         )
         nobody = [(config.num_rows, Request(0, [0], SamplingParams(), np.zeros(2, np.uint32)))]
         entries = Entries.of(config, builder.vocab_size, self.most_entries, nobody)
-        self.admit = PackedProgram("admit", lambda *args: (admit(*args), None), entries, donate=STATE)
-        self.catch_up = PackedProgram("catch_up", builder.catch_up, Call.of(config, config.max_batch, [], [], 1))
+        self.admit = PackedProgram("admit", _admit if spread is None else spread.of_rows(_admit), entries, donate=STATE)
+        self.catch_up = PackedProgram(
+            "catch_up", of_models(builder.catch_up), Call.of(config, config.max_batch, [], [], 1)
+        )
         self.decode: dict[tuple[int, int], PackedProgram] = {}
         for b, K in itertools.product(config.batch_buckets, draft_lengths):
-            rounds = functools.partial(builder.rounds, K=K)
+            rounds = of_models(functools.partial(builder.rounds, K=K))
             options = decode_options(target_leaves, b * builder.width(K))
             self.decode[b, K] = PackedProgram(
                 f"decode_{b}_rows_{K}_drafts", rounds, Call.of(config, b, [], [], 1), options
@@ -192,7 +204,7 @@ class Programs:
             options = decode_options(target_leaves, b * width)
             name = f"decode_{b}_rows_processing"
             self.processing_decode[b] = PackedProgram(
-                name, builder.processing_rounds, Call.of(config, b, [], [], 1), options
+                name, of_models(builder.processing_rounds), Call.of(config, b, [], [], 1), options
             )
         self.draft: dict[int, PackedProgram] = {}
         self.judge: dict[int, PackedProgram] = {}
@@ -201,12 +213,24 @@ class Programs:
             call = Call.of(config, b, [], [], 1)
             drafting, judging = Drafting.of(call, builder.most), Judging(call, every_token(b, *self.judge_shape))
             options = decode_options(target_leaves, b * width)
-            self.draft[b] = PackedProgram(f"draft_{b}_rows", builder.draft, drafting, options)
-            self.judge[b] = PackedProgram(f"judge_{b}_rows", builder.judge, judging, options)
-        self.save = Program(lambda state, *args: (state, save(state, *args)), STATE, name="save")
-        self.restore = Program(lambda *args: (restore(*args), None), STATE, name="restore")
+            self.draft[b] = PackedProgram(f"draft_{b}_rows", of_models(builder.draft), drafting, options)
+            self.judge[b] = PackedProgram(f"judge_{b}_rows", of_models(builder.judge), judging, options)
+        self.save = Program(_save if spread is None else spread.saving(_save), STATE, name="save")
+        self.restore = Program(_restore if spread is None else spread.restoring(_restore), STATE, name="restore")
 
     def __iter__(self) -> Iterator[Program]:
         singles = self.prefill_with_logprobs, self.admit, self.catch_up, self.save, self.restore
         decode = self.decode, self.processing_decode, self.draft, self.judge
         return itertools.chain(self.prefill.values(), singles, *(programs.values() for programs in decode))
+
+
+def _admit(*args):
+    return admit(*args), None
+
+
+def _save(state: DecodeState, *args):
+    return state, save(state, *args)
+
+
+def _restore(*args):
+    return restore(*args), None

@@ -28,6 +28,7 @@ from jspec.engine.passes import Segment
 from jspec.engine.plan import Move, Plan
 from jspec.engine.programs import WEIGHTS_THEN_STATE, Leaves, PackedProgram, Programs, StepBuilder
 from jspec.engine.request import ActiveRequest, Request
+from jspec.engine.spread import Spread
 from jspec.engine.state import DecodeState, Entries, of_rows, save
 from jspec.models.split import split
 from jspec.sampling.params import SamplingParams
@@ -57,6 +58,7 @@ class Runner:
       looks_ahead: whether slot i of the drafter's cache depends on token i + 1.
       width: how many query tokens the target reads for each row in a round of that K.
       draft_lengths: every K for which rounds may be asked, as a tuple.
+      spread: how programs run on several devices; None on one.
       leaves: the arrays of the target, and those of the draft model.
       programs: all programs, compiled or not.
       state: the batch, as the last program sent will leave it. Every program takes its buffers away.
@@ -80,9 +82,9 @@ class Runner:
         self.looks_ahead = drafter.aux_layers is not None
         target_leaves, merge_target = split(target)
         draft_leaves, merge_draft = split(draft_model)
-        self._config = config
+        self._config, self.spread = config, Spread.of(target, draft_model)
         self._builder = StepBuilder(
-            merge_target, merge_draft, make_drafter, verify, config, noise, most, target.config.vocab_size
+            merge_target, merge_draft, make_drafter, verify, config, noise, most, target.config.vocab_size, self.spread
         )
         self.num_draft_tokens, self.width = most, self._builder.width(most)
         if self.width <= most:
@@ -185,7 +187,8 @@ class Runner:
         buckets, lengths, builder = self._config.batch_buckets, self.draft_lengths, self._builder
         arrays = [[(leaf.shape, leaf.dtype.name) for leaf in leaves] for leaves in self.leaves]
         method = type(builder.step(self.leaves, self.num_draft_tokens).drafter).__name__
-        what = method, builder.verify, self._config, lengths, arrays
+        devices = 1 if self.spread is None else self.spread.mesh.size
+        what = method, builder.verify, self._config, lengths, arrays, devices
 
         def measure():
             return {b: {K: self.measure(b, K) for K in lengths} for b in buckets}
@@ -226,6 +229,8 @@ class Runner:
         if kinds[0] != kinds[1]:
             different = next(((a, b) for a, b in zip(*kinds, strict=False) if a != b), (len(old), len(new)))
             raise ValueError(f"draft_model has arrays of {different[1]}: expected {different[0]}, as in the one before")
+        if self.spread is not None:
+            new = [jax.device_put(leaf, was.sharding) for leaf, was in zip(new, old, strict=True)]
         self.leaves = (target_leaves, new)
 
     def _read_segments(self, segments: Sequence[Segment]):

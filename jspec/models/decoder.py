@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jspec.config import ModelConfig
+from jspec.config import ModelConfig, Shards
 from jspec.models.cache import CacheShape
 from jspec.models.experts import Mixture
 from jspec.models.latent import LatentAttention
-from jspec.models.layers import ACTIVATE, Linear, Norm, project, rotation_at, times
+from jspec.models.layers import ACTIVATE, Linear, Norm, added_up, project, rotation_at, times
 from jspec.models.quantized import random_weight, wide
 from jspec.pallas.attention_reference import Scores
 from jspec.pallas.norm import norm, whole
@@ -30,20 +30,30 @@ from jspec.pallas.norm import norm, whole
 class Attention(nnx.Module):
     """Grouped-query attention. The weights of queries, keys and values are stacked in one ``[(N + 2G) H, in_features]``.
 
-    ``in_features`` is the width of the input. None means D, the width of the model.
+    ``in_features`` is the width of the input. None means D, the width of the model. ``over`` is as in ``Linear``: the heads
+    are those of one shard then.
 
     Attributes:
       sinks: ``[N]``, the score of each attention head that its softmaxes run over as well (``Scores``), or None.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, in_features: int | None = None, *, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        in_features: int | None = None,
+        *,
+        over: str | None = None,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
         N, G, H, D = config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size
         self.num_heads, self.num_kv_heads, self.head_dim = N, G, H
         self.rope, self.window = config.rope_of(layer), config.windows[layer]
         self.scale, self.softcap = config.attention_scale, config.attention_softcap
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
         self.qkv = linear(in_features or D, (N + 2 * G) * H, bias=config.qkv_bias)
-        self.out = linear(N * H, D, bias=config.output_bias)
+        self.out = linear(N * H, D, bias=config.output_bias, over=over)
         self.norm_projection = config.qk_norm_over == "projection"
         sizes = (N * H, G * H) if self.norm_projection else (H, H)
         norms = [Norm(size, config.rms_norm_eps, config.norm, dtype=dtype) for size in sizes] if config.qk_norm else []
@@ -85,9 +95,9 @@ def stacked_heads(q, k, N: int, G: int) -> jax.Array:
 class MLP(nnx.Module):
     """``down(activation(gate x) * up x)`` (Shazeer, 2020), or ``down(activation(up x))`` without a gate.
 
-    The weights of gate and up are stacked in one ``[2F, D]``."""
+    The weights of gate and up are stacked in one ``[2F, D]``. ``over`` is as in ``Linear``: F is that of one shard then."""
 
-    def __init__(self, config: ModelConfig, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, over: str | None = None, dtype, rngs: nnx.Rngs):
         D, F = config.hidden_size, config.intermediate_size
         linear = functools.partial(
             Linear, bias=config.mlp_bias, quantization=config.quantization, dtype=dtype, rngs=rngs
@@ -95,7 +105,7 @@ class MLP(nnx.Module):
         self.activation = config.activation
         self.gate_up: Any = linear(D, 2 * F) if config.gated_mlp else None
         self.up: Any = None if config.gated_mlp else linear(D, F)
-        self.down = linear(F, D)
+        self.down = linear(F, D, over=over)
 
     def __call__(self, x):
         activate = ACTIVATE[self.activation]
@@ -109,7 +119,8 @@ class Layer(nnx.Module):
     """Attention and MLP, each added to the residual stream. ``config.norm_placement`` says what is normed.
 
     The layer does not apply its own ``attention_norm``. The layer before it does, by way of ``after``, because one kernel
-    then adds to the residual stream and norms the sum. ``norm=False`` makes a layer without ``attention_norm``.
+    then adds to the residual stream and norms the sum. ``norm=False`` makes a layer without ``attention_norm``. ``over`` is
+    as in ``Linear``, for a layer of one shard.
 
     Attributes:
       attention_norm, mlp_norm: what attention and MLP read goes through these. None for placements that have none.
@@ -117,7 +128,16 @@ class Layer(nnx.Module):
         they were added. None for placements that have none.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, norm: bool = True, *, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: int,
+        norm: bool = True,
+        *,
+        over: str | None = None,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
         def normed(name: str) -> Norm | None:
             present = name in config.layer_norms
             return Norm(config.hidden_size, config.rms_norm_eps, config.norm, dtype=dtype) if present else None
@@ -125,11 +145,11 @@ class Layer(nnx.Module):
         self.norm_sums, self.multiplier = config.norm_placement == "after_sum", config.residual_multiplier
         self.attention_norm = normed("attention_norm") if norm else None
         attention = Attention if config.latent is None else LatentAttention
-        self.attention: Any = attention(config, layer, dtype=dtype, rngs=rngs)
+        self.attention: Any = attention(config, layer, over=over, dtype=dtype, rngs=rngs)
         self.attention_out_norm, self.mlp_norm = normed("attention_out_norm"), normed("mlp_norm")
         experts = config.experts if config.has_experts(layer) else None
         make = MLP if experts is None else functools.partial(Mixture, experts=experts)
-        self.mlp: Any = make(config, dtype=dtype, rngs=rngs)
+        self.mlp: Any = make(config, over=over, dtype=dtype, rngs=rngs)
         self.mlp_out_norm = normed("mlp_out_norm")
 
     def __call__(self, x, normed, positions, kv, view, after: Norm | None):
@@ -192,6 +212,10 @@ class Decoder(nnx.Module):
 
     The layers are unrolled in the compiled program. A scan over them would copy every weight in each step.
 
+    With ``shards`` it is the part of the model that one shard has, to be called inside of ``jax.shard_map``: layers are
+    those of ``shards.local(config)``, and embedding and output head have ``shards.vocabulary(V)`` rows. It reads the same
+    tokens in every shard, and gives the same hidden states and logits in each.
+
     Attributes:
       embedding: ``[V, D]``, or ``[V, We]`` with ``project_in`` and ``project_out``. A tied embedding is also the output
         head and is quantised if that is. An embedding that is not tied is never quantised.
@@ -200,14 +224,16 @@ class Decoder(nnx.Module):
       embedding_scale: one scale for each token, float32 ``[V]``. None for an embedding that is not quantised.
     """
 
-    def __init__(self, config: ModelConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, shards: Shards | None = None, dtype=jnp.float32, rngs: nnx.Rngs):
         V, D, W = config.vocab_size, config.hidden_size, config.embedding_size
-        self.config, self.dtype = config, dtype
+        self.config, self.dtype, self.shards = config, dtype, shards
+        local, over = (config, None) if shards is None else (shards.local(config), shards.axis)
+        V = V if shards is None else shards.vocabulary(V)
         tied = config.tie_embeddings
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
         shape, stored = (V, W or D), config.head_quantization if tied else None
         self.embedding, self.embedding_scale = random_weight(rngs.params(), shape, 0.02, dtype, stored)
-        self.layers = nnx.List([Layer(config, i, dtype=dtype, rngs=rngs) for i in range(config.num_layers)])
+        self.layers = nnx.List([Layer(local, i, over=over, dtype=dtype, rngs=rngs) for i in range(config.num_layers)])
         self.norm = Norm(D, config.rms_norm_eps, config.norm, dtype=dtype) if config.final_norm else None
         self.head = None if tied else linear(W or D, V, quantization=config.head_quantization)
         self.project_in, self.project_out = (None, None) if W is None else (linear(W, D), linear(D, W))
@@ -219,9 +245,16 @@ class Decoder(nnx.Module):
         """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, without multiplier and learned positions.
 
         Draft heads read these: their own embeddings are copies of them."""
-        stored = self.embedding[...][tokens]
+        rows, mine = tokens, None
+        if self.shards is not None:
+            rows = tokens - jax.lax.axis_index(self.shards.axis) * self.embedding.shape[0]
+            mine = (rows >= 0) & (rows < self.embedding.shape[0])
+            rows = jnp.where(mine, rows, 0)
+        stored = self.embedding[...][rows]
         if self.embedding_scale is not None:
-            stored = wide(stored, self.embedding_scale[...][tokens]).astype(self.dtype)
+            stored = wide(stored, self.embedding_scale[...][rows]).astype(self.dtype)
+        if self.shards is not None and mine is not None:  # one shard has the token, and the others add zeros
+            stored = added_up(jnp.where(mine[..., None], stored, 0), self.shards.axis)
         return stored if self.project_in is None else self.project_in(stored)
 
     def _inputs(self, tokens, positions):
@@ -278,7 +311,11 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden):
         """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution."""
-        return self.scaled_logits(project(self.before_head(hidden), self.output_weight, self.output_scale))
+        logits = self.scaled_logits(project(self.before_head(hidden), self.output_weight, self.output_scale))
+        if self.shards is None:
+            return logits
+        every = jax.lax.all_gather(logits, self.shards.axis, axis=logits.ndim - 1, tiled=True)
+        return every[..., : self.config.vocab_size]
 
     def before_head(self, hidden):
         """What the output head reads of hidden states ``[..., D]``: they themselves, or ``[..., We]``."""
@@ -309,12 +346,12 @@ class Decoder(nnx.Module):
         return jnp.ones(self.config.hidden_size, self.dtype) if self.norm is None else self.norm.scale
 
     def cache_shape(self) -> CacheShape:
-        """What is cached for a token."""
-        return cache_shape(self.config)
+        """What is cached for a token, in all shards together."""
+        return cache_shape(self.config, 1 if self.shards is None else self.shards.count)
 
 
-def cache_shape(config: ModelConfig) -> CacheShape:
-    """What decoder layers cache for a token."""
+def cache_shape(config: ModelConfig, shards: int = 1) -> CacheShape:
+    """What decoder layers cache for a token. If there are more shards than KV heads, each has a copy of its own."""
     if config.latent is not None:
         return CacheShape(config.num_layers, 1, config.latent.cached, latents=True)
-    return CacheShape(config.num_layers, config.num_kv_heads, config.head_dim)
+    return CacheShape(config.num_layers, max(config.num_kv_heads, shards), config.head_dim)

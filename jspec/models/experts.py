@@ -8,9 +8,10 @@ from flax import nnx
 
 from jspec import mxfp4
 from jspec.config import Experts, ModelConfig
-from jspec.models.layers import Linear, wide_project
+from jspec.models.layers import Linear, added_up, wide_project
 from jspec.pallas.expert_tiles import Stacked
 from jspec.pallas.experts import experts
+from jspec.pallas.norm import whole
 from jspec.pallas.routing import route
 from jspec.pallas.routing_reference import Routing
 
@@ -42,14 +43,15 @@ class Mixture(nnx.Module):
       correction: float32 ``[count]``, what is added to the probabilities of experts to choose among them, or None.
 
     Router and experts have biases if the config says so. A call gives what the Y experts of each token make, ``[B, T, Y,
-    D]`` for ``[B, T, D]``: the sum over Y is left to the norm that follows (``jspec.pallas.norm``).
+    D]`` for ``[B, T, D]``: the sum over Y is left to the norm that follows (``jspec.pallas.norm``). If shards have parts
+    of the experts' inputs each, a call gives the sum over Y and over the shards, ``[B, T, D]``.
     """
 
-    def __init__(self, config: ModelConfig, *, experts: Experts, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, experts: Experts, over: str | None = None, dtype, rngs: nnx.Rngs):
         D, X, Fe = config.hidden_size, experts.all, experts.width
         bias, make = experts.biases, functools.partial(Linear, quantization=config.quantization)
         linear = functools.partial(FourBitWeight if experts.stored else make, bias=bias, dtype=dtype, rngs=rngs)
-        self.experts = experts
+        self.experts, self.over = experts, over
         self.routing = Routing(
             experts.chosen,
             experts.renormalise,
@@ -70,7 +72,8 @@ class Mixture(nnx.Module):
         logits = wide_project(tokens, self.router.weight[...])
         routed = route(logits, bias, self.routing)
         made = experts(tokens, routed, self._stacked(self.gate_up), self._stacked(self.down), self.experts.clamp)
-        return made.reshape(*x.shape[:-1], *made.shape[1:])
+        made = made.reshape(*x.shape[:-1], *made.shape[1:])
+        return made if self.over is None else added_up(whole(made, x), self.over)
 
     def _stacked(self, linear: Linear | FourBitWeight) -> Stacked:
         X, scale, bias = self.experts.all, linear.scale, linear.bias

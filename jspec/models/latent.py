@@ -33,7 +33,7 @@ class LatentAttention(nnx.Module):
       out: ``[D, N Hv]``.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, layer: int, *, over: str | None = None, dtype, rngs: nnx.Rngs):
         del layer  # all layers are alike
         latent = config.latent
         assert latent is not None
@@ -47,7 +47,7 @@ class LatentAttention(nnx.Module):
         self.latent_norm = Norm(latent.rank, latent.norm_eps, dtype=dtype)
         self.keys = linear(latent.rank, N * (H - latent.rotated))
         self.values = linear(latent.rank, N * latent.value_dim)
-        self.out = linear(N * latent.value_dim, D, bias=config.output_bias)
+        self.out = linear(N * latent.value_dim, D, bias=config.output_bias, over=over)
 
     def __call__(self, x, positions, kv, view):
         rotation = rotation_at(positions, self.rope, self.latent.rotated)

@@ -30,6 +30,8 @@ class Linear(nnx.Module):
       weight: ``[out, in]`` of ``dtype``. A quantised one is int8 or float8_e4m3fn.
       scale: float32 ``[out]``. None for a weight that is not quantised.
       bias: ``[out]`` of ``dtype``, or None.
+      over: the mesh axis whose shards have parts of the inputs each, and over which products are therefore added up; None
+        if all inputs are here.
     """
 
     def __init__(
@@ -39,19 +41,26 @@ class Linear(nnx.Module):
         *,
         bias: bool = False,
         quantization: str | None = None,
+        over: str | None = None,
         dtype,
         rngs: nnx.Rngs,
     ):
         shape, std = (out_features, in_features), in_features**-0.5
         self.weight, self.scale = random_weight(rngs.params(), shape, std, dtype, quantization)
         self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
+        self.over = over
 
     def __call__(self, x):
         weight = self.weight[...]
-        if self.bias is not None and self.scale is None and _is_reduced(x, weight):
+        if self.bias is not None and self.scale is None and self.over is None and _is_reduced(x, weight):
             return _reduction(x, weight, self.bias[...])
-        y = project(x, weight, None if self.scale is None else self.scale[...])
+        y = added_up(project(x, weight, None if self.scale is None else self.scale[...]), self.over)
         return y if self.bias is None else y + per_feature(self.bias[...], y)
+
+
+def added_up(x, over: str | None):
+    """The sum of x over the shards along the mesh axis ``over``, the same bits in each; x itself if that is None."""
+    return x if over is None else jax.lax.psum(x, over)
 
 
 def project(x, weight, scale=None):

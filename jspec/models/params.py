@@ -56,9 +56,9 @@ def build_head(config: HeadConfig, params: Mapping[str, jax.typing.ArrayLike], d
     return _build(config, params, dtype)
 
 
-def _build(config, params, dtype: str) -> Any:
-    model = _abstract(config, dtype)
-    expected = _flat(model)
+def require_params(config: DraftConfig, params: Mapping[str, jax.typing.ArrayLike], dtype: str):
+    """Raise a ValueError unless ``params`` are those of ``config``, as for ``build``."""
+    expected = abstract_params(config, dtype)
     for name in sorted(set(expected) | set(params)):
         if name not in params:
             raise ValueError(f"parameter {name!r} is missing")
@@ -67,10 +67,20 @@ def _build(config, params, dtype: str) -> Any:
         if np.shape(params[name]) != expected[name].shape:
             raise ValueError(f"parameter {name!r} has shape {np.shape(params[name])}, expected {expected[name].shape}")
         _require_stored(name, params[name], expected[name].dtype)
-    graph, state = nnx.split(model)
+
+
+def named_leaves(state) -> tuple[list[tuple[str, Any]], Any]:
+    """The arrays of a module's state with their dotted names, and the structure that holds them."""
     paths, tree = jax.tree_util.tree_flatten_with_path(state)
-    leaves = [jnp.asarray(params[_dotted(path)], dtype=leaf.dtype) for path, leaf in paths]
-    return nnx.merge(graph, jax.tree_util.tree_unflatten(tree, leaves))
+    return [(_dotted(path), leaf) for path, leaf in paths], tree
+
+
+def _build(config, params, dtype: str) -> Any:
+    require_params(config, params, dtype)
+    graph, state = nnx.split(_abstract(config, dtype))
+    leaves, tree = named_leaves(state)
+    arrays = [jnp.asarray(params[name], dtype=leaf.dtype) for name, leaf in leaves]
+    return nnx.merge(graph, jax.tree.unflatten(tree, arrays))
 
 
 def _require_stored(name: str, array, expected):

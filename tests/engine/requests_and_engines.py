@@ -10,6 +10,7 @@ from engines import (
     TARGET,
     draft,
     drafting,
+    in_shards,
     key_of,
     latents,
     ragged_prompts,
@@ -20,9 +21,11 @@ from engines import (
 from heads import HEADS, VARIANTS, random_head, serving
 
 from jspec.config import EngineConfig, Speculation
+from jspec.config.shards import AXIS
 from jspec.drafting.methods import drafter_for
 from jspec.engine.engine import Engine
 from jspec.engine.request import Request
+from jspec.models.spread import mesh_of, on_every_device
 from jspec.sampling.params import SamplingParams
 
 K, P = 4, 4
@@ -45,17 +48,26 @@ REQUESTS = requests_of(PROMPTS, PARAMS)
 def engine_of(kind: str, config: EngineConfig = CONFIG) -> Engine:
     """An engine with a drafter of this kind, whose drafts are drawn, so that they tell of every number behind them.
 
-    For ``latents``, attention is over latents, that of the target and of what drafts for it."""
-    settings = Speculation(num_draft_tokens=K, draft_sampling="sample")
+    For ``latents``, attention is over latents, that of the target and of what drafts for it. ``eagle/2`` is ``eagle`` with a
+    target in two shards, and ``draft_model/2/2`` has a draft model in as many."""
+    kind, *shards = kind.split("/")
+    settings, model = Speculation(num_draft_tokens=K, draft_sampling="sample"), target()
     if kind == "latents":
-        head = VARIANTS["mtp-latents"]
-        drafter = drafter_for(head, LATENTS, settings)
-        return Engine(latents(), serving(head, random_head(head)), drafter, "rejection", config)
-    if kind not in HEADS:
+        config_of_head, model = VARIANTS["mtp-latents"], latents()
+        drafter, by = (
+            drafter_for(config_of_head, LATENTS, settings),
+            serving(config_of_head, random_head(config_of_head)),
+        )
+    elif kind in HEADS:
+        drafter, by = drafter_for(HEADS[kind], TARGET, settings), serving(HEADS[kind], random_head(HEADS[kind]))
+    else:
         drafter = drafting(None if kind == "none" else kind, settings)
-        return Engine(target(), draft() if kind == "draft_model" else None, drafter, "rejection", config)
-    head = serving(HEADS[kind], random_head(HEADS[kind]))
-    return Engine(target(), head, drafter_for(HEADS[kind], TARGET, settings), "rejection", config)
+        by = draft() if kind == "draft_model" else None
+    if shards:
+        count = int(shards[0])
+        model = in_shards(model, count)
+        by = in_shards(by, count) if len(shards) > 1 else on_every_device(by, mesh_of(count, AXIS))
+    return Engine(model, by, drafter, "rejection", config)
 
 
 def alone(engine: Engine, requests) -> list[tuple]:

@@ -23,14 +23,15 @@ from jspec.engine.step import DecodeStep
 from jspec.models import Decoder
 from jspec.sampling.params import SamplingParams
 
-QUICK = ("draft_model", "ngram", "eagle", "p-eagle", "latents")
+QUICK = ("draft_model", "ngram", "eagle", "p-eagle", "latents", "draft_model/2")  # the last in two shards
 LONG = ("none", "eagle3", "pard", "mlp", "medusa", "mtp")
+LONG += ("draft_model/2/2", "ngram/4", "eagle/4", "eagle3/2", "p-eagle/2", "mlp/2", "medusa/4", "mtp/2", "latents/2")
 KINDS = [*QUICK, *(pytest.param(kind, marks=pytest.mark.long) for kind in LONG)]
 
 
 @dataclasses.dataclass
 class Subject:
-    """An engine, and what becomes of ``REQUESTS`` when each of them is alone on it."""
+    """An engine, and what becomes of ``REQUESTS`` when each of them is alone on it, or on one like it on one device."""
 
     engine: Engine
     expected: list[tuple]
@@ -42,8 +43,9 @@ class Subject:
 
 @pytest.fixture(scope="module", params=KINDS)
 def subject(request) -> Subject:
-    engine = engine_of(request.param)
-    return Subject(engine, alone(engine, REQUESTS), latents() if request.param == "latents" else target())
+    kind = request.param.split("/")[0]
+    expected = alone(engine_of(kind), REQUESTS)
+    return Subject(engine_of(request.param), expected, latents() if kind == "latents" else target())
 
 
 def test_the_requests_are_worth_comparing(subject):

@@ -52,7 +52,9 @@ def family_config(architecture: str) -> ModelConfig:
     return model_config(Fields(keys, architecture), architecture).for_length(S)
 
 
+FOUR_HEADS = "four heads"
 TARGETS = {**{name: family_config(name) for name in ARCHITECTURES}, LLAMA: TARGET}
+TARGETS[FOUR_HEADS] = dataclasses.replace(TARGET, num_heads=4, num_kv_heads=2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +83,11 @@ class HeadProgram:
     @property
     def rule(self):
         return self.fault(RULES[self.verify])
+
+    def over_devices(self, function, gives_state: bool):
+        """``(target, draft, state, *others)`` on the devices of the program, of which there is one."""
+        del gives_state
+        return function
 
     def drafter(self, target, head):
         speculation = Speculation(K, self.verify, self.draft_sampling, ARGMAX_BELOW, self.draft_temperature)

@@ -53,6 +53,11 @@ class Program:
     def rule(self):
         return RULES[self.verify]
 
+    def over_devices(self, function, gives_state: bool):
+        """``(target, draft, state, *others)`` on the devices of the program, of which there is one."""
+        del gives_state
+        return function
+
     def drafter(self, target, model, drafts: int = K):
         """The drafter for ``target`` that proposes with ``model``."""
         speculation = Speculation(drafts, self.verify, self.draft_sampling, ARGMAX_BELOW, self.draft_temperature)
@@ -218,23 +223,32 @@ def _prefill(program: Program, target, draft, tokens, request: RequestArrays) ->
     live = jnp.full_like(state.outcome, LIVE)
     state = dataclasses.replace(state, tokens=tokens, outcome=live, request=request, previous=request.length - 1)
 
-    def read(state, request):
-        row, prompt, length, table = request
-        segment = Segments(row[None], prompt[None], jnp.zeros(1, jnp.int32), length[None] - 1, table[None])
-        return step.prefill(state, segment), None
+    def read_all(target, draft, state):
+        step = _step(program, target, draft)
 
-    following = jnp.pad(tokens, ((0, 0), (0, 1)))
-    rows = jnp.arange(len(tokens), dtype=jnp.int32)
-    return jax.lax.scan(read, state, (rows, following, request.length, request.table))[0]
+        def read(state, request):
+            row, prompt, length, table = request
+            segment = Segments(row[None], prompt[None], jnp.zeros(1, jnp.int32), length[None] - 1, table[None])
+            return step.prefill(state, segment), None
+
+        request, following = state.request, jnp.pad(state.tokens, ((0, 0), (0, 1)))
+        rows = jnp.arange(len(state.tokens), dtype=jnp.int32)
+        return jax.lax.scan(read, state, (rows, following, request.length, request.table))[0]
+
+    return program.over_devices(read_all, gives_state=True)(target, draft, state)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _decode(program: Program, target, draft, state: DecodeState, key_data):
     """Tokens int32 ``[S, B]``, length int32 ``[B]``, and of N rounds count, drafted and accepted, int32 ``[N, B]``."""
     state = dataclasses.replace(state, request=dataclasses.replace(state.request, key_data=key_data))
-    state, logs = _step(program, target, draft).decode(state, N)
-    log = RoundLog.unpacked(logs)
-    return state.tokens.T, state.request.length, log.count, log.drafted, log.accepted
+
+    def decode(target, draft, state):
+        state, logs = _step(program, target, draft).decode(state, N)
+        log = RoundLog.unpacked(logs)
+        return state.tokens.T, state.request.length, log.count, log.drafted, log.accepted
+
+    return program.over_devices(decode, gives_state=False)(target, draft, state)
 
 
 def _code(tokens, count) -> np.ndarray:

@@ -87,7 +87,6 @@ def test_speculation_as_vllm_has_it(tmp_path):
     ("given", "error"),
     [
         ({"model": "m", "num_spec_tokens": 3}, "speculative_config has no argument 'num_spec_tokens'; did you mean"),
-        ({"model": "m", "draft_tensor_parallel_size": 1}, "has no argument 'draft_tensor_parallel_size'"),
         ({"num_speculative_tokens": 3}, r"speculative_config\.model=None: expected a checkpoint folder"),
         ({"model": "m", "method": "magic"}, r"speculative_config\.method='magic': expected one of"),
         ({"model": "m", "method": "ngram"}, r"speculative_config\.model='m': expected none"),

@@ -1,0 +1,93 @@
+"""Whole steps with a target in shards on 2 and 4 devices: the joint distribution of completions, the acceptance of every
+round.
+
+The oracle has causal passes of the whole model on one device alone."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import pytest
+from heads import random_head
+from jax.sharding import PartitionSpec
+
+from jspec.config import Shards
+from jspec.engine.spread import Spread
+from jspec.models import flat_params, layers
+from jspec.models.spread import build_shards, mesh_of, on_every_device
+from jspec.sampling.streams import RoundNoise
+from lossless.head_program import FOUR_HEADS, HEADS, HeadOracle, HeadProgram, serving, target
+from lossless.judge import LAST, p_values
+from lossless.losslessness import Losslessness, Run
+from lossless.statistics import LEVEL
+
+RULES = ("rejection", "block", "match")
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedProgram(HeadProgram):
+    """``HeadProgram`` with a target in so many shards, and a head that every device has."""
+
+    shards: int = 2
+    noise: Callable[..., RoundNoise] = RoundNoise  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def models(self, tables):
+        del tables
+        return _models(self.architecture, self.head, self.shards)
+
+    def over_devices(self, function, gives_state: bool):
+        models = self.models(None)
+        spread = Spread.of(*models)
+        assert spread is not None
+        places = [jax.tree.map(lambda leaf: leaf.sharding.spec, model) for model in models]
+        return spread.over(function, (*places, spread.state), spread.state if gives_state else PartitionSpec())
+
+
+@functools.cache
+def _models(architecture: str, head: str, count: int):
+    whole, mesh = target(architecture), mesh_of(count, "tp")
+    split = build_shards(whole.config, flat_params(whole), "float32", Shards(count), mesh)
+    return split, on_every_device(serving(HEADS[head], random_head(HEADS[head])), mesh)
+
+
+def noise_of_its_own(key_data, length) -> RoundNoise:
+    """Noise that is another one on every device."""
+    return RoundNoise(key_data + jax.lax.axis_index("tp").astype(key_data.dtype), length)
+
+
+ALL = [
+    ShardedProgram(RULES[(i + j) % 3], head, architecture=architecture, shards=shards)
+    for i, head in enumerate(HEADS)
+    for j, (architecture, shards) in enumerate(
+        (("LlamaForCausalLM", 2), (FOUR_HEADS, 4), ("Qwen3MoeForCausalLM", 2), ("Glm4MoeLiteForCausalLM", 2))
+    )
+]
+QUICK = (ShardedProgram("rejection", "eagle"),)
+
+
+class TestSteps(Losslessness):
+    tables, oracle = None, HeadOracle
+    runs = (*(Run(program, 20_000) for program in QUICK), *(Run(program, 100_000, long=True) for program in ALL))
+    seed = 79
+
+    def test_noise_of_their_own_is_seen(self):
+        """Devices that draw other tokens than their neighbours put keys and values of other texts together."""
+        assert self._least(ShardedProgram("rejection", "eagle", shards=2, noise=noise_of_its_own)) < LEVEL
+
+    @pytest.mark.long
+    def test_sums_that_are_left_out_are_seen(self, monkeypatch):
+        monkeypatch.setattr(layers, "added_up", lambda x, over: x)
+        jax.clear_caches()
+        assert self._least(ShardedProgram("rejection", "medusa", shards=2)) < LEVEL
+        jax.clear_caches()
+
+    def _least(self, program) -> float:
+        run = Run(program, 20_000)
+        sampled = [pair for pair in self.judged(program, self.play(run)) if pair[0].ask.warp.temperature]
+        return min(p_values(sampled, LAST))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_meets_every_number_of_shards(rule):
+    assert {one.shards for one in ALL if one.verify == rule} == {2, 4}
