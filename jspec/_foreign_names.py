@@ -48,6 +48,7 @@ FOREIGN_NAMES = {
     "torch_dtype": "it is dtype of jspec.load(): 'float32' or 'bfloat16'",
     "device": "JAX chooses the device; the variable JAX_PLATFORMS says otherwise",
     "device_map": "JAX chooses the device; the variable JAX_PLATFORMS says otherwise",
+    "enable_expert_parallel": "it is expert_parallel of jspec.load()",
     "pipeline_parallel_size": _PARALLEL,
     "data_parallel_size": _PARALLEL,
     "enable_prefix_caching": "it is prefix_cache of jspec.load(), True unless you say otherwise",

@@ -42,6 +42,7 @@ def load(
     costs: CostTable | Path | None = None,
     tensor_parallel: int = 1,
     draft_tensor_parallel: int = 1,
+    expert_parallel: bool = False,
     max_batch: int = 8,
     max_len: int | None = None,
     dtype: str | None = None,
@@ -94,6 +95,8 @@ def load(
         (docs/distributed.md). It divides the number of attention heads, and is a divisor or a multiple of that of KV heads.
       draft_tensor_parallel: over how many devices a draft model is split, 1 or ``tensor_parallel``. With 1 every device has
         all of it, as every device has all of a draft head.
+      expert_parallel: whether each of these devices has some of a mixture's experts, and not a part of each. Experts in
+        MXFP4 or with biases are dealt so in any case.
       max_batch: how many requests are decoded together. More prompts than that wait.
       max_len: the longest prompt plus completion, in tokens. None takes the target's own limit, but at most 2048.
       dtype: ``float32`` or ``bfloat16``. None takes bfloat16 on a GPU and float32 elsewhere.
@@ -163,7 +166,7 @@ def load(
     draft_is_model = pair.draft is None or (
         pair.draft_config is not None and pair.draft_config.language_model is not None
     )
-    shards = shards_of(tensor_parallel, draft_tensor_parallel, draft_is_model)
+    shards = shards_of(tensor_parallel, draft_tensor_parallel, draft_is_model, expert_parallel)
     require_shards(shards, target_config, pair.draft_config)
     config = fitted(target_config, pair.draft_config, config, width or pair.num_draft_tokens + 1, share, shards)
     method = method_of(pair.draft)

@@ -26,6 +26,7 @@ _LOADING = {
     "max_waiting": "max_waiting",  # which a server alone has
     "ngram_corpus": "ngram_corpus",
     "tensor_parallel_size": "tensor_parallel",
+    "enable_expert_parallel": "expert_parallel",
 }
 _DRAFT_PARALLEL = "draft_tensor_parallel_size"  # a key of vLLM's --speculative-config
 # vLLM's name of a drafting method -> jspec's. It has called ``mtp`` by the name of each family as well.
@@ -103,6 +104,9 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
     parser.add_argument("--max-num-seqs", type=int, default=max_num_seqs, help=f"requests decoded together; {most}")
     parser.add_argument("--gpu-memory-utilization", type=float, help="share of the GPU's free memory; 0.9")
     parser.add_argument("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs of the target; 1")
+    parser.add_argument(
+        "--enable-expert-parallel", action="store_true", default=None, help="each of these GPUs has some of the experts"
+    )
     parser.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="pages of the KV cache; what fits")
     parser.add_argument("--block-size", type=int, help="tokens of a page; 64")
     parser.add_argument("--swap-space", type=float, metavar="GIB", help="host memory for preempted requests; 4")

@@ -9,8 +9,9 @@ import math
 from typing import NamedTuple
 
 from jspec._arguments import is_int, require
+from jspec.config.experts import Experts
 from jspec.config.model import ModelConfig
-from jspec.parameters import GATE_UPS, ONCE, Parameter, bytes_of, expanded
+from jspec.parameters import DOWNS, GATE_UPS, ONCE, Parameter, bytes_of, expanded
 
 AXIS = "tp"  # of the mesh
 VOCABULARY_GROUP = 1024  # tokens; every shard has whole groups of the vocabulary, the last of them padded
@@ -23,20 +24,29 @@ class Split(NamedTuple):
     Attributes:
       parameter: its declaration.
       axis: the axis of the array that is dealt to the shards, None if every shard has all of it.
-      is_scale: whether the array holds the scales of the parameter, ``[out]``.
+      by_tensor: whether each of the tensors that fill axis 0 is dealt to the shards, as queries, keys and values are.
+        Otherwise it is the axis as a whole.
     """
 
     parameter: Parameter
     axis: int | None
-    is_scale: bool
+    by_tensor: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """A number of shards, two or more, along the mesh axis ``axis``."""
+    """A number of shards, two or more.
+
+    Attributes:
+      count: how many.
+      axis: of the mesh.
+      by_expert: whether a shard has some of the experts, and not a part of each. Experts with biases or in MXFP4 are dealt
+        so in any case.
+    """
 
     count: int
     axis: str = AXIS
+    by_expert: bool = False
 
     def local(self, config: ModelConfig) -> ModelConfig:
         """The sizes of one shard's layers, as the config of a model. Its ``vocab_size`` is that of the whole model.
@@ -46,13 +56,19 @@ class Shards:
         """
         self._require_fit(config)
         n, experts = self.count, config.experts
+        if experts is not None and not self.splits_experts(experts):
+            experts = dataclasses.replace(experts, width=experts.width // n)
         return dataclasses.replace(
             config,
             num_heads=config.num_heads // n,
             num_kv_heads=config.num_heads // n if config.latent is not None else max(config.num_kv_heads // n, 1),
             intermediate_size=config.intermediate_size // n,
-            experts=None if experts is None else dataclasses.replace(experts, width=experts.width // n),
+            experts=experts,
         )
+
+    def splits_experts(self, experts: Experts) -> bool:
+        """Whether a shard has some of the experts, and not a part of each."""
+        return self.by_expert or experts.stored is not None or experts.biases
 
     def vocabulary(self, vocab_size: int) -> int:
         """How many rows of embedding and output head a shard has. Those behind the last token are padding."""
@@ -63,22 +79,33 @@ class Shards:
         """Bytes of the weights that one shard has, where a number that is not quantised takes ``itemsize`` bytes."""
         total, dimensions = 0, config.dimensions
         for parameter in config.parameters:
-            one = dataclasses.replace(parameter, copies=ONCE)
-            split, rows = _split_axis(parameter) is not None, parameter.tensor_lengths(dimensions)
-            share = self.vocabulary(rows[0]) / rows[0] if split and _of_vocabulary(parameter) else 1 / self.count
-            bytes_each = bytes_of(one, dimensions, itemsize)
-            total += len(parameter.copies) * math.ceil(bytes_each * (share if split else 1))
+            each = bytes_of(dataclasses.replace(parameter, copies=ONCE), dimensions, itemsize)
+            if self._split(parameter, config).axis is not None:
+                rows = parameter.tensor_lengths(dimensions)[0]
+                each *= self.vocabulary(rows) / rows if _of_vocabulary(parameter) else 1 / self.count
+            total += len(parameter.copies) * math.ceil(each)
         return total
 
     def splits(self, config: ModelConfig) -> dict[str, Split]:
         """How each array of a model is split, by its name in the params."""
         found = {}
         for parameter, copy in expanded(config.parameters):
-            axis = _split_axis(parameter)
-            found[parameter.name.format(*copy)] = Split(parameter, axis, False)
-            if parameter.quantization is not None:
-                found[parameter.scale.format(*copy)] = Split(parameter, 0 if axis == 0 else None, True)
+            split = self._split(parameter, config)
+            found[parameter.name.format(*copy)] = split
+            if parameter.quantization is not None:  # scales [out], with weights [out, in]
+                found[parameter.scale.format(*copy)] = split if split.axis == 0 else split._replace(axis=None)
         return found
+
+    def _split(self, parameter: Parameter, config: ModelConfig) -> Split:
+        axes = [*parameter.tensors.values(), *parameter.other_axes]
+        of_experts = any(axis.name == "expert_mlp" or axis in (GATE_UPS, DOWNS) for axis in axes)
+        if of_experts and config.experts is not None and self.splits_experts(config.experts):
+            return Split(parameter, 0 if parameter.dtype is None else 1, False)  # in MXFP4, pairs of groups come first
+        if any(axis.name in SPLIT or axis == GATE_UPS for axis in parameter.tensors.values()):
+            return Split(parameter, 0, True)
+        return Split(
+            parameter, next((i for i, axis in enumerate(parameter.other_axes, 1) if axis.name in SPLIT), None), False
+        )
 
     def _require_fit(self, config: ModelConfig):
         n, heads = self.count, config.num_kv_heads
@@ -89,19 +116,21 @@ class Shards:
         width = config.intermediate_size
         require(width % n == 0, name, n, f"a divisor of intermediate_size, {width}")
         experts = config.experts
-        require(experts is None or experts.width % n == 0, name, n, f"a divisor of the width of an expert, {experts}")
-        stored = experts is not None and (experts.stored is not None or experts.biases)
-        require(not stored, name, n, f"1 for experts with biases or in MXFP4, as {config.architecture} has them")
-        require(
-            not (config.qk_norm and config.qk_norm_over == "projection"),
-            name,
-            n,
-            f"1 for {config.architecture}, whose norms of queries and keys take all heads together",
-        )
+        if experts is None:
+            return
+        if self.splits_experts(experts):
+            require(experts.all % n == 0, name, n, f"a divisor of the number of experts, {experts.all}")
+        else:
+            require(experts.width % n == 0, name, n, f"a divisor of the width of an expert, {experts.width}")
+
+
+def axis_of(shards: Shards | None) -> str | None:
+    """The mesh axis of ``shards``; None if there are none."""
+    return None if shards is None else shards.axis
 
 
 def shards_of(
-    tensor_parallel: int, draft_tensor_parallel: int, draft_is_model: bool
+    tensor_parallel: int, draft_tensor_parallel: int, draft_is_model: bool, expert_parallel: bool = False
 ) -> tuple[Shards | None, Shards | None]:
     """The shards of a target and of its draft; None for what is whole on every device.
 
@@ -109,6 +138,7 @@ def shards_of(
       tensor_parallel: over how many devices the target is split.
       draft_tensor_parallel: over how many the draft is.
       draft_is_model: whether the draft is a language model, or there is none. Draft heads are never split.
+      expert_parallel: whether a device has some of the experts, and not a part of each.
 
     Raises:
       ValueError: the numbers do not fit together.
@@ -118,14 +148,10 @@ def shards_of(
     require(is_int(of_draft) and of_draft in (1, n), "draft_tensor_parallel", of_draft, f"1 or tensor_parallel, {n}")
     whole = of_draft == 1 or draft_is_model
     require(whole, "draft_tensor_parallel", of_draft, "1 for a draft that is no language model")
-    return (None if n == 1 else Shards(n)), (None if of_draft == 1 else Shards(n))
+    require(isinstance(expert_parallel, bool), "expert_parallel", expert_parallel, "True or False")
+    one = Shards(n, by_expert=expert_parallel)
+    return (None if n == 1 else one), (None if of_draft == 1 else one)
 
 
 def _of_vocabulary(parameter: Parameter) -> bool:
     return any(axis.name == "vocab" for axis in parameter.tensors.values())
-
-
-def _split_axis(parameter: Parameter) -> int | None:
-    if any(axis.name in SPLIT or axis == GATE_UPS for axis in parameter.tensors.values()):
-        return 0
-    return next((i for i, axis in enumerate(parameter.other_axes, 1) if axis.name in SPLIT), None)

@@ -18,6 +18,7 @@ import numpy as np
 from flax import nnx
 
 from jspec.config import ModelConfig, Shards
+from jspec.config.shards import axis_of
 from jspec.models.cache import CacheShape
 from jspec.models.experts import Mixture
 from jspec.models.latent import LatentAttention
@@ -30,8 +31,8 @@ from jspec.pallas.norm import norm, whole
 class Attention(nnx.Module):
     """Grouped-query attention. The weights of queries, keys and values are stacked in one ``[(N + 2G) H, in_features]``.
 
-    ``in_features`` is the width of the input. None means D, the width of the model. ``over`` is as in ``Linear``: the heads
-    are those of one shard then.
+    ``in_features`` is the width of the input. None means D, the width of the model. With ``shards``, config and
+    heads are those of one shard.
 
     Attributes:
       sinks: ``[N]``, the score of each attention head that its softmaxes run over as well (``Scores``), or None.
@@ -43,7 +44,7 @@ class Attention(nnx.Module):
         layer: int,
         in_features: int | None = None,
         *,
-        over: str | None = None,
+        shards: Shards | None = None,
         dtype,
         rngs: nnx.Rngs,
     ):
@@ -53,11 +54,12 @@ class Attention(nnx.Module):
         self.scale, self.softcap = config.attention_scale, config.attention_softcap
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
         self.qkv = linear(in_features or D, (N + 2 * G) * H, bias=config.qkv_bias)
-        self.out = linear(N * H, D, bias=config.output_bias, over=over)
+        self.out = linear(N * H, D, bias=config.output_bias, over=axis_of(shards))
         self.norm_projection = config.qk_norm_over == "projection"
         sizes = (N * H, G * H) if self.norm_projection else (H, H)
-        norms = [Norm(size, config.rms_norm_eps, config.norm, dtype=dtype) for size in sizes] if config.qk_norm else []
-        self.q_norm, self.k_norm = norms or (None, None)
+        over = axis_of(shards) if self.norm_projection else None
+        make = functools.partial(Norm, eps=config.rms_norm_eps, kind=config.norm, over=over, dtype=dtype)
+        self.q_norm, self.k_norm = (make(size) for size in sizes) if config.qk_norm else (None, None)
         self.sinks = nnx.Param(jnp.zeros(N, dtype)) if config.attention_sinks else None
 
     def __call__(self, x, positions, kv, view):
@@ -95,9 +97,9 @@ def stacked_heads(q, k, N: int, G: int) -> jax.Array:
 class MLP(nnx.Module):
     """``down(activation(gate x) * up x)`` (Shazeer, 2020), or ``down(activation(up x))`` without a gate.
 
-    The weights of gate and up are stacked in one ``[2F, D]``. ``over`` is as in ``Linear``: F is that of one shard then."""
+    The weights of gate and up are stacked in one ``[2F, D]``. With ``shards``, F is that of one shard."""
 
-    def __init__(self, config: ModelConfig, *, over: str | None = None, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
         D, F = config.hidden_size, config.intermediate_size
         linear = functools.partial(
             Linear, bias=config.mlp_bias, quantization=config.quantization, dtype=dtype, rngs=rngs
@@ -105,7 +107,7 @@ class MLP(nnx.Module):
         self.activation = config.activation
         self.gate_up: Any = linear(D, 2 * F) if config.gated_mlp else None
         self.up: Any = None if config.gated_mlp else linear(D, F)
-        self.down = linear(F, D, over=over)
+        self.down = linear(F, D, over=axis_of(shards))
 
     def __call__(self, x):
         activate = ACTIVATE[self.activation]
@@ -119,8 +121,8 @@ class Layer(nnx.Module):
     """Attention and MLP, each added to the residual stream. ``config.norm_placement`` says what is normed.
 
     The layer does not apply its own ``attention_norm``. The layer before it does, by way of ``after``, because one kernel
-    then adds to the residual stream and norms the sum. ``norm=False`` makes a layer without ``attention_norm``. ``over`` is
-    as in ``Linear``, for a layer of one shard.
+    then adds to the residual stream and norms the sum. ``norm=False`` makes a layer without ``attention_norm``. With
+    ``shards``, ``config`` and the layer are those of one shard.
 
     Attributes:
       attention_norm, mlp_norm: what attention and MLP read goes through these. None for placements that have none.
@@ -134,7 +136,7 @@ class Layer(nnx.Module):
         layer: int,
         norm: bool = True,
         *,
-        over: str | None = None,
+        shards: Shards | None = None,
         dtype,
         rngs: nnx.Rngs,
     ):
@@ -145,11 +147,11 @@ class Layer(nnx.Module):
         self.norm_sums, self.multiplier = config.norm_placement == "after_sum", config.residual_multiplier
         self.attention_norm = normed("attention_norm") if norm else None
         attention = Attention if config.latent is None else LatentAttention
-        self.attention: Any = attention(config, layer, over=over, dtype=dtype, rngs=rngs)
+        self.attention: Any = attention(config, layer, shards=shards, dtype=dtype, rngs=rngs)
         self.attention_out_norm, self.mlp_norm = normed("attention_out_norm"), normed("mlp_norm")
         experts = config.experts if config.has_experts(layer) else None
         make = MLP if experts is None else functools.partial(Mixture, experts=experts)
-        self.mlp: Any = make(config, over=over, dtype=dtype, rngs=rngs)
+        self.mlp: Any = make(config, shards=shards, dtype=dtype, rngs=rngs)
         self.mlp_out_norm = normed("mlp_out_norm")
 
     def __call__(self, x, normed, positions, kv, view, after: Norm | None):
@@ -227,13 +229,15 @@ class Decoder(nnx.Module):
     def __init__(self, config: ModelConfig, *, shards: Shards | None = None, dtype=jnp.float32, rngs: nnx.Rngs):
         V, D, W = config.vocab_size, config.hidden_size, config.embedding_size
         self.config, self.dtype, self.shards = config, dtype, shards
-        local, over = (config, None) if shards is None else (shards.local(config), shards.axis)
+        local = config if shards is None else shards.local(config)
         V = V if shards is None else shards.vocabulary(V)
         tied = config.tie_embeddings
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
         shape, stored = (V, W or D), config.head_quantization if tied else None
         self.embedding, self.embedding_scale = random_weight(rngs.params(), shape, 0.02, dtype, stored)
-        self.layers = nnx.List([Layer(local, i, over=over, dtype=dtype, rngs=rngs) for i in range(config.num_layers)])
+        self.layers = nnx.List(
+            [Layer(local, i, shards=shards, dtype=dtype, rngs=rngs) for i in range(config.num_layers)]
+        )
         self.norm = Norm(D, config.rms_norm_eps, config.norm, dtype=dtype) if config.final_norm else None
         self.head = None if tied else linear(W or D, V, quantization=config.head_quantization)
         self.project_in, self.project_out = (None, None) if W is None else (linear(W, D), linear(D, W))

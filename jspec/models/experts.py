@@ -7,13 +7,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec import mxfp4
-from jspec.config import Experts, ModelConfig
+from jspec.config import Experts, ModelConfig, Shards
+from jspec.config.shards import axis_of
 from jspec.models.layers import Linear, added_up, wide_project
 from jspec.pallas.expert_tiles import Stacked
 from jspec.pallas.experts import experts
 from jspec.pallas.norm import whole
 from jspec.pallas.routing import route
-from jspec.pallas.routing_reference import Routing
+from jspec.pallas.routing_reference import Routed, Routing
 
 
 class FourBitWeight(nnx.Module):
@@ -43,15 +44,17 @@ class Mixture(nnx.Module):
       correction: float32 ``[count]``, what is added to the probabilities of experts to choose among them, or None.
 
     Router and experts have biases if the config says so. A call gives what the Y experts of each token make, ``[B, T, Y,
-    D]`` for ``[B, T, D]``: the sum over Y is left to the norm that follows (``jspec.pallas.norm``). If shards have parts
-    of the experts' inputs each, a call gives the sum over Y and over the shards, ``[B, T, D]``.
+    D]`` for ``[B, T, D]``: the sum over Y is left to the norm that follows (``jspec.pallas.norm``). With ``shards``, which
+    have a part of each expert or some of the experts, it gives the sum over Y and over the shards, ``[B, T, D]``.
     """
 
-    def __init__(self, config: ModelConfig, *, experts: Experts, over: str | None = None, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, *, experts: Experts, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
         D, X, Fe = config.hidden_size, experts.all, experts.width
+        if shards is not None and shards.splits_experts(experts):
+            X //= shards.count
         bias, make = experts.biases, functools.partial(Linear, quantization=config.quantization)
         linear = functools.partial(FourBitWeight if experts.stored else make, bias=bias, dtype=dtype, rngs=rngs)
-        self.experts, self.over = experts, over
+        self.experts, self.over, self.held = experts, axis_of(shards), X
         self.routing = Routing(
             experts.chosen,
             experts.renormalise,
@@ -70,13 +73,28 @@ class Mixture(nnx.Module):
         added = self.router.bias if self.correction is None else self.correction
         bias = None if added is None else added[...]
         logits = wide_project(tokens, self.router.weight[...])
-        routed = route(logits, bias, self.routing)
+        routed, mine = route(logits, bias, self.routing), None
+        if self.over is not None and self.held < self.experts.all:
+            routed, mine = self._held_here(routed, jax.lax.axis_index(self.over) * self.held)
         made = experts(tokens, routed, self._stacked(self.gate_up), self._stacked(self.down), self.experts.clamp)
+        if mine is not None:  # the others were not computed, and may be anything
+            made = jnp.where(mine[:, :, None], made, jnp.zeros((), made.dtype))
         made = made.reshape(*x.shape[:-1], *made.shape[1:])
         return made if self.over is None else added_up(whole(made, x), self.over)
 
+    def _held_here(self, routed: Routed, first) -> tuple[Routed, jax.Array]:
+        """The routing to the experts ``first`` to ``first + held - 1``, counted from 0, and which choices of each token are
+        among them, bool ``[M, Y]``. The assignments to others come behind those to these, and count to no expert."""
+        ids = jnp.arange(routed.sizes.shape[0], dtype=jnp.int32)
+        before = jnp.sum(jnp.where(ids < first, routed.sizes, 0))
+        sizes = jax.lax.dynamic_slice_in_dim(routed.sizes, first, self.held)
+        expert = routed.expert - first
+        mine = (expert >= 0) & (expert < self.held)
+        own = Routed(jnp.clip(expert, 0, self.held - 1), routed.weight, sizes, jnp.roll(routed.order, -before))
+        return own, mine
+
     def _stacked(self, linear: Linear | FourBitWeight) -> Stacked:
-        X, scale, bias = self.experts.all, linear.scale, linear.bias
+        X, scale, bias = self.held, linear.scale, linear.bias
         outputs = 0 if isinstance(linear, Linear) else 1
 
         def by_expert(array, axis=outputs):

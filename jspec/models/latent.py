@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jspec.config import ModelConfig
+from jspec.config import ModelConfig, Shards
+from jspec.config.shards import axis_of
 from jspec.models.layers import Linear, Norm, rotation_at
 from jspec.pallas.attention_reference import Scores, rotated
 from jspec.pallas.keep_latents import kept_latents
@@ -33,7 +34,7 @@ class LatentAttention(nnx.Module):
       out: ``[D, N Hv]``.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, *, over: str | None = None, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: ModelConfig, layer: int, *, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
         del layer  # all layers are alike
         latent = config.latent
         assert latent is not None
@@ -47,7 +48,7 @@ class LatentAttention(nnx.Module):
         self.latent_norm = Norm(latent.rank, latent.norm_eps, dtype=dtype)
         self.keys = linear(latent.rank, N * (H - latent.rotated))
         self.values = linear(latent.rank, N * latent.value_dim)
-        self.out = linear(N * latent.value_dim, D, bias=config.output_bias, over=over)
+        self.out = linear(N * latent.value_dim, D, bias=config.output_bias, over=axis_of(shards))
 
     def __call__(self, x, positions, kv, view):
         rotation = rotation_at(positions, self.rope, self.latent.rotated)

@@ -126,16 +126,17 @@ class Norm(nnx.Module):
     Attributes:
       weight: ``[features]`` of ``dtype``.
       bias: ``[features]`` of ``dtype`` for the kind ``layer``, or None.
+      over: the mesh axis whose shards have a part of the numbers each; None if all are here.
     """
 
-    def __init__(self, features: int, eps: float, kind: str = "rms", *, dtype):
+    def __init__(self, features: int, eps: float, kind: str = "rms", *, over: str | None = None, dtype):
         start = jnp.zeros if kind == "rms_offset" else jnp.ones
         self.weight = nnx.Param(start(features, dtype))
         self.bias = nnx.Param(jnp.zeros(features, dtype)) if kind == "layer" else None
-        self.eps, self.kind = eps, kind
+        self.eps, self.kind, self.over = eps, kind, over
 
     def __call__(self, x):
-        return norm(x, self.weight[...], self._bias, self.eps, self.kind)
+        return norm(x, self.weight[...], self._bias, self.eps, self.kind, self.over)
 
     def after_adding(self, x, y):
         """(x + y, norm of x + y): the residual stream x after a layer has added y to it, and what the next part reads. y may

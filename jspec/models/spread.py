@@ -93,7 +93,7 @@ def part_of(array: np.ndarray, split: Split, dimensions: Mapping[str, int], shar
     """
     if split.axis is None:
         return array
-    if split.axis > 0:
+    if not split.by_tensor:
         return _block(array, split.axis, shards, shard)
     parts, start = [], 0
     parameter = split.parameter

@@ -40,7 +40,7 @@ def whole(y, x):
     return y if y.ndim == x.ndim else jnp.sum(y.astype(jnp.float32), axis=-2).astype(y.dtype)
 
 
-def norm(x, weight, bias, eps: float, kind: str):
+def norm(x, weight, bias, eps: float, kind: str, over: str | None = None):
     """The norm of ``[..., D]``, in the dtype of x.
 
     Args:
@@ -49,12 +49,16 @@ def norm(x, weight, bias, eps: float, kind: str):
       bias: of the shape of ``weight`` for the kind ``layer``, None for the others.
       eps: what is added to the mean square, or to the variance.
       kind: ``rms``, ``rms_wide``, ``rms_offset`` or ``layer``; see above.
+      over: the mesh axis whose shards have equally many of the numbers each; None if all are here.
     """
+    mean = lambda x: jnp.mean(x, axis=-1, keepdims=True)  # noqa: E731
+    if over is not None:
+        mean = lambda x: jax.lax.pmean(jnp.mean(x, axis=-1, keepdims=True), over)  # noqa: E731
     per_number = lambda array: array.reshape((1,) * (x.ndim - array.ndim) + array.shape)  # noqa: E731
     x32 = x.astype(jnp.float32)
     if kind == "layer":
-        x32 = x32 - jnp.mean(x32, axis=-1, keepdims=True)
-    normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+        x32 = x32 - mean(x32)
+    normed = x32 * jax.lax.rsqrt(mean(x32 * x32) + eps)
     if kind == "rms":
         return normed.astype(x.dtype) * per_number(weight)
     return _wide(normed, per_number(weight), None if bias is None else per_number(bias), kind).astype(x.dtype)
