@@ -18,6 +18,8 @@ _GRAPHS = "xla_gpu_enable_command_buffer"
 # XLA's own list, and loops whose end the device decides: otherwise the host launches one round after another and has to
 # wait for each, so that it cannot send the next call ahead.
 _IN_GRAPHS = "CONDITIONAL,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,FUSION,WHILE"
+if jax.__version_info__ >= (0, 12):  # sums over several GPUs; with an older XLA each of them ends a graph
+    _IN_GRAPHS += ",COLLECTIVES_KERNEL"
 
 
 class Program:

@@ -17,6 +17,7 @@ from engines import (
     decode,
     draft,
     drafting,
+    in_shards,
     key_of,
     plain_greedy,
     ragged_prompts,
@@ -30,11 +31,13 @@ from heads import HEADS, serving, trained_head
 
 import jspec
 from jspec.config import EngineConfig, Speculation
+from jspec.config.shards import AXIS
 from jspec.drafting.methods import drafter_for
 from jspec.engine.adaptive import Controller
 from jspec.engine.engine import Engine
 from jspec.engine.request import ActiveRequest
 from jspec.llm import LLM
+from jspec.models.spread import mesh_of, on_every_device
 from jspec.results import Stats
 from jspec.sampling.params import SamplingParams
 from jspec.structured import available
@@ -64,7 +67,9 @@ class Told:
 
 @shared
 def auto_engine(method: str, verify: str = "rejection", width: int | None = None, **how) -> Engine:
-    """An engine over real decoders that drafts as many tokens as it is told, two rounds a call."""
+    """An engine over real decoders that drafts as many tokens as it is told, two rounds a call. ``eagle/2`` has a target in
+    two shards."""
+    method, _, shards = method.partition("/")
     settings = Speculation(4, verify, **how)
     if method in HEADS:
         head = HEADS[method]
@@ -72,7 +77,10 @@ def auto_engine(method: str, verify: str = "rejection", width: int | None = None
     else:
         make, by = drafting(method, settings), rounded(draft()) if method == "draft_model" else None
     config = dataclasses.replace(CONFIG, rounds=2, width=width)
-    return Engine(target(), by, make, verify, config, draft_lengths=LENGTHS, costs=CHEAP)
+    model = target()
+    if shards:
+        model, by = in_shards(model, int(shards)), on_every_device(by, mesh_of(int(shards), AXIS))
+    return Engine(model, by, make, verify, config, draft_lengths=LENGTHS, costs=CHEAP)
 
 
 def table_llm(costs=None, width: int | None = None, config: EngineConfig = CONFIG, **how) -> LLM:
@@ -98,7 +106,9 @@ def by_length(prompt, active: ActiveRequest) -> dict[int, tuple[int, int]]:
     return dict(zip(begins.tolist(), zip(active.drafted, active.accepted, strict=True), strict=True))
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle", "ngram", pytest.param("medusa", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "method", ["draft_model", "eagle", "eagle/2", "ngram", pytest.param("medusa", marks=pytest.mark.long)]
+)
 def test_drafts_are_as_good_as_if_K_had_never_changed(method):
     """Greedy texts are the target's, and a round of 4 drafts at some length accepts what it would without any
     change."""
