@@ -124,7 +124,8 @@ def measure(layer: Layer, weights, counts, sizes, interpret: bool, result: resul
     """Print a line for each number of tokens and put its time into ``result``."""
     rate = result.device["bandwidth"]
     alone = functools.partial(route_kernel, bias=None, routing=Routing(layer.Y), interpret=interpret)
-    print(f"\n{layer}, bfloat16; times in us\n{'tokens':>6} {'experts':>7} {'floor':>7} {'time':>7} {'ratio':>6} {'routing':>7}")
+    print(f"\n{layer}, bfloat16; times in us")
+    print(f"{'tokens':>6} {'experts':>7} {'floor':>7} {'time':>7} {'ratio':>6} {'routing':>7}")
     for M in counts:
         calls, hit = timed(layer, weights, M)
         took = 1e6 * seconds_per_call(mixture(layer, interpret), calls, 0, sizes)

@@ -24,6 +24,9 @@ LLAMA_8B = ModelConfig(
     max_position=131072,
     rope=Rope(theta=5e5, kind="llama3", factor=8.0, original_max_position=8192),
 )
+LLAMA_70B = dataclasses.replace(
+    LLAMA_8B, hidden_size=8192, intermediate_size=28672, num_layers=80, num_heads=64, windows=()
+)
 LLAMA_1B = dataclasses.replace(
     LLAMA_8B, hidden_size=2048, intermediate_size=8192, num_layers=16, head_dim=64, tie_embeddings=True, windows=()
 )
@@ -153,6 +156,7 @@ class Pair(NamedTuple):
 
 SHAPES = {
     "llama-3.1-8b": Pair(LLAMA_8B, LLAMA_1B),
+    "llama-3.3-70b": Pair(LLAMA_70B, LLAMA_8B),
     "qwen3-30b-a3b": Pair(QWEN3_30B_A3B, QWEN3_06B),
     "gpt-oss-20b": Pair(GPT_OSS_20B, dataclasses.replace(LLAMA_1B, vocab_size=201088)),  # no smaller one is published
     "glm-4.7-flash": Pair(GLM_47_FLASH, dataclasses.replace(LLAMA_1B, vocab_size=154880)),

@@ -65,7 +65,7 @@ def why_not() -> str | None:
         same = f"=={jax.__version__}"
         return f"compiling without a device needs a plugin: pip install jax-cuda13-plugin{same} jax-cuda13-pjrt{same}"
     try:
-        _mesh()
+        gpus(1, "x")
     except NotImplementedError as error:
         return f"JAX came up without its CUDA plugin ({error}): set {UNCHECKED}=1 before it starts"
     return None
@@ -79,13 +79,19 @@ def compiled_for_h200(function: Callable, *args, **jit) -> jax.stages.Compiled:
       args: its arguments.
       jit: arguments of ``jax.jit``.
     """
-    mesh = _mesh()
+    mesh = gpus(1, "x")
     everywhere = NamedSharding(mesh, PartitionSpec())
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), args)
+    return compiled_on(mesh, function, *shapes, **jit)
+
+
+def compiled_on(mesh: jax.sharding.Mesh, function: Callable, *args, **jit) -> jax.stages.Compiled:
+    """The same for the GPUs of a mesh; ``args`` are shapes with shardings."""
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        return jax.jit(function, **jit).lower(*shapes).compile()
+        return jax.jit(function, **jit).lower(*args).compile()
 
 
-def _mesh() -> jax.sharding.Mesh:
-    topology = topologies.get_topology_desc(platform="cuda", target_config=_H200, topology="1x1x1")
-    return topologies.make_mesh(topology, (1,), ("x",))
+def gpus(count: int, axis: str) -> jax.sharding.Mesh:
+    """A mesh of H200s of one host."""
+    topology = topologies.get_topology_desc(platform="cuda", target_config=_H200, topology=f"1x1x{count}")
+    return topologies.make_mesh(topology, (count,), (axis,))

@@ -1,0 +1,44 @@
+"""What a GPU holds of a model that several GPUs share, in bfloat16: the table of docs/distributed.md.
+
+    python -m benchmarks.shards
+
+It counts what ``jspec.load`` counts when it chooses how many pages the KV cache has. Nothing is measured, so it needs no
+GPU."""
+
+import sys
+
+from benchmarks.markdown import table
+from benchmarks.shapes import SHAPES
+from jspec.config import ModelConfig, Shards
+
+MODELS = {
+    "llama-3.1-8b": "Llama-3.1-8B",
+    "llama-3.3-70b": "Llama-3.3-70B",
+    "qwen3-30b-a3b": "Qwen3-30B-A3B",
+    "glm-4.7-flash": "GLM-4.7-Flash",
+}
+MODELS |= {"gpt-oss-20b": "gpt-oss-20b", "gpt-oss-120b": "gpt-oss-120b"}
+COUNTS = (1, 2, 4, 8)
+BYTES = 2  # of a number in bfloat16
+
+
+def held(config: ModelConfig, count: int) -> str:
+    """Gigabytes of weights on a GPU, and kilobytes of its cache for a token; a dash if the model cannot be split so."""
+    if count == 1:
+        return f"{config.weight_bytes(BYTES) / 1e9:.1f} GB, {config.kv_bytes(1, BYTES) / 1e3:.0f} kB"
+    shards = Shards(count)
+    try:
+        local = shards.local(config)
+    except ValueError:
+        return "-"
+    return f"{shards.weight_bytes(config, BYTES) / 1e9:.1f} GB, {local.kv_bytes(1, BYTES) / 1e3:.0f} kB"
+
+
+def main() -> int:
+    rows = [(name, *(held(SHAPES[shape].target, count) for count in COUNTS)) for shape, name in MODELS.items()]
+    print(table(("model", *(f"{count} GPU{'s' * (count > 1)}" for count in COUNTS)), rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""The decode step of a target in two shards, as XLA compiles it for two H200s: each GPU launches what one would for its
+part, moves no cache and no weight, and adds up twice a layer."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from deviceless import compiled_on, gpus, why_not
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+
+from benchmarks.hlo import launched, moves
+from benchmarks.programs import Decoding, decoding_program
+from benchmarks.shapes import GPT_OSS_20B, LLAMA_8B
+from jspec.config import ModelConfig, Shards
+from jspec.config.shards import AXIS
+from jspec.engine.spread import Spread
+from jspec.models import Decoder
+from jspec.models.params import named_leaves
+
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+
+LARGE = 1 << 20  # bytes
+SHARDS = Shards(2)
+MODELS = {"llama": LLAMA_8B, "gpt-oss": GPT_OSS_20B}
+# Launches of one more layer, sums over the GPUs included: those of one GPU (test_decode_step.py, test_mixture_step.py), two
+# sums, and for experts that are dealt whole what picks a GPU's own.
+LAYER_BUDGET = {("llama", 1): 12, ("llama", 16): 14, ("gpt-oss", 1): 18, ("gpt-oss", 16): 22}
+
+
+@functools.cache
+def text(model: str, batch: int, layers: int) -> str:
+    """The compiled rounds of a batch."""
+    config = dataclasses.replace(MODELS[model], num_layers=layers, windows=MODELS[model].windows[:layers])
+    mesh = gpus(SHARDS.count, AXIS)
+    target = nnx.eval_shape(lambda: Decoder(config, shards=SHARDS, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
+    specs = _specs(target, config)
+    spread = Spread(mesh, (specs, []), PartitionSpec(AXIS), PartitionSpec())
+    what = Decoding(None, 0, batch, start=512, new=256)
+    program = decoding_program(target, None, None, what.engine_config("bfloat16"), what)
+
+    def placed(spec, part, count=1):
+        def place(leaf):
+            shape = tuple(n * (count if spec[i : i + 1] == (AXIS,) else 1) for i, n in enumerate(leaf.shape))
+            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+        return jax.tree.map(place, part)
+
+    leaves = [placed(spec, leaf, SHARDS.count) for spec, leaf in zip(specs, program.leaves[0], strict=True)]
+    state = jax.tree.map(placed, spread.state, jax.eval_shape(program.fresh), is_leaf=lambda x: x is None)
+    how = {"donate_argnums": 1, "compiler_options": program.options}
+    return compiled_on(mesh, spread.of_models(program.function), (leaves, []), state, **how).as_text()
+
+
+def _specs(target: Decoder, config: ModelConfig) -> list[PartitionSpec]:
+    splits, (leaves, _) = SHARDS.splits(config), named_leaves(nnx.split(target)[1])
+    return [
+        PartitionSpec(*(AXIS if i == splits[name].axis else None for i in range(leaf.ndim))) for name, leaf in leaves
+    ]
+
+
+def sums(hlo: str) -> int:
+    return sum(op.kind.startswith("all-reduce") for op in launched(hlo, loop=True))
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("model", MODELS)
+class TestStep:
+    def test_moves_no_cache_and_no_weight(self, model, batch):
+        """Logits, which are gathered, are put in order: they are neither."""
+        assert [op.line for op in moves(text(model, batch, 2), LARGE) if "fusion(%all_gather" not in op.line] == []
+
+    def test_adds_up_twice_a_layer_and_once_for_the_embeddings(self, model, batch):
+        assert [sums(text(model, batch, layers)) for layers in (2, 3)] == [5, 7]
+
+    def test_a_layer_launches_no_more_than_it_did(self, model, batch):
+        fewer, more = (len(launched(text(model, batch, layers), loop=True)) for layers in (2, 3))
+        assert 0 < more - fewer <= LAYER_BUDGET[model, batch]
