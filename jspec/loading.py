@@ -13,9 +13,9 @@ from jspec._arguments import require
 from jspec.checkpoints.gguf import refuse_gguf
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.loading import (
-    load_draft,
-    load_folder,
     mtp_folder,
+    open_draft,
+    open_folder,
     read_draft_config,
     read_generation_config,
     verifier_of,
@@ -197,13 +197,12 @@ def load_modules(
       builds the drafter around both, as ``drafter_for`` does.
     """
     draft, module = pair.draft, _prepared(pair)
-    params = load_folder(pair.source.target, dtype)[1]
+    params = open_folder(pair.source.target, dtype)[1]
     if shards is None:
         target = build(pair.target, params, dtype)
     else:
         mesh = mesh_of(shards.count, shards.axis)
         target = build_shards(pair.target, params, dtype, shards, mesh)
-        del params
     if pair.source.draft is not None and pair.draft_config is not None:
         draft, module = load_draft_module(
             pair.source.draft, dtype, pair.options, pair.draft_config, target, draft_shards
@@ -247,11 +246,13 @@ def load_draft_module(
       target: the target's module, whose weights a draft head may borrow.
       shards: those of a draft model; None if it is whole.
     """
-    _, params = load_draft(path, dtype, **dataclasses.asdict(options))
+    _, params = open_draft(path, dtype, options)
     if shards is not None and config.language_model is not None:
         mesh = mesh_of(shards.count, shards.axis)
         return config, build_shards(config.language_model, params, dtype, shards, mesh)
-    return build_draft_module(config, params, dtype, target)
+    if config.language_model is not None:
+        return config, build(config.language_model, params, dtype)
+    return build_draft_module(config, dict(params), dtype, target)
 
 
 def build_draft_module(config: ModelConfig | HeadConfig, params: dict, dtype: str, target: Decoder):

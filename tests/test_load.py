@@ -343,7 +343,7 @@ def test_a_target_that_is_no_folder(folders, tmp_path):
 
 def test_a_batch_that_cannot_fit(folders, monkeypatch):
     """Refused with numbers from the configs alone: no weights are read, nothing is compiled."""
-    monkeypatch.setattr(jspec.loading, "load_folder", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr(jspec.loading, "open_folder", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(
         MemoryError, match=r"needs .* GiB .* max_batch=30000000 x max_len=256\), but .* are free; lower"
     ):

@@ -15,7 +15,8 @@ from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
 from jspec.checkpoints.heads.speculators import verifier
 from jspec.checkpoints.hf_config import read_config, read_fields
 from jspec.checkpoints.manifest import NAME, PARAMS, is_converted, read_manifest, require_whole
-from jspec.checkpoints.orbax import METADATA, load_params, read_shapes
+from jspec.checkpoints.orbax import METADATA, load_param, read_shapes
+from jspec.checkpoints.params import StoredParams
 from jspec.checkpoints.quantized import stored_params
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.source import Source, open_model, open_source
@@ -42,6 +43,12 @@ def load_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[Mode
     Raises:
       Refusal: one sentence with the file and the reason.
     """
+    config, params = open_folder(path, dtype)
+    return config, dict(params)
+
+
+def open_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[ModelConfig, StoredParams]:
+    """The same, with params that are read one at a time, whenever one is asked for."""
     _require_dtype(dtype)
     config, params = _load_converted(Folder(path), dtype) if _is_converted(path) else _load(open_model(path), dtype)
     if config.language_model is None:
@@ -77,8 +84,15 @@ def load_draft(
     Raises:
       Refusal: one sentence with the file and the reason.
     """
+    config, params = open_draft(path, dtype, HeadOptions(aux_convention, norm_output, mask_token_id, mask_first, mtp))
+    return config, dict(params)
+
+
+def open_draft(
+    path: str | os.PathLike, dtype: str | None, options: HeadOptions
+) -> tuple[ModelConfig | HeadConfig, StoredParams]:
+    """The same, with params that are read one at a time, whenever one is asked for."""
     _require_dtype(dtype)
-    options = HeadOptions(aux_convention, norm_output, mask_token_id, mask_first, mtp)
     if _is_converted(path):
         return _load_converted(Folder(path), dtype, options)
     return _load(open_source(path, options=options), dtype)
@@ -169,13 +183,13 @@ def verifier_of(path: str | os.PathLike) -> str | None:
     return verifier(read_fields(Folder(path)))
 
 
-def _load(source: Source, dtype: str | None) -> tuple[ModelConfig | HeadConfig, Params]:
+def _load(source: Source, dtype: str | None) -> tuple[ModelConfig | HeadConfig, StoredParams]:
     """Config and params of a Hugging Face folder; it warns if weights are dequantised."""
     source.require_match()
     if source.layout.dequantized:
         warnings.warn(f"{source.folder.given}: {source.layout.dequantized}", stacklevel=5)
     chosen = dtype or source.default_dtype
-    return source.config, {name: source.param(name, chosen) for name in source.shapes}
+    return source.config, StoredParams(source.folder.given, source.shapes, lambda name: source.param(name, chosen))
 
 
 def _converted_config(folder: Folder, options: HeadOptions) -> ModelConfig | HeadConfig:
@@ -215,20 +229,28 @@ def _model_config(folder: Folder) -> ModelConfig:
 
 def _load_converted(
     folder: Folder, dtype: str | None, options: HeadOptions = NO_OPTIONS
-) -> tuple[ModelConfig | HeadConfig, Params]:
+) -> tuple[ModelConfig | HeadConfig, StoredParams]:
     config, where = _converted_config(folder, options), f"{folder.given}/{PARAMS}"
     require_whole(folder)
     expected = stored_params(config, dtype or read_manifest(folder)["dtype"])
-    _require_shapes(where, read_shapes(folder.root / PARAMS, where), {n: shape for n, (shape, _) in expected.items()})
-    found = {stored.renamed_param(name): array for name, array in load_params(folder.root / PARAMS).items()}
-    for name, scale in config.scale_names().items():
-        _require_quantized(where, name, found[name].dtype, expected[name][1])
-        _require_quantized(where, scale, found[scale].dtype, expected[scale][1])
-        if not (np.isfinite(found[scale]) & (found[scale] > 0)).all():
+    shapes, path = {name: shape for name, (shape, _) in expected.items()}, folder.root / PARAMS
+    found = read_shapes(path, where)
+    _require_shapes(where, found, shapes)
+    stored_names = {stored.renamed_param(name): name for name in found}
+    quantized = config.scale_names()
+    kept = {*quantized, *quantized.values()}
+
+    def read(name: str) -> np.ndarray:
+        array, kind = load_param(path, stored_names[name]), expected[name][1]
+        if name in kept:
+            _require_quantized(where, name, array.dtype, kind)
+        if name in quantized.values() and not (np.isfinite(array) & (array > 0)).all():
             raise Refusal(
-                f"{where}: parameter {scale!r} has a scale that is no positive number; convert the checkpoint again"
+                f"{where}: parameter {name!r} has a scale that is no positive number; convert the checkpoint again"
             )
-    return config, {name: found.pop(name).astype(kind, copy=False) for name, (_, kind) in expected.items()}
+        return array.astype(kind, copy=False)
+
+    return config, StoredParams(folder.given, shapes, read)
 
 
 def _require_shapes(where: str, stored_shapes: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]):

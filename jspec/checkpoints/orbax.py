@@ -1,16 +1,14 @@
-"""Reads the Orbax checkpoint of a converted folder: the shapes of its arrays, and the arrays as a flat dict."""
+"""Reads the Orbax checkpoint of a converted folder: the shapes of its arrays, and one array at a time."""
 
-import asyncio
 import contextlib
 import gc
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
+import tensorstore
 
 from jspec.checkpoints.json_files import read_json, reason_of
 from jspec.checkpoints.refusal import Refusal
@@ -21,22 +19,6 @@ DTYPES = ("<f4", "<f2", "bfloat16", "|i1", "|u1", "float8_e4m3fn", "<i4", "<u4")
 MAX_REASON = 300  # characters
 
 T = TypeVar("T")
-
-
-class _Together(ocp.type_handlers.NumpyHandler):
-    """An Orbax handler that reads all arrays concurrently and waits for all of them even if one fails.
-
-    Orbax's own handler leaves the event loop at the first failure. TensorStore then prints a traceback for each array
-    that arrives later."""
-
-    async def deserialize(self, infos: Sequence[Any], args: Sequence[Any] | None = None) -> Sequence[np.ndarray]:
-        args = args or [ocp.RestoreArgs()] * len(infos)
-        reads = [super(_Together, self).deserialize([info], [arg]) for info, arg in zip(infos, args, strict=True)]
-        results = await asyncio.gather(*reads, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-        return [array for [array] in results]  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def read_shapes(path: Path, where: str) -> dict[str, tuple[int, ...]]:
@@ -57,22 +39,20 @@ def read_shapes(path: Path, where: str) -> dict[str, tuple[int, ...]]:
     return {name: _shape(read_json(path / name / HEADER, f"{where}/{name}/{HEADER}"), where, name) for name in found}
 
 
-def load_params(path: Path) -> dict[str, np.ndarray]:
-    """Dotted name -> array in its stored dtype, for every array of the Orbax checkpoint at ``path``.
+def load_param(path: Path, name: str) -> np.ndarray:
+    """The array ``name``, in its stored dtype, of the Orbax checkpoint at ``path``.
+
+    It is read by TensorStore, as Orbax does, which itself reads all arrays of a checkpoint at once.
 
     Raises:
-      Refusal: Orbax cannot read it.
+      Refusal: it cannot be read.
     """
-
-    def restore():
-        registry = ocp.type_handlers.create_type_handler_registry((np.ndarray, _Together()))
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as checkpointer:
-            return checkpointer.restore(path.resolve())
-
-    def refusal(error: Exception) -> Refusal:
-        return Refusal(f"{path}: cannot be restored ({reason_of(error)[:MAX_REASON]}); convert the checkpoint again")
-
-    return dict(_flatten(quietly(restore, refusal)))
+    where = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(path.resolve() / name)}}
+    try:
+        return np.asarray(tensorstore.open(where, open=True, read=True).result().read().result())
+    except (ValueError, OSError) as error:
+        reason = reason_of(error)[:MAX_REASON]
+        raise Refusal(f"{path}: {name!r} cannot be restored ({reason}); convert the checkpoint again") from None
 
 
 def quietly(function: Callable[[], T], refusal: Callable[[Exception], Exception]) -> T:
@@ -124,12 +104,6 @@ def _shape(header: Any, where: str, name: str) -> tuple[int, ...]:
             "convert the checkpoint again"
         )
     return shape
-
-
-def _flatten(tree: dict) -> Iterator[tuple[str, np.ndarray]]:
-    """(dotted name, array) for each leaf of a nested dict."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        yield ".".join(str(part.key) for part in path), np.asarray(leaf)
 
 
 @contextlib.contextmanager

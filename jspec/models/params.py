@@ -59,14 +59,15 @@ def build_head(config: HeadConfig, params: Mapping[str, jax.typing.ArrayLike], d
 def require_params(config: DraftConfig, params: Mapping[str, jax.typing.ArrayLike], dtype: str):
     """Raise a ValueError unless ``params`` are those of ``config``, as for ``build``."""
     expected = abstract_params(config, dtype)
+    # Params that are read from files when they are asked for say their shapes without that.
+    shapes = getattr(params, "shapes", None) or {name: np.shape(array) for name, array in params.items()}
     for name in sorted(set(expected) | set(params)):
         if name not in params:
             raise ValueError(f"parameter {name!r} is missing")
         if name not in expected:
             raise ValueError(f"parameter {name!r} is unknown to {type(config).__name__}")
-        if np.shape(params[name]) != expected[name].shape:
-            raise ValueError(f"parameter {name!r} has shape {np.shape(params[name])}, expected {expected[name].shape}")
-        _require_stored(name, params[name], expected[name].dtype)
+        if tuple(shapes[name]) != expected[name].shape:
+            raise ValueError(f"parameter {name!r} has shape {shapes[name]}, expected {expected[name].shape}")
 
 
 def named_leaves(state) -> tuple[list[tuple[str, Any]], Any]:
@@ -79,17 +80,23 @@ def _build(config, params, dtype: str) -> Any:
     require_params(config, params, dtype)
     graph, state = nnx.split(_abstract(config, dtype))
     leaves, tree = named_leaves(state)
-    arrays = [jnp.asarray(params[name], dtype=leaf.dtype) for name, leaf in leaves]
+    arrays = [jnp.asarray(stored(params, name, leaf.dtype), dtype=leaf.dtype) for name, leaf in leaves]
     return nnx.merge(graph, jax.tree.unflatten(tree, arrays))
 
 
-def _require_stored(name: str, array, expected):
-    """Raise if ``array`` is not quantised but is expected to be: a cast would round it and not compute its scales."""
+def stored(params: Mapping[str, jax.typing.ArrayLike], name: str, expected) -> jax.typing.ArrayLike:
+    """The parameter ``name``, which is to become an array of the dtype ``expected``.
+
+    Raises:
+      ValueError: it is not quantised but is expected to be: a cast would round it and not compute its scales.
+    """
+    array = params[name]
     found = jnp.result_type(array)
     if expected in STORED.values() and found != expected:
         raise ValueError(
             f"parameter {name!r} is {found}: expected {expected}, as jspec.models.quantized.quantize has it"
         )
+    return array
 
 
 def flat_params(model: nnx.Module) -> dict[str, jax.Array]:

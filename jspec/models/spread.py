@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jspec.config import ModelConfig, Shards
 from jspec.config.shards import SPLIT, Split
 from jspec.models.decoder import Decoder
-from jspec.models.params import DTYPES, named_leaves, require_params
+from jspec.models.params import DTYPES, named_leaves, require_params, stored
 from jspec.parameters import GATE_UPS, Axis
 
 
@@ -37,7 +37,8 @@ def build_shards(
 ) -> Decoder:
     """The module of ``config`` in shards on the devices of ``mesh``.
 
-    Each device is sent its own parts, one array after another.
+    Each device is sent its own parts, one array after another, so that one array at a time is in host memory if ``params``
+    reads them when they are asked for.
 
     Args:
       config: the architecture.
@@ -53,7 +54,7 @@ def build_shards(
     splits, dimensions = shards.splits(config), config.dimensions
 
     def place(name: str, leaf) -> jax.Array:
-        split, array = splits[name], np.asarray(params[name])
+        split, array = splits[name], np.asarray(stored(params, name, leaf.dtype))
         shape, axis = list(leaf.shape), split.axis
         if axis is not None:
             shape[axis] *= shards.count

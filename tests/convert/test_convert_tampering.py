@@ -18,7 +18,7 @@ from convert import Refusal, check, convert, load_folder
 from convert.manifest import write_manifest
 from jspec.checkpoints import manifest as manifests
 from jspec.checkpoints.manifest import own_digest
-from jspec.checkpoints.orbax import load_params
+from jspec.checkpoints.orbax import load_param
 
 SIZES = {"vocab_size": 264, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 8}
 SMALL = {"max_batch": 1, "max_len": 32, "page_size": 16, "prefill_chunk": 16}
@@ -241,7 +241,7 @@ HEADER = {"zarr_format": 2, "shape": [32, 48], "chunks": [32, 48], "dtype": "<f4
 )
 def test_signed_array_of_another_form(out, monkeypatch, changes):
     """Refused by its header: the reader, which would make room for it, is not asked."""
-    monkeypatch.setattr("jspec.checkpoints.loading.load_params", lambda path: pytest.fail("arrays were read"))
+    monkeypatch.setattr("jspec.checkpoints.loading.load_param", lambda *_: pytest.fail("arrays were read"))
     (out / WEIGHT / ".zarray").write_text(json.dumps({**HEADER, **changes}))
     sign_anew(out)
     with pytest.raises(Refusal, match=r"layers\.0\.mlp\.down\.weight"):
@@ -254,7 +254,7 @@ def test_signed_names_that_leave_the_folder(out, monkeypatch):
     file = out / "params" / "_METADATA"
     file.write_text(file.read_text().replace('"key": "down"', '"key": "/../../elsewhere"'))
     sign_anew(out)
-    monkeypatch.setattr("jspec.checkpoints.loading.load_params", lambda path: pytest.fail("arrays were read"))
+    monkeypatch.setattr("jspec.checkpoints.loading.load_param", lambda *_: pytest.fail("arrays were read"))
     with pytest.raises(Refusal, match="params: _METADATA and the folders disagree about"):
         load_folder(out)
 
@@ -285,14 +285,14 @@ def test_converted_folder_in_a_hub_cache(out, tmp_path):
     assert jspec.load(snapshot, verify=True, **SMALL).tokenizer is not None
 
 
-# Loads a folder whose arrays cannot be read, past the checks that would find that, and says how it ended.
+# Reads an array that is damaged, past the checks that would find that, and says how it ended.
 READ = """
     import sys
     from pathlib import Path
-    from jspec.checkpoints.orbax import load_params
+    from jspec.checkpoints.orbax import load_param
     from jspec.checkpoints.refusal import Refusal
     try:
-        load_params(Path(sys.argv[1]))
+        load_param(Path(sys.argv[1]), sys.argv[2])
     except Refusal as refusal:
         print(refusal)
 """
@@ -300,14 +300,13 @@ READ = """
 
 def test_nothing_is_told_beside_a_refusal(out):
     """No task whose exception nobody fetched, no traceback of a thread, no exception in a destructor."""
-    arrays = sorted(path for path in (out / "params").glob("*/0*"))
-    for path in arrays[::2]:
-        path.write_bytes(path.read_bytes()[:-1])
+    path, name = out / WEIGHT / "0.0", Path(WEIGHT).name
+    path.write_bytes(path.read_bytes()[:-1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-X", "dev", "-W", "ignore", "-c", textwrap.dedent(READ), str(out / "params")]
+    command = [sys.executable, "-X", "dev", "-W", "ignore", "-c", textwrap.dedent(READ), str(out / "params"), name]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert ended.stderr == ""
-    assert ended.stdout.startswith(f"{out}/params: cannot be restored (")
+    assert ended.stdout.startswith(f"{out}/params: {name!r} cannot be restored (")
     assert ended.stdout.count("\n") == 1
     with pytest.raises(Refusal, match="cannot be restored"):
-        load_params(out / "params")
+        load_param(out / "params", name)

@@ -16,7 +16,7 @@ from convert.cli import main
 from convert.manifest import write_manifest
 from convert.verify import compare, jspec_logits
 from jspec.checkpoints.loading import read_model_config
-from jspec.checkpoints.orbax import load_params
+from jspec.checkpoints.orbax import load_param, read_shapes
 from jspec.demo import FAMILY
 from jspec.models.params import abstract_params, build
 from jspec.models.quantized import STORED, quantize
@@ -39,7 +39,7 @@ def family(tmp_path_factory, request):
 
 def rewrite(folder, **changes):
     """Put other arrays into a converted folder, or leave out those that are None, and sign it anew."""
-    params = load_params(folder / "params")
+    params = {name: load_param(folder / "params", name) for name in read_shapes(folder / "params", "params")}
     manifest = json.loads((folder / "manifest.json").read_text())
     params = {name: array for name, array in {**params, **changes}.items() if array is not None}
     shutil.rmtree(folder / "params")

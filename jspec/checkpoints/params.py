@@ -1,0 +1,63 @@
+"""The params of a checkpoint folder, read one at a time."""
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+log = logging.getLogger("jspec.loading")
+
+
+class StoredParams(Mapping[str, np.ndarray]):
+    """Dotted name -> array, read from the files whenever it is asked for and kept by nobody.
+
+    So whoever sends one array after another to its devices has one of them in host memory at a time, and not the model. In a
+    terminal a progress bar shows how much was read. When all arrays have been read, the log says how long that took.
+
+    Args:
+      folder: the checkpoint folder, for the bar.
+      shapes: name -> shape, of every array.
+      read: reads the array of a name.
+    """
+
+    def __init__(self, folder: str | Path, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray]):
+        self.shapes, self._folder, self._read = shapes, Path(folder), read
+        self._unread, self._bytes, self._began = set(shapes), 0, time.perf_counter()
+        self._bar: tqdm | None = None
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.shapes:
+            raise KeyError(name)
+        array = self._read(name)
+        if name in self._unread:
+            self._unread.discard(name)
+            self._bytes += array.nbytes
+            self._show(array.size)
+        return array
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def _show(self, numbers: int):
+        if self._bar is None:
+            total = sum(math.prod(shape) for shape in self.shapes.values())
+            hidden = not sys.stderr.isatty()
+            self._bar = tqdm(
+                total=total, unit=" weights", unit_scale=True, desc=self._folder.name, disable=hidden, leave=False
+            )
+        self._bar.update(numbers)
+        if not self._unread:
+            self._bar.close()
+            seconds = time.perf_counter() - self._began
+            log.info("%s: %.1f GB of weights read in %.1f s", self._folder, self._bytes / 1e9, seconds)

@@ -1,0 +1,99 @@
+"""Params that are read from a checkpoint one at a time."""
+
+import gc
+import io
+import logging
+import sys
+import weakref
+
+import numpy as np
+import pytest
+from tiny import tiny_checkpoint
+
+from convert import convert
+from jspec.checkpoints import params as stored_params
+from jspec.checkpoints.loading import load_folder, open_folder
+from jspec.checkpoints.params import StoredParams
+from jspec.models import build
+
+SHAPES = {"a": (2, 3), "b": (4,)}
+
+
+def some_params() -> StoredParams:
+    return StoredParams("folder", SHAPES, lambda name: np.ones(SHAPES[name], np.float32))
+
+
+@pytest.fixture(params=["safetensors", "converted", "fp8"])
+def folder(request, tmp_path):
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint")
+    if request.param == "safetensors":
+        return checkpoint
+    convert(checkpoint, tmp_path / "converted", quantize="fp8" if request.param == "fp8" else None)
+    return tmp_path / "converted"
+
+
+def test_names_and_shapes_are_known_before_anything_is_read(folder):
+    config, params = open_folder(folder, "float32")
+    whole = load_folder(folder, "float32")[1]
+    assert params.keys() == whole.keys()
+    assert {name: array.shape for name, array in whole.items()} == dict(params.shapes)
+    for name in params:
+        np.testing.assert_array_equal(params[name], whole[name])
+    assert build(config, params)
+
+
+def test_an_array_is_kept_by_nobody(folder):
+    params = open_folder(folder, "float32")[1]
+    array = params["layers.0.mlp.gate_up.weight"]
+    alive = weakref.ref(array)
+    del array
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_module_is_built_of_one_array_at_a_time(tmp_path, monkeypatch):
+    """When an array is read, none of those before it is in host memory any more, unless a device shares that memory."""
+    config, params = open_folder(tiny_checkpoint(tmp_path), "float32")
+    seen: list[weakref.ref] = []
+    most, read = [0], params._read
+
+    def reading(name):
+        gc.collect()
+        most[0] = max(most[0], sum(one() is not None for one in seen))
+        array = read(name)
+        seen.append(weakref.ref(array))
+        return array
+
+    monkeypatch.setattr(params, "_read", reading)
+    build(config, params, "bfloat16")  # a cast, so that no device shares the memory of what was read
+    assert len(seen) == len(params)
+    assert most[0] <= 1
+
+
+def test_a_name_that_there_is_not():
+    with pytest.raises(KeyError, match="c"):
+        some_params()["c"]
+
+
+def test_the_log_says_how_long_it_took(caplog):
+    caplog.set_level(logging.INFO, "jspec.loading")
+    params = some_params()
+    assert params["a"].shape == params["a"].shape
+    assert not caplog.messages
+    assert dict(params).keys() == SHAPES.keys()
+    (message,) = caplog.messages
+    assert message.startswith("folder: 0.0 GB of weights read in ")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_bar_is_shown_in_a_terminal_alone(monkeypatch, terminal):
+    class Stream(io.StringIO):
+        def isatty(self):
+            return terminal
+
+    stream = Stream()
+    monkeypatch.setattr(sys, "stderr", stream)
+    bar = stored_params.tqdm
+    monkeypatch.setattr(stored_params, "tqdm", lambda **options: bar(file=stream, mininterval=0, **options))
+    dict(some_params())
+    assert ("folder" in stream.getvalue()) == terminal
