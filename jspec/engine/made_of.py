@@ -28,7 +28,8 @@ def made_of(target: Any, draft_model: Any, builder: StepBuilder) -> object | Non
         models = [_told(type(model)) for model in (target, draft_model) if model is not None]
     except _NotOurs:
         return None
-    configs = [getattr(model, "config", None) for model in (target, draft_model)]
+    # Arrays of experts have the same shape and place whether they are dealt to shards whole or in parts.
+    configs = [getattr(model, name, None) for model in (target, draft_model) for name in ("config", "shards")]
     return parts, models, configs, make, builder.config, builder.most
 
 

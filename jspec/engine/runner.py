@@ -59,6 +59,7 @@ class Runner:
       width: how many query tokens the target reads for each row in a round of that K.
       draft_lengths: every K for which rounds may be asked, as a tuple.
       spread: how programs run on several devices; None on one.
+      shards: those of target and draft model, None for what is whole on every device.
       leaves: the arrays of the target, and those of the draft model.
       programs: all programs, compiled or not.
       state: the batch, as the last program sent will leave it. Every program takes its buffers away.
@@ -83,6 +84,7 @@ class Runner:
         target_leaves, merge_target = split(target)
         draft_leaves, merge_draft = split(draft_model)
         self._config, self.spread = config, Spread.of(target, draft_model)
+        self.shards = [getattr(model, "shards", None) for model in (target, draft_model)]
         self._builder = StepBuilder(
             merge_target, merge_draft, make_drafter, verify, config, noise, most, target.config.vocab_size, self.spread
         )
@@ -187,8 +189,7 @@ class Runner:
         buckets, lengths, builder = self._config.batch_buckets, self.draft_lengths, self._builder
         arrays = [[(leaf.shape, leaf.dtype.name) for leaf in leaves] for leaves in self.leaves]
         method = type(builder.step(self.leaves, self.num_draft_tokens).drafter).__name__
-        devices = 1 if self.spread is None else self.spread.mesh.size
-        what = method, builder.verify, self._config, lengths, arrays, devices
+        what = method, builder.verify, self._config, lengths, arrays, self.shards
 
         def measure():
             return {b: {K: self.measure(b, K) for K in lengths} for b in buckets}

@@ -43,10 +43,7 @@ class Spread:
         specs, drafts = (
             [leaf.sharding.spec for leaf in arrays] for arrays in (leaves, list[Any](split(draft_model).leaves))
         )
-        heads = PartitionSpec(shards.axis)
-        cache = _SAME if target.cache_shape().latents else heads
-        draft = _SAME if getattr(draft_model, "shards", None) is None else heads
-        return Spread(leaves[0].sharding.mesh, (specs, drafts), cache, draft)
+        return Spread(leaves[0].sharding.mesh, (specs, drafts), _of_pools(target), _of_pools(draft_model))
 
     @property
     def state(self) -> Any:
@@ -99,3 +96,9 @@ class Spread:
         """What ``make()`` returns, each array in its place from the start."""
         places = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.state)
         return jax.jit(make, out_shardings=places)()
+
+
+def _of_pools(model: Any) -> PartitionSpec:
+    """Of every pool ``[G, pages, P, H]`` of a model: shards have some of the KV heads each, but all of the latents."""
+    shards = getattr(model, "shards", None)
+    return _SAME if shards is None or model.cache_shape().latents else PartitionSpec(shards.axis)

@@ -25,11 +25,13 @@ from engines import (
 )
 
 from jspec.compilation_cache import CompilationCacheWarning
-from jspec.config import Speculation
+from jspec.config import Shards, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.compiling import Program, compile_all
 from jspec.engine.engine import Engine
 from jspec.engine.kept_programs import DAYS_KEPT, KeptPrograms
+from jspec.models import flat_params
+from jspec.models.spread import build_shards, mesh_of, on_every_device
 from jspec.sampling.synthetic import rule_of
 from jspec.sampling.verify import RULES
 
@@ -161,18 +163,23 @@ def test_a_program_that_nobody_needed_for_long_is_deleted(folder):
     assert [file.name.split("-")[1] for file in files(folder)] == ["double", "thrice"]
 
 
-def engine(settings: Speculation = Speculation(2), config=CONFIG) -> Engine:  # noqa: B008
-    return Engine(target(), draft(), drafter_for(TARGET, TARGET, settings), settings.verify, config)
+def engine(settings: Speculation = Speculation(2), config=CONFIG, shards: Shards | None = None) -> Engine:  # noqa: B008
+    model, by = target(), draft()
+    if shards is not None:
+        mesh = mesh_of(shards.count, shards.axis)
+        model, by = build_shards(TARGET, flat_params(model), "float32", shards, mesh), on_every_device(by, mesh)
+    return Engine(model, by, drafter_for(TARGET, TARGET, settings), settings.verify, config)
 
 
-def test_an_engine_that_finds_its_programs_writes_the_same_texts(folder, traced):
+@pytest.mark.parametrize("shards", [None, Shards(2)], ids=["one device", "two shards"])
+def test_an_engine_that_finds_its_programs_writes_the_same_texts(folder, traced, shards):
     keys = [key_of(seed) for seed in range(len(PROMPTS))]
-    first = engine()
+    first = engine(shards=shards)
     first.warmup()
     assert len(traced) == first.num_compilations == len(files(folder))
     wanted = tokens_of(decode(first, PROMPTS, GREEDY, keys))
     del traced[:]
-    second = engine()
+    second = engine(shards=shards)
     second.warmup()
     assert traced == []
     assert tokens_of(decode(second, PROMPTS, GREEDY, keys)) == wanted == plain_greedy(target(), PROMPTS)
@@ -185,6 +192,7 @@ def test_an_engine_that_finds_its_programs_writes_the_same_texts(folder, traced)
         {"settings": Speculation(2, "match")},
         {"settings": Speculation(2, draft_temperature=0.5)},
         {"config": dataclasses.replace(CONFIG, rounds=CONFIG.rounds + 1)},
+        {"shards": Shards(2)},
     ],
     ids=str,
 )
@@ -192,6 +200,15 @@ def test_another_engine_does_not_find_them(folder, other):
     kept, others = (one.runner.programs.admit.kept for one in (engine(), engine(**other)))
     assert kept.file("x", None, (SHAPE,)) != others.file("x", None, (SHAPE,))
     assert kept.file("x", None, (SHAPE,)) == engine().runner.programs.admit.kept.file("x", None, (SHAPE,))
+
+
+def test_experts_that_are_dealt_in_another_way_are_something_else(folder):
+    """Their arrays have the same shapes and lie in the same places."""
+    in_parts, whole = (engine(shards=Shards(2, by_expert=dealt)).runner for dealt in (False, True))
+    shapes = [[(leaf.shape, leaf.sharding) for leaf in runner.leaves[0]] for runner in (in_parts, whole)]
+    assert shapes[0] == shapes[1]
+    kept, others = (runner.programs.admit.kept for runner in (in_parts, whole))
+    assert kept.file("x", None, (SHAPE,)) != others.file("x", None, (SHAPE,))
 
 
 def their_rule(logits, warp, proposal, noise):
