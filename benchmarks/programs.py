@@ -16,16 +16,18 @@ from benchmarks.experts_hit import experts_hit
 from benchmarks.floors import draft_passes, floor, target_pass
 from benchmarks.hlo import launched
 from benchmarks.profile import kernel_times, report
-from benchmarks.shapes import Pair, head_for, random_module
-from jspec.config import EngineConfig, Speculation
+from benchmarks.shapes import Pair, head_for, random_module, random_shards
+from jspec.config import EngineConfig, Shards, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.compiling import decode_options
 from jspec.engine.exchange import RoundLog
+from jspec.engine.spread import Spread
 from jspec.engine.state import LIVE, init_state
 from jspec.engine.step import DecodeStep
 from jspec.models.cache import PagedView, init_pool
 from jspec.models.params import DTYPES
 from jspec.models.split import split
+from jspec.models.spread import mesh_of, on_every_device
 from jspec.sampling.distribution import Warp
 from jspec.sampling.stops import forbid_early_stops
 from jspec.sampling.synthetic import rule_of
@@ -153,7 +155,7 @@ def decoding_program(target, module, draft, config: EngineConfig, what: Decoding
       config: of the engine.
       what: the rounds.
     """
-    make = drafter_for(draft, target.config, what.speculation)
+    make, spread = drafter_for(draft, target.config, what.speculation), Spread.of(target, module)
     rule = rule_of(what.speculation) if what.K else RULES["match"]
     (of, merge_of), (by, merge_by) = split(target), split(module)
 
@@ -165,7 +167,10 @@ def decoding_program(target, module, draft, config: EngineConfig, what: Decoding
         state = init_state(config, target, make(target, module), DTYPES[config.dtype])
         return _in_flight(state, config, what.start)
 
-    return Program(rounds, (of, by), fresh, decode_options(of, what.batch * (what.K + 1)))
+    options = decode_options(of, what.batch * (what.K + 1))
+    if spread is None:
+        return Program(rounds, (of, by), fresh, options)
+    return Program(spread.of_models(rounds), (of, by), lambda: spread.made(fresh), options)
 
 
 def forward_program(target, dtype: str, what: Forward) -> Program:
@@ -204,17 +209,29 @@ class Bench:
       bandwidth: bytes per second, for floors.
       repeats: timed calls of each program, after one that is not.
       profiled: whether to print, too, which kernels take the time of a round.
+      shards: of the target, on so many devices, each of which has all of the draft; None for one device.
     """
 
-    def __init__(self, pair: Pair, dtype: str, bandwidth: float, repeats: int, profiled: bool = False):
+    def __init__(
+        self,
+        pair: Pair,
+        dtype: str,
+        bandwidth: float,
+        repeats: int,
+        profiled: bool = False,
+        shards: Shards | None = None,
+    ):
         self.pair, self.dtype, self.bandwidth, self.repeats = pair, dtype, bandwidth, repeats
-        self.profiled = profiled
+        self.profiled, self.shards = profiled, shards
         self._timed: dict[Decoding | Forward, Timed] = {}
 
     @functools.cache  # noqa: B019 (a bench lives as long as the program)
     def target_in(self, quantization: str | None):
         """The target with weights in this format, None for those of ``dtype``."""
-        return random_module(dataclasses.replace(self.pair.target, quantization=quantization), dtype=self.dtype)
+        config = dataclasses.replace(self.pair.target, quantization=quantization)
+        if self.shards is None:
+            return random_module(config, dtype=self.dtype)
+        return random_shards(config, self.shards, mesh_of(self.shards.count, self.shards.axis), self.dtype)
 
     @property
     def target(self):
@@ -226,7 +243,9 @@ class Bench:
         if method is None:
             return None, None
         config = self.pair.draft if method == "draft_model" else head_for(self.pair.target, method)
-        return config, random_module(config, 1, self.dtype)
+        module = random_module(config, 1, self.dtype)
+        shards = self.shards
+        return config, module if shards is None else on_every_device(module, mesh_of(shards.count, shards.axis))
 
     def time(self, what: Decoding | Forward) -> Timed:
         """The times of a program, which is compiled and run the first time that it is asked for."""
@@ -245,10 +264,11 @@ class Bench:
         before = what.start + np.cumsum(log.count, axis=0) - log.count
         length, tokens = float(np.mean(before)), float(np.mean(log.count))
         hit = experts_hit(target, *_next_pass(state, what.K, target.config.vocab_size))
-        passes = [target_pass(target, what.batch, what.K + 1, length, hit)]
+        least = floor([target_pass(target, what.batch, what.K + 1, length, hit)], self.bandwidth)
+        least /= 1 if self.shards is None else self.shards.count  # every device reads and multiplies its own part
         if what.K:
-            passes += draft_passes(target, module, what.K, what.batch, length)
-        return Timed(seconds, floor(passes, self.bandwidth), kernels, length, tokens, hit)
+            least += floor(draft_passes(target, module, what.K, what.batch, length), self.bandwidth)
+        return Timed(seconds, least, kernels, length, tokens, hit)
 
     def _forward(self, what: Forward) -> Timed:
         target = self.target_in(what.quantization)
@@ -261,7 +281,9 @@ class Bench:
         """Seconds and launches of a round, and what the last call returned, logs on the host."""
         make = program.fresh  # not compiled as a whole: it makes an array for every layer
         function = jax.jit(program.function, donate_argnums=1, compiler_options=program.options)
-        compiled = function.lower(program.leaves, jax.eval_shape(make)).compile()
+        example = jax.eval_shape(make) if self.shards is None else make()  # which says on which devices its arrays lie
+        compiled = function.lower(program.leaves, example).compile()
+        del example
         seconds, state, log = [], None, None
         for _ in range(self.repeats + 1):
             state = jax.block_until_ready(make())

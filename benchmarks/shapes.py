@@ -1,14 +1,19 @@
 """Shapes of published checkpoints, with random weights: speed does not depend on what the weights are."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jspec.config import Experts, Latent, ModelConfig, Rope
+from jspec.config import Experts, Latent, ModelConfig, Rope, Shards
 from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig, mtp_layers
-from jspec.models import init
+from jspec.models import Decoder, init
 from jspec.models.eagle3 import Eagle3Head
+from jspec.models.params import DTYPES, named_leaves
 
 DRAFT_VOCABULARY = 32_000  # of published EAGLE-3 heads
 
@@ -214,3 +219,33 @@ def random_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str = 
 def _made(config, seed: int, dtype: str):
     module = init(config, nnx.Rngs(seed), dtype)
     return module.prepare() if isinstance(module, Eagle3Head) else module
+
+
+def random_shards(config: ModelConfig, shards: Shards, mesh: Mesh, dtype: str = "bfloat16") -> Decoder:
+    """A target in shards on the devices of ``mesh``, whose weights each device makes for itself."""
+    if config.quantization is not None or config.experts is not None:
+        raise ValueError(f"{config.architecture}: random shards are made of dense models that are not quantised")
+    graph, state = nnx.split(
+        nnx.eval_shape(lambda: Decoder(config, shards=shards, dtype=DTYPES[dtype], rngs=nnx.Rngs(0)))
+    )
+    leaves, tree = named_leaves(state)
+    splits, keys = shards.splits(config), jax.random.split(jax.random.key(0), len(leaves))
+
+    def made(name: str, leaf, key) -> jax.Array:
+        axis = splits[name].axis
+        shape = tuple(n * (shards.count if i == axis else 1) for i, n in enumerate(leaf.shape))
+        spec = PartitionSpec(*(shards.axis if i == axis else None for i in range(leaf.ndim)))
+        return _random_weight(shape, leaf.dtype, NamedSharding(mesh, spec))(key)
+
+    arrays = [made(name, leaf, key) for (name, leaf), key in zip(leaves, keys, strict=True)]
+    return nnx.merge(graph, tree.unflatten(arrays))
+
+
+@functools.cache  # layers share one program
+def _random_weight(shape: tuple[int, ...], dtype, sharding: NamedSharding):
+    def make(key):
+        if len(shape) == 1:  # of norms
+            return jnp.ones(shape, dtype)
+        return jax.random.normal(key, shape, dtype) * jnp.asarray(shape[-1] ** -0.5, dtype)
+
+    return jax.jit(make, out_shardings=sharding)

@@ -3,12 +3,13 @@
 import dataclasses
 import json
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from benchmarks import bandwidth, efficiency, hlo, quantization, results, round, tables, verify
+from benchmarks import bandwidth, efficiency, hlo, quantization, results, round, shards, tables, tensor_parallel, verify
 from benchmarks.floors import draft_passes, floor, target_pass
 from benchmarks.programs import Decoding
 from benchmarks.references import Comparison
@@ -46,6 +47,22 @@ def test_smoke_run(monkeypatch, capsys, tmp_path):
     assert found.versions["jax"] == jax.__version__
     assert found.device["kind"] == "cpu"
     assert found.command == "python -m benchmarks.round " + " ".join(sys.argv[1:])
+
+
+@pytest.mark.usefixtures("shallow")
+def test_smoke_run_over_two_devices(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["tensor_parallel", "--smoke", "--json", str(tmp_path / "out.json")])
+    assert tensor_parallel.main() == 0
+    found = results.read(tmp_path / "out.json")
+    assert list(found.measured) == ["1, batch 2", "2", "5, 5 tokens", "5, 80 tokens"]
+    assert all(found.measured[key] > found.floors[key] for key in found.measured)
+    assert found.goals.keys() == {"5, 5 tokens", "5, 80 tokens"}
+
+
+def test_what_a_gpu_holds_is_in_the_guide(capsys):
+    assert shards.main() == 0
+    guide = Path(__file__).parents[1] / "docs" / "distributed.md"
+    assert capsys.readouterr().out.strip() in guide.read_text()
 
 
 def test_no_line_begins_after_the_time_is_over(monkeypatch, tmp_path):

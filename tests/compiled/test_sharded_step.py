@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from deviceless import compiled_on, gpus, why_not
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.hlo import launched, moves
 from benchmarks.programs import Decoding, decoding_program
@@ -35,30 +35,34 @@ def text(model: str, batch: int, layers: int) -> str:
     """The compiled rounds of a batch."""
     config = dataclasses.replace(MODELS[model], num_layers=layers, windows=MODELS[model].windows[:layers])
     mesh = gpus(SHARDS.count, AXIS)
-    target = nnx.eval_shape(lambda: Decoder(config, shards=SHARDS, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
-    specs = _specs(target, config)
-    spread = Spread(mesh, (specs, []), PartitionSpec(AXIS), PartitionSpec())
+    target = _target(config, mesh)
+    spread = Spread.of(target, None)
+    assert spread is not None
     what = Decoding(None, 0, batch, start=512, new=256)
     program = decoding_program(target, None, None, what.engine_config("bfloat16"), what)
 
-    def placed(spec, part, count=1):
-        def place(leaf):
-            shape = tuple(n * (count if spec[i : i + 1] == (AXIS,) else 1) for i, n in enumerate(leaf.shape))
-            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+    def placed(spec, part):
+        place = NamedSharding(mesh, spec)
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), part)
 
-        return jax.tree.map(place, part)
-
-    leaves = [placed(spec, leaf, SHARDS.count) for spec, leaf in zip(specs, program.leaves[0], strict=True)]
     state = jax.tree.map(placed, spread.state, jax.eval_shape(program.fresh), is_leaf=lambda x: x is None)
     how = {"donate_argnums": 1, "compiler_options": program.options}
-    return compiled_on(mesh, spread.of_models(program.function), (leaves, []), state, **how).as_text()
+    return compiled_on(mesh, program.function, program.leaves, state, **how).as_text()
 
 
-def _specs(target: Decoder, config: ModelConfig) -> list[PartitionSpec]:
-    splits, (leaves, _) = SHARDS.splits(config), named_leaves(nnx.split(target)[1])
-    return [
-        PartitionSpec(*(AXIS if i == splits[name].axis else None for i in range(leaf.ndim))) for name, leaf in leaves
-    ]
+def _target(config: ModelConfig, mesh: Mesh) -> Decoder:
+    """The target in shards, with shapes in place of arrays."""
+    local = nnx.eval_shape(lambda: Decoder(config, shards=SHARDS, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
+    (graph, state), splits = nnx.split(local), SHARDS.splits(config)
+    leaves, tree = named_leaves(state)
+
+    def whole(name: str, leaf):
+        axis = splits[name].axis
+        shape = tuple(n * (SHARDS.count if i == axis else 1) for i, n in enumerate(leaf.shape))
+        spec = PartitionSpec(*(AXIS if i == axis else None for i in range(leaf.ndim)))
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    return nnx.merge(graph, jax.tree.unflatten(tree, [whole(*named) for named in leaves]))
 
 
 def sums(hlo: str) -> int:

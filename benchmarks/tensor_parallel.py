@@ -1,0 +1,148 @@
+"""How long rounds take on two GPUs that share a target, beside the floor that each one's part sets.
+
+    python -m benchmarks.tensor_parallel                            # needs two NVIDIA GPUs: every line
+    python -m benchmarks.tensor_parallel --shape llama-3.1-8b       # the lines of one shape
+    python -m benchmarks.tensor_parallel --json FILE                # also writes a result, see benchmarks/results.py
+    python -m benchmarks.tensor_parallel --smoke                    # tiny and anywhere, with meaningless times
+
+Weights are random, and each GPU makes its own. Times are in milliseconds, the median over calls of many rounds each. The
+floor is that of ``benchmarks.round`` on half of the target's bytes and all of the draft's. The last line is one sum over the
+GPUs with the residual sum and the norm behind it, in microseconds, of as many tokens as its name says."""
+
+import argparse
+import functools
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+if "--smoke" in sys.argv:  # before JAX starts
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=2 {os.environ.get('XLA_FLAGS', '')}"
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from benchmarks import bandwidth, results
+from benchmarks.programs import Bench, Decoding
+from benchmarks.round import HEADER, Figure, printed
+from benchmarks.shapes import LLAMA_8B, SHAPES
+from jspec.config import Shards
+from jspec.models.spread import mesh_of
+from jspec.pallas.norm import add_norm
+
+SHARDS = Shards(2)
+PROMPT, NEW = 512, 256
+SUMS = 64  # one after another: those of a model of 32 layers
+
+
+class Line(NamedTuple):
+    """What is timed of a shape: the rounds, and the milliseconds to reach, and what would be better; None for no goal.
+
+    ``share`` is the goal as a part of the floor's rate, and what would be better."""
+
+    number: int
+    variant: str
+    what: Decoding
+    goal: float | None = None
+    stretch: float | None = None
+    share: tuple[float, float] | None = None
+
+
+def plain(batch: int) -> Decoding:
+    return Decoding(None, 0, batch, PROMPT, NEW)
+
+
+LINES: dict[str, Sequence[Line]] = {
+    "llama-3.1-8b": (
+        Line(1, "batch 1", plain(1), 3.4, 3.0),
+        Line(1, "batch 16", plain(16), 3.6, 3.2),
+        Line(1, "batch 64", plain(64), 4.5, 4.2),
+        Line(2, "", Decoding("eagle3", 4, 1, PROMPT, NEW), 4.3, 3.9),
+    ),
+    "llama-3.3-70b": (Line(4, "", plain(1), share=(0.80, 0.85)),),
+}
+SMALL: Sequence[Line] = (Line(1, "batch 2", Decoding(None, 0, 2, 16, 8)), Line(2, "", Decoding("eagle3", 2, 1, 16, 8)))
+ROWS = {5: (7, 5), 80: (14, 10)}  # tokens -> microseconds to reach, and what would be better
+
+
+def rounds(shape: str, lines: Sequence[Line], dtype: str, rate: float, repeats: int) -> Iterator[Figure]:
+    """The figures of a shape, whose weights are made first."""
+    began = time.perf_counter()
+    bench = Bench(SHAPES[shape], dtype, rate, repeats, shards=SHARDS)
+    jax.block_until_ready(jax.tree.leaves(bench.target))
+    held = SHARDS.weight_bytes(bench.pair.target, 2) / 1e9
+    print(f"{shape}: {held:.1f} GB of weights on each GPU, made in {time.perf_counter() - began:.0f} s", flush=True)
+    for line in lines:
+        timed = bench.time(line.what)
+        goals = line.goal, line.stretch
+        if line.share is not None:
+            goals = tuple(1e3 * timed.floor / share for share in line.share)
+        tokens = timed.tokens if line.what.K else None
+        times = 1e3 * timed.seconds, 1e3 * timed.floor
+        what = f"{shape}, {line.what}"
+        yield Figure(line.number, line.variant, what, "ms", *times, *goals, kernels=timed.kernels, tokens=tokens)
+
+
+def sums(D: int, rows: int, dtype: str, repeats: int) -> float:
+    """Microseconds of a sum over the GPUs of ``[rows, D]``, with the residual sum and the norm behind it."""
+    mesh, same = mesh_of(SHARDS.count, SHARDS.axis), PartitionSpec()
+
+    def layers(x, weight):
+        def one(_, carry):
+            x, y = carry
+            return add_norm(x, jax.lax.psum(y, SHARDS.axis), weight, None, 1e-5, "rms")
+
+        return jax.lax.fori_loop(0, SUMS, one, (x, x))[1]
+
+    over = functools.partial(jax.shard_map, mesh=mesh, in_specs=(same, same), out_specs=same, check_vma=False)
+    function, args = jax.jit(over(layers)), (jnp.ones((1, rows, D), dtype), jnp.ones(D, dtype))
+    jax.block_until_ready(function(*args))
+    took = []
+    for _ in range(max(repeats, 1) * 5):
+        began = time.perf_counter()
+        jax.block_until_ready(function(*args))
+        took.append(time.perf_counter() - began)
+    return 1e6 * min(took) / SUMS
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=LINES, nargs="+", default=list(LINES), help="the shapes, in this order")
+    parser.add_argument("--repeats", type=int, default=3, help="timed calls of each program")
+    parser.add_argument(
+        "--bandwidth", type=float, help="bytes per second of one GPU for the floors, instead of measuring"
+    )
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
+    parser.add_argument("--smoke", action="store_true", help="a tiny shape, two simulated devices, meaningless times")
+    args = parser.parse_args()
+    on_gpu = jax.default_backend() == "gpu"
+    if not args.smoke and (not on_gpu or len(jax.devices()) < SHARDS.count):
+        parser.error("fewer than two GPUs: times need them; --smoke runs a tiny version here")
+    rates, rate = bandwidth.for_floors(args.bandwidth)
+    shapes = {"tiny": SMALL} if args.smoke else {shape: LINES[shape] for shape in args.shape}
+    dtype, repeats = ("bfloat16" if on_gpu else "float32"), (1 if args.smoke else args.repeats)
+    result = results.begin(
+        "tensor_parallel", {"shapes": list(shapes), "dtype": dtype, "smoke": args.smoke}, rate, rates
+    )
+    print(f"{bandwidth.describe(rates)}; floors at {rate / 1e9:,.0f} GB/s of each GPU\n{HEADER}", flush=True)
+    figures = [rounds(shape, lines, dtype, rate, repeats) for shape, lines in shapes.items()]
+    D = 64 if args.smoke else LLAMA_8B.hidden_size
+    figures.append(
+        Figure(5, f"{rows} tokens", f"sum over the GPUs of {rows} x {D}, with norm", "us", took, 0.0, *goals)
+        for rows, goals in ROWS.items()
+        for took in [sums(D, rows, dtype, repeats)]
+    )
+    for some in figures:
+        for figure in some:
+            figure.add_to(result)
+            print(printed(results.latest([result])[figure.key]), flush=True)
+            if args.json:
+                results.write(result, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
