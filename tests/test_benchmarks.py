@@ -49,7 +49,6 @@ def test_smoke_run(monkeypatch, capsys, tmp_path):
     assert found.command == "python -m benchmarks.round " + " ".join(sys.argv[1:])
 
 
-@pytest.mark.usefixtures("shallow")
 def test_smoke_run_over_two_devices(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["tensor_parallel", "--smoke", "--json", str(tmp_path / "out.json")])
     assert tensor_parallel.main() == 0
