@@ -17,7 +17,7 @@ from jspec.pieces import TokenPieces
 from jspec.terminal import Screen, summary
 
 SAMPLING = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos")
-LOADING = ("ngram_corpus", "max_len", "dtype", "generation_config")
+LOADING = ("ngram_corpus", "max_len", "dtype", "tensor_parallel", "generation_config")
 STDIN = "-"
 SHOWN = 60  # how many characters of a prompt are printed above its completion
 
@@ -63,6 +63,7 @@ def add_request_arguments(parser: argparse.ArgumentParser, max_tokens: int | Non
     parser.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the end of the text")
     parser.add_argument("--max-len", type=int, help="longest prompt plus completion, in tokens")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"))
+    parser.add_argument("--tensor-parallel", type=int, metavar="N", help="GPUs that share the target; 1")
     parser.add_argument("--ngram-corpus", metavar="FILE", help="text to look drafts up in, with --draft ngram")
     parser.add_argument(
         "--generation-config", choices=("auto", "jspec"), help="jspec: leave the checkpoint's sampling defaults aside"

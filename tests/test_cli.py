@@ -81,11 +81,17 @@ def test_every_option_is_that_of_the_library(capsys, calls):
     assert calls.pop() == ("folder", ["x"], default)  # nothing else: the checkpoint's own defaults hold
     sampling = "--temperature 0.5 --top-k 3 --top-p 0.3 --min-p 0.4 --seed 7 --ignore-eos --min-tokens 2 --max-tokens 5"
     loading = "--max-len 12 --dtype bfloat16 --max-batch 3 --generation-config jspec --draft d --num-draft-tokens 0"
+    loading += " --tensor-parallel 2"
     generated(capsys, "folder", "x", *sampling.split(), *loading.split(), "--stop", "a b", "--stop", "c")
     assert calls.pop()[2] == {
         **{"temperature": 0.5, "top_k": 3, "top_p": 0.3, "min_p": 0.4, "seed": 7, "ignore_eos": True},
         **{"min_tokens": 2, "max_tokens": 5, "max_len": 12, "dtype": "bfloat16", "max_batch": 3, "draft": "d"},
-        **{"generation_config": "jspec", "speculation": jspec.Speculation(0), "stop": ["a b", "c"]},
+        **{
+            "generation_config": "jspec",
+            "speculation": jspec.Speculation(0),
+            "stop": ["a b", "c"],
+            "tensor_parallel": 2,
+        },
     }
 
 
