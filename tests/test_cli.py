@@ -55,7 +55,7 @@ def calls(checkpoints, monkeypatch, llm):
 
     def call(target, prompts, **options):
         seen.append((target, prompts, dict(options)))
-        for name in ("draft", "speculation", "max_batch", "max_len", "dtype", "generation_config"):
+        for name in ("draft", "speculation", "max_batch", "max_len", "dtype", "generation_config", "tensor_parallel"):
             options.pop(name, None)
         return generate(llm, prompts, **options)
 
