@@ -23,7 +23,7 @@ import jax
 
 from benchmarks import bandwidth, results
 from benchmarks.programs import Bench, Decoding, Forward
-from benchmarks.round import HEADER, Figure, printed
+from benchmarks.round import HEADER, Figure, keep
 from benchmarks.shapes import SHAPES
 
 LIVE = 640  # slots of a row: in the middle of 256 tokens after a prompt of 512
@@ -139,11 +139,7 @@ def main() -> int:
     print(f"{bandwidth.describe(rates)}; floors at {rate / 1e9:,.0f} GB/s\n{HEADER}", flush=True)
     for shape, lines in shapes.items():
         chosen = [line for line in lines if args.lines is None or line.number in args.lines]
-        for figure in figures(shape, chosen, dtype, rate, 1 if args.smoke else args.repeats, args.profile):
-            figure.add_to(result)
-            print(printed(results.latest([result])[figure.key]), flush=True)
-            if args.json:
-                results.write(result, args.json)
+        keep(figures(shape, chosen, dtype, rate, 1 if args.smoke else args.repeats, args.profile), result, args.json)
     return 0
 
 

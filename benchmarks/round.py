@@ -38,7 +38,7 @@ import pathlib
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 
@@ -96,6 +96,15 @@ class Figure:
         details = {"what": self.what, "unit": self.unit, "kernels": self.kernels, "tokens": self.tokens}
         details["experts"] = self.experts
         result.details[self.key] = {"line": self.line} | {k: x for k, x in details.items() if x is not None}
+
+
+def keep(figures: Iterable[Figure], result: results.Result, file: pathlib.Path | None):
+    """Print figures as they come, and write the result with each to ``file``, if there is one."""
+    for figure in figures:
+        figure.add_to(result)
+        print(printed(results.latest([result])[figure.key]), flush=True)
+        if file is not None:
+            results.write(result, file)
 
 
 def printed(figure: results.Figure) -> str:

@@ -2,18 +2,19 @@
 
 import dataclasses
 import functools
+import itertools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from jspec.config import Experts, Latent, ModelConfig, Rope, Shards
 from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig, mtp_layers
 from jspec.models import Decoder, init
 from jspec.models.eagle3 import Eagle3Head
-from jspec.models.params import DTYPES, named_leaves
+from jspec.models.spread import abstract_shards, with_leaves
 
 DRAFT_VOCABULARY = 32_000  # of published EAGLE-3 heads
 
@@ -225,20 +226,12 @@ def random_shards(config: ModelConfig, shards: Shards, mesh: Mesh, dtype: str = 
     """A target in shards on the devices of ``mesh``, whose weights each device makes for itself."""
     if config.quantization is not None or config.experts is not None:
         raise ValueError(f"{config.architecture}: random shards are made of dense models that are not quantised")
-    graph, state = nnx.split(
-        nnx.eval_shape(lambda: Decoder(config, shards=shards, dtype=DTYPES[dtype], rngs=nnx.Rngs(0)))
-    )
-    leaves, tree = named_leaves(state)
-    splits, keys = shards.splits(config), jax.random.split(jax.random.key(0), len(leaves))
+    keys = map(functools.partial(jax.random.fold_in, jax.random.key(0)), itertools.count())
 
-    def made(name: str, leaf, key) -> jax.Array:
-        axis = splits[name].axis
-        shape = tuple(n * (shards.count if i == axis else 1) for i, n in enumerate(leaf.shape))
-        spec = PartitionSpec(*(shards.axis if i == axis else None for i in range(leaf.ndim)))
-        return _random_weight(shape, leaf.dtype, NamedSharding(mesh, spec))(key)
+    def made(_, leaf) -> jax.Array:
+        return _random_weight(leaf.shape, leaf.dtype, leaf.sharding)(next(keys))
 
-    arrays = [made(name, leaf, key) for (name, leaf), key in zip(leaves, keys, strict=True)]
-    return nnx.merge(graph, tree.unflatten(arrays))
+    return with_leaves(abstract_shards(config, shards, mesh, dtype), made)
 
 
 @functools.cache  # layers share one program

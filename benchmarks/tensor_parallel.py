@@ -11,6 +11,7 @@ GPUs with the residual sum and the norm behind it, in microseconds, of as many t
 
 import argparse
 import functools
+import itertools
 import os
 import pathlib
 import sys
@@ -27,7 +28,7 @@ from jax.sharding import PartitionSpec
 
 from benchmarks import bandwidth, results
 from benchmarks.programs import Bench, Decoding
-from benchmarks.round import HEADER, Figure, printed
+from benchmarks.round import HEADER, Figure, keep
 from benchmarks.shapes import LLAMA_8B, SHAPES
 from jspec.config import Shards
 from jspec.models.spread import mesh_of
@@ -135,12 +136,7 @@ def main() -> int:
         for rows, goals in ROWS.items()
         for took in [sums(D, rows, dtype, repeats)]
     )
-    for some in figures:
-        for figure in some:
-            figure.add_to(result)
-            print(printed(results.latest([result])[figure.key]), flush=True)
-            if args.json:
-                results.write(result, args.json)
+    keep(itertools.chain.from_iterable(figures), result, args.json)
     return 0
 
 

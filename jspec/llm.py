@@ -15,7 +15,6 @@ from jspec.config import EngineConfig, Speculation
 from jspec.engine.costs import CostTable
 from jspec.engine.engine import Engine
 from jspec.engine.frontend import Frontend
-from jspec.engine.spread import Spread
 from jspec.keys import copied_keys
 from jspec.messages import is_conversation_list
 from jspec.models.causal import causal_logits
@@ -97,7 +96,7 @@ class LLM:
         def forward(leaves, tokens):
             return causal_logits(merge(leaves), tokens)[0].astype(jnp.float32)
 
-        spread = Spread.of(target, None)
+        spread = self.engine.runner.spread
         self._forward = jax.jit(forward if spread is None else spread.forward(forward))
 
     def logits(self, token_ids: Sequence[int]) -> jax.Array:

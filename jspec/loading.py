@@ -198,11 +198,7 @@ def load_modules(
     """
     draft, module = pair.draft, _prepared(pair)
     params = open_folder(pair.source.target, dtype)[1]
-    if shards is None:
-        target = build(pair.target, params, dtype)
-    else:
-        mesh = mesh_of(shards.count, shards.axis)
-        target = build_shards(pair.target, params, dtype, shards, mesh)
+    target = _build(pair.target, params, dtype, shards)
     if pair.source.draft is not None and pair.draft_config is not None:
         draft, module = load_draft_module(
             pair.source.draft, dtype, pair.options, pair.draft_config, target, draft_shards
@@ -210,6 +206,13 @@ def load_modules(
     if shards is not None and draft_shards is None and module is not None:
         module = on_every_device(module, mesh_of(shards.count, shards.axis))
     return target, module, drafter_for(draft, pair.target, pair.speculation)
+
+
+def _build(config: ModelConfig, params: Mapping[str, np.ndarray], dtype: str, shards: Shards | None) -> Decoder:
+    """The module of a language model, on one device or in shards."""
+    if shards is None:
+        return build(config, params, dtype)
+    return build_shards(config, params, dtype, shards, mesh_of(shards.count, shards.axis))
 
 
 def check_fit(
@@ -247,11 +250,8 @@ def load_draft_module(
       shards: those of a draft model; None if it is whole.
     """
     _, params = open_draft(path, dtype, options)
-    if shards is not None and config.language_model is not None:
-        mesh = mesh_of(shards.count, shards.axis)
-        return config, build_shards(config.language_model, params, dtype, shards, mesh)
     if config.language_model is not None:
-        return config, build(config.language_model, params, dtype)
+        return config, _build(config.language_model, params, dtype, shards)
     return build_draft_module(config, dict(params), dtype, target)
 
 

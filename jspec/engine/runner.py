@@ -59,7 +59,6 @@ class Runner:
       width: how many query tokens the target reads for each row in a round of that K.
       draft_lengths: every K for which rounds may be asked, as a tuple.
       spread: how programs run on several devices; None on one.
-      shards: those of target and draft model, None for what is whole on every device.
       leaves: the arrays of the target, and those of the draft model.
       programs: all programs, compiled or not.
       state: the batch, as the last program sent will leave it. Every program takes its buffers away.
@@ -84,7 +83,6 @@ class Runner:
         target_leaves, merge_target = split(target)
         draft_leaves, merge_draft = split(draft_model)
         self._config, self.spread = config, Spread.of(target, draft_model)
-        self.shards = [getattr(model, "shards", None) for model in (target, draft_model)]
         self._builder = StepBuilder(
             merge_target, merge_draft, make_drafter, verify, config, noise, most, target.config.vocab_size, self.spread
         )
@@ -189,7 +187,7 @@ class Runner:
         buckets, lengths, builder = self._config.batch_buckets, self.draft_lengths, self._builder
         arrays = [[(leaf.shape, leaf.dtype.name) for leaf in leaves] for leaves in self.leaves]
         method = type(builder.step(self.leaves, self.num_draft_tokens).drafter).__name__
-        what = method, builder.verify, self._config, lengths, arrays, self.shards
+        what = method, builder.verify, self._config, lengths, arrays, self.spread and self.spread.shards
 
         def measure():
             return {b: {K: self.measure(b, K) for K in lengths} for b in buckets}
@@ -230,9 +228,7 @@ class Runner:
         if kinds[0] != kinds[1]:
             different = next(((a, b) for a, b in zip(*kinds, strict=False) if a != b), (len(old), len(new)))
             raise ValueError(f"draft_model has arrays of {different[1]}: expected {different[0]}, as in the one before")
-        if self.spread is not None:
-            new = [jax.device_put(leaf, was.sharding) for leaf, was in zip(new, old, strict=True)]
-        self.leaves = (target_leaves, new)
+        self.leaves = (target_leaves, jax.device_put(new, [leaf.sharding for leaf in old]))
 
     def _read_segments(self, segments: Sequence[Segment]):
         """Send a prefill pass. Requests that want log-probabilities of their prompts get those of their segments."""

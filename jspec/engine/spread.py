@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jspec.config import Shards
 from jspec.engine.state import DecodeState, Saved
 from jspec.models.contract import Target
 from jspec.models.split import split
@@ -23,12 +24,14 @@ class Spread:
 
     Attributes:
       mesh: the devices.
+      shards: of the target, and of the draft model; None for what every device has all of.
       leaves: of each array of the target, and of the draft model, which of its axes is split; lists as the programs get
         them.
       cache, draft: the same of every pool of the target, and of the drafter.
     """
 
     mesh: Mesh
+    shards: tuple[Shards | None, Shards | None]
     leaves: tuple[list[PartitionSpec], list[PartitionSpec]]
     cache: PartitionSpec
     draft: PartitionSpec
@@ -43,7 +46,8 @@ class Spread:
         specs, drafts = (
             [leaf.sharding.spec for leaf in arrays] for arrays in (leaves, list[Any](split(draft_model).leaves))
         )
-        return Spread(leaves[0].sharding.mesh, (specs, drafts), _of_pools(target), _of_pools(draft_model))
+        both = shards, getattr(draft_model, "shards", None)
+        return Spread(leaves[0].sharding.mesh, both, (specs, drafts), _of_pools(target), _of_pools(draft_model))
 
     @property
     def state(self) -> Any:

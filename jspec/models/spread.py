@@ -3,7 +3,7 @@
 A module of shards has the structure of one shard, and arrays that are those of all shards side by side. It is called
 inside of ``jax.shard_map``, where every device sees the arrays of its own shard. Outside of that it only says what it is."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -50,27 +50,41 @@ def build_shards(
       ValueError: as for ``build``, or the model cannot be split so.
     """
     require_params(config, params, dtype)
-    model = nnx.eval_shape(lambda: Decoder(config, shards=shards, dtype=DTYPES[dtype], rngs=nnx.Rngs(0)))
     splits, dimensions = shards.splits(config), config.dimensions
 
-    def place(name: str, leaf) -> jax.Array:
+    def filled(name: str, leaf) -> jax.Array:
         split, array = splits[name], np.asarray(stored(params, name, leaf.dtype))
-        shape, axis = list(leaf.shape), split.axis
-        if axis is not None:
-            shape[axis] *= shards.count
-        spec = PartitionSpec(*(shards.axis if i == axis else None for i in range(leaf.ndim)))
 
         def part(index: Any) -> np.ndarray:
-            shard = 0 if axis is None else (index[axis].start or 0) // leaf.shape[axis]
-            found = part_of(array, split, dimensions, shards, shard)
-            assert found.shape == leaf.shape, (name, found.shape, leaf.shape)
-            return found.astype(leaf.dtype, copy=False)
+            shard = 0
+            if split.axis is not None:
+                shard = (index[split.axis].start or 0) * shards.count // leaf.shape[split.axis]
+            return part_of(array, split, dimensions, shards, shard).astype(leaf.dtype, copy=False)
 
-        return jax.make_array_from_callback(tuple(shape), NamedSharding(mesh, spec), part)
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, part)
 
-    graph, state = nnx.split(model)
+    return with_leaves(abstract_shards(config, shards, mesh, dtype), filled)
+
+
+def abstract_shards(config: ModelConfig, shards: Shards, mesh: Mesh, dtype: str = "bfloat16") -> Decoder:
+    """The same module with shapes in place of arrays, which say how the arrays lie on the devices."""
+    splits = shards.splits(config)
+
+    def placed(name: str, leaf) -> jax.ShapeDtypeStruct:
+        axis = splits[name].axis
+        shape = tuple(n * (shards.count if i == axis else 1) for i, n in enumerate(leaf.shape))
+        spec = PartitionSpec(*(shards.axis if i == axis else None for i in range(leaf.ndim)))
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    one = nnx.eval_shape(lambda: Decoder(config, shards=shards, dtype=DTYPES[dtype], rngs=nnx.Rngs(0)))
+    return with_leaves(one, placed)
+
+
+def with_leaves(module: Decoder, make: Callable[[str, Any], Any]) -> Decoder:
+    """The module with ``make(name, leaf)`` in place of each of its arrays, or of their shapes."""
+    graph, state = nnx.split(module)
     leaves, tree = named_leaves(state)
-    return nnx.merge(graph, jax.tree.unflatten(tree, [place(name, leaf) for name, leaf in leaves]))
+    return nnx.merge(graph, jax.tree.unflatten(tree, [make(name, leaf) for name, leaf in leaves]))
 
 
 def on_every_device(model: Any, mesh: Mesh) -> Any:

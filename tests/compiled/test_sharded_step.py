@@ -5,20 +5,17 @@ import dataclasses
 import functools
 
 import jax
-import jax.numpy as jnp
 import pytest
 from deviceless import compiled_on, gpus, why_not
-from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from benchmarks.hlo import launched, moves
 from benchmarks.programs import Decoding, decoding_program
 from benchmarks.shapes import GPT_OSS_20B, LLAMA_8B
-from jspec.config import ModelConfig, Shards
+from jspec.config import Shards
 from jspec.config.shards import AXIS
 from jspec.engine.spread import Spread
-from jspec.models import Decoder
-from jspec.models.params import named_leaves
+from jspec.models.spread import abstract_shards
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
@@ -35,7 +32,7 @@ def text(model: str, batch: int, layers: int) -> str:
     """The compiled rounds of a batch."""
     config = dataclasses.replace(MODELS[model], num_layers=layers, windows=MODELS[model].windows[:layers])
     mesh = gpus(SHARDS.count, AXIS)
-    target = _target(config, mesh)
+    target = abstract_shards(config, SHARDS, mesh)
     spread = Spread.of(target, None)
     assert spread is not None
     what = Decoding(None, 0, batch, start=512, new=256)
@@ -48,21 +45,6 @@ def text(model: str, batch: int, layers: int) -> str:
     state = jax.tree.map(placed, spread.state, jax.eval_shape(program.fresh), is_leaf=lambda x: x is None)
     how = {"donate_argnums": 1, "compiler_options": program.options}
     return compiled_on(mesh, program.function, program.leaves, state, **how).as_text()
-
-
-def _target(config: ModelConfig, mesh: Mesh) -> Decoder:
-    """The target in shards, with shapes in place of arrays."""
-    local = nnx.eval_shape(lambda: Decoder(config, shards=SHARDS, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
-    (graph, state), splits = nnx.split(local), SHARDS.splits(config)
-    leaves, tree = named_leaves(state)
-
-    def whole(name: str, leaf):
-        axis = splits[name].axis
-        shape = tuple(n * (SHARDS.count if i == axis else 1) for i, n in enumerate(leaf.shape))
-        spec = PartitionSpec(*(AXIS if i == axis else None for i in range(leaf.ndim)))
-        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
-
-    return nnx.merge(graph, jax.tree.unflatten(tree, [whole(*named) for named in leaves]))
 
 
 def sums(hlo: str) -> int:
