@@ -85,7 +85,7 @@ def make_engine(bench: Bench, setting: Setting, frontend: Frontend | None = None
         module,
         drafter_for(config, bench.pair.target, speculation),
         _rule(speculation),
-        setting.engine_config(bench.dtype),
+        setting.engine_config(bench.dtype).for_target(bench.pair.target),
         draft_lengths=speculation.draft_lengths if speculation.auto else None,
         frontend=frontend,
     )

@@ -13,6 +13,7 @@ that it took with compilation is printed, and the largest memory. ``benchmarks.s
 token."""
 
 import argparse
+import gc
 import pathlib
 import sys
 import time
@@ -140,6 +141,7 @@ def main() -> int:
     for shape, lines in shapes.items():
         chosen = [line for line in lines if args.lines is None or line.number in args.lines]
         keep(figures(shape, chosen, dtype, rate, 1 if args.smoke else args.repeats, args.profile), result, args.json)
+        gc.collect()  # the next shape's weights need the memory of this one's
     return 0
 
 

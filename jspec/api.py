@@ -161,7 +161,7 @@ def load(
         max_waiting=max_waiting,
         read_ahead=read_ahead,
         logprobs_mode=logprobs_mode,
-    )
+    ).for_target(target_config)
     pair = read_pair(source, target_config, head_options, speculation, config.max_len)
     draft_is_model = pair.draft is None or (
         pair.draft_config is not None and pair.draft_config.language_model is not None

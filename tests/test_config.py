@@ -251,3 +251,12 @@ def test_sizes_of_a_model():
     shapes = GLM_47_FLASH, QWEN3_30B_A3B, LLAMA_8B
     assert [shape.kv_bytes(slots=1, itemsize=2) for shape in shapes] == [54_144, 98_304, 131_072]
     assert config.windows == (None, None)
+
+
+def test_a_mixture_is_read_in_larger_passes_unless_a_size_was_asked_for():
+    dense, mixture = model(), model(experts=experts())
+    fast = EngineConfig(reproducible=False, max_len=8192)
+    sizes = [fast.for_target(target).segment_buckets[-1] * fast.chunk for target in (dense, mixture)]
+    assert sizes == [4096, 8192]
+    for asked in (EngineConfig(), dataclasses.replace(fast, prefill_tokens=1024)):
+        assert asked.for_target(mixture) == asked

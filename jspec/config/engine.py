@@ -4,11 +4,13 @@ import dataclasses
 import math
 
 from jspec._arguments import LARGEST_INT, LARGEST_NUMBER, is_int, is_number, require
+from jspec.config.model import ModelConfig
 
 MAX_POSITIONS = 2**22  # a noise key has 22 bits for the position: see sampling/streams.py
 MAX_ROUNDS = 2**16  # rounds of a call
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 
+PASS_TOKENS = {"reproducible": 512, "dense": 4096, "mixture": 8192}  # what prefill_tokens=None stands for
 NULL_PAGE = 0  # the page of the KV cache that page tables are padded with; nothing is ever written there
 
 
@@ -25,7 +27,7 @@ class EngineConfig:
       prefill_chunk: c, the tokens of a segment. Prompts are read in segments that begin at multiples of c, and several
         of them, of one prompt or of many, share a pass.
       prefill_tokens: the most tokens of such a pass, padding included. None takes 512 if ``reproducible``, where every
-        pass has that many, and 4,096 if not.
+        pass has that many, and otherwise 4,096, or 8,192 for a target that is a mixture of experts (``for_target``).
       rounds: the most rounds that the device makes between two visits of the host. It makes fewer while requests wait.
         Callers get the tokens of all of them at once, and who arrives meanwhile waits. More than a few are of use only to
         models so small that a round takes less time than the host's work for a call.
@@ -86,6 +88,15 @@ class EngineConfig:
         space = self.swap_space
         require(is_number(space) and 0 <= space <= LARGEST_NUMBER, "swap_space", space, "a number of GiB, at least 0")
 
+    def for_target(self, target: ModelConfig) -> "EngineConfig":
+        """The same with what is best for a target, where nothing else was asked for.
+
+        A mixture of experts reads prompts in larger passes: every pass reads all of its experts, and has some padding for
+        each of them."""
+        if target.experts is None or self.reproducible or self.prefill_tokens is not None:
+            return self
+        return dataclasses.replace(self, prefill_tokens=max(PASS_TOKENS["mixture"], self.prefill_chunk))
+
     @property
     def pages_per_row(self) -> int:
         """M, how many pages a row of max_len tokens needs."""
@@ -122,7 +133,8 @@ class EngineConfig:
         """How many segments the prefill programs read, in ascending order: doubling from 64 tokens on, or the most."""
         c = self.chunk
         longest = -(-self.max_len // c) * self.num_rows  # segments of as many prompts as there are places
-        most = min(max((self.prefill_tokens or (512 if self.reproducible else 4096)) // c, 1), longest)
+        usual = PASS_TOKENS["reproducible" if self.reproducible else "dense"]
+        most = min(max((self.prefill_tokens or usual) // c, 1), longest)
         smaller = [] if self.reproducible else [2**i for i in range(32) if 2**i * c >= 64 and 2**i < most]
         return *smaller, most
 

@@ -25,7 +25,8 @@ from jspec.models.latent import LatentAttention
 from jspec.models.layers import ACTIVATE, Linear, Norm, added_up, project, rotation_at, times
 from jspec.models.quantized import random_weight, wide
 from jspec.pallas.attention_reference import Scores
-from jspec.pallas.norm import norm, whole
+from jspec.pallas.norm import whole
+from jspec.pallas.norm_heads import norm_heads
 
 
 class Attention(nnx.Module):
@@ -80,18 +81,9 @@ class Attention(nnx.Module):
             q, k, v = jnp.split(qkv, [N, N + G], axis=2)
             q, k = (norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape) for norm, x in ((q_norm, q), (k_norm, k)))
             return jnp.concatenate([q, k, v], axis=2)
-        # One launch for queries and keys: every head has a weight, and values stay as they are.
-        weight = stacked_heads(q_norm.weight[...], k_norm.weight[...], N, G)
-        biases = None if q_norm.bias is None or k_norm.bias is None else (q_norm.bias[...], k_norm.bias[...])
-        bias = None if biases is None else stacked_heads(*biases, N, G)
-        value = (jnp.arange(N + 2 * G, dtype=jnp.int32) >= N + G).reshape(1, 1, -1, 1)
-        return jnp.where(value, qkv, norm(qkv, weight, bias, q_norm.eps, q_norm.kind))
-
-
-def stacked_heads(q, k, N: int, G: int) -> jax.Array:
-    """A vector ``[H]`` for each of N query heads, another for each of G KV heads, and again for their values: ``[N + 2G,
-    H]``."""
-    return jnp.concatenate([jnp.broadcast_to(x[None], (n, x.shape[0])) for x, n in ((q, N), (k, 2 * G))])
+        weights = q_norm.weight[...], k_norm.weight[...]
+        biases = tuple(None if one.bias is None else one.bias[...] for one in (q_norm, k_norm))
+        return norm_heads(qkv, weights, biases, (N, G), q_norm.eps, q_norm.kind)
 
 
 class MLP(nnx.Module):

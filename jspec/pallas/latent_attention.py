@@ -16,11 +16,23 @@ from jspec.pallas.flash import SMALLEST, Plan, Queries, Tiling, attend_pages, ea
 
 _LARGEST_RANK = 512
 # A program has the sums of 512 numbers for each of its queries in registers: it has fewer queries than in other attention.
-# These were the fastest for 64 rows of 20 and 80 queries and for 640 queries of a prefill pass (benchmarks/LOG.md).
-TILINGS = {
-    jnp.dtype("bfloat16"): Tiling(tile=73728, rows=32, warps=4, stages=2),
-    jnp.dtype("float32"): Tiling(tile=18432, rows=16, programs=264, warps=8, stages=2),
-}
+# These were the fastest in benchmarks/LOG.md: the first for 64 rows of 20 and 80 queries, and for 640 queries of a prefill
+# pass, the others for up to 16 rows.
+_MANY = Tiling(tile=73728, rows=32, warps=4, stages=2)
+_FEW = Tiling(tile=73728, rows=16, programs=264, warps=4, stages=2)
+_FEW_OF_LONG = Tiling(tile=73728, rows=32, programs=264, warps=4, stages=2)
+_FLOAT32 = Tiling(tile=18432, rows=16, programs=264, warps=8, stages=2)
+_FEW_ROWS, _FEW_QUERIES, _ONE_TOKEN, _SHORT = 16, 128, 32, 8192
+
+
+def tiling_of(B: int, queries: int, slots: int, dtype) -> Tiling:
+    """The tiling for B rows of so many queries each, which is T N, whose pages have so many slots."""
+    if dtype == jnp.float32:
+        return _FLOAT32
+    if B > _FEW_ROWS or queries > _FEW_QUERIES:
+        return _MANY
+    # Each block of queries reads the row's slots again. That costs more than wider blocks do if there are many slots.
+    return _FEW if queries <= _ONE_TOKEN or slots <= _SHORT else _FEW_OF_LONG
 
 
 def latent_attention(q, pool, table, positions, valid, rank: int, scores: Scores) -> jax.Array:
@@ -59,7 +71,7 @@ def has_kernel(q, pool, rank: int) -> bool:
     """Whether the kernel knows queries and pools like these."""
     parts = rank, pool.shape[-1] - rank
     sizes = all(pl.next_power_of_2(size) == size >= SMALLEST for size in parts) and rank <= _LARGEST_RANK
-    return sizes and q.dtype == pool.dtype and q.dtype in TILINGS
+    return sizes and q.dtype == pool.dtype and q.dtype in (jnp.bfloat16, jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames=("rank", "tiling", "interpret"))  # layers share one trace
@@ -68,7 +80,7 @@ def latent_attention_kernel(
 ):
     """``latent_attention_reference`` as a kernel; the attention of an invalid query token is 0."""
     (B, T, N, H), (_, pages, P, _) = q.shape, pool.shape
-    tiling = tiling or TILINGS[q.dtype]
+    tiling = tiling or tiling_of(B, T * N, table.shape[1] * P, q.dtype)
     plan = dataclasses.replace(Plan.of(B, T, N, pool, table, None, scores, tiling), H=rank)
     args = q.reshape(B, T * N, H), pool.reshape(pages * P, H), table, last_slots(table, positions, valid, P)
     (out,) = run(_attend_split, plan, args, q.dtype, tiling, interpret=interpret)

@@ -20,7 +20,9 @@ from jspec.pallas.experts import experts
 from jspec.pallas.latent_attention import latent_attention
 from jspec.pallas.latent_queries import latent_queries
 from jspec.pallas.norm import add_norm
+from jspec.pallas.norm_heads import norm_heads
 from jspec.pallas.residual import Residual, residual_draw, residual_masses
+from jspec.pallas.route_few import MOST_TOKENS
 from jspec.pallas.routing import route
 from jspec.pallas.routing_reference import Routing
 from jspec.pallas.warped_logits import WarpedLogits, num_groups
@@ -186,6 +188,16 @@ def test_a_sum_and_its_norm_lower_for_cuda(kind, D, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("T", "H", "kernels"), [(1, 128, ["norm_heads"]), (500, 64, ["norm_heads"]), (5, 96, [])])
+@pytest.mark.parametrize("kind", ["rms", "rms_wide", "rms_offset", "layer"])
+def test_norms_of_heads_lower_for_cuda(kind, T, H, kernels, dtype):
+    qkv, vector = jax.ShapeDtypeStruct((2, T, 40, H), dtype), jax.ShapeDtypeStruct((H,), dtype)
+    biases = (vector, vector) if kind == "layer" else (None, None)
+    function = functools.partial(norm_heads, num_heads=(32, 4), eps=1e-5, kind=kind)
+    assert _kernels(_for_cuda(function, (qkv, (vector, vector), biases))) == kernels
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (1, 4), (64, 4), (2, 256)])
 def test_attention_over_latents_lowers_for_cuda(B, T, dtype):
     array, P, M = jax.ShapeDtypeStruct, 64, 16
@@ -225,7 +237,7 @@ def test_routing_by_sigmoids_in_groups_lowers_for_cuda(M, X):
     routing = Routing(4, True, "sigmoid", 8, 4, 2.5, shared=1)
     args = jax.ShapeDtypeStruct((M, X), jnp.float32), jax.ShapeDtypeStruct((X,), jnp.float32)
     found = _kernels(_for_cuda(functools.partial(route, routing=routing), args))
-    assert sorted(found) == (["route_few"] if M <= 16 else ["choose", "group"])
+    assert sorted(found) == (["route_few"] if M <= MOST_TOKENS else ["choose", "group"])
 
 
 def _mixture(M, X, dtype):
@@ -241,11 +253,11 @@ def _mixture(M, X, dtype):
 
 def launches_of_experts(M: int) -> list[str]:
     """Few tokens are routed in one launch."""
-    return ["down", "route_few", "up"] if M <= 16 else ["choose", "down", "group", "up"]
+    return ["down", "route_few", "up"] if M <= MOST_TOKENS else ["choose", "down", "group", "up"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize(("M", "X"), [(1, 128), (16, 128), (5, 60), (320, 128), (4096, 8)])
+@pytest.mark.parametrize(("M", "X"), [(1, 128), (4, 128), (16, 128), (5, 60), (320, 128), (4096, 8)])
 def test_a_mixture_of_experts_lowers_for_cuda(M, X, dtype):
     assert sorted(_kernels(_for_cuda(*_mixture(M, X, dtype)))) == launches_of_experts(M)
 

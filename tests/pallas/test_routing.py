@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.pallas.route_few import route_few_kernel
+from jspec.pallas.route_few import MOST_TOKENS, route_few_kernel
 from jspec.pallas.routing import choose_kernel, group_kernel
 from jspec.pallas.routing_reference import Routing, choose_reference, group_reference, route_reference
 
-SHAPES = [(1, 8, 2), (5, 16, 4), (7, 128, 8), (40, 6, 3), (3, 5, 5)]  # tokens, experts, choices
+SHAPES = [(1, 8, 2), (5, 16, 4), (16, 128, 8), (40, 6, 3), (3, 5, 5)]  # tokens, experts, choices
+FEW = [(1, 8, 2), (3, 5, 5), (4, 6, 3), (3, 128, 8), (MOST_TOKENS, 128, 8)]
 WAYS = {
     "softmax": {},
     "among all": {"renormalise": False},
@@ -131,7 +132,7 @@ class TestRouteFew:
     @pytest.mark.parametrize(
         ("way", "biased"), [*((way, True) for way in WAYS), ("softmax", False), ("sigmoid", False)]
     )
-    @pytest.mark.parametrize(("M", "X", "Y"), [*SHAPES[:3], (16, 6, 3), (16, 128, 8)])
+    @pytest.mark.parametrize(("M", "X", "Y"), FEW)
     def test_experts_weights_and_order(self, M, X, Y, way, biased):
         routing, logits, bias = Routing(Y, **WAYS[way]), logits_of(M, X), bias_of(X) if biased else None
         routed = self.route(routing)(logits, bias)
