@@ -14,7 +14,10 @@ from jspec.chat import prompt_tokens
 from jspec.config import EngineConfig, Speculation
 from jspec.engine.costs import CostTable
 from jspec.engine.engine import Engine
+from jspec.engine.following import Following
 from jspec.engine.frontend import Frontend
+from jspec.engine.interrupts import ignoring_interrupts
+from jspec.engine.processes import Follower
 from jspec.keys import copied_keys
 from jspec.messages import is_conversation_list
 from jspec.models.causal import causal_logits
@@ -101,6 +104,8 @@ class LLM:
 
     def logits(self, token_ids: Sequence[int]) -> jax.Array:
         """The target's logits after each of n tokens, float32 ``[n, V]``, from one causal forward pass without a cache."""
+        if self.engine.runner.group is not None:
+            raise RuntimeError("logits() is not available where the target's devices belong to several processes")
         tokens = checked_ids(token_ids, self.target.config.vocab_size, "token_ids")
         if not tokens:
             raise ValueError("token_ids is empty: expected at least one token")
@@ -110,6 +115,21 @@ class LLM:
         padded = np.zeros((1, 1 << (len(tokens) - 1).bit_length()), np.int32)  # few shapes, few compilations
         padded[0, : len(tokens)] = tokens
         return self._forward(self._leaves, padded)[: len(tokens)]
+
+    def follow(self):
+        """In every process but process 0: do what process 0 says, until it ends.
+
+        For a target whose GPUs belong to several processes, all of which have loaded it. Ctrl-C is ignored meanwhile: a
+        terminal sends it to process 0 as well, which decides what becomes of it.
+
+        Raises:
+          ProcessLost: process 0 ended without a word.
+          RuntimeError: this process has nobody to follow.
+        """
+        if not isinstance(self.engine.runner.group, Follower):
+            raise RuntimeError(f"process {jax.process_index()} of {jax.process_count()} has nobody to follow")
+        with ignoring_interrupts():
+            Following(self.engine.runner).run()
 
     def warmup(self) -> "LLM":
         """Compile every program now, so that no request waits for it; returns this object."""

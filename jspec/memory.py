@@ -7,6 +7,7 @@ import jax
 import psutil
 
 from jspec.config import EngineConfig, ModelConfig, Shards
+from jspec.engine.processes import fewest
 from jspec.heads import HeadConfig
 
 GIB = 2**30
@@ -98,6 +99,8 @@ def fitted(
             pages = _rounded_down(int((share * free - need.weights - need.work) // max(page, 1)))
         else:
             pages = min(config.max_batch * config.pages_per_row, 4 * GIB // max(page, 1))
+        if shards[0] is not None:
+            pages = fewest(pages)
         config = dataclasses.replace(least, num_pages=max(pages, config.pages_per_row))
     need = budget(target, draft, config, width, shards)
     if need.total > free:

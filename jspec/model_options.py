@@ -28,6 +28,7 @@ _LOADING = {
     "tensor_parallel_size": "tensor_parallel",
     "enable_expert_parallel": "expert_parallel",
 }
+_HOSTS = ("nnodes", "node_rank", "master_addr")  # which belong together
 _DRAFT_PARALLEL = "draft_tensor_parallel_size"  # a key of vLLM's --speculative-config
 # vLLM's name of a drafting method -> jspec's. It has called ``mtp`` by the name of each family as well.
 _METHODS = {
@@ -55,6 +56,7 @@ class ChosenModel:
       speculation: how to draft and to verify.
       method: the drafting method that the draft has to have; None if nobody said.
       loading: further arguments of ``jspec.load``.
+      group: arguments of ``jax.distributed.initialize``, where several processes run the target; None for one.
     """
 
     target: str
@@ -62,6 +64,24 @@ class ChosenModel:
     speculation: Speculation
     method: str | None
     loading: dict[str, Any]
+    group: dict[str, Any] | None = None
+
+    def followed(self) -> bool:
+        """Join the other processes, if there are any. All but the first of them load the model, do what the first says until
+        it ends, and return True; nothing is left to be done then.
+
+        Raises:
+          ValueError, RuntimeError: the group does not come together; JAX says why.
+        """
+        if self.group is None:
+            return False
+        import jax
+
+        jax.distributed.initialize(**self.group)
+        if not jax.process_index():
+            return False
+        self.load().follow()
+        return True
 
     def load(self) -> "LLM":
         """The model.
@@ -87,7 +107,7 @@ def chosen_model(args: argparse.Namespace) -> ChosenModel:
     draft, speculation, method = speculation_of(args)
     target = found(args.target)
     require_draft(args, target, draft)
-    return ChosenModel(target, draft, speculation, method, loading_of(args))
+    return ChosenModel(target, draft, speculation, method, loading_of(args), group_of(args))
 
 
 def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None = 64):
@@ -120,6 +140,18 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
     )
 
 
+def add_group_options(parser: argparse.ArgumentParser):
+    """Declare the processes, on one host or on several, whose GPUs run the target together."""
+    group = parser.add_argument_group("several hosts", "the same command runs on each; the first host answers")
+    group.add_argument(
+        "--distributed", action="store_true", help="SLURM, Open MPI or Kubernetes say who belongs together"
+    )
+    group.add_argument("--nnodes", type=int, metavar="N", help="number of hosts")
+    group.add_argument("--node-rank", type=int, metavar="I", help="which of them this is, from 0")
+    group.add_argument("--master-addr", metavar="HOST", help="the first host, as the others reach it")
+    group.add_argument("--master-port", type=int, default=29501, metavar="PORT", help="a free port there; %(default)s")
+
+
 def add_speculation_options(parser: argparse.ArgumentParser):
     """Declare how to draft and to verify."""
     group = parser.add_argument_group("speculation")
@@ -145,6 +177,31 @@ def loading_of(args: argparse.Namespace) -> dict[str, Any]:
         given["draft_tensor_parallel"] = json.loads(args.speculative_config)[_DRAFT_PARALLEL]
     given["generation_config"] = "auto" if args.generation_config == "auto" else "jspec"
     return given
+
+
+def group_of(args: argparse.Namespace) -> dict[str, Any] | None:
+    """What ``jax.distributed.initialize`` is told of the processes that run the target together; None if there is one.
+
+    Raises:
+      ValueError: an option is missing, or cannot be used.
+    """
+    given = {name: getattr(args, name) for name in _HOSTS if getattr(args, name) is not None}
+    if args.distributed:
+        ok = not given
+        require(ok, "distributed", True, f"it alone, without --{' and --'.join(given).replace('_', '-')}")
+        return {}
+    if not given:
+        return None
+    for name in _HOSTS:
+        require(name in given, name, None, f"a value beside --{next(iter(given)).replace('_', '-')}")
+    count, rank = args.nnodes, args.node_rank
+    require(count >= 1, "nnodes", count, "a number of hosts, at least 1")
+    require(0 <= rank < count, "node_rank", rank, f"an integer in 0..{count - 1}")
+    require(0 < args.master_port < 2**16, "master_port", args.master_port, "an integer in 1..65535")
+    if count == 1:
+        return None
+    address = f"{args.master_addr}:{args.master_port}"
+    return {"coordinator_address": address, "num_processes": count, "process_id": rank}
 
 
 def speculation_of(args: argparse.Namespace) -> tuple[str | None, Speculation, str | None]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jspec.bench.dataset_options import add_dataset_options
 from jspec.bench.sampling_options import SAMPLING, add_sampling_options, sampling_of
-from jspec.model_options import add_model_options, add_speculation_options
+from jspec.model_options import add_group_options, add_model_options, add_speculation_options
 
 if TYPE_CHECKING:
     import jspec
@@ -35,6 +35,7 @@ def _add_engine_options(parser: argparse.ArgumentParser, max_num_seqs: int | Non
     """Declare the model, how it drafts and samples, and where the figures go."""
     add_model_options(parser, max_num_seqs)
     add_speculation_options(parser)
+    add_group_options(parser)
     add_sampling_options(parser, "the checkpoint")
     parser.add_argument("--output-json", type=pathlib.Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar")

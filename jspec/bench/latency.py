@@ -32,7 +32,10 @@ def run(args: argparse.Namespace) -> int:
     require(0 <= args.seed < 2**32, "seed", args.seed, "an integer in 0..2^32 - 1")
     if args.max_num_seqs is None:
         args.max_num_seqs = args.batch_size
-    llm = chosen_model(args).load()
+    model = chosen_model(args)
+    if model.followed():
+        return 0
+    llm = model.load()
     print("jspec bench: compiling", file=sys.stderr, flush=True)
     llm.warmup()
     seconds, interrupted = measured(llm, args)

@@ -30,7 +30,10 @@ def run(args: argparse.Namespace) -> int:
       ValueError: an option, a dataset or a checkpoint cannot be used.
     """
     dataset = dataset_of(args)
-    llm = chosen_model(args).load()
+    model = chosen_model(args)
+    if model.followed():
+        return 0
+    llm = model.load()
     require(llm.tokenizer is not None, "target", args.target, "a checkpoint folder that has a tokenizer")
     samples = dataset.samples(args.num_prompts, llm.tokenizer, args.seed)
     print("jspec bench: compiling", file=sys.stderr, flush=True)

@@ -17,6 +17,7 @@ from jspec.engine.guard import CompilationGuard
 from jspec.engine.inbox import Inbox, Progress
 from jspec.engine.loop import Loop
 from jspec.engine.metrics import Metrics
+from jspec.engine.processes import require_leading
 from jspec.engine.request import FAILED, LIVE, ActiveRequest, Request
 from jspec.engine.runner import Runner
 from jspec.engine.scheduler import Scheduler
@@ -210,7 +211,12 @@ class Engine:
         return self._loop.meter.metrics(self.scheduler, self.num_compilations)
 
     def check(self, request: Request):
-        """Raise a ValueError, with numbers, if the request can never be served."""
+        """Raise a ValueError, with numbers, if the request can never be served.
+
+        Raises:
+          RuntimeError: this process follows another, which is the one to ask.
+        """
+        require_leading(self.runner.group)
         self.scheduler.needs.check(request)
 
     def require_room(self, arriving: int = 0):
@@ -319,6 +325,7 @@ class Engine:
         Raises:
           RuntimeError: this thread has requests that have not ended.
         """
+        require_leading(self.runner.group)
         self._alone("warmup", self._loop.warmup)
         self.guard.seal()
 

@@ -1,9 +1,10 @@
 """Ctrl-C, held off while something must not be torn apart."""
 
+import contextlib
 import importlib
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # The part of ``signal`` that is written in C. What ``signal`` puts around it, to and from enums, takes ten times as long,
@@ -35,3 +36,16 @@ def uninterrupted(function: Callable[..., Any], *args) -> Any:
         if noted:
             signal.raise_signal(_SIGINT)
     return result
+
+
+@contextlib.contextmanager
+def ignoring_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C, in the main thread; in others it does not come."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)

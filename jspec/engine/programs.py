@@ -218,6 +218,10 @@ class Programs:
         self.save = Program(_save if spread is None else spread.saving(_save), STATE, name="save")
         self.restore = Program(_restore if spread is None else spread.restoring(_restore), STATE, name="restore")
 
+    def place(self, program: Program) -> int:
+        """The number of a program among all, which is the same in every process."""
+        return next(place for place, one in enumerate(self) if one is program)
+
     def __iter__(self) -> Iterator[Program]:
         singles = self.prefill_with_logprobs, self.admit, self.catch_up, self.save, self.restore
         decode = self.decode, self.processing_decode, self.draft, self.judge

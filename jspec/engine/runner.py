@@ -26,8 +26,10 @@ from jspec.engine.kept_programs import KeptPrograms
 from jspec.engine.made_of import made_of
 from jspec.engine.passes import Segment
 from jspec.engine.plan import Move, Plan
+from jspec.engine.processes import Leader, group_of
 from jspec.engine.programs import WEIGHTS_THEN_STATE, Leaves, PackedProgram, Programs, StepBuilder
 from jspec.engine.request import ActiveRequest, Request
+from jspec.engine.saved import Parts, moved
 from jspec.engine.spread import Spread
 from jspec.engine.state import DecodeState, Entries, of_rows, save
 from jspec.models.split import split
@@ -59,6 +61,7 @@ class Runner:
       width: how many query tokens the target reads for each row in a round of that K.
       draft_lengths: every K for which rounds may be asked, as a tuple.
       spread: how programs run on several devices; None on one.
+      group: what this process is to others that have some of the devices, ``Leader`` or ``Follower``; None if it has all.
       leaves: the arrays of the target, and those of the draft model.
       programs: all programs, compiled or not.
       state: the batch, as the last program sent will leave it. Every program takes its buffers away.
@@ -92,10 +95,13 @@ class Runner:
         self.draft_lengths = tuple(draft_lengths or (most,))
         self.leaves: Leaves = (target_leaves, draft_leaves)
         self.programs = Programs(self._builder, target_leaves, self.draft_lengths)
-        kept = KeptPrograms(made_of(target, draft_model, self._builder))
+        self.group = None if self.spread is None else group_of(self.spread.mesh)
+        # What one process compiled for its own devices is of no use to another.
+        kept = KeptPrograms(made_of(target, draft_model, self._builder) if self.group is None else None)
         for program in self.programs:
             program.kept = kept
         self.state: DecodeState = self._builder.empty_state(self.leaves)
+        self._parts = Parts()
         self.constrained = Constrained(self.programs, config, most)
 
     @property
@@ -116,8 +122,7 @@ class Runner:
 
     def compile_for(self, plan: Plan, K: int):
         """Compile what the plan needs and is not compiled yet, which may take minutes. Nothing else changes."""
-        needed = [(program, args) for program, args in self._needed(plan, K) if not program.compiled]
-        compile_all([(program, self._with_weights(program, args)) for program, args in needed])
+        self._compile([(program, args) for program, args in self._needed(plan, K) if not program.compiled])
         if plan.drafting:
             self._compile_judges([self._config.bucket(len(plan.drafting))])
 
@@ -162,16 +167,21 @@ class Runner:
         self.constrained.forget()
         if self._intact():
             return True
+        self.begin_anew()
+        return False
+
+    def begin_anew(self):
+        """Have the state of an empty batch."""
+        self._lead("begin_anew")
         self.__dict__.pop("state", None)  # its memory is needed
         self.state = self._builder.empty_state(self.leaves)
-        return False
 
     def warmup(self):
         """Compile all programs, several at a time, and run each of them on an idle batch."""
         every, on_gpu = list(self._every_program()), jax.default_backend() == "gpu"
         # XLA times kernels on a GPU as it compiles, and more than two programs at a time wait for each other.
         threads = 2 if on_gpu else None
-        compile_all([(program, self._with_weights(program, args)) for program, args in every], threads)
+        self._compile(every, threads)
         judged = self._config.batch_buckets if available() else ()
         self._compile_judges(judged, threads)
         for _ in range(2 if on_gpu else 1):  # XLA makes a program's CUDA graph in its second run
@@ -220,8 +230,11 @@ class Runner:
         """Draft with a model of other weights from the next call on; nothing is compiled again.
 
         Raises:
-          ValueError: its arrays differ in number, shape or dtype from those of the model that it replaces.
+          ValueError: its arrays differ in number, shape or dtype from those of the model that it replaces, or the devices
+            belong to several processes.
         """
+        if self.group is not None:
+            raise ValueError("drafts cannot be replaced where an engine has devices of several processes")
         target_leaves, old = self.leaves
         new = split(draft_model).leaves
         kinds = [[(leaf.shape, leaf.dtype.name) for leaf in leaves] for leaves in (old, new)]
@@ -281,12 +294,15 @@ class Runner:
         parts = []
         for pages in self._moved_at_once(move.pages):
             saved = self._send(self.programs.save, np.int32(move.row), pages)
-            parts.append(_moved(saved, "device", "pinned_host"))
+            parts.append(self._parts.part(moved(saved, "device", "pinned_host")))
+            self._lead("keep", parts[-1].key)
+        self._lead("drop", self._parts.dropped())
         move.active.saved = parts
 
     def _swap_in(self, move: Move):
-        for pages, saved in zip(self._moved_at_once(move.pages), move.active.saved, strict=True):
-            self._send(self.programs.restore, np.int32(move.row), pages, _moved(saved, "pinned_host", "device"))
+        for pages, part in zip(self._moved_at_once(move.pages), move.active.saved, strict=True):
+            self._lead("fetch", part.key)
+            self._send(self.programs.restore, np.int32(move.row), pages, moved(part.saved, "pinned_host", "device"))
         move.active.saved, move.active.num_saved_pages = None, 0
 
     def _moved_at_once(self, pages: Sequence[int]) -> list[np.ndarray]:
@@ -308,7 +324,7 @@ class Runner:
             yield draft, (draft.idle,)
         movers = self.programs.save, self.programs.restore
         if (plan.leaving or plan.returning) and not all(program.compiled for program in movers):
-            yield from self._movers()  # which JAX keeps memory for, each time
+            yield from self.movers()  # which JAX keeps memory for, each time
 
     def _every_program(self) -> Iterator[tuple[Program, tuple]]:
         """All programs that may be needed, with arguments that do nothing to an idle batch."""
@@ -318,7 +334,7 @@ class Runner:
         if len(self.draft_lengths) == 1:
             packed.remove(self.programs.catch_up)
         yield from ((program, (program.idle,)) for program in packed)
-        yield from self._movers()
+        yield from self.movers()
 
     def _compile_judges(self, buckets: Sequence[int], threads: int | None = None):
         """Compile the programs that judge what those of ``draft`` propose, which have been compiled. What these propose on
@@ -327,15 +343,30 @@ class Runner:
         for draft, judge in ((self.programs.draft[b], self.programs.judge[b]) for b in buckets):
             if not judge.compiled:
                 missing.append((judge, (self._send(draft, draft.idle), judge.idle)))
-        # Each send replaces the state, so it is looked at only now.
-        compile_all([(judge, self._with_weights(judge, args)) for judge, args in missing], threads)
+        self._compile(missing, threads)
 
-    def _movers(self) -> Iterator[tuple[Program, tuple]]:
+    def _compile(self, programs: Sequence[tuple[Program, tuple]], threads: int | None = None):
+        """Compile programs for the arguments that they get beside weights and state. All processes of a group do it at a
+        time, since on GPUs they compare what they find."""
+        self._lead("compile", [self.programs.place(program) for program, _ in programs], threads)
+        # Each send replaces the state, so it is looked at only now.
+        compile_all([(program, self._with_weights(program, args)) for program, args in programs], threads)
+
+    def _lead(self, *message: Any):
+        """Tell the processes that follow this one, if there are any."""
+        if isinstance(self.group, Leader):
+            self.group.tell(*message)
+
+    def movers(self) -> Iterator[tuple[Program, tuple]]:
         """The programs that move requests to host memory and back, with arguments that change nothing."""
         row, pages = np.int32(0), np.zeros(self.programs.most_moved, np.int32)
         yield self.programs.save, (row, pages)
         saved = jax.eval_shape(save, self.state, row, pages)
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), saved)
+
+        def make():
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), saved)
+
+        nothing = make() if self.spread is None else self.spread.made(make, self.spread.saved)
         yield self.programs.restore, (np.int32(self._config.num_rows), pages, nothing)
 
     def _with_weights(self, program: Program, args: Sequence) -> tuple:
@@ -349,11 +380,14 @@ class Runner:
 
     def _send(self, program: Program, *args) -> Any:
         """Send a program, and keep the state that it gives back; returns what else it gives."""
+        on_host = [arg for arg in args if isinstance(arg, np.ndarray | np.generic)]
         args = self._with_weights(program, args)
         program.compile(*args)
-        return uninterrupted(self._exchange_state, program, args)
+        return uninterrupted(self._exchange_state, program, args, on_host)
 
-    def _exchange_state(self, program: Program, args: tuple) -> Any:
+    def _exchange_state(self, program: Program, args: tuple, on_host: list) -> Any:
+        if self.group is not None:
+            self._lead("send", self.programs.place(program), on_host)
         new, other = program(*args)
         self.state = dataclasses.replace(self.state, **new) if program is self.programs.admit else new
         return other
@@ -386,15 +420,3 @@ class Sent(NamedTuple):
 def _row(active: ActiveRequest) -> int:
     assert active.row is not None
     return active.row
-
-
-def _moved(saved: Any, here: str, there: str) -> Any:
-    """A pytree of arrays, those in one kind of memory copied to another, unless they are in neither.
-
-    One call copies them all, because a call for each array takes longer than the program that gathered them."""
-
-    def place(array: jax.Array) -> jax.sharding.Sharding:
-        sharding = array.sharding
-        return sharding.with_memory_kind(there) if sharding.memory_kind == here else sharding
-
-    return jax.device_put(saved, jax.tree.map(place, saved))

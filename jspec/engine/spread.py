@@ -96,9 +96,9 @@ class Spread:
         """``(state, row, pages, saved) -> (state, None)`` over all devices."""
         return self.over(restore, (self.state, _SAME, _SAME, self.saved), (self.state, _SAME))
 
-    def made(self, make: Callable[[], DecodeState]) -> DecodeState:
-        """What ``make()`` returns, each array in its place from the start."""
-        places = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.state)
+    def made(self, make: Callable[[], Any], where: Any = None) -> Any:
+        """What ``make()`` returns, each array in its place from the start: that of a ``DecodeState``, or ``where``."""
+        places = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.state if where is None else where)
         return jax.jit(make, out_shardings=places)()
 
 

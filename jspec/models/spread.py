@@ -29,6 +29,10 @@ def mesh_of(count: int, axis: str) -> Mesh:
         raise ValueError(
             f"tensor_parallel={count}: expected at most {len(devices)}, the number of devices that JAX sees"
         )
+    if jax.process_count() > 1 and count != len(devices):
+        raise ValueError(
+            f"tensor_parallel={count}: expected {len(devices)}, the number of devices of all {jax.process_count()} processes"
+        )
     return Mesh(np.array(devices[:count]), (axis,))
 
 
@@ -90,10 +94,17 @@ def with_leaves(module: Decoder, make: Callable[[str, Any], Any]) -> Decoder:
 def on_every_device(model: Any, mesh: Mesh) -> Any:
     """A module, or any pytree that acts as one, with all of its arrays on each device of ``mesh``."""
     sharding = NamedSharding(mesh, PartitionSpec())
+
+    def placed(tree):
+        if not mesh.is_multi_process:
+            return jax.device_put(tree, sharding)
+        here = lambda x: jax.make_array_from_callback(x.shape, sharding, np.asarray(x).__getitem__)  # noqa: E731
+        return jax.tree.map(here, tree)
+
     if not isinstance(model, nnx.Module):
-        return jax.device_put(model, sharding)
+        return placed(model)
     graph, state = nnx.split(model)
-    return nnx.merge(graph, jax.device_put(state, sharding))
+    return nnx.merge(graph, placed(state))
 
 
 def part_of(array: np.ndarray, split: Split, dimensions: Mapping[str, int], shards: Shards, shard: int) -> np.ndarray:

@@ -10,7 +10,7 @@ import pytest
 
 import jspec
 from jspec import cli
-from jspec.model_options import found, loading_of, speculation_of
+from jspec.model_options import found, group_of, loading_of, speculation_of
 from jspec.serving.openai import command
 
 
@@ -49,6 +49,24 @@ def test_options_of_loading():
         "prefix_cache": False,
         "generation_config": "jspec",
     }
+
+
+def test_who_belongs_together():
+    assert group_of(args_of()) is None
+    assert group_of(args_of("--distributed")) == {}
+    hosts = ("--node-rank", "1", "--master-addr", "first")
+    wanted = {"coordinator_address": "first:29501", "num_processes": 2, "process_id": 1}
+    assert group_of(args_of("--nnodes", "2", *hosts)) == wanted
+    assert group_of(args_of("--nnodes", "1", "--node-rank", "0", "--master-addr", "first")) is None
+    for options, message in (
+        (("--nnodes", "2"), "node_rank=None: expected a value beside --nnodes"),
+        (("--nnodes", "1", *hosts), r"node_rank=1: expected an integer in 0\.\.0"),
+        (("--nnodes", "0", *hosts), "nnodes=0: expected a number of hosts, at least 1"),
+        (("--nnodes", "2", *hosts, "--master-port", "0"), "master_port=0: expected an integer in"),
+        (("--distributed", *hosts), "distributed=True: expected it alone, without --node-rank and --master-addr"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            group_of(args_of(*options))
 
 
 def test_speculation_by_single_options(tmp_path):

@@ -7,7 +7,7 @@ import os
 import sys
 
 from jspec._arguments import require
-from jspec.model_options import add_model_options, add_speculation_options, chosen_model
+from jspec.model_options import add_group_options, add_model_options, add_speculation_options, chosen_model
 from jspec.serving.openai.limits import LIMIT_HELP, Limits
 
 PACKAGES = ("starlette", "uvicorn", "pydantic", "prometheus_client")  # of the extra ``serve``
@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     add_model_options(parser)
     _add_requests(parser)
     add_speculation_options(parser)
+    add_group_options(parser)
     _add_server(parser)
     limits = parser.add_argument_group("limits of a request")
     for field in dataclasses.fields(Limits):
@@ -79,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     require(0 <= args.port < 2**16, "port", args.port, "an integer in 0..65535")
     logging.basicConfig(format="%(levelname)s: %(name)s: %(message)s")
     logging.getLogger("jspec").setLevel(args.log_level.upper())
+    if model.followed():
+        return 0
     with listener(args.host, args.port) as bound:
         llm = model.load()
         if llm.tokenizer is None:

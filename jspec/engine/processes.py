@@ -1,0 +1,177 @@
+"""An engine whose devices belong to several processes: process 0 leads, and the others follow.
+
+A program over the devices of several processes runs once all of them have sent it, in the same order. So the process that
+leads decides what to send, as ever, and tells the others: which program, with which small array of numbers on the host.
+Each of them sends the same program to its own devices. Weights, caches and logits never pass through here.
+
+Processes find each other through JAX (``jax.distributed``). What the leader says goes over a socket of its own, since
+whatever JAX itself offers for that would wait for the devices."""
+
+import atexit
+import contextlib
+import os
+import pickle
+import secrets
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+ADDRESS = "JSPEC_HOST_IP"  # the environment variable with the leader's address, where its host's name does not do
+PATIENCE = 60.0  # seconds that processes wait for each other when an engine is made
+_TOKEN_BYTES, _ADDRESS_BYTES = 32, 512
+_END = ("end",)
+
+
+class ProcessLost(RuntimeError):
+    """Another process of the group has ended."""
+
+
+class Leader:
+    """Process 0, which tells the others what to do.
+
+    Raises:
+      ProcessLost: not all other processes came within ``PATIENCE`` seconds.
+    """
+
+    def __init__(self):
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        with socket.create_server(("", 0)) as server:
+            server.settimeout(PATIENCE)
+            host, port = socket.gethostname(), server.getsockname()[1]
+            _from_process_0(token + f"{host} {_own_address(host)} {port}".encode())
+            self._sockets = [_accepted(server, token) for _ in range(jax.process_count() - 1)]
+        self._files = [one.makefile("wb") for one in self._sockets]
+
+    def tell(self, *message: Any):
+        """Tell all others; returns before they have done it.
+
+        Raises:
+          ProcessLost: one of them has ended.
+        """
+        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        try:
+            for file in self._files:
+                file.write(data)
+                file.flush()
+        except (OSError, ValueError) as error:
+            raise ProcessLost(
+                f"a process that follows this one was lost ({error}): end all processes, and start them again"
+            ) from error
+
+    def close(self):
+        """Let the others go, which return from ``Runner.follow``."""
+        with contextlib.suppress(ProcessLost):
+            self.tell(*_END)
+        for one in (*self._files, *self._sockets):
+            with contextlib.suppress(OSError):
+                one.close()
+
+
+class Follower:
+    """A process that is told what to do.
+
+    Raises:
+      ProcessLost: process 0 cannot be reached.
+    """
+
+    def __init__(self):
+        said = _from_process_0(b"")
+        token, (name, address, port) = said[:_TOKEN_BYTES], said[_TOKEN_BYTES:].rstrip(b"\0").decode().split(" ")
+        address = "127.0.0.1" if name == socket.gethostname() else address
+        try:
+            self._socket = socket.create_connection((address, int(port)), PATIENCE)
+        except OSError as error:
+            raise ProcessLost(
+                f"process 0 on {name} cannot be reached at {address}:{port} ({error}): set {ADDRESS} there to an address "
+                "that other hosts can reach"
+            ) from error
+        self._socket.settimeout(None)
+        self._socket.sendall(token)
+
+    def __iter__(self) -> Iterator[tuple]:
+        """What process 0 says, until it lets this one go.
+
+        Raises:
+          ProcessLost: process 0 has ended without a word.
+        """
+        with self._socket, self._socket.makefile("rb") as file:
+            while True:
+                try:
+                    message = pickle.load(file)  # from process 0, whose address came from the group itself
+                except (OSError, EOFError) as error:
+                    raise ProcessLost("process 0, which this one follows, was lost") from error
+                if message == _END:
+                    return
+                yield message
+
+
+def group_of(mesh: Mesh) -> "Leader | Follower | None":
+    """What this process is to the others that have devices of a mesh; None if all are its own. All of them have to ask."""
+    if not mesh.is_multi_process:
+        return None
+    if jax.process_index():
+        return Follower()
+    leader = Leader()
+    atexit.register(leader.close)  # JAX's own end waits for the others, which wait for this
+    return leader
+
+
+def require_leading(group: "Leader | Follower | None"):
+    """Raise a RuntimeError in a process that follows another."""
+    if isinstance(group, Follower):
+        raise RuntimeError(
+            f"process {jax.process_index()} of {jax.process_count()} follows process 0, which takes the requests: call "
+            "llm.follow() here"
+        )
+
+
+def fewest(number: int) -> int:
+    """The smallest of the numbers that all processes ask with; the number itself if there is only one."""
+    if jax.process_count() == 1:
+        return number
+    return int(np.min(multihost_utils.process_allgather(np.array(number))))
+
+
+def _from_process_0(data: bytes) -> bytes:
+    """What process 0 gives, in all processes."""
+    padded = np.zeros(_TOKEN_BYTES + _ADDRESS_BYTES, np.uint8)
+    padded[: len(data)] = np.frombuffer(data, np.uint8)
+    return np.asarray(multihost_utils.broadcast_one_to_all(padded), np.uint8).tobytes()
+
+
+def _own_address(host: str) -> str:
+    """Where other hosts reach this one."""
+    with contextlib.suppress(OSError):
+        return os.environ.get(ADDRESS) or socket.gethostbyname(host)
+    return "127.0.0.1"
+
+
+def _accepted(server: socket.socket, token: bytes) -> socket.socket:
+    """A connection of a process that knows the token; others are turned away."""
+    while True:
+        try:
+            one, _ = server.accept()
+        except TimeoutError as error:
+            raise ProcessLost(
+                f"not all of {jax.process_count()} processes came within {PATIENCE:.0f} seconds: each of them has to make "
+                "the same calls of jspec.load()"
+            ) from error
+        one.settimeout(PATIENCE)
+        with contextlib.suppress(OSError):
+            if secrets.compare_digest(_received(one, len(token)), token):
+                one.settimeout(None)
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return one
+        one.close()
+
+
+def _received(one: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size and (more := one.recv(size - len(data))):
+        data += more
+    return data

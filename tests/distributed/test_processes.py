@@ -1,0 +1,122 @@
+"""Two processes with a device each generate what one process with two devices does; a process that is lost is an error."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+import jspec
+from jspec.engine.processes import fewest, require_leading
+from jspec.models.spread import mesh_of
+
+FAMILY = Path(jspec.__file__).parent / "family"
+SCRIPT = Path(__file__).parent / "one_process.py"
+LOADING = {"tensor_parallel": 2, "max_batch": 3, "max_len": 96, "page_size": 8, "dtype": "float32"}
+PROMPTS = ["def add(a, b):\n", "import os\n\nfor name in", "class A:", "x = ["]
+OPTIONS = [
+    {"temperature": 0, "max_tokens": 40},
+    {"temperature": 0.8, "seed": 7, "top_p": 0.95, "max_tokens": 40},
+    {"temperature": 0, "max_tokens": 16, "repetition_penalty": 1.3, "logprobs": 2},
+    {"temperature": 0, "max_tokens": 16, "structured_outputs": {"regex": "[a-z ]{5,20};"}},
+]
+PATIENCE = 300  # seconds
+
+
+def loading(draft: str, **more) -> dict:
+    return {"target": str(FAMILY / "target"), "draft": str(FAMILY / draft), "num_draft_tokens": 3, **LOADING, **more}
+
+
+@contextlib.contextmanager
+def processes(count: int, what: dict):
+    """So many processes of a group, which are ended with the block."""
+    with socket.create_server(("localhost", 0)) as free:
+        address = f"localhost:{free.getsockname()[1]}"
+    root = Path(jspec.__file__).parent.parent
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), address, str(count), str(place), json.dumps(what)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for place in range(count)
+    ]
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def said(process: subprocess.Popen) -> tuple[int, str]:
+    """The exit code of a process, and the last line that it printed."""
+    out, errors = process.communicate(timeout=PATIENCE)
+    lines = [line for line in out.splitlines() if line and not line.startswith("[Gloo]")]
+    assert lines, errors[-4000:]
+    return process.returncode, lines[-1]
+
+
+def outcome(llm: jspec.LLM, options: dict) -> list:
+    return [[one.token_ids, one.stats.num_accepted_draft_tokens] for one in jspec.generate(llm, PROMPTS, **options)]
+
+
+@pytest.mark.parametrize(
+    ("draft", "more"),
+    [
+        ("eagle3", {"num_pages": 16}),
+        pytest.param("eagle3", {"num_pages": 16, "warmup": True}, marks=pytest.mark.long),
+        pytest.param("draft", {"draft_tensor_parallel": 2, "num_pages": 16}, marks=pytest.mark.long),
+        pytest.param("parallel", {"reproducible": False}, marks=pytest.mark.long),
+    ],
+)
+def test_two_processes_generate_what_one_does(draft, more):
+    """Requests are preempted, come back from host memory, are sampled, penalised and held to a grammar."""
+    more = dict(more)
+    what = {"warmup": more.pop("warmup", False), "prompts": PROMPTS, "options": OPTIONS, "load": loading(draft, **more)}
+    with processes(2, what) as (leader, follower):
+        code, line = said(leader)
+        assert code == 0
+        found = json.loads(line)
+        code, line = said(follower)
+        assert (code, "process 1 of 2 follows process 0" in line) == (0, True)
+    llm = jspec.load(**what["load"])
+    assert found["outcomes"] == [outcome(llm, options) for options in OPTIONS]
+    assert found["preemptions"] == llm.engine.metrics().num_preemptions
+    assert found["preemptions"] > 0 or "num_pages" not in more
+
+
+def test_a_process_that_is_lost_fails_the_requests():
+    what = {"dies_after": 6, "prompts": PROMPTS, "options": OPTIONS[:1], "load": loading("eagle3")}
+    with processes(2, what) as (leader, follower):
+        code, line = said(leader)
+        assert code == 1
+        assert json.loads(line)["error"]
+        assert said(follower)[0] == 3
+
+
+def test_a_process_whose_leader_is_lost_ends():
+    what = {"prompts": PROMPTS, "options": [{"max_tokens": 80}] * 1000, "load": loading("eagle3")}
+    with processes(2, what) as (leader, follower):
+        assert follower.stdout is not None
+        while "follows process 0" not in (line := follower.stdout.readline()):
+            assert line, follower.communicate()
+        leader.kill()
+        follower.communicate(timeout=PATIENCE)  # JAX's own watch over the group may be the first to see it
+        assert follower.returncode != 0
+
+
+def test_one_process_is_a_group_of_its_own(monkeypatch):
+    assert fewest(5) == 5
+    require_leading(None)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="tensor_parallel=2: expected 4, the number of devices of all 2 processes"):
+        mesh_of(2, "tp")
