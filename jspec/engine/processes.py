@@ -103,7 +103,7 @@ class Follower:
             while True:
                 try:
                     message = pickle.load(file)  # from process 0, whose address came from the group itself
-                except (OSError, EOFError) as error:
+                except (OSError, EOFError, pickle.UnpicklingError) as error:  # the last for half a message
                     raise ProcessLost("process 0, which this one follows, was lost") from error
                 if message == _END:
                     return
