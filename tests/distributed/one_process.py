@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 import jax
 
@@ -32,7 +33,7 @@ def die_after(most: int):
 
 
 def outcome(llm, options) -> list:
-    results = jspec.generate(llm, what["prompts"], **options)
+    results: Any = jspec.generate(llm, what["prompts"], **options)
     return [(one.token_ids, one.stats.num_accepted_draft_tokens) for one in results]
 
 

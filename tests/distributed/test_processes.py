@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -66,7 +67,8 @@ def said(process: subprocess.Popen) -> tuple[int, str]:
 
 
 def outcome(llm: jspec.LLM, options: dict) -> list:
-    return [[one.token_ids, one.stats.num_accepted_draft_tokens] for one in jspec.generate(llm, PROMPTS, **options)]
+    results: Any = jspec.generate(llm, PROMPTS, **options)
+    return [[one.token_ids, one.stats.num_accepted_draft_tokens] for one in results]
 
 
 @pytest.mark.parametrize(

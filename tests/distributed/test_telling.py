@@ -1,0 +1,98 @@
+"""What one process tells another, and what becomes of either when the other is not there."""
+
+import queue
+import socket
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+from jspec.engine import processes
+from jspec.engine.processes import Follower, Leader, ProcessLost
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """JAX of two processes, which are two threads here: what process 0 says at the start, the other one gets."""
+    said: queue.Queue[bytes] = queue.Queue()
+
+    def from_process_0(data: bytes) -> bytes:
+        if not data:
+            return said.get(timeout=60)
+        said.put(data)
+        return data
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(processes, "_from_process_0", from_process_0)
+    return said
+
+
+@pytest.fixture
+def joined(group):
+    """Leader and follower, connected."""
+    made: queue.Queue[Leader] = queue.Queue()
+    thread = threading.Thread(target=lambda: made.put(Leader()))
+    thread.start()
+    follower = Follower()
+    thread.join()
+    leader = made.get()
+    yield leader, follower
+    leader.close()
+    follower._socket.close()
+
+
+def test_messages_come_in_order_and_end(joined):
+    leader, follower = joined
+    for i in range(3):
+        leader.tell("send", i, [np.arange(i)])
+    leader.close()
+    told = list(follower)
+    assert [(what, place) for what, place, _ in told] == [("send", 0), ("send", 1), ("send", 2)]
+    np.testing.assert_array_equal(told[2][2][0], np.arange(2))
+
+
+def test_a_leader_that_ends_without_a_word(joined):
+    leader, follower = joined
+    leader._files[0].write(b"half of a")
+    for one in (*leader._files, *leader._sockets):
+        one.close()
+    with pytest.raises(ProcessLost, match="process 0, which this one follows, was lost"):
+        list(follower)
+
+
+def test_a_follower_that_ends(joined):
+    leader, follower = joined
+    follower._socket.close()
+    with pytest.raises(ProcessLost, match="a process that follows this one was lost"):
+        leader.tell("send", 0, [np.zeros(10_000_000)])  # more than connections hold on the way
+
+
+def test_strangers_are_turned_away(group, monkeypatch):
+    monkeypatch.setattr(processes, "PATIENCE", 1.0)
+    failed: queue.Queue[Exception] = queue.Queue()
+
+    def lead():
+        try:
+            Leader()
+        except ProcessLost as error:
+            failed.put(error)
+
+    thread = threading.Thread(target=lead)
+    thread.start()
+    port = int(group.get(timeout=60)[processes._TOKEN_BYTES :].decode().split(" ")[2])
+    with socket.create_connection(("localhost", port)) as stranger:
+        stranger.sendall(b"x" * processes._TOKEN_BYTES)
+        assert stranger.recv(1) == b""
+    thread.join()
+    assert "not all of 2 processes came" in str(failed.get())
+
+
+def test_a_leader_that_cannot_be_reached(group):
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    group.put(b"x" * processes._TOKEN_BYTES + f"elsewhere 127.0.0.1 {port}".encode())
+    with pytest.raises(
+        ProcessLost, match=rf"process 0 on elsewhere cannot be reached at 127\.0\.0\.1:{port}.*JSPEC_HOST_IP"
+    ):
+        Follower()
