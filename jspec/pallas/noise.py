@@ -31,6 +31,19 @@ def random_bits(key_data, size: int):
     return jax.vmap(draw)(keys.reshape(-1)).reshape(*key_data.shape[:-1], size)
 
 
+def first_bits(key_0, key_1):
+    """The first word of ``random_bits`` of keys whose words are apart, uint32, for programs outside of kernels.
+
+    On a CPU it is JAX's own loop over the rounds. If XLA fuses a key's 20 rounds and 20 of its bits with a reduction, LLVM
+    needs hours to vectorise it in jax 0.11 and 0.12. On a GPU they are fused with what follows, which JAX's are not."""
+    return jax.lax.platform_dependent(
+        key_0,
+        key_1,
+        cpu=lambda *words: random_bits(jnp.stack(words, axis=-1), 1)[..., 0],
+        default=lambda *words: threefry_bits(*words, jnp.zeros_like(words[0])),
+    )
+
+
 def threefry_bits(key_0, key_1, index):
     """Words ``index`` (uint32) of ``random_bits`` of one key, by integer operations that lower inside a kernel."""
     x_0, x_1 = threefry(key_0, key_1, index)

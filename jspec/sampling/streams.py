@@ -12,7 +12,7 @@ import enum
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.noise import threefry, threefry_bits, uniform_of_bits
+from jspec.pallas.noise import first_bits, threefry, uniform_of_bits
 
 
 class Stream(enum.IntEnum):
@@ -63,7 +63,7 @@ class RoundNoise:
         """Uniforms of the accept tests, float32 ``[B, K]`` in (0, 1)."""
         index = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), (self.length.shape[0], K))
         key_0, key_1 = self._of_rows()._round_key(Stream.ACCEPT, index)  # apart, they need no kernel to be put together
-        return uniform_of_bits(threefry_bits(key_0, key_1, jnp.zeros(index.shape, jnp.uint32)))
+        return uniform_of_bits(first_bits(key_0, key_1))
 
     def last_key(self, accepted, count) -> tuple:
         """The two words of the key of a round's last draw: of its correction token or of its bonus token.

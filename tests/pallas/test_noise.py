@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
-from jspec.pallas.noise import gumbel_of_bits, random_bits, threefry, threefry_bits, uniform_of_bits
+from jspec.pallas.noise import first_bits, gumbel_of_bits, random_bits, threefry, threefry_bits, uniform_of_bits
 from jspec.pallas.triton import block_ids, kernel_call
+from jspec.sampling.streams import RoundNoise
 
 
 def _bits_block(key_ref, out_ref, *, size):
@@ -47,6 +48,27 @@ def test_bits_do_not_depend_on_the_size(size):
     bits = threefry_bits(key_0, key_1, jnp.arange(size, dtype=jnp.uint32))
     np.testing.assert_array_equal(bits, jax.random.bits(key, (size,), jnp.uint32))
     np.testing.assert_array_equal(bits, random_bits(jax.random.key_data(key), 2048)[:size])
+
+
+def test_the_first_word_of_many_keys():
+    key_data = jax.random.key_data(jax.random.split(jax.random.key(5), (3, 4)))
+    expected = random_bits(key_data, 7)[..., 0]
+    np.testing.assert_array_equal(jax.jit(first_bits)(key_data[..., 0], key_data[..., 1]), expected)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_outside_of_kernels_only_a_gpu_unrolls_the_rounds(platform):
+    """A CPU's compiler needs hours for the unrolled rounds of a key and of its bits beside a reduction."""
+    keys = jax.ShapeDtypeStruct((3, 4), jnp.uint32)
+    lowered = jax.jit(first_bits).trace(keys, keys).lower(lowering_platforms=(platform,)).as_text()
+    assert ("stablehlo.while" in lowered) == (platform == "cpu")
+
+
+def test_coins_compile_beside_a_reduction():
+    """On a CPU, in every version of jax: the test hangs if it does not hold."""
+    noise = RoundNoise(jax.random.key_data(jax.random.split(jax.random.key(6), 3)), jnp.arange(3, dtype=jnp.int32))
+    lowest = jax.jit(lambda noise: jnp.min(noise.accept_uniforms(3), axis=1))(noise)
+    np.testing.assert_array_equal(lowest, np.min(noise.accept_uniforms(3), axis=1))
 
 
 def test_the_two_words_are_those_of_fold_in():
