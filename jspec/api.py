@@ -48,7 +48,7 @@ def load(
     dtype: str | None = None,
     page_size: int = 64,
     num_pages: int | None = None,
-    prefill_chunk: int = 32,
+    prefill_chunk: int | None = None,
     prefill_tokens: int | None = None,
     rounds: int = 4,
     width: int | None = None,

@@ -11,6 +11,7 @@ MAX_ROUNDS = 2**16  # rounds of a call
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 
 PASS_TOKENS = {"reproducible": 512, "dense": 4096, "mixture": 8192}  # what prefill_tokens=None stands for
+CHUNK, CHUNK_OF_LATENTS = 32, 128  # what prefill_chunk=None stands for
 NULL_PAGE = 0  # the page of the KV cache that page tables are padded with; nothing is ever written there
 
 
@@ -25,7 +26,8 @@ class EngineConfig:
       page_size: P, how many cache slots a page of the KV cache has.
       num_pages: how many pages the pool has, without the null page. None gives every row room for max_len tokens.
       prefill_chunk: c, the tokens of a segment. Prompts are read in segments that begin at multiples of c, and several
-        of them, of one prompt or of many, share a pass.
+        of them, of one prompt or of many, share a pass. None takes 32, or 128 for a target with latents (``for_target``),
+        whose attention reads prompts 128 tokens at a time.
       prefill_tokens: the most tokens of such a pass, padding included. None takes 512 if ``reproducible``, where every
         pass has that many, and otherwise 4,096, or 8,192 for a target that is a mixture of experts (``for_target``).
       rounds: the most rounds that the device makes between two visits of the host. It makes fewer while requests wait.
@@ -42,6 +44,8 @@ class EngineConfig:
       max_waiting: how many requests may wait; None is any number.
       read_ahead: how many prompts may be read, or have been read, while all rows decode, so that a row never waits for
         its next request's prompt. None is half of ``max_batch``, but at most 16, and 0 below 4 rows.
+      expand_latents: whether prefill may compute keys and values of all heads from latents, on GPUs that have a kernel for
+        it (``jspec.pallas.expanded_attention``). Passes then read texts of no more than ``pages_of_pass`` pages.
       logprobs_mode: which distribution log-probabilities are of: ``raw_logprobs``, the target's own, or
         ``processed_logprobs``, the one that tokens are drawn from (at temperature 0: that of temperature 1).
     """
@@ -51,7 +55,7 @@ class EngineConfig:
     dtype: str = "float32"
     page_size: int = 64
     num_pages: int | None = None
-    prefill_chunk: int = 32
+    prefill_chunk: int | None = None
     prefill_tokens: int | None = None
     rounds: int = 4
     width: int | None = None
@@ -60,28 +64,30 @@ class EngineConfig:
     swap_space: float = 4.0
     max_waiting: int | None = None
     read_ahead: int | None = None
+    expand_latents: bool = False
     logprobs_mode: str = "raw_logprobs"
 
     def __post_init__(self):
         most = {
             "max_batch": LARGEST_INT,
             "page_size": MAX_POSITIONS,
-            "prefill_chunk": MAX_POSITIONS,
             "rounds": MAX_ROUNDS,
         }
         for name, high in most.items():
             value = getattr(self, name)
             require(is_int(value) and 1 <= value <= high, name, value, f"an integer in 1..{high}")
-        n = self.max_len
+        chunk, n = self.prefill_chunk, self.max_len
+        known = chunk is None or (is_int(chunk) and 1 <= chunk <= MAX_POSITIONS)
+        require(known, "prefill_chunk", chunk, f"None or an integer in 1..{MAX_POSITIONS}")
         require(is_int(n) and 2 <= n <= MAX_POSITIONS, "max_len", n, f"an integer in 2..{MAX_POSITIONS}")
         known = isinstance(self.dtype, str) and self.dtype in ("float32", "bfloat16")
         require(known, "dtype", self.dtype, "'float32' or 'bfloat16'")
-        least = {"num_pages": 1, "width": 1, "prefill_tokens": self.prefill_chunk, "max_waiting": 1, "read_ahead": 0}
+        least = {"num_pages": 1, "width": 1, "prefill_tokens": chunk or CHUNK, "max_waiting": 1, "read_ahead": 0}
         for name, low in least.items():
             value = getattr(self, name)
             ok = value is None or (is_int(value) and low <= value <= LARGEST_INT)
             require(ok, name, value, f"None or an integer in {low}..{LARGEST_INT}")
-        for name in ("reproducible", "prefix_cache"):
+        for name in ("reproducible", "prefix_cache", "expand_latents"):
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         mode = self.logprobs_mode
         require(mode in LOGPROBS_MODES, "logprobs_mode", mode, f"one of {', '.join(map(repr, LOGPROBS_MODES))}")
@@ -92,10 +98,14 @@ class EngineConfig:
         """The same with what is best for a target, where nothing else was asked for.
 
         A mixture of experts reads prompts in larger passes: every pass reads all of its experts, and has some padding for
-        each of them."""
-        if target.experts is None or self.reproducible or self.prefill_tokens is not None:
-            return self
-        return dataclasses.replace(self, prefill_tokens=max(PASS_TOKENS["mixture"], self.prefill_chunk))
+        each of them. Latents are expanded, in segments of what a block of attention has."""
+        config, tokens = self, self.prefill_tokens
+        if target.latent is not None:
+            chunk = self.prefill_chunk or min(CHUNK_OF_LATENTS, tokens or CHUNK_OF_LATENTS)
+            config = dataclasses.replace(config, prefill_chunk=chunk, expand_latents=True)
+        if target.experts is None or self.reproducible or tokens is not None:
+            return config
+        return dataclasses.replace(config, prefill_tokens=max(PASS_TOKENS["mixture"], config.chunk))
 
     @property
     def pages_per_row(self) -> int:
@@ -126,7 +136,7 @@ class EngineConfig:
     @property
     def chunk(self) -> int:
         """c, the tokens of a segment: ``prefill_chunk``, or less where no text is so long."""
-        return min(self.prefill_chunk, self.max_len)
+        return min(self.prefill_chunk or CHUNK, self.max_len)
 
     @property
     def segment_buckets(self) -> tuple[int, ...]:
@@ -137,6 +147,12 @@ class EngineConfig:
         most = min(max((self.prefill_tokens or usual) // c, 1), longest)
         smaller = [] if self.reproducible else [2**i for i in range(32) if 2**i * c >= 64 and 2**i < most]
         return *smaller, most
+
+    def pages_of_pass(self, segments: int) -> int | None:
+        """How many pages the texts of a pass of so many segments may have up to where it ends; None is any number."""
+        if not self.expand_latents:
+            return None
+        return self.pages_per_row + math.ceil(segments * self.chunk / self.page_size)
 
     @property
     def logprob_segments(self) -> int:

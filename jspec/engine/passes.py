@@ -35,6 +35,22 @@ def segments_of(active: ActiveRequest, c: int) -> Iterator[Segment]:
         start = end
 
 
+def _first(reading: Sequence[ActiveRequest], most: int, config: EngineConfig) -> list[Segment]:
+    """The first segments that are left of these prompts, as many as a pass of ``most`` segments has room for."""
+    every = itertools.chain(*(segments_of(active, config.chunk) for active in reading))
+    segments = list(itertools.islice(every, most))
+    while len(segments) > 1 and not _fit(segments, config):
+        segments.pop()
+    return segments
+
+
+def _fit(segments: Sequence[Segment], config: EngineConfig) -> bool:
+    """Whether the texts of a pass of these segments have no more pages than it may read."""
+    most = config.pages_of_pass(next(n for n in config.segment_buckets if n >= len(segments)))
+    ends = {id(active): start + length for active, start, length in segments}  # the last one of each text
+    return most is None or sum(-(-end // config.page_size) for end in ends.values()) <= most
+
+
 def crowded(num_reading: int, num_decoding: int) -> bool:
     """Whether so many prompts are read that the texts which decode meanwhile had better wait for them."""
     return num_reading * CROWD > num_decoding
@@ -58,15 +74,15 @@ def choose_pass(
       num_held: how many more prompts are being read, which wait for what this pass reads.
     """
     if any(active.request.params.prompt_logprobs is not None for active in reading):
-        every = itertools.chain(*(segments_of(active, config.chunk) for active in reading))
-        return list(itertools.islice(every, config.logprob_segments))  # a program of its own, of one size
+        # A program of its own, of one size.
+        return _first(reading, config.logprob_segments, config)
     c, buckets, num_reading = config.chunk, config.segment_buckets, len(reading) + num_held
     most, ahead = buckets[-1], num_decoding - config.max_batch
     long = any(active.num_to_read - active.num_read > ALONGSIDE for active in reading)
     if not crowded(num_reading, num_decoding) and num_reading < CROWD and (long or ahead < 0):
         tokens = ALONGSIDE // 2 if any(active.num_read >= FAR for active in reading) else ALONGSIDE
         most = max((n for n in buckets if n * c <= tokens), default=buckets[0])
-    segments = list(itertools.islice(itertools.chain(*(segments_of(active, c) for active in reading)), most))
+    segments = _first(reading, most, config)
     full = FULL * most <= len(segments)
     if full or not num_decoding:
         return segments

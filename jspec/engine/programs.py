@@ -69,7 +69,8 @@ class StepBuilder:
         own = K in (0, self.most)
         drafter = self.make_drafter(target, draft_model) if own else self.make_drafter(target, draft_model, K)
         # Without drafts every rule is the target's own draw, and ``match`` makes it in one pass over the vocabulary.
-        return DecodeStep(target, drafter, RULES[self.verify if K else "match"], self.width(K), self.noise)
+        rule, expand = RULES[self.verify if K else "match"], self.config.expand_latents
+        return DecodeStep(target, drafter, rule, self.width(K), self.noise, expand)
 
     def rounds(self, leaves: Leaves, state: DecodeState, call: Call, K: int) -> tuple[DecodeState, CallLogs]:
         """``call.rounds`` rounds of up to K drafts of the rows of the call, and their logs. No row of the call has

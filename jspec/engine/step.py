@@ -65,6 +65,7 @@ class DecodeStep:
       width: how many query tokens the target reads for each row in a round. It is at least T = K + 1, and query tokens
         beyond the drafts are masked.
       noise: makes the noise of a round from the keys and lengths of its rows.
+      expand_latents: whether prefill may expand latents, as ``EngineConfig.expand_latents`` says.
       logprobs_mode: whose log-probabilities the logs have, as ``EngineConfig.logprobs_mode`` says; None is nobody's.
     """
 
@@ -73,6 +74,7 @@ class DecodeStep:
     verify: Verify
     width: int
     noise: Callable[..., RoundNoise] = RoundNoise
+    expand_latents: bool = False
     logprobs_mode: str | None = None
 
     def round(self, state: DecodeState) -> tuple[DecodeState, RoundLog]:
@@ -234,7 +236,8 @@ class DecodeStep:
         c = segments.tokens.shape[1] - 1
         offset = jnp.arange(c, dtype=jnp.int32)[None]
         valid = offset < segments.count[:, None]
-        view = PagedView(segments.table, segments.start[:, None] + offset, valid, shared=True)
+        positions = segments.start[:, None] + offset
+        view = PagedView(segments.table, positions, valid, shared=True, expand=self.expand_latents)
         tokens, following = segments.tokens[:, :c], segments.tokens[:, 1:]
         hidden, features, cache = self._target_reads(tokens, state.cache, view)
         draft = self.drafter.prefill(state.draft, Prompt(tokens, following, features, view))

@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from jspec.config import NULL_PAGE
 from jspec.pallas.attention import has_kernel
 from jspec.pallas.attention_reference import PLAIN, Rotation, Scores, causal_mask, grouped_attention, rotated
-from jspec.pallas.dispatch import by_platform
+from jspec.pallas.dispatch import by_platform, on_hopper
+from jspec.pallas.expanded_attention import HeadMaps, expanded_attention, has_expanded_kernel
 from jspec.pallas.extend import extend_kernel, has_extend_kernel
 from jspec.pallas.keep_latents import keep_latents_kernel, kept_latents
 from jspec.pallas.latent_attention import has_kernel as has_latent_kernel
@@ -118,6 +119,30 @@ class View:
         """
         raise NotImplementedError
 
+    def expands(self, q, kv, value_dim: int) -> bool:
+        """Whether attention with latents is to use ``attend_expanded``, and not ``attend_latents``.
+
+        Args:
+          q: ``[B, T, N, Hn + Hr]``, the queries of the heads.
+          kv: the latents of this layer.
+          value_dim: Hv.
+        """
+        return False
+
+    def attend_expanded(self, q, kv, maps: HeadMaps, scores: Scores) -> jax.Array:
+        """Attention to keys and values of all heads, computed from latents.
+
+        Args:
+          q: ``[B, T, N, Hn + Hr]``, the last Hr numbers rotated.
+          kv: the latents of this layer, those of the new tokens among them.
+          maps: from latents to keys and values.
+          scores: what products of queries and keys are multiplied by.
+
+        Returns:
+          weighted sums of values ``[B, T, N, Hv]``.
+        """
+        raise NotImplementedError
+
     def rotate_and_write(self, qkv, rotation: Rotation | None, kv, num_kv_heads: int):
         """The rotated queries ``[B, T, N, H]``, and ``kv`` with the rotated keys and the values; arguments as in
         ``extend``."""
@@ -137,12 +162,15 @@ class PagedView(View):
       valid: bool ``[B, T]``, whether a token counts. One that does not is written nowhere, and its output means nothing.
       shared: whether several rows may be parts of one text, which share pages. Then no row may attend before all rows
         have written.
+      expand: whether attention with latents may compute keys and values of all heads. Then the rows' texts have no more
+        pages than ``jspec.pallas.expanded_attention.room``.
     """
 
     table: jax.Array
     positions: jax.Array
     valid: jax.Array
     shared: bool = dataclasses.field(default=False, metadata={"static": True})
+    expand: bool = dataclasses.field(default=False, metadata={"static": True})
 
     keeps_latents = True
 
@@ -184,6 +212,14 @@ class PagedView(View):
     def attend_latents(self, q, kv: LayerKV, rank: int, scores: Scores) -> jax.Array:
         """As ``View.attend_latents``."""
         return latent_attention(q, kv.k, self.table, self.positions, self.valid, rank, scores)
+
+    def expands(self, q, kv: LayerKV, value_dim: int) -> bool:
+        """As ``View.expands``: on Hopper GPUs, for many query tokens of sizes that their kernel knows."""
+        return self.expand and on_hopper() and has_expanded_kernel(q, kv.k, value_dim)
+
+    def attend_expanded(self, q, kv: LayerKV, maps: HeadMaps, scores: Scores) -> jax.Array:
+        """As ``View.attend_expanded``."""
+        return expanded_attention(q, kv.k, self.table, self.positions, self.valid, maps, scores)
 
     def rotate_and_write(self, qkv, rotation: Rotation | None, kv: LayerKV, num_kv_heads: int):
         """As ``View.rotate_and_write``. On an NVIDIA GPU it is one kernel."""

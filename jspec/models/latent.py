@@ -1,10 +1,10 @@
-"""Multi-head latent attention (DeepSeek-V2, 2024), computed from cached latents or from keys and values of every head.
+"""Multi-head latent attention (DeepSeek-V2, 2024), computed from latents or from keys and values of every head.
 
 The key of head n at a token is ``[keys[n] @ latent | rotated key]``, its value ``values[n] @ latent``. Its score with a
 query ``[q | rotated query]`` is therefore ``(q @ keys[n]) @ latent + rotated query @ rotated key``. With a cache, ``q @
 keys[n]`` is computed once for a query, and all heads attend to the same latents as if these were keys and values of a single
-KV head; the weighted sum of latents then becomes one of values. Without a cache, keys and values of all heads are computed,
-because their products are half as large.
+KV head; the weighted sum of latents then becomes one of values. Without a cache, and in prefill passes on some GPUs, keys
+and values of all heads are computed, because there are half as many products for each pair of a query and a key.
 """
 
 import functools
@@ -17,6 +17,7 @@ from jspec.config import ModelConfig, Shards
 from jspec.config.shards import axis_of
 from jspec.models.layers import Linear, Norm, rotation_at
 from jspec.pallas.attention_reference import Scores, rotated
+from jspec.pallas.expanded_attention import HeadMaps
 from jspec.pallas.keep_latents import kept_latents
 from jspec.pallas.latent_queries import latent_queries
 
@@ -59,19 +60,23 @@ class LatentAttention(nnx.Module):
     def _from_latents(self, compressed, rotation, kv, view):
         """Attention ``[B, T, N, Hv]`` over latents that ``view`` keeps, and ``kv`` with the new ones."""
         q, kv = view.keep_latents(compressed, *self._norms, rotation, kv)
-        q = latent_queries(self._queries(q), *self._by_head(self.keys), rotation)
+        q = self._queries(q)
+        if view.expands(q, kv, self.latent.value_dim):
+            maps = HeadMaps(*self._by_head(self.keys), *self._by_head(self.values))
+            return view.attend_expanded(self._rotated(q, rotation), kv, maps, self.scores), kv
+        q = latent_queries(q, *self._by_head(self.keys), rotation)
         return self._times_values(view.attend_latents(q, kv, self.latent.rank, self.scores)), kv
 
     def _from_heads(self, compressed, rotation, kv, view):
         """The same over keys and values of all heads."""
         q, latents = kept_latents(compressed, *self._norms, rotation)
         latents, shared = jnp.split(latents, [self.latent.rank], axis=-1)
-        q, turning = jnp.split(self._queries(q), [self.head_dim - self.latent.rotated], axis=-1)
-        (B, T, N, _), key = q.shape, shared[:, :, None]
+        q, key = self._queries(q), shared[:, :, None]
+        B, T, N, _ = q.shape
         k = self.keys(latents).reshape(B, T, N, -1)
         k = jnp.concatenate([k, jnp.broadcast_to(key, (B, T, N, key.shape[-1]))], axis=-1)
         kv = view.write(kv, k, self.values(latents).reshape(B, T, N, -1))
-        return view.attend(jnp.concatenate([q, rotated(turning, rotation)], axis=-1), kv, None, self.scores), kv
+        return view.attend(self._rotated(q, rotation), kv, None, self.scores), kv
 
     @property
     def _norms(self) -> tuple[jax.Array | None, jax.Array, float]:
@@ -83,6 +88,11 @@ class LatentAttention(nnx.Module):
         """The queries ``[B, T, N, Hn + Hr]``, of which the last Hr numbers are to be rotated."""
         q = vectors if self.queries is None else self.queries(vectors)
         return q.reshape(*vectors.shape[:2], self.num_heads, self.head_dim)
+
+    def _rotated(self, q, rotation):
+        """The queries with their last Hr numbers rotated."""
+        q, turning = jnp.split(q, [self.head_dim - self.latent.rotated], axis=-1)
+        return jnp.concatenate([q, rotated(turning, rotation)], axis=-1)
 
     def _times_values(self, attended) -> jax.Array:
         """Sums of latents ``[B, T, N, Ck]`` times the map of values of their head: ``[B, T, N, Hv]``."""

@@ -39,8 +39,8 @@ def first_bits(key_0, key_1):
     return jax.lax.platform_dependent(
         key_0,
         key_1,
-        cpu=lambda *words: random_bits(jnp.stack(words, axis=-1), 1)[..., 0],
-        default=lambda *words: threefry_bits(*words, jnp.zeros_like(words[0])),
+        cpu=lambda key_0, key_1: random_bits(jnp.stack([key_0, key_1], axis=-1), 1)[..., 0],
+        default=lambda key_0, key_1: threefry_bits(key_0, key_1, jnp.zeros_like(key_0)),
     )
 
 

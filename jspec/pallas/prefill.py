@@ -2,9 +2,9 @@
 
 Queries are dealt to programs in *blocks*: 128 queries of one KV head, which are consecutive query tokens of one row times
 the R attention heads of that KV head. There is a program for each multiprocessor, which attends for several blocks one after
-the other. One of its warpgroups brings tiles of 128 cache slots into shared memory, page by page, and goes on with the next
-block while the last one is still computed. Two others compute, 64 queries each, and take turns: while one multiplies
-matrices, the other computes its softmax.
+the other. One of its warpgroups brings tiles of 128 cache slots into shared memory, or of 64 slots with many numbers each,
+page by page, and goes on with the next block while the last one is still computed. Two others compute, 64 queries each, and
+take turns: while one multiplies matrices, the other computes its softmax.
 
 Tiles are counted from slot 0 and are not split among programs. What a query token gets therefore depends on nothing but
 its own row: not on the number of the row, not on the other rows, not on which tokens are its neighbours."""
@@ -25,8 +25,6 @@ from jspec.pallas.prefill_plan import (
     LOWEST,
     PART,
     PROGRAMS,
-    SLOTS,
-    STAGES,
     WARPGROUPS,
     Plan,
     block_bounds,
@@ -67,12 +65,18 @@ def has_prefill_kernel(q, pool) -> bool:
     """
     (B, T, N, H), (G, _, P, _) = q.shape, pool.shape
     fits = q.dtype == pool.dtype == jnp.bfloat16 and H in (64, 128) and P in (64, 128)
-    if not fits or N // G not in (1, 2, 4, 8, 16) or T * (N // G) % (WARPGROUPS * PART):
-        return False
-    return B * T * N >= _FEWEST_PROGRAMS * WARPGROUPS * PART
+    return fits and N // G in (1, 2, 4, 8, 16) and suits_prefill(B, T, N, N // G)
 
 
-@functools.partial(jax.jit, static_argnames=("window", "stages", "programs", "interpret"))  # layers share one trace
+def suits_prefill(B: int, T: int, N: int, R: int) -> bool:
+    """Whether the query tokens of a row are whole blocks, and there are enough of them for all multiprocessors."""
+    queries, block = B * T * N, WARPGROUPS * PART
+    return T * R % block == 0 and queries >= _FEWEST_PROGRAMS * block
+
+
+@functools.partial(
+    jax.jit, static_argnames=("window", "pages_first", "stages", "programs", "interpret")
+)  # layers share one trace
 def prefill_attention_kernel(
     q,
     k_pool,
@@ -83,20 +87,22 @@ def prefill_attention_kernel(
     window: int | None,
     scores: Scores = PLAIN,
     *,
-    stages: int = STAGES,
+    pages_first: bool = False,
+    stages: int | None = None,
     programs: int = PROGRAMS,
     interpret=None,
 ):
     """``paged_attention_reference`` as a kernel; the attention of an invalid query token is 0.
 
-    ``scores`` have no soft cap."""
+    ``scores`` have no soft cap. Values may have other sizes than keys; with ``pages_first``, both pools are ``[pages, P, G,
+    H]``."""
     assert scores.softcap is None, scores.softcap
-    plan = Plan.of(q, k_pool, window, scores.scale, stages, programs, interpret)
+    plan = Plan.of(q, v_pool, window, scores.scale, stages, programs, interpret, pages_first)
     bounds, last = block_bounds(last_slots(table, positions, valid, plan.P), plan)
     sinks = None if scores.sinks is None else sinks_of_queries(scores.sinks, plan)
     return plgpu.kernel(
         functools.partial(_attend_blocks, plan=plan),
-        out_type=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        out_type=jax.ShapeDtypeStruct((*q.shape[:3], plan.Hv), q.dtype),
         grid=(plan.programs,),
         grid_names=("program",),
         num_threads=WARPGROUPS + 1,
@@ -112,7 +118,7 @@ class _Shared(NamedTuple):
 
     Attributes:
       q: ``[2, 64, H]``, queries, and in the end results.
-      k, v: ``[stages, 128, H]``.
+      k, v: ``[stages, slots, H]`` and ``[stages, slots, Hv]``.
       q_here: the queries of a warpgroup have arrived.
       k_here, v_here: a tile has arrived.
       tail_here: the last tile of values has arrived, and unseen slots have to be cleared.
@@ -135,13 +141,12 @@ class _Shared(NamedTuple):
     def types(cls, plan: Plan, dtype) -> "_Shared":
         layout = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
         matrix = lambda *shape: plgpu.SMEM(shape, dtype, transforms=layout)  # noqa: E731
-        tile = matrix(plan.stages, SLOTS, plan.H)
         here = plgpu.Barrier(num_arrivals=plan.pages, num_barriers=plan.stages)
         read = plgpu.Barrier(num_arrivals=WARPGROUPS, num_barriers=plan.stages)
         return cls(
             q=matrix(WARPGROUPS, PART, plan.H),
-            k=tile,
-            v=tile,
+            k=matrix(plan.stages, plan.slots, plan.H),
+            v=matrix(plan.stages, plan.slots, plan.Hv),
             q_here=plgpu.Barrier(num_arrivals=plan.heads, num_barriers=WARPGROUPS),
             k_here=here,
             v_here=here,
@@ -225,7 +230,8 @@ def _load(k_ref, v_ref, pages_ref, shared: _Shared, block: _Block, plan: Plan):
 
     def copy(ref, numbers, tile, barrier):
         for j, page in enumerate(numbers):
-            plgpu.copy_gmem_to_smem(ref.at[block.g, page], tile.at[pl.ds(j * plan.P, plan.P)], barrier)
+            there = ref.at[page, :, block.g] if plan.pages_first else ref.at[block.g, page]
+            plgpu.copy_gmem_to_smem(there, tile.at[pl.ds(j * plan.P, plan.P)], barrier)
 
     def load_tile(i, numbers):  # looked up a trip ago, or the copies would have to wait for them
         stage, used = lax.rem(block.count(i), jnp.int32(plan.stages)), block.count(i) >= plan.stages
@@ -233,7 +239,7 @@ def _load(k_ref, v_ref, pages_ref, shared: _Shared, block: _Block, plan: Plan):
         pl.when(used)(lambda: plgpu.barrier_wait(shared.k_read.at[stage]))
         copy(k_ref, numbers, shared.k.at[stage], shared.k_here.at[stage])
         pl.when(used)(lambda: plgpu.barrier_wait(shared.v_read.at[stage]))
-        all_seen = (i + 1) * SLOTS <= block.newest + 1
+        all_seen = (i + 1) * plan.slots <= block.newest + 1
 
         @pl.when(all_seen)
         def _():
@@ -243,7 +249,7 @@ def _load(k_ref, v_ref, pages_ref, shared: _Shared, block: _Block, plan: Plan):
         def _():
             copy(v_ref, numbers, shared.v.at[stage], shared.tail_here)
             plgpu.barrier_wait(shared.tail_here)
-            _clear_unseen(shared.v.at[stage], block.newest - i * SLOTS, plan)
+            _clear_unseen(shared.v.at[stage], block.newest - i * plan.slots, plan)
             for _page in range(plan.pages):
                 plgpu.barrier_arrive(shared.v_here.at[stage])
 
@@ -254,8 +260,8 @@ def _load(k_ref, v_ref, pages_ref, shared: _Shared, block: _Block, plan: Plan):
 
 def _clear_unseen(tile, newest, plan: Plan):
     """Zero the values past slot ``newest`` of a tile. They may be NaN, and 0 x NaN is NaN."""
-    for i in range(0, SLOTS, PART):
-        for j in range(0, plan.H, 64):
+    for i in range(0, plan.slots, PART):
+        for j in range(0, plan.Hv, 64):
             part = tile.at[pl.ds(i, PART), pl.ds(j, 64)]
             values = plgpu.load(part, **_IN_FULL, layout=plgpu.Layout.WGMMA)
             slot = plgpu.broadcasted_iota(jnp.int32, (PART, 64), 0, layout=plgpu.Layout.WGMMA) + i
@@ -268,12 +274,10 @@ def _compute(q_ref, last_ref, sinks_ref, out_ref, shared: _Shared, block: _Block
     tokens = PART // plan.heads
     token, head = block.number * plan.tokens, block.g * plan.R
     token, head = (token + warpgroup * tokens, head) if plan.R == 1 else (token, head + warpgroup * plan.heads)
-    places = [
-        (shared.q.at[warpgroup, pl.ds(i * tokens, tokens)], (block.b, pl.ds(token, tokens), head + i))
-        for i in range(plan.heads)
-    ]
-    for mine, there in places:
-        plgpu.copy_gmem_to_smem(q_ref.at[there], mine, shared.q_here.at[warpgroup])
+    rows = [pl.ds(i * tokens, tokens) for i in range(plan.heads)]
+    places = [(block.b, pl.ds(token, tokens), head + i) for i in range(plan.heads)]
+    for mine, there in zip(rows, places, strict=True):
+        plgpu.copy_gmem_to_smem(q_ref.at[there], shared.q.at[warpgroup, mine], shared.q_here.at[warpgroup])
     last = _load_row(last_ref.at[block.b, block.number, warpgroup])
     sinks = None if sinks_ref is None else _load_row(sinks_ref.at[block.g, warpgroup])
     plgpu.barrier_wait(shared.q_here.at[warpgroup])
@@ -282,10 +286,17 @@ def _compute(q_ref, last_ref, sinks_ref, out_ref, shared: _Shared, block: _Block
     share = jnp.where(last >= 0, 1.0 / total, 0.0)
     seen = lax.broadcast_in_dim(last >= 0, acc.shape, [0])
     out = jnp.where(seen, acc * lax.broadcast_in_dim(share, acc.shape, [0]), 0.0)
-    shared.q.at[warpgroup][...] = out.astype(q_ref.dtype)
+    results, whole = shared.q.at[warpgroup], plan.Hv == plan.H
+    results = results if whole else results.at[:, pl.ds(0, plan.Hv)]
+    results[...] = out.astype(q_ref.dtype)
     plgpu.commit_smem()
-    for mine, there in places:
-        plgpu.copy_smem_to_gmem(mine, out_ref.at[there])
+    for mine, (b, here, n) in zip(rows, places, strict=True):
+        if whole:
+            plgpu.copy_smem_to_gmem(results.at[mine], out_ref.at[b, here, n])
+            continue
+        for i in range(0, tokens, 8):  # what is consecutive in shared memory
+            some = results.at[pl.ds(mine.start + i, 8)]
+            plgpu.copy_smem_to_gmem(some, out_ref.at[b, pl.ds(here.start + i, 8), n])
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the next block's queries may come
 
 
@@ -295,12 +306,12 @@ def _load_row(ref):
 
 
 def _softmax(last, sinks, shared: _Shared, block: _Block, warpgroup, plan: Plan):
-    """The weighted sums of values ``[64, H]`` and the sums of weights ``[64]``, float32, of queries that each see the
+    """The weighted sums of values ``[64, Hv]`` and the sums of weights ``[64]``, float32, of queries that each see the
     slots up to ``last`` ``[64]``. ``sinks`` ``[64]`` are those of ``sinks_of_queries``, or None.
 
     A warpgroup has its turn at the tensor cores from the end of its softmax until its next scores are under way.
     """
-    scale, shape = plan.scale * LOG2_E, (PART, SLOTS)
+    scale, shape = plan.scale * LOG2_E, (PART, plan.slots)
     stage_of = lambda i: lax.rem(block.count(i), jnp.int32(plan.stages))  # noqa: E731
 
     def change_turns():
@@ -309,7 +320,7 @@ def _softmax(last, sinks, shared: _Shared, block: _Block, warpgroup, plan: Plan)
 
     def mask(scores, i):
         newest = lax.broadcast_in_dim(last, shape, [0])
-        slot = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA) + i * SLOTS
+        slot = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=plgpu.Layout.WGMMA) + i * plan.slots
         seen = slot <= newest
         if plan.window is not None:
             seen &= slot > newest - plan.window
@@ -348,7 +359,7 @@ def _softmax(last, sinks, shared: _Shared, block: _Block, warpgroup, plan: Plan)
 
     constant = lambda number: plgpu.layout_cast(jnp.full(PART, number, jnp.float32), _ROW)  # noqa: E731
     carry = (
-        plgpu.layout_cast(jnp.zeros((PART, plan.H), jnp.float32), plgpu.Layout.WGMMA),
+        plgpu.layout_cast(jnp.zeros((PART, plan.Hv), jnp.float32), plgpu.Layout.WGMMA),
         constant(LOWEST) if sinks is None else sinks,  # a sink is the score of a key that was seen before
         constant(0.0 if sinks is None else 1.0),
     )

@@ -10,9 +10,11 @@ from jspec.pallas.triton import LOG2_E
 
 WARPGROUPS = 2  # that compute
 PART = 64  # queries of one of them
-SLOTS = 128  # of a tile
+SLOTS = 128  # of a tile, or 64 where keys and values have more numbers than these
+FEW_NUMBERS = 384  # of a key and a value together
 PROGRAMS = 132  # multiprocessors of the largest Hopper GPU
-STAGES = 3  # tiles under way: as many as fit into shared memory beside the queries
+STAGES = 3  # tiles under way: as many as fit into shared memory beside the queries, and at most 3
+SHARED = 227 * 1024  # bytes of shared memory that a program has
 LOWEST = -1e30  # below any score; unlike -inf, it can be subtracted from itself
 
 
@@ -21,6 +23,9 @@ class Plan(NamedTuple):
 
     Attributes:
       tokens: query tokens of a block.
+      Hv: how many numbers a value has; H are those of a query and a key.
+      slots: cache slots of a tile.
+      pages_first: whether a pool is ``[pages, P, G, H]``, and not ``[G, pages, P, H]``.
       heads: attention heads whose queries one warpgroup has; its queries are numbered head by head.
       window: None, or how many slots a query token sees, its own included.
       scale: what products of queries and keys are multiplied by.
@@ -34,7 +39,10 @@ class Plan(NamedTuple):
     G: int
     R: int
     H: int
+    Hv: int
     P: int
+    slots: int
+    pages_first: bool
     tokens: int
     heads: int
     window: int | None
@@ -44,14 +52,27 @@ class Plan(NamedTuple):
     interpret: Any
 
     @classmethod
-    def of(cls, q, pool, window: int | None, scale: float | None, stages: int, most_programs: int, interpret) -> "Plan":
-        """The plan for queries ``[B, T, N, H]`` and a pool ``[G, pages, P, H]``; without a scale it is H^-0.5."""
-        (B, T, N, H), (G, _, P, _) = q.shape, pool.shape
-        R = N // G
+    def of(
+        cls,
+        q,
+        v_pool,
+        window: int | None,
+        scale: float | None,
+        stages: int | None,
+        most_programs: int,
+        interpret,
+        pages_first: bool = False,
+    ) -> "Plan":
+        """The plan for queries ``[B, T, N, H]`` and values ``[G, pages, P, Hv]``, or ``[pages, P, G, Hv]``; without a scale
+        it is H^-0.5."""
+        (B, T, N, H), Hv = q.shape, v_pool.shape[-1]
+        P, G = v_pool.shape[1:3] if pages_first else (v_pool.shape[2], v_pool.shape[0])
+        R, slots = N // G, slots_of_tile(H, Hv)
+        stages = stages or stages_of(H, Hv)
         tokens = WARPGROUPS * PART // R
         programs = min(most_programs, B * G * (T // tokens))
         heads, scale = max(1, R // WARPGROUPS), H**-0.5 if scale is None else scale
-        return cls(B, T, G, R, H, P, tokens, heads, window, scale, stages, programs, interpret)
+        return cls(B, T, G, R, H, Hv, P, slots, pages_first, tokens, heads, window, scale, stages, programs, interpret)
 
     @property
     def blocks(self) -> int:
@@ -81,7 +102,18 @@ class Plan(NamedTuple):
     @property
     def pages(self) -> int:
         """Of a tile."""
-        return SLOTS // self.P
+        return self.slots // self.P
+
+
+def slots_of_tile(H: int, Hv: int) -> int:
+    """How many cache slots a tile has, whose keys have H numbers and whose values Hv."""
+    return SLOTS if H + Hv <= FEW_NUMBERS else SLOTS // 2
+
+
+def stages_of(H: int, Hv: int) -> int:
+    """How many tiles fit into shared memory, beside the queries of a program and some barriers."""
+    queries, tile = WARPGROUPS * PART * H, slots_of_tile(H, Hv) * (H + Hv)
+    return min((SHARED // 2 - queries - 512) // tile, STAGES)  # numbers of two bytes
 
 
 def block_bounds(last, plan: Plan):
@@ -95,12 +127,12 @@ def block_bounds(last, plan: Plan):
     last = last.reshape(plan.B, plan.blocks, plan.tokens)
     newest = jnp.max(last, axis=2)
     least = jnp.min(jnp.where(last < 0, newest[..., None], last), axis=2)
-    end = (newest + SLOTS) // SLOTS
+    end = (newest + plan.slots) // plan.slots
     first = unmasked = jnp.zeros_like(end)
     if plan.window is not None:
-        first = jnp.maximum(least - (plan.window - 1), 0) // SLOTS
-        unmasked = jnp.minimum(pl.cdiv(jnp.maximum(newest - (plan.window - 1), 0), SLOTS), end)
-    masked = jnp.maximum((least + 1) // SLOTS, unmasked)
+        first = jnp.maximum(least - (plan.window - 1), 0) // plan.slots
+        unmasked = jnp.minimum(pl.cdiv(jnp.maximum(newest - (plan.window - 1), 0), plan.slots), end)
+    masked = jnp.maximum((least + 1) // plan.slots, unmasked)
     by_head = jnp.broadcast_to(last[:, :, None], (*last.shape[:2], plan.R, plan.tokens))
     return (
         jnp.stack([first, unmasked, masked, end, newest], axis=-1),
