@@ -23,7 +23,8 @@ from jspec.config import NULL_PAGE
 from jspec.pallas.attention import has_kernel
 from jspec.pallas.attention_reference import PLAIN, Rotation, Scores, causal_mask, grouped_attention, rotated
 from jspec.pallas.dispatch import by_platform, on_hopper
-from jspec.pallas.expanded_attention import HeadMaps, expanded_attention, has_expanded_kernel
+from jspec.pallas.expand_latents import HeadMaps
+from jspec.pallas.expanded_attention import expanded_attention, has_expanded_kernel
 from jspec.pallas.extend import extend_kernel, has_extend_kernel
 from jspec.pallas.keep_latents import keep_latents_kernel, kept_latents
 from jspec.pallas.latent_attention import has_kernel as has_latent_kernel
@@ -119,14 +120,9 @@ class View:
         """
         raise NotImplementedError
 
-    def expands(self, q, kv, value_dim: int) -> bool:
-        """Whether attention with latents is to use ``attend_expanded``, and not ``attend_latents``.
-
-        Args:
-          q: ``[B, T, N, Hn + Hr]``, the queries of the heads.
-          kv: the latents of this layer.
-          value_dim: Hv.
-        """
+    def expands(self, q, kv, maps: HeadMaps) -> bool:
+        """Whether attention with latents is to use ``attend_expanded``, with the same arguments, and not
+        ``attend_latents``."""
         return False
 
     def attend_expanded(self, q, kv, maps: HeadMaps, scores: Scores) -> jax.Array:
@@ -213,9 +209,9 @@ class PagedView(View):
         """As ``View.attend_latents``."""
         return latent_attention(q, kv.k, self.table, self.positions, self.valid, rank, scores)
 
-    def expands(self, q, kv: LayerKV, value_dim: int) -> bool:
+    def expands(self, q, kv: LayerKV, maps: HeadMaps) -> bool:
         """As ``View.expands``: on Hopper GPUs, for many query tokens of sizes that their kernel knows."""
-        return self.expand and on_hopper() and has_expanded_kernel(q, kv.k, value_dim)
+        return self.expand and on_hopper() and has_expanded_kernel(q, kv.k, self.table, maps)
 
     def attend_expanded(self, q, kv: LayerKV, maps: HeadMaps, scores: Scores) -> jax.Array:
         """As ``View.attend_expanded``."""

@@ -17,7 +17,7 @@ from jspec.config import ModelConfig, Shards
 from jspec.config.shards import axis_of
 from jspec.models.layers import Linear, Norm, rotation_at
 from jspec.pallas.attention_reference import Scores, rotated
-from jspec.pallas.expanded_attention import HeadMaps
+from jspec.pallas.expand_latents import HeadMaps
 from jspec.pallas.keep_latents import kept_latents
 from jspec.pallas.latent_queries import latent_queries
 
@@ -61,10 +61,10 @@ class LatentAttention(nnx.Module):
         """Attention ``[B, T, N, Hv]`` over latents that ``view`` keeps, and ``kv`` with the new ones."""
         q, kv = view.keep_latents(compressed, *self._norms, rotation, kv)
         q = self._queries(q)
-        if view.expands(q, kv, self.latent.value_dim):
-            maps = HeadMaps(*self._by_head(self.keys), *self._by_head(self.values))
+        maps = HeadMaps(*self._by_head(self.keys), *self._by_head(self.values))
+        if view.expands(q, kv, maps):
             return view.attend_expanded(self._rotated(q, rotation), kv, maps, self.scores), kv
-        q = latent_queries(q, *self._by_head(self.keys), rotation)
+        q = latent_queries(q, maps.keys, maps.key_scale, rotation)
         return self._times_values(view.attend_latents(q, kv, self.latent.rank, self.scores)), kv
 
     def _from_heads(self, compressed, rotation, kv, view):

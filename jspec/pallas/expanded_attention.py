@@ -14,24 +14,10 @@ from jspec.config import NULL_PAGE
 from jspec.pallas.attention import attend_slots, gather_pages, last_slots
 from jspec.pallas.attention_reference import Scores
 from jspec.pallas.dispatch import by_platform
+from jspec.pallas.expand_latents import HeadMaps, expand_latents_kernel, expanded
+from jspec.pallas.expand_latents import has_kernel as has_expand_kernel
 from jspec.pallas.prefill import prefill_attention_kernel, suits_prefill
 from jspec.pallas.prefill_plan import slots_of_tile
-
-
-class HeadMaps(NamedTuple):
-    """The linear maps from a latent to what the heads have of their own.
-
-    Attributes:
-      keys: ``[N, Hn, Ck]``, to the numbers of keys that are not rotated.
-      key_scale: float32 ``[N, Hn]`` if ``keys`` are quantised, by which products are multiplied, else None.
-      values: ``[N, Hv, Ck]``, to the values.
-      value_scale: float32 ``[N, Hv]``, or None.
-    """
-
-    keys: jax.Array
-    key_scale: jax.Array | None
-    values: jax.Array
-    value_scale: jax.Array | None
 
 
 def expanded_attention(q, pool, table, positions, valid, maps: HeadMaps, scores: Scores) -> jax.Array:
@@ -60,31 +46,30 @@ def expanded_attention_reference(q, pool, table, positions, valid, maps: HeadMap
     return attend_slots(q, k, v, positions, valid, None, scores)
 
 
-def has_expanded_kernel(q, pool, value_dim: int) -> bool:
+def has_expanded_kernel(q, pool, table, maps: HeadMaps) -> bool:
     """Whether the kernel knows queries and pools like these, and makes enough programs of them.
 
     It knows bfloat16, heads of keys and of values whose sizes are multiples of 64 up to 256, and pages of 64 slots, or of
-    128 where a tile has as many. Rows have to have multiples of 128 query tokens."""
-    H, P = q.shape[-1], pool.shape[2]
-    sizes = all(size % 64 == 0 for size in (H, value_dim)) and value_dim <= H <= 256
-    pages = P == 64 or P == 128 == slots_of_tile(H, value_dim)
-    return sizes and pages and q.dtype == pool.dtype == jnp.bfloat16 and suits_prefill(*q.shape[:3], R=1)
+    128 where a tile has as many. Rows have to have multiples of 128 query tokens, and keys fewer than 2^31 numbers."""
+    (B, T, N, H), (_, _, P, size), (_, Hv, Ck) = q.shape, pool.shape, maps.values.shape
+    sizes = H % 64 == 0 and Hv % 64 == 0 and Hv <= H <= 256 and has_expand_kernel(Ck, size - Ck)
+    pages = P == 64 or P == 128 == slots_of_tile(H, Hv)
+    few = room(B, T, table.shape[1], P) * P * N * H < 2**31
+    return sizes and pages and few and q.dtype == pool.dtype == jnp.bfloat16 and suits_prefill(B, T, N, R=1)
 
 
 @functools.partial(jax.jit, static_argnames=("stages", "programs", "interpret"))  # layers share one trace
 def expanded_attention_kernel(
     q, pool, table, positions, valid, maps: HeadMaps, scores: Scores, *, stages=None, programs=None, interpret=None
 ):
-    """``expanded_attention_reference``, of which the attention is a kernel; that of an invalid query token is 0.
+    """``expanded_attention_reference``, as three kernels; the attention of an invalid query token is 0.
 
     The texts of a pass have room for ``room(B, T, M, P)`` pages in all, pages that they share counted once. If they have
     more, all results are NaN."""
-    (B, T, *_), (_, _, P, size), M = q.shape, pool.shape, table.shape[1]
+    (B, T, *_), P, M = q.shape, pool.shape[2], table.shape[1]
     newest = jnp.max(last_slots(table, positions, valid, P), axis=1)
     found = pages_in_use(table, newest, pool.shape[1:3], room(B, T, M, P))
-    latents = pool[0, found.numbers].reshape(-1, size)
-    latents = jnp.where(found.fit, latents, jnp.nan)
-    k, v = (part.reshape(-1, P, *part.shape[1:]) for part in expanded(latents, maps))
+    k, v = expand_latents_kernel(pool, found.numbers, found.total, maps, interpret=interpret is not None)
     how = {"stages": stages, "interpret": interpret} | ({} if programs is None else {"programs": programs})
     return prefill_attention_kernel(q, k, v, found.table, positions, valid, None, scores, pages_first=True, **how)
 
@@ -103,12 +88,12 @@ class PagesInUse(NamedTuple):
     Attributes:
       numbers: int32 ``[room]``, pages of the pool, padded with the null page.
       table: int32 ``[B, M]``, at which place among ``numbers`` each page of a row is; 0 where the row has none.
-      fit: bool, whether there was room for all.
+      total: int32, how many pages there are. If it is more than ``room``, the others are not listed.
     """
 
     numbers: jax.Array
     table: jax.Array
-    fit: jax.Array
+    total: jax.Array
 
 
 def pages_in_use(table, newest, pool: tuple[int, int], most: int) -> PagesInUse:
@@ -126,28 +111,4 @@ def pages_in_use(table, newest, pool: tuple[int, int], most: int) -> PagesInUse:
     place = jnp.cumsum(used, dtype=jnp.int32) - 1
     at = jnp.where(used & (place < most), place, most)
     numbers = jnp.full(most, NULL_PAGE, jnp.int32).at[at].set(jnp.arange(pages, dtype=jnp.int32), mode="drop")
-    return PagesInUse(numbers, jnp.where(live, jnp.minimum(place[table], most - 1), 0), place[-1] < most)
-
-
-def expanded(latents, maps: HeadMaps) -> tuple[jax.Array, jax.Array]:
-    """Keys ``[..., N, Hn + Hr]`` and values ``[..., N, Hv]`` of latents and rotated keys ``[..., Ck + Hr]``.
-
-    The rotated key is copied to all heads by the product that makes the rest of the keys: it is multiplied with 1."""
-    (N, Hn, Ck), dtype = maps.keys.shape, latents.dtype
-    Hr = latents.shape[-1] - Ck
-    keys = jnp.zeros((N, Hn + Hr, Ck + Hr), dtype).at[:, :Hn, :Ck].set(maps.keys.astype(dtype))
-    keys = keys.at[:, Hn:, Ck:].set(jnp.eye(Hr, dtype=dtype))
-    scale = maps.key_scale
-    if scale is not None:
-        scale = jnp.concatenate([scale, jnp.ones((N, Hr), scale.dtype)], axis=1)
-    return _product(latents, keys, scale), _product(latents[..., :Ck], maps.values.astype(dtype), maps.value_scale)
-
-
-def _product(latents, weight, scale):
-    """``[..., C], [N, n, C] -> [..., N, n]``. Sums are in float32, and multiplied by ``scale`` before they are rounded."""
-    precision = jax.lax.Precision.HIGHEST if latents.dtype == jnp.float32 else None
-    how = {} if scale is None else {"preferred_element_type": jnp.float32}
-    product = jnp.einsum("...c,nhc->...nh", latents, weight, precision=precision, **how)
-    if scale is None:
-        return product
-    return (product * scale.reshape((1,) * (product.ndim - 2) + scale.shape)).astype(latents.dtype)
+    return PagesInUse(numbers, jnp.where(live, jnp.minimum(place[table], most - 1), 0), place[-1] + 1)

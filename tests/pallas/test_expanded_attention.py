@@ -13,8 +13,8 @@ from test_prefill import MOSAIC, interpreted
 
 from jspec.config import EngineConfig
 from jspec.pallas.attention_reference import Scores
+from jspec.pallas.expand_latents import HeadMaps, expand_latents_kernel, expand_latents_reference
 from jspec.pallas.expanded_attention import (
-    HeadMaps,
     expanded_attention,
     expanded_attention_kernel,
     expanded_attention_reference,
@@ -143,6 +143,38 @@ def test_more_pages_than_there_is_room_for_make_every_result_nan():
     assert jnp.isnan(got).all()
 
 
+class TestExpandLatents:
+    @pytest.fixture(autouse=True)
+    def pick(self, implementation):
+        self.expand = implementation(expand_latents_reference, expand_latents_kernel)
+
+    numbers = jnp.array([3, 1, 9, 4, 0, 0, 0], jnp.int32)
+
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_equals_the_definition(self, case):
+        _, pool, *_, maps = problem(case)
+        pool, count = jnp.nan_to_num(pool), 4
+        got = self.expand(pool, self.numbers, jnp.int32(count), maps)
+        k, v = (np.asarray(part, np.float64)[:count] for part in got)
+        text = np.asarray(pool, np.float64)[0, self.numbers[:count]]
+        keys, values = (np.asarray(weight, np.float64) for weight in (maps.keys, maps.values))
+        if maps.key_scale is not None and maps.value_scale is not None:
+            keys, values = keys * maps.key_scale[..., None], values * maps.value_scale[..., None]
+        latents, rotated = np.split(text, [RANK], axis=-1)
+        close = functools.partial(np.testing.assert_allclose, rtol=2**-7, atol=2**-7)
+        close(k[..., : case.own], np.einsum("upc,nhc->upnh", latents, keys))
+        close(v, np.einsum("upc,nhc->upnh", latents, values))
+        np.testing.assert_array_equal(
+            k[..., case.own :], np.broadcast_to(rotated[:, :, None], k[..., case.own :].shape)
+        )
+
+    def test_more_pages_than_listed_make_every_number_nan(self):
+        _, pool, *_, maps = problem(CASES[0])
+        k, v = self.expand(jnp.zeros_like(pool), self.numbers, jnp.int32(8), maps)
+        assert jnp.isnan(v).all()
+        assert jnp.isnan(k).all()
+
+
 class TestPagesInUse:
     table = jnp.array([[4, 2, 7, 0], [4, 2, 9, 2**30], [5, 1, 1, 1], [0, 3, 0, 0]], jnp.int32)
 
@@ -153,20 +185,22 @@ class TestPagesInUse:
         found = self.of([16, 23, 7, -1], 8)
         np.testing.assert_array_equal(found.numbers, [2, 4, 5, 7, 9, 0, 0, 0])
         np.testing.assert_array_equal(found.table, [[1, 0, 3, 0], [1, 0, 4, 0], [2, 0, 0, 0], [0, 0, 0, 0]])
-        assert found.fit
+        assert found.total == 5
 
     def test_null_pages_are_not_listed(self):
         found = self.of([-1, -1, -1, 31], 3)
         np.testing.assert_array_equal(found.numbers, [3, 0, 0])
 
-    @pytest.mark.parametrize(("most", "fit"), [(5, True), (4, False), (1, False)])
-    def test_whether_they_fit(self, most, fit):
-        assert self.of([16, 23, 7, -1], most).fit == fit
+    @pytest.mark.parametrize("most", [5, 4, 1])
+    def test_all_are_counted(self, most):
+        found = self.of([16, 23, 7, -1], most)
+        assert found.total == 5
+        np.testing.assert_array_equal(found.numbers, [2, 4, 5, 7, 9][:most])
 
     def test_nothing_is_read(self):
         found = self.of([-1] * 4, 2)
         np.testing.assert_array_equal(found.numbers, [0, 0])
-        assert found.fit
+        assert found.total == 0
 
 
 @pytest.mark.parametrize("segments", [1, 4, 64])
@@ -193,13 +227,14 @@ def shapes(B=64, T=128, N=20, own=192, rotated=64, value=256, rank=512, P=64, dt
     ids=str,
 )
 def test_which_shapes_have_the_kernel(shape, known):
-    q, pool, *_, maps = shapes(**shape)
-    assert has_expanded_kernel(q, pool, maps.values.shape[1]) == known
+    q, pool, table, *_, maps = shapes(**shape)
+    assert has_expanded_kernel(q, pool, table, maps) == known
 
 
 def test_lowers_for_hopper():
     text = _for_cuda(functools.partial(expanded_attention, scores=Scores()), shapes())
     assert text.count(MOSAIC) == 1
+    assert text.count("triton") >= 2
 
 
 @pytest.mark.gpu
