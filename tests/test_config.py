@@ -113,11 +113,13 @@ BAD = [
     *refused(Speculation, "synthetic_acceptance", [(), (0.5, 1.01), (0.5, None), (0.5,) * 5]),
     *(
         case
-        for name in ("max_batch", "page_size", "prefill_chunk", "rounds")
+        for name in ("max_batch", "page_size", "rounds")
         for case in refused(EngineConfig, name, [*NO_INTEGERS, 0, -1, 2**31])
     ),
     *refused(EngineConfig, "max_len", [*NO_INTEGERS, 0, 1, 2**22 + 1]),
     *refused(EngineConfig, "dtype", ["float16", "fp32", None, np.float32]),
+    *refused(EngineConfig, "prefill_chunk", [1.5, "3", True, 0, -1, 2**31]),
+    *refused(EngineConfig, "expand_latents", [None, 1]),
     *refused(EngineConfig, "num_pages", [1.5, "3", True, 0, -1, 2**31]),
     *refused(EngineConfig, "width", [1.5, "3", True, 0, -1, 2**31]),
 ]
@@ -260,3 +262,18 @@ def test_a_mixture_is_read_in_larger_passes_unless_a_size_was_asked_for():
     assert sizes == [4096, 8192]
     for asked in (EngineConfig(), dataclasses.replace(fast, prefill_tokens=1024)):
         assert asked.for_target(mixture) == asked
+
+
+def test_latents_are_expanded_in_segments_of_a_block_unless_a_size_was_asked_for():
+    target = dataclasses.replace(GLM_47_FLASH, experts=None)
+    for asked in (EngineConfig(), EngineConfig(reproducible=False)):
+        config = asked.for_target(target)
+        assert config.expand_latents
+        assert config.chunk == 128
+        assert config.segment_buckets[-1] * config.chunk == asked.segment_buckets[-1] * asked.chunk
+        assert asked.chunk == 32
+    assert EngineConfig(prefill_chunk=16).for_target(target).chunk == 16
+    assert EngineConfig(prefill_tokens=64).for_target(target).chunk == 64
+    assert not EngineConfig().for_target(model()).expand_latents
+    glm = EngineConfig(reproducible=False, max_len=8192).for_target(GLM_47_FLASH)
+    assert (glm.chunk, glm.segment_buckets[-1]) == (128, 64)

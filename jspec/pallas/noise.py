@@ -35,7 +35,7 @@ def first_bits(key_0, key_1):
     """The first word of ``random_bits`` of keys whose words are apart, uint32, for programs outside of kernels.
 
     On a CPU it is JAX's own loop over the rounds. If XLA fuses a key's 20 rounds and 20 of its bits with a reduction, LLVM
-    needs hours to vectorise it in jax 0.11 and 0.12. On a GPU they are fused with what follows, which JAX's are not."""
+    does not finish in minutes in jax 0.11 and 0.12. On a GPU they are fused with what follows, which JAX's are not."""
     return jax.lax.platform_dependent(
         key_0,
         key_1,

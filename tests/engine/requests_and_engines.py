@@ -48,9 +48,12 @@ REQUESTS = requests_of(PROMPTS, PARAMS)
 def engine_of(kind: str, config: EngineConfig = CONFIG) -> Engine:
     """An engine with a drafter of this kind, whose drafts are drawn, so that they tell of every number behind them.
 
-    For ``latents``, attention is over latents, that of the target and of what drafts for it. ``eagle/2`` is ``eagle`` with a
-    target in two shards, and ``draft_model/2/2`` has a draft model in as many."""
+    For ``latents``, attention is over latents, that of the target and of what drafts for it; for ``latents/expanded``,
+    prefill computes keys and values of all heads. ``eagle/2`` is ``eagle`` with a target in two shards, and
+    ``draft_model/2/2`` has a draft model in as many."""
     kind, *shards = kind.split("/")
+    if shards == ["expanded"]:
+        config, shards = dataclasses.replace(config, expand_latents=True), []
     settings, model = Speculation(num_draft_tokens=K, draft_sampling="sample"), target()
     if kind == "latents":
         config_of_head, model = VARIANTS["mtp-latents"], latents()

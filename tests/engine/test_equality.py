@@ -21,9 +21,19 @@ from jspec.engine.prefix import PrefixIndex
 from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.step import DecodeStep
 from jspec.models import Decoder
+from jspec.models.cache import PagedView
+from jspec.pallas.expanded_attention import expanded_attention_reference
 from jspec.sampling.params import SamplingParams
 
-QUICK = ("draft_model", "ngram", "eagle", "p-eagle", "latents", "draft_model/2")  # the last in two shards
+QUICK = (
+    "draft_model",
+    "ngram",
+    "eagle",
+    "p-eagle",
+    "latents",
+    "latents/expanded",
+    "draft_model/2",
+)  # the last in two shards
 LONG = ("none", "eagle3", "pard", "mlp", "medusa", "mtp")
 LONG += ("draft_model/2/2", "ngram/4", "eagle/4", "eagle3/2", "p-eagle/2", "mlp/2", "medusa/4", "mtp/2", "latents/2")
 KINDS = [*QUICK, *(pytest.param(kind, marks=pytest.mark.long) for kind in LONG)]
@@ -39,6 +49,15 @@ class Subject:
 
     def check(self, actives: list[ActiveRequest]):
         assert [outcome_of(active) for active in actives] == self.expected
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _latents_expand_on_any_platform():
+    """Where they may: elsewhere that depends on the GPU and on sizes that its kernels know."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PagedView, "expands", lambda view, q, kv, maps: view.expand)
+        patch.setattr("jspec.models.cache.expanded_attention", expanded_attention_reference)
+        yield
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -276,6 +295,17 @@ def test_what_is_restored_wrongly_is_seen(kind, fault):
         assert [outcome_of(active) for active in serve(engine, REQUESTS)] == expected
         with attribute(engine.runner, "_swap_in", swap_in_wrongly):
             assert [outcome_of(active) for active in serve(engine, REQUESTS)] != expected
+
+
+def test_expanded_values_of_another_head_are_seen(monkeypatch):
+    def wrongly(q, pool, table, positions, valid, maps, scores):
+        maps = maps._replace(values=jnp.roll(maps.values, 1, axis=0))
+        return expanded_attention_reference(q, pool, table, positions, valid, maps, scores)
+
+    config = dataclasses.replace(CONFIG, prefill_chunk=2 * P)  # a trace of its own
+    expected = alone(engine_of("latents", config), REQUESTS)
+    monkeypatch.setattr("jspec.models.cache.expanded_attention", wrongly)
+    assert alone(engine_of("latents/expanded", config), REQUESTS) != expected
 
 
 def test_a_round_beyond_the_pages_is_seen():

@@ -1,5 +1,6 @@
 """What a prefill pass reads: segments on a grid, packed into programs that they fill, or left to wait for company."""
 
+import dataclasses
 import random
 
 import numpy as np
@@ -48,6 +49,47 @@ def test_segments_end_at_multiples_of_the_chunk(num_read, expected):
 def test_those_who_wait_for_a_prompt_count_as_being_read(num_held, segments):
     """One long prompt beside a dozen texts is read in small passes, but not if others wait for it."""
     assert len(choose_pass(reading(4000), 12, 0, FAST, num_held)) == segments
+
+
+class TestExpandedLatents:
+    """Texts of a pass have room for the pages of one text of any length, and of what the pass itself reads."""
+
+    config = dataclasses.replace(FAST, max_len=4096, prefill_chunk=128, expand_latents=True)  # room for 64 and 32 pages
+
+    @pytest.mark.parametrize(
+        ("num_read", "to_read", "expected"),
+        [
+            (0, (2000, 500), 16),  # nothing was read before: a full pass
+            (2048, (4000, 4000), 16),
+            (2048, (2200, 2200, 2200, 2200), 4),  # 35 pages each, two segments: there is room for 72
+            (1408, (1536,) * 6, 3),  # 24 pages each, and room for 72
+            (3968, (4000, 4000), 1),  # 63 pages each
+        ],
+    )
+    def test_a_pass_has_as_many_segments_as_there_is_room_for(self, num_read, to_read, expected):
+        chosen = choose_pass(reading(*to_read, num_read=num_read), 0, 0, self.config)
+        assert len(chosen) == expected
+        everything = choose_pass(
+            reading(*to_read, num_read=num_read), 0, 0, dataclasses.replace(self.config, expand_latents=False)
+        )
+        assert places(chosen) == places(everything)[:expected]
+
+    def test_passes_for_log_probabilities_too(self):
+        prompts = reading(4000, 4000, num_read=3968)
+        for active in prompts:
+            object.__setattr__(active.request.params, "prompt_logprobs", 0)
+        assert len(choose_pass(prompts, 0, 0, self.config)) == 1
+
+    def test_everything_is_read_in_the_end(self):
+        prompts = reading(*[4000] * 5, *[100] * 20, num_read=0)
+        for _ in range(200):
+            segments = choose_pass([one for one in prompts if one.num_read < one.num_to_read], 3, 0, self.config)
+            ends = {}
+            for active, start, count in segments:
+                active.num_read = ends[active.order] = start + count
+            n = next((n for n in self.config.segment_buckets if n >= len(segments)), 0)
+            assert sum(-(-end // 64) for end in ends.values()) <= (self.config.pages_of_pass(n) or 0)
+        assert all(one.num_read == one.num_to_read for one in prompts)
 
 
 def test_segments_of_several_prompts_share_a_pass_in_their_order():

@@ -58,7 +58,7 @@ def test_the_first_word_of_many_keys():
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_outside_of_kernels_only_a_gpu_unrolls_the_rounds(platform):
-    """A CPU's compiler needs hours for the unrolled rounds of a key and of its bits beside a reduction."""
+    """A CPU's compiler needs very long for the unrolled rounds of a key and of its bits beside a reduction."""
     keys = jax.ShapeDtypeStruct((3, 4), jnp.uint32)
     lowered = jax.jit(first_bits).trace(keys, keys).lower(lowering_platforms=(platform,)).as_text()
     assert ("stablehlo.while" in lowered) == (platform == "cpu")
