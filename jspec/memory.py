@@ -22,7 +22,7 @@ class Budget:
       weights: the weights of target and draft.
       cache: keys and values of both, in all pages.
       work: the largest temporaries: of a round, the logits of target and draft, and one layer's keys and values gathered
-        from their pages; of a prefill pass, one layer's activations.
+        from their pages; of a prefill pass, one layer's activations, and its keys and values if they follow from latents.
     """
 
     weights: int
@@ -61,11 +61,21 @@ def budget(
     gathered = max(decoder.kv_bytes(row_slots, size) // decoder.num_layers for decoder in decoders)
     tokens = config.segment_buckets[-1] * config.chunk
     passes = tokens * max(3 * decoder.intermediate_size + 8 * decoder.hidden_size for decoder in decoders) * size
+    passes += max(_expanded_bytes(decoder, config) for decoder in decoders)
     return Budget(
         weights=sum(weights),
         cache=sum(decoder.kv_bytes(slots, size) for decoder in decoders),
         work=max(logits * (size + 4) + gathered, passes),
     )
+
+
+def _expanded_bytes(decoder: ModelConfig, config: EngineConfig) -> int:
+    """Of the keys and values that a layer of a prefill pass computes from latents, which takes bfloat16."""
+    pages = config.pages_of_pass(config.segment_buckets[-1])
+    if decoder.latent is None or pages is None or config.dtype != "bfloat16":
+        return 0
+    numbers = decoder.num_heads * (decoder.head_dim + decoder.latent.value_dim)
+    return pages * config.page_size * numbers * ITEMSIZE["bfloat16"]
 
 
 def _local(config: ModelConfig, shards: Shards | None) -> ModelConfig:

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from engines import DRAFT, TARGET
+from engines import DRAFT, LATENTS, TARGET
 
 from jspec import memory
 from jspec.config import EngineConfig
@@ -18,6 +18,19 @@ def test_what_is_counted():
     assert need.cache == 4 * 2 * (3 + 1) * 2 * 4 * slots
     assert need.work > 3 * 5 * 2 * 29 * 4
     assert need.total == need.weights + need.cache + need.work
+
+
+def test_keys_and_values_that_follow_from_latents_are_counted():
+    """In bfloat16, for all pages that a pass has room for: of a text of 40 tokens, and of ten segments of 4."""
+    config = dataclasses.replace(CONFIG, dtype="bfloat16", prefill_chunk=4, prefill_tokens=40)
+    expanding = dataclasses.replace(config, expand_latents=True)
+    expand, keep = (memory.budget(LATENTS, None, one, 1) for one in (expanding, config))
+    assert expand.work - keep.work == (5 + 5) * 8 * 4 * (12 + 8) * 2
+    other = dataclasses.replace(expanding, dtype="float32")
+    assert memory.budget(LATENTS, None, other, 1) == memory.budget(
+        LATENTS, None, dataclasses.replace(other, expand_latents=False), 1
+    )
+    assert memory.budget(TARGET, None, expanding, 1) == memory.budget(TARGET, None, config, 1)
 
 
 def test_half_the_bytes_in_bfloat16():
