@@ -8,25 +8,28 @@ import weakref
 
 import numpy as np
 import pytest
+from fp8_checkpoints import fp8_checkpoint
 from tiny import tiny_checkpoint
 
 from convert import convert
 from jspec.checkpoints import params as stored_params
 from jspec.checkpoints.loading import load_folder, open_folder
 from jspec.checkpoints.params import StoredParams
+from jspec.checkpoints.weights import EightBitTensor, SafeTensor
 from jspec.models import build
 
 SHAPES = {"a": (2, 3), "b": (4,)}
 
 
 def some_params() -> StoredParams:
-    return StoredParams("folder", SHAPES, lambda name: np.ones(SHAPES[name], np.float32))
+    return StoredParams("folder", SHAPES, lambda name, index: np.ones(SHAPES[name], np.float32)[index])
 
 
-@pytest.fixture(params=["safetensors", "converted", "fp8"])
+@pytest.fixture(params=["safetensors", "latents", "converted", "fp8"])
 def folder(request, tmp_path):
-    checkpoint = tiny_checkpoint(tmp_path / "checkpoint")
-    if request.param == "safetensors":
+    architecture = "DeepseekV3ForCausalLM" if request.param == "latents" else "LlamaForCausalLM"
+    checkpoint = tiny_checkpoint(tmp_path / "checkpoint", architecture)
+    if request.param in ("safetensors", "latents"):
         return checkpoint
     convert(checkpoint, tmp_path / "converted", quantize="fp8" if request.param == "fp8" else None)
     return tmp_path / "converted"
@@ -40,6 +43,37 @@ def test_names_and_shapes_are_known_before_anything_is_read(folder):
     for name in params:
         np.testing.assert_array_equal(params[name], whole[name])
     assert build(config, params)
+
+
+PARTS = [(), (slice(3, 7),), (slice(0, 1), slice(2, 4)), (slice(None), slice(1, None)), (slice(5, 5),)]
+
+
+@pytest.mark.parametrize("index", PARTS, ids=str)
+def test_a_part_of_an_array_is_that_part(folder, index):
+    params = open_folder(folder, None)[1]
+    for name, shape in params.shapes.items():
+        own = index[: len(shape)]
+        part, again = params.parts(name, [own, own])
+        np.testing.assert_array_equal(part, params[name][own])
+        np.testing.assert_array_equal(part, again)
+        assert part.dtype == params[name].dtype
+
+
+@pytest.mark.parametrize("make", [tiny_checkpoint, fp8_checkpoint])
+def test_of_a_part_no_other_bytes_are_read(tmp_path, make, monkeypatch):
+    """Queries, keys and values are tensors of their own: rows at both ends of all of them are rows of two."""
+    make(tmp_path / "checkpoint")
+    params, read = open_folder(tmp_path / "checkpoint", None)[1], []
+    for kind in (SafeTensor, EightBitTensor):
+        monkeypatch.setattr(kind, "read", lambda tensor: pytest.fail(f"{tensor.name} was read as a whole"))
+        of_kind = kind.read_part
+        monkeypatch.setattr(
+            kind, "read_part", lambda tensor, index, of=of_kind: read.append(of(tensor, index)) or read[-1]
+        )
+    name = "layers.0.attention.qkv.weight"
+    rows, columns = params.shapes[name]
+    params.parts(name, [(slice(0, 4),), (slice(rows - 4, rows), slice(0, columns // 2))])
+    assert [part.size for part in read] == [4 * columns, 2 * columns]
 
 
 def test_an_array_is_kept_by_nobody(folder):
@@ -57,10 +91,10 @@ def test_a_module_is_built_of_one_array_at_a_time(tmp_path, monkeypatch):
     seen: list[weakref.ref] = []
     most, read = [0], params._read
 
-    def reading(name):
+    def reading(name, index):
         gc.collect()
         most[0] = max(most[0], sum(one() is not None for one in seen))
-        array = read(name)
+        array = read(name, index)
         seen.append(weakref.ref(array))
         return array
 

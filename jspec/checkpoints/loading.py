@@ -16,7 +16,7 @@ from jspec.checkpoints.heads.speculators import verifier
 from jspec.checkpoints.hf_config import read_config, read_fields
 from jspec.checkpoints.manifest import NAME, PARAMS, is_converted, read_manifest, require_whole
 from jspec.checkpoints.orbax import METADATA, load_param, read_shapes
-from jspec.checkpoints.params import StoredParams
+from jspec.checkpoints.params import Index, StoredParams
 from jspec.checkpoints.quantized import stored_params
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.source import Source, open_model, open_source
@@ -189,7 +189,11 @@ def _load(source: Source, dtype: str | None) -> tuple[ModelConfig | HeadConfig, 
     if source.layout.dequantized:
         warnings.warn(f"{source.folder.given}: {source.layout.dequantized}", stacklevel=5)
     chosen = dtype or source.default_dtype
-    return source.config, StoredParams(source.folder.given, source.shapes, lambda name: source.param(name, chosen))
+
+    def read(name: str, index: Index) -> np.ndarray:
+        return source.param(name, chosen, index)
+
+    return source.config, StoredParams(source.folder.given, source.shapes, read)
 
 
 def _converted_config(folder: Folder, options: HeadOptions) -> ModelConfig | HeadConfig:
@@ -240,8 +244,8 @@ def _load_converted(
     quantized = config.scale_names()
     kept = {*quantized, *quantized.values()}
 
-    def read(name: str) -> np.ndarray:
-        array, kind = load_param(path, stored_names[name]), expected[name][1]
+    def read(name: str, index: Index) -> np.ndarray:
+        array, kind = load_param(path, stored_names[name], index), expected[name][1]
         if name in kept:
             _require_quantized(where, name, array.dtype, kind)
         if name in quantized.values() and not (np.isfinite(array) & (array > 0)).all():

@@ -39,8 +39,8 @@ def read_shapes(path: Path, where: str) -> dict[str, tuple[int, ...]]:
     return {name: _shape(read_json(path / name / HEADER, f"{where}/{name}/{HEADER}"), where, name) for name in found}
 
 
-def load_param(path: Path, name: str) -> np.ndarray:
-    """The array ``name``, in its stored dtype, of the Orbax checkpoint at ``path``.
+def load_param(path: Path, name: str, index: tuple[slice, ...] = ()) -> np.ndarray:
+    """The array ``name``, or a part of it, in its stored dtype, of the Orbax checkpoint at ``path``.
 
     It is read by TensorStore, as Orbax does, which itself reads all arrays of a checkpoint at once.
 
@@ -49,7 +49,7 @@ def load_param(path: Path, name: str) -> np.ndarray:
     """
     where = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(path.resolve() / name)}}
     try:
-        return np.asarray(tensorstore.open(where, open=True, read=True).result().read().result())
+        return np.asarray(tensorstore.open(where, open=True, read=True).result()[index].read().result())
     except (ValueError, OSError) as error:
         reason = reason_of(error)[:MAX_REASON]
         raise Refusal(f"{path}: {name!r} cannot be restored ({reason}); convert the checkpoint again") from None

@@ -4,13 +4,15 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 log = logging.getLogger("jspec.loading")
+
+Index = tuple[slice, ...]  # of the first axes of an array, with steps of 1; all of the others
 
 
 class StoredParams(Mapping[str, np.ndarray]):
@@ -22,23 +24,34 @@ class StoredParams(Mapping[str, np.ndarray]):
     Args:
       folder: the checkpoint folder, for the bar.
       shapes: name -> shape, of every array.
-      read: reads the array of a name.
+      read: reads a part of the array of a name; ``()`` is all of it.
     """
 
-    def __init__(self, folder: str | Path, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str], np.ndarray]):
+    def __init__(
+        self, folder: str | Path, shapes: Mapping[str, tuple[int, ...]], read: Callable[[str, Index], np.ndarray]
+    ):
         self.shapes, self._folder, self._read = shapes, Path(folder), read
         self._unread, self._bytes, self._began = set(shapes), 0, time.perf_counter()
         self._bar: tqdm | None = None
 
     def __getitem__(self, name: str) -> np.ndarray:
+        [array] = self.parts(name, [()])
+        return array
+
+    def parts(self, name: str, indices: Sequence[Index]) -> list[np.ndarray]:
+        """Some parts of an array. The bytes of others are not read if the array is stored as it is.
+
+        Raises:
+          KeyError: there is no array of that name.
+        """
         if name not in self.shapes:
             raise KeyError(name)
-        array = self._read(name)
+        parts = [self._read(name, index) for index in indices]
         if name in self._unread:
             self._unread.discard(name)
-            self._bytes += array.nbytes
-            self._show(array.size)
-        return array
+            self._bytes += sum(part.nbytes for part in parts)
+            self._show(math.prod(self.shapes[name]))
+        return parts
 
     def __contains__(self, name: object) -> bool:
         return name in self.shapes
@@ -61,3 +74,9 @@ class StoredParams(Mapping[str, np.ndarray]):
             self._bar.close()
             seconds = time.perf_counter() - self._began
             log.info("%s: %.1f GB of weights read in %.1f s", self._folder, self._bytes / 1e9, seconds)
+
+
+def bounds_of(index: Index, shape: Sequence[int]) -> list[tuple[int, int]]:
+    """First place and one past the last of a part of an array, along each of its axes."""
+    slices = [*index, *[slice(None)] * (len(shape) - len(index))]
+    return [one.indices(size)[:2] for one, size in zip(slices, shape, strict=True)]

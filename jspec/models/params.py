@@ -3,7 +3,7 @@
 The names are dotted paths, such as ``layers.0.attention.qkv.weight``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -90,13 +90,35 @@ def stored(params: Mapping[str, jax.typing.ArrayLike], name: str, expected) -> j
     Raises:
       ValueError: it is not quantised but is expected to be: a cast would round it and not compute its scales.
     """
-    array = params[name]
+    _require_stored(name, array := params[name], expected)
+    return array
+
+
+def stored_parts(
+    params: Mapping[str, jax.typing.ArrayLike], name: str, expected, indices: Sequence[tuple[slice, ...]]
+) -> list[np.ndarray]:
+    """Some parts of the same on the host. Of params that have a method ``parts``, no others are read.
+
+    Raises:
+      ValueError: as for ``stored``.
+    """
+    some: Any = getattr(params, "parts", None)
+    if some is None:
+        array = np.asarray(params[name])
+        parts = [array[index] for index in indices]
+    else:
+        parts = some(name, indices)
+    for part in parts:
+        _require_stored(name, part, expected)
+    return parts
+
+
+def _require_stored(name: str, array: jax.typing.ArrayLike, expected):
     found = jnp.result_type(array)
     if expected in STORED.values() and found != expected:
         raise ValueError(
             f"parameter {name!r} is {found}: expected {expected}, as jspec.models.quantized.quantize has it"
         )
-    return array
 
 
 def flat_params(model: nnx.Module) -> dict[str, jax.Array]:

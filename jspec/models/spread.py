@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jspec.config import ModelConfig, Shards
 from jspec.config.shards import SPLIT, Split
 from jspec.models.decoder import Decoder
-from jspec.models.params import DTYPES, named_leaves, require_params, stored
+from jspec.models.params import DTYPES, abstract_params, named_leaves, require_params, stored_parts
 from jspec.parameters import GATE_UPS, Axis
 
 
@@ -41,8 +41,8 @@ def build_shards(
 ) -> Decoder:
     """The module of ``config`` in shards on the devices of ``mesh``.
 
-    Each device is sent its own parts, one array after another, so that one array at a time is in host memory if ``params``
-    reads them when they are asked for.
+    Each device is sent its own parts, one array after another. So one array at a time is in host memory if ``params`` reads
+    them when they are asked for, and of each the parts of this process's devices if it reads parts (``stored_parts``).
 
     Args:
       config: the architecture.
@@ -55,17 +55,18 @@ def build_shards(
     """
     require_params(config, params, dtype)
     splits, dimensions = shards.splits(config), config.dimensions
+    whole = abstract_params(config, dtype)
 
     def filled(name: str, leaf) -> jax.Array:
-        split, array = splits[name], np.asarray(stored(params, name, leaf.dtype))
-
-        def part(index: Any) -> np.ndarray:
-            shard = 0
-            if split.axis is not None:
-                shard = (index[split.axis].start or 0) * shards.count // leaf.shape[split.axis]
-            return part_of(array, split, dimensions, shards, shard).astype(leaf.dtype, copy=False)
-
-        return jax.make_array_from_callback(leaf.shape, leaf.sharding, part)
+        split, places = splits[name], leaf.sharding.addressable_devices_indices_map(leaf.shape)
+        numbers = {device: _shard_of(index, leaf.shape, split, shards) for device, index in places.items()}
+        own = sorted(set(numbers.values()))
+        indices = {shard: indices_of(whole[name].shape, split, dimensions, shards, shard) for shard in own}
+        read = iter(stored_parts(params, name, leaf.dtype, [index for shard in own for index in indices[shard]]))
+        size = leaf.sharding.shard_shape(leaf.shape)
+        parts = {shard: _joined([next(read) for _ in indices[shard]], size, leaf.dtype) for shard in own}
+        arrays = [jax.device_put(parts[shard], device) for device, shard in numbers.items()]
+        return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays)
 
     return with_leaves(abstract_shards(config, shards, mesh, dtype), filled)
 
@@ -107,46 +108,62 @@ def on_every_device(model: Any, mesh: Mesh) -> Any:
     return nnx.merge(graph, placed(state))
 
 
-def part_of(array: np.ndarray, split: Split, dimensions: Mapping[str, int], shards: Shards, shard: int) -> np.ndarray:
-    """What a shard has of an array on the host.
+def _shard_of(index: Any, shape: tuple[int, ...], split: Split, shards: Shards) -> int:
+    """The number of the shard that has a part of an array of all shards, or 0 if they all have all of it."""
+    return 0 if split.axis is None else (index[split.axis].start or 0) * shards.count // shape[split.axis]
+
+
+def _joined(parts: list[np.ndarray], shape: tuple[int, ...], dtype) -> np.ndarray:
+    """Parts one after the other along axis 0, with zeros behind them up to a shape."""
+    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    if whole.shape != shape:
+        whole = np.pad(whole, [(0, size - found) for size, found in zip(shape, whole.shape, strict=True)])
+    return whole.astype(dtype, copy=False)
+
+
+def indices_of(
+    shape: tuple[int, ...], split: Split, dimensions: Mapping[str, int], shards: Shards, shard: int
+) -> list[tuple[slice, ...]]:
+    """Which parts of an array a shard has, one after the other along axis 0. Behind them a shard of the vocabulary may have
+    padding.
 
     Args:
-      array: the whole array.
+      shape: of the whole array.
       split: how it is split.
       dimensions: of the model's config.
       shards: of the model.
       shard: the number of the shard, from 0.
     """
     if split.axis is None:
-        return array
+        return [()]
     if not split.by_tensor:
-        return _block(array, split.axis, shards, shard)
-    parts, start = [], 0
+        return [(slice(None),) * split.axis + (_block(0, shape[split.axis], shards, shard),)]
+    found, start = [], 0
     parameter = split.parameter
     for axis, length in zip(parameter.tensors.values(), parameter.tensor_lengths(dimensions), strict=True):
-        parts.append(_part_of_outputs(array[start : start + length], axis, dimensions, shards, shard))
+        found += [(rows,) for rows in _rows_of_outputs(start, length, axis, dimensions, shards, shard)]
         start += length
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return found
 
 
-def _part_of_outputs(
-    array: np.ndarray, axis: Axis, dimensions: Mapping[str, int], shards: Shards, shard: int
-) -> np.ndarray:
-    """What a shard has of the outputs of one tensor, along axis 0."""
-    n, G = shards.count, dimensions["G"]
+def _rows_of_outputs(
+    start: int, length: int, axis: Axis, dimensions: Mapping[str, int], shards: Shards, shard: int
+) -> list[slice]:
+    """What a shard has of the outputs of one tensor, which are rows ``start .. start + length - 1``."""
+    n, G, stop = shards.count, dimensions["G"], start + length
     if axis == GATE_UPS:  # of each expert the rows of gate, then those of up
-        each = array.reshape(-1, dimensions["Fe"], *array.shape[1:])
-        return _block(each, 1, shards, shard).reshape(-1, *array.shape[1:])
+        size = dimensions["Fe"]
+        return [_block(first, size, shards, shard) for first in range(start, stop, size)]
     if axis.name == "vocab":
         rows = shards.vocabulary(dimensions["V"])
-        mine = array[shard * rows : (shard + 1) * rows]
-        return np.pad(mine, [(0, rows - len(mine)), *[(0, 0)] * (array.ndim - 1)])
+        return [slice(min(start + shard * rows, stop), min(start + (shard + 1) * rows, stop))]
     if axis.name == "kv" and n > G:  # shards whose attention heads share a KV head have it each
-        size, head = len(array) // G, shard * G // n
-        return array[head * size : (head + 1) * size]
-    return _block(array, 0, shards, shard) if axis.name in SPLIT else array
+        size, head = length // G, shard * G // n
+        return [slice(start + head * size, start + (head + 1) * size)]
+    return [_block(start, length, shards, shard) if axis.name in SPLIT else slice(start, stop)]
 
 
-def _block(array: np.ndarray, axis: int, shards: Shards, shard: int) -> np.ndarray:
-    size = array.shape[axis] // shards.count
-    return array[(slice(None),) * axis + (slice(shard * size, (shard + 1) * size),)]
+def _block(start: int, length: int, shards: Shards, shard: int) -> slice:
+    """A shard's part of the places ``start .. start + length - 1``, of which all have as many."""
+    size = length // shards.count
+    return slice(start + shard * size, start + (shard + 1) * size)
