@@ -54,13 +54,12 @@ def _cells(one: Figure) -> tuple:
 
 
 def _first_tokens(served: Sequence[Result]) -> Iterator[tuple]:
-    for one in served:
-        shape = one.settings["shape"]
-        for key, measured in one.measured.items():
-            number, _, rest = key.partition(", ")
-            if number == "4":
-                goals = FIRST_TOKENS_GOALS.get(shape, {}).get(int(rest.split()[0]), ("-", "-"))
-                yield shape, one.details[key]["what"], *goals, shown(measured), f"{one.day}, {one.code}"
+    latest = {(one.settings["shape"], key): one for one in served for key in one.measured}
+    for (shape, key), one in latest.items():
+        number, _, rest = key.partition(", ")
+        if number == "4":
+            goals = FIRST_TOKENS_GOALS.get(shape, {}).get(int(rest.split()[0]), ("-", "-"))
+            yield shape, one.details[key]["what"], *goals, shown(one.measured[key]), f"{one.day}, {one.code}"
 
 
 def _layers(layers: Sequence[Result]) -> Iterator[tuple]:
