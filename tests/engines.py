@@ -70,10 +70,10 @@ def latents() -> Decoder:
 
 
 @functools.cache
-def in_shards(model: Decoder, count: int) -> Decoder:
-    """The same model on so many devices, each with a shard of it."""
+def in_shards(model: Decoder, count: int, **more) -> Decoder:
+    """The same model on so many devices, each with a shard of it; ``more`` are fields of ``Shards``."""
     params = {name: np.asarray(leaf) for name, leaf in flat_params(model).items()}
-    return build_shards(model.config, params, "float32", Shards(count), mesh_of(count, AXIS))
+    return build_shards(model.config, params, "float32", Shards(count, **more), mesh_of(count, AXIS))
 
 
 def poisoned(model: Decoder, token: int) -> Decoder:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jspec.drafting.base import Context, Drafter, Forced, Prompt
 from jspec.drafting.plain import NoDrafts
+from jspec.engine.dealing import Dealing
 from jspec.engine.exchange import CallLogs, RoundLog, Segments
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED
 from jspec.engine.state import DecodeState
@@ -105,15 +106,22 @@ class DecodeStep:
           allowed: uint32 ``[B, width, ceil(V / 32)]``, which tokens may come at each position from ``length`` on if all
             drafts before it stand, as ``Processing`` has it; None allows all.
         """
-        processing = dataclasses.replace(processing_of(state), grammar=allowed)
-        logits, features, cache = self._verify_pass(state, proposal)
-        verdict = self._verdict(state, processing, logits, proposal)
+        hidden, features, cache = self._verify_pass(state, proposal)
+        dealing = Dealing.of(self.target, hidden)
+        mine: Any = (lambda tree: tree) if dealing is None else dealing.mine
+        logits = self.target.logits(hidden) if dealing is None else dealing.logits(self.target, hidden)
+        # What verdicts depend on; of the rest of this state nothing is read.
+        rows = dataclasses.replace(state, tokens=mine(state.tokens), request=mine(state.request))
+        drafts, processing = mine(proposal), dataclasses.replace(processing_of(rows), grammar=mine(allowed))
+        verdict = self._verdict(rows, processing, logits, drafts)
+        if dealing is not None:
+            verdict = dealing.verdicts(verdict)
         features = self._kept_features(state, features)
         after, log = self._commit(dataclasses.replace(state, cache=cache, features=features), proposal, verdict)
         if self.logprobs_mode is None:
             return after, log
-        logprobs = self._logprobs(processing, state.request.warp, logits, proposal, log.tokens)
-        return after, dataclasses.replace(log, logprobs=logprobs.packed())
+        logprobs = self._logprobs(processing, rows.request.warp, logits, drafts, mine(log.tokens)).packed()
+        return after, dataclasses.replace(log, logprobs=logprobs if dealing is None else dealing.everyone(logprobs))
 
     def _noise(self, state: DecodeState) -> RoundNoise:
         return self.noise(state.request.key_data, state.request.length)
@@ -284,8 +292,8 @@ class DecodeStep:
         are masked: they write nothing to the cache, and their logits mean nothing.
 
         Returns:
-          logits ``[B, width, V]``, entry i those of the token at position length + i; features ``[B, width, E]``, or
-          None; and the new cache.
+          hidden states ``[B, width, D]``, of entry i the logits are those of the token at position length + i; features
+          ``[B, width, E]``, or None; and the new cache.
         """
         request = state.request
         newest = jnp.take_along_axis(state.tokens, request.length[:, None] - 1, axis=1)
@@ -294,8 +302,7 @@ class DecodeStep:
         offset = jnp.arange(self.width, dtype=jnp.int32)[None]
         positions = request.length[:, None] - 1 + offset
         valid = state.live[:, None] & (offset <= proposal.count[:, None])
-        hidden, features, cache = self._target_reads(tokens, state.cache, PagedView(request.table, positions, valid))
-        return self.target.logits(hidden), features, cache
+        return self._target_reads(tokens, state.cache, PagedView(request.table, positions, valid))
 
     def _verdict(self, state: DecodeState, processing: Processing, logits, proposal: Proposal) -> Verdict:
         """What the rule decides under the logits as the requests want them.

@@ -307,11 +307,22 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden):
         """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution."""
-        logits = self.scaled_logits(project(self.before_head(hidden), self.output_weight, self.output_scale))
+        logits = self._own_logits(hidden)
         if self.shards is None:
             return logits
         every = jax.lax.all_gather(logits, self.shards.axis, axis=logits.ndim - 1, tiled=True)
         return every[..., : self.config.vocab_size]
+
+    def logits_of_rows(self, hidden):
+        """In shards: the logits of some of the rows, ``[B, ..., D] -> [B / n, ..., V]``; each of n shards has its own."""
+        assert self.shards is not None
+        logits = self._own_logits(hidden)
+        mine = jax.lax.all_to_all(logits, self.shards.axis, split_axis=0, concat_axis=logits.ndim - 1, tiled=True)
+        return mine[..., : self.config.vocab_size]
+
+    def _own_logits(self, hidden):
+        """Those of the shard's part of the vocabulary, for all rows."""
+        return self.scaled_logits(project(self.before_head(hidden), self.output_weight, self.output_scale))
 
     def before_head(self, hidden):
         """What the output head reads of hidden states ``[..., D]``: they themselves, or ``[..., We]``."""

@@ -64,3 +64,13 @@ class TestStep:
     def test_a_layer_launches_no_more_than_it_did(self, model, batch):
         fewer, more = (len(launched(text(model, batch, layers), loop=True)) for layers in (2, 3))
         assert 0 < more - fewer <= LAYER_BUDGET[model, batch]
+
+
+def test_many_rows_are_dealt():
+    """The logits of a row go to one GPU, and are put in order there without a copy of their own."""
+    hlo = text("llama", 64, 2)
+    exchanged = [op.line for op in launched(hlo, loop=True) if op.kind.startswith(("all-gather", "all-to-all"))]
+    assert len(exchanged) == 2
+    assert "bf16[64,1,64512]" in exchanged[0]
+    assert "s32[64,3]" in exchanged[1]  # verdicts
+    assert moves(hlo, LARGE) == []

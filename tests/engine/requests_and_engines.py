@@ -50,10 +50,13 @@ def engine_of(kind: str, config: EngineConfig = CONFIG) -> Engine:
 
     For ``latents``, attention is over latents, that of the target and of what drafts for it; for ``latents/expanded``,
     prefill computes keys and values of all heads. ``eagle/2`` is ``eagle`` with a target in two shards, and
-    ``draft_model/2/2`` has a draft model in as many."""
+    ``draft_model/2/2`` has a draft model in as many. In ``eagle/2/dealt`` each device judges two of four rows."""
     kind, *shards = kind.split("/")
     if shards == ["expanded"]:
         config, shards = dataclasses.replace(config, expand_latents=True), []
+    how: dict[str, int] = {}
+    if "dealt" in shards:
+        config, how, shards = dataclasses.replace(config, max_batch=4), {"deal_from": 0}, shards[:-1]
     settings, model = Speculation(num_draft_tokens=K, draft_sampling="sample"), target()
     if kind == "latents":
         config_of_head, model = VARIANTS["mtp-latents"], latents()
@@ -68,7 +71,7 @@ def engine_of(kind: str, config: EngineConfig = CONFIG) -> Engine:
         by = draft() if kind == "draft_model" else None
     if shards:
         count = int(shards[0])
-        model = in_shards(model, count)
+        model = in_shards(model, count, **how)
         by = in_shards(by, count) if len(shards) > 1 else on_every_device(by, mesh_of(count, AXIS))
     return Engine(model, by, drafter, "rejection", config)
 

@@ -33,9 +33,11 @@ QUICK = (
     "latents",
     "latents/expanded",
     "draft_model/2",
-)  # the last in two shards
+    "eagle/2/dealt",
+)  # the last two in two shards
 LONG = ("none", "eagle3", "pard", "mlp", "medusa", "mtp")
 LONG += ("draft_model/2/2", "ngram/4", "eagle/4", "eagle3/2", "p-eagle/2", "mlp/2", "medusa/4", "mtp/2", "latents/2")
+LONG += ("draft_model/2/2/dealt", "ngram/4/dealt", "mtp/2/dealt")
 KINDS = [*QUICK, *(pytest.param(kind, marks=pytest.mark.long) for kind in LONG)]
 
 

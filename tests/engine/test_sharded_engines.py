@@ -3,6 +3,7 @@ is made anew.
 
 What surrounds a request is in test_equality.py, for kinds like ``eagle/4``, and K that changes in test_auto.py."""
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from engines import GREEDY, decode, ragged_prompts, tokens_of
 from requests_and_engines import engine_of
 
 import jspec
+from jspec.config import shards_of
 from jspec.sampling.params import SamplingParams
 
 FAMILY = Path(jspec.__file__).parent / "family"
@@ -37,10 +39,23 @@ def outcomes(llm: jspec.LLM, options) -> list[tuple]:
     return [(one.token_ids, one.text, one.finish_reason) for one in results]
 
 
+@functools.cache
+def dealt() -> jspec.LLM:
+    """One whose devices judge one of two rows each."""
+
+    def shards(*args):
+        return tuple(one and dataclasses.replace(one, deal_from=0) for one in shards_of(*args))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jspec.api.shards_of", shards)
+        return jspec.load(FAMILY / "target", FAMILY / "eagle3", tensor_parallel=2, **SMALL)
+
+
 @pytest.mark.parametrize("what", OPTIONS)
 def test_options_have_the_same_effect(what):
     found, wanted = (outcomes(loaded(count, "eagle3"), OPTIONS[what]) for count in (2, 1))
     assert found == wanted
+    assert outcomes(dealt(), OPTIONS[what]) == wanted
     assert what == "log-probabilities" or found != outcomes(loaded(1, "eagle3"), {})
 
 

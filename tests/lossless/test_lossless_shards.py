@@ -8,11 +8,13 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import pytest
 from heads import random_head
 from jax.sharding import PartitionSpec
 
 from jspec.config import Shards
+from jspec.engine.dealing import Dealing
 from jspec.engine.spread import Spread
 from jspec.models import flat_params, layers
 from jspec.models.spread import build_shards, mesh_of, on_every_device
@@ -27,14 +29,17 @@ RULES = ("rejection", "block", "match")
 
 @dataclasses.dataclass(frozen=True)
 class ShardedProgram(HeadProgram):
-    """``HeadProgram`` with a target in so many shards, and a head that every device has."""
+    """``HeadProgram`` with a target in so many shards, and a head that every device has.
+
+    If rows are ``dealt``, each device judges some of them; otherwise all devices judge all."""
 
     shards: int = 2
+    dealt: bool = False
     noise: Callable[..., RoundNoise] = RoundNoise  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def models(self, tables):
         del tables
-        return _models(self.architecture, self.head, self.shards)
+        return _models(self.architecture, self.head, Shards(self.shards, deal_from=0 if self.dealt else 1 << 60))
 
     def over_devices(self, function, gives_state: bool):
         models = self.models(None)
@@ -45,9 +50,9 @@ class ShardedProgram(HeadProgram):
 
 
 @functools.cache
-def _models(architecture: str, head: str, count: int):
-    whole, mesh = target(architecture), mesh_of(count, "tp")
-    split = build_shards(whole.config, flat_params(whole), "float32", Shards(count), mesh)
+def _models(architecture: str, head: str, shards: Shards):
+    whole, mesh = target(architecture), mesh_of(shards.count, "tp")
+    split = build_shards(whole.config, flat_params(whole), "float32", shards, mesh)
     return split, on_every_device(serving(HEADS[head], random_head(HEADS[head])), mesh)
 
 
@@ -57,13 +62,13 @@ def noise_of_its_own(key_data, length) -> RoundNoise:
 
 
 ALL = [
-    ShardedProgram(RULES[(i + j) % 3], head, architecture=architecture, shards=shards)
+    ShardedProgram(RULES[(i + j) % 3], head, architecture=architecture, shards=shards, dealt=(i + j) % 2 == 0)
     for i, head in enumerate(HEADS)
     for j, (architecture, shards) in enumerate(
         (("LlamaForCausalLM", 2), (FOUR_HEADS, 4), ("Qwen3MoeForCausalLM", 2), ("Glm4MoeLiteForCausalLM", 2))
     )
 ]
-QUICK = (ShardedProgram("rejection", "eagle"),)
+QUICK = (ShardedProgram("rejection", "eagle"), ShardedProgram("block", "eagle", dealt=True))
 
 
 class TestSteps(Losslessness):
@@ -74,6 +79,17 @@ class TestSteps(Losslessness):
     def test_noise_of_their_own_is_seen(self):
         """Devices that draw other tokens than their neighbours put keys and values of other texts together."""
         assert self._least(ShardedProgram("rejection", "eagle", shards=2, noise=noise_of_its_own)) < LEVEL
+
+    def test_verdicts_of_other_rows_are_seen(self, monkeypatch):
+        verdicts = Dealing.verdicts
+
+        def rolled(dealing, verdict):
+            return jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), verdicts(dealing, verdict))
+
+        monkeypatch.setattr(Dealing, "verdicts", rolled)
+        jax.clear_caches()
+        assert self._least(ShardedProgram("rejection", "eagle", dealt=True)) < LEVEL
+        jax.clear_caches()
 
     @pytest.mark.long
     def test_sums_that_are_left_out_are_seen(self, monkeypatch):
@@ -90,4 +106,9 @@ class TestSteps(Losslessness):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_meets_every_number_of_shards(rule):
-    assert {one.shards for one in ALL if one.verify == rule} == {2, 4}
+    assert {(one.shards, one.dealt) for one in ALL if one.verify == rule} == {
+        (2, False),
+        (2, True),
+        (4, False),
+        (4, True),
+    }
