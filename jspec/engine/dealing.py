@@ -2,12 +2,12 @@
 
 The output head of a shard makes its part of the vocabulary for every row. Every device then either gathers the parts of all
 rows, and judges all of them, or it gets the parts of some rows, judges those, and tells the others what it decided. In both
-ways it is one device that has all logits of a row, and the same function of them, so the verdicts are the same bits.
+ways a row is judged where all of its logits are, by the same functions of them.
 
 With n devices the second way moves 1 / n of the logits, and looks at 1 / n of them, but it has to exchange the verdicts.
 Rounds with few logits gather (``Shards.deal_from``).
 
-Thresholds and masses could be found from parts of the vocabulary, too, and then hardly a number would be moved. But a row
+Thresholds and masses could be found from parts of the vocabulary, too, and then hardly a logit would be moved. But a row
 whose tokens are cut searches its threshold in tens of steps, each of which would be an exchange."""
 
 import dataclasses

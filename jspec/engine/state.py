@@ -18,7 +18,7 @@ from jspec.models.cache import NULL_PAGE, LayerKV, init_pool
 from jspec.models.contract import Target
 from jspec.sampling.distribution import Warp
 from jspec.sampling.params import MAX_STOP_TOKENS
-from jspec.sampling.processors import Processors
+from jspec.sampling.processors import Processing, Processors
 
 
 @jax.tree_util.register_dataclass
@@ -136,6 +136,18 @@ def init_state(
 def with_processors(state: DecodeState, processors: Processors | None) -> DecodeState:
     """The batch with these processors; with None, as programs see it that know of none."""
     return dataclasses.replace(state, request=dataclasses.replace(state.request, processors=processors))
+
+
+def processing_of(state: DecodeState) -> Processing:
+    """What a round needs to know to process logits."""
+    request = state.request
+    return Processing(
+        processors=request.processors,
+        stop_tokens=request.stop_tokens,
+        min_length=request.min_length,
+        tokens=state.tokens,
+        length=request.length,
+    )
 
 
 def of_rows(state: DecodeState) -> dict[str, Any]:

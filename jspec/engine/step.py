@@ -19,7 +19,7 @@ from jspec.drafting.plain import NoDrafts
 from jspec.engine.dealing import Dealing
 from jspec.engine.exchange import CallLogs, RoundLog, Segments
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED
-from jspec.engine.state import DecodeState
+from jspec.engine.state import DecodeState, processing_of
 from jspec.models.cache import PagedView
 from jspec.models.contract import Target
 from jspec.sampling.distribution import Warp, make_distribution
@@ -393,18 +393,6 @@ class DecodeStep:
             outcome=outcome,
         )
         return state, log
-
-
-def processing_of(state: DecodeState) -> Processing:
-    """What a round needs to know to process logits."""
-    request = state.request
-    return Processing(
-        processors=request.processors,
-        stop_tokens=request.stop_tokens,
-        min_length=request.min_length,
-        tokens=state.tokens,
-        length=request.length,
-    )
 
 
 def _as_float32(logits) -> jax.Array:
