@@ -3,13 +3,18 @@
     python -m benchmarks.tensor_parallel                            # needs two NVIDIA GPUs: every line
     python -m benchmarks.tensor_parallel --shape llama-3.1-8b       # the lines of one shape
     python -m benchmarks.tensor_parallel --json FILE                # also writes a result, see benchmarks/results.py
+    python -m benchmarks.tensor_parallel --alone                    # one of the two GPUs by itself; needs one GPU
     python -m benchmarks.tensor_parallel --smoke                    # tiny and anywhere, with meaningless times
 
 Weights are random, and each GPU makes its own. Times are in milliseconds, the median over calls of many rounds each. The
 floor is that of ``benchmarks.round`` on half of the target's bytes and all of the draft's. The last line is one sum over the
-GPUs with the residual sum and the norm behind it, in microseconds, of as many tokens as its name says."""
+GPUs with the residual sum and the norm behind it, in microseconds, of as many tokens as its name says.
+
+With ``--alone`` one GPU runs plain rounds of what one of the two would have: a model with half of the heads, of the columns
+and of the vocabulary. Nothing is added up, so that times are those of two GPUs without their sums."""
 
 import argparse
+import dataclasses
 import functools
 import itertools
 import os
@@ -87,6 +92,24 @@ def rounds(shape: str, lines: Sequence[Line], dtype: str, rate: float, repeats: 
         yield Figure(line.number, line.variant, what, "ms", *times, *goals, kernels=timed.kernels, tokens=tokens)
 
 
+def alone(shape: str, lines: Sequence[Line], dtype: str, rate: float, repeats: int) -> Iterator[Figure]:
+    """The figures of plain rounds of one shard by itself. They have no goals, which are for rounds with sums."""
+    pair = SHAPES[shape]
+    vocabulary = SHARDS.vocabulary(pair.target.vocab_size)
+    bench = Bench(
+        pair._replace(target=dataclasses.replace(SHARDS.local(pair.target), vocab_size=vocabulary)),
+        dtype,
+        rate,
+        repeats,
+    )
+    for line in lines:
+        if line.what.method is None:
+            timed = bench.time(line.what)
+            what = f"{shape}, one of two shards alone, {line.what}"
+            times = 1e3 * timed.seconds, 1e3 * timed.floor
+            yield Figure(line.number, line.variant, what, "ms", *times, kernels=timed.kernels)
+
+
 def sums(D: int, rows: int, dtype: str, repeats: int) -> float:
     """Microseconds of a sum over the GPUs of ``[rows, D]``, with the residual sum and the norm behind it."""
     mesh, same = mesh_of(SHARDS.count, SHARDS.axis), PartitionSpec()
@@ -117,23 +140,25 @@ def main() -> int:
         "--bandwidth", type=float, help="bytes per second of one GPU for the floors, instead of measuring"
     )
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
+    parser.add_argument("--alone", action="store_true", help="one shard by itself, on one GPU, without sums")
     parser.add_argument("--smoke", action="store_true", help="a tiny shape, two simulated devices, meaningless times")
     args = parser.parse_args()
     on_gpu = jax.default_backend() == "gpu"
-    if not args.smoke and (not on_gpu or len(jax.devices()) < SHARDS.count):
-        parser.error("fewer than two GPUs: times need them; --smoke runs a tiny version here")
+    needed = 1 if args.alone else SHARDS.count
+    if not args.smoke and (not on_gpu or len(jax.devices()) < needed):
+        parser.error(f"fewer than {needed} GPUs: times need them; --smoke runs a tiny version here")
     rates, rate = bandwidth.for_floors(args.bandwidth)
     shapes = {"tiny": SMALL} if args.smoke else {shape: LINES[shape] for shape in args.shape}
     dtype, repeats = ("bfloat16" if on_gpu else "float32"), (1 if args.smoke else args.repeats)
-    result = results.begin(
-        "tensor_parallel", {"shapes": list(shapes), "dtype": dtype, "smoke": args.smoke}, rate, rates
-    )
+    settings = {"shapes": list(shapes), "dtype": dtype, "alone": args.alone, "smoke": args.smoke}
+    result = results.begin("tensor_parallel", settings, rate, rates)
     print(f"{bandwidth.describe(rates)}; floors at {rate / 1e9:,.0f} GB/s of each GPU\n{HEADER}", flush=True)
-    figures = [rounds(shape, lines, dtype, rate, repeats) for shape, lines in shapes.items()]
+    of_shape = alone if args.alone else rounds
+    figures = [of_shape(shape, lines, dtype, rate, repeats) for shape, lines in shapes.items()]
     D = 64 if args.smoke else LLAMA_8B.hidden_size
     figures.append(
         Figure(5, f"{rows} tokens", f"sum over the GPUs of {rows} x {D}, with norm", "us", took, 0.0, *goals)
-        for rows, goals in ROWS.items()
+        for rows, goals in ({} if args.alone else ROWS).items()
         for took in [sums(D, rows, dtype, repeats)]
     )
     keep(itertools.chain.from_iterable(figures), result, args.json)
