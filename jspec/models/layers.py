@@ -18,9 +18,11 @@ from jspec.pallas.attention_reference import Rotation
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.norm import add_norm, norm
 
-# Numbers of weights whose product with a single token is faster as a reduction than as the matrix product that XLA makes of
-# it: 7.1 us and 11.7 for [5120, 2048] in bfloat16 on an H200, 10.2 and 14.9 for [4096, 4096]. Below, XLA makes a reduction.
-_REDUCED = range(10_000_001, 20_000_001)
+# On a GPU, a product with a single token is computed as a reduction where the weight has more numbers than this, and no more
+# input features. On an H200 a reduction of bfloat16 weights is up to 15% faster than the matrix product that XLA makes
+# ([28672, 4096]: 57.9 us and 62.8), but slower with longer sums ([5120, 25600]: 72.6 us and 66.9). Of smaller weights XLA
+# makes a reduction by itself. ``benchmarks/decode_products.py`` times them all.
+_REDUCED_ABOVE, _LONGEST_SUM = 10_000_000, 16_384
 
 
 class Linear(nnx.Module):
@@ -53,9 +55,13 @@ class Linear(nnx.Module):
     def __call__(self, x):
         weight = self.weight[...]
         if self.bias is not None and self.scale is None and self.over is None and _is_reduced(x, weight):
-            return _reduction(x, weight, self.bias[...])
+            return by_platform(_reduction, _biased, x, weight, self.bias[...])
         y = added_up(project(x, weight, None if self.scale is None else self.scale[...]), self.over)
         return y if self.bias is None else y + per_feature(self.bias[...], y)
+
+
+def _biased(x, weight, bias):
+    return (y := _rounded_product(x, weight)) + per_feature(bias, y)
 
 
 def added_up(x, over: str | None):
@@ -71,9 +77,8 @@ def project(x, weight, scale=None):
     if scale is not None:
         return wide_project(x, weight, scale).astype(x.dtype)
     if _is_reduced(x, weight):
-        return _reduction(x, weight)
-    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return jnp.einsum("...i,oi->...o", x, weight, precision=precision)
+        return by_platform(_reduction, _rounded_product, x, weight)
+    return _rounded_product(x, weight)
 
 
 def wide_project(x, weight, scale=None):
@@ -91,13 +96,17 @@ def wide_project(x, weight, scale=None):
     return y * per_feature(scale, y)
 
 
-def _product(x, weight):
+def _product(x, weight, dtype=jnp.float32):
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return jnp.einsum("...i,oi->...o", x, weight, precision=precision, preferred_element_type=jnp.float32)
+    return jnp.einsum("...i,oi->...o", x, weight, precision=precision, preferred_element_type=dtype)
+
+
+def _rounded_product(x, weight):
+    return _product(x, weight, None)
 
 
 def _is_reduced(x, weight) -> bool:
-    return x.size == x.shape[-1] and weight.size in _REDUCED
+    return x.size == x.shape[-1] and weight.size > _REDUCED_ABOVE and weight.shape[1] <= _LONGEST_SUM
 
 
 def _reduction(x, weight, bias=None):
