@@ -15,7 +15,6 @@ and of the vocabulary. Nothing is added up, so that times are those of two GPUs 
 
 import argparse
 import dataclasses
-import functools
 import itertools
 import os
 import pathlib
@@ -29,19 +28,16 @@ if "--smoke" in sys.argv:  # before JAX starts
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from benchmarks import bandwidth, results
 from benchmarks.programs import Bench, Decoding
 from benchmarks.round import HEADER, Figure, keep
 from benchmarks.shapes import LLAMA_8B, SHAPES
+from benchmarks.sums import microseconds
 from jspec.config import Shards
-from jspec.models.spread import mesh_of
-from jspec.pallas.norm import add_norm
 
 SHARDS = Shards(2)
 PROMPT, NEW = 512, 256
-SUMS = 64  # one after another: those of a model of 32 layers
 
 
 class Line(NamedTuple):
@@ -110,28 +106,6 @@ def alone(shape: str, lines: Sequence[Line], dtype: str, rate: float, repeats: i
             yield Figure(line.number, line.variant, what, "ms", *times, kernels=timed.kernels)
 
 
-def sums(D: int, rows: int, dtype: str, repeats: int) -> float:
-    """Microseconds of a sum over the GPUs of ``[rows, D]``, with the residual sum and the norm behind it."""
-    mesh, same = mesh_of(SHARDS.count, SHARDS.axis), PartitionSpec()
-
-    def layers(x, weight):
-        def one(_, carry):
-            x, y = carry
-            return add_norm(x, jax.lax.psum(y, SHARDS.axis), weight, None, 1e-5, "rms")
-
-        return jax.lax.fori_loop(0, SUMS, one, (x, x))[1]
-
-    over = functools.partial(jax.shard_map, mesh=mesh, in_specs=(same, same), out_specs=same, check_vma=False)
-    function, args = jax.jit(over(layers)), (jnp.ones((1, rows, D), dtype), jnp.ones(D, dtype))
-    jax.block_until_ready(function(*args))
-    took = []
-    for _ in range(max(repeats, 1) * 5):
-        began = time.perf_counter()
-        jax.block_until_ready(function(*args))
-        took.append(time.perf_counter() - began)
-    return 1e6 * min(took) / SUMS
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=LINES, nargs="+", default=list(LINES), help="the shapes, in this order")
@@ -159,7 +133,7 @@ def main() -> int:
     figures.append(
         Figure(5, f"{rows} tokens", f"sum over the GPUs of {rows} x {D}, with norm", "us", took, 0.0, *goals)
         for rows, goals in ({} if args.alone else ROWS).items()
-        for took in [sums(D, rows, dtype, repeats)]
+        for took in [microseconds("sum", rows, D, jnp.dtype(dtype), 5 * repeats)]
     )
     keep(itertools.chain.from_iterable(figures), result, args.json)
     return 0

@@ -6,10 +6,24 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import bandwidth, efficiency, hlo, quantization, results, round, shards, tables, tensor_parallel, verify
+from benchmarks import (
+    bandwidth,
+    decode_products,
+    efficiency,
+    hlo,
+    quantization,
+    results,
+    round,
+    shards,
+    sums,
+    tables,
+    tensor_parallel,
+    verify,
+)
 from benchmarks.floors import draft_passes, floor, target_pass
 from benchmarks.programs import Decoding
 from benchmarks.references import Comparison
@@ -56,6 +70,30 @@ def test_smoke_run_over_two_devices(monkeypatch, tmp_path):
     assert list(found.measured) == ["1, batch 2", "2", "5, 5 tokens", "5, 80 tokens"]
     assert all(found.measured[key] > found.floors[key] for key in found.measured)
     assert found.goals.keys() == {"5, 5 tokens", "5, 80 tokens"}
+
+
+def test_smoke_run_of_one_shard_alone(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["tensor_parallel", "--smoke", "--alone", "--json", str(tmp_path / "out.json")])
+    assert tensor_parallel.main() == 0
+    found = results.read(tmp_path / "out.json")
+    assert list(found.measured) == ["1, batch 2"]
+    assert found.settings["alone"]
+    assert found.goals == {}
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 5])
+def test_ways_to_add_up_agree(tokens):
+    assert sums.largest_difference("scattered", tokens, 64, jnp.float32) < 1e-5
+
+
+def test_smoke_runs_of_sums_and_products(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["sums", "--smoke", "--tokens", "1", "3", "--repeats", "1"])
+    assert sums.main() == 0
+    monkeypatch.setattr(sys, "argv", ["decode_products", "--smoke", "--shards", "2", "--forms", "1", "reduced"])
+    assert decode_products.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["tokens", "1", "3"]
+    assert lines[-1].startswith("2 layers and head")
 
 
 def test_what_a_gpu_holds_is_in_the_guide(capsys):

@@ -5,10 +5,12 @@ import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import pytest
 from deviceless import compiled_on, gpus, why_not
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
+import benchmarks.sums
 from benchmarks.hlo import launched, moves
 from benchmarks.programs import Decoding, decoding_program
 from benchmarks.shapes import GPT_OSS_20B, LLAMA_8B
@@ -64,6 +66,24 @@ class TestStep:
     def test_a_layer_launches_no_more_than_it_did(self, model, batch):
         fewer, more = (len(launched(text(model, batch, layers), loop=True)) for layers in (2, 3))
         assert 0 < more - fewer <= LAYER_BUDGET[model, batch]
+
+
+@pytest.mark.parametrize(
+    ("way", "kinds"),
+    [
+        ("sum", ["all-reduce", "custom-call"]),
+        ("scattered", ["all-gather-start", "custom-call", "reduce-scatter"]),
+        ("peer", ["custom-call"]),
+    ],
+)
+def test_ways_to_add_up_compile(way, kinds):
+    """Those that ``python -m benchmarks.sums`` times, for as many tokens as the GPUs divide."""
+    mesh = gpus(SHARDS.count, AXIS)
+    shapes = [((16, 4096), ()), ((2, 16, 4096), (AXIS,)), ((4096,), ())]
+    args = [jax.ShapeDtypeStruct(s, jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec(*at))) for s, at in shapes]
+    hlo = compiled_on(mesh, benchmarks.sums.chained(way, 16, mesh), *args).as_text()
+    found = {op.kind for op in launched(hlo, loop=True)}
+    assert sorted(found - {"fusion", "copy"}) == kinds
 
 
 def test_many_rows_are_dealt():
