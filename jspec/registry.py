@@ -72,7 +72,30 @@ LOOKED_UP = ("ngram_min", "ngram_max")  # options of every method that looks dra
 EAGLE3_SIZES = ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers")
 EAGLE3_FORMATS = ("jspec.checkpoints.heads.speculators:FORMAT", "jspec.checkpoints.heads.eagle3:FORMAT")
 
+# One reads all layouts of its class; the other is the speculators format.
+BLOCK_FORMATS = ("jspec.checkpoints.heads.block_speculators:FORMAT", "jspec.checkpoints.heads.block:FORMAT")
+
 METHODS = (
+    DraftMethod(
+        name="dspark",
+        help="a DSpark head: one pass fills a block of mask tokens, and each draft depends on the one before it",
+        drafter="jspec.drafting.block:Block",
+        config="jspec.heads.block:BlockConfig",
+        module="jspec.models.block:BlockHead",
+        formats=BLOCK_FORMATS,
+        argmax_below=0.3,
+        options=DRAWN,
+    ),
+    DraftMethod(
+        name="dflash",
+        help="a DFlash or JetSpec head: one pass fills a block of mask tokens",
+        drafter="jspec.drafting.block:Block",
+        config="jspec.heads.block:BlockConfig",
+        module="jspec.models.block:BlockHead",
+        formats=BLOCK_FORMATS,
+        argmax_below=0.4,
+        options=DRAWN,
+    ),
     DraftMethod(
         name="eagle3",
         help="an EAGLE-3 head: K passes over its own outputs, fed with hidden states of several layers of the target",

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jspec.heads import EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig, PardConfig
+from jspec.heads import BlockConfig, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig, PardConfig
 from jspec.models.cache import CausalView
+from jspec.models.layers import rotation_at
+from jspec.pallas.attention_reference import grouped_attention, rotated
 
 
 class Drafts(NamedTuple):
@@ -42,6 +44,8 @@ def causal_drafts(config: HeadConfig, head, target, text, length, K: int) -> Dra
     if isinstance(config, PardConfig):
         return _pard(config, head, text, length, K)
     features = _features(config, target, text)
+    if isinstance(config, BlockConfig):
+        return _block(config, head, target, features, text, length, K)
     if isinstance(config, MLPConfig):
         return _mlp(head, features, text, length, K)
     if isinstance(config, MedusaConfig):
@@ -93,6 +97,52 @@ def _masked(config, head, target, features, following, length, K: int) -> Drafts
     hidden, kv = _read(head, embedded, fused)
     hidden = jnp.concatenate([_at(hidden, length - 2 + i) for i in range(K)], axis=1)
     return Drafts(head.logits(hidden, target), kv, length - 1)
+
+
+def _block(config, head, target, features, text, length, K: int) -> Drafts:
+    """A block behind a context, in one softmax over both. Slots at positions that the draft head does not have are no part of
+    the block."""
+    first, S = (0 if config.anchor_first else 1), text.shape[1]
+    n = first + K if all(config.causal) else config.block_size
+    anchor, place = length[:, None] - 1, jnp.arange(n, dtype=jnp.int32)[None]
+    tokens = jnp.where(place == 0, jnp.take_along_axis(text, anchor, axis=1), config.mask_token_id)
+    positions = jnp.concatenate([_positions(text), anchor + place], axis=1)
+    fused, x, written = head.fuse(features), head.embed(tokens, target), []
+    for i, layer in enumerate(head.layers):
+        a, window = layer.attention, config.layers.windows[i]
+        qkv = a._queries_keys_values(jnp.concatenate([fused, layer.attention_norm(x)], axis=1))
+        q, k, v = jnp.split(qkv, [a.num_heads, a.num_heads + a.num_kv_heads], axis=2)
+        q, k = (rotated(part, rotation_at(positions, a.rope, a.head_dim)) for part in (q, k))
+        seen = _seen(positions, anchor, config.causal[i], window, S, config.layers.max_position)
+        k, v = (jnp.moveaxis(part, 2, 0) for part in (k, v))
+        written.append((k[:, :, :S], v[:, :, :S]))
+        v = jnp.where(jnp.any(seen, axis=1)[None, :, :, None], v, 0)  # what nobody sees may be NaN
+        x = x + a.out(grouped_attention(q[:, S:], k, v, seen).reshape(len(x), n, -1))
+        x = x + layer.mlp(layer.mlp_norm(x))
+    hidden = head.norm(x)[:, first : first + K]
+    logits = head.draft_logits(hidden, target)
+    if head.markov is not None:
+        state, added = head.markov.start(len(text)), []
+        for i in range(K):
+            one, state = head.markov(hidden[:, i : i + 1], _at(text, length - 1 + i), state)
+            added.append(one)
+        logits = logits + jnp.concatenate(added, axis=1)
+    return Drafts(head.over_vocabulary(logits), written, length - 1)
+
+
+def _seen(positions, anchor, causal: bool, window: int | None, S: int, max_position: int):
+    """Which of the S tokens of a text and of the slots behind them each slot of a block sees, bool ``[B, n, S + n]``."""
+    key, query = positions[:, None], positions[:, S:, None]
+    of_context = jnp.arange(positions.shape[1])[None, None] < S
+    seen = jnp.where(of_context, key < anchor[:, None], key < max_position)
+    if causal:
+        seen = seen & (of_context | (key <= query))
+        return seen if window is None else seen & (key > query - window)
+    seen = jnp.broadcast_to(seen, (len(key), query.shape[1], key.shape[2]))
+    if window is None:
+        return seen
+    last = jnp.max(jnp.where(positions[:, S:] < max_position, positions[:, S:], -1), axis=1)[:, None, None]
+    return seen & (~of_context | (key > last - window - query.shape[1]))
 
 
 def _pard(config, model, text, length, K: int) -> Drafts:

@@ -13,7 +13,16 @@ from engines import CONFIG, DRAFT, LATENTS, MAX_LEN, TARGET, V, plain_greedy, ra
 from jspec.config import Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.engine import Engine
-from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig, PardConfig
+from jspec.heads import (
+    BlockConfig,
+    Eagle3Config,
+    EagleConfig,
+    HeadConfig,
+    MedusaConfig,
+    MLPConfig,
+    MTPConfig,
+    PardConfig,
+)
 from jspec.models import abstract_params, build_head, flat_params
 from jspec.models.split import split
 
@@ -21,6 +30,7 @@ D, REDUCED = TARGET.hidden_size, 20
 LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
 LAYERS = dataclasses.replace(TARGET, num_layers=2, windows=(None, 9))
 MASK = 5
+BLOCK = dataclasses.replace(TARGET, num_layers=2, windows=(None, 9), qk_norm=True, max_position=MAX_LEN)
 
 HEADS: dict[str, HeadConfig] = {
     "eagle": EagleConfig(LAYERS, fuse_bias=True),
@@ -30,6 +40,10 @@ HEADS: dict[str, HeadConfig] = {
     "pard": PardConfig(DRAFT, MASK),
     "mlp": MLPConfig(V, D, 24, 4),
     "medusa": MedusaConfig(V, D, 4),
+    "dflash": BlockConfig(BLOCK, V, D, (0, 2, 3), 5, MASK, False, (False, True)),
+    "dspark": BlockConfig(
+        BLOCK, REDUCED, D, (1, 3), 4, MASK, True, (False, False), "gated", 6, "markov", own_head=True
+    ),
 }
 SHORT = 27  # number of positions of a draft head that has fewer than its target
 VARIANTS: dict[str, HeadConfig] = HEADS | {
@@ -53,6 +67,12 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     ),
     "pard-short": PardConfig(dataclasses.replace(DRAFT, max_position=SHORT), MASK),
     "mlp-tied": MLPConfig(V, D, 12, 3, tied=True, scale_input=True),
+    "jetspec": BlockConfig(BLOCK, V, D, (1, 2), 9, MASK, False, (True, True)),
+    "dflash-short": BlockConfig(
+        dataclasses.replace(BLOCK, max_position=SHORT), V, D, (1, 3), 8, MASK, True, (False, False), own_embedding=True
+    ),
+    "dspark-rnn": BlockConfig(BLOCK, V, D, (2,), 8, MASK, True, (False, False), "rnn", 4, "hidden"),
+    "dspark-vanilla": BlockConfig(BLOCK, V, D, (1, 2), 5, MASK, False, (False, False), "vanilla", 4),
     "medusa-borrowed-head": MedusaConfig(V, D, 12, num_blocks=2, own_head=False),
 }
 
@@ -73,7 +93,7 @@ def random_head(config: HeadConfig, seed: int = 0):
 def _drawn(config: HeadConfig, name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, *name.encode()])
     if name == "draft_ids":
-        assert isinstance(config, Eagle3Config)
+        assert isinstance(config, Eagle3Config | BlockConfig)
         ids = np.full(shape, -1)
         ids[np.sort(rng.permutation(len(ids))[: config.draft_vocab_size])] = np.arange(config.draft_vocab_size)
         return ids

@@ -21,7 +21,7 @@ from jspec.drafting.methods import drafter_for
 from jspec.engine.exchange import Segments
 from jspec.engine.state import init_state
 from jspec.engine.step import DecodeStep
-from jspec.heads import PardConfig
+from jspec.heads import BlockConfig, PardConfig
 from jspec.models import build_head, flat_params
 from jspec.models.split import split
 from jspec.sampling.verify import Verdict
@@ -87,7 +87,9 @@ class Bench:
         slots = MAX_LEN - 1 - length
         if isinstance(self.config, PardConfig):
             return max(min(self.K, slots, self.config.model.max_position - length + 1), 0)
-        if self.config.decoder is not None:
+        if isinstance(self.config, BlockConfig):
+            slots = min(slots, self.config.layers.max_position - length + self.config.anchor_first)
+        elif self.config.decoder is not None:
             slots = min(slots, self.config.decoder.max_position - (length - 2))
         return max(min(self.K, slots), 0) if length > 1 else 0
 
@@ -186,6 +188,12 @@ QUICK = [
     ("mlp", 4),
     ("mlp-tied", 10),
     ("medusa", 4),
+    ("dflash", 3),  # fewer drafts than the block has
+    ("dspark", 4),
+    ("jetspec", 8),
+    ("dflash-short", 8),
+    ("dspark-rnn", 3),
+    ("dspark-vanilla", 4),
 ]
 THOROUGH = [(name, K) for name in VARIANTS for K in (1, 3, 8) if most(name) >= K]
 

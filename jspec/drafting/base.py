@@ -171,6 +171,11 @@ class Drafter(Protocol):
         """
         ...
 
+    @property
+    def slots_beyond(self) -> int:
+        """How many cache slots a round may write behind those that the target writes, which are those of K drafts."""
+        ...
+
     def init(self, pages: int, page_size: int, dtype) -> Any:
         """An empty state. A drafter that caches keys and values makes pools of ``pages`` pages of ``page_size`` slots."""
         ...
@@ -189,6 +194,7 @@ class Stateless:
 
     aux_layers: tuple[int, ...] | None = None
     longest_text = None
+    slots_beyond = 0
 
     def init(self, pages: int, page_size: int, dtype) -> tuple[()]:
         """The empty state."""

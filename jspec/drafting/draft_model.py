@@ -31,6 +31,7 @@ class DraftModel:
     speculation: Speculation
 
     aux_layers = None
+    slots_beyond = 0
 
     @classmethod
     def build(cls, setup: Setup):

@@ -36,6 +36,8 @@ class Eagle:
     aux_layers: tuple[int, ...]
     speculation: Speculation
 
+    slots_beyond = 0
+
     @classmethod
     def build(cls, setup: Setup):
         config: Any = setup.config

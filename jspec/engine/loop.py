@@ -51,6 +51,7 @@ class Loop:
             runner.looks_ahead,
             runner.swap_pages,
             rests=draft_lengths is not None and 0 in draft_lengths,
+            slots_beyond=runner.slots_beyond,
         )
         self.controller: Controller | None = None
         self._chooses = draft_lengths is not None

@@ -15,10 +15,12 @@ class Needs:
       config: how long a text may become.
       num_draft_tokens: K, the most drafts of a round.
       pages: how many pages there are, and how large they are.
+      slots_beyond: how many cache slots the drafter may write in a round behind those of K drafts.
     """
 
-    def __init__(self, config: EngineConfig, num_draft_tokens: int, pages: PagePool):
+    def __init__(self, config: EngineConfig, num_draft_tokens: int, pages: PagePool, slots_beyond: int = 0):
         self._config, self._num_draft_tokens, self._pages = config, num_draft_tokens, pages
+        self._ahead = num_draft_tokens + slots_beyond
 
     def check(self, request: Request):
         """Raise a ValueError, with numbers, if the request can never be served."""
@@ -44,12 +46,12 @@ class Needs:
 
     def most_slots(self, request: Request) -> int:
         """How many cache slots the request may ever touch."""
-        return min(request.limit(self._config.max_len) + self._num_draft_tokens, self._config.max_len)
+        return min(request.limit(self._config.max_len) + self._ahead, self._config.max_len)
 
     def pages_for(self, active: ActiveRequest, rounds: int) -> int:
         """How many pages the request needs for so many more rounds, at their most."""
         committed = active.length + (active.unread_rounds + rounds) * (self._num_draft_tokens + 1)
-        slots = min(committed + self._num_draft_tokens, active.most_slots)
+        slots = min(committed + self._ahead, active.most_slots)
         return self._pages.pages(slots)
 
     def may_commit(self, actives: Sequence[ActiveRequest], swap_pages: int) -> bool:

@@ -82,7 +82,7 @@ class Runner:
     ):
         drafter = make_drafter(target, draft_model)
         most, self.longest_text = drafter.num_draft_tokens, drafter.longest_text
-        self.looks_ahead = drafter.aux_layers is not None
+        self.looks_ahead, self.slots_beyond = drafter.aux_layers is not None, drafter.slots_beyond
         target_leaves, merge_target = split(target)
         draft_leaves, merge_draft = split(draft_model)
         self._config, self.spread = config, Spread.of(target, draft_model)

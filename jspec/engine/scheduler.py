@@ -47,6 +47,7 @@ class Scheduler:
       swap_pages: how many pages host memory may hold.
       rests: whether there are calls without drafts, whose tokens the drafter reads later.
       pages: the pages and what they hold; None makes a pool.
+      slots_beyond: as ``Drafter.slots_beyond``.
 
     Attributes:
       waiting: requests that have no row yet, as a heap by seniority.
@@ -68,12 +69,14 @@ class Scheduler:
         swap_pages: int = 0,
         rests: bool = False,
         pages: PagePool | None = None,
+        slots_beyond: int = 0,
     ):
         self._unread = num_draft_tokens + 1 + rests * config.rounds  # tokens at the end that a drafter has not read
         self._config, self._swap_pages = config, swap_pages
         if pages is None:
             pages = PagePool(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
-        self.pages, self.reading, self.needs = pages, Reading(config, pages), Needs(config, num_draft_tokens, pages)
+        self.pages, self.reading = pages, Reading(config, pages)
+        self.needs = Needs(config, num_draft_tokens, pages, slots_beyond)
         self.num_preemptions = 0
         self.waiting: list[tuple[tuple[int, int], ActiveRequest]] = []
         self.clear()

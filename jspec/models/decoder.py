@@ -64,15 +64,23 @@ class Attention(nnx.Module):
         self.sinks = nnx.Param(jnp.zeros(N, dtype)) if config.attention_sinks else None
 
     def __call__(self, x, positions, kv, view):
-        B, T, _ = x.shape
-        N, G, H = self.num_heads, self.num_kv_heads, self.head_dim
-        qkv = self.qkv(x).reshape(B, T, N + 2 * G, H)
-        if self.q_norm is not None and self.k_norm is not None:
-            qkv = self._normed(qkv, self.q_norm, self.k_norm)
-        rotation = rotation_at(positions, self.rope, H)
+        """``[B, T, in_features] -> [B, T, D]``, or of those tokens alone that ``view`` has attend; and ``kv`` with new ones."""
+        qkv = self._queries_keys_values(x)
         scores = Scores(self.scale, self.softcap, None if self.sinks is None else self.sinks[...])
-        attended, kv = view.extend(qkv, rotation, kv, G, self.window, scores)
-        return self.out(attended.reshape(B, T, N * H)), kv
+        rotation = rotation_at(positions, self.rope, self.head_dim)
+        attended, kv = view.extend(qkv, rotation, kv, self.num_kv_heads, self.window, scores)
+        return self.out(attended.reshape(len(x), -1, self.num_heads * self.head_dim)), kv
+
+    def keep(self, x, positions, kv, view):
+        """``kv`` with keys and values of tokens ``x [B, T, in_features]``, which attend to nothing."""
+        rotation = rotation_at(positions, self.rope, self.head_dim)
+        return view.rotate_and_write(self._queries_keys_values(x), rotation, kv, self.num_kv_heads)[1]
+
+    def _queries_keys_values(self, x):
+        """``[B, T, N + 2G, H]``, queries and keys normed, not rotated."""
+        B, T, _ = x.shape
+        qkv = self.qkv(x).reshape(B, T, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        return qkv if self.q_norm is None or self.k_norm is None else self._normed(qkv, self.q_norm, self.k_norm)
 
     def _normed(self, qkv, q_norm: Norm, k_norm: Norm):
         """``[B, T, N + 2G, H]`` with norms of queries and keys, over each head or over all heads of a token."""

@@ -13,6 +13,7 @@ from flax import nnx
 from jspec.heads import Eagle3Config
 from jspec.models.cache import CacheShape
 from jspec.models.decoder import MLP, Attention, Layer, add, cache_shape
+from jspec.models.draft_vocabulary import first_tokens, over_vocabulary
 from jspec.models.eagle import init_embedding
 from jspec.models.layers import Linear, Norm
 
@@ -72,7 +73,7 @@ class Eagle3Head(nnx.Module):
         )  # the first is of another class
         self.norm = Norm(D, eps, dtype=dtype) if config.norm_before_head else None
         self.head = Linear(D, config.draft_vocab_size, dtype=dtype, rngs=rngs) if config.own_head else None
-        self.draft_ids = nnx.Param(_first_tokens(config)) if config.reduced else None
+        self.draft_ids = nnx.Param(first_tokens(c.vocab_size, config.draft_vocab_size)) if config.reduced else None
         self.mask_hidden = nnx.Param(jnp.zeros(E, dtype)) if config.method == "parallel" else None
         self.mask_feature = None
 
@@ -110,12 +111,7 @@ class Eagle3Head(nnx.Module):
 
     def logits(self, hidden, target):
         """``[..., D] -> [..., V]``. Tokens that the draft head cannot propose get -inf, which is probability 0."""
-        logits = self.draft_logits(hidden, target)
-        if self.draft_ids is None:
-            return logits
-        ids = self.draft_ids[...]
-        known = (ids >= 0).reshape((1,) * (logits.ndim - 1) + ids.shape)
-        return jnp.where(known, jnp.take(logits, jnp.maximum(ids, 0), axis=-1), -jnp.inf)
+        return over_vocabulary(self.draft_logits(hidden, target), self.draft_ids)
 
     def recycle(self, hidden):
         """Turn hidden states ``[B, T, D]`` into the fused features of the next slots, normed if ``norm_output`` says so."""
@@ -132,9 +128,3 @@ class Eagle3Head(nnx.Module):
     def cache_shape(self) -> CacheShape:
         """What is cached for a slot."""
         return cache_shape(self.config.layers)
-
-
-def _first_tokens(config: Eagle3Config):
-    """``draft_ids`` of the first Vd tokens: a placeholder until a checkpoint or the training data choose the tokens."""
-    ids = jnp.arange(config.layers.vocab_size, dtype=jnp.int32)
-    return jnp.where(ids < config.draft_vocab_size, ids, -1)

@@ -18,7 +18,16 @@ from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.hf_config import model_config
 from jspec.config import ModelConfig, Speculation
 from jspec.drafting.methods import drafter_for
-from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig, PardConfig
+from jspec.heads import (
+    BlockConfig,
+    Eagle3Config,
+    EagleConfig,
+    HeadConfig,
+    MedusaConfig,
+    MLPConfig,
+    MTPConfig,
+    PardConfig,
+)
 from jspec.models import causal_logits, init
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES
@@ -31,6 +40,7 @@ from lossless.table_model import V
 D, LLAMA = 8, "LlamaForCausalLM"
 TARGET = ModelConfig(LLAMA, V, D, 12, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=4, max_position=S)
 LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
+BLOCK = dataclasses.replace(LAYER, qk_norm=True)
 HEADS: dict[str, HeadConfig] = {
     "eagle": EagleConfig(LAYER),
     "eagle3": Eagle3Config(LAYER, 2, D, 2, aux_layers=(0, 2)),  # knows two tokens of four
@@ -39,6 +49,10 @@ HEADS: dict[str, HeadConfig] = {
     "mlp": MLPConfig(V, D, 8, K),
     "medusa": MedusaConfig(V, D, K),
     "mtp": MTPConfig(LAYER),
+    "dflash": BlockConfig(BLOCK, V, D, (1, 2), K + 2, 2, False, (False,)),  # a slot more than drafts
+    "dspark": BlockConfig(BLOCK, 3, D, (0, 2), K, 1, True, (False,), "gated", 4, own_head=True),  # knows three tokens
+    "jetspec": BlockConfig(BLOCK, V, D, (1,), K + 1, 0, False, (True,)),
+    "dspark-rnn": BlockConfig(BLOCK, V, D, (1, 2), K + 1, 3, False, (False,), "rnn", 4),
 }
 
 

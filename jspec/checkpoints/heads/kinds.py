@@ -20,10 +20,12 @@ from jspec.checkpoints.tensor import Tensor
 from jspec.registry import METHODS, resolve
 
 # Kinds of checkpoints that jspec refuses, each with the test that finds it. A supported layout would recognise them too:
-# a DFlash head, for example, has the tensor ``fc.weight`` and ``layers.0.*``, as an EAGLE head has, but computes
-# something else.
+# a DFlash 2 head, for example, has the tensors of a DFlash head, but computes something else.
 _UNSUPPORTED: tuple[tuple[str, Callable[[Fields, Iterable[str]], bool]], ...] = (
-    ("DFlash heads", lambda fields, names: "dflash" in architectures(fields) or "hidden_norm.weight" in names),
+    (
+        "DFlash 2 heads, which have convolutions around their layers,",
+        lambda fields, names: any("attention_conv" in name or "candidate_selector" in name for name in names),
+    ),
     (
         "EAGLE heads of NeMo Automodel, which have norms around their layer,",
         lambda fields, _: "llamaeagledraftmodel" in architectures(fields),

@@ -66,7 +66,7 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
     if kind == "eagle3" and MASK in tensors:
         raise fields.refuse(TYPE, f"'peagle', because tensor {MASK!r} is there")
     layout = eagle3.build(
-        _layers(fields, tensors),
+        layers_of(fields, tensors),
         Settings((fields,)),
         tensors,
         listed_aux_layers(fields, "input_of"),
@@ -74,7 +74,7 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
         parallel=kind == "peagle",
         mask_token_id=options.mask_token_id,
     )
-    config = dataclasses.replace(layout.config, trained_drafts=_trained_drafts(fields))
+    config = dataclasses.replace(layout.config, trained_drafts=trained_drafts(fields))
     return dataclasses.replace(
         layout,
         config=config,
@@ -95,7 +95,7 @@ def _eagle(fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     if fields.text("transformer_layer_architecture", layer) != layer:
         raise fields.refuse("transformer_layer_architecture", f"{layer!r}")
     native = {_native_name(name): tensor for name, tensor in tensors.items()}
-    layers = _layers(fields, native, absent="llama")
+    layers = layers_of(fields, native, absent="llama")
     layers = dataclasses.replace(layers, raw={**layers.raw, "num_hidden_layers": 1})  # this type has one layer
     layout = eagle.build(
         read_layers(layers, native, "layers.0.", bias_key="attention_bias"),
@@ -167,7 +167,7 @@ def verifier(fields: Fields) -> str | None:
     return inner.text("name_or_path", None) if inner else None
 
 
-def _layers(fields: Fields, tensors: dict[str, Tensor], absent: str | None = None) -> Fields:
+def layers_of(fields: Fields, tensors: dict[str, Tensor], absent: str | None = None) -> Fields:
     """``transformer_layer_config`` with the values that it leaves out filled in.
 
     Most come from ``CLASS_DEFAULTS``. An absent ``num_key_value_heads`` or ``head_dim`` stands for the class default in
@@ -196,7 +196,7 @@ def _layers(fields: Fields, tensors: dict[str, Tensor], absent: str | None = Non
     return dataclasses.replace(layers, raw=whole)
 
 
-def _trained_drafts(fields: Fields) -> int | None:
+def trained_drafts(fields: Fields) -> int | None:
     """The number of drafts in a round that config.json recommends, its ``speculative_tokens``; None if it lacks one."""
     outer = fields.nested(CONFIG)
     methods = outer.raw.get("proposal_methods") if outer else None

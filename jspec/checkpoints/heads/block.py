@@ -1,0 +1,268 @@
+"""Block drafters in the layouts of z-lab (DFlash), JetSpec, SpecForge and DeepSpec (DSpark and its DFlash), all of 2026.
+
+The layers have the same tensors in all of them: ``fc``, ``hidden_norm``, ``norm``, and ``layers.i.*`` as in Qwen3. The
+settings differ in where they are and in what they mean:
+
+| | z-lab, JetSpec | SpecForge | DeepSpec |
+|---|---|---|---|
+| ``target_layer_ids``, ``mask_token_id`` | in ``dflash_config`` | in ``dflash_config`` | at the top |
+| first slot that drafts | the second | the anchor's | the anchor's |
+| block attention | both ways; causal with ``causal_head``, and in layers with a window | the same | both ways |
+| beside the layers | nothing | Markov and confidence heads | these, and copies of embedding and output head |
+
+Layer id i means the residual stream after layer i, so -1 is the embedding. Nothing in a DFlash head's tensors says which slot
+drafts first: the class in ``architectures`` decides, unless ``sample_from_anchor`` says it."""
+
+import os
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from jspec._arguments import require
+from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.heads.eagle3_settings import Settings
+from jspec.checkpoints.heads.format import HeadFormat, architectures
+from jspec.checkpoints.heads.layers import layer_fields, read_layers, window_fields
+from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.heads.vocabulary import D2T, T2D, draft_ids, offsets, require_identity
+from jspec.checkpoints.layout import Layout
+from jspec.checkpoints.names import OUTPUT_HEAD, tensor_table
+from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.tensor import Tensor
+from jspec.heads import EMBEDDING, BlockConfig
+
+ID_KEY, DFLASH = "target_layer_ids", "dflash_config"
+MARKOV, CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head.proj.weight"
+
+# Settings that change what a draft head computes, each with the only value that is supported.
+_FIXED: tuple[tuple[str, float | bool | None], ...] = (
+    ("final_logit_softcapping", None),
+    ("input_embedding_scale", 1),
+    ("output_multiplier", 1),
+)
+
+
+def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> Layout:
+    """The ``Layout`` of a folder in one of the native layouts.
+
+    Raises:
+      Refusal: config.json and the tensors contradict each other, or a setting is not supported.
+    """
+    inner = fields.nested(DFLASH)
+    settings = Settings((inner, fields) if inner else (fields,))
+    own = architectures(fields)
+    if "gemma" in own:
+        raise fields.refuse("architectures", "a class with layers of Qwen3; draft heads of Gemma 4 are not supported")
+    holder = settings.object_with("sample_from_anchor")
+    anchor_first = holder.flag("sample_from_anchor", "dspark" in own)
+    layers = _layers(fields, tensors)
+    causal = _causal(settings, layers.windows)
+    ids = settings.object_with(ID_KEY)
+    return build(settings, tensors, options, layers, _after(ids, ID_KEY, shift=1), anchor_first, causal)
+
+
+def build(
+    settings: Settings,
+    tensors: dict[str, Tensor],
+    options: HeadOptions,
+    layers,
+    aux_layers: tuple[int, ...],
+    anchor_first: bool,
+    causal: tuple[bool, ...],
+) -> Layout:
+    """The ``Layout`` of a block drafter.
+
+    Args:
+      settings: where config.json has settings.
+      tensors: name -> tensor, for every tensor in the files.
+      options: of the user.
+      layers: the config of the layers.
+      aux_layers, anchor_first, causal: as in ``BlockConfig``.
+
+    Raises:
+      Refusal: config.json and the tensors contradict each other, or a setting is not supported.
+    """
+    top = settings.objects[-1]
+    for key, only in _FIXED:
+        value = (holder := settings.object_with(key)).raw.get(key)
+        if value is not None and value != only:
+            raise holder.refuse(key, "null" if only is None else f"{only!r}, the one value that is supported")
+    markov, rank = _markov(settings, tensors)
+    config = BlockConfig(
+        layers=layers,
+        draft_vocab_size=_draft_vocab_size(settings, tensors, layers.vocab_size),
+        target_hidden_size=_target_size(top, tensors, len(aux_layers)),
+        aux_layers=aux_layers,
+        block_size=settings.object_with("block_size").integer("block_size"),
+        mask_token_id=settings.mask_token(layers.vocab_size, options.mask_token_id),
+        anchor_first=anchor_first,
+        causal=causal,
+        markov=markov,
+        markov_rank=rank,
+        confidence=_confidence(top, tensors, layers.hidden_size, rank),
+        own_embedding=EMBEDDING in tensors,
+        own_head=OUTPUT_HEAD in tensors,
+    )
+    found, folder = dict(tensors), os.path.dirname(top.where)
+    if D2T in tensors and config.reduced:
+        found[D2T] = draft_ids(folder, tensors[D2T], tensors.get(T2D), config.draft_vocab_size, layers.vocab_size)
+    elif D2T in tensors:
+        require_identity(folder, tensors[D2T], config.draft_vocab_size)
+    label = {"dflash": "JetSpec head" if all(causal) else "DFlash head", "dspark": "DSpark head"}[config.method]
+    return Layout(config, label, tensor_table(config), found, left_out=frozenset((D2T, T2D)))
+
+
+def _layers(fields: Fields, tensors: dict[str, Tensor]):
+    """The config of the layers, of which the files hold as many as config.json says."""
+    found = [int(match[1]) for match in map(re.compile(r"layers\.(\d{1,4})\.").match, tensors) if match]
+    count = max(found, default=-1) + 1
+    if fields.integer("num_hidden_layers", count) != count:
+        raise fields.refuse("num_hidden_layers", f"{count}, as many layers as the files hold tensors of")
+    return read_layers(fields, tensors, "layers.0.", bias_key="attention_bias")
+
+
+def _causal(settings: Settings, windows: Sequence[int | None]) -> tuple[bool, ...]:
+    """Of each layer, whether its slots see none of those behind them."""
+    for key in ("causal_head", "is_causal", "causal"):
+        if (holder := settings.object_with(key)).raw.get(key) is not None:
+            return (holder.flag(key),) * len(windows)
+    return tuple(window is not None for window in windows)
+
+
+def _after(holder: Fields, key: str, shift: int) -> tuple[int, ...]:
+    """The auxiliary hidden states that config.json lists, ascending: k is the residual stream after k layers.
+
+    Args:
+      holder: the object that has the list.
+      key: the key of the list.
+      shift: what is added to each id.
+    """
+    ids = holder.raw.get(key)
+    listed = isinstance(ids, list) and bool(ids)
+    if not listed or not all(isinstance(i, int) and not isinstance(i, bool) and i + shift >= 0 for i in ids):
+        raise holder.refuse(key, f"a list of layer ids of at least {-shift}")
+    if ids != sorted(set(ids)):
+        raise holder.refuse(key, "different layer ids, ascending, which is the order in which 'fc.weight' reads them")
+    return tuple(i + shift for i in ids)
+
+
+def _target_size(top: Fields, tensors: dict[str, Tensor], count: int) -> int:
+    """Width of the target: ``fc.weight`` reads so many numbers of each of ``count`` auxiliary hidden states."""
+    if "fc.weight" not in tensors or len(tensors["fc.weight"].shape) != 2:
+        raise Refusal(
+            f"{top.where}: tensor 'fc.weight' is missing, which fuses what a block drafter reads of its target"
+        )
+    width = tensors["fc.weight"].shape[1]
+    if not width or width % count:
+        raise Refusal(
+            f"{top.where}: tensor 'fc.weight' reads {width} numbers, expected a multiple of {count}, the number of layer ids"
+        )
+    return width // count
+
+
+def _draft_vocab_size(settings: Settings, tensors: dict[str, Tensor], vocab_size: int) -> int:
+    """Vd: the rows of the head's own output head, or else the target's vocabulary."""
+    key, weight = "draft_vocab_size", tensors.get(OUTPUT_HEAD)
+    holder = settings.object_with(key)
+    Vd = vocab_size if weight is None else weight.shape[0]
+    if holder.integer(key, Vd) != Vd:
+        raise holder.refuse(key, f"{Vd}, the output channels of the output head")
+    return Vd
+
+
+def _markov(settings: Settings, tensors: dict[str, Tensor]) -> tuple[str | None, int]:
+    """The kind of the Markov head and its rank; (None, 0) if the files hold none."""
+    holder = settings.object_with("markov_rank")
+    weight = tensors.get(MARKOV)
+    rank = 0 if weight is None else weight.shape[-1]
+    if holder.integer("markov_rank", rank, low=0) != rank:
+        expected = "0 or none, because the files hold no Markov head" if not rank else f"{rank}, the width of {MARKOV}"
+        raise holder.refuse("markov_rank", expected)
+    if not rank:
+        return None, 0
+    holder = settings.object_with("markov_head_type")
+    kind = holder.text("markov_head_type", "vanilla")
+    extra = {"gated": "markov_head.gate_proj.weight", "rnn": "markov_head.joint_proj.weight"}
+    for other, name in extra.items():
+        if (name in tensors) != (kind == other):
+            raise holder.refuse(
+                "markov_head_type", f"{other!r}, because tensor {name!r} is there" if name in tensors else "vanilla"
+            )
+    return kind, rank
+
+
+def _confidence(top: Fields, tensors: dict[str, Tensor], hidden_size: int, rank: int) -> str | None:
+    """What the confidence head reads; None if the files hold none."""
+    weight = tensors.get(CONFIDENCE)
+    if weight is None:
+        return None
+    widths = {hidden_size: "hidden", hidden_size + rank: "markov"} if rank else {hidden_size: "hidden"}
+    if weight.shape[-1] not in widths:
+        raise Refusal(
+            f"{top.where}: tensor {CONFIDENCE!r} reads {weight.shape[-1]} numbers, expected one of {sorted(widths)}"
+        )
+    return widths[weight.shape[-1]]
+
+
+def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
+    """The config.json: of DeepSpec's layout for heads whose anchor drafts, of z-lab's for others.
+
+    Raises:
+      ValueError: the layout cannot state ``config``.
+    """
+    windows = config.layers.windows
+    ids = [k - 1 for k in config.aux_layers]
+    shared = {
+        **layer_fields(config.layers),
+        **window_fields(config.layers),
+        "attention_bias": config.layers.qkv_bias,
+        "block_size": config.block_size,
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_model_name_or_path": target_name,
+        "tie_word_embeddings": False,
+    }
+    if not config.anchor_first:
+        causal = all(config.causal)
+        plain = tuple(window is not None for window in windows)
+        require(causal or config.causal == plain, "causal", config.causal, f"True for each layer, or {plain}")
+        dflash = {"mask_token_id": config.mask_token_id, ID_KEY: ids, **({"causal_head": True} if causal else {})}
+        require(config.markov is None, "markov", config.markov, "None where the anchor does not draft")
+        return {"architectures": ["DFlashDraftModel"], **shared, DFLASH: dflash}
+    require(not any(config.causal), "causal", config.causal, "False for each layer where the anchor drafts")
+    require(not any(windows), "windows", windows, "None for each layer where the anchor drafts")
+    markov = {"markov_head_type": config.markov} if config.markov is not None else {}
+    return {
+        "architectures": ["Qwen3DSparkModel"],
+        **shared,
+        ID_KEY: ids,
+        "mask_token_id": config.mask_token_id,
+        "markov_rank": config.markov_rank,
+        **markov,
+        "enable_confidence_head": config.confidence is not None,
+        "confidence_head_with_markov": config.confidence == "markov",
+    }
+
+
+def public_tensors(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """``tensors`` (public name -> array) in the form of the public layouts: ``draft_ids`` become ``d2t`` and ``t2d``."""
+    public = dict(tensors)
+    if D2T in tensors:
+        public[D2T], public[T2D] = offsets(tensors[D2T])
+    return public
+
+
+def recognises(fields: Fields, names: Collection[str]) -> bool:
+    """Whether a folder holds a block drafter."""
+    known = ("dflash", "dspark")
+    return any(kind in architectures(fields) for kind in known) or {"fc.weight", "hidden_norm.weight"} <= set(names)
+
+
+FORMAT = HeadFormat(
+    recognises=recognises,
+    read=lambda _, fields, tensors, options: read(fields, tensors, options),
+    write_config=lambda config, target_name, _: hf_config(config, target_name),
+    write_tensors=public_tensors,
+    lists_layers=True,
+)

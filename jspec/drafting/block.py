@@ -1,0 +1,126 @@
+"""Drafting with a block drafter: DFlash, JetSpec or DSpark. One pass makes the hidden states of all drafts."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jspec.config import Speculation
+from jspec.drafting.base import Context, Prompt, Setup
+from jspec.drafting.drawing import Drawing
+from jspec.drafting.window import make_window
+from jspec.models.block import BlockHead, BlockView
+from jspec.models.cache import init_pool
+from jspec.models.contract import Target
+from jspec.sampling.verify import Proposal
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A draft head that fills a block of mask tokens behind the newest token (DFlash, JetSpec and DSpark, 2026).
+
+    The pass of a round keeps the context of the tokens that the last round committed, whose features the target has
+    computed by now, and reads the block behind them. The block begins with the newest committed token, which has no feature
+    yet. After a prompt of one token there is no context, and the first round drafts nothing.
+
+    A head whose slots see all others was trained for blocks of one size: it always has that many slots, of which a smaller K
+    draws the first. The drafts of a DFlash or JetSpec head do not see each other, as in ``drafting.parallel``. Those of a
+    DSpark head are drawn one after another.
+
+    Attributes:
+      head: the draft head.
+      target: the target, whose embedding and output head the draft head may borrow.
+      aux_layers: the auxiliary hidden states that a feature joins, as ``Target.with_auxiliary`` takes them.
+      speculation: K, and how drafts are drawn.
+    """
+
+    head: BlockHead
+    target: Target
+    aux_layers: tuple[int, ...]
+    speculation: Speculation
+
+    @classmethod
+    def build(cls, setup: Setup):
+        config: Any = setup.config
+        return cls(setup.draft, setup.target, config.resolved_aux_layers(setup.target_config), setup.speculation)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return self.speculation.most_draft_tokens
+
+    @property
+    def max_position(self) -> int:
+        return self.head.config.layers.max_position
+
+    @property
+    def longest_text(self) -> int:
+        return self.max_position - self.first  # the first draft of a round needs slot length - 1 + first
+
+    @property
+    def first(self) -> int:
+        """The slot of the block that makes the first draft."""
+        return 0 if self.head.config.anchor_first else 1
+
+    @property
+    def slots(self) -> int:
+        """n, how many slots a block has. Those behind the last draft matter only where slots see those behind them."""
+        config = self.head.config
+        return self.first + self.num_draft_tokens if all(config.causal) else config.block_size
+
+    @property
+    def slots_beyond(self) -> int:
+        return max(self.slots - 1 - self.num_draft_tokens, 0)
+
+    def init(self, pages: int, page_size: int, dtype):
+        return init_pool(self.head.cache_shape(), pages, page_size, dtype)
+
+    def prefill(self, state, prompt: Prompt):
+        view = prompt.view
+        view = dataclasses.replace(view, valid=view.valid & (view.positions < self.max_position))
+        return self.head.keep(self.head.fuse(prompt.features), view.positions, state, view)
+
+    def propose(self, state, context: Context):
+        drawing = Drawing(self.speculation, context, self.head.config.method)
+        anchor, K = context.length - 1, self.num_draft_tokens
+        # Draft i is made by the slot at anchor + first + i, so the draft head must have that position.
+        room = jnp.where(anchor > 0, context.room_within(self.max_position - anchor - self.first), 0)
+        hidden, cache = self._read(state, context)
+        hidden = hidden[:, self.first : self.first + K]
+        logits = self.head.draft_logits(hidden, self.target)
+        if self.head.markov is None:
+            distribution, tokens = drawing.draw(self.head.over_vocabulary(logits), 0)
+            return cache, drawing.proposal(distribution, tokens, room)
+        return cache, self._one_after_another(drawing, hidden, logits, context.tokens_at(anchor[:, None]), room)
+
+    def _read(self, state, context: Context):
+        """The pass: ``[B, n, D]``, after the final norm, and the cache."""
+        config, anchor, n = self.head.config, context.length - 1, self.slots
+        window = make_window(context, context.previous - 1, anchor, self.num_draft_tokens, 0, self.max_position)
+        places = anchor[:, None] + jnp.arange(n, dtype=jnp.int32)[None]
+        known = context.live[:, None] & (places < min(self.max_position, context.tokens.shape[1]))
+        positions = jnp.concatenate([window.positions, places], axis=1)
+        view = BlockView(context.table, positions, jnp.concatenate([window.valid, known], axis=1), block=n)
+        block = jnp.where(places == anchor[:, None], context.tokens_at(places), config.mask_token_id)
+        return self.head(self.head.fuse(context.features), self.head.embed(block, self.target), positions, state, view)
+
+    def _one_after_another(self, drawing: Drawing, hidden, logits, anchor, room) -> Proposal:
+        """Draws of which each knows the one before it.
+
+        Args:
+          drawing: how drafts are drawn.
+          hidden: ``[B, K, D]``.
+          logits: ``[B, K, Vd]``, without what the Markov head adds.
+          anchor: int32 ``[B, 1]``, the newest committed token.
+          room: int32 ``[B]``, the largest number of drafts that the row can use.
+        """
+        markov = self.head.markov
+        assert markov is not None
+
+        def of_slot(state, previous, i):
+            at = lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1, axis=1)  # noqa: E731
+            added, state = markov(at(hidden), previous, state)
+            return state, self.head.over_vocabulary(at(logits) + added)
+
+        state, first = of_slot(markov.start(len(hidden)), anchor, 0)
+        return drawing.chain(first, state, of_slot, room, unroll=self.num_draft_tokens)[1]
