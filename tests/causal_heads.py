@@ -100,8 +100,8 @@ def _masked(config, head, target, features, following, length, K: int) -> Drafts
 
 
 def _block(config, head, target, features, text, length, K: int) -> Drafts:
-    """A block behind a context, in one softmax over both. Slots at positions that the draft head does not have are no part of
-    the block."""
+    """A block behind a context, in one softmax over both. Slots at positions that the draft head does not have are no part
+    of the block."""
     first, S = (0 if config.anchor_first else 1), text.shape[1]
     n = first + K if all(config.causal) else config.block_size
     anchor, place = length[:, None] - 1, jnp.arange(n, dtype=jnp.int32)[None]

@@ -1,7 +1,7 @@
 """Block drafters: DFlash (2026), JetSpec (2026) and DSpark (2026), whose layers fill a block of mask tokens in one pass.
 
-The *context* of a block are the tokens before its first slot, the anchor. Of each, the layers know what ``fuse`` makes of the
-target's auxiliary hidden states: all layers compute their keys and values from that, and so nothing of the context goes
+The *context* of a block are the tokens before its first slot, the anchor. Of each, the layers know what ``fuse`` makes of
+the target's auxiliary hidden states: all layers compute their keys and values from that, and so nothing of the context goes
 through attention or MLPs.
 
     context = head.fuse(features)                                    # [B, C, D]
@@ -13,6 +13,7 @@ A DSpark head adds to the logits of a slot what its Markov head makes of the dra
 after another (``MarkovHead``)."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -116,8 +117,8 @@ class BlockHead(nnx.Module):
     Attributes:
       draft_ids: as ``jspec.models.draft_vocabulary`` has it; None if every token can be proposed.
       markov: of a DSpark head; None in others.
-      confidence: a linear map of what ``BlockConfig.confidence`` says to a logit, of the probability that the draft of a slot
-        is accepted if those before it are. None in a head without.
+      confidence: a linear map of what ``BlockConfig.confidence`` says to a logit: that of the probability that the draft of
+        a slot is accepted if those before it are. None in a head without.
     """
 
     def __init__(self, config: BlockConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -126,7 +127,7 @@ class BlockHead(nnx.Module):
         self.embedding = init_embedding(c, rngs, dtype) if config.own_embedding else None
         self.fuse_in = Linear(E, D, dtype=dtype, rngs=rngs)
         self.context_norm = Norm(D, c.rms_norm_eps, dtype=dtype)
-        self.layers = nnx.List([Layer(c, i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
+        self.layers: Any = nnx.List([Layer(c, i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
         self.norm = Norm(D, c.rms_norm_eps, dtype=dtype)
         self.head = Linear(D, config.draft_vocab_size, dtype=dtype, rngs=rngs) if config.own_head else None
         ids = first_tokens(c.vocab_size, config.draft_vocab_size) if config.reduced else None

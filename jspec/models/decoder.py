@@ -64,7 +64,7 @@ class Attention(nnx.Module):
         self.sinks = nnx.Param(jnp.zeros(N, dtype)) if config.attention_sinks else None
 
     def __call__(self, x, positions, kv, view):
-        """``[B, T, in_features] -> [B, T, D]``, or of those tokens alone that ``view`` has attend; and ``kv`` with new ones."""
+        """``[B, T, in_features] -> [B, T, D]``, of those tokens alone that ``view`` has attend, and ``kv`` with new ones."""
         qkv = self._queries_keys_values(x)
         scores = Scores(self.scale, self.softcap, None if self.sinks is None else self.sinks[...])
         rotation = rotation_at(positions, self.rope, self.head_dim)

@@ -96,7 +96,6 @@ def test_bias_that_config_does_not_mention_is_decided_by_the_tensor(tmp_path):
         ({"parallel_drafting": True}, {}, ("parallel", "'mask_hidden' is missing")),
         ({}, {"mask_hidden": np.zeros((1, 192), np.float32)}, ("mask_token_id", "ptd_token_id")),
         ({}, {"midlayer__hidden_norm__weight": None}, ("midlayer.hidden_norm.weight", "missing")),
-        ({"architectures": ["DFlashDraftModel"]}, {}, ("DFlash heads are not supported",)),
     ],
 )
 def test_eagle3(tmp_path, keys, changes, parts):
@@ -177,7 +176,7 @@ def test_map_of_a_whole_vocabulary(tmp_path):
     )
 
 
-@pytest.mark.parametrize("kind", ["dflash", "mtp", "mlp"])
+@pytest.mark.parametrize("kind", ["mtp", "mlp"])
 def test_other_speculators(tmp_path, kind):
     src = with_keys(heads.speculators(tmp_path / "src"), speculators_model_type=kind)
     refuses(src, f"speculators_model_type='{kind}'", "eagle3, peagle, eagle")

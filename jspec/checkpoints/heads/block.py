@@ -10,8 +10,8 @@ settings differ in where they are and in what they mean:
 | block attention | both ways; causal with ``causal_head``, and in layers with a window | the same | both ways |
 | beside the layers | nothing | Markov and confidence heads | these, and copies of embedding and output head |
 
-Layer id i means the residual stream after layer i, so -1 is the embedding. Nothing in a DFlash head's tensors says which slot
-drafts first: the class in ``architectures`` decides, unless ``sample_from_anchor`` says it."""
+Layer id i means the residual stream after layer i, so -1 is the embedding. Nothing in a DFlash head's tensors says which
+slot drafts first: the class in ``architectures`` decides, unless ``sample_from_anchor`` says it."""
 
 import os
 import re
@@ -60,7 +60,7 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
     layers = _layers(fields, tensors)
     causal = _causal(settings, layers.windows)
     ids = settings.object_with(ID_KEY)
-    return build(settings, tensors, options, layers, _after(ids, ID_KEY, shift=1), anchor_first, causal)
+    return build(settings, tensors, options, layers, listed_after(ids, ID_KEY, shift=1), anchor_first, causal)
 
 
 def build(
@@ -131,7 +131,7 @@ def _causal(settings: Settings, windows: Sequence[int | None]) -> tuple[bool, ..
     return tuple(window is not None for window in windows)
 
 
-def _after(holder: Fields, key: str, shift: int) -> tuple[int, ...]:
+def listed_after(holder: Fields, key: str, shift: int) -> tuple[int, ...]:
     """The auxiliary hidden states that config.json lists, ascending: k is the residual stream after k layers.
 
     Args:
@@ -139,7 +139,7 @@ def _after(holder: Fields, key: str, shift: int) -> tuple[int, ...]:
       key: the key of the list.
       shift: what is added to each id.
     """
-    ids = holder.raw.get(key)
+    ids: Any = holder.raw.get(key)
     listed = isinstance(ids, list) and bool(ids)
     if not listed or not all(isinstance(i, int) and not isinstance(i, bool) and i + shift >= 0 for i in ids):
         raise holder.refuse(key, f"a list of layer ids of at least {-shift}")

@@ -1,7 +1,7 @@
 """Block drafters in the format of the ``speculators`` package: the types ``dflash`` and ``dspark``.
 
-Settings are at the top of config.json, and those of the layers in ``transformer_layer_config``. Unlike in other layouts, id k
-in ``aux_hidden_state_layer_ids`` means the residual stream after k layers. A layer with a window is causal unless
+Settings are at the top of config.json, and those of the layers in ``transformer_layer_config``. Unlike in other layouts, id
+k in ``aux_hidden_state_layer_ids`` means the residual stream after k layers. A layer with a window is causal unless
 ``sliding_window_non_causal`` says otherwise; without a window a layer never is."""
 
 from jspec.checkpoints.fields import Fields
@@ -27,9 +27,8 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
     layers = read_layers(layers_of(fields, tensors), tensors, "layers.0.", bias_key="attention_bias")
     slides = fields.flag("sliding_window_non_causal")
     causal = tuple(window is not None and not slides for window in layers.windows)
-    aux_layers, first = block._after(fields, IDS, shift=0), _anchor_first(fields)
-    found = block.build(Settings((fields,)), tensors, options, layers, aux_layers, first, causal)
-    return found
+    aux_layers, first = block.listed_after(fields, IDS, shift=0), _anchor_first(fields)
+    return block.build(Settings((fields,)), tensors, options, layers, aux_layers, first, causal)
 
 
 def _anchor_first(fields: Fields) -> bool:
