@@ -55,7 +55,7 @@ class _OneAtATime(ocp.type_handlers.NumpyHandler):
     async def serialize(self, values: Sequence[LazyArray], infos, args=None):  # pyright: ignore[reportIncompatibleMethodOverride]
         for value, info in zip(values, infos, strict=True):
             await info.await_path_creation()
-            await _write(info.parent_dir / info.name, value)
+            await _write(Path(info.parent_dir) / info.name, value)
         return []
 
 

@@ -97,7 +97,7 @@ def _read_rows(descriptor: int, start: int, row: int, skipped: int, into: np.nda
 
 def _fill(descriptor: int, start: int, into: np.ndarray):
     """Read bytes from ``start`` on until ``into``, uint8 of one dimension, is full."""
-    view, done = memoryview(into), 0
+    view, done = into.data, 0
     while done < len(view):
         read = os.preadv(descriptor, [view[done:]], start + done)
         if read == 0:
