@@ -1,9 +1,9 @@
 """The shape of the files in which an array of a converted folder is stored.
 
-Whoever loads a model in shards reads the bytes of its own shards alone. Of an array whose rows are dealt to the shards, these
-bytes lie side by side in one file. Of an array whose columns are dealt, as those behind attention and MLP are, they would be
-a few kilobytes of every row. Such an array is stored in *chunks*, which are files of some columns each. So are experts in
-MXFP4, which are dealt along axis 1."""
+Whoever loads a model in shards reads the bytes of its own shards alone. Of an array whose rows are dealt to the shards,
+these bytes lie side by side in one file. Of an array whose columns are dealt, as those behind attention and MLP are, they
+would be a few kilobytes of every row. Such an array is stored in *chunks*, which are files of some columns each. So are
+experts in MXFP4, which are dealt along axis 1."""
 
 import math
 from collections.abc import Mapping

@@ -1,8 +1,10 @@
 """What a process reads of a checkpoint for its shard: the numbers of the whole, and about as many bytes as it keeps."""
 
 import os
+import tracemalloc
 import warnings
 
+import jax
 import numpy as np
 import pytest
 from block_checkpoints import KINDS, block_checkpoint
@@ -13,7 +15,10 @@ from convert import chunks, convert
 from jspec.checkpoints import ranges
 from jspec.checkpoints.loading import open_folder
 from jspec.config import Shards
-from jspec.models.spread import indices_of
+from jspec.config.shards import AXIS
+from jspec.models import spread
+from jspec.models.params import abstract_params
+from jspec.models.spread import abstract_shards, build_shards, indices_of, mesh_of
 
 HEADS = {"num_key_value_heads": 4}  # one for each of four shards
 EXPERTS = {"num_local_experts": 4, "num_key_value_heads": 4}
@@ -88,3 +93,29 @@ def test_a_shard_reads_its_own_bytes(opened, read, count):
             of_shards += counts[1:]
     assert of_whole > 30_000
     assert (of_shards < slack * of_whole / count).all()
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "converted"])
+def test_host_memory_is_that_of_one_part(tmp_path, monkeypatch, kind):
+    """Of a model of 30 MB in two shards, whose largest parts have 2 MB: those of gate and up, which are two tensors."""
+    monkeypatch.setattr(chunks, "SMALLEST", 1)
+    sizes = {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 4, "vocab_size": 1024}
+    make = tiny_checkpoint if kind == "safetensors" else converted
+    config, params = open_folder(make(tmp_path / "checkpoint", **sizes), None)
+    shards, sent = Shards(2), []
+    monkeypatch.setattr(jax, "device_put", lambda part, device: sent.append(part.nbytes))
+    monkeypatch.setattr(jax, "make_array_from_single_device_arrays", lambda shape, *_: np.zeros(0))
+    tree = abstract_shards(config, shards, mesh_of(2, AXIS), "float32")
+    monkeypatch.setattr(spread, "abstract_shards", lambda *_: tree)
+    whole = abstract_params(config, "float32")
+    monkeypatch.setattr(spread, "abstract_params", lambda *_: whole)
+    monkeypatch.setattr(spread, "require_params", lambda *_: None)
+    tracemalloc.start()
+    try:
+        build_shards(config, params, "float32", shards, mesh_of(2, AXIS))
+        grown = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sum(sent) > 30e6
+    assert max(sent) == 2 << 20
+    assert max(sent) < grown < 2 * max(sent)
