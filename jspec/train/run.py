@@ -96,6 +96,8 @@ def prepare(run: TrainingRun) -> TrainingInputs:
     if not run.target.is_dir():
         raise ValueError(f"target={str(run.target)!r}: expected a checkpoint folder")
     config, params = open_folder(run.target, run.dtype)
+    if jax.process_count() > 1:
+        raise ValueError(f"{jax.process_count()} processes train together: expected one, with all GPUs of the target")
     shards, _ = shards_of(run.tensor_parallel, 1, True, run.expert_parallel)
     require_shards((shards, None), config, None)
     objective = make_objective(run.method, config, run.sizes)

@@ -92,9 +92,9 @@ class OwnWindows:
 def spread_loss(objective: Objective, target: Decoder, dtype: str) -> Loss:
     """The loss of ``loss_of`` for a target in shards, with the same arguments. It is the loss of all windows.
 
-    The devices have to divide the number of windows. Inside of the ``jax.shard_map`` each has the loss of its own windows, and
-    the mean over the devices is taken outside of it. A gradient comes back the same way: each device gets that of its own
-    windows, and as the weights are the same on every device, the ``jax.shard_map`` adds up what they get.
+    The number of devices has to divide that of the windows. Inside of the ``jax.shard_map`` each has the loss of its own
+    windows, and the mean over the devices is taken outside of it. A gradient comes back the same way: each device gets that
+    of its own windows, and as the weights are the same on every device, the ``jax.shard_map`` adds up what they get.
 
     Args:
       objective: what is minimised, a mean over the windows.

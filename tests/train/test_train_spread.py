@@ -15,7 +15,7 @@ from train_toys import SIZES, TARGET
 from jspec.config import Experts, Shards
 from jspec.config.shards import AXIS
 from jspec.engine.spread import Spread
-from jspec.models import Decoder, build, flat_params
+from jspec.models import Decoder, flat_params
 from jspec.models.split import split
 from jspec.models.spread import build_shards, mesh_of
 from jspec.train import spread
