@@ -19,6 +19,7 @@ from jspec.models import Decoder, flat_params
 from jspec.models.split import split
 from jspec.models.spread import build_shards, mesh_of
 from jspec.train import spread
+from jspec.train.acceptance import ServedAcceptance
 from jspec.train.methods import Sizes, initial_params, make_objective
 from jspec.train.objectives import loss_of, output_head_of
 from jspec.train.spread import OwnWindows, beside, spread_loss
@@ -187,3 +188,16 @@ def test_no_device_has_the_logits_of_all_windows(method, sizes):
     shapes = re.findall(r"\b(?:f32|bf16)\[([\d,]+)\]", program)
     largest = max(np.prod([int(size) for size in shape.split(",")]) for shape in shapes)
     assert largest == B * T * vocabulary // 2
+
+
+def test_acceptance_is_that_of_one_device():
+    """Wherever the weights of the head are."""
+    whole = one_device("plain")
+    objective = make_objective("eagle3", whole.config, SIZES["eagle3"])
+    params, constants = start_of(objective, whole)
+    held_out = np.arange(200, dtype=np.int32) ** 2 % whole.config.vocab_size
+    one, two = (
+        ServedAcceptance(target, objective.config, held_out, 2, objective.depths, "float32")(params | constants)
+        for target in (whole, in_shards(whole, 2))
+    )
+    assert one == two
