@@ -25,6 +25,7 @@ METHODS = {
     "medusa": ["--num-draft-tokens", "2", "--borrow-head"],
     "mtp": ["--num-draft-tokens", "2"],
 }
+SHORT = ("eagle", "eagle3", "mlp")  # methods whose runs are made every time
 PLAN = "--steps 20 --evaluate-every 10 --tokens-per-step 256 --length 32 --peak-rate 1e-2 --prompts 2 --dtype float32"
 
 
@@ -63,7 +64,9 @@ def acceptance_lengths(out: Path) -> list[float]:
     return list(json.loads((out / "figures.json").read_text())["acceptance_length"].values())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [method if method in SHORT else pytest.param(method, marks=pytest.mark.long) for method in METHODS]
+)
 def test_a_run_ends_as_on_one_device(folder, tmp_path, method):
     one, two = tmp_path / "one", tmp_path / "two"
     assert main(arguments(folder, method, one)) == 0
