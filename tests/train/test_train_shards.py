@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny import tiny_checkpoint
 from train_toys import learnable
 
 import jspec
@@ -157,3 +158,11 @@ def test_several_processes_are_refused(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jax.process_count", lambda: 2)
     assert main(arguments(folder, "mlp", tmp_path / "wrong", "-tp", "2")) == 2
     assert "2 processes train together: expected one" in capsys.readouterr().err
+
+
+def test_experts_are_dealt_where_that_is_asked_for(folder, tmp_path, capsys):
+    """Which is refused here, because two devices do not divide three experts."""
+    target = str(tiny_checkpoint(tmp_path / "mixture", "MixtralForCausalLM"))
+    more = ["--target", target, "-tp", "2", "--enable-expert-parallel"]
+    assert main(arguments(folder, "mlp", tmp_path / "wrong", *more)) == 2
+    assert "tensor_parallel=2: expected a divisor of the number of experts, 3" in capsys.readouterr().err
