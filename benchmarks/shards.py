@@ -1,4 +1,5 @@
-"""What a GPU holds of a model that several GPUs share, in bfloat16: the table of docs/distributed.md.
+"""What a GPU holds of a model that several GPUs share, in bfloat16: the table of docs/distributed.md. And what it holds of
+a draft head that is trained for one of them: the table of docs/guides/training.md.
 
     python -m benchmarks.shards
 
@@ -10,6 +11,8 @@ import sys
 from benchmarks.markdown import table
 from benchmarks.shapes import SHAPES
 from jspec.config import ModelConfig, Shards
+from jspec.registry import trained
+from jspec.train.methods import Sizes, make_objective
 
 MODELS = {
     "llama-3.1-8b": "Llama-3.1-8B",
@@ -20,6 +23,9 @@ MODELS = {
 MODELS |= {"gpt-oss-20b": "gpt-oss-20b", "gpt-oss-120b": "gpt-oss-120b"}
 COUNTS = (1, 2, 4, 8)
 BYTES = 2  # of a number in bfloat16
+TAUGHT = "llama-3.3-70b"
+KEPT = 4 * 4  # bytes for a parameter of a head: its fp32 weight, Adam's two moments, and the best weight so far
+IN_A_STEP = 4 + 2 * BYTES  # further ones in a step: the fp32 gradient, and weight and gradient in bfloat16
 
 
 def held(config: ModelConfig, count: int) -> str:
@@ -34,9 +40,17 @@ def held(config: ModelConfig, count: int) -> str:
     return f"{shards.weight_bytes(config, BYTES) / 1e9:.1f} GB, {local.kv_bytes(1, BYTES) / 1e3:.0f} kB"
 
 
+def trained_head(method: str) -> tuple[str, ...]:
+    """Parameters of a new draft head of the usual size for ``TAUGHT``, and what training it takes on each GPU."""
+    count = make_objective(method, SHAPES[TAUGHT].target, Sizes()).config.num_parameters
+    return method, f"{count / 1e9:.1f} billion", f"{KEPT * count / 1e9:.0f} GB", f"{IN_A_STEP * count / 1e9:.0f} GB"
+
+
 def main() -> int:
     rows = [(name, *(held(SHAPES[shape].target, count) for count in COUNTS)) for shape, name in MODELS.items()]
     print(table(("model", *(f"{count} GPU{'s' * (count > 1)}" for count in COUNTS)), rows))
+    columns = ("`--method`", "parameters", "kept", "more in a step")
+    print(f"\nDraft heads for {MODELS[TAUGHT]}:\n\n{table(columns, map(trained_head, trained()))}")
     return 0
 
 

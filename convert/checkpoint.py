@@ -2,7 +2,7 @@
 
 The checkpoint is a nested dict of numpy arrays, which ``orbax.checkpoint`` restores without jspec. Each parameter has a
 folder of its own, so that the path of a damaged file names the parameter. Nothing is compressed, because weights hardly
-get smaller.
+get smaller, and so the bytes of a part of a parameter are found by its place.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
 
 from jspec.checkpoints.orbax import quietly
 
@@ -28,28 +29,46 @@ class LazyArray:
     Attributes:
       shape, dtype: of the array.
       make: returns its values.
+      chunk: the shape of the parts that have a file each.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     make: Callable[[], np.ndarray]
+    chunk: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def files(self) -> int:
+        """How many files hold its values."""
+        return math.prod(-(-size // each) for size, each in zip(self.shape, self.chunk, strict=True))
+
 
 class _OneAtATime(ocp.type_handlers.NumpyHandler):
-    """An Orbax handler that writes lazy arrays as numpy arrays, each before the next one is made."""
+    """An Orbax handler that writes lazy arrays as numpy arrays, each before the next one is made.
 
-    def __init__(self):
-        super().__init__(deepcopy_host_arrays=False)
+    Orbax's own handler writes an array in chunks of a given size, but not of a given shape."""
 
     async def serialize(self, values: Sequence[LazyArray], infos, args=None):  # pyright: ignore[reportIncompatibleMethodOverride]
-        for value, info, arg in zip(values, infos, args or [ocp.SaveArgs()] * len(values), strict=True):
-            for written in await super().serialize([value.make()], [info], [arg]):
-                written.result()
+        for value, info in zip(values, infos, strict=True):
+            await info.await_path_creation()
+            await _write(Path(info.parent_dir) / info.name, value)
         return []
+
+
+async def _write(folder: Path, lazy: LazyArray):
+    """Write an array as Orbax does, but for the shape of its chunks."""
+    spec = {
+        "driver": "zarr",
+        "kvstore": {"driver": "file", "path": folder.as_posix()},
+        "store_data_equal_to_fill_value": True,  # otherwise a chunk of zeros has no file
+        "metadata": {"shape": lazy.shape, "chunks": [max(size, 1) for size in lazy.chunk], "compressor": None},
+    }
+    store = await tensorstore.open(spec, dtype=tensorstore.dtype(lazy.dtype), create=True)
+    await store.write(lazy.make(), can_reference_source_data_indefinitely=True)
 
 
 def save_params(path: Path, params: dict[str, LazyArray]):
@@ -81,9 +100,10 @@ def save_params(path: Path, params: dict[str, LazyArray]):
 def bytes_on_disk(params: dict[str, LazyArray], block: int) -> int:
     """An upper bound of the bytes that ``save_params`` takes on a disk that allocates blocks of ``block`` bytes.
 
-    Each array takes its values, a header of up to a few hundred bytes and a folder. Three more files list all names.
+    Each array takes its values, whose files may each end in a block that is not full, a header of up to a few hundred bytes
+    and a folder. Three more files list all names.
     """
-    numbers = sum(whole_blocks(array.nbytes, block) + 2 * block for array in params.values())
+    numbers = sum(whole_blocks(array.nbytes, block) + (array.files + 1) * block for array in params.values())
     names = sum(512 + 128 * name.count(".") + 2 * len(name) for name in params)
     return numbers + whole_blocks(names, block) + 6 * block
 

@@ -264,7 +264,7 @@ def _require_space(folder: Path, params: dict[str, LazyArray], copied: Collectio
     block = os.statvfs(folder).f_frsize
     need = bytes_on_disk(params, block)
     need += sum(whole_blocks(path.stat().st_size, block) for path in copied)
-    need += whole_blocks(MANIFEST_BYTES * (2 * len(params) + len(copied) + 1), block)
+    need += whole_blocks(MANIFEST_BYTES * (sum(1 + array.files for array in params.values()) + len(copied) + 1), block)
     free = shutil.disk_usage(folder).free
     if need > free:
         raise Refusal(

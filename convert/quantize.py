@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from convert.checkpoint import LazyArray
+from convert.chunks import chunk_shapes
 from jspec.checkpoints.quantized import quantization_of, stored_params
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.source import Source
@@ -48,7 +49,8 @@ def lazy_params(source: Source, dtype: str) -> dict[str, LazyArray]:
     for name, scale in pending.items():
         makers |= _pair(source, name, scale)
     stored = stored_params(source.config, dtype)
-    return {name: LazyArray(shape, kind, makers[name]) for name, (shape, kind) in stored.items()}
+    chunks = chunk_shapes(source.config, stored)
+    return {name: LazyArray(shape, kind, makers[name], chunks[name]) for name, (shape, kind) in stored.items()}
 
 
 def quantized_param(source: Source, name: str) -> tuple[np.ndarray, np.ndarray]:

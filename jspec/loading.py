@@ -198,7 +198,7 @@ def load_modules(
     """
     draft, module = pair.draft, _prepared(pair)
     params = open_folder(pair.source.target, dtype)[1]
-    target = _build(pair.target, params, dtype, shards)
+    target = build_model(pair.target, params, dtype, shards)
     if pair.source.draft is not None and pair.draft_config is not None:
         draft, module = load_draft_module(
             pair.source.draft, dtype, pair.options, pair.draft_config, target, draft_shards
@@ -208,8 +208,8 @@ def load_modules(
     return target, module, drafter_for(draft, pair.target, pair.speculation)
 
 
-def _build(config: ModelConfig, params: Mapping[str, np.ndarray], dtype: str, shards: Shards | None) -> Decoder:
-    """The module of a language model, on one device or in shards."""
+def build_model(config: ModelConfig, params: Mapping[str, np.ndarray], dtype: str, shards: Shards | None) -> Decoder:
+    """The module of a language model, on one device or in shards; arguments and errors as for ``build_shards``."""
     if shards is None:
         return build(config, params, dtype)
     return build_shards(config, params, dtype, shards, mesh_of(shards.count, shards.axis))
@@ -251,7 +251,7 @@ def load_draft_module(
     """
     _, params = open_draft(path, dtype, options)
     if config.language_model is not None:
-        return config, _build(config.language_model, params, dtype, shards)
+        return config, build_model(config.language_model, params, dtype, shards)
     return build_draft_module(config, dict(params), dtype, target)
 
 

@@ -123,10 +123,7 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
     most = "as many as the batch has" if max_num_seqs is None else "%(default)s"
     parser.add_argument("--max-num-seqs", type=int, default=max_num_seqs, help=f"requests decoded together; {most}")
     parser.add_argument("--gpu-memory-utilization", type=float, help="share of the GPU's free memory; 0.9")
-    parser.add_argument("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs of the target; 1")
-    parser.add_argument(
-        "--enable-expert-parallel", action="store_true", default=None, help="each of these GPUs has some of the experts"
-    )
+    add_shard_options(parser)
     parser.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="pages of the KV cache; what fits")
     parser.add_argument("--block-size", type=int, help="tokens of a page; 64")
     parser.add_argument("--swap-space", type=float, metavar="GIB", help="host memory for preempted requests; 4")
@@ -137,6 +134,14 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
         choices=("auto", "jspec", "vllm"),
         default="auto",
         help="auto: sampling defaults are the checkpoint's; jspec or vllm: they are those of SamplingParams",
+    )
+
+
+def add_shard_options(parser: argparse.ArgumentParser):
+    """Declare how many GPUs share the target; ``jspec train`` has these options, too."""
+    parser.add_argument("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs of the target; 1")
+    parser.add_argument(
+        "--enable-expert-parallel", action="store_true", default=None, help="each of these GPUs has some of the experts"
     )
 
 

@@ -15,6 +15,7 @@ from benchmarks import (
     decode_products,
     efficiency,
     hlo,
+    loading,
     quantization,
     results,
     round,
@@ -28,6 +29,7 @@ from benchmarks.floors import draft_passes, floor, target_pass
 from benchmarks.programs import Decoding
 from benchmarks.references import Comparison
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, SHAPES, TINY, Pair, abstract_module, head_for, random_module
+from jspec.checkpoints.loading import load_folder
 from jspec.engine.costs import CostTable
 from jspec.models.split import split
 
@@ -94,6 +96,54 @@ def test_smoke_runs_of_sums_and_products(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["tokens", "1", "3"]
     assert lines[-1].startswith("2 layers and head")
+
+
+class TestLoading:
+    def test_smoke_run(self, monkeypatch, capsys, tmp_path):
+        """Nothing stays on the disk but the result."""
+        (tmp_path / "disk").mkdir()
+        options = ["--dir", str(tmp_path / "disk"), "--converted", "--json", str(tmp_path / "out.json")]
+        monkeypatch.setattr(sys, "argv", ["loading", "--smoke", *options])
+        assert loading.main() == 0
+        assert not any((tmp_path / "disk").iterdir())
+        found = results.read(tmp_path / "out.json")
+        keys = (
+            "disk, one reader",
+            "disk, 8 readers",
+            "load, one device",
+            "load, a shard of two",
+            "load, one device, cached",
+        )
+        assert list(found.measured) == [f"{kind}, {key}" for kind in ("safetensors", "converted") for key in keys]
+        assert found.floors.keys() == {key for key in found.measured if key.endswith(("e device", "of two"))}
+        whole, shard = (found.details[f"converted, load, {what}"] for what in ("one device", "a shard of two"))
+        assert 0.2 < shard["bytes"] / whole["bytes"] < 0.5  # the vocabulary is one group, which the first shard has
+        assert whole["rate"] == pytest.approx(whole["bytes"] / found.measured["converted, load, one device"])
+        assert "% of the disk's rate" in capsys.readouterr().out
+
+    def test_a_disk_that_is_too_small(self, monkeypatch, capsys, tmp_path):
+        monkeypatch.setattr(sys, "argv", ["loading", "--dir", str(tmp_path), "--layers", "1000000"])
+        with pytest.raises(SystemExit):
+            loading.main()
+        assert "--layers 1000000: " in capsys.readouterr().err
+
+    def test_the_checkpoint_is_of_the_shape(self, tmp_path):
+        config = loading.config_of(2, smoke=True)
+        loading.write_checkpoint(tmp_path, config)
+        read, params = load_folder(tmp_path)
+        assert read == config
+        assert all(np.isfinite(array.astype(np.float32)).all() for array in params.values())
+
+    def test_files_that_are_put_out_of_the_page_cache(self, tmp_path):
+        """A file that was just read is there, where the file system says so."""
+        (tmp_path / "x").write_bytes(bytes(1 << 20))
+        assert loading.put_out([tmp_path / "x"]) in (None, pytest.approx(0, abs=0.5), 1.0)  # 1.0 of one in memory alone
+        loading.read_all([tmp_path / "x"], 2)
+        with (tmp_path / "x").open("rb") as file:
+            try:
+                assert loading._is_cached(file.fileno(), 0)
+            except NotImplementedError:
+                pytest.skip("this file system does not say what is in the page cache")
 
 
 def test_what_a_gpu_holds_is_in_the_guide(capsys):

@@ -2,15 +2,19 @@
 
 import contextlib
 import gc
+import itertools
 import logging
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import ml_dtypes  # noqa: F401 (lets NumPy know bfloat16 and float8_e4m3fn by their names)
 import numpy as np
-import tensorstore
 
 from jspec.checkpoints.json_files import read_json, reason_of
+from jspec.checkpoints.params import Index, bounds_of
+from jspec.checkpoints.ranges import read_range
 from jspec.checkpoints.refusal import Refusal
 
 METADATA = "_METADATA"  # file with the names of the arrays
@@ -39,20 +43,53 @@ def read_shapes(path: Path, where: str) -> dict[str, tuple[int, ...]]:
     return {name: _shape(read_json(path / name / HEADER, f"{where}/{name}/{HEADER}"), where, name) for name in found}
 
 
-def load_param(path: Path, name: str, index: tuple[slice, ...] = ()) -> np.ndarray:
+def load_param(path: Path, name: str, index: Index = ()) -> np.ndarray:
     """The array ``name``, or a part of it, in its stored dtype, of the Orbax checkpoint at ``path``.
 
-    It is read by TensorStore, as Orbax does, which itself reads all arrays of a checkpoint at once.
+    Its numbers are read from its *chunks*, the files of equal parts of it, of each the bytes of the part alone. Orbax
+    itself would read all arrays of a checkpoint at once, and each as a whole.
 
     Raises:
       Refusal: it cannot be read.
     """
-    where = {"driver": "zarr", "kvstore": {"driver": "file", "path": str(path.resolve() / name)}}
     try:
-        return np.asarray(tensorstore.open(where, open=True, read=True).result()[index].read().result())
-    except (ValueError, OSError) as error:
+        header = read_json(path / name / HEADER, f"{path}/{name}/{HEADER}")
+        shape, size, dtype = tuple(header["shape"]), tuple(header["chunks"]), np.dtype(header["dtype"])
+        bounds = bounds_of(index, shape)
+        over = [range(first // n, -(-stop // n)) for (first, stop), n in zip(bounds, size, strict=True)]
+        if all(len(chunks) == 1 for chunks in over):  # the file holds all of the part
+            return _of_chunk(path / name, [chunks[0] for chunks in over], size, dtype, bounds)[1]
+        out = np.empty([max(stop - first, 0) for first, stop in bounds], dtype)
+        for number in itertools.product(*over):
+            at, part = _of_chunk(path / name, number, size, dtype, bounds)
+            out[at] = part
+        return out
+    except (OSError, ValueError) as error:
         reason = reason_of(error)[:MAX_REASON]
         raise Refusal(f"{path}: {name!r} cannot be restored ({reason}); convert the checkpoint again") from None
+
+
+def _of_chunk(
+    folder: Path, number: Sequence[int], size: tuple[int, ...], dtype: np.dtype, bounds: list[tuple[int, int]]
+) -> tuple[Index, np.ndarray]:
+    """What a chunk has of a part of its array, behind the place of that in the part.
+
+    Args:
+      folder: of the array.
+      number: of the chunk along each axis.
+      size: of each chunk; those at the ends are as large, and reach beyond the array.
+      dtype: of the numbers.
+      bounds: of the part in the array.
+    """
+    at, within = [], []
+    for i, n, (first, stop) in zip(number, size, bounds, strict=True):
+        begin, end = max(first, i * n), min(stop, (i + 1) * n)
+        at.append(slice(begin - first, end - first))
+        within.append(slice(begin - i * n, end - i * n))
+    file, nbytes = folder / (".".join(map(str, number)) or "0"), math.prod(size) * dtype.itemsize
+    if (found := file.stat().st_size) != nbytes:
+        raise ValueError(f"{file.name} has {found} bytes, not {nbytes}")
+    return tuple(at), read_range(file, dtype, size, tuple(within))
 
 
 def quietly(function: Callable[[], T], refusal: Callable[[Exception], Exception]) -> T:
@@ -94,8 +131,9 @@ def _shape(header: Any, where: str, name: str) -> tuple[int, ...]:
     try:
         shape, chunks = tuple(header["shape"]), tuple(header["chunks"])
         sane = all(type(n) is int and n >= 0 for n in (*shape, *chunks))
-        sane = sane and all(chunk <= max(n, 1) for n, chunk in zip(shape, chunks, strict=True))
+        sane = sane and all(1 <= chunk <= max(n, 1) for n, chunk in zip(shape, chunks, strict=True))
         sane = sane and header["dtype"] in DTYPES and header["compressor"] is None and header["filters"] is None
+        sane = sane and header["order"] == "C" and header.get("dimension_separator", ".") == "."
     except (KeyError, TypeError, ValueError):
         shape, sane = (), False
     if not sane:

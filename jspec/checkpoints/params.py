@@ -38,20 +38,27 @@ class StoredParams(Mapping[str, np.ndarray]):
         [array] = self.parts(name, [()])
         return array
 
-    def parts(self, name: str, indices: Sequence[Index]) -> list[np.ndarray]:
-        """Some parts of an array. The bytes of others are not read if the array is stored as it is.
+    def parts(self, name: str, indices: Sequence[Index]) -> Iterator[np.ndarray]:
+        """Some parts of an array, each of which is read when its turn comes. The bytes of others are not read.
 
         Raises:
           KeyError: there is no array of that name.
         """
         if name not in self.shapes:
             raise KeyError(name)
-        parts = [self._read(name, index) for index in indices]
-        if name in self._unread:
-            self._unread.discard(name)
-            self._bytes += sum(part.nbytes for part in parts)
-            self._show(math.prod(self.shapes[name]))
-        return parts
+        return self._parts(name, indices)
+
+    def _parts(self, name: str, indices: Sequence[Index]) -> Iterator[np.ndarray]:
+        is_new = name in self._unread
+        for left, index in enumerate(indices, 1 - len(indices)):
+            part = self._read(name, index)
+            if is_new:
+                self._bytes += part.nbytes
+            if left == 0 and name in self._unread:
+                self._unread.discard(name)
+                self._show(math.prod(self.shapes[name]))
+            yield part
+            del part  # before the next one is read
 
     def __contains__(self, name: object) -> bool:
         return name in self.shapes

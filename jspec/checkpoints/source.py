@@ -150,22 +150,29 @@ class Source:
           name: the parameter, for example ``layers.0.attention.qkv.weight``.
           dtype: ``float32`` or ``bfloat16``; integer parameters are int32 whatever it is, and weights that the files hold
             in eight bits, and their scales, are as they are stored.
-          index: which part of them, slices with steps of 1. No bytes of other parts are read of a tensor that is stored as
-            its parameter takes it.
+          index: which part of them, slices with steps of 1. Bytes of other parts are not read (``Tensor.read_part``).
         """
         kept = self._kept
+        kind = kept[name] if name in kept else param_dtype(self.config, name, dtype)
         sizes = self.shapes[name]
         (start, stop), *others = bounds_of(index, sizes)
         shape = stop - start, *(end - begin for begin, end in others)
-        out = np.empty(shape, kept[name] if name in kept else param_dtype(self.config, name, dtype))
+        parts = []
         for tensor in self._tensors_of[name]:
             at = self.table[tensor]
             first, last = max(start, at.start), min(stop, at.start + at.shape[0])
-            if first >= last:
-                continue
-            rows, file = slice(first - at.start, last - at.start), self.tensors[tensor]
-            whole = shape[1:] == sizes[1:] and last - first == at.shape[0]
-            out[first - start : last - start] = file.read() if whole else file.read_part((rows, *index[1:]))
+            if first < last:
+                parts.append((tensor, slice(first - start, last - start), slice(first - at.start, last - at.start)))
+
+        def read(tensor: str, rows: slice) -> np.ndarray:
+            whole = shape[1:] == sizes[1:] and rows == slice(0, self.table[tensor].shape[0])
+            return self.tensors[tensor].read() if whole else self.tensors[tensor].read_part((rows, *index[1:]))
+
+        if len(parts) == 1:  # it is copied only if it is of another dtype, or transposed
+            return np.ascontiguousarray(read(parts[0][0], parts[0][2]), kind)
+        out = np.empty(shape, kind)
+        for tensor, into, rows in parts:
+            out[into] = read(tensor, rows)
         return out
 
     @functools.cached_property

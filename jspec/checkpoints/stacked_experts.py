@@ -18,6 +18,7 @@ import dataclasses
 import numpy as np
 
 from jspec import mxfp4
+from jspec.checkpoints.params import Index, bounds_of
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import FLOAT_DTYPES, STORED_DTYPES, Tensor
 from jspec.config import ModelConfig
@@ -37,16 +38,19 @@ class StackedTensor(Tensor):
     gate_up: bool
 
     def read(self) -> np.ndarray:
-        stored, found = self.origin.read(), np.empty(self.shape, STORED_DTYPES[self.dtype])
-        if self.name.endswith("_scales") and (largest := stored.max()) > mxfp4.LARGEST_SCALE:
-            raise Refusal(
-                f"{self.file}: tensor {self.name!r} has a scale of {largest}: expected at most {mxfp4.LARGEST_SCALE}, for "
-                "weights up to 12; 255 is no number in MXFP4"
-            )
-        outputs = found if self.outputs == 0 else found.swapaxes(0, self.outputs)  # a view, with output features first
-        for expert, into in zip(stored, np.split(outputs, len(stored)), strict=True):
-            rows = self._rows(expert)
-            into[:] = np.concatenate([rows[0::2], rows[1::2]]) if self.gate_up else rows
+        return self.read_part(())
+
+    def read_part(self, index: Index) -> np.ndarray:
+        """``read()[index]``. Only the experts are read of which the part has rows, each of them whole."""
+        bounds = bounds_of(index, self.shape)
+        found = np.empty([max(stop - first, 0) for first, stop in bounds], STORED_DTYPES[self.dtype])
+        outputs = found.swapaxes(0, self.outputs)  # a view, with output features first, as are the rows of an expert
+        first, stop = bounds.pop(self.outputs)
+        others, each = [slice(*one) for one in bounds], self.shape[self.outputs] // self.origin.shape[0]
+        for expert in range(first // each, -(-stop // each)):
+            begin, end = max(first, expert * each), min(stop, (expert + 1) * each)
+            rows = self._in_order(self.origin.read_part((slice(expert, expert + 1),))[0])
+            outputs[begin - first : end - first] = rows[(slice(begin - expert * each, end - expert * each), *others)]
         return found
 
     @property
@@ -54,11 +58,21 @@ class StackedTensor(Tensor):
         """The axis of the output features in the params."""
         return 1 if self.name.endswith(("_blocks", "_scales")) else 0
 
+    def _in_order(self, expert: np.ndarray) -> np.ndarray:
+        """One expert, with output features along axis 0, in the order of the params."""
+        rows = self._rows(expert)
+        return np.concatenate([rows[0::2], rows[1::2]]) if self.gate_up else rows
+
     def _rows(self, expert: np.ndarray) -> np.ndarray:
         """One expert, with output features along axis 0."""
         if self.name.endswith("_blocks"):
             return repacked(expert)
         if self.name.endswith("_scales"):
+            if (largest := expert.max()) > mxfp4.LARGEST_SCALE:
+                raise Refusal(
+                    f"{self.file}: tensor {self.name!r} has a scale of {largest}: expected at most "
+                    f"{mxfp4.LARGEST_SCALE}, for weights up to 12; 255 is no number in MXFP4"
+                )
             padded = np.pad(expert, ((0, 0), (0, expert.shape[1] % 2))).astype(np.uint32)
             return mxfp4.factors(padded[:, 0::2], padded[:, 1::2])
         return expert.T if expert.ndim == 2 else expert

@@ -7,6 +7,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
+from jspec.checkpoints.params import Index
+
 FLOAT_DTYPES = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -37,10 +39,8 @@ class Tensor(abc.ABC):
 
     @abc.abstractmethod
     def read(self) -> np.ndarray:
-        """The values, as an array of this shape and dtype.
+        """The values, as an array of this shape and dtype."""
 
-        The file is mapped into memory during this call only, so that its pages do not add up over many tensors."""
-
-    def read_part(self, index: tuple[slice, ...]) -> np.ndarray:
-        """``read()[index]``. It reads the bytes of that part alone where they are in the file as they are in the tensor."""
+    def read_part(self, index: Index) -> np.ndarray:
+        """``read()[index]``. Tensors that may be large and are loaded in parts read the bytes of that part alone."""
         return self.read()[index]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,9 @@ from safetensors import SafetensorError, safe_open
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.gguf import refuse_gguf
 from jspec.checkpoints.json_files import require_depth
+from jspec.checkpoints.params import Index
 from jspec.checkpoints.pickles import read_pickle_header
+from jspec.checkpoints.ranges import read_range
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import STORED_DTYPES, Tensor
 
@@ -36,26 +37,7 @@ SOURCE_DTYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class SafeTensor(Tensor):
-    """A tensor in a safetensors file."""
-
-    def read(self) -> np.ndarray:
-        try:
-            with safe_open(self.path, framework="numpy") as file:
-                return file.get_tensor(self.name)
-        except (SafetensorError, OSError) as error:
-            raise _damaged(self.file, error) from None
-
-    def read_part(self, index: tuple[slice, ...]) -> np.ndarray:
-        try:
-            with safe_open(self.path, framework="numpy") as file:
-                return file.get_slice(self.name)[index]
-        except (SafetensorError, OSError) as error:
-            raise _damaged(self.file, error) from None
-
-
-@dataclasses.dataclass(frozen=True)
-class EightBitTensor(Tensor):
-    """A tensor of eight-bit floats in a safetensors file. The library knows no NumPy dtype for these.
+    """A tensor in a safetensors file.
 
     Attributes:
       start: offset of its first number in the file, in bytes.
@@ -64,16 +46,11 @@ class EightBitTensor(Tensor):
     start: int
 
     def read(self) -> np.ndarray:
-        try:
-            data = np.fromfile(self.path, np.uint8, math.prod(self.shape), offset=self.start)
-            return data.view(STORED_DTYPES[self.dtype]).reshape(self.shape)
-        except (OSError, ValueError) as error:
-            raise _damaged(self.file, error) from None
+        return self.read_part(())
 
-    def read_part(self, index: tuple[slice, ...]) -> np.ndarray:
+    def read_part(self, index: Index) -> np.ndarray:
         try:
-            numbers = np.memmap(self.path, np.uint8, "r", self.start, self.shape)
-            return np.array(numbers[index]).view(STORED_DTYPES[self.dtype])
+            return read_range(self.path, STORED_DTYPES[self.dtype], self.shape, index, self.start)
         except (OSError, ValueError) as error:
             raise _damaged(self.file, error) from None
 
@@ -148,23 +125,18 @@ def _sharded(
 def _header(folder: Folder, name: str, named_by: str | None = None) -> dict[str, Tensor]:
     """Tensor name -> tensor, for every tensor in one safetensors file; only its header is read."""
     path, where = folder.path(name, named_by), f"{folder.given}/{name}"
-    tensors: dict[str, Tensor] = {}
     try:
         with safe_open(path, framework="numpy") as file:
-            for key in file.keys():  # noqa: SIM118 (a safetensors file is no mapping)
-                view = file.get_slice(key)
-                tensors[key] = SafeTensor(key, name, path, tuple(view.get_shape()), view.get_dtype())
+            views = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (a safetensors file is no mapping)
+            found = {key: (tuple(view.get_shape()), view.get_dtype()) for key, view in views.items()}
     except (SafetensorError, OSError) as error:
         raise _damaged(where, error) from None
-    for key, tensor in tensors.items():
-        if tensor.dtype not in SOURCE_DTYPES:
+    starts, tensors = _starts(path, where), {}
+    for key, (shape, dtype) in found.items():
+        if dtype not in SOURCE_DTYPES:
             known = ", ".join(SOURCE_DTYPES)
-            raise Refusal(f"{where}: tensor {key!r} is stored as {tensor.dtype}; only {known} can be converted")
-        tensors[key] = dataclasses.replace(tensor, dtype=SOURCE_DTYPES[tensor.dtype])
-    eight_bits = [tensor for tensor in tensors.values() if tensor.dtype == "float8_e4m3fn"]
-    starts = _starts(path, where) if eight_bits else {}
-    for tensor in eight_bits:
-        tensors[tensor.name] = EightBitTensor(**vars(tensor), start=starts[tensor.name])
+            raise Refusal(f"{where}: tensor {key!r} is stored as {dtype}; only {known} can be converted")
+        tensors[key] = SafeTensor(key, name, path, shape, SOURCE_DTYPES[dtype], starts[key])
     return tensors
 
 

@@ -323,8 +323,12 @@ class Decoder(nnx.Module):
 
     def logits_of_rows(self, hidden):
         """In shards: the logits of some of the rows, ``[B, ..., D] -> [B / n, ..., V]``; each of n shards has its own."""
+        return self.dealt(self._own_logits(hidden))
+
+    def dealt(self, logits):
+        """In shards: all logits of some of the rows, ``[B / n, ..., V]``, from those of the shard's part of the vocabulary
+        for all rows ``[B, ..., V / n]``; each of n shards has its own rows."""
         assert self.shards is not None
-        logits = self._own_logits(hidden)
         mine = jax.lax.all_to_all(logits, self.shards.axis, split_axis=0, concat_axis=logits.ndim - 1, tiled=True)
         return mine[..., : self.config.vocab_size]
 

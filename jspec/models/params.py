@@ -3,7 +3,7 @@
 The names are dotted paths, such as ``layers.0.attention.qkv.weight``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -96,8 +96,8 @@ def stored(params: Mapping[str, jax.typing.ArrayLike], name: str, expected) -> j
 
 def stored_parts(
     params: Mapping[str, jax.typing.ArrayLike], name: str, expected, indices: Sequence[tuple[slice, ...]]
-) -> list[np.ndarray]:
-    """Some parts of the same on the host. Of params that have a method ``parts``, no others are read.
+) -> Iterator[np.ndarray]:
+    """Some parts of the same on the host, one after another. Of params that have a method ``parts``, no others are read.
 
     Raises:
       ValueError: as for ``stored``.
@@ -105,12 +105,13 @@ def stored_parts(
     some: Any = getattr(params, "parts", None)
     if some is None:
         array = np.asarray(params[name])
-        parts = [array[index] for index in indices]
+        parts = (array[index] for index in indices)
     else:
         parts = some(name, indices)
     for part in parts:
         _require_stored(name, part, expected)
-    return parts
+        yield part
+        del part  # before the next one is read
 
 
 def _require_stored(name: str, array: jax.typing.ArrayLike, expected):

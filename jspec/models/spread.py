@@ -3,7 +3,8 @@
 A module of shards has the structure of one shard, and arrays that are those of all shards side by side. It is called
 inside of ``jax.shard_map``, where every device sees the arrays of its own shard. Outside of that it only says what it is."""
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -42,7 +43,7 @@ def build_shards(
     """The module of ``config`` in shards on the devices of ``mesh``.
 
     Each device is sent its own parts, one array after another. So one array at a time is in host memory if ``params`` reads
-    them when they are asked for, and of each the parts of this process's devices if it reads parts (``stored_parts``).
+    them when they are asked for, and of each the part of one device if it reads parts (``stored_parts``).
 
     Args:
       config: the architecture.
@@ -62,10 +63,12 @@ def build_shards(
         numbers = {device: _shard_of(index, leaf.shape, split, shards) for device, index in places.items()}
         own = sorted(set(numbers.values()))
         indices = {shard: indices_of(whole[name].shape, split, dimensions, shards, shard) for shard in own}
-        read = iter(stored_parts(params, name, leaf.dtype, [index for shard in own for index in indices[shard]]))
-        size = leaf.sharding.shard_shape(leaf.shape)
-        parts = {shard: _joined([next(read) for _ in indices[shard]], size, leaf.dtype) for shard in own}
-        arrays = [jax.device_put(parts[shard], device) for device, shard in numbers.items()]
+        read = stored_parts(params, name, leaf.dtype, [index for shard in own for index in indices[shard]])
+        size, arrays = leaf.sharding.shard_shape(leaf.shape), []
+        for shard in own:
+            part = _joined(read, len(indices[shard]), size, leaf.dtype)
+            arrays += [jax.device_put(part, device) for device, number in numbers.items() if number == shard]
+            del part  # before the next one is read
         return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays)
 
     return with_leaves(abstract_shards(config, shards, mesh, dtype), filled)
@@ -113,12 +116,19 @@ def _shard_of(index: Any, shape: tuple[int, ...], split: Split, shards: Shards) 
     return 0 if split.axis is None else (index[split.axis].start or 0) * shards.count // shape[split.axis]
 
 
-def _joined(parts: list[np.ndarray], shape: tuple[int, ...], dtype) -> np.ndarray:
-    """Parts one after the other along axis 0, with zeros behind them up to a shape."""
-    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    if whole.shape != shape:
-        whole = np.pad(whole, [(0, size - found) for size, found in zip(shape, whole.shape, strict=True)])
-    return whole.astype(dtype, copy=False)
+def _joined(parts: Iterator[np.ndarray], count: int, shape: tuple[int, ...], dtype) -> np.ndarray:
+    """The next ``count`` parts one after the other along axis 0, with zeros behind them up to a shape."""
+    if count == 1:
+        whole = next(parts)
+        if whole.shape != shape:
+            whole = np.pad(whole, [(0, size - found) for size, found in zip(shape, whole.shape, strict=True)])
+        return whole.astype(dtype, copy=False)
+    whole, rows = np.zeros(shape, dtype), 0
+    for part in itertools.islice(parts, count):
+        whole[rows : rows + len(part)] = part
+        rows += len(part)
+        del part  # before the next one is read
+    return whole
 
 
 def indices_of(

@@ -19,6 +19,7 @@ from jspec.models import build_head
 from jspec.results import Stats
 from jspec.sampling.params import SamplingParams
 from jspec.train.loop import Params
+from jspec.train.spread import beside
 
 TEMPERATURES = (0.0, 1.0)
 MAX_DRAFT_TOKENS = 4
@@ -32,7 +33,7 @@ class ServedAcceptance:
     The engine is compiled at the first call. Later calls only replace the head's weights.
 
     Args:
-      target: the target's module, whose parameters have ``dtype``.
+      target: the target's module, whose parameters have ``dtype``. It may be in shards.
       config: the draft head's config.
       held_out: token ids ``[N]`` on the host. The prompts are excerpts of it at evenly spaced positions.
       prompts: number of prompts.
@@ -63,7 +64,7 @@ class ServedAcceptance:
         Args:
           params: all parameters of the head under dotted names, the ones that are not trained included.
         """
-        head = build_head(self._config, params, self._dtype).prepare()
+        head = beside(self._target, build_head(self._config, params, self._dtype).prepare())
         if self._llm is None:
             self._llm = self._make_llm(head)
         else:

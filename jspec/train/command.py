@@ -3,6 +3,7 @@
 import argparse
 import pathlib
 
+from jspec.model_options import add_shard_options
 from jspec.registry import trained
 
 METHODS = tuple(trained())
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     parser.add_argument(
         "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="what target and head compute in"
     )
+    add_shard_options(parser)
 
     plan = parser.add_argument_group("plan")
     plan.add_argument("--steps", type=int, default=10_000)
@@ -106,6 +108,8 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         resume=args.resume,
         target_name=args.target_name,
+        tensor_parallel=1 if args.tensor_parallel_size is None else args.tensor_parallel_size,
+        expert_parallel=bool(args.enable_expert_parallel),
     )
     try:
         figures = train(run_settings)

@@ -209,6 +209,7 @@ def fit(
     key: jax.Array,
     report: Callable[[TrainingProgress, Params], None],
     store: Store | None = None,
+    place: Callable[[Any], Any] = lambda tree: tree,
 ) -> Params:
     """Train a model, and return the weights that had the lowest held-out loss.
 
@@ -223,13 +224,14 @@ def fit(
       report: ``report(progress, params)`` is called after every evaluation.
       store: keeps the state after every evaluation. If it already holds a state, training continues from there, with
         the same numbers as if it had never stopped.
+      place: puts a pytree of arrays on the devices on which ``params``, ``tokens`` and ``key`` are.
 
     Raises:
       FloatingPointError: the held-out loss is not finite.
     """
     optimizer = plan.optimizer()
     step = make_step(loss, optimizer)
-    state = TrainState(0, 0.0, params, optimizer.init(params), key, params, math.inf)
+    state = TrainState(0, 0.0, params, place(optimizer.init(params)), key, params, math.inf)
     state = (None if store is None else store.latest(state)) or state
     _, earlier_seconds, params, opt_state, key, best_params, lowest_loss = state
     # Step i draws its windows from fold_in(key, i). Steps are numbered 0 .. plan.steps - 1, so this key is none of theirs.

@@ -29,12 +29,15 @@ class TrainingBatch:
       distribution: float32 ``[B, n, Vd]``. Entry t is the target's distribution of the token after token t, that is of
         token t + 1. If the head has a reduced draft vocabulary, only the probabilities of its Vd tokens are here, and
         they sum to less than 1; otherwise Vd is V.
+      numbers: int32 ``[B]``, which windows of the step these are. Noise of a window follows from its number, so that it is
+        the same on whichever device the window is.
     """
 
     tokens: jax.Array
     hidden: jax.Array
     features: jax.Array
     distribution: jax.Array
+    numbers: jax.Array
 
     @property
     def slots(self) -> jax.Array:
@@ -46,7 +49,9 @@ class TrainingBatch:
         return self.tokens[:, jnp.minimum(positions, self.tokens.shape[1] - 1)]
 
 
-def read_windows(target: Target, windows, aux_layers: tuple[int, ...], draft_vocabulary=None) -> TrainingBatch:
+def read_windows(
+    target: Target, windows, aux_layers: tuple[int, ...], draft_vocabulary=None, first: int | jax.Array = 0
+) -> TrainingBatch:
     """Run the target over windows, and return them with its hidden states, features and distributions.
 
     The logits are rounded to the target's dtype before the softmax, as they are when drafts are verified.
@@ -57,6 +62,7 @@ def read_windows(target: Target, windows, aux_layers: tuple[int, ...], draft_voc
       aux_layers: layers whose hidden states the head takes as features; () stands for the final hidden state.
       draft_vocabulary: int32 ``[Vd]``, the tokens that the head can propose in the order of its logits, or None if it
         can propose all.
+      first: int32 ``[]``, the number of the first window among those of the step.
     """
     tokens = windows[:, :-1]
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
@@ -65,7 +71,8 @@ def read_windows(target: Target, windows, aux_layers: tuple[int, ...], draft_voc
     distribution = jax.nn.softmax(target.logits(hidden).astype(jnp.float32))
     if draft_vocabulary is not None:
         distribution = distribution[..., draft_vocabulary]
-    return TrainingBatch(windows, hidden, features, distribution)
+    numbers = first + jnp.arange(len(windows), dtype=jnp.int32)
+    return TrainingBatch(windows, hidden, features, distribution, numbers)
 
 
 def float32_logits(hidden, output_head, target: Target) -> jax.Array:

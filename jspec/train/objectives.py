@@ -44,7 +44,11 @@ class Objective(Protocol):
         ...
 
     def loss(self, head: Any, target: Target, batch: TrainingBatch, key: jax.Array) -> jax.Array:
-        """The loss of the draft head's module on a batch, float32 ``[]``; ``key`` is for what the objective draws."""
+        """The loss of the draft head's module on a batch, float32 ``[]``; ``key`` is for what the objective draws.
+
+        It is a mean over windows of equal weight. What is drawn for a window follows from the key and from the number of the
+        window.
+        """
         ...
 
     def start(self, params: Params, target: Target, tokens: np.ndarray, key: jax.Array) -> tuple[dict, dict]:
@@ -99,8 +103,10 @@ class DraftVocabulary:
         return jnp.nonzero(constants["draft_ids"] >= 0, size=self.config.draft_vocab_size)[0]
 
 
-def output_head_of(target: Target) -> jax.Array:
+def output_head_of(target: Target) -> jax.Array | np.ndarray:
     """The target's output head as the start of a head's own, float32 ``[V, D]``; a divisor of logits is part of it.
+
+    The parts of a target in shards are put together in host memory, because one device may not have room for all of them.
 
     Raises:
       ValueError: the target's output head does not read its hidden states, but a linear map of them.
@@ -111,7 +117,10 @@ def output_head_of(target: Target) -> jax.Array:
             f"the target's output head reads {config.embedding_size} numbers and its hidden states have "
             f"{config.hidden_size}; expected a target without embedding_size for a head that has an output head"
         )
-    return wide(target.output_weight, target.output_scale) / config.logit_divisor
+    stored = target.output_weight, target.output_scale
+    if getattr(target, "shards", None) is not None:  # behind the last token is padding
+        stored = [None if array is None else np.asarray(array)[: config.vocab_size] for array in stored]
+    return wide(*stored) / config.logit_divisor
 
 
 def frequent_tokens(tokens: np.ndarray, vocab_size: int, count: int) -> np.ndarray:
@@ -150,7 +159,7 @@ class FeatureRegression(FullVocabulary):
     depths = 1
 
     def loss(self, head, target, batch: TrainingBatch, key) -> jax.Array:
-        noise = jax.random.uniform(key, batch.features.shape, batch.features.dtype, -self.noise, self.noise)
+        noise = self._noise(batch, key)
         view = Branches(batch.slots, 0)
         embedded = head.embed(batch.tokens[:, 1:], target)
         cache = ((),) * self.config.layers.num_layers
@@ -160,6 +169,12 @@ class FeatureRegression(FullVocabulary):
         logits = float32_logits(hidden, None, target)
         entropy = soft_cross_entropy(batch.distribution[:, 1:], logits)
         return self.regression * distance.mean() + self.cross_entropy * entropy.mean()
+
+    def _noise(self, batch: TrainingBatch, key) -> jax.Array:
+        """What is added to the features, ``[B, n, E]`` in their dtype."""
+        shape, dtype = batch.features.shape[1:], batch.features.dtype
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, batch.numbers)
+        return jax.vmap(lambda key: jax.random.uniform(key, shape, dtype, -self.noise, self.noise))(keys)
 
 
 class DraftObjective(abc.ABC):
@@ -353,7 +368,7 @@ class EachMedusaHead(FullVocabulary, DraftObjective):
             yield DepthLogits(batch.slots, float32_logits(hidden, one.head, target))
 
 
-def loss_of(objective: Objective, merge_target, dtype: str) -> Loss:
+def loss_of(objective: Objective, merge_target, dtype: str, axis: str | None = None) -> Loss:
     """The loss as a function ``loss(params, (target leaves, constants), windows, key)``, which the optimiser differentiates.
 
     It builds the draft head in ``dtype`` from float32 ``params``, and reads the windows with the target.
@@ -362,13 +377,14 @@ def loss_of(objective: Objective, merge_target, dtype: str) -> Loss:
       objective: what is minimised.
       merge_target: makes the target's module from its leaves.
       dtype: ``bfloat16`` or ``float32``, the type in which target and head compute.
+      axis: the mesh axis whose devices have as many of the windows each, one after the other; None if all windows are here.
     """
 
     def loss(params: Params, frozen: tuple[Any, Mapping[str, jax.Array]], windows, key):
         leaves, constants = frozen
         target, head = merge_target(leaves), build_head(objective.config, {**params, **constants}, dtype)
-        return objective.loss(
-            head, target, read_windows(target, windows, objective.aux_layers, objective.known(constants)), key
-        )
+        first = 0 if axis is None else jax.lax.axis_index(axis) * len(windows)
+        batch = read_windows(target, windows, objective.aux_layers, objective.known(constants), first)
+        return objective.loss(head, target, batch, key)
 
     return loss

@@ -1,6 +1,7 @@
 """One training run: from a target and data to a trained draft head in its public layout, with a log, a plot and figures."""
 
 import dataclasses
+import functools
 import importlib.util
 import json
 import math
@@ -14,17 +15,19 @@ from tqdm import tqdm
 
 from jspec._arguments import require
 from jspec.checkpoints.export import export_draft
-from jspec.checkpoints.loading import load_folder
+from jspec.checkpoints.loading import open_folder
 from jspec.checkpoints.tokenizer import load_tokenizer
-from jspec.models import build
+from jspec.config import shards_of
+from jspec.loading import build_model, require_shards
 from jspec.models.split import split
 from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
 from jspec.train.checkpoints import Checkpoints
 from jspec.train.data import Corpus, read_corpus
-from jspec.train.loop import Plan, TrainingProgress, fit, make_evaluator
+from jspec.train.loop import Loss, Plan, TrainingProgress, fit, make_evaluator
 from jspec.train.methods import Sizes, initial_params, make_objective
 from jspec.train.objectives import Objective, loss_of
 from jspec.train.report import FIGURES_FILE, Log, versions, write_json
+from jspec.train.spread import beside, spread_loss
 
 HEAD_FOLDER, STATE_FOLDER, SETTINGS_FILE = "head", "state", "settings.json"
 MAX_HELD_OUT_TOKENS = 2**18  # more would make evaluations slow and the held-out loss hardly more exact
@@ -48,6 +51,9 @@ class TrainingRun:
       resume: whether to continue from the newest state in ``out``.
       target_name: name or path of the target that is written into the head's config, in the layouts that have a field
         for it. None writes the absolute path of ``target``.
+      tensor_parallel: N, over how many devices the target is split (``jspec.load``). Each trains the draft head on 1 / N of
+        the windows of a step.
+      expert_parallel: whether each of these devices has some of the experts, and not a part of each.
     """
 
     method: str
@@ -61,6 +67,8 @@ class TrainingRun:
     seed: int = 0
     resume: bool = False
     target_name: str | None = None
+    tensor_parallel: int = 1
+    expert_parallel: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +76,7 @@ class TrainingInputs:
     """What a run needs in memory.
 
     Attributes:
-      target: the target's module, in the run's dtype.
+      target: the target's module, in the run's dtype. With ``tensor_parallel`` it is in shards.
       corpus: token ids to train on, and held-out ones.
       objective: the draft head's config and its loss.
     """
@@ -87,13 +95,26 @@ def prepare(run: TrainingRun) -> TrainingInputs:
     require(run.prompts >= 1, "prompts", run.prompts, "an integer of at least 1")
     if not run.target.is_dir():
         raise ValueError(f"target={str(run.target)!r}: expected a checkpoint folder")
-    config, params = load_folder(run.target, run.dtype)
+    config, params = open_folder(run.target, run.dtype)
+    if jax.process_count() > 1:
+        raise ValueError(f"{jax.process_count()} processes train together: expected one, with all GPUs of the target")
+    shards, _ = shards_of(run.tensor_parallel, 1, True, run.expert_parallel)
+    require_shards((shards, None), config, None)
     objective = make_objective(run.method, config, run.sizes)
     length, longest = run.plan.length, config.max_position
     shortest = objective.depths + 2  # a window then has a distribution to compare with at every depth
     require(shortest <= length <= longest, "length", length, f"in {shortest}..{longest}, the target's positions")
+    _require_windows(run.plan, run.tensor_parallel)
     corpus = read_corpus(run.data, load_tokenizer(run.target), config.vocab_size, config.eos_token_ids, length)
-    return TrainingInputs(build(config.for_length(length), params, run.dtype), corpus, objective)
+    _held_out_windows(corpus, run)  # of which there may be too few
+    return TrainingInputs(build_model(config.for_length(length), params, run.dtype, shards), corpus, objective)
+
+
+def _require_windows(plan: Plan, devices: int):
+    """Raise a ValueError unless each of the devices trains on as many of the windows of a step."""
+    B, T = plan.batch_shape
+    expected = f"{devices} windows of {T} tokens or a multiple, as many for each device of tensor_parallel={devices}"
+    require(B % devices == 0, "tokens_per_step", plan.tokens_per_step, expected)
 
 
 def train(run: TrainingRun) -> dict:
@@ -111,9 +132,8 @@ def train(run: TrainingRun) -> dict:
     store = Checkpoints(run.out / STATE_FOLDER)
     target, objective, plan = inputs.target, inputs.objective, run.plan
     params, constants, key = initialise(run, inputs)
-    leaves, merge = split(target)
-    loss, frozen = loss_of(objective, merge, run.dtype), (leaves, constants)
-    evaluate = make_evaluator(loss, *_held_out_windows(inputs.corpus, plan))
+    loss, frozen = make_loss(run, inputs), (split(target).leaves, constants)
+    evaluate = make_evaluator(loss, *_held_out_windows(inputs.corpus, run))
     served = ServedAcceptance(
         target, objective.config, inputs.corpus.held_out, run.prompts, objective.depths, run.dtype
     )
@@ -124,8 +144,9 @@ def train(run: TrainingRun) -> dict:
 
     if store.step is None:
         report(TrainingProgress(0, 0.0, math.nan, evaluate(params, frozen)), params)
-    best = fit(plan, loss, evaluate, params, frozen, jnp.asarray(inputs.corpus.train), key, report, store)
-
+    place = functools.partial(beside, target)
+    tokens = place(jnp.asarray(inputs.corpus.train))
+    best = fit(plan, loss, evaluate, params, frozen, tokens, key, report, store, place)
     return _finish(run, inputs, {**best, **constants}, evaluate(best, frozen), served, log)
 
 
@@ -145,6 +166,7 @@ def _finish(
     log.plot(f"{run.method} head")
     figures = {
         **_settings(run, inputs),
+        "tensor_parallel": run.tensor_parallel,
         "parameters": config.num_parameters,
         "held_out_loss": held_out_loss,
         "num_draft_tokens": served.num_draft_tokens,
@@ -157,17 +179,40 @@ def _finish(
 
 
 def initialise(run: TrainingRun, inputs: TrainingInputs) -> tuple[dict, dict, jax.Array]:
-    """What training starts from: initial fp32 weights, parameters that stay constant, and the key for ``fit``."""
+    """What training starts from: initial fp32 weights, parameters that stay constant, and the key for ``fit``.
+
+    They are on every device of the target.
+    """
     weight_key, key = jax.random.split(jax.random.key(run.seed))
     params, constants = initial_params(inputs.objective, inputs.target, inputs.corpus.train, weight_key)
-    return params, constants, key
+    return beside(inputs.target, (params, constants, key))
 
 
-def _held_out_windows(corpus: Corpus, plan: Plan) -> tuple[np.ndarray, tuple[int, int]]:
-    """The held-out tokens to evaluate on, ``[N]``, and a batch shape (B, T) of which they fill at least one batch."""
-    tokens = corpus.held_out[: max(MAX_HELD_OUT_TOKENS, plan.length) + 1]
-    batch, length = plan.batch_shape
-    return tokens, (min(batch, (len(tokens) - 1) // length), length)
+def make_loss(run: TrainingRun, inputs: TrainingInputs) -> Loss:
+    """The loss of the draft head, as ``loss_of`` returns it, on the device or the devices of the target."""
+    target, objective = inputs.target, inputs.objective
+    if target.shards is None:
+        return loss_of(objective, split(target).merge, run.dtype)
+    return spread_loss(objective, target, run.dtype)
+
+
+def _held_out_windows(corpus: Corpus, run: TrainingRun) -> tuple[np.ndarray, tuple[int, int]]:
+    """The held-out tokens to evaluate on, ``[N]``, and a batch shape (B, T) of which they fill at least one batch.
+
+    B is that of a step. If there are fewer windows, it is their number, or the next lower one that the devices divide.
+
+    Raises:
+      ValueError: there are fewer windows than devices.
+    """
+    batch, length = run.plan.batch_shape
+    tokens, devices = corpus.held_out[: max(MAX_HELD_OUT_TOKENS, length) + 1], run.tensor_parallel
+    windows = (len(tokens) - 1) // length
+    if windows < devices:
+        raise ValueError(
+            f"data={str(run.data)!r}: {windows} held-out windows of {length} tokens; expected one for each device of "
+            f"tensor_parallel={devices}: more text, or a smaller length"
+        )
+    return tokens, (min(batch, windows // devices * devices), length)
 
 
 def _check_output_folder(run: TrainingRun):

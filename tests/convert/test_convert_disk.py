@@ -11,7 +11,7 @@ import pytest
 import tensorstore
 from tiny import tiny_checkpoint, tiny_tokenizer
 
-from convert import Refusal, convert
+from convert import Refusal, chunks, convert
 from convert.cli import main
 
 Usage = collections.namedtuple("Usage", "total used free")
@@ -42,8 +42,10 @@ def told(capsys, *words: str):
         assert word in error
 
 
-def test_all_that_is_written_is_counted(src, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("smallest", [2**20, 0], ids=["files", "chunks"])
+def test_all_that_is_written_is_counted(src, tmp_path, monkeypatch, capsys, smallest):
     """Params, headers, folders, copied files and manifest, in blocks; and not much more than that."""
+    monkeypatch.setattr(chunks, "SMALLEST", smallest)
     convert(src, tmp_path / "whole")
     used = bytes_on_disk(tmp_path / "whole")
     (tmp_path / "place").mkdir()

@@ -225,6 +225,7 @@ def test_signed_params_of_another_config(out, field, value, words):
 
 
 HEADER = {"zarr_format": 2, "shape": [32, 48], "chunks": [32, 48], "dtype": "<f4", "compressor": None, "filters": None}
+HEADER["order"] = "C"
 
 
 @pytest.mark.parametrize(
@@ -235,6 +236,9 @@ HEADER = {"zarr_format": 2, "shape": [32, 48], "chunks": [32, 48], "dtype": "<f4
         {"shape": [32, 2**50]},
         {"shape": [-1, 48]},
         {"chunks": [2**40, 48]},
+        {"chunks": [0, 48]},
+        {"order": "F"},
+        {"dimension_separator": "/"},
         {"compressor": {"id": "zlib", "level": 1}},
     ],
     ids=str,

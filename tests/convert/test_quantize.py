@@ -43,7 +43,7 @@ def rewrite(folder, **changes):
     manifest = json.loads((folder / "manifest.json").read_text())
     params = {name: array for name, array in {**params, **changes}.items() if array is not None}
     shutil.rmtree(folder / "params")
-    save_params(folder / "params", {n: LazyArray(a.shape, a.dtype, lambda a=a: a) for n, a in params.items()})
+    save_params(folder / "params", {n: LazyArray(a.shape, a.dtype, lambda a=a: a, a.shape) for n, a in params.items()})
     write_manifest(folder, {name: manifest[name] for name in ("dtype", "quantization")})
 
 

@@ -9,8 +9,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
-from tiny import tiny_checkpoint, write_weights
+from train_toys import learnable
 
 import jspec
 from convert import load_draft
@@ -29,31 +28,12 @@ METHODS = {
     "mtp": ["--num-draft-tokens", "2"],
 }
 PLAN = "--steps 80 --evaluate-every 40 --tokens-per-step 256 --length 32 --peak-rate 2e-2 --prompts 2 --dtype float32"
-V, D = 64, 24
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with a toy target and with token ids that look like its output.
-
-    The target's next token is almost a function of the newest token, so that a small head can learn to predict it.
-    """
-    root = tmp_path_factory.mktemp("train")
-    sizes = {"vocab_size": V, "hidden_size": D, "intermediate_size": 32, "head_dim": 6, "num_hidden_layers": 1}
-    target = tiny_checkpoint(root / "target", bos_token_id=0, eos_token_id=1, max_position_embeddings=128, **sizes)
-    tensors = load_file(target / "model.safetensors")
-    embedding = tensors["model.embed_tokens.weight"]
-    follows = 1 + np.random.default_rng(1).permutation(V - 1)
-    tensors["lm_head.weight"][follows] = 3 * (embedding / np.linalg.norm(embedding, axis=1, keepdims=True))[1:]
-    for name in ("self_attn.o_proj", "mlp.down_proj"):
-        tensors[f"model.layers.0.{name}.weight"] *= 0.1
-    write_weights(target, tensors)
-
-    text = [5]
-    for noise in np.random.default_rng(2).random(4000):
-        text.append(int(follows[text[-1] - 1]) if noise > 0.05 else 1 + int(noise * 20 * (V - 1)))
-    np.savez(root / "tokens.npz", train=text[:3600], held_out=text[3600:])
-    return root
+    """A folder with a toy target and with token ids that look like its output."""
+    return learnable(tmp_path_factory.mktemp("train"))
 
 
 def arguments(folder, method: str, out: str, *more: str) -> list[str]:

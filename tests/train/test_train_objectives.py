@@ -46,7 +46,8 @@ def test_a_draft_is_compared_with_the_target_at_its_own_position_and_left_out_pa
     distribution = jax.nn.softmax(2 * jax.random.normal(jax.random.key(0), (B, n, V)))
     bases = [np.arange(n), np.array([7, n - 1, 2, n - 2, 0]), np.array([7, n - 1, 2])]
     logits = [jax.random.normal(jax.random.key(i), (B, len(at), V)) for i, at in enumerate(bases)]
-    batch = TrainingBatch(jnp.zeros((B, n + 1), jnp.int32), jnp.zeros((B, n, 1)), jnp.zeros((B, n, 1)), distribution)
+    nothing = jnp.zeros((B, n, 1))
+    batch = TrainingBatch(jnp.zeros((B, n + 1), jnp.int32), nothing, nothing, distribution, jnp.arange(B))
     depths = [DepthLogits(jnp.asarray(at), x) for at, x in zip(bases, logits, strict=True)]
     means = []
     for d, (at, x) in enumerate(zip(bases, logits, strict=True)):

@@ -2,8 +2,10 @@
 
 import dataclasses
 
+import numpy as np
+
 from jspec.checkpoints.blocks.format import Parts, read_group_size, read_plain, read_scales
-from jspec.checkpoints.blocks.four_bits import FourBitFormat, FourBitWeight, Numbers, unpacked
+from jspec.checkpoints.blocks.four_bits import FourBitFormat, FourBitWeight, in_words, unpacked
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.quantization_fields import INSTEAD, require_one_of
 from jspec.checkpoints.tensor import Tensor
@@ -25,9 +27,11 @@ class AWQWeight(FourBitWeight):
     zeros: Tensor
     scales: Tensor
 
-    def numbers(self) -> Numbers:
-        codes, zeros = (unpacked(tensor.read(), 1, ORDER) for tensor in (self.codes, self.zeros))
-        return Numbers(codes, zeros, read_scales(self.scales, signed=True), self.consecutive())
+    def numbers(self, outputs: slice, inputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        words, within = in_words(outputs)
+        codes = unpacked(self.codes.read_part((inputs, words)), 1, ORDER)[:, within]
+        zeros = unpacked(self.zeros.read_part((groups, words)), 1, ORDER)[:, within]
+        return codes, zeros, read_scales(self.scales, True, (groups, outputs))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.params import Index
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import FLOAT_DTYPES, Tensor
 
@@ -113,17 +114,18 @@ class BlockFormat(abc.ABC):
         )
 
 
-def read_scales(tensor: Tensor, signed: bool = False) -> np.ndarray:
+def read_scales(tensor: Tensor, signed: bool = False, index: Index = ()) -> np.ndarray:
     """The values of a tensor of scales, as float32.
 
     Args:
       tensor: the tensor.
       signed: whether a scale may be negative, as some quantisers of four bits choose it.
+      index: which part of it.
 
     Raises:
       Refusal: one of them is zero, NaN or infinite, or negative where none may be.
     """
-    values = tensor.read().astype(np.float32)
+    values = tensor.read_part(index).astype(np.float32)
     wrong = values[~(np.isfinite(values) & ((values != 0) if signed else (values > 0)))]
     if wrong.size:
         expected = "numbers other than 0" if signed else "positive numbers"

@@ -8,13 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from jspec.checkpoints.blocks.format import BlockFormat, Dequantized, Parts
+from jspec.checkpoints.params import Index, bounds_of
 from jspec.checkpoints.refusal import Refusal
 
 IN_TURN = tuple(range(8))
 
 
 class Numbers(NamedTuple):
-    """What a weight is computed from.
+    """What a weight, or a part of one, is computed from.
 
     Attributes:
       codes: uint8 ``[in, out]``.
@@ -40,11 +41,25 @@ class FourBitWeight(Dequantized):
     group: int
 
     def read(self) -> np.ndarray:
-        return dequantized(self.numbers()).T
+        return self.read_part(())
+
+    def read_part(self, index: Index) -> np.ndarray:
+        """``read()[index]``. It reads the codes of that part and of what shares an int32 with it, and their groups alone."""
+        outputs, inputs = (slice(*one) for one in bounds_of(index, self.shape))
+        if outputs.start >= outputs.stop or inputs.start >= inputs.stop:
+            return np.empty(self.shape, np.float32)[index]
+        groups = self.groups()[inputs]
+        used = slice(groups.min(), groups.max() + 1)
+        codes, zeros, scales = self.numbers(outputs, inputs, used)
+        return dequantized(Numbers(codes, zeros, scales, groups - used.start)).T
 
     @abc.abstractmethod
-    def numbers(self) -> Numbers:
-        """The codes, zeros and scales in the files."""
+    def numbers(self, outputs: slice, inputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The codes, zeros and scales in the files, as ``Numbers`` has them, for some features and groups."""
+
+    def groups(self) -> np.ndarray:
+        """The group of each input feature, int ``[in]``."""
+        return self.consecutive()
 
     def consecutive(self) -> np.ndarray:
         """The groups of the input features, ``[in]``, if those of a group follow each other."""
@@ -84,6 +99,12 @@ class FourBitFormat(BlockFormat):
                 f"input features of {parts.module!r}"
             )
         return self.group_size
+
+
+def in_words(part: slice) -> tuple[slice, slice]:
+    """Which int32 hold the codes of consecutive features, and which of the codes in these they are."""
+    words = slice(part.start // 8, -(-part.stop // 8))
+    return words, slice(part.start - 8 * words.start, part.stop - 8 * words.start)
 
 
 def unpacked(words: np.ndarray, axis: int, order: Sequence[int] = IN_TURN) -> np.ndarray:

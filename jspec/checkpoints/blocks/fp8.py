@@ -6,6 +6,7 @@ import numpy as np
 
 from jspec.checkpoints.blocks.format import BlockFormat, Dequantized, Parts, read_block, read_plain, read_scales
 from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.params import Index, bounds_of
 from jspec.checkpoints.quantization_fields import require_one_of
 from jspec.checkpoints.tensor import Tensor
 
@@ -27,10 +28,15 @@ class FP8BlockWeight(Dequantized):
     block: tuple[int, int]
 
     def read(self) -> np.ndarray:
-        values, scales, (height, width) = self.stored.read().astype(np.float32), read_scales(self.scales), self.block
-        columns = np.arange(self.shape[1]) // width
-        for i, row in enumerate(scales):
-            values[i * height : (i + 1) * height] *= row[columns]
+        return self.read_part(())
+
+    def read_part(self, index: Index) -> np.ndarray:
+        """``read()[index]``. It reads no other numbers, but all scales, which are few."""
+        scales, (height, width) = read_scales(self.scales), self.block
+        (first, stop), (left, right) = bounds_of(index, self.shape)
+        values, columns = self.stored.read_part(index).astype(np.float32), np.arange(left, right) // width
+        for i in range(first // height, -(-stop // height)):
+            values[max(i * height - first, 0) : (i + 1) * height - first] *= scales[i, columns]
         return values
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from jspec.checkpoints.blocks.format import Parts, read_group_size, read_plain, read_scales
-from jspec.checkpoints.blocks.four_bits import FourBitFormat, FourBitWeight, Numbers, unpacked
+from jspec.checkpoints.blocks.four_bits import FourBitFormat, FourBitWeight, in_words, unpacked
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.quantization_fields import INSTEAD, require_one_of
 from jspec.checkpoints.refusal import Refusal
@@ -34,16 +34,16 @@ class GPTQWeight(FourBitWeight):
     ordered: bool
     less_one: bool
 
-    def numbers(self) -> Numbers:
-        zeros = self.zeros.read().view(np.uint32)
+    def numbers(self, outputs: slice, inputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        (of_inputs, rows), (of_outputs, columns) = in_words(inputs), in_words(outputs)
+        zeros = self.zeros.read_part((groups, of_outputs)).view(np.uint32)
         if self.less_one:
             # To whole numbers, as GPTQModel does: it subtracts so when it writes, and a zero of 0 borrows from the next.
             zeros = zeros + _ONES
-        return Numbers(
-            unpacked(self.codes.read(), 0), unpacked(zeros, 1), read_scales(self.scales, signed=True), self._groups()
-        )
+        codes = unpacked(self.codes.read_part((of_inputs, outputs)), 0)[rows]
+        return codes, unpacked(zeros, 1)[:, columns], read_scales(self.scales, True, (groups, outputs))
 
-    def _groups(self) -> np.ndarray:
+    def groups(self) -> np.ndarray:
         consecutive = self.consecutive()
         if self.order is None:
             return consecutive

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from jspec.checkpoints.blocks.format import Parts, read_group_size, read_plain, read_scales
-from jspec.checkpoints.blocks.four_bits import FourBitFormat, FourBitWeight, Numbers, unpacked
+from jspec.checkpoints.blocks.four_bits import FourBitFormat, FourBitWeight, in_words, unpacked
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.quantization_fields import require_one_of
 from jspec.checkpoints.refusal import Refusal
@@ -30,17 +30,19 @@ class PackedWeight(FourBitWeight):
     zeros: Tensor | None
     size: Tensor
 
-    def numbers(self) -> Numbers:
-        outputs, inputs = self.shape
+    def numbers(self, outputs: slice, inputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         if tuple(size := self.size.read().tolist()) != self.shape:
             raise Refusal(
                 f"{self.file}: tensor {self.size.name!r} holds {size}, but config.json asks for a weight {list(self.shape)}"
             )
-        codes, scales = unpacked(self.codes.read(), 1)[:, :inputs], read_scales(self.scales, signed=True)
+        words, columns = in_words(inputs)
+        codes = unpacked(self.codes.read_part((outputs, words)), 1)[:, columns]
+        scales = read_scales(self.scales, True, (outputs, groups))
         zeros = np.broadcast_to(_MIDDLE, scales.shape)
         if self.zeros is not None:
-            zeros = unpacked(self.zeros.read(), 0)[:outputs]
-        return Numbers(codes.T, zeros.T, scales.T, self.consecutive())
+            words, rows = in_words(outputs)
+            zeros = unpacked(self.zeros.read_part((words, groups)), 0)[rows]
+        return codes.T, zeros.T, scales.T
 
 
 @dataclasses.dataclass(frozen=True)
