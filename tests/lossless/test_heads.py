@@ -1,12 +1,14 @@
 """Whole steps with every kind of head: the joint distribution of completions over many rounds, the acceptance of every
 round."""
 
+import dataclasses
 import itertools
 from unittest import mock
 
 import jax.numpy as jnp
 import pytest
 
+from jspec.drafting.block import Block
 from jspec.sampling import verify
 from lossless.head_program import HEADS, HeadOracle, HeadProgram
 from lossless.judge import FIRST, p_values
@@ -21,6 +23,8 @@ QUICK = (
     HeadProgram("match", "pard", "coupled"),
     HeadProgram("block", "mlp", draft_temperature=1.4),
     HeadProgram("match", "medusa", "argmax"),
+    HeadProgram("rejection", "dspark"),
+    HeadProgram("block", "dflash"),
 )
 PAIRS = (
     *(HeadProgram("match", head, "coupled") for head in HEADS),
@@ -94,3 +98,32 @@ class TestReducedVocabulary(HeadLosslessness):
         run = Run(HeadProgram("rejection", "eagle3", fault=fault), 20_000)
         sampled = [pair for pair in self.judged(run.program, self.play(run)) if pair[0].ask.warp.temperature]
         assert max(p_values(sampled, FIRST)) < LEVEL
+
+
+@dataclasses.dataclass(frozen=True)
+class Forgetful(Block):
+    """Draws drafts that depend on each other, and says that they do not: q is without what the Markov head adds."""
+
+    def _one_after_another(self, drawing, hidden, logits, anchor, room):
+        proposal = super()._one_after_another(drawing, hidden, logits, anchor, room)
+        distribution, _ = drawing.draw(self.head.over_vocabulary(logits), 0)
+        return dataclasses.replace(proposal, distribution=distribution)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForgetfulProgram(HeadProgram):
+    def drafter(self, target, head):
+        return Forgetful(**vars(super().drafter(target, head)))
+
+
+class TestDraftsThatDependOnEachOther(HeadLosslessness):
+    """A DSpark head whose drafts each know the one before."""
+
+    runs = tuple(Run(HeadProgram(rule, "dspark-rnn"), 20_000) for rule in ("block",))
+    seed = 73
+
+    @pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.long)])
+    def test_a_distribution_that_forgets_the_draft_before_is_seen(self, rule):
+        run = Run(ForgetfulProgram(rule, "dspark-rnn"), 20_000)
+        sampled = [pair for pair in self.judged(run.program, self.play(run)) if pair[0].ask.warp.temperature]
+        assert min(p_values(sampled, FIRST)) < LEVEL
