@@ -33,6 +33,8 @@ _DRAFT_PARALLEL = "draft_tensor_parallel_size"  # a key of vLLM's --speculative-
 # vLLM's name of a drafting method -> jspec's. It has called ``mtp`` by the name of each family as well.
 _METHODS = {
     "deepseek_mtp": MTP,
+    "dflash": "dflash",
+    "dspark": "dspark",
     "draft_model": "draft_model",
     "eagle": "eagle",
     "eagle3": "eagle3",

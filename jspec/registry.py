@@ -72,8 +72,7 @@ LOOKED_UP = ("ngram_min", "ngram_max")  # options of every method that looks dra
 EAGLE3_SIZES = ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers")
 EAGLE3_FORMATS = ("jspec.checkpoints.heads.speculators:FORMAT", "jspec.checkpoints.heads.eagle3:FORMAT")
 
-# One reads all layouts of its class; the other is the speculators format.
-BLOCK_FORMATS = ("jspec.checkpoints.heads.block_speculators:FORMAT", "jspec.checkpoints.heads.block:FORMAT")
+BLOCK_FORMATS = ("jspec.checkpoints.heads.block:FORMAT", "jspec.checkpoints.heads.block_speculators:FORMAT")
 
 METHODS = (
     DraftMethod(

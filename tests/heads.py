@@ -30,7 +30,9 @@ D, REDUCED = TARGET.hidden_size, 20
 LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
 LAYERS = dataclasses.replace(TARGET, num_layers=2, windows=(None, 9))
 MASK = 5
-BLOCK = dataclasses.replace(TARGET, num_layers=2, windows=(None, 9), qk_norm=True, max_position=MAX_LEN)
+BLOCK = dataclasses.replace(
+    TARGET, architecture="Qwen3ForCausalLM", num_layers=2, windows=(None, 9), qk_norm=True, max_position=MAX_LEN
+)
 
 HEADS: dict[str, HeadConfig] = {
     "eagle": EagleConfig(LAYERS, fuse_bias=True),

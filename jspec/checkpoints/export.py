@@ -28,13 +28,14 @@ def export_draft(
     target_architectures: Sequence[str] = (),
     dtype: str = "bfloat16",
     extra: Mapping[str, Any] | None = None,
+    layout: str | None = None,
 ):
     """Write a draft head as a checkpoint that vLLM, SGLang and jspec read.
 
     EAGLE is written in SafeAILab's layout, EAGLE-3 and P-EAGLE in the speculators format, which defines what its layer
-    ids mean, layers for multi-token prediction in SGLang's, MLP speculators in ibm-fms' and Medusa heads in
-    FasterDecoding's. ``load_draft`` reads the same config and params back, except for the ids of the begin and end of a
-    sequence, which the target decides.
+    ids mean, layers for multi-token prediction in SGLang's, MLP speculators in ibm-fms', Medusa heads in FasterDecoding's,
+    and block drafters in DeepSpec's layout if the anchor drafts, otherwise in z-lab's. ``load_draft`` reads the same config
+    and params back, except for the ids of the begin and end of a sequence, which the target decides.
 
     Args:
       folder: the folder to write to; it is created if it does not exist.
@@ -44,6 +45,7 @@ def export_draft(
       target_architectures: the ``architectures`` in the target's config.json, which the speculators format states.
       dtype: the dtype of the written weights: ``float32`` or ``bfloat16`` (rounded to nearest even).
       extra: additional keys for config.json. A key that the layout writes itself keeps the layout's value.
+      layout: ``native`` or ``speculators``, for methods that are written in both; None is what the method usually has.
 
     Raises:
       ValueError: the layout cannot state ``config``, or the names and shapes of ``params`` are not those of ``config``.
@@ -52,12 +54,16 @@ def export_draft(
     formats = [found for found in map(resolve, entry_of(config).formats) if found.write_config is not None]
     if not formats:
         raise ValueError(f"config={type(config).__name__}: expected a draft head; PARD is a language model")
-    written = formats[0].write_config(config, target_name, target_architectures)
+    named = {found.name: found for found in reversed(formats)}
+    ok = layout in (None, *named)
+    require(ok, "layout", layout, f"None or one of {', '.join(named)} for the method {config.method}")
+    chosen = formats[0] if layout is None else named[layout]
+    written = chosen.write_config(config, target_name, target_architectures)
     _require_params(config, params)
     stored = {name: np.asarray(array).astype(param_dtype(config, name, dtype)) for name, array in params.items()}
-    tensors = formats[0].write_tensors(to_tensors(tensor_table(config), stored))
+    tensors = chosen.write_tensors(to_tensors(tensor_table(config), stored))
     folder.mkdir(parents=True, exist_ok=True)
-    save_weights(folder / formats[0].file, tensors)
+    save_weights(folder / chosen.file, tensors)
     write_json(folder / "config.json", {**(extra or {}), **written, "torch_dtype": dtype})
 
 

@@ -33,6 +33,7 @@ from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
 from jspec.heads import EMBEDDING, BlockConfig
 
+TYPE_OF_SPECULATORS = "speculators_model_type"  # in that format alone
 ID_KEY, DFLASH = "target_layer_ids", "dflash_config"
 MARKOV, CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head.proj.weight"
 
@@ -254,7 +255,9 @@ def public_tensors(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def recognises(fields: Fields, names: Collection[str]) -> bool:
-    """Whether a folder holds a block drafter."""
+    """Whether a folder holds a block drafter in one of these layouts."""
+    if TYPE_OF_SPECULATORS in fields.raw:
+        return False
     known = ("dflash", "dspark")
     return any(kind in architectures(fields) for kind in known) or {"fc.weight", "hidden_norm.weight"} <= set(names)
 

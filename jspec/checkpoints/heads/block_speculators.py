@@ -4,15 +4,29 @@ Settings are at the top of config.json, and those of the layers in ``transformer
 k in ``aux_hidden_state_layer_ids`` means the residual stream after k layers. A layer with a window is causal unless
 ``sliding_window_non_causal`` says otherwise; without a window a layer never is."""
 
+from collections.abc import Sequence
+from typing import Any
+
+from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.heads import block
 from jspec.checkpoints.heads.eagle3_settings import Settings
 from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.heads.layers import read_layers
 from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.heads.speculators import TYPE, layers_of, trained_drafts
+from jspec.checkpoints.heads.speculators import (
+    CONFIG,
+    LAYERS,
+    TYPE,
+    VERSION,
+    layers_of,
+    nested_layer_fields,
+    proposal_fields,
+    trained_drafts,
+)
 from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.tensor import Tensor
+from jspec.heads import BlockConfig
 
 KINDS = ("dflash", "dspark")
 IDS = "aux_hidden_state_layer_ids"
@@ -41,8 +55,45 @@ def _anchor_first(fields: Fields) -> bool:
     return drafts == size
 
 
+def hf_config(config: BlockConfig, target_name: str, target_architectures: Sequence[str]) -> dict[str, Any]:
+    """The config.json.
+
+    Raises:
+      ValueError: the format cannot state ``config``.
+    """
+    windows = config.layers.windows
+    slides = any(windows) and not any(config.causal)
+    plain = tuple(window is not None and not slides for window in windows)
+    require(config.causal == plain, "causal", config.causal, f"{plain} in the speculators format")
+    kind = config.method
+    dspark = {
+        "markov_rank": config.markov_rank,
+        "markov_head_type": config.markov,
+        "enable_confidence_head": config.confidence is not None,
+        "confidence_head_with_markov": config.confidence == "markov",
+    }
+    return {
+        "architectures": ["DSparkSpeculator" if kind == "dspark" else "DFlashSpeculator"],
+        TYPE: kind,
+        "speculators_version": VERSION,
+        IDS: list(config.aux_layers),
+        "block_size": config.block_size,
+        "draft_vocab_size": config.draft_vocab_size,
+        "mask_token_id": config.mask_token_id,
+        "sample_from_anchor": config.anchor_first,
+        "tie_word_embeddings": False,
+        **({"sliding_window_non_causal": True} if slides else {}),
+        **(dspark if kind == "dspark" or config.confidence is not None else {}),
+        LAYERS: nested_layer_fields(config.layers),
+        CONFIG: proposal_fields(kind, config.max_drafts, target_name, target_architectures),
+    }
+
+
 FORMAT = HeadFormat(
     recognises=lambda fields, _: fields.raw.get(TYPE) in KINDS,
     read=lambda _, fields, tensors, options: read(fields, tensors, options),
+    write_config=hf_config,
+    write_tensors=block.public_tensors,
     lists_layers=True,
+    name="speculators",
 )

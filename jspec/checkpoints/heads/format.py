@@ -31,6 +31,7 @@ class HeadFormat:
       needs_target: True for a draft head, which cannot run without its target; False for a language model.
       lists_layers: whether config.json may list layers of the target. ``HeadOptions.aux_convention`` then says what the
         layer ids mean.
+      name: what kind of layout it is: ``native``, that of a method's authors or of other tools, or ``speculators``.
     """
 
     recognises: Callable[[Fields, Collection[str]], bool]
@@ -40,6 +41,7 @@ class HeadFormat:
     file: str = SINGLE
     needs_target: bool = True
     lists_layers: bool = False
+    name: str = "native"
 
 
 def architectures(fields: Fields) -> str:

@@ -129,7 +129,6 @@ def hf_config(config: Eagle3Config, target_name: str, target_architectures: Sequ
     require(config.norm_before_head, "norm_before_head", False, expected)
     require(config.trained_drafts is not None, "trained_drafts", None, "a number, which the speculators format states")
     kind = "peagle" if config.method == "parallel" else "eagle3"
-    proposal = {"proposal_type": "greedy", "speculative_tokens": config.trained_drafts}
     return {
         "architectures": ["PEagleSpeculator" if kind == "peagle" else "Eagle3Speculator"],
         TYPE: kind,
@@ -143,17 +142,23 @@ def hf_config(config: Eagle3Config, target_name: str, target_architectures: Sequ
         IDS: None if config.aux_layers is None else list(config.aux_layers),
         **({"mask_token_id": config.mask_token_id} if kind == "peagle" else {}),
         "tie_word_embeddings": False,
-        LAYERS: _layer_fields(config.layers),
-        CONFIG: {
-            "algorithm": kind,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{**proposal, "accept_tolerance": 0.0, "verifier_accept_k": 1}],
-            "verifier": {"name_or_path": target_name, "architectures": list(target_architectures)},
-        },
+        LAYERS: nested_layer_fields(config.layers),
+        CONFIG: proposal_fields(kind, config.trained_drafts or 0, target_name, target_architectures),
     }
 
 
-def _layer_fields(layers: ModelConfig) -> dict[str, Any]:
+def proposal_fields(kind: str, drafts: int, target_name: str, target_architectures: Sequence[str]) -> dict[str, Any]:
+    """The object ``speculators_config``: how many tokens to draft, and for which target."""
+    proposal = {"proposal_type": "greedy", "speculative_tokens": drafts}
+    return {
+        "algorithm": kind,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [{**proposal, "accept_tolerance": 0.0, "verifier_accept_k": 1}],
+        "verifier": {"name_or_path": target_name, "architectures": list(target_architectures)},
+    }
+
+
+def nested_layer_fields(layers: ModelConfig) -> dict[str, Any]:
     written = {**layer_fields(layers), "attention_bias": layers.qkv_bias, **window_fields(layers)}
     if layers.qkv_bias and not layers.output_bias and not layers.qk_norm:
         written["model_type"] = "qwen2"  # the class with biases of query, key and value, and none of the output
@@ -210,4 +215,5 @@ FORMAT = HeadFormat(
     write_config=hf_config,
     write_tensors=eagle3.public_tensors,
     lists_layers=True,
+    name="speculators",
 )

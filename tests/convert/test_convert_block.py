@@ -1,0 +1,151 @@
+"""Block drafters in the layouts of z-lab, JetSpec, SpecForge, DeepSpec and the speculators package: what is read, what is
+written back, and what is refused."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from heads import VARIANTS, random_head
+from safetensors.numpy import load_file, save_file
+
+from convert import convert, load_draft, verifier_of
+from jspec.checkpoints.export import export_draft
+from jspec.checkpoints.refusal import Refusal
+from jspec.heads import BlockConfig
+from jspec.models import flat_params
+
+BLOCKS = {name: config for name, config in VARIANTS.items() if isinstance(config, BlockConfig)}
+NATIVE = [name for name in BLOCKS if name != "dspark-vanilla"]  # a Markov head behind an anchor that does not draft
+SPECULATORS = [name for name in BLOCKS if name != "jetspec"]  # whose layers are causal without windows
+
+
+def exported(
+    folder: Path, name: str, layout: str, change: dict | None = None, **keys
+) -> tuple[BlockConfig, dict, Path]:
+    """Config and params of a head, and where it was written. ``change`` is of its config, ``keys`` are of config.json."""
+    windows = {"windows": ()} if layout == "native" and not any(BLOCKS[name].causal) else {}
+    layers = dataclasses.replace(BLOCKS[name].layers, **windows)
+    config = dataclasses.replace(BLOCKS[name], layers=layers, **(change or {}))
+    params = {name: np.asarray(array) for name, array in flat_params(random_head(config)).items()}
+    export_draft(folder, config, params, target_name="the/target", dtype="float32", layout=layout)
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
+    return config, params, folder
+
+
+def same(found, expected):
+    assert found.keys() == expected.keys()
+    jax.tree.map(np.testing.assert_array_equal, dict(found), dict(expected))
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [*((name, "native") for name in NATIVE), *((name, "speculators") for name in SPECULATORS)],
+)
+def test_what_is_written_is_read_again(tmp_path, name, layout):
+    config, params, folder = exported(tmp_path / "head", name, layout)
+    found, back = load_draft(folder)
+    assert found == config
+    same(back, params)
+    convert(folder, tmp_path / "converted")
+    found, back = load_draft(tmp_path / "converted")
+    assert found == config
+    same(back, params)
+    assert verifier_of(folder) == ("the/target" if layout == "speculators" else None)
+
+
+def test_windows_that_are_not_causal(tmp_path):
+    config, _, folder = exported(tmp_path / "head", "dflash", "speculators", {"causal": (False, False)})
+    assert json.loads((folder / "config.json").read_text())["sliding_window_non_causal"]
+    assert load_draft(folder)[0] == config
+    with pytest.raises(ValueError, match=r"causal=\(False, False\): expected True for each layer, or \(False, True\)"):
+        exported(tmp_path / "native", "dflash", "native", {"causal": (False, False)})
+
+
+def test_specforge_keeps_settings_in_an_object_of_their_own(tmp_path):
+    config, _, folder = exported(tmp_path / "head", "dspark-rnn", "native")
+    file = folder / "config.json"
+    fields = json.loads(file.read_text())
+    moved = {key: fields.pop(key) for key in ("target_layer_ids", "mask_token_id", "markov_rank", "markov_head_type")}
+    file.write_text(json.dumps({**fields, "architectures": ["DSparkDraftModel"], "dflash_config": moved}))
+    assert load_draft(folder)[0] == config
+
+
+@pytest.mark.parametrize(
+    ("keys", "anchor_first"),
+    [
+        ({"speculators_config": {"proposal_methods": [{"speculative_tokens": 5}]}}, True),
+        ({"speculators_config": {"proposal_methods": [{"speculative_tokens": 4}]}}, False),
+    ],
+)
+def test_the_number_of_drafts_says_whether_the_anchor_drafts(tmp_path, keys, anchor_first):
+    _, _, folder = exported(tmp_path / "head", "dflash", "speculators", sample_from_anchor=None, **keys)
+    config, _ = load_draft(folder)
+    assert (config.anchor_first, config.max_drafts) == (anchor_first, 5 if anchor_first else 4)
+
+
+REFUSED = [
+    ("dflash", {"block_size": None}, "block_size is missing"),
+    ("dflash", {"dflash_config": {"target_layer_ids": [1, 0, 2], "mask_token_id": 5}}, "ascending"),
+    ("dflash", {"dflash_config": {"target_layer_ids": [], "mask_token_id": 5}}, "a list of layer ids of at least -1"),
+    (
+        "dflash",
+        {"dflash_config": {"target_layer_ids": [-2, 0, 2], "mask_token_id": 5}},
+        "a list of layer ids of at least -1",
+    ),
+    ("dflash", {"dflash_config": {"target_layer_ids": [0, 1], "mask_token_id": 5}}, "reads 48 numbers"),
+    ("dflash", {"dflash_config": {"target_layer_ids": [-1, 1, 2]}}, "names the token of mask slots"),
+    ("dflash", {"dflash_config": {"target_layer_ids": [-1, 1, 2], "mask_token_id": 29}}, "mask_token_id=29"),
+    ("dflash", {"num_hidden_layers": 3}, "num_hidden_layers=3: expected 2"),
+    ("dflash", {"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0: expected null"),
+    ("dflash", {"output_multiplier": 2.0}, "output_multiplier=2.0: expected 1"),
+    ("dflash", {"markov_rank": 4}, "markov_rank=4: expected 0 or none"),
+    ("dflash", {"draft_vocab_size": 20}, "draft_vocab_size=20: expected 29"),
+    ("dspark", {"markov_rank": 5}, "markov_rank=5: expected 6"),
+    ("dspark", {"markov_head_type": "vanilla"}, "'gated', because tensor 'markov_head.gate_proj.weight' is there"),
+    ("dspark", {"architectures": ["Gemma4DSparkModel"]}, "draft heads of Gemma 4 are not supported"),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "message"), REFUSED)
+def test_contradictions_are_refused(tmp_path, name, keys, message):
+    _, _, folder = exported(tmp_path / "head", name, "native", **keys)
+    if "target_layer_ids" in str(keys) and "[0, 1]" in str(keys):
+        weights = load_file(folder / "model.safetensors")  # 48 numbers are three of 16, and not two
+        weights["fc.weight"] = weights["fc.weight"][:, :47].copy()
+        save_file(weights, folder / "model.safetensors")
+        message = "reads 47 numbers"
+    with pytest.raises(Refusal) as refusal:
+        load_draft(folder)
+    assert message in str(refusal.value)
+
+
+def test_dflash_2_is_refused(tmp_path):
+    _, _, folder = exported(tmp_path / "head", "dflash", "native")
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {**weights, "layers.0.attention_conv.base_kernel": np.zeros((2, 3, 16), np.float32)},
+        folder / "model.safetensors",
+    )
+    with pytest.raises(Refusal, match="DFlash 2 heads, which have convolutions around their layers, are not supported"):
+        load_draft(folder)
+
+
+def test_a_confidence_head_of_another_width(tmp_path):
+    _, _, folder = exported(tmp_path / "head", "dspark", "native")
+    weights = load_file(folder / "model.safetensors")
+    save_file({**weights, "confidence_head.proj.weight": np.zeros((1, 5), np.float32)}, folder / "model.safetensors")
+    with pytest.raises(Refusal, match=r"reads 5 numbers, expected one of \[16, 22\]"):
+        load_draft(folder)
+
+
+def test_layouts_that_cannot_state_a_head(tmp_path):
+    with pytest.raises(ValueError, match="markov='vanilla': expected None where the anchor does not draft"):
+        exported(tmp_path / "head", "dspark-vanilla", "native")
+    with pytest.raises(ValueError, match="layout='vllm': expected None or one of"):
+        exported(tmp_path / "head", "dflash", "vllm")
+    with pytest.raises(ValueError, match="in the speculators format"):
+        exported(tmp_path / "head", "jetspec", "speculators")
