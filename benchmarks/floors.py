@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
+from jspec.models.block import BlockHead
 from jspec.models.eagle import EagleHead
 from jspec.models.eagle3 import Eagle3Head
 from jspec.models.mtp import MTPHead
@@ -126,6 +127,12 @@ def draft_passes(target, module, K: int, batch: int, length: float) -> list[Pass
             for tokens in (batch * (K + 1), batch)
         ]
         return [Pass(reads[0], batch * (K + 1), kv), Pass(reads[1], batch, kv, times=K - 1)]
+    if isinstance(module, BlockHead):
+        borrowed = output_head(target) if module.head is None else Weights(0, 0)
+        once = weights_of(module, ("embedding", "markov", "confidence")) + borrowed
+        passes = [Pass(once, batch * module.config.block_size, kv)]
+        markov = [] if module.markov is None else [Pass(weights_of(module.markov, ("embedding",)), batch, 0, times=K)]
+        return passes + markov
     if not isinstance(module, EagleHead | Eagle3Head):
         return [Pass(language_model(module), batch, kv, times=K)]
     borrowed = output_head(target) if getattr(module, "head", None) is None else Weights(0, 0)

@@ -28,6 +28,7 @@ The lines of the table:
     13  wall time of ``generate`` over the time of its rounds on the device
     14  rounds with sampled drafts over rounds with argmax drafts
     15  line 1 with quantised weights
+    16  rounds with a DSpark head of 5 layers, 7 drafts
 
 Lines 7 and 8 are those of ``benchmarks.verify``. A figure's key in the result is the number of its line, followed by what
 tells it from other figures of that line, as in ``9, batch 16``."""
@@ -181,10 +182,12 @@ class Table:
     def passes(self, line: int, live: int, capacity: int, *goals: float) -> Measure:
         return lambda batch: iter([self.timed(line, "", self.forward(batch, 5, live, capacity), *goals)])
 
-    def rounds(self, line: int, method: str, goals: dict[int, tuple[float, float]], start: int = LENGTH) -> Measure:
+    def rounds(
+        self, line: int, method: str, goals: dict[int, tuple[float, float]], start: int = LENGTH, K: int = 4
+    ) -> Measure:
         variant = "batch {}" if len(goals) > 1 else ""
         return lambda batch: iter(
-            [self.timed(line, variant.format(batch), self.decoding(method, 4, batch, start), *goals[batch])]
+            [self.timed(line, variant.format(batch), self.decoding(method, K, batch, start), *goals[batch])]
         )
 
     def parallel(self, batch: int) -> Iterator[Figure]:
@@ -215,11 +218,13 @@ class Table:
         eagle = self.rounds(9, "eagle", {1: (5.9, 5.6), 16: (6.6, 6.2), 64: (11.5, 10.5)})
         model = self.rounds(10, "draft_model", {1: (6.8, 6.4), 16: (7.6, 7.2), 64: (13.5, 12.5)})
         eagle3 = self.rounds(11, "eagle3", {1: (5.0, 4.7)}, LONG)
+        dspark = self.rounds(16, "dspark", {1: (5.4, 5.1), 16: (7.4, 6.9)}, K=7)
         return [
             *((1, 1, self.plain), (4, 16, live), (9, 1, eagle), (11, 1, eagle3), (3, 16, self.plain)),
             *((5, 16, half_dead), (9, 16, eagle), (6, 64, many), (10, 1, model), (2, 1, self.narrow_passes)),
             *((3, 64, self.plain), (9, 64, eagle), (10, 16, model), (12, 1, self.parallel), (13, 1, self.host)),
             *((14, 16, self.sampled_over_argmax), (10, 64, model), (15, 1, self.quantized)),
+            *((16, 1, dspark), (16, 16, dspark)),
         ]
 
 

@@ -11,7 +11,16 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from jspec.config import Experts, Latent, ModelConfig, Rope, Shards
-from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig, mtp_layers
+from jspec.heads import (
+    BlockConfig,
+    Eagle3Config,
+    EagleConfig,
+    HeadConfig,
+    MedusaConfig,
+    MLPConfig,
+    MTPConfig,
+    mtp_layers,
+)
 from jspec.models import Decoder, init
 from jspec.models.eagle3 import Eagle3Head
 from jspec.models.spread import abstract_shards, with_leaves
@@ -184,13 +193,20 @@ def head_for(target: ModelConfig, method: str) -> HeadConfig:
     plain = {"rope": Rope(theta=target.rope.theta), "qkv_bias": False, "output_bias": False, "qk_norm": False}
     if target.experts is not None:
         target = dataclasses.replace(target, intermediate_size=6 * D, **dense, **plain)
-    one, four = (dataclasses.replace(target, num_layers=n, windows=(), quantization=None) for n in (1, 4))
+    one, four, five = (dataclasses.replace(target, num_layers=n, windows=(), quantization=None) for n in (1, 4, 5))
+    five = dataclasses.replace(five, architecture="Qwen3ForCausalLM", qk_norm=True)
+    L, drafts = target.num_layers, 7
+    aux_layers = tuple(sorted({round(1 + (L - 4) * i / 4) + 1 for i in range(5)})) if L > 8 else (1, 2)
     return {
         "eagle": EagleConfig(one),
         "eagle3": Eagle3Config(one, draft_vocab_size=Vd, target_hidden_size=D),
         "parallel": Eagle3Config(four, draft_vocab_size=Vd, target_hidden_size=D, mask_token_id=0),
         "mlp": MLPConfig(V, D, inner_size=3 * D // 4, num_stages=4, tied=True, scale_input=True),
         "medusa": MedusaConfig(V, D, num_heads=8),
+        "dflash": BlockConfig(five, V, D, aux_layers, drafts + 1, 0, False, (False,) * 5),
+        "dspark": BlockConfig(
+            five, V, D, aux_layers, drafts, 0, True, (False,) * 5, "vanilla", min(256, D // 2), "markov"
+        ),
     }[method]
 
 

@@ -176,7 +176,7 @@ def test_a_line_that_fails_is_told_and_costs_no_other(monkeypatch, capsys, tmp_p
 
 def test_lines_are_those_of_the_table():
     lines = round.Table(None, 1, goals=True).lines()  # pyright: ignore[reportArgumentType]
-    assert {line for line, *_ in lines} == {1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 14, 15}
+    assert {line for line, *_ in lines} == {1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 14, 15, 16}
     picked = round.chosen(lines, [9, 3], [16, 64])
     assert [line[:2] for line in picked] == [(9, 16), (9, 64), (3, 16), (3, 64)]
 

@@ -6,6 +6,7 @@ of a step are below 1 MiB, its logits above, which is why a copy of those would 
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +21,17 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
 LARGE = 1 << 20  # bytes
 K, LAYERS = 2, 2
+DSPARK: Any = head_for(LLAMA_8B, "dspark")
 DRAFTERS = {
     None: None,
     "draft_model": dataclasses.replace(LLAMA_1B, num_layers=1, windows=()),
     "eagle3": dataclasses.replace(head_for(LLAMA_8B, "eagle3"), aux_layers=(0, 1, 2)),
+    "dspark": dataclasses.replace(
+        DSPARK,
+        layers=dataclasses.replace(DSPARK.layers, num_layers=1, windows=()),
+        aux_layers=(0, 1, 2),
+        causal=(False,),
+    ),
 }
 # Launches of a round over two layers, by drafter and rows, under jax 0.11.2, whose untuned products are not those of a
 # card. Lower them when they fall; raise one only for a gain in time.
@@ -34,6 +42,8 @@ BUDGET = {
     ("draft_model", 16): 73,
     ("eagle3", 1): 99,
     ("eagle3", 16): 78,
+    ("dspark", 1): 89,
+    ("dspark", 16): 73,
 }
 LAYER_BUDGET = {1: 12, 16: 11}  # launches of one more layer, by rows
 # At one row, jax 0.12 stacks the drafts' scale, threshold and lse (float32 [1, K] each) in three launches of their own,
