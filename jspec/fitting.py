@@ -4,7 +4,7 @@ import dataclasses
 import warnings
 
 from jspec.config import MAX_POSITIONS, ModelConfig, Speculation
-from jspec.heads import DraftConfig, Eagle3Config, EagleConfig, HeadConfig, MTPConfig, PardConfig
+from jspec.heads import BlockConfig, DraftConfig, Eagle3Config, EagleConfig, HeadConfig, MTPConfig, PardConfig
 from jspec.registry import entry_of, particular_options
 from jspec.text import Tokenizer
 
@@ -54,17 +54,17 @@ def with_positions(target: ModelConfig, draft: ModelConfig | HeadConfig, max_len
 
     It warns if they are fewer than ``max_len``. A ``longrope`` takes the factors for that length: see ``Rope.for_length``.
 
-    An EAGLE head drafts at every position of its target, whatever its config.json states. Many such heads were trained
-    on texts of 2048 tokens and state that number, but their authors and vLLM draft past it, because the rotary embedding
-    is a formula without an end. There are exceptions: ``yarn`` ends at the length that it was stretched to, and
-    ``dynamic`` and ``longrope`` end at ``max_position``. A language model that drafts keeps the limit that it states: it
+    An EAGLE head or a block drafter drafts at every position of its target, whatever its config.json states. Many EAGLE
+    heads were trained on texts of 2048 tokens and state that number, but their authors and vLLM draft past it, because the
+    rotary embedding is a formula without an end. There are exceptions: ``yarn`` ends at the length that it was stretched to,
+    and ``dynamic`` and ``longrope`` end at ``max_position``. A language model that drafts keeps the limit that it states: it
     has not learnt to predict anything past it, and each of its passes costs more than one of a draft head.
     """
     if isinstance(draft, ModelConfig):
         draft = draft.for_length(max_len)
     elif isinstance(draft, PardConfig):
         draft = dataclasses.replace(draft, model=draft.model.for_length(max_len))
-    if not isinstance(draft, EagleConfig | Eagle3Config | MTPConfig):
+    if not isinstance(draft, EagleConfig | Eagle3Config | MTPConfig | BlockConfig):
         decoder = draft.decoder
         limit = max_len if decoder is None else decoder.max_position
     else:

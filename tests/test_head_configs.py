@@ -8,6 +8,7 @@ from engines import TARGET
 
 from jspec.config import EngineConfig
 from jspec.heads import (
+    BlockConfig,
     Eagle3Config,
     EagleConfig,
     MedusaConfig,
@@ -22,6 +23,7 @@ V, D = TARGET.vocab_size, TARGET.hidden_size
 ONE_LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
 TWO_LAYERS = dataclasses.replace(TARGET, num_layers=2, windows=(), qk_norm=True, qkv_bias=True)
 EAGLE3 = Eagle3Config(ONE_LAYER, 20, D, 3, (1, 2, 3))
+BLOCK = BlockConfig(TWO_LAYERS, V, D, (1, 3), 5, 0, False, (False, False), confidence="hidden")
 HEADS = [
     EagleConfig(ONE_LAYER),
     EagleConfig(TWO_LAYERS, fuse_bias=True, own_embedding=True),
@@ -36,6 +38,9 @@ HEADS = [
     MLPConfig(V, D, 12, 1, tied=True),
     MedusaConfig(V, D, 3),
     MedusaConfig(V, D, 3, num_blocks=2, own_head=False),
+    BLOCK,
+    dataclasses.replace(BLOCK, markov="rnn", markov_rank=5, confidence="markov"),
+    BlockConfig(TWO_LAYERS, 9, D, (0, 2), 4, 3, True, (False, True), "gated", 4, own_embedding=True, own_head=True),
 ]
 
 
@@ -97,13 +102,37 @@ def test_what_no_other_head_can_be(make, message):
 
 def test_methods():
     methods = [head.method for head in HEADS]
-    assert (
-        methods
-        == ["eagle"] * 2
-        + ["eagle3", "parallel", "eagle3", "eagle3", "eagle3", "parallel"]
-        + ["mlp"] * 3
-        + ["medusa"] * 2
-    )
+    assert methods == ["eagle"] * 2 + ["eagle3", "parallel", "eagle3", "eagle3", "eagle3", "parallel"] + ["mlp"] * 3 + [
+        "medusa"
+    ] * 2 + ["dflash", "dspark", "dspark"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block_size": 1}, "block_size=1: expected an integer of at least 2"),
+        ({"aux_layers": ()}, r"aux_layers=\(\): expected layer ids of at least 0, ascending"),
+        ({"aux_layers": (3, 1)}, "ascending"),
+        ({"causal": (True,)}, "expected True or False for each of 2 layers"),
+        ({"mask_token_id": V}, f"mask_token_id={V}"),
+        ({"markov": "chain"}, "markov='chain': expected None or one of vanilla, gated, rnn"),
+        ({"markov_rank": 4}, "markov_rank=4: expected an integer of at least 1 with a Markov head, 0 without"),
+        ({"markov": "rnn"}, "markov_rank=0"),
+        ({"confidence": "markov"}, "confidence='markov': expected one of"),
+        ({"draft_vocab_size": 9}, rf"draft_vocab_size=9: expected {V}, .*because its head is borrowed"),
+    ],
+)
+def test_what_no_block_drafter_can_be(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(BLOCK, **change)
+
+
+def test_block_drafters_fit_their_target():
+    BLOCK.require_fit(TARGET)
+    with pytest.raises(ValueError, match=r"reads auxiliary layers \(1, 9\), and the target has 3 layers"):
+        dataclasses.replace(BLOCK, aux_layers=(1, 9)).require_fit(TARGET)
+    with pytest.raises(ValueError, match="hidden size of 24"):
+        dataclasses.replace(BLOCK, target_hidden_size=24).require_fit(TARGET)
 
 
 def test_how_many_drafts_there_are_weights_for():
@@ -111,6 +140,7 @@ def test_how_many_drafts_there_are_weights_for():
     assert MLPConfig(V, D, 8, 3, tied=True).max_drafts is None
     assert MedusaConfig(V, D, 5).max_drafts == 5
     assert EAGLE3.max_drafts is None
+    assert (BLOCK.max_drafts, dataclasses.replace(BLOCK, anchor_first=True).max_drafts) == (4, 5)
 
 
 def test_default_aux_layers():

@@ -107,7 +107,16 @@ def test_every_method_has_an_example():
 @pytest.mark.parametrize("entry", METHODS, ids=lambda entry: entry.drafter)
 def test_an_entry_says_what_is_there(entry):
     drafter = resolve(entry.drafter)
-    for name in ("build", "init", "prefill", "propose", "num_draft_tokens", "aux_layers", "longest_text"):
+    for name in (
+        "build",
+        "init",
+        "prefill",
+        "propose",
+        "num_draft_tokens",
+        "aux_layers",
+        "longest_text",
+        "slots_beyond",
+    ):
         assert hasattr(drafter, name) or name in {field.name for field in dataclasses.fields(drafter)}, name
     assert (entry.config is None) == (entry.module is None) == (not entry.formats)
     assert entry.config is not None or entry.draft is not None

@@ -18,7 +18,7 @@ from engines import (
     shared,
     target,
 )
-from heads import HEADS, VARIANTS, random_head, serving
+from heads import VARIANTS, random_head, serving
 
 from jspec.config import EngineConfig, Speculation
 from jspec.config.shards import AXIS
@@ -64,8 +64,9 @@ def engine_of(kind: str, config: EngineConfig = CONFIG) -> Engine:
             drafter_for(config_of_head, LATENTS, settings),
             serving(config_of_head, random_head(config_of_head)),
         )
-    elif kind in HEADS:
-        drafter, by = drafter_for(HEADS[kind], TARGET, settings), serving(HEADS[kind], random_head(HEADS[kind]))
+    elif kind in VARIANTS:
+        head = VARIANTS[kind]
+        drafter, by = drafter_for(head, TARGET, settings), serving(head, random_head(head))
     else:
         drafter = drafting(None if kind == "none" else kind, settings)
         by = draft() if kind == "draft_model" else None

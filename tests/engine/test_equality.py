@@ -30,6 +30,8 @@ QUICK = (
     "ngram",
     "eagle",
     "p-eagle",
+    "dspark",
+    "dflash-wide",
     "latents",
     "latents/expanded",
     "draft_model/2",
@@ -37,7 +39,7 @@ QUICK = (
 )  # the last two in two shards
 LONG = ("none", "eagle3", "pard", "mlp", "medusa", "mtp")
 LONG += ("draft_model/2/2", "ngram/4", "eagle/4", "eagle3/2", "p-eagle/2", "mlp/2", "medusa/4", "mtp/2", "latents/2")
-LONG += ("draft_model/2/2/dealt", "ngram/4/dealt", "mtp/2/dealt")
+LONG += ("draft_model/2/2/dealt", "ngram/4/dealt", "mtp/2/dealt", "dflash/4", "dspark/2/dealt")
 KINDS = [*QUICK, *(pytest.param(kind, marks=pytest.mark.long) for kind in LONG)]
 
 
@@ -169,7 +171,7 @@ def test_a_salt_keeps_prompts_apart(subject):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ["draft_model", "eagle", "p-eagle", "pard"])
+@pytest.mark.parametrize("kind", ["draft_model", "eagle", "p-eagle", "pard", "dspark"])
 @pytest.mark.parametrize(("page", "chunk"), [(2, 3), (4, 8), (1, 1)])
 def test_prompts_that_are_found_on_another_grid(kind, page, chunk):
     engine = engine_of(kind, dataclasses.replace(CONFIG, page_size=page, prefill_chunk=chunk))
@@ -319,6 +321,14 @@ def test_a_round_beyond_the_pages_is_seen():
         return scheduler.pages.pages(active.length + rounds)
 
     with attribute(scheduler.needs, "pages_for", too_few):
+        assert [outcome_of(active) for active in serve(engine, REQUESTS)] != expected
+
+
+def test_a_block_beyond_the_pages_is_seen():
+    """The slots of a block that reach farther than drafts do need pages, too, since all of them are seen."""
+    engine = engine_of("dflash-wide")
+    expected, needs = alone(engine, REQUESTS), engine.scheduler.needs
+    with attribute(needs, "_ahead", K):
         assert [outcome_of(active) for active in serve(engine, REQUESTS)] != expected
 
 
