@@ -352,6 +352,10 @@ class Runner:
         # Each send replaces the state, so it is looked at only now.
         compile_all([(program, self._with_weights(program, args)) for program, args in programs], threads)
 
+    def serving(self):
+        """Let the processes that follow this one know that everything is compiled, and that requests are taken now."""
+        self._lead("serving")
+
     def _lead(self, *message: Any):
         """Tell the processes that follow this one, if there are any."""
         if isinstance(self.group, Leader):

@@ -169,7 +169,7 @@ def test_options_that_cannot_be_are_told_before_a_model_is_loaded(options, error
 
 
 def test_a_port_that_is_taken(tmp_path, capsys):
-    from jspec.serving.openai.process import listener
+    from jspec.serving.openai.listening import listener
 
     with listener("127.0.0.1", 0) as bound:
         bound.listen()
