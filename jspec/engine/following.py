@@ -42,6 +42,10 @@ class Following:
         for what, *told in self._group:
             getattr(self, what)(*told)
 
+    def meet(self):
+        """Let process 0 know that all of this is done."""
+        self._group.answer()
+
     def serving(self):
         """Know that process 0 has compiled, and takes requests."""
         self._when_serving()

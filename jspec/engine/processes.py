@@ -16,7 +16,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -63,6 +63,7 @@ class Leader:
             self._sockets = [_accepted(server, token) for _ in range(jax.process_count() - 1)]
         self._files = [one.makefile("wb") for one in self._sockets]
         self._lost = self._closed = False
+        self._answers, self._news = 0, threading.Condition()  # of the others, one byte each
         threading.Thread(target=self._watch, name="jspec.Leader.watch", daemon=True).start()
 
     def tell(self, *message: Any):
@@ -83,6 +84,19 @@ class Leader:
                 f"a process that follows this one was lost ({error}): end all processes, and start them again"
             ) from error
 
+    def meet(self):
+        """Wait until all others have done what they were told so far.
+
+        Raises:
+          ProcessLost: one of them has ended.
+        """
+        with self._news:
+            wanted = self._answers + len(self._sockets)
+            self.tell("meet")
+            self._news.wait_for(lambda: self._lost or self._answers >= wanted)
+        if self._lost:
+            raise ProcessLost("a process that follows this one was lost: end all processes, and start them again")
+
     def close(self):
         """Let the others go, which return from ``LLM.follow``."""
         self._closed = True
@@ -93,10 +107,23 @@ class Leader:
                 one.close()
 
     def _watch(self):
-        """Wait until one of the others ends its connection, on which it says nothing."""
-        if _hung_up(self._sockets, select.POLLIN, lambda: self._closed):
-            self._lost = True
-            _notify("a process that follows this one was lost")
+        """Count what the others answer, until one of them ends its connection."""
+        poll, sockets = select.poll(), {one.fileno(): one for one in self._sockets}
+        for descriptor in sockets:
+            poll.register(descriptor, select.POLLIN)
+        while not self._closed:
+            for descriptor, _ in poll.poll(_TICK * 1000):
+                data = b""
+                with contextlib.suppress(OSError):
+                    data = sockets[descriptor].recv(64)
+                with self._news:
+                    self._answers += len(data)
+                    self._lost = self._lost or not data
+                    self._news.notify_all()
+                if not data:
+                    if not self._closed:
+                        _notify("a process that follows this one was lost")
+                    return
 
 
 class Follower:
@@ -140,13 +167,23 @@ class Follower:
                     return
                 yield message
 
+    def answer(self):
+        """Tell process 0 that everything has been done that it said so far."""
+        with contextlib.suppress(OSError):  # it was lost, as the next look for what it says tells
+            self._socket.sendall(b".")
+
     def _watch(self):
         """Wait until process 0 ends the connection. What it said before is still read, by another thread, which may take
         a moment for it; that thread may also wait forever, for a program that process 0 took part in."""
-        if _hung_up([self._socket], select.POLLRDHUP, lambda: self._ended):
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        while not self._ended:
+            if not poll.poll(_TICK * 1000):
+                continue
             time.sleep(LAST_WORDS)
             if not self._ended:
                 _notify("process 0, which this one follows, was lost")
+            return
 
 
 def group_of(mesh: Mesh) -> "Leader | Follower | None":
@@ -174,18 +211,6 @@ def fewest(number: int) -> int:
     if jax.process_count() == 1:
         return number
     return int(np.min(multihost_utils.process_allgather(np.array(number))))
-
-
-def _hung_up(sockets: Sequence[socket.socket], event: int, done: Callable[[], bool]) -> bool:
-    """Wait until ``event`` or an error comes to one of the sockets, and return True; or until ``done``, and return False."""
-    poll = select.poll()
-    for one in sockets:
-        if one.fileno() >= 0:
-            poll.register(one, event)
-    while not done():
-        if poll.poll(_TICK * 1000):
-            return not done()
-    return False
 
 
 def _notify(why: str):

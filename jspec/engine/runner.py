@@ -190,6 +190,8 @@ class Runner:
             for b in judged:
                 draft, judge = self.programs.draft[b], self.programs.judge[b]
                 self._send(judge, self._send(draft, draft.idle), judge.idle)
+        if isinstance(self.group, Leader):
+            self.group.meet()  # the others may compile for longer
 
     def costs(self) -> Seconds:
         """For the rows of each decode program, K -> seconds per round, as an earlier start has kept them or as they are
