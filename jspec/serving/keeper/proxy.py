@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import functools
+import io
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 import aiohttp
@@ -75,7 +76,8 @@ class Upstream:
         )
         shown_headers = CIMultiDict(headers)
         shown_headers[HEADER] = self._token
-        return self._session.request(method, url, headers=shown_headers, data=body or None, allow_redirects=False)
+        data = io.BytesIO(body) if body else None  # aiohttp sends that in pieces
+        return self._session.request(method, url, headers=shown_headers, data=data, allow_redirects=False)
 
     async def while_here(self, work: Coroutine[Any, Any, None]):
         """Do work that asks this member. When the member is gone, there are ``LAST_BYTES`` for the rest of it.
@@ -84,19 +86,27 @@ class Upstream:
           Lost: that was not enough.
         """
         working, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._gone.wait())
+        with self._counted():
+            try:
+                await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+                if not working.done():
+                    await asyncio.wait((working,), timeout=LAST_BYTES)
+                if not working.done():
+                    raise Lost
+                working.result()
+            finally:
+                for task in (working, gone):
+                    task.cancel()
+                await asyncio.gather(working, gone, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count a request as under way, whatever ends it; a client that leaves may cancel its own end."""
         self._count += 1
         self._idle.clear()
         try:
-            await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                await asyncio.wait((working,), timeout=LAST_BYTES)
-            if not working.done():
-                raise Lost
-            working.result()
+            yield
         finally:
-            for task in (working, gone):
-                task.cancel()
-            await asyncio.gather(working, gone, return_exceptions=True)
             self._count -= 1
             if not self._count:
                 self._idle.set()
