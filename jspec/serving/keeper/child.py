@@ -96,20 +96,24 @@ class Child:
 
     async def _listen(self):
         """Pass reports on until the member ends. ``Failed`` says why, and comes with ``Ended``."""
-        with contextlib.suppress(OSError):
+        try:
             while (line := await self._reader.readline()).endswith(b"\n"):
                 self._unanswered = 0
-                report = report_of(line)
-                self._ready |= isinstance(report, Ready)
-                if isinstance(report, Failed):
-                    self._why = self._why or report.why
-                elif not isinstance(report, Alive):
-                    self._news.put_nowait(report)
+                self._hear(report_of(line))
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            self.kill(f"its reports could not be read ({error!r})")
         code = await self._process.wait()
         self._tasks[1].cancel()
         self._writer.close()
         self.kill("")  # children of the member, if it had any
         self._news.put_nowait(Ended(code if code >= 0 else 128 - code, self._why or _ending(code)))
+
+    def _hear(self, report: Report):
+        self._ready |= isinstance(report, Ready)
+        if isinstance(report, Failed):
+            self._why = self._why or report.why
+        elif not isinstance(report, Alive):
+            self._news.put_nowait(report)
 
     async def _watch(self):
         """Kill a member that does not answer. It is pings that are counted and no clock, so that a keeper that has been

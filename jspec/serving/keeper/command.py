@@ -3,10 +3,11 @@
 import argparse
 import asyncio
 import functools
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from jspec.model_options import RAY, group_of
-from jspec.serving.keeper.child import Child
+from jspec.serving.keeper.child import Child, Started
 from jspec.serving.keeper.keeper import Keeper
 from jspec.serving.keeper.messages import Task
 from jspec.serving.keeper.public import Public
@@ -31,14 +32,30 @@ async def _keep(args: argparse.Namespace, settings: Settings) -> int:
     make_public = functools.partial(Public, settings, args.served_model_name or [args.target])
     times = {"shutdown_timeout": settings.shutdown_timeout, "lost_after": args.lost_after}
     if args.distributed == RAY:
-        raise NotImplementedError
+        return await Keeper(_start_by_ray(args, group), make_public, True, **times).run()
 
-    async def start(token: str) -> Child:
+    async def start(token: str) -> Started:
         return await Child.start(Task(options_of(args), group, LOOPBACK, token), args.lost_after)
 
     rank = group.get("process_id")
-    keeper = Keeper(start, make_public, None if rank is None else rank == 0, **times)
-    return await keeper.run()
+    return await Keeper(start, make_public, None if rank is None else rank == 0, **times).run()
+
+
+def _start_by_ray(args: argparse.Namespace, group: dict[str, Any]) -> Callable[[str], Awaitable[Started]]:
+    """What starts the members of all hosts.
+
+    Raises:
+      ValueError: Ray is not installed, or the cluster has no such hosts.
+      OSError: the cluster cannot be reached.
+    """
+    from jspec.serving.keeper.ray_group import RayGroup, hosts_of, nodes_of_cluster
+
+    hosts = hosts_of(args.nnodes, args.tensor_parallel_size or 1, nodes_of_cluster())
+
+    async def start(token: str) -> Started:
+        return await RayGroup.start(hosts, options_of(args), group, token, args.lost_after)
+
+    return start
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:

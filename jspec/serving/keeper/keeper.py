@@ -101,6 +101,8 @@ class Keeper:
             self._started = started = await self._start(token)
         except OSError as error:
             return Ended(1, f"its process could not be started ({error})")
+        if self._stops:  # meanwhile
+            self._stop()
         while not isinstance(report := await started.report(), Ended):
             try:
                 if isinstance(report, Joined) and report.rank == 0 and self._public is None:
