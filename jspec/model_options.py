@@ -232,7 +232,9 @@ def group_of(args: argparse.Namespace) -> dict[str, Any] | None:
     if count == 1:
         return None
     address = f"{args.master_addr}:{args.master_port}"
-    return {"coordinator_address": address, "num_processes": count, "process_id": rank, **seconds}
+    # Else JAX asks SLURM or MPI as well, and takes only one of the GPUs of this process, as if it was one of several tasks.
+    everything = {"cluster_detection_method": "deactivate"}
+    return {"coordinator_address": address, "num_processes": count, "process_id": rank, **everything, **seconds}
 
 
 def speculation_of(args: argparse.Namespace) -> tuple[str | None, Speculation, str | None]:

@@ -47,16 +47,17 @@ class Group:
       folder: for their logs.
       target: the checkpoint.
       options: further ones of ``jspec serve``.
+      slurm: whether JAX is to find out from the environment who belongs together.
     """
 
-    def __init__(self, folder: Path, target: str, *options, count: int = 2):
+    def __init__(self, folder: Path, target: str, *options, slurm: bool = False):
         with socket.create_server(("localhost", 0)) as free, socket.create_server(("127.0.0.1", 0)) as public:
-            port, self.port = free.getsockname()[1], public.getsockname()[1]
+            self._port, self.port = free.getsockname()[1], public.getsockname()[1]
         self.url, self.folder = f"http://127.0.0.1:{self.port}", folder
-        self._command = [sys.executable, "-m", "jspec.cli", "serve", target, *map(str, (*OPTIONS, *options))]
-        self._command += ["--nnodes", str(count), "--master-addr", "localhost", "--master-port", str(port)]
-        self._command += ["--lost-after", str(LOST_AFTER), "--port", str(self.port)]
-        self.keepers = [self.start(rank) for rank in range(count)]
+        self._slurm = slurm
+        self._command = [sys.executable, "-m", "jspec.cli", "serve", target, "--port", str(self.port)]
+        self._command += ["--lost-after", str(LOST_AFTER), *map(str, (*OPTIONS, *options))]
+        self.keepers = [self.start(rank) for rank in range(2)]
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=START)
 
     def start(self, rank: int) -> subprocess.Popen:
@@ -66,10 +67,17 @@ class Group:
         if jax.config.jax_compilation_cache_dir is not None:
             environment["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
             environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        if self._slurm:
+            options = ["--distributed"]
+            environment |= {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+            environment |= {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
+            environment["JAX_COORDINATOR_PORT"] = str(self._port)
+        else:
+            options = ["--nnodes", "2", "--node-rank", str(rank)]
+            options += ["--master-addr", "localhost", "--master-port", str(self._port)]
         with (self.folder / f"log{rank}").open("a") as log:
-            return subprocess.Popen(
-                [*self._command, "--node-rank", str(rank)], env=environment, stdout=log, stderr=log, cwd=self.folder
-            )
+            command = [*self._command, *options]
+            return subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=self.folder)
 
     def log(self, rank: int = 0) -> str:
         return (self.folder / f"log{rank}").read_text()
@@ -222,6 +230,24 @@ def test_a_keeper_that_is_killed_leaves_no_process(tmp_path, target, rank):
         group.keepers[rank] = group.start(rank)
         group.wait_for_start(starts + 1)
         assert group.text(max_tokens=12, seed=5, stream=True) == group.text(max_tokens=12, seed=5)
+
+
+@pytest.mark.long
+def test_a_group_that_slurm_starts(tmp_path, target):
+    """Only the members know which of them is the first. A port that is taken is told before anything is loaded."""
+    group = Group(tmp_path, target, "--served-model-name", "model", slurm=True)
+    try:
+        group.wait_for_start(1)
+        lose(group, group.member(1), signal.SIGKILL, LOST_AFTER)
+        assert group.text(max_tokens=12, seed=5, stream=True) == group.text(max_tokens=12, seed=5)
+    finally:
+        group.end()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        other = tmp_path / "other"
+        other.mkdir()
+        group = Group(other, target, "--port", taken.getsockname()[1], slurm=True)
+        assert ended(group)[0] == 2
+        assert f"jspec serve: port={taken.getsockname()[1]}: expected a free port" in group.log()
 
 
 def ended(group: Group) -> list[int]:

@@ -221,7 +221,7 @@ def test_a_member_is_started_again_until_it_ends_in_order(monkeypatch, caplog):
     assert keep(members, True, public) == 0
     assert public.told[:2] == ["http://a", LOST]
     assert public.told.count("http://a") == 2
-    assert "reason 7; its process here is started again in 30.0 s" in caplog.text
+    assert "reason 7; it is started again in 30.0 s" in caplog.text
     assert "no more processes" in caplog.text
     assert len(delays) == 10
 

@@ -60,6 +60,7 @@ def test_who_belongs_together():
     assert group_of(args_of("--distributed", "--lost-after", "5")) == least
     hosts = ("--node-rank", "1", "--master-addr", "first")
     wanted = {"coordinator_address": "first:29501", "num_processes": 2, "process_id": 1, **seconds}
+    wanted["cluster_detection_method"] = "deactivate"
     assert group_of(args_of("--nnodes", "2", *hosts)) == wanted
     assert group_of(args_of("--nnodes", "1", "--node-rank", "0", "--master-addr", "first")) is None
     for options, message in (

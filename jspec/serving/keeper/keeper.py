@@ -87,7 +87,7 @@ class Keeper:
                 print(f"jspec serve: {ended.why}", file=sys.stderr, flush=True)
                 return ended.code
             delay = FIRST_DELAY if was_ready else min(2 * delay, MOST_DELAY)
-            log.warning("the group was lost: %s; its process here is started again in %.1f s", ended.why, delay)
+            log.warning("the group was lost: %s; it is started again in %.1f s", ended.why, delay)
             with contextlib.suppress(TimeoutError):
                 # Not at the same moment as the other hosts, should they hinder each other.
                 await asyncio.wait_for(self._stopped.wait(), delay * random.uniform(0.5, 1))

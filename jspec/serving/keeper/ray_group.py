@@ -137,6 +137,7 @@ class RayGroup:
             starting = []
             for rank, actor in enumerate(actors):
                 place = {"coordinator_address": f"{address}:{port}", "num_processes": hosts.count, "process_id": rank}
+                place["cluster_detection_method"] = "deactivate"  # Ray has said it all
                 task = Task(options, {**group, **place}, address, token)
                 leader = {"JSPEC_HOST_IP": address} if rank == 0 else {}
                 starting.append(_soon(actor.start.remote(task, {**environment, **leader}), PLACEMENT))
