@@ -4,6 +4,9 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
+import ssl
+import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -68,17 +71,20 @@ def chunk(data: bytes) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def running(script: Script, keys=(), **limits) -> AsyncIterator[tuple[FakeMember, Public, httpx.AsyncClient]]:
+async def running(
+    script: Script, keys=(), certificate=None, **limits
+) -> AsyncIterator[tuple[FakeMember, Public, httpx.AsyncClient]]:
     """A member, the public side over it, and a client."""
     member = FakeMember(script)
     server = await asyncio.start_server(member.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    settings = Settings("127.0.0.1", 0, Keys(keys), Limits(**limits), None, 5.0, "critical")
+    settings = Settings("127.0.0.1", 0, Keys(keys), Limits(**limits), certificate, 5.0, "critical")
     side = Public(settings, ["model"])
     await side.open(f"http://127.0.0.1:{port}", TOKEN)
-    url = f"http://127.0.0.1:{side._bound.getsockname()[1]}"
+    url = f"{'https' if certificate else 'http'}://127.0.0.1:{side._bound.getsockname()[1]}"
+    trusted = ssl.create_default_context(cafile=certificate[0]) if certificate else True
     member.close = server.close
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False, verify=trusted) as client:
         try:
             yield member, side, client
         finally:
@@ -355,5 +361,24 @@ def test_what_the_public_side_refuses_by_itself():
                 assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404")
                 await reader.readuntil(b"}}")
             writer.close()
+
+    run(test)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is not installed")
+def test_https(tmp_path):
+    files = str(tmp_path / "certificate"), str(tmp_path / "key")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-out", files[0], "-keyout", files[1]]
+    command += ["-days", "1", "-subj", "/CN=here", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True)
+
+    async def answer(asked, reader, writer):
+        writer.write(STREAM + chunk(EVENT))
+
+    async def test():
+        async with running(answer, certificate=files) as (_, _, client):
+            response = await client.post("/v1/completions", json=CHUNK)
+            assert response.content.startswith(EVENT)
+            assert "was lost" in response.text
 
     run(test)

@@ -104,19 +104,28 @@ class Keeper:
         if self._stops:  # meanwhile
             self._stop()
         while not isinstance(report := await started.report(), Ended):
-            try:
-                if isinstance(report, Joined) and report.rank == 0 and self._public is None:
-                    self._public = self._make_public()
-                if isinstance(report, Ready):
+            if isinstance(report, Joined) and report.rank == 0 and self._public is None:
+                await self._make_public_of(started)
+            elif isinstance(report, Ready):
+                try:
                     await self._be_ready(report, token)
-            except OSError as error:
-                started.kill(str(error))
-            except ValueError as error:  # the public address; it is asked for before anything is loaded
-                started.kill(str(error))
-                while not isinstance(await started.report(), Ended):
-                    pass
-                raise
+                except OSError as error:
+                    started.kill(str(error))
         return report
+
+    async def _make_public_of(self, started: Started):
+        """Bind the public address, before the member loads anything.
+
+        Raises:
+          ValueError, OSError: it cannot be used. The member has ended by then.
+        """
+        try:
+            self._public = self._make_public()
+        except (ValueError, OSError) as error:
+            started.kill(str(error))
+            while not isinstance(await started.report(), Ended):
+                pass
+            raise
 
     async def _be_ready(self, report: Ready, token: str):
         if report.address is not None:

@@ -43,7 +43,7 @@ class Public:
         """Have a member answer, once it does so.
 
         Raises:
-          OSError: it does not.
+          OSError: it does not, or nobody can be answered at the public address.
         """
         upstream = Upstream(address, token)
         try:
@@ -58,6 +58,8 @@ class Public:
             self._serving = asyncio.ensure_future(self._server.serve([self._bound]))
             while not (self._server.started or self._serving.done()):
                 await asyncio.sleep(TICK)
+            if self._serving.done():
+                self._serving.result()  # why it could not begin
         where = address_of(self._bound, self._certificate)
         print(f"jspec serve: {', '.join(self._names)} at {where}", file=sys.stderr, flush=True)
 
