@@ -8,14 +8,17 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
+from starlette.responses import PlainTextResponse
 
 from jspec.serving.keeper import child, keeper
 from jspec.serving.keeper.child import Child
 from jspec.serving.keeper.keeper import LOST, Keeper
 from jspec.serving.keeper.link import ORPHANED
 from jspec.serving.keeper.messages import Ended, Failed, Joined, Ready, Task, report_line, report_of
+from jspec.serving.keeper.private import HEADER, Private
 
 ROOT = Path(__file__).parents[2]
 TASK = Task({"target": "t"}, {"num_processes": 2}, "127.0.0.1", "a-token")
@@ -133,6 +136,18 @@ def test_a_member_ends_when_its_keeper_is_killed():
         member = psutil.Process(pid)
         process.kill()
     assert member.wait(10) in (None, ORPHANED)  # None: it is nobody's child any more
+
+
+@pytest.mark.parametrize(("shown", "status"), [(None, 403), ("wrong", 403), ("", 403), ("a-token", 200)])
+def test_the_address_of_a_member_is_for_its_keeper_alone(shown, status):
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(Private(PlainTextResponse("hello"), "a-token"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://member") as client:
+            return await client.get("/health", headers={} if shown is None else {HEADER: shown})
+
+    response = run(ask())
+    assert response.status_code == status
+    assert ("for the keeper of the server alone" in response.text) == (status == 403)
 
 
 class Listed:

@@ -42,7 +42,7 @@ class Upstream:
     """A member that answers.
 
     Every request has a connection of its own: one that is kept may be closed by the member at the moment in which it is
-    used again, and nobody could tell whether the request had been taken. No request is sent twice, either.
+    used again, and nobody could tell whether the request had been taken. What asks for completions is never sent twice.
 
     Args:
       address: where it listens, ``http://127.0.0.1:12345`` for example.
