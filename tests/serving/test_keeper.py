@@ -66,6 +66,29 @@ def test_a_member_that_crashes(monkeypatch):
     assert run(told(monkeypatch, script)) == [Ended(128 + signal.SIGABRT, "it was ended by SIGABRT")]
 
 
+def test_a_member_that_reports_nonsense_is_killed(monkeypatch):
+    script = "link._socket.sendall(b'[1, 2]\\n')\ntime.sleep(60)"
+    (ended,) = run(told(monkeypatch, script))
+    assert (ended.code, "its reports could not be read" in ended.why) == (128 + signal.SIGKILL, True)
+
+
+def test_a_member_that_dies_with_something_unread(monkeypatch):
+    script = "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)"
+    asked = []
+
+    async def work():
+        monkeypatch.setattr(child, "_CODE", "import json, sys\nsys.path[:] = json.loads(sys.argv[2])\n" + LINK + script)
+        found = await Child.start(TASK, 1000)
+        while psutil.Process(found._process.pid).status() != psutil.STATUS_STOPPED:
+            await asyncio.sleep(0.05)
+        found.end()
+        os.kill(found._process.pid, signal.SIGKILL)
+        asked.append(await found.report())
+
+    run(work())
+    assert asked == [Ended(128 + signal.SIGKILL, "it was ended by SIGKILL")]
+
+
 @pytest.mark.parametrize("frozen", ["os.kill(os.getpid(), signal.SIGSTOP)", "serve()"])
 def test_a_member_that_hangs_is_killed(monkeypatch, frozen):
     """Stopped as a whole, or its event loop, which is to answer."""

@@ -100,7 +100,9 @@ class Child:
             while (line := await self._reader.readline()).endswith(b"\n"):
                 self._unanswered = 0
                 self._hear(report_of(line))
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except OSError:
+            pass  # it has ended, before it had read all that it was told
+        except (ValueError, LookupError, TypeError) as error:
             self.kill(f"its reports could not be read ({error!r})")
         code = await self._process.wait()
         self._tasks[1].cancel()
