@@ -50,7 +50,8 @@ from jspec.engine.engine import Engine
 from jspec.engine.frontend import Frontend
 from jspec.llm import LLM
 from jspec.serving.async_engine import AsyncEngine
-from jspec.serving.openai.process import listener, run
+from jspec.serving.openai.listening import listener
+from jspec.serving.openai.process import run
 from jspec.serving.openai.service import Service
 
 NAME = "random-weights-synthetic-acceptance-0.7"

@@ -24,8 +24,8 @@ ROWS = 8  # requests that an engine decodes together
 class Completions:
     """An engine in a replica of its own."""
 
-    def __init__(self, target: str, draft: str | None):
-        llm = jspec.load(target, draft, max_batch=ROWS, max_len=256).warmup()
+    def __init__(self, target: str, draft: str | None, tensor_parallel: int):
+        llm = jspec.load(target, draft, max_batch=ROWS, max_len=256, tensor_parallel=tensor_parallel).warmup()
         self._llm, self._engine = llm, jspec.AsyncEngine(llm)
 
     async def __call__(self, request: Request) -> Response:
@@ -50,10 +50,14 @@ class Completions:
             raise RuntimeError("the engine failed") from self._engine.error
 
 
-def application(target: str, draft: str | None, engines: int, gpus: float) -> serve.Application:
-    """The application: one engine, and up to ``engines`` when requests wait."""
+def application(
+    target: str, draft: str | None, engines: int, gpus: float, tensor_parallel: int = 1
+) -> serve.Application:
+    """The application: one engine, and up to ``engines`` when requests wait. ``gpus`` are those of a shard of its target."""
     scaling = {"min_replicas": 1, "max_replicas": engines, "target_ongoing_requests": ROWS}
-    return Completions.options(autoscaling_config=scaling, ray_actor_options={"num_gpus": gpus}).bind(target, draft)
+    actor = {"num_gpus": gpus * tensor_parallel}
+    replicas = Completions.options(autoscaling_config=scaling, ray_actor_options=actor)
+    return replicas.bind(target, draft, tensor_parallel)
 
 
 def main():
@@ -61,11 +65,12 @@ def main():
     parser.add_argument("--target", default=str(FAMILY / "target"))
     parser.add_argument("--draft", default=str(FAMILY / "draft"))
     parser.add_argument("--engines", type=int, default=2, help="the most")
-    parser.add_argument("--gpus", type=float, default=0, help="of each engine")
+    parser.add_argument("--gpus", type=float, default=0, help="of each engine, or of each shard of its target")
+    parser.add_argument("--tensor-parallel", type=int, default=1, help="shards of the target, on GPUs of one node")
     parser.add_argument("--port", type=int, default=8000)
     args = parser.parse_args()
     serve.start(http_options={"port": args.port})
-    serve.run(application(args.target, args.draft, args.engines, args.gpus), blocking=True)
+    serve.run(application(args.target, args.draft, args.engines, args.gpus, args.tensor_parallel), blocking=True)
 
 
 if __name__ == "__main__":

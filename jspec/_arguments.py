@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from jspec._foreign_names import FOREIGN_NAMES
 
+# What a command explains in one sentence, and ends with 2: a mistake in its arguments or in a checkpoint.
+MISTAKES = (ValueError, TypeError, MemoryError, OSError)
 LARGEST_INT = 2**31 - 1  # what an int32 on the device holds
 LARGEST_NUMBER = 1e30  # both it and its reciprocal are normal float32 numbers
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 import jspec
+from jspec._arguments import MISTAKES
 from jspec.bench.command import add_arguments as add_bench_arguments
 from jspec.chat_command import add_arguments as add_chat_arguments
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return args.run(args)
-    except (ValueError, TypeError, MemoryError, OSError) as error:
+    except MISTAKES as error:
         print(f"jspec {args.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -116,11 +116,14 @@ class LLM:
         padded[0, : len(tokens)] = tokens
         return self._forward(self._leaves, padded)[: len(tokens)]
 
-    def follow(self):
+    def follow(self, when_serving: Callable[[], None] = lambda: None):
         """In every process but process 0: do what process 0 says, until it ends.
 
         For a target whose GPUs belong to several processes, all of which have loaded it. Ctrl-C is ignored meanwhile: a
         terminal sends it to process 0 as well, which decides what becomes of it.
+
+        Args:
+          when_serving: is called when process 0, a server, has compiled and takes requests.
 
         Raises:
           ProcessLost: process 0 ended without a word.
@@ -129,7 +132,7 @@ class LLM:
         if not isinstance(self.engine.runner.group, Follower):
             raise RuntimeError(f"process {jax.process_index()} of {jax.process_count()} has nobody to follow")
         with ignoring_interrupts():
-            Following(self.engine.runner).run()
+            Following(self.engine.runner, when_serving).run()
 
     def warmup(self) -> "LLM":
         """Compile every program now, so that no request waits for it; returns this object."""

@@ -28,7 +28,11 @@ _LOADING = {
     "tensor_parallel_size": "tensor_parallel",
     "enable_expert_parallel": "expert_parallel",
 }
+ENVIRONMENT, RAY = "environment", "ray"  # who says which processes belong together
 _HOSTS = ("nnodes", "node_rank", "master_addr")  # which belong together
+_LEAST_LOST_AFTER = 5  # seconds; a process is busy for as long now and then
+# What JAX is told of the seconds within which a loss has to be noticed: it looks for heartbeats in intervals.
+_HEARTBEAT = 0.8
 _DRAFT_PARALLEL = "draft_tensor_parallel_size"  # a key of vLLM's --speculative-config
 # vLLM's name of a drafting method -> jspec's. It has called ``mtp`` by the name of each family as well.
 _METHODS = {
@@ -147,16 +151,33 @@ def add_shard_options(parser: argparse.ArgumentParser):
     )
 
 
-def add_group_options(parser: argparse.ArgumentParser):
-    """Declare the processes, on one host or on several, whose GPUs run the target together."""
+def add_group_options(parser: argparse.ArgumentParser, ray: bool = False):
+    """Declare the processes, on one host or on several, whose GPUs run the target together.
+
+    Args:
+      parser: of a command.
+      ray: whether the command can have Ray start them.
+    """
     group = parser.add_argument_group("several hosts", "the same command runs on each; the first host answers")
     group.add_argument(
-        "--distributed", action="store_true", help="SLURM, Open MPI or Kubernetes say who belongs together"
+        "--distributed",
+        nargs="?",
+        const=ENVIRONMENT,
+        choices=(ENVIRONMENT, RAY) if ray else (ENVIRONMENT,),
+        help=f"{ENVIRONMENT} (the default): SLURM, Open MPI or Kubernetes say who belongs together"
+        + (f"; {RAY}: this command alone starts a process on each host of a cluster" if ray else ""),
     )
     group.add_argument("--nnodes", type=int, metavar="N", help="number of hosts")
     group.add_argument("--node-rank", type=int, metavar="I", help="which of them this is, from 0")
     group.add_argument("--master-addr", metavar="HOST", help="the first host, as the others reach it")
     group.add_argument("--master-port", type=int, default=29501, metavar="PORT", help="a free port there; %(default)s")
+    group.add_argument(
+        "--lost-after",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="a host that has been silent for so long is lost; %(default)s",
+    )
 
 
 def add_speculation_options(parser: argparse.ArgumentParser):
@@ -189,26 +210,38 @@ def loading_of(args: argparse.Namespace) -> dict[str, Any]:
 def group_of(args: argparse.Namespace) -> dict[str, Any] | None:
     """What ``jax.distributed.initialize`` is told of the processes that run the target together; None if there is one.
 
+    With Ray it lacks what only Ray knows: where they are.
+
     Raises:
       ValueError: an option is missing, or cannot be used.
     """
     given = {name: getattr(args, name) for name in _HOSTS if getattr(args, name) is not None}
-    if args.distributed:
-        ok = not given
-        require(ok, "distributed", True, f"it alone, without --{' and --'.join(given).replace('_', '-')}")
-        return {}
+    count, rank, lost_after = args.nnodes, args.node_rank, args.lost_after
+    ok = _LEAST_LOST_AFTER <= lost_after < 1e6
+    require(ok, "lost_after", lost_after, f"a number of seconds, at least {_LEAST_LOST_AFTER}")
+    seconds = {
+        "heartbeat_timeout_seconds": int(_HEARTBEAT * lost_after),
+        "shutdown_timeout_seconds": int(lost_after),  # that those wait for each other who end in order
+    }
+    if args.distributed is not None:
+        allowed = ("nnodes",) if args.distributed == RAY else ()
+        beside = [f"--{name.replace('_', '-')}" for name in given if name not in allowed]
+        require(not beside, "distributed", args.distributed, f"it alone, without {' and '.join(beside)}")
+        require(count is None or count >= 1, "nnodes", count, "a number of hosts, at least 1")
+        return seconds
     if not given:
         return None
     for name in _HOSTS:
         require(name in given, name, None, f"a value beside --{next(iter(given)).replace('_', '-')}")
-    count, rank = args.nnodes, args.node_rank
     require(count >= 1, "nnodes", count, "a number of hosts, at least 1")
     require(0 <= rank < count, "node_rank", rank, f"an integer in 0..{count - 1}")
     require(0 < args.master_port < 2**16, "master_port", args.master_port, "an integer in 1..65535")
     if count == 1:
         return None
     address = f"{args.master_addr}:{args.master_port}"
-    return {"coordinator_address": address, "num_processes": count, "process_id": rank}
+    # Else JAX asks SLURM or MPI as well, and takes only one of the GPUs of this process, as if it was one of several tasks.
+    everything = {"cluster_detection_method": "deactivate"}
+    return {"coordinator_address": address, "num_processes": count, "process_id": rank, **everything, **seconds}
 
 
 def speculation_of(args: argparse.Namespace) -> tuple[str | None, Speculation, str | None]:

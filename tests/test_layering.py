@@ -118,6 +118,12 @@ def test_measuring_a_server_needs_no_jax():
     assert not {"jax", "flax", "transformers"} & set(loaded)
 
 
+def test_a_keeper_needs_no_jax():
+    loaded = run("import sys, jspec.cli, jspec.serving.keeper.command; print(*sys.modules)").split()
+    assert "jspec.serving.keeper.proxy" in loaded
+    assert not {"jax", "flax", "numpy", "transformers", "ray"} & set(loaded)
+
+
 def test_the_command_starts_without_anything_heavy():
     loaded = run("import sys, jspec.cli; print(*sys.modules)").split()
     assert not {module.split(".")[0] for module in loaded} & set(HEAVY) - {"rich"}

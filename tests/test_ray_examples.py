@@ -126,11 +126,13 @@ def test_what_a_run_finds_of_the_one_before(tmp_path):
 
 
 @pytest.mark.long
-def test_a_model_is_served(tmp_path, target):
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_model_is_served(tmp_path, target, monkeypatch, shards):
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", str(shards))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    options = ["--target", target, "--draft", "ngram", "--engines", 1, "--port", port]
+    options = ["--target", target, "--draft", "ngram", "--engines", 1, "--port", port, "--tensor-parallel", shards]
     with running(tmp_path, "ray_serve", *options) as process, httpx.Client(timeout=60) as client:
         url = f"http://127.0.0.1:{port}/"
 
@@ -143,7 +145,7 @@ def test_a_model_is_served(tmp_path, target):
         body = {"prompt": "prompt 0 is", "seed": 5, "temperature": 0.8, "max_tokens": 40}
         with client.stream("POST", url, json=body) as response:
             chunks = list(response.iter_text())
-        llm = jspec.load(target, "ngram", max_batch=8, max_len=256)
+        llm = jspec.load(target, "ngram", max_batch=8, max_len=256, tensor_parallel=shards)
         assert "".join(chunks) == jspec.generate(llm, body.pop("prompt"), **body).text
         assert len(chunks) > 1
         wrong = client.post(url, json={"prompt": "a", "temperature": -1})

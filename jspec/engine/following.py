@@ -1,6 +1,6 @@
 """What a process does that follows another (``jspec.engine.processes``): it sends the programs that it is told to send."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jspec.engine.processes import Follower
@@ -16,10 +16,12 @@ class Following:
 
     Args:
       runner: with the same programs as that of process 0.
+      when_serving: is called when process 0 begins to take requests.
     """
 
-    def __init__(self, runner: Runner):
+    def __init__(self, runner: Runner, when_serving: Callable[[], None] = lambda: None):
         assert isinstance(runner.group, Follower), runner.group
+        self._when_serving = when_serving
         self._runner, self._group, self._programs = runner, runner.group, list(runner.programs)
         # The programs that draft, and those that judge what these propose, by how many rows they have.
         self._drafts, self._judges = (
@@ -39,6 +41,14 @@ class Following:
         """
         for what, *told in self._group:
             getattr(self, what)(*told)
+
+    def meet(self):
+        """Let process 0 know that all of this is done."""
+        self._group.answer()
+
+    def serving(self):
+        """Know that process 0 has compiled, and takes requests."""
+        self._when_serving()
 
     def send(self, place: int, on_host: Sequence[Any]):
         """Send a program with weights, state, what is here for it, and these arguments."""

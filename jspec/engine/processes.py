@@ -12,8 +12,11 @@ import contextlib
 import os
 import pickle
 import secrets
+import select
 import socket
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -23,16 +26,29 @@ from jax.sharding import Mesh
 
 ADDRESS = "JSPEC_HOST_IP"  # the environment variable with the leader's address, where its host's name does not do
 PATIENCE = 60.0  # seconds that processes wait for each other when an engine is made
+LAST_WORDS = 5.0  # seconds that a process may take to notice by itself that process 0 is gone
 _TOKEN_BYTES, _ADDRESS_BYTES = 32, 512
+_TICK = 0.5  # seconds between two looks at whether a watch is still needed
 _END = ("end",)
+_when_lost: Callable[[str], None] | None = None
 
 
 class ProcessLost(RuntimeError):
     """Another process of the group has ended."""
 
 
+def when_lost(call: Callable[[str], None]):
+    """Have ``call`` called with the reason, in a thread, as soon as another process of the group is lost.
+
+    Without it a loss is noticed when a message is sent or awaited. But a sum over GPUs that waits for a lost process may
+    never come back, so whoever has a supervisor ends this process here. It counts for engines that are made afterwards.
+    """
+    global _when_lost
+    _when_lost = call
+
+
 class Leader:
-    """Process 0, which tells the others what to do.
+    """Process 0, which tells the others what to do. A thread watches whether they are there.
 
     Raises:
       ProcessLost: not all other processes came within ``PATIENCE`` seconds.
@@ -46,6 +62,9 @@ class Leader:
             _from_process_0(token + f"{host} {_own_address(host)} {port}".encode())
             self._sockets = [_accepted(server, token) for _ in range(jax.process_count() - 1)]
         self._files = [one.makefile("wb") for one in self._sockets]
+        self._lost = self._closed = False
+        self._answers, self._news = 0, threading.Condition()  # of the others, one byte each
+        threading.Thread(target=self._watch, name="jspec.Leader.watch", daemon=True).start()
 
     def tell(self, *message: Any):
         """Tell all others; returns before they have done it.
@@ -55,6 +74,8 @@ class Leader:
         """
         data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
         try:
+            if self._lost:
+                raise OSError("its connection has ended")
             for file in self._files:
                 file.write(data)
                 file.flush()
@@ -63,17 +84,50 @@ class Leader:
                 f"a process that follows this one was lost ({error}): end all processes, and start them again"
             ) from error
 
+    def meet(self):
+        """Wait until all others have done what they were told so far.
+
+        Raises:
+          ProcessLost: one of them has ended.
+        """
+        with self._news:
+            wanted = self._answers + len(self._sockets)
+            self.tell("meet")
+            self._news.wait_for(lambda: self._lost or self._answers >= wanted)
+        if self._lost:
+            raise ProcessLost("a process that follows this one was lost: end all processes, and start them again")
+
     def close(self):
-        """Let the others go, which return from ``Runner.follow``."""
+        """Let the others go, which return from ``LLM.follow``."""
+        self._closed = True
         with contextlib.suppress(ProcessLost):
             self.tell(*_END)
         for one in (*self._files, *self._sockets):
             with contextlib.suppress(OSError):
                 one.close()
 
+    def _watch(self):
+        """Count what the others answer, until one of them ends its connection."""
+        poll, sockets = select.poll(), {one.fileno(): one for one in self._sockets}
+        for descriptor in sockets:
+            poll.register(descriptor, select.POLLIN)
+        while not self._closed:
+            for descriptor, _ in poll.poll(_TICK * 1000):
+                data = b""
+                with contextlib.suppress(OSError):
+                    data = sockets[descriptor].recv(64)
+                with self._news:
+                    self._answers += len(data)
+                    self._lost = self._lost or not data
+                    self._news.notify_all()
+                if not data:
+                    if not self._closed:
+                        _notify("a process that follows this one was lost")
+                    return
+
 
 class Follower:
-    """A process that is told what to do.
+    """A process that is told what to do. After ``when_lost``, a thread watches whether process 0 is there.
 
     Raises:
       ProcessLost: process 0 cannot be reached.
@@ -92,6 +146,9 @@ class Follower:
             ) from error
         self._socket.settimeout(None)
         self._socket.sendall(token)
+        self._ended = False
+        if _when_lost is not None:
+            threading.Thread(target=self._watch, name="jspec.Follower.watch", daemon=True).start()
 
     def __iter__(self) -> Iterator[tuple]:
         """What process 0 says, until it lets this one go.
@@ -106,8 +163,27 @@ class Follower:
                 except (OSError, EOFError, pickle.UnpicklingError) as error:  # the last for half a message
                     raise ProcessLost("process 0, which this one follows, was lost") from error
                 if message == _END:
+                    self._ended = True
                     return
                 yield message
+
+    def answer(self):
+        """Tell process 0 that everything has been done that it said so far."""
+        with contextlib.suppress(OSError):  # it was lost, as the next look for what it says tells
+            self._socket.sendall(b".")
+
+    def _watch(self):
+        """Wait until process 0 ends the connection. What it said before is still read, by another thread, which may take
+        a moment for it; that thread may also wait forever, for a program that process 0 took part in."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        while not self._ended:
+            if not poll.poll(_TICK * 1000):
+                continue
+            time.sleep(LAST_WORDS)
+            if not self._ended:
+                _notify("process 0, which this one follows, was lost")
+            return
 
 
 def group_of(mesh: Mesh) -> "Leader | Follower | None":
@@ -135,6 +211,11 @@ def fewest(number: int) -> int:
     if jax.process_count() == 1:
         return number
     return int(np.min(multihost_utils.process_allgather(np.array(number))))
+
+
+def _notify(why: str):
+    if _when_lost is not None:
+        _when_lost(why)
 
 
 def _from_process_0(data: bytes) -> bytes:

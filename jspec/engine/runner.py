@@ -190,6 +190,8 @@ class Runner:
             for b in judged:
                 draft, judge = self.programs.draft[b], self.programs.judge[b]
                 self._send(judge, self._send(draft, draft.idle), judge.idle)
+        if isinstance(self.group, Leader):
+            self.group.meet()  # the others may compile for longer
 
     def costs(self) -> Seconds:
         """For the rows of each decode program, K -> seconds per round, as an earlier start has kept them or as they are
@@ -351,6 +353,10 @@ class Runner:
         self._lead("compile", [self.programs.place(program) for program, _ in programs], threads)
         # Each send replaces the state, so it is looked at only now.
         compile_all([(program, self._with_weights(program, args)) for program, args in programs], threads)
+
+    def serving(self):
+        """Let the processes that follow this one know that everything is compiled, and that requests are taken now."""
+        self._lead("serving")
 
     def _lead(self, *message: Any):
         """Tell the processes that follow this one, if there are any."""

@@ -1,5 +1,6 @@
 """What one process tells another, and what becomes of either when the other is not there."""
 
+import pickle
 import queue
 import socket
 import threading
@@ -96,3 +97,61 @@ def test_a_leader_that_cannot_be_reached(group):
         ProcessLost, match=rf"process 0 on elsewhere cannot be reached at 127\.0\.0\.1:{port}.*JSPEC_HOST_IP"
     ):
         Follower()
+
+
+def test_a_leader_waits_until_all_have_done_what_they_were_told(joined):
+    leader, follower = joined
+    done: list[str] = []
+
+    def follow():
+        for what, *_ in follower:
+            done.append(what)
+            if what == "meet":
+                follower.answer()
+
+    following = threading.Thread(target=follow)
+    leader.tell("send")
+    threading.Timer(0.3, following.start).start()
+    for _ in range(2):
+        leader.meet()
+    assert done == ["send", "meet", "meet"]
+    leader.close()
+    following.join()
+
+
+@pytest.mark.parametrize("meets", [False, True])
+def test_a_leader_notices_a_loss_by_itself(joined, monkeypatch, meets):
+    leader, follower = joined
+    noticed: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(processes, "_when_lost", noticed.put)
+    threading.Timer(0.3 if meets else 0, follower._socket.close).start()
+    if meets:
+        with pytest.raises(ProcessLost, match="a process that follows this one was lost"):
+            leader.meet()
+    assert noticed.get(timeout=60) == "a process that follows this one was lost"
+    with pytest.raises(ProcessLost, match="its connection has ended"):
+        leader.tell("send")  # though no message has failed yet
+
+
+def test_a_follower_notices_a_loss_while_it_waits_for_its_devices(group, monkeypatch):
+    noticed: queue.Queue[str] = queue.Queue()
+    processes.when_lost(noticed.put)
+    monkeypatch.setattr(processes, "LAST_WORDS", 0.1)
+    try:
+        with socket.create_server(("localhost", 0)) as server:
+            said = processes._END
+            group.put(b"x" * processes._TOKEN_BYTES + f"elsewhere 127.0.0.1 {server.getsockname()[1]}".encode())
+            follower = Follower()
+            one, _ = server.accept()
+            group.put(b"x" * processes._TOKEN_BYTES + f"elsewhere 127.0.0.1 {server.getsockname()[1]}".encode())
+            ended = Follower()
+            two, _ = server.accept()
+        with one, two:
+            two.sendall(pickle.dumps(said))
+        assert list(ended) == []
+        assert noticed.get(timeout=60) == "process 0, which this one follows, was lost"
+        with pytest.raises(queue.Empty):
+            noticed.get(timeout=2 * processes._TICK)  # of the one that was let go
+        follower._socket.close()
+    finally:
+        processes._when_lost = None

@@ -10,7 +10,8 @@ from jspec.config import EngineConfig, Speculation
 from jspec.demo import FAMILY
 from jspec.llm import LLM
 from jspec.serving.openai.keys import Keys
-from jspec.serving.openai.process import listener, run
+from jspec.serving.openai.listening import listener
+from jspec.serving.openai.process import run
 from jspec.serving.openai.service import Service
 
 V, K = 2048, 3

@@ -53,9 +53,14 @@ def test_options_of_loading():
 
 def test_who_belongs_together():
     assert group_of(args_of()) is None
-    assert group_of(args_of("--distributed")) == {}
+    seconds = {"heartbeat_timeout_seconds": 24, "shutdown_timeout_seconds": 30}
+    for by in ((), ("environment",), ("ray",), ("ray", "--nnodes", "2")):
+        assert group_of(args_of("--distributed", *by)) == seconds
+    least = {"heartbeat_timeout_seconds": 4, "shutdown_timeout_seconds": 5}
+    assert group_of(args_of("--distributed", "--lost-after", "5")) == least
     hosts = ("--node-rank", "1", "--master-addr", "first")
-    wanted = {"coordinator_address": "first:29501", "num_processes": 2, "process_id": 1}
+    wanted = {"coordinator_address": "first:29501", "num_processes": 2, "process_id": 1, **seconds}
+    wanted["cluster_detection_method"] = "deactivate"
     assert group_of(args_of("--nnodes", "2", *hosts)) == wanted
     assert group_of(args_of("--nnodes", "1", "--node-rank", "0", "--master-addr", "first")) is None
     for options, message in (
@@ -63,7 +68,10 @@ def test_who_belongs_together():
         (("--nnodes", "1", *hosts), r"node_rank=1: expected an integer in 0\.\.0"),
         (("--nnodes", "0", *hosts), "nnodes=0: expected a number of hosts, at least 1"),
         (("--nnodes", "2", *hosts, "--master-port", "0"), "master_port=0: expected an integer in"),
-        (("--distributed", *hosts), "distributed=True: expected it alone, without --node-rank and --master-addr"),
+        (("--distributed", *hosts), "distributed='environment': expected it alone, without --node-rank and --master-"),
+        (("--distributed", "ray", *hosts), "distributed='ray': expected it alone, without --node-rank and --master-"),
+        (("--distributed", "ray", "--nnodes", "0"), "nnodes=0: expected a number of hosts, at least 1"),
+        (("--distributed", "--lost-after", "4"), r"lost_after=4\.0: expected a number of seconds, at least 5"),
     ):
         with pytest.raises(ValueError, match=message):
             group_of(args_of(*options))
@@ -169,7 +177,7 @@ def test_options_that_cannot_be_are_told_before_a_model_is_loaded(options, error
 
 
 def test_a_port_that_is_taken(tmp_path, capsys):
-    from jspec.serving.openai.process import listener
+    from jspec.serving.openai.listening import listener
 
     with listener("127.0.0.1", 0) as bound:
         bound.listen()
@@ -192,3 +200,6 @@ def test_packages_that_are_missing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("uvicorn", "pydantic") else name)
     assert cli.main(["serve", str(tmp_path)]) == 2
     assert "uvicorn, pydantic not installed" in capsys.readouterr().err
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "aiohttp" else name)
+    assert cli.main(["serve", str(tmp_path), "--distributed"]) == 2
+    assert "aiohttp not installed: expected what pip install 'jspec[serve]' installs" in capsys.readouterr().err

@@ -193,7 +193,8 @@ def test_a_header_that_is_too_long(server):
 SLOW = """
 import sys
 import jspec
-from jspec.serving.openai.process import listener, run
+from jspec.serving.openai.listening import listener
+from jspec.serving.openai.process import run
 from jspec.serving.openai.service import Service
 from test_async_engine import slow_model
 

@@ -1,15 +1,15 @@
 """The JSON of a request's body, read within limits and without the liberties that Python's parser takes."""
 
-import asyncio
 import functools
 import json
 import math
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from jspec.serving.openai.errors import ApiError, shown, wrong
 from jspec.serving.openai.limits import Limits
+from jspec.serving.openai.receiving import read_body
 from jspec.serving.openai.service import Service
 
 BIG = 2**15  # bytes; a larger body is parsed in another thread, so that others do not wait
@@ -26,30 +26,10 @@ async def read_object(service: Service, request: Request) -> dict[str, Any]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # which no web page can send without being allowed to
         raise ApiError(415, f"Content-Type is {shown(kind)}: expected application/json")
-    body = await _read(request, limits := service.limits)
+    body = await read_body(request, limits := service.limits)
     if len(body) > BIG:
         return await service.prepare(functools.partial(parse_object, body, limits))
     return parse_object(body, limits)
-
-
-async def _read(request: Request, limits: Limits) -> bytes:
-    most = limits.max_body_bytes
-    too_long = ApiError(413, f"the body is too large: expected at most {most} bytes (--max-body-bytes)")
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and length.isascii() and (len(length) > 18 or int(length) > most):
-        raise too_long
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.max_body_seconds):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > most:
-                    raise too_long
-    except TimeoutError:
-        raise ApiError(408, f"the body did not arrive within {limits.max_body_seconds:g} seconds") from None
-    except RuntimeError:  # Starlette's, where the stream ended early
-        raise ClientDisconnect from None
-    return bytes(body)
 
 
 def parse_object(body: bytes, limits: Limits) -> dict[str, Any]:

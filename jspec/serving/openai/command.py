@@ -3,14 +3,12 @@
 import argparse
 import dataclasses
 import importlib.util
-import os
-import sys
 
-from jspec._arguments import require
-from jspec.model_options import add_group_options, add_model_options, add_speculation_options, chosen_model
+from jspec.model_options import add_group_options, add_model_options, add_speculation_options, group_of
 from jspec.serving.openai.limits import LIMIT_HELP, Limits
 
 PACKAGES = ("starlette", "uvicorn", "pydantic", "prometheus_client")  # of the extra ``serve``
+KEEPER_PACKAGES = ("aiohttp",)  # of it, too; needed where several processes run the target
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -18,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser):
     add_model_options(parser)
     _add_requests(parser)
     add_speculation_options(parser)
-    add_group_options(parser)
+    add_group_options(parser, ray=True)
     _add_server(parser)
     limits = parser.add_argument_group("limits of a request")
     for field in dataclasses.fields(Limits):
@@ -56,67 +54,47 @@ def _add_server(parser: argparse.ArgumentParser):
 def run(args: argparse.Namespace) -> int:
     """Serve until the process is told to end; returns the exit code.
 
+    Where several processes run the target, this one is a keeper (``jspec.serving.keeper``), and needs no JAX.
+
     Raises:
       ValueError: an option cannot be used.
     """
-    require_packages()
-    import logging
+    several = group_of(args) is not None
+    require_packages(several)
+    from jspec.serving.openai.settings import log_to_stderr, settings_of
 
-    import jspec
-    from jspec.chat import read_template
-    from jspec.serving.openai.keys import ENVIRONMENT, Keys
-    from jspec.serving.openai.process import listener
+    settings = settings_of(args)
+    if several:
+        from jspec.serving.keeper.command import keep
+
+        return keep(args, settings)
+    from jspec.serving.openai.listening import listener
+    from jspec.serving.openai.model import load_service
     from jspec.serving.openai.process import run as serve
-    from jspec.serving.openai.service import TEMPLATE_KWARGS, Service
 
-    model = chosen_model(args)
-    from_environment = [os.environ[ENVIRONMENT]] if os.environ.get(ENVIRONMENT) else []
-    keys = Keys(args.api_key or from_environment)
-    limits = Limits(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Limits)})
-    template = None if args.chat_template is None else read_template(args.chat_template)
-    certificate = _certificate(args)
-    seconds = args.shutdown_timeout
-    require(0 <= seconds < 1e6, "shutdown_timeout", seconds, "a number of seconds, at least 0")
-    require(0 <= args.port < 2**16, "port", args.port, "an integer in 0..65535")
-    logging.basicConfig(format="%(levelname)s: %(name)s: %(message)s")
-    logging.getLogger("jspec").setLevel(args.log_level.upper())
-    if model.followed():
-        return 0
-    with listener(args.host, args.port) as bound:
-        llm = model.load()
-        if llm.tokenizer is None:
-            print("jspec serve: the target has no tokenizer, so prompts are token ids alone", file=sys.stderr)
-        print("jspec serve: compiling", file=sys.stderr, flush=True)
-        llm.warmup()
-        service = Service(
-            engine=jspec.AsyncEngine(llm),
-            names=args.served_model_name or [args.target],
-            keys=keys,
-            limits=limits,
-            chat_template=template,
-            template_kwargs=TEMPLATE_KWARGS if args.template_kwargs is None else args.template_kwargs,
-            priorities=args.scheduling_policy == "priority",
+    load = load_service(args, settings)
+    log_to_stderr(settings)
+    with listener(settings.host, settings.port) as bound:
+        serve(
+            load(),
+            bound,
+            shutdown_timeout=settings.shutdown_timeout,
+            log_level=settings.log_level,
+            certificate=settings.certificate,
         )
-        serve(service, bound, shutdown_timeout=seconds, log_level=args.log_level, certificate=certificate)
     return 0
 
 
-def require_packages():
+def require_packages(several: bool = False):
     """Refuse to go on without the packages of the extra.
+
+    Args:
+      several: whether several processes run the target.
 
     Raises:
       ValueError: one of them is not installed.
     """
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    needed = (*PACKAGES, *(KEEPER_PACKAGES if several else ()))
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"{', '.join(missing)} not installed: expected what pip install 'jspec[serve]' installs")
-
-
-def _certificate(args: argparse.Namespace) -> tuple[str, str] | None:
-    chain, key = args.ssl_certfile, args.ssl_keyfile
-    require(
-        (chain is None) == (key is None), "ssl_certfile", chain, "both --ssl-certfile and --ssl-keyfile, or neither"
-    )
-    for name, file in (("ssl_certfile", chain), ("ssl_keyfile", key)):
-        require(file is None or os.path.isfile(file), name, file, "a file")
-    return None if chain is None else (chain, key)

@@ -8,12 +8,10 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jspec.serving.openai.errors import ApiError, shown
+from jspec.serving.openai.paths import OPEN, WHILE_DRAINING
 from jspec.serving.openai.service import Service, unavailable
 
 log = logging.getLogger("jspec.serve")
-
-OPEN = ("/health", "/")  # answered without a key; a browser that is given an address alone has none to send
-WHILE_DRAINING = ("/health", "/metrics")
 
 
 class Gate:

@@ -1,46 +1,29 @@
-"""The process of a server: it listens, serves, and ends when it is told to, without cutting answers off."""
+"""The process of a server: it serves, and ends when it is told to, without cutting answers off."""
 
 import asyncio
 import contextlib
 import gc
 import logging
-import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-import uvicorn
-
+from jspec.serving.keeper.link import Link
+from jspec.serving.keeper.messages import Ready
+from jspec.serving.keeper.private import Private
 from jspec.serving.openai.app import make_app
-from jspec.serving.openai.connection import connection_type
+from jspec.serving.openai.listening import (
+    LAST_WORDS,
+    MAX_HEADER_BYTES,
+    TICK,
+    Server,
+    address_of,
+    make_server,
+    signalled,
+)
 from jspec.serving.openai.service import Service
 
 log = logging.getLogger("jspec.serve")
-
-MAX_HEADER_BYTES = 64 * 2**10
-LAST_WORDS = 5  # seconds for answers to reach their clients after everything has ended
-TICK = 0.05  # seconds
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-def listener(host: str, port: int) -> socket.socket:
-    """A socket that is bound, but does not listen yet: before minutes go into loading a model.
-
-    Raises:
-      ValueError: the address cannot be used.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise ValueError(f"host={host!r}: expected a name or an address of this machine ({error})") from None
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-    except OSError as error:
-        found.close()
-        raise ValueError(f"port={port}: expected a free port of {host!r} ({error}); 0 takes any") from None
-    return found
 
 
 def run(
@@ -58,31 +41,54 @@ def run(
 
     Args:
       service: what is served.
-      bound: where to listen, of ``listener``.
+      bound: where to listen, of ``listening.listener``.
       shutdown_timeout: seconds that answers have to end.
       log_level: how much uvicorn logs, ``info`` for example.
       certificate: the files of a certificate and of its key, for HTTPS.
     """
-    chain, key = certificate or (None, None)
-    config = uvicorn.Config(
+    server = make_server(
         make_app(service),
-        http=connection_type(service.limits.max_header_seconds),
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-        ws="none",
-        lifespan="off",
+        max_header_seconds=service.limits.max_header_seconds,
         log_level=log_level,
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=LAST_WORDS,
-        ssl_certfile=chain,
-        ssl_keyfile=key,
+        certificate=certificate,
     )
-    config.load()  # refuses certificates that cannot be read
-    host, port = bound.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    where = f"{'http' if certificate is None else 'https'}://{shown}:{port}"
+    where = address_of(bound, certificate)
+
+    def started():
+        print(f"jspec serve: {', '.join(service.names)} at {where}", file=sys.stderr, flush=True)
+
+    async def serve():
+        with signalled() as stops:
+            await _serve(server, service, bound, shutdown_timeout, stops, started)
+
     with _frozen_heap():
-        asyncio.run(_serve(_Server(config), service, bound, shutdown_timeout, where))
+        asyncio.run(serve())
+
+
+def run_privately(service: Service, bound: socket.socket, link: Link, *, shutdown_timeout: float, log_level: str):
+    """Serve the keeper of this process alone, until it says that this is to end; then as ``run`` does.
+
+    Args:
+      service: what is served.
+      bound: where to listen.
+      link: to the keeper.
+      shutdown_timeout: seconds that answers have to end.
+      log_level: how much uvicorn logs.
+    """
+    server = make_server(
+        Private(make_app(service), link.task.token),
+        max_header_seconds=service.limits.max_header_seconds,
+        log_level=log_level,
+        max_header_bytes=2 * MAX_HEADER_BYTES,  # the keeper adds a header to those that it lets through
+        access_log=False,  # the keeper has one
+    )
+
+    async def serve():
+        with link.answering() as stops:
+            await _serve(server, service, bound, shutdown_timeout, stops, lambda: link.say(Ready(address_of(bound))))
+
+    with _frozen_heap():
+        asyncio.run(serve())
 
 
 @contextlib.contextmanager
@@ -98,17 +104,20 @@ def _frozen_heap() -> Iterator[None]:
         gc.unfreeze()
 
 
-async def _serve(server: "_Server", service: Service, bound: socket.socket, shutdown_timeout: float, where: str):
-    stops: asyncio.Queue[int] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-    for number in SIGNALS:
-        loop.add_signal_handler(number, stops.put_nowait, number)
+async def _serve(
+    server: Server,
+    service: Service,
+    bound: socket.socket,
+    shutdown_timeout: float,
+    stops: "asyncio.Queue[int]",
+    started: Callable[[], None],
+):
     serving = asyncio.ensure_future(server.serve([bound]))
     try:
         while not (server.started or serving.done()):
             await asyncio.sleep(TICK)
         if not serving.done():
-            print(f"jspec serve: {', '.join(service.names)} at {where}", file=sys.stderr, flush=True)
+            started()
         stopping = asyncio.ensure_future(stops.get())
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -117,8 +126,6 @@ async def _serve(server: "_Server", service: Service, bound: socket.socket, shut
         await serving
     finally:
         await service.engine.close()
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
 
 
 async def _drain(service: Service, stops: "asyncio.Queue[int]", seconds: float):
@@ -132,11 +139,3 @@ async def _drain(service: Service, stops: "asyncio.Queue[int]", seconds: float):
     deadline = asyncio.get_running_loop().time() + LAST_WORDS
     while service.in_flight and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(TICK)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's server, which leaves signals alone: it would stop listening at the first one, and raise it again."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
