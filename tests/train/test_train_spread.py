@@ -36,7 +36,12 @@ CHOICES = {  # of targets: how their embeddings and output heads differ
 BORROWED = Sizes(num_draft_tokens=2, borrow_head=True)
 CASES = [
     *((method, sizes, "plain", count) for method, sizes in SIZES.items() for count in (2, 4)),
-    *((method, SIZES[method], target, 2) for method in ("eagle", "mtp") for target in CHOICES if target != "plain"),
+    *(
+        (method, SIZES[method], target, 2)
+        for method in ("eagle", "mtp", "dflash")
+        for target in CHOICES
+        if target != "plain"
+    ),
     ("medusa", BORROWED, "tied", 2),
     ("medusa", BORROWED, "plain", 4),
     ("eagle3", SIZES["eagle3"], "int8", 4),
@@ -153,6 +158,7 @@ def gradients_of_one(patch):
         (logits_of_others, "mlp", True),
         (part_of_the_embeddings, "eagle3", True),
         (same_noise, "eagle", True),
+        (same_noise, "dspark", True),
         (gradients_of_one, "medusa", False),
     ],
 )
