@@ -68,8 +68,9 @@ class Anchored(View):
         def product(equation, x, y):
             return jnp.einsum(equation, x, y, precision=precision, preferred_element_type=jnp.float32)
 
+        assert kv.v is not None  # no draft head keeps latents
         q = q.reshape(B, A, n, G, N // G, H)
-        k, v = (x[:, :, S:].reshape(G, B, A, n, H) for x in kv)
+        k, v = (x[:, :, S:].reshape(G, B, A, n, H) for x in (kv.k, kv.v))
         before = scores.of(product("bamgrh,gbsh->bgrams", q, kv.k[:, :, :S]), H)  # [B, G, N / G, A, n, S]
         within = scores.of(product("bamgrh,gbakh->bgramk", q, k), H)  # [B, G, N / G, A, n, n]
         known = jnp.arange(S, dtype=jnp.int32)[None, None] < self.anchors[:, :, None]

@@ -120,10 +120,12 @@ class FilledBlocks:
         logits = draft_logits(head, target, slots)
         log_q = jax.nn.log_softmax(logits)
         loss = self.cross_entropy * label_cross_entropy(log_q, slots.label, head.draft_ids)
-        if self.distance or self.confidence:
-            inside = jnp.minimum(slots.after, batch.distribution.shape[1] - 1)
-            distance = l1_distance(jnp.take_along_axis(batch.distribution, inside[:, :, None], axis=1), jnp.exp(log_q))
-            loss += self.distance * distance
+        if not self.distance and not self.confidence:
+            return jnp.sum(slots.weight * loss, axis=1)  # the target's distribution is not even computed
+        behind = jnp.minimum(slots.after, batch.distribution.shape[1] - 1)
+        p = jnp.take_along_axis(batch.distribution, behind[:, :, None], axis=1)
+        distance = l1_distance(p, jnp.exp(log_q))
+        loss += self.distance * distance
         if self.confidence:
             accepted = jax.lax.stop_gradient(1 - distance / 2)
             said = head.confidence_logits(slots.hidden, slots.previous)

@@ -182,7 +182,8 @@ def test_an_output_head_starts_as_the_targets(count):
 
 @pytest.mark.parametrize(("method", "sizes"), [*SIZES.items(), ("medusa", BORROWED)])
 def test_no_device_has_the_logits_of_all_windows(method, sizes):
-    """Of the arrays of the compiled step, the largest is that of the logits of a device's own windows."""
+    """Of the arrays of the compiled step, the largest is that of the logits of a device's own windows. The loss of a DFlash
+    head looks at the text alone, so that the target computes no logits."""
     vocabulary = 1600  # so that logits are larger than weights
     config = dataclasses.replace(TARGET, vocab_size=vocabulary)
     sizes = dataclasses.replace(sizes, draft_vocab_size=vocabulary if sizes.draft_vocab_size else None)
@@ -193,7 +194,8 @@ def test_no_device_has_the_logits_of_all_windows(method, sizes):
     program = step.lower(params, (split(model).leaves, constants), random_windows(vocabulary), key).compile().as_text()
     shapes = re.findall(r"\b(?:f32|bf16)\[([\d,]+)\]", program)
     largest = max(np.prod([int(size) for size in shape.split(",")]) for shape in shapes)
-    assert largest == B * T * vocabulary // 2
+    logits = B * T * vocabulary // 2
+    assert largest == logits if method != "dflash" else largest < logits
 
 
 def test_acceptance_is_that_of_one_device():
