@@ -106,7 +106,7 @@ class MarkovHead(nnx.Module):
     def read(self, hidden, previous, state):
         """What ``out`` turns into a part of the logits, ``[B, 1, Rm]``, and the state behind the slot; arguments as above.
 
-        Training calls it for other numbers of slots, of which none is behind another."""
+        In training the axis of slots is that of blocks, and may have any size: each is the same slot of another block."""
         read = embedded = self.embedding[...][previous]
         if self.gate is not None:
             read = jax.nn.sigmoid(self.gate(jnp.concatenate([hidden, embedded], axis=-1))) * embedded

@@ -30,7 +30,7 @@ class DraftSlots(NamedTuple):
     Attributes:
       hidden: ``[B, A, D]``, of the slot that makes the draft, after the final norm.
       read: ``[B, A, Rm]``, what the Markov head turns into its part of the logits; None in a head without.
-      previous: int32 ``[B, A]``, the true token before the draft, which a head reads that has served one before it.
+      previous: int32 ``[B, A]``, the true token before the draft. When the head serves, this is the anchor or a draft.
       after: int32 ``[B, A]``, the position a + i, behind which the draft's token stands.
       label: int32 ``[B, A]``, that token. Past the end of the window it is any token, and ``weight`` is 0.
       weight: float32 ``[B, A]``, how much the draft counts.
@@ -51,7 +51,8 @@ class FilledBlocks:
     The loss of a draft is a weighted sum of three parts: the cross-entropy of the label, the sum of |q - p| over the
     vocabulary, where q is the draft's distribution and p the target's, and what the confidence head makes of
     1 - sum |q - p| / 2, which is the probability that the draft is accepted. The loss of a window is a weighted mean over
-    its drafts. Draft i has the weight ``exp(-i / decay)``, and one whose label lies past the window has none.
+    its drafts. Draft i has the weight ``exp(-i / decay)``, and one whose label lies past the window has none. The loss of a
+    step is the plain mean over windows, so that it does not depend on which device has which.
 
     A DSpark head reads the true token before each draft, and not the draft itself (teacher forcing).
 

@@ -122,11 +122,11 @@ def medusa(target: ModelConfig, sizes: Sizes) -> Objective:
 
 def dspark(target: ModelConfig, sizes: Sizes) -> Objective:
     """The objective of a DSpark head, whose anchor drafts."""
-    kind, drafts = sizes.markov or "vanilla", sizes.num_draft_tokens or 7
+    kind = "vanilla" if sizes.markov is None else sizes.markov
     require(kind in MARKOVS, "markov", kind, f"one of {', '.join(MARKOVS)}")
     rank = 256 if sizes.markov_rank is None else sizes.markov_rank
     more = {"markov": kind, "markov_rank": rank, "confidence": "markov"}
-    config = _block_config(target, sizes, block_size=drafts, anchor_first=True, **more)
+    config = _block_config(target, sizes, block_size=sizes.num_draft_tokens or 7, anchor_first=True, **more)
     return FilledBlocks(config, cross_entropy=0.1, distance=0.9, confidence=1.0)
 
 

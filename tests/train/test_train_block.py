@@ -25,6 +25,7 @@ from jspec.train.objectives import loss_of
 B, n = 2, 20
 SIZES = {
     "dflash": Sizes(num_draft_tokens=3, layers=2),
+    "dflash causal": Sizes(num_draft_tokens=3, layers=2),  # JetSpec's layers
     "dflash of a part of the vocabulary": Sizes(num_draft_tokens=3, layers=1, draft_vocab_size=17),
     **{f"dspark {kind}": Sizes(num_draft_tokens=4, layers=2, markov=kind, markov_rank=6) for kind in MARKOVS},
     "dspark of a part of the vocabulary": Sizes(num_draft_tokens=3, layers=1, draft_vocab_size=17, markov_rank=6),
@@ -73,7 +74,9 @@ def test_logits_and_loss_are_those_of_deepspec(tmp_path, kind):
 
 def made(case: str):
     """An objective of ``SIZES`` with a toy target, its head with random weights, and its constants."""
-    trained = make_objective(case.split()[0], TARGET, SIZES[case])
+    trained: Any = make_objective(case.split()[0], TARGET, SIZES[case])
+    if "causal" in case:
+        trained = dataclasses.replace(trained, config=dataclasses.replace(trained.config, causal=(True, True)))
     params, constants = initial_params(trained, target(), np.arange(400) ** 2 % V, jax.random.key(0))
     keys = dict(zip(params, jax.random.split(jax.random.key(1), len(params)), strict=True))
     params = {name: x + 0.2 * jax.random.normal(keys[name], x.shape) for name, x in params.items()}
