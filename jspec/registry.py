@@ -72,6 +72,7 @@ LOOKED_UP = ("ngram_min", "ngram_max")  # options of every method that looks dra
 EAGLE3_SIZES = ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers")
 EAGLE3_FORMATS = ("jspec.checkpoints.heads.speculators:FORMAT", "jspec.checkpoints.heads.eagle3:FORMAT")
 
+BLOCK_SIZES = ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers")
 BLOCK_FORMATS = ("jspec.checkpoints.heads.block:FORMAT", "jspec.checkpoints.heads.block_speculators:FORMAT")
 
 METHODS = (
@@ -84,6 +85,8 @@ METHODS = (
         formats=BLOCK_FORMATS,
         argmax_below=0.3,
         options=DRAWN,
+        objective="jspec.train.methods:dspark",
+        sizes=(*BLOCK_SIZES, "markov", "markov_rank"),
     ),
     DraftMethod(
         name="dflash",
@@ -94,6 +97,8 @@ METHODS = (
         formats=BLOCK_FORMATS,
         argmax_below=0.4,
         options=DRAWN,
+        objective="jspec.train.methods:dflash",
+        sizes=BLOCK_SIZES,
     ),
     DraftMethod(
         name="eagle3",

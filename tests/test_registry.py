@@ -138,7 +138,7 @@ def test_an_entry_says_what_is_there(entry):
 
 def test_looking_methods_up():
     assert chosen_by_name() == ("mtp", "ngram")
-    assert set(trained()) == {"eagle", "eagle3", "mtp", "parallel", "mlp", "medusa"}
+    assert set(trained()) == {"dspark", "dflash", "eagle", "eagle3", "mtp", "parallel", "mlp", "medusa"}
     assert (argmax_below("eagle"), argmax_below("parallel")) == (0.3, 0.4)
     assert method_of(None) is None
     with pytest.raises(ValueError, match="'lookahead' is no method without a checkpoint"):

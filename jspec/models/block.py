@@ -100,6 +100,13 @@ class MarkovHead(nnx.Module):
         Returns:
           ``[B, 1, Vd]``, and the state behind this slot.
         """
+        read, state = self.read(hidden, previous, state)
+        return self.out(read), state
+
+    def read(self, hidden, previous, state):
+        """What ``out`` turns into a part of the logits, ``[B, 1, Rm]``, and the state behind the slot; arguments as above.
+
+        In training the axis of slots is that of blocks, and may have any size: each is the same slot of another block."""
         read = embedded = self.embedding[...][previous]
         if self.gate is not None:
             read = jax.nn.sigmoid(self.gate(jnp.concatenate([hidden, embedded], axis=-1))) * embedded
@@ -108,7 +115,7 @@ class MarkovHead(nnx.Module):
             keep, new, read = jnp.split(both, 3, axis=-1)
             keep, read = jax.nn.sigmoid(keep), jnp.tanh(read)
             state = keep * state + (1 - keep) * jnp.tanh(new)
-        return self.out(read), state
+        return read, state
 
 
 class BlockHead(nnx.Module):

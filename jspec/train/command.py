@@ -52,24 +52,35 @@ def add_arguments(parser: argparse.ArgumentParser):
     head.add_argument(
         "--num-draft-tokens",
         type=int,
-        help="drafts to learn; default: 7 (eagle3), 8 (parallel), 4 (mlp: stages) or 3 (medusa: Medusa heads)",
+        help="drafts to learn; default: 7 (dspark, dflash, eagle3), 8 (parallel), 4 (mlp: stages) or 3 (medusa: Medusa "
+        "heads, mtp: passes)",
     )
-    head.add_argument("--layers", type=int, help="decoder layers of eagle3 (default: 1) and parallel (default: 4)")
-    head.add_argument("--intermediate-size", type=int, help="eagle, eagle3, parallel: width of the layers' MLP")
     head.add_argument(
-        "--draft-vocab-size", type=int, help="eagle3, parallel: tokens that it can draft, the most frequent of DATA"
+        "--layers", type=int, help="decoder layers; default: 5 (dspark, dflash), 1 (eagle3) or 4 (parallel)"
+    )
+    head.add_argument(
+        "--intermediate-size", type=int, help="of all heads with decoder layers: width of the layers' MLP"
+    )
+    head.add_argument(
+        "--draft-vocab-size",
+        type=int,
+        help="dspark, dflash, eagle3, parallel: tokens that it can draft, the most frequent of DATA",
     )
     head.add_argument(
         "--aux-layers",
         "--taps",
         type=_integers,
-        help="eagle3, parallel: it reads hidden states after these layers of the target, e.g. 2,16,29",
+        help="dspark, dflash, eagle3, parallel: it reads hidden states after these layers of the target, e.g. 2,16,29",
     )
     head.add_argument("--inner-size", type=int, help="mlp: width of the state")
     head.add_argument("--tie", action="store_true", help="mlp: stages share their weights")
     head.add_argument(
         "--borrow-head", action="store_true", help="medusa: use the target's output head instead of own ones"
     )
+    head.add_argument(
+        "--markov", help="dspark: how a draft depends on the one before it: vanilla (default), gated or rnn"
+    )
+    head.add_argument("--markov-rank", type=int, help="dspark: the rank of that; default: 256")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,6 +106,8 @@ def run(args: argparse.Namespace) -> int:
         inner_size=args.inner_size,
         tie=args.tie,
         borrow_head=args.borrow_head,
+        markov=args.markov,
+        markov_rank=args.markov_rank,
     )
     run_settings = TrainingRun(
         method=args.method,

@@ -9,10 +9,12 @@ from flax import nnx
 
 from jspec._arguments import is_int, require
 from jspec.config import ModelConfig, Rope
-from jspec.heads import Eagle3Config, EagleConfig, MedusaConfig, MLPConfig, MTPConfig, default_aux_layers
+from jspec.heads import BlockConfig, Eagle3Config, EagleConfig, MedusaConfig, MLPConfig, MTPConfig, default_aux_layers
+from jspec.heads.block import MARKOVS
 from jspec.models import flat_params, init
 from jspec.models.contract import Target
 from jspec.registry import resolve, trained
+from jspec.train.block import FilledBlocks
 from jspec.train.objectives import (
     ConditionalDrop,
     EachMedusaHead,
@@ -30,17 +32,21 @@ class Sizes:
 
     Attributes:
       num_draft_tokens: how many tokens of a round the head learns to draft. By default 7 for eagle3 and 3 for mtp, where it
-        is the number of passes; 8 for parallel, where one pass makes them all; 4 for mlp, the number of its stages; and 3
-        for medusa, the number of Medusa heads.
-      layers: how many decoder layers the head has. By default 1 for eagle3, and 4 for parallel.
+        is the number of passes; 8 for parallel, and 7 for dspark and dflash, where one pass makes them all; 4 for mlp, the
+        number of its stages; and 3 for medusa, the number of Medusa heads.
+      layers: how many decoder layers the head has. By default 1 for eagle3, 4 for parallel, and 5 for dspark and dflash.
       intermediate_size: F, the MLP width of these layers.
       draft_vocab_size: Vd, how many tokens the head can draft, which are the most frequent of the data. By default all
-        of the target's vocabulary, but at most 32,000.
+        of the target's vocabulary, but at most 32,000 for eagle3 and parallel. A dspark or dflash head that can draft all
+        tokens has no output head of its own, and uses the target's.
       aux_layers: after which layers of the target the head reads auxiliary hidden states; k means after k layers. By
-        default 2, L // 2 and L - 3.
+        default 2, L // 2 and L - 3, and for dspark and dflash five layers from 2 to L - 2.
       inner_size: the width of an MLP speculator's state.
       tie: whether the stages of an MLP speculator share their weights.
       borrow_head: whether Medusa heads use the target's output head and have none of their own.
+      markov: by what a dspark head makes a draft depend on the one before it: ``vanilla``, which is the default, ``gated``
+        or ``rnn``. ``jspec.heads.BlockConfig`` says what they are.
+      markov_rank: Rm, the rank of that. By default 256.
     """
 
     num_draft_tokens: int | None = None
@@ -51,6 +57,8 @@ class Sizes:
     inner_size: int | None = None
     tie: bool = False
     borrow_head: bool = False
+    markov: str | None = None
+    markov_rank: int | None = None
 
 
 def make_objective(method: str, target: ModelConfig, sizes: Sizes) -> Objective:
@@ -90,8 +98,7 @@ def eagle3(target: ModelConfig, sizes: Sizes) -> Objective:
 def parallel(target: ModelConfig, sizes: Sizes) -> Objective:
     """The objective of a P-EAGLE head."""
     depths = sizes.num_draft_tokens or 8
-    mask = next(iter(target.eos_token_ids), 0)  # any known token will do: the head knows mask slots by their feature
-    config = _eagle3_config(target, sizes, layers=4, mask_token_id=mask, depths=depths)
+    config = _eagle3_config(target, sizes, layers=4, mask_token_id=_mask_token(target), depths=depths)
     return ConditionalDrop(config, config.resolved_aux_layers(target), depths)
 
 
@@ -113,13 +120,67 @@ def medusa(target: ModelConfig, sizes: Sizes) -> Objective:
     return EachMedusaHead(MedusaConfig(target.vocab_size, target.hidden_size, heads, own_head=not sizes.borrow_head))
 
 
+def dspark(target: ModelConfig, sizes: Sizes) -> Objective:
+    """The objective of a DSpark head, whose anchor drafts."""
+    kind = "vanilla" if sizes.markov is None else sizes.markov
+    require(kind in MARKOVS, "markov", kind, f"one of {', '.join(MARKOVS)}")
+    rank = 256 if sizes.markov_rank is None else sizes.markov_rank
+    more = {"markov": kind, "markov_rank": rank, "confidence": "markov"}
+    config = _block_config(target, sizes, block_size=sizes.num_draft_tokens or 7, anchor_first=True, **more)
+    return FilledBlocks(config, cross_entropy=0.1, distance=0.9, confidence=1.0)
+
+
+def dflash(target: ModelConfig, sizes: Sizes) -> Objective:
+    """The objective of a DFlash head, whose anchor does not draft.
+
+    That is z-lab's layout. In DeepSpec's the anchor drafts, which saves a slot. But only the class that its config.json
+    names tells such a DFlash head from a DSpark head, and engines that overlook it serve every draft one token late."""
+    config = _block_config(target, sizes, block_size=(sizes.num_draft_tokens or 7) + 1, anchor_first=False)
+    return FilledBlocks(config, cross_entropy=1.0, distance=0.0, confidence=0.0)
+
+
+def _block_config(target: ModelConfig, sizes: Sizes, *, block_size: int, anchor_first: bool, **more) -> BlockConfig:
+    """The config of a block drafter, whose layers are those of Qwen3 for every target."""
+    layers = dataclasses.replace(_layers(target, sizes, 5), architecture="Qwen3ForCausalLM", qk_norm=True)
+    V, Vd = target.vocab_size, sizes.draft_vocab_size
+    return BlockConfig(
+        layers=layers,
+        draft_vocab_size=V if Vd is None else Vd,
+        target_hidden_size=target.hidden_size,
+        aux_layers=_aux_layers(target, sizes, _spread_layers(target.num_layers)),
+        block_size=block_size,
+        mask_token_id=_mask_token(target),
+        anchor_first=anchor_first,
+        causal=(False,) * layers.num_layers,
+        own_head=Vd not in (None, V),
+        **more,
+    )
+
+
+def _spread_layers(layers: int) -> tuple[int, ...]:
+    """Five layers from 2 to L - 2, as published block drafters read, fewer if L is small: 2, 10, 18, 26 and 34 of 36."""
+    if layers < 5:
+        return default_aux_layers(layers)
+    return tuple(sorted({round(2 + i * (layers - 4) / 4) for i in range(5)}))
+
+
+def _mask_token(target: ModelConfig) -> int:
+    """The token that mask slots read. It has to be one that the target knows, and in a text it should be rare."""
+    return next(iter(target.eos_token_ids), 0)
+
+
+def _aux_layers(target: ModelConfig, sizes: Sizes, default: tuple[int, ...]) -> tuple[int, ...]:
+    aux_layers = default if sizes.aux_layers is None else tuple(sizes.aux_layers)
+    furthest, L = max(aux_layers, default=0), target.num_layers
+    require(furthest <= L, "aux_layers", aux_layers, f"at most {L}, the target's layers")
+    return aux_layers
+
+
 def _eagle3_config(
     target: ModelConfig, sizes: Sizes, *, layers: int, mask_token_id: int | None, depths: int
 ) -> Eagle3Config:
     """The config of an EAGLE-3 or P-EAGLE head with ``layers`` layers, unless ``sizes`` says otherwise."""
-    aux_layers = default_aux_layers(target.num_layers) if sizes.aux_layers is None else tuple(sizes.aux_layers)
-    furthest, L = max(aux_layers, default=0), target.num_layers
-    require(furthest <= L, "aux_layers", aux_layers, f"at most {L}, the target's layers")
+    aux_layers = _aux_layers(target, sizes, default_aux_layers(target.num_layers))
     V, Vd = target.vocab_size, sizes.draft_vocab_size
     return Eagle3Config(
         layers=_layers(target, sizes, layers),

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jspec.heads import Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig
+from jspec.heads import BlockConfig, Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig
 from jspec.models import build_head
 from jspec.models.branches import Branches
 from jspec.models.contract import Target
@@ -98,9 +98,14 @@ class DraftVocabulary:
         return start, constants
 
     def known(self, constants: Mapping[str, jax.Array]) -> jax.Array | None:
-        if not self.config.reduced:
-            return None
-        return jnp.nonzero(constants["draft_ids"] >= 0, size=self.config.draft_vocab_size)[0]
+        return known_tokens(self.config, constants)
+
+
+def known_tokens(config: Eagle3Config | BlockConfig, constants: Mapping[str, jax.Array]) -> jax.Array | None:
+    """The tokens of a draft vocabulary in the order of their draft ids, int32 ``[Vd]``; None if it has every token."""
+    if not config.reduced:
+        return None
+    return jnp.nonzero(constants["draft_ids"] >= 0, size=config.draft_vocab_size)[0]
 
 
 def output_head_of(target: Target) -> jax.Array | np.ndarray:

@@ -38,7 +38,7 @@ class TrainingRun:
     """The settings of one training run.
 
     Attributes:
-      method: ``eagle``, ``eagle3``, ``parallel``, ``mlp`` or ``medusa``.
+      method: the name of a method that ``jspec.registry.trained`` lists.
       target: checkpoint folder of the target.
       data: file or folder of texts or token ids; ``read_corpus`` says which kinds there are.
       out: folder that the run writes. The draft head goes to ``head/`` and the training states to ``state/``.

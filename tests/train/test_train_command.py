@@ -26,6 +26,11 @@ METHODS = {
     "mlp": ["--num-draft-tokens", "3", "--inner-size", "24", "--tie"],
     "medusa": ["--num-draft-tokens", "3"],
     "mtp": ["--num-draft-tokens", "2"],
+    "dspark": ["--num-draft-tokens", "3", "--layers", "1", "--markov-rank", "8"],
+    "dflash": [
+        *("--num-draft-tokens", "2", "--layers", "1", "--draft-vocab-size", "40", "--intermediate-size", "128"),
+        *("--tokens-per-step", "2048", "--peak-rate", "4e-2"),  # a mask slot learns to read the anchor's late
+    ],
 }
 PLAN = "--steps 80 --evaluate-every 40 --tokens-per-step 256 --length 32 --peak-rate 2e-2 --prompts 2 --dtype float32"
 

@@ -158,6 +158,9 @@ def test_weights_start_from_the_target(method):
     if method == "medusa":
         assert all(np.all(leaf == 0) for name, leaf in params.items() if "blocks" in name)
         np.testing.assert_array_equal(params["heads.2.head.weight"], target().head.weight[...])
+    if method in ("dspark", "dflash", "mtp"):
+        name = "norms.0.weight" if method == "mtp" else "norm.weight"
+        np.testing.assert_array_equal(params[name], target().output_norm)
     if method == "parallel":
         assert np.std(params["mask_hidden"]) > 0.5
 
@@ -187,7 +190,14 @@ def test_aux_layers_are_those_of_eagle3_where_the_target_is_deep_enough():
         ("eagle3", Sizes(aux_layers=(2, 1)), r"aux_layers=\(2, 1\): expected 2 layer ids of at least 0, ascending"),
         ("mlp", Sizes(inner_size=0), "inner_size=0: expected"),
         ("medusa", Sizes(num_draft_tokens=0), "num_draft_tokens=0: expected an integer of at least 1"),
-        ("hydra", Sizes(), "method='hydra': expected one of eagle3, parallel, eagle, mtp, mlp, medusa"),
+        ("dflash", Sizes(markov="rnn"), "markov='rnn': expected nothing, a head of method 'dflash' has no such size"),
+        ("dspark", Sizes(markov="lstm"), "markov='lstm': expected one of vanilla, gated, rnn"),
+        ("dspark", Sizes(markov_rank=0), "markov_rank=0: expected an integer of at least 1 with a Markov head"),
+        ("dspark", Sizes(aux_layers=(1, 4)), r"aux_layers=\(1, 4\): expected at most 3, the target's layers"),
+        ("dflash", Sizes(draft_vocab_size=V + 1), rf"draft_vocab_size=32: expected an integer in 1\.\.{V}"),
+        ("dflash", Sizes(num_draft_tokens=0), "num_draft_tokens=0: expected an integer of at least 1"),
+        ("dflash", Sizes(layers=0), "layers=0: expected"),
+        ("hydra", Sizes(), "method='hydra': expected one of dspark, dflash, eagle3, parallel, eagle, mtp, mlp, medusa"),
     ],
 )
 def test_invalid_sizes_are_refused(method, sizes, message):

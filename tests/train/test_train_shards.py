@@ -25,6 +25,8 @@ METHODS = {
     "mlp": ["--num-draft-tokens", "3", "--inner-size", "24", "--tie"],
     "medusa": ["--num-draft-tokens", "2", "--borrow-head"],
     "mtp": ["--num-draft-tokens", "2"],
+    "dspark": ["--num-draft-tokens", "3", "--layers", "1", "--markov-rank", "8"],
+    "dflash": ["--num-draft-tokens", "3", "--layers", "1", "--draft-vocab-size", "40"],
 }
 SHORT = ("eagle", "eagle3", "mlp")  # methods whose runs are made every time
 PLAN = "--steps 20 --evaluate-every 10 --tokens-per-step 256 --length 32 --peak-rate 1e-2 --prompts 2 --dtype float32"

@@ -35,6 +35,8 @@ SIZES = {
     "mlp": Sizes(num_draft_tokens=3, inner_size=8, tie=True),
     "medusa": Sizes(num_draft_tokens=3),
     "mtp": Sizes(num_draft_tokens=3),
+    "dspark": Sizes(num_draft_tokens=3, draft_vocab_size=Vd, layers=2, markov="rnn", markov_rank=6),
+    "dflash": Sizes(num_draft_tokens=3, layers=2),
 }
 
 
