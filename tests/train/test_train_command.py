@@ -82,10 +82,11 @@ def test_the_trained_head_serves(folder):
     assert result.stats.mean_acceptance_length > 1.5
 
 
-def test_a_resumed_run_gives_the_same_head(folder, monkeypatch):
+@pytest.mark.parametrize("method", ["mlp", "dspark"])  # dspark draws its anchors at random
+def test_a_resumed_run_gives_the_same_head(folder, method, monkeypatch):
     monkeypatch.setattr(ServedAcceptance, "__call__", lambda *_: dict.fromkeys(TEMPERATURES, Stats.of(1, [1], [1])))
-    whole, add = folder / "whole", Log.add
-    assert main(arguments(folder, "mlp", "whole")) == 0
+    whole, stopped, add = f"whole-{method}", f"stopped-{method}", Log.add
+    assert main(arguments(folder, method, whole)) == 0
 
     def stop_at_80(self, progress, served):
         if progress.step == 80:
@@ -93,13 +94,13 @@ def test_a_resumed_run_gives_the_same_head(folder, monkeypatch):
         return add(self, progress, served)
 
     monkeypatch.setattr(Log, "add", stop_at_80)
-    assert main(arguments(folder, "mlp", "stopped")) == 2
+    assert main(arguments(folder, method, stopped)) == 2
     monkeypatch.setattr(Log, "add", add)
-    assert not (folder / "stopped" / "head").exists()
-    assert main(arguments(folder, "mlp", "stopped", "--resume")) == 0
+    assert not (folder / stopped / "head").exists()
+    assert main(arguments(folder, method, stopped, "--resume")) == 0
 
     results = []
-    for out in (whole, folder / "stopped"):
+    for out in (folder / whole, folder / stopped):
         with (out / "losses.csv").open() as file:
             entries = [{**entry, "seconds": None} for entry in csv.DictReader(file)]
         results.append((entries, load_draft(out / "head", "float32")[1]))
