@@ -52,7 +52,8 @@ STACKS = 3 if jax.__version_info__ >= (0, 12) else 0
 
 
 def budget(method: str | None, batch: int) -> int:
-    return BUDGET[method, batch] + (STACKS if method and batch == 1 else 0)
+    more = STACKS + (STACKS > 0 and method == "dspark")  # which has one launch more there
+    return BUDGET[method, batch] + (more if method and batch == 1 else 0)
 
 
 @functools.cache
