@@ -24,6 +24,7 @@ IN_README = (
     ("round with an EAGLE head, 4 drafts", "batch 1 / 16 / 64", tuple(f"9, batch {B}" for B in BATCHES)),
     ("round with a 1B draft model, 4 drafts", "batch 1 / 16 / 64", tuple(f"10, batch {B}" for B in BATCHES)),
     ("round with an EAGLE-3 head, 4 drafts", "batch 1", ("11",)),
+    ("round with a DSpark head, 7 drafts", "batch 1 / 16", ("16, batch 1", "16, batch 16")),
 )
 RULES_IN_README = tuple(
     (f"verification by `{rule}`, in us", "batch 1 / 16 / 64", tuple(f"{rule}, B = {B}" for B in BATCHES))
