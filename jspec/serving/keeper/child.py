@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -11,6 +12,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from jspec.serving.keeper.messages import END, MOST_BYTES, PING, Alive, Ended, Failed, Ready, Report, Task, report_of
+
+log = logging.getLogger("jspec.serve")
 
 START_PATIENCE = (
     300.0  # seconds that a member may be silent while it starts; libraries that are loaded stop its threads
@@ -100,8 +103,8 @@ class Child:
             while (line := await self._reader.readline()).endswith(b"\n"):
                 self._unanswered = 0
                 self._hear(report_of(line))
-        except OSError:
-            pass  # it has ended, before it had read all that it was told
+        except OSError as error:  # it has ended, before it had read all that it was told
+            log.debug("the connection to a member has ended: %r", error)
         except (ValueError, LookupError, TypeError) as error:
             self.kill(f"its reports could not be read ({error!r})")
         code = await self._process.wait()
