@@ -10,6 +10,9 @@ DRAFT_SAMPLINGS = ("sample", "argmax", "coupled", "auto")
 
 MAX_DRAFTS = 255  # a noise key has 8 bits for the index of the draft: see sampling/streams.py
 MAX_NGRAM = 64  # tokens of a suffix; each of them costs a pass over the text in every round
+# Lengths of suffixes, shortest and longest, that are looked up unless somebody says otherwise. A lookup that takes the place
+# of a drafter's own drafts has to be surer than one without which nothing is drafted.
+NGRAM_ALONE, NGRAM_BESIDE = (1, 4), (4, 8)
 
 # Every K that ``auto`` may choose, up to its limit. A program is compiled for each of them, so the list has gaps: a K in
 # a gap is hardly better than its neighbours in the list.
@@ -39,8 +42,11 @@ class Speculation:
       argmax_below: the temperature below which ``auto`` takes the argmax. None takes the one that was measured for the
         drafting method, in docs/drafters.md.
       draft_temperature: the temperature of the drafter's distribution. None takes the request's. Any value is lossless.
-      ngram_min, ngram_max: the lengths of the shortest and the longest suffix that the n-gram drafter looks up, in
-        tokens.
+      lookup: whether prompt lookup drafts beside a draft head or a draft model. A request whose newest ``ngram_min`` tokens
+        or more occur earlier in its own text drafts what followed them there, in that round; in other rounds the drafter
+        drafts. It pays where texts repeat much of their prompt, as in an edited file.
+      ngram_min, ngram_max: the lengths of the shortest and the longest suffix that prompt lookup looks for, in tokens. None
+        is 1 and 4 with ``draft="ngram"``, and 4 and 8 with ``lookup``; a longest below the shortest becomes as long.
       synthetic_acceptance: for benchmarks with random weights, whose models never agree. It is the probability that a
         draft is accepted if those before it were: one number for all drafts, or a tuple with one for each, and 0 for
         drafts past its end. The rule does its work, and then its decision is replaced. The text does not follow the
@@ -55,10 +61,11 @@ class Speculation:
     draft_sampling: Literal["sample", "argmax", "coupled", "auto"] = "auto"
     argmax_below: float | None = None
     draft_temperature: float | None = None
-    ngram_min: int = 1
-    ngram_max: int = 4
+    ngram_min: int | None = None
+    ngram_max: int | None = None
     synthetic_acceptance: float | tuple[float, ...] | None = None
     max_draft_tokens: int | None = None
+    lookup: bool = False
 
     def __post_init__(self):
         self._check_num_draft_tokens()
@@ -85,10 +92,7 @@ class Speculation:
         require(ok, "argmax_below", below, expected)
         t = self.draft_temperature
         require(t is None or (is_number(t) and 0 <= t <= LARGEST_NUMBER), "draft_temperature", t, expected)
-        lo, hi = self.ngram_min, self.ngram_max
-        require(is_int(lo) and 1 <= lo <= MAX_NGRAM, "ngram_min", lo, f"an integer in 1..{MAX_NGRAM}")
-        ok = is_int(hi) and lo <= hi <= MAX_NGRAM
-        require(ok, "ngram_max", hi, f"an integer of at least ngram_min, {lo}, and at most {MAX_NGRAM}")
+        self._check_lookup()
         self._check_synthetic_acceptance()
 
     @property
@@ -109,6 +113,13 @@ class Speculation:
         most = self.most_draft_tokens
         return (*(K for K in DRAFT_LENGTHS if most > K), most) if self.auto else (most,)
 
+    @property
+    def ngram_lengths(self) -> tuple[int, int]:
+        """The lengths of the shortest and the longest suffix that prompt lookup looks for, in tokens."""
+        shortest, longest = NGRAM_BESIDE if self.lookup else NGRAM_ALONE
+        shortest = shortest if self.ngram_min is None else self.ngram_min
+        return shortest, max(shortest, longest) if self.ngram_max is None else self.ngram_max
+
     def fixed(self, num_draft_tokens: int) -> "Speculation":
         """The same settings with this K, which is an integer, so that nothing is left to choose."""
         return dataclasses.replace(self, num_draft_tokens=num_draft_tokens, max_draft_tokens=None)
@@ -124,6 +135,18 @@ class Speculation:
                 f"max_draft_tokens={most!r} has no place with num_draft_tokens={K!r}, which leaves nothing to choose; "
                 "leave it out or use num_draft_tokens='auto'"
             )
+
+    def _check_lookup(self):
+        lookup, lo, hi = self.lookup, self.ngram_min, self.ngram_max
+        require(isinstance(lookup, bool), "lookup", lookup, "True or False")
+        ok = not lookup or self.num_draft_tokens != 0
+        require(ok, "lookup", lookup, "False with num_draft_tokens=0, which drafts nothing, or num_draft_tokens of at least 1")
+        ok = lo is None or (is_int(lo) and 1 <= lo <= MAX_NGRAM)
+        require(ok, "ngram_min", lo, f"None or an integer in 1..{MAX_NGRAM}")
+        shortest = self.ngram_lengths[0]
+        ok = hi is None or (is_int(hi) and shortest <= hi <= MAX_NGRAM)
+        at_least = f"ngram_min, {shortest}" if lo is not None else f"the default of ngram_min, {shortest}"
+        require(ok, "ngram_max", hi, f"None or an integer of at least {at_least}, and at most {MAX_NGRAM}")
 
     def _check_synthetic_acceptance(self):
         rates, K = self.synthetic_acceptance, self.most_draft_tokens
