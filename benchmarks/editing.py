@@ -1,7 +1,7 @@
 """Prompt lookup beside the drafters of the shipped family, where code is edited: tokens a round.
 
-    python -m benchmarks.editing                                  # all drafters; about ten minutes on two cores
-    python -m benchmarks.editing --only eagle3 --functions 300    # one of them, on fewer tasks
+    python -m benchmarks.editing                                  # a quarter of an hour on two cores
+    python -m benchmarks.editing --only eagle3 --functions 300    # one drafter, on fewer tasks
 
 A task is a function or a class and its edit. The prompt is the code as it stands, and behind it the first quarter, half or
 three quarters of its edited copy, in which the name that occurs most is another one; the model goes on. The code is from the
@@ -38,10 +38,10 @@ import jspec
 from benchmarks import results
 from benchmarks.markdown import paragraph, table
 from family.corpus import read_sources
-from jspec.demo import FAMILY, drafters
+from jspec.demo import FAMILY
 from jspec.registry import NGRAM
 
-DRAFTS = (4, 8)
+DRAFTS, DRAFTERS = (4, 8), ("eagle3", "parallel", "draft", NGRAM)
 TEMPERATURES = (0.0, 1.0)
 MAX_TOKENS = 32
 SIZES = range(60, 201)  # tokens of a function or a class
@@ -49,7 +49,6 @@ SHARES = (0.25, 0.5, 0.75)  # of the edited copy that the prompt has
 FROM_A_FILE = 2  # tasks of one file do not outweigh the others
 NAMES = re.compile(r"\b[a-z_][a-zA-Z_0-9]{2,}\b")
 SETS = ("any", "followed")
-GOAL = {"goal": 1.3, "stretch": 1.6}  # tokens a round of a head with lookup over those of the head alone
 
 
 class Task(NamedTuple):
@@ -59,8 +58,8 @@ class Task(NamedTuple):
     continuation: list[int]
 
 
-def pieces(seed: int) -> Iterator[str]:
-    """The text of functions and classes, file after file in random order."""
+def pieces(seed: int) -> Iterator[tuple[str, str]]:
+    """Functions and classes, each as the path of its file and its text, file after file in random order."""
     sources = read_sources(Path(sysconfig.get_paths()["stdlib"]))
     for i in np.random.default_rng(seed).permutation(len(sources)):
         with warnings.catch_warnings():
@@ -72,14 +71,13 @@ def pieces(seed: int) -> Iterator[str]:
         lines = sources[i].text.splitlines(keepends=True)
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                yield str(i) + "\0" + "".join(lines[node.lineno - 1 : node.end_lineno])
+                yield sources[i].path, "".join(lines[node.lineno - 1 : node.end_lineno])
 
 
 def tasks(tokenizer, functions: int, seed: int = 0) -> list[Task]:
     """The tasks of so many functions and classes, up to three of each."""
     found, taken = [], collections.Counter()
-    for piece in pieces(seed):
-        file, text = piece.split("\0", 1)
+    for file, text in pieces(seed):
         names = collections.Counter(n for n in NAMES.findall(text) if not keyword.iskeyword(n) and n != "self")
         if taken[file] == FROM_A_FILE or not names or len(text) > 8 * max(SIZES):
             continue
@@ -161,8 +159,8 @@ def markdown(found: results.Result) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--functions", type=int, default=1000, help="of which tasks are made; %(default)s")
-    parser.add_argument("--most", type=int, default=96, help="tasks of either set; %(default)s")
-    parser.add_argument("--only", nargs="+", metavar="DRAFTER")
+    parser.add_argument("--most", type=int, default=64, help="tasks of either set; %(default)s")
+    parser.add_argument("--only", nargs="+", default=DRAFTERS, metavar="DRAFTER", help="of jspec/family, or ngram")
     parser.add_argument("--drafts", type=int, nargs="+", default=DRAFTS, metavar="K")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the result, by default in benchmarks/results/")
     args = parser.parse_args()
@@ -177,7 +175,7 @@ def main() -> None:
     file = args.json or results.RESULTS / f"editing-{result.day}.json"
     for K in args.drafts:
         result.measured[str(K)] = {}
-        for draft in args.only or [*drafters(FAMILY), NGRAM]:
+        for draft in args.only:
             started = time.perf_counter()
             result.measured[str(K)][draft] = found = measure(draft, K, sets)
             print(f"K = {K}, {draft}: {time.perf_counter() - started:.0f} s", found, flush=True)
