@@ -149,10 +149,10 @@ def markdown(found: results.Result) -> str:
     columns = ("drafter", "K", "tasks", *(f"temperature {t:g}" for t in TEMPERATURES))
     about = f"""`Speculation(lookup=True)` where code is edited, by `{found.command}` (jax {found.versions["jax"]},
     {found.device["kind"]}, float32). A prompt is a function or a class of {min(SIZES)} to {max(SIZES)} tokens and the
-    beginning of a copy in which one name is another; the completion has {MAX_TOKENS} tokens. `any` are the first tasks as they
-    come. The small target soon leaves most copies for a text of its own. `followed` are those of {how["tried"]} tasks whose
-    copy it continues word for word, greedily and without drafts. Cells are tokens a round: the drafter alone,
-    with lookup beside it, and the ratio."""
+    beginning of a copy in which one name is another; the completion has {MAX_TOKENS} tokens. `any` are the first tasks as
+    they come. The small target soon leaves most copies for a text of its own. `followed` are those of {how["tried"]} tasks
+    whose copy it continues word for word, greedily and without drafts. Cells are tokens a round: the drafter alone, with
+    lookup beside it, and the ratio."""
     return "\n\n".join(["## Prompt lookup beside a drafter", paragraph(about), table(columns, rows)]) + "\n"
 
 

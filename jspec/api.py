@@ -322,7 +322,8 @@ def _split_options(options: dict, loadable: bool) -> tuple[dict, dict]:
         elsewhere = dict.fromkeys([*loading, *loading_aliases], why)
     options = resolve_names("generate()", options, known, aliases, elsewhere)
     # ``verify`` is both: the name of a rule, and whether to hash the files of the folders.
-    fields = {name: value for name, value in options.items() if name in _SPECULATION and not isinstance(value, bool)}
+    to_load = {name for name, value in options.items() if name in _LOADING and isinstance(value, bool)}
+    fields = {name: value for name, value in options.items() if name in _SPECULATION and name not in to_load}
     chosen = {name: value for name, value in options.items() if name in _LOADING and name not in fields}
     if fields or "speculation" in chosen:
         chosen["speculation"] = _speculation(chosen.get("speculation"), fields)

@@ -211,7 +211,9 @@ def test_lengths_of_what_is_looked_up():
     assert Speculation(ngram_min=6).ngram_lengths == (6, 6)
     assert Speculation(lookup=True, ngram_min=2).ngram_lengths == (2, 8)
     assert Speculation(lookup=True, ngram_max=64).fixed(2).ngram_lengths == (4, 64)
-    with pytest.raises(ValueError, match=r"ngram_max=3: expected .* of at least the default of ngram_min, 4, and at most"):
+    with pytest.raises(
+        ValueError, match=r"ngram_max=3: expected .* of at least the default of ngram_min, 4, and at most"
+    ):
         Speculation(lookup=True, ngram_max=3)
     with pytest.raises(ValueError, match=r"lookup=True: expected .* or num_draft_tokens of at least 1"):
         Speculation(0, lookup=True)

@@ -32,13 +32,15 @@ class Counting(Stateless):
 
     def propose(self, state, context: Context):
         own = OWN + jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), (len(context.length), K))
-        limit = jnp.full_like(context.length, S) if self.longest_text is None else self.longest_text + 1 - context.length
+        limit = (
+            jnp.full_like(context.length, S) if self.longest_text is None else self.longest_text + 1 - context.length
+        )
         tokens, known = context.with_forced(own), context.forced_among(own)
         return state + 1, Proposal(tokens, context.room_within(limit), distribution=None, point_mass=known)
 
 
 def drafts(texts, forced=None, room=K, longest_text=None, speculation=Speculation(K, lookup=True)):  # noqa: B008
-    """The drafts of each row and which of them are point masses. Past the end of a text stand tokens that must not matter."""
+    """The drafts of each row, and which of them are point masses. Tokens past the end of a text must not matter."""
     tokens = np.full((len(texts), S), 4)
     for row, text in zip(tokens, texts, strict=True):
         row[: len(text)] = text
@@ -71,7 +73,24 @@ def test_a_row_that_repeats_itself_is_looked_up_and_others_are_drafted():
 def test_the_lengths_that_are_looked_for():
     one_less = drafts([REPEATING, REPEATING[:-1], [1, 2, 3]], speculation=Speculation(K, lookup=True, ngram_min=3))
     assert one_less == [looked_up(5, 6, 1, 2), looked_up(4, 5, 6, 1), own()]
-    text = [1, 2, 3, 4, 5, 9, 2, 3, 4, 5, 8, 1, 2, 3, 4, 5]  # five tokens agree with the first place, four with the second
+    text = [
+        1,
+        2,
+        3,
+        4,
+        5,
+        9,
+        2,
+        3,
+        4,
+        5,
+        8,
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]  # five tokens agree with the first place, four with the second
     shorter = Speculation(K, lookup=True, ngram_max=4)
     assert drafts([text]) == [looked_up(9, 2, 3, 4)]
     assert drafts([text], speculation=shorter) == [looked_up(8, 1, 2, 3)]
@@ -113,7 +132,9 @@ def test_rounds_of_an_engine():
     nothing repeats, and the draft model is wrong."""
     models = bigram(successor_table()), bigram(WRONG)
     (alone,), (beside,) = (
-        decode(engine("draft_model", models=models, lookup=lookup), [PROMPT], SamplingParams(temperature=0, max_tokens=6))
+        decode(
+            engine("draft_model", models=models, lookup=lookup), [PROMPT], SamplingParams(temperature=0, max_tokens=6)
+        )
         for lookup in (False, True)
     )
     assert alone.tokens == beside.tokens == [5, 6, 7, 8, 9, 10]

@@ -164,7 +164,7 @@ def test_options_of_other_methods_are_refused(case):
 def test_lengths_to_look_up_go_with_lookup_beside_any_drafter():
     for case in CHECKPOINTS:
         check_options(case.draft, Speculation(lookup=True, ngram_min=2, ngram_max=5))
-    with pytest.raises(ValueError, match="lookup=True: expected draft= beside it, .* draft='ngram' looks drafts up alone"):
+    with pytest.raises(ValueError, match=r"lookup=True: expected draft= .* draft='ngram' looks drafts up alone"):
         check_options(None, Speculation(lookup=True))
 
 

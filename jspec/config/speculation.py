@@ -140,7 +140,12 @@ class Speculation:
         lookup, lo, hi = self.lookup, self.ngram_min, self.ngram_max
         require(isinstance(lookup, bool), "lookup", lookup, "True or False")
         ok = not lookup or self.num_draft_tokens != 0
-        require(ok, "lookup", lookup, "False with num_draft_tokens=0, which drafts nothing, or num_draft_tokens of at least 1")
+        require(
+            ok,
+            "lookup",
+            lookup,
+            "False with num_draft_tokens=0, which drafts nothing, or num_draft_tokens of at least 1",
+        )
         ok = lo is None or (is_int(lo) and 1 <= lo <= MAX_NGRAM)
         require(ok, "ngram_min", lo, f"None or an integer in 1..{MAX_NGRAM}")
         shortest = self.ngram_lengths[0]

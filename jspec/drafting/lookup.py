@@ -18,7 +18,7 @@ class WithLookup:
     is drawn, and looked-up drafts are point masses: the verification rules stay exact. (To look up only where the drafter's
     own draft seems bad would not be exact, because the draft has been drawn by then.)
 
-    To the drafter looked-up drafts are as good as those that a grammar forces: it makes its passes as ever, reads them as its
+    To the drafter, looked-up drafts are like those that a grammar forces: it makes its passes as ever, reads them as its
     own, and so has its caches in order when it drafts again. All drafts of such a row are looked up, also those for which the
     drafter has no position. Drafts that a grammar forces stand, and the drafter continues them; that row looks nothing up.
 

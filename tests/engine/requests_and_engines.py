@@ -50,14 +50,17 @@ def engine_of(kind: str, config: EngineConfig = CONFIG) -> Engine:
 
     For ``latents``, attention is over latents, that of the target and of what drafts for it; for ``latents/expanded``,
     prefill computes keys and values of all heads. ``eagle/2`` is ``eagle`` with a target in two shards, and
-    ``draft_model/2/2`` has a draft model in as many. In ``eagle/2/dealt`` each device judges two of four rows."""
+    ``draft_model/2/2`` has a draft model in as many. In ``eagle/2/dealt`` each device judges two of four rows. Beside the
+    drafter of ``eagle+lookup``, texts are looked up whose newest token occurs earlier."""
     kind, *shards = kind.split("/")
+    kind, plus, _ = kind.partition("+lookup")
     if shards == ["expanded"]:
         config, shards = dataclasses.replace(config, expand_latents=True), []
     how: dict[str, int] = {}
     if "dealt" in shards:
         config, how, shards = dataclasses.replace(config, max_batch=4), {"deal_from": 0}, shards[:-1]
-    settings, model = Speculation(num_draft_tokens=K, draft_sampling="sample"), target()
+    beside = {"lookup": True, "ngram_min": 1} if plus else {}
+    settings, model = Speculation(num_draft_tokens=K, draft_sampling="sample", **beside), target()
     if kind == "latents":
         config_of_head, model = VARIANTS["mtp-latents"], latents()
         drafter, by = (

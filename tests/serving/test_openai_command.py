@@ -122,7 +122,7 @@ def test_speculation_as_vllm_has_it(tmp_path):
         ({"model": "m", "method": "ngram"}, r"speculative_config\.model='m': expected none"),
         ({"model": "m", "method": "deepseek_mtp"}, r"speculative_config\.model='m': expected none beside the method"),
         ({"model": "ngram", "num_speculative_tokens": -1}, "num_draft_tokens=-1: expected an integer"),
-        ({"model": "m", "lookup": "yes"}, "lookup='yes': expected True or False"),
+        ({"model": ".", "lookup": "yes"}, "lookup='yes': expected True or False"),
         ({"model": "m", "synthetic_acceptance": 1}, "has no argument 'synthetic_acceptance'"),
     ],
 )
