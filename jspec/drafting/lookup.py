@@ -19,8 +19,9 @@ class WithLookup:
     own draft seems bad would not be exact, because the draft has been drawn by then.)
 
     To the drafter, looked-up drafts are like those that a grammar forces: it makes its passes as ever, reads them as its
-    own, and so has its caches in order when it drafts again. All drafts of such a row are looked up, also those for which the
-    drafter has no position. Drafts that a grammar forces stand, and the drafter continues them; that row looks nothing up.
+    own, and so has its caches in order when it drafts again. All drafts of such a row are looked up, also those for which
+    the drafter has no position. Drafts that a grammar forces stand, and the drafter continues them; that row looks nothing
+    up.
 
     Attributes:
       drafter: any drafter but one that looks drafts up itself.
