@@ -72,4 +72,5 @@ def with_lookup(drafter: Drafter, speculation: Speculation) -> Drafter:
     """The drafter, with prompt lookup beside it if ``speculation`` says so."""
     if not speculation.lookup:
         return drafter
-    return WithLookup(drafter, NGram(drafter.num_draft_tokens, *speculation.ngram_lengths))
+    lookup = NGram(drafter.num_draft_tokens, *speculation.ngram_lengths)
+    return WithLookup(drafter, lookup)  # pyright: ignore[reportReturnType] - built around a drafter, it has no ``build``
