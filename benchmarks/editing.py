@@ -1,6 +1,6 @@
 """Prompt lookup beside the drafters of the shipped family, where code is edited: tokens a round.
 
-    python -m benchmarks.editing                                  # a quarter of an hour on two cores
+    python -m benchmarks.editing                                  # ten to twenty minutes on two cores
     python -m benchmarks.editing --only eagle3 --functions 300    # one drafter, on fewer tasks
 
 A task is a function or a class and its edit. The prompt is the code as it stands, and behind it the first quarter, half or
