@@ -1,6 +1,7 @@
 """How many drafts a round makes, how they are drawn, and how they are verified."""
 
 import dataclasses
+import math
 from typing import ClassVar, Literal
 
 from jspec._arguments import LARGEST_NUMBER, is_int, is_number, named_arguments, require
@@ -15,6 +16,11 @@ MAX_NGRAM = 64  # tokens of a suffix; each of them costs a pass over the text in
 # a gap is hardly better than its neighbours in the list.
 DRAFT_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
 DEFAULT_MAX_DRAFT_TOKENS = 8
+
+# Every number of tokens for each request that ``verify_budget="auto"`` may choose. A program is compiled for each.
+BUDGETS = (1.5, 2, 3, 4)
+MOST_OF_ALL = 0.8  # of the tokens of a round; a budget above that share saves next to nothing
+NEVER_CUT = 128  # tokens of a round: the products of fewer cost what reading the weights does, on any GPU of today
 
 
 @named_arguments(
@@ -46,6 +52,11 @@ class Speculation:
         drafts past its end. The rule does its work, and then its decision is replaced. The text does not follow the
         target then, so ``load`` refuses it.
       max_draft_tokens: the largest K that ``auto`` may choose. None takes 8, or as many as the drafter has weights for.
+      verify_budget: how many tokens the target reads in a round, on average over the requests that are decoded together:
+        a number n has it read n for each of them, its newest token among them, and those drafts that are likeliest to be
+        accepted, whoever's they are. ``auto`` has the engine choose between calls, from the acceptance so far and from
+        what rounds cost. None verifies every draft. The text keeps the target's distribution, but with ``rejection`` and
+        ``block`` it depends on the requests beside it; so under ``reproducible=True`` each request gets the n tokens.
     """
 
     aliases: ClassVar[dict[str, str]]
@@ -59,6 +70,7 @@ class Speculation:
     ngram_max: int = 4
     synthetic_acceptance: float | tuple[float, ...] | None = None
     max_draft_tokens: int | None = None
+    verify_budget: float | Literal["auto"] | None = None
 
     def __post_init__(self):
         self._check_num_draft_tokens()
@@ -90,6 +102,10 @@ class Speculation:
         ok = is_int(hi) and lo <= hi <= MAX_NGRAM
         require(ok, "ngram_max", hi, f"an integer of at least ngram_min, {lo}, and at most {MAX_NGRAM}")
         self._check_synthetic_acceptance()
+        n = self.verify_budget
+        ok = n is None or (n == "auto" if isinstance(n, str) else is_number(n) and 1 < n <= MAX_DRAFTS + 1)
+        expected = f"None, 'auto', or a number of tokens for each request, above 1 and at most {MAX_DRAFTS + 1}"
+        require(ok, "verify_budget", n, expected)
 
     @property
     def auto(self) -> bool:
@@ -108,6 +124,32 @@ class Speculation:
         """Every K that may be chosen, in ascending order."""
         most = self.most_draft_tokens
         return (*(K for K in DRAFT_LENGTHS if most > K), most) if self.auto else (most,)
+
+    def budgets(self, rows: int, K: int) -> tuple[int | None, ...]:
+        """How many tokens the target may be told to read in a round of so many rows with K drafts each, None for all.
+
+        There is nothing to gain where all tokens together cost about what reading the weights does.
+        """
+        n, every = self.verify_budget, rows * (K + 1)
+        if n is None or K == 0:
+            return (None,)
+        if n == "auto":
+            some = [math.ceil(rows * share) for share in BUDGETS] if every > NEVER_CUT else []
+            return (None, *(R for R in some if R <= MOST_OF_ALL * every))
+        R = math.ceil(rows * n)
+        return (R if R < every else None,)
+
+    def for_each_request(self) -> "Speculation":
+        """The same settings with a budget of n tokens for each request by itself, whatever the others do: as many drafts as
+        the target then reads, and no choice among them.
+
+        Under ``num_draft_tokens="auto"``, n bounds the K that may be chosen."""
+        if not isinstance(self.verify_budget, int):
+            return self
+        most = min(self.most_draft_tokens, self.verify_budget - 1)
+        if self.auto:
+            return dataclasses.replace(self, max_draft_tokens=most, verify_budget=None)
+        return dataclasses.replace(self, num_draft_tokens=most, verify_budget=None)
 
     def fixed(self, num_draft_tokens: int) -> "Speculation":
         """The same settings with this K, which is an integer, so that nothing is left to choose."""
