@@ -7,8 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jspec.models.cache import PagedView, View
+from jspec.models.cache import LayerKV, PagedView, View
 from jspec.pallas.attention_reference import PLAIN, Rotation, Scores
+from jspec.pallas.dispatch import by_platform
+from jspec.pallas.extend import extend_kernel, has_extend_kernel
+from jspec.pallas.flash import Packing
 
 
 @jax.tree_util.register_dataclass
@@ -20,14 +23,12 @@ class PackedView(View):
     written nowhere, and its output means nothing.
 
     Attributes:
-      rows: the same tokens as ``[B, T]``, of which the valid ones of each row, its first, are among the R.
-      place: int32 ``[B, T]``, which of the R tokens a token of a row is. For one that is not among them, any place.
-      source: int32 ``[R]``, the other way round: token t of row b is ``b T + t``. For padding, any token.
+      rows: the same tokens as ``[B, T]``. The valid ones of each row, its first, are the R.
+      packing: where the tokens of each row are.
     """
 
     rows: PagedView
-    place: jax.Array
-    source: jax.Array
+    packing: Packing
 
     keeps_latents = True
 
@@ -36,16 +37,13 @@ class PackedView(View):
         """That of the valid tokens of ``rows``, each row's first, of which there are at most R."""
         B, T = rows.positions.shape
         count = jnp.sum(rows.valid, axis=1, dtype=jnp.int32)
-        row = jnp.arange(B, dtype=jnp.int32)
+        row = jnp.arange(B + 1, dtype=jnp.int32)
         # Sums over pairs are one kernel each, where ``jnp.cumsum`` and ``jnp.searchsorted`` are several.
-        start = jnp.sum(jnp.where(row[None] < row[:, None], count[None], 0), axis=1)
+        start = jnp.sum(jnp.where(row[None, :B] < row[:, None], count[None], 0), axis=1)  # [B + 1]
         token = jnp.arange(R, dtype=jnp.int32)
-        of_row = jnp.sum((start + count)[None] <= token[:, None], axis=1, dtype=jnp.int32)
-        mine = of_row[:, None] == row[None]
-        source = jnp.sum(jnp.where(mine, row * T - start, 0), axis=1) + token
-        source = jnp.where(of_row < B, source, 0)
-        place = jnp.minimum(start[:, None] + jnp.arange(T, dtype=jnp.int32)[None], R - 1)
-        return cls(rows, place, source)
+        of_row = jnp.sum(start[None, 1:] <= token[:, None], axis=1, dtype=jnp.int32)
+        moved = jnp.sum(jnp.where(of_row[:, None] == row[None, :B], (row * T - start)[None, :B], 0), axis=1)
+        return cls(rows, Packing(start, jnp.where(of_row < B, moved + token, 0)))
 
     @property
     def positions(self) -> jax.Array:
@@ -54,11 +52,12 @@ class PackedView(View):
 
     def packed(self, x: jax.Array) -> jax.Array:
         """Values of the tokens of rows, ``[B, T, ...]``, as those of the R tokens, ``[1, R, ...]``."""
-        return jnp.take(x.reshape(-1, *x.shape[2:]), self.source, axis=0, mode="clip")[None]
+        return self.packing.packed(x)
 
     def in_rows(self, x: Any) -> Any:
         """Arrays ``[1, R, ...]`` as ``[B, T, ...]``; those of invalid tokens mean nothing."""
-        return jax.tree.map(lambda one: jnp.take(one[0], self.place, axis=0, mode="clip"), x)
+        place = self.packing.start[:-1, None] + jnp.arange(self.rows.positions.shape[1], dtype=jnp.int32)[None]
+        return jax.tree.map(lambda one: jnp.take(one[0], place, axis=0, mode="clip"), x)
 
     def extend(
         self,
@@ -69,9 +68,22 @@ class PackedView(View):
         window: int | None,
         scores: Scores = PLAIN,
     ):
-        """As ``View.extend``, of ``[1, R, N + 2G, H]``."""
-        attended, kv = self.rows.extend(self.in_rows(qkv), self.in_rows(rotation), kv, num_kv_heads, window, scores)
-        return self.packed(attended), kv
+        """As ``View.extend``, of ``[1, R, N + 2G, H]``. On an NVIDIA GPU the kernel that does it for rows reads and writes the
+        tokens where they are."""
+
+        def composed(view, qkv, rotation, kv):
+            of_rows = view.in_rows(qkv), view.in_rows(rotation), kv, num_kv_heads, window, scores
+            attended, kv = view.rows.extend(*of_rows)
+            return view.packed(attended), kv
+
+        def kernel(view, qkv, rotation, kv):
+            where = view.rows.table, view.rows.positions, view.rows.valid
+            out, *kv = extend_kernel(qkv, rotation, *kv, *where, window, scores, view.packing)
+            return out, LayerKV(*kv)
+
+        args = self, qkv, rotation, kv
+        known = has_extend_kernel(qkv, kv.k, self.rows.positions.shape[1])
+        return by_platform(kernel, composed, *args) if known else composed(*args)
 
     def keep_latents(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv):
         """As ``View.keep_latents``, of R tokens."""
