@@ -49,7 +49,8 @@ class Speculation:
         tokens.
       synthetic_acceptance: for benchmarks with random weights, whose models never agree. It is the probability that a
         draft is accepted if those before it were: one number for all drafts, or a tuple with one for each, and 0 for
-        drafts past its end. The rule does its work, and then its decision is replaced. The text does not follow the
+        drafts past its end. A tuple of such tuples is for requests of several kinds: the last word of a request's key,
+        modulo their number, says which kind it is of. The rule does its work, and then its decision is replaced. The text does not follow the
         target then, so ``load`` refuses it.
       max_draft_tokens: the largest K that ``auto`` may choose. None takes 8, or as many as the drafter has weights for.
       verify_budget: how many tokens the target reads in a round, on average over the requests that are decoded together:
@@ -68,7 +69,7 @@ class Speculation:
     draft_temperature: float | None = None
     ngram_min: int = 1
     ngram_max: int = 4
-    synthetic_acceptance: float | tuple[float, ...] | None = None
+    synthetic_acceptance: float | tuple[float, ...] | tuple[tuple[float, ...], ...] | None = None
     max_draft_tokens: int | None = None
     verify_budget: float | Literal["auto"] | None = None
 
@@ -171,7 +172,10 @@ class Speculation:
         rates, K = self.synthetic_acceptance, self.most_draft_tokens
         if rates is None:
             return
-        expected = f"None, a number in 0..1, or a tuple of 1 to {K} of them, one for each draft"
-        each = rates if isinstance(rates, tuple) else (rates,)
-        ok = 1 <= len(each) <= K and all(is_number(rate) and 0 <= rate <= 1 for rate in each)
+        expected = f"None, a number in 0..1, a tuple of 1 to {K} of them, one for each draft, or a tuple of such tuples"
+        kinds = rates if isinstance(rates, tuple) else (rates,)
+        kinds = kinds if all(isinstance(kind, tuple) for kind in kinds) else (kinds,)
+        ok = len(kinds) > 0 and all(
+            1 <= len(kind) <= K and all(is_number(rate) and 0 <= rate <= 1 for rate in kind) for kind in kinds
+        )
         require(ok, "synthetic_acceptance", rates, expected)
