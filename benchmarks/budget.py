@@ -38,7 +38,7 @@ def measure(args) -> results.Result:
     acceptance = tuple(args.acceptance)
     result = results.begin("budget", settings | {"acceptance": acceptance, "smoke": args.smoke}, rate, rates)
     print(f"{bandwidth.describe(rates)}; floors at {rate / 1e9:,.0f} GB/s", flush=True)
-    bench = Bench(SHAPES[shape], dtype, rate, 1 if args.smoke else args.repeats)
+    bench = Bench(SHAPES[shape], dtype, rate, 1 if args.smoke else args.repeats, args.profile)
     speeds: dict[tuple[int, int | None], float] = {}
     for K, R in ways(args):
         what = Decoding(args.method, K, args.batch, START // divisor, NEW // divisor, acceptance, budget=R)
@@ -75,6 +75,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3, help="timed calls of each program")
     parser.add_argument("--bandwidth", type=float, help="bytes per second for the floors, instead of measuring")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
+    parser.add_argument("--profile", action="store_true", help="print which kernels take the time of a round, too")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes and lengths, any machine, meaningless times")
     args = parser.parse_args()
     if not args.smoke and args.shape != "tiny" and jax.default_backend() != "gpu":
