@@ -3,6 +3,7 @@
 Every program rotates its queries and reads slots that were written before. The first split of a row also has the new keys
 and values, in registers: it attends to them from there, and writes them into their pages for later rounds."""
 
+import dataclasses
 import functools
 
 import jax
@@ -31,6 +32,7 @@ from jspec.pallas.flash import (
 from jspec.pallas.turning import load_turning, turned
 
 _MOST_ROWS = 64  # queries of a KV head (T R): one program has them all, and all new keys as well
+_PACKED_ROWS = 16  # queries of a program where most rows have few tokens: the programs of what they lack end at once
 
 
 def has_extend_kernel(qkv, pool, T: int | None = None) -> bool:
@@ -75,6 +77,8 @@ def extend_kernel(
     """
     (B, T), (heads, H), (G, pages, P, _) = positions.shape, qkv.shape[2:], k_pool.shape
     tiling, packed = tiling or TILINGS[qkv.dtype], None if packing is None else qkv.shape[1]
+    if packing is not None:
+        tiling = dataclasses.replace(tiling, rows=min(tiling.rows, _PACKED_ROWS))
     plan = Plan.of(B, T, heads - 2 * G, k_pool, table, window, scores, tiling, packed)
     pools = [pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool)]
     last = jnp.where(positions >= 0, last_slots(table, positions, valid, P), -1)
@@ -117,7 +121,10 @@ def _extend_split(
     before = jnp.where(oldest_new == none_before, 0, oldest_new) - 1  # the newest slot that was there
 
     mine = new & (queries.split == 0)
-    there = True if start_ref is None else queries.last >= 0  # what follows a packed row's valid tokens is another's
+    there = True
+    if start_ref is not None:
+        there = queries.last >= 0  # what follows the valid tokens of a row is another's
+        before = jnp.where(jnp.max(queries.last) >= 0, before, -1)  # a program without queries reads nothing
     row, first = (b, 0) if start_ref is None else (0, start_ref[b])  # where the row's tokens are
     load = functools.partial(load_turning, qkv_ref, angle_refs, row)
     q_turning = load(queries.among(heads, plan.R) + first * heads, queries.token + first, queries.real & there)
