@@ -9,9 +9,12 @@ import pytest
 from disturbances import calls_of_any_length, preempting, serve
 from engines import GREEDY, TARGET, latents, plain_greedy, requests_of, target, tokens_of
 from requests_and_engines import CONFIG, PARAMS, PROMPTS, K, engine_of, passing
+from tiny import tiny_checkpoint
 
+import jspec
 from jspec.config import Speculation, speculation
 from jspec.engine.adaptive import Controller
+from jspec.engine.costs import CostTable
 from jspec.models.cache import PagedView, init_pool
 from jspec.models.packed import PackedView
 
@@ -151,3 +154,42 @@ class TestChoice:
         assert tokens_of(serve(engine, REQUESTS)) == expected
         assert any(isinstance(way, tuple) for way in chosen)
         assert (controller.acceptance != Controller(controller.seconds).acceptance).any()
+
+
+@pytest.fixture
+def small(tmp_path):
+    return tiny_checkpoint(tmp_path / "target")
+
+
+class TestLoading:
+    """Arguments of ``jspec.load``."""
+
+    def load(self, small, **options):
+        return jspec.load(small, "ngram", max_len=32, compilation_cache=False, **options)
+
+    def test_texts_depend_on_their_neighbours(self, small):
+        assert not self.load(small, verify_budget=2).reproducible
+        assert self.load(small).reproducible
+
+    def test_reproducible_texts_have_the_budget_for_themselves(self, small):
+        llm = self.load(small, verify_budget=3, reproducible=True)
+        assert llm.reproducible
+        assert llm.speculation == Speculation(2)
+
+    @pytest.mark.parametrize("budget", ["auto", 2.5])
+    def test_other_budgets_are_refused_there(self, small, budget):
+        words = f"verify_budget={budget!r}: expected a whole number of tokens for each request under reproducible=True"
+        with pytest.raises(ValueError, match=words):
+            self.load(small, verify_budget=budget, reproducible=True)
+
+    def test_costs_of_budgets(self, small, monkeypatch):
+        monkeypatch.setattr(speculation, "NEVER_CUT", 0)
+        monkeypatch.setattr(speculation, "BUDGETS", (2,))
+        device = jax.devices()[0].device_kind
+        table = CostTable(device, "ngram", {8: {4: 2.0, (4, 16): 1.5}})
+        llm = self.load(small, verify_budget="auto", costs=table)
+        assert llm.costs == table
+        with pytest.raises(ValueError, match="costs has no rounds of batch 8 and 4 drafts of which the target reads 2 tok"):
+            self.load(small, verify_budget="auto", costs=CostTable(device, "ngram", {8: {4: 2.0}}))
+        with pytest.raises(ValueError, match="costs has no place with num_draft_tokens=4, which leaves nothing to choose"):
+            self.load(small, verify_budget=2, costs=table)
