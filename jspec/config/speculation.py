@@ -1,6 +1,7 @@
 """How many drafts a round makes, how they are drawn, and how they are verified."""
 
 import dataclasses
+import math
 from typing import ClassVar, Literal
 
 from jspec._arguments import LARGEST_NUMBER, is_int, is_number, named_arguments, require
@@ -18,6 +19,11 @@ NGRAM_ALONE, NGRAM_BESIDE = (1, 4), (4, 8)
 # a gap is hardly better than its neighbours in the list.
 DRAFT_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
 DEFAULT_MAX_DRAFT_TOKENS = 8
+
+# Every number of tokens for each request that ``verify_budget="auto"`` may choose. A program is compiled for each.
+BUDGETS = (1.5, 2, 3, 4)
+MOST_OF_ALL = 0.8  # of the tokens of a round; a budget above that share saves next to nothing
+NEVER_CUT = 128  # tokens of a round: the products of fewer cost what reading the weights does, on any GPU of today
 
 
 @named_arguments(
@@ -49,9 +55,15 @@ class Speculation:
         is 1 and 4 with ``draft="ngram"``, and 4 and 8 with ``lookup``; a longest below the shortest becomes as long.
       synthetic_acceptance: for benchmarks with random weights, whose models never agree. It is the probability that a
         draft is accepted if those before it were: one number for all drafts, or a tuple with one for each, and 0 for
-        drafts past its end. The rule does its work, and then its decision is replaced. The text does not follow the
+        drafts past its end. A tuple of such tuples is for requests of several kinds: the last word of a request's key,
+        modulo their number, says which kind it is of. The rule does its work, and then its decision is replaced. The text does not follow the
         target then, so ``load`` refuses it.
       max_draft_tokens: the largest K that ``auto`` may choose. None takes 8, or as many as the drafter has weights for.
+      verify_budget: how many tokens the target reads in a round, on average over the requests that are decoded together:
+        a number n has it read n for each of them, its newest token among them, and those drafts that are likeliest to be
+        accepted, whoever's they are. ``auto`` has the engine choose between calls, from the acceptance so far and from
+        what rounds cost. None verifies every draft. The text keeps the target's distribution, but with ``rejection`` and
+        ``block`` it depends on the requests beside it; so under ``reproducible=True`` each request gets the n tokens.
     """
 
     aliases: ClassVar[dict[str, str]]
@@ -63,8 +75,9 @@ class Speculation:
     draft_temperature: float | None = None
     ngram_min: int | None = None
     ngram_max: int | None = None
-    synthetic_acceptance: float | tuple[float, ...] | None = None
+    synthetic_acceptance: float | tuple[float, ...] | tuple[tuple[float, ...], ...] | None = None
     max_draft_tokens: int | None = None
+    verify_budget: float | Literal["auto"] | None = None
     lookup: bool = False
 
     def __post_init__(self):
@@ -94,6 +107,10 @@ class Speculation:
         require(t is None or (is_number(t) and 0 <= t <= LARGEST_NUMBER), "draft_temperature", t, expected)
         self._check_lookup()
         self._check_synthetic_acceptance()
+        n = self.verify_budget
+        ok = n is None or (n == "auto" if isinstance(n, str) else is_number(n) and 1 < n <= MAX_DRAFTS + 1)
+        expected = f"None, 'auto', or a number of tokens for each request, above 1 and at most {MAX_DRAFTS + 1}"
+        require(ok, "verify_budget", n, expected)
 
     @property
     def auto(self) -> bool:
@@ -119,6 +136,32 @@ class Speculation:
         shortest, longest = NGRAM_BESIDE if self.lookup else NGRAM_ALONE
         shortest = shortest if self.ngram_min is None else self.ngram_min
         return shortest, max(shortest, longest) if self.ngram_max is None else self.ngram_max
+
+    def budgets(self, rows: int, K: int) -> tuple[int | None, ...]:
+        """How many tokens the target may be told to read in a round of so many rows with K drafts each, None for all.
+
+        There is nothing to gain where all tokens together cost about what reading the weights does.
+        """
+        n, every = self.verify_budget, rows * (K + 1)
+        if n is None or K == 0:
+            return (None,)
+        if n == "auto":
+            some = [math.ceil(rows * share) for share in BUDGETS] if every > NEVER_CUT else []
+            return (None, *(R for R in some if R <= MOST_OF_ALL * every))
+        R = math.ceil(rows * n)
+        return (R if R < every else None,)
+
+    def for_each_request(self) -> "Speculation":
+        """The same settings with a budget of n tokens for each request by itself, whatever the others do: as many drafts as
+        the target then reads, and no choice among them.
+
+        Under ``num_draft_tokens="auto"``, n bounds the K that may be chosen."""
+        if not isinstance(self.verify_budget, int):
+            return self
+        most = min(self.most_draft_tokens, self.verify_budget - 1)
+        if self.auto:
+            return dataclasses.replace(self, max_draft_tokens=most, verify_budget=None)
+        return dataclasses.replace(self, num_draft_tokens=most, verify_budget=None)
 
     def fixed(self, num_draft_tokens: int) -> "Speculation":
         """The same settings with this K, which is an integer, so that nothing is left to choose."""
@@ -157,7 +200,10 @@ class Speculation:
         rates, K = self.synthetic_acceptance, self.most_draft_tokens
         if rates is None:
             return
-        expected = f"None, a number in 0..1, or a tuple of 1 to {K} of them, one for each draft"
-        each = rates if isinstance(rates, tuple) else (rates,)
-        ok = 1 <= len(each) <= K and all(is_number(rate) and 0 <= rate <= 1 for rate in each)
+        expected = f"None, a number in 0..1, a tuple of 1 to {K} of them, one for each draft, or a tuple of such tuples"
+        kinds = rates if isinstance(rates, tuple) else (rates,)
+        kinds = kinds if all(isinstance(kind, tuple) for kind in kinds) else (kinds,)
+        ok = len(kinds) > 0 and all(
+            1 <= len(kind) <= K and all(is_number(rate) and 0 <= rate <= 1 for rate in kind) for kind in kinds
+        )
         require(ok, "synthetic_acceptance", rates, expected)

@@ -45,7 +45,7 @@ REQUESTS = requests_of(PROMPTS, PARAMS)
 
 
 @shared
-def engine_of(kind: str, config: EngineConfig = CONFIG) -> Engine:
+def engine_of(kind: str, config: EngineConfig = CONFIG, verify: str = "rejection", **speculation) -> Engine:
     """An engine with a drafter of this kind, whose drafts are drawn, so that they tell of every number behind them.
 
     For ``latents``, attention is over latents, that of the target and of what drafts for it; for ``latents/expanded``,
@@ -60,7 +60,8 @@ def engine_of(kind: str, config: EngineConfig = CONFIG) -> Engine:
     if "dealt" in shards:
         config, how, shards = dataclasses.replace(config, max_batch=4), {"deal_from": 0}, shards[:-1]
     beside = {"lookup": True, "ngram_min": 1} if plus else {}
-    settings, model = Speculation(num_draft_tokens=K, draft_sampling="sample", **beside), target()
+    speculation = {"num_draft_tokens": K, "draft_sampling": "sample"} | beside | speculation
+    settings, model = Speculation(verify=verify, **speculation), target()
     if kind == "latents":
         config_of_head, model = VARIANTS["mtp-latents"], latents()
         drafter, by = (
@@ -77,7 +78,8 @@ def engine_of(kind: str, config: EngineConfig = CONFIG) -> Engine:
         count = int(shards[0])
         model = in_shards(model, count, **how)
         by = in_shards(by, count) if len(shards) > 1 else on_every_device(by, mesh_of(count, AXIS))
-    return Engine(model, by, drafter, "rejection", config)
+    lengths = settings.draft_lengths if settings.auto else None
+    return Engine(model, by, drafter, verify, config, draft_lengths=lengths, budgets=settings.budgets)
 
 
 def alone(engine: Engine, requests) -> list[tuple]:

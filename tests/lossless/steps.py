@@ -39,8 +39,9 @@ ARGMAX_BELOW = 0.75  # where ``auto`` changes over: between the temperatures of 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What a compiled step is made of: a rule, a drafter, and the source of noise; the slots that a text may have; and
-    whether prompt lookup drafts beside the draft model."""
+    """What a compiled step is made of: a rule, a drafter, and the source of noise; the slots that a text may have; how many
+    tokens the target reads in a round of the whole batch, None for every draft; and whether prompt lookup drafts beside the
+    draft model."""
 
     verify: str
     method: str = "draft_model"
@@ -50,6 +51,7 @@ class Program:
     draft_vocab: int = V
     noise: Callable[..., RoundNoise] = RoundNoise
     slots: int = S
+    budget: int | None = None
     lookup: bool = False
 
     @property
@@ -217,13 +219,14 @@ def _processors(asks: Sequence[Ask]) -> Processors | None:
 
 def _step(program: Program, target, draft) -> DecodeStep:
     drafter = program.drafter(target, draft)
-    return DecodeStep(target, drafter, program.rule, drafter.num_draft_tokens + 1, program.noise)
+    width = drafter.num_draft_tokens + 1
+    return DecodeStep(target, drafter, program.rule, width, program.noise, budget=program.budget)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _prefill(program: Program, target, draft, tokens, request: RequestArrays) -> DecodeState:
     step = _step(program, target, draft)
-    state = init_state(CONFIG, target, step.drafter, jnp.float32)
+    state = init_state(CONFIG, target, step.drafter, jnp.float32, estimates=program.budget is not None)
     live = jnp.full_like(state.outcome, LIVE)
     state = dataclasses.replace(state, tokens=tokens, outcome=live, request=request, previous=request.length - 1)
 
