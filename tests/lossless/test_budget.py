@@ -28,6 +28,7 @@ LONG = (
     Program("block", budget=BUDGET),
     Program("rejection", draft_temperature=0.5, budget=BUDGET),
     Program("block", "ngram", budget=BUDGET),
+    Program("rejection", lookup=True, budget=BUDGET),
 )
 
 
