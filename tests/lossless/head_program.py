@@ -91,6 +91,7 @@ class HeadProgram:
     broken: Callable = lambda target: target
     lookup: bool = False
     noise = RoundNoise
+    budget = None  # every draft is verified
 
     @property
     def method(self) -> str:
