@@ -108,7 +108,7 @@ def kv_bytes(model, slots: float) -> float:
 
 
 def target_pass(target, batch: int, width: float, length: float, hit: float | None = None) -> Pass:
-    """A pass of the target over ``width`` query tokens, on average, in each of ``batch`` rows, with ``length`` live slots each.
+    """A pass of the target over ``width`` query tokens, on average, in each of ``batch`` rows, with ``length`` live slots.
 
     Layers with a window read no more slots than that. ``hit`` is that of ``language_model``."""
     windows = target.config.windows

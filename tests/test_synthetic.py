@@ -97,7 +97,7 @@ def test_requests_of_several_kinds(verify):
 
 @pytest.mark.parametrize("rates", [(), ((),), ((0.5,), 0.5), ((0.5, 1.5),), ((0.5,) * (K + 1),)], ids=str)
 def test_kinds_that_cannot_be(rates):
-    with pytest.raises(ValueError, match="synthetic_acceptance=.*expected None, a number in 0..1"):
+    with pytest.raises(ValueError, match=r"synthetic_acceptance=.*expected None, a number in 0\.\.1"):
         Speculation(K, synthetic_acceptance=rates)
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from jspec._arguments import LARGEST_NUMBER, is_int, is_number, named_arguments, require
 
@@ -56,8 +56,8 @@ class Speculation:
       synthetic_acceptance: for benchmarks with random weights, whose models never agree. It is the probability that a
         draft is accepted if those before it were: one number for all drafts, or a tuple with one for each, and 0 for
         drafts past its end. A tuple of such tuples is for requests of several kinds: the last word of a request's key,
-        modulo their number, says which kind it is of. The rule does its work, and then its decision is replaced. The text does not follow the
-        target then, so ``load`` refuses it.
+        modulo their number, says which kind it is of. The rule does its work, and then its decision is replaced. The text
+        does not follow the target then, so ``load`` refuses it.
       max_draft_tokens: the largest K that ``auto`` may choose. None takes 8, or as many as the drafter has weights for.
       verify_budget: how many tokens the target reads in a round, on average over the requests that are decoded together:
         a number n has it read n for each of them, its newest token among them, and those drafts that are likeliest to be
@@ -147,9 +147,9 @@ class Speculation:
             return (None,)
         if n == "auto":
             some = [math.ceil(rows * share) for share in BUDGETS] if every > NEVER_CUT else []
-            return (None, *(R for R in some if R <= MOST_OF_ALL * every))
+            return (None, *(R for R in some if R / every <= MOST_OF_ALL))
         R = math.ceil(rows * n)
-        return (R if R < every else None,)
+        return (None if every <= R else R,)
 
     def for_each_request(self) -> "Speculation":
         """The same settings with a budget of n tokens for each request by itself, whatever the others do: as many drafts as
@@ -183,12 +183,8 @@ class Speculation:
         lookup, lo, hi = self.lookup, self.ngram_min, self.ngram_max
         require(isinstance(lookup, bool), "lookup", lookup, "True or False")
         ok = not lookup or self.num_draft_tokens != 0
-        require(
-            ok,
-            "lookup",
-            lookup,
-            "False with num_draft_tokens=0, which drafts nothing, or num_draft_tokens of at least 1",
-        )
+        fix = "False with num_draft_tokens=0, which drafts nothing, or num_draft_tokens of at least 1"
+        require(ok, "lookup", lookup, fix)
         ok = lo is None or (is_int(lo) and 1 <= lo <= MAX_NGRAM)
         require(ok, "ngram_min", lo, f"None or an integer in 1..{MAX_NGRAM}")
         shortest = self.ngram_lengths[0]
@@ -196,14 +192,17 @@ class Speculation:
         at_least = f"ngram_min, {shortest}" if lo is not None else f"the default of ngram_min, {shortest}"
         require(ok, "ngram_max", hi, f"None or an integer of at least {at_least}, and at most {MAX_NGRAM}")
 
-    def _check_synthetic_acceptance(self):
-        rates, K = self.synthetic_acceptance, self.most_draft_tokens
+    @property
+    def acceptance_by_kind(self) -> tuple[tuple[float, ...], ...] | None:
+        """``synthetic_acceptance`` as a tuple with the rates of each kind of request; None without it."""
+        rates: Any = self.synthetic_acceptance
         if rates is None:
-            return
+            return None
+        rates = rates if isinstance(rates, tuple) else (rates,) * self.most_draft_tokens
+        return rates if rates and all(isinstance(kind, tuple) for kind in rates) else (rates,)
+
+    def _check_synthetic_acceptance(self):
+        kinds, K = self.acceptance_by_kind or ((0,),), self.most_draft_tokens
         expected = f"None, a number in 0..1, a tuple of 1 to {K} of them, one for each draft, or a tuple of such tuples"
-        kinds = rates if isinstance(rates, tuple) else (rates,)
-        kinds = kinds if all(isinstance(kind, tuple) for kind in kinds) else (kinds,)
-        ok = len(kinds) > 0 and all(
-            1 <= len(kind) <= K and all(is_number(rate) and 0 <= rate <= 1 for rate in kind) for kind in kinds
-        )
-        require(ok, "synthetic_acceptance", rates, expected)
+        ok = K == 0 or all(1 <= len(kind) <= K and all(is_number(r) and 0 <= r <= 1 for r in kind) for kind in kinds)
+        require(ok, "synthetic_acceptance", self.synthetic_acceptance, expected)

@@ -60,10 +60,12 @@ class CostTable:
                 K, R = (*way, None)[:2] if isinstance(way, tuple) else (way, None)
                 require(is_int(K) and K >= 0, f"rounds[{batch}]", way, "numbers of drafts, 0 or more")
                 ok = R is None or (is_int(R) and K > 0 and batch <= R < batch * (K + 1))
-                require(ok, f"rounds[{batch}]", way, f"R of (K, R) between the batch and batch x (K + 1), for K > 0")
+                require(ok, f"rounds[{batch}]", way, "R of (K, R) between the batch and batch x (K + 1), for K > 0")
                 ok = is_number(seconds) and seconds > 0
                 require(ok, f"rounds[{batch}][{way}]", seconds, "seconds, a positive number")
-            require(any(is_int(way) for way in by_drafts), f"rounds[{batch}]", by_drafts, "seconds of some K without an R")
+            require(
+                any(is_int(way) for way in by_drafts), f"rounds[{batch}]", by_drafts, "seconds of some K without an R"
+            )
 
     @staticmethod
     def read(path: str | pathlib.Path) -> "CostTable":
@@ -76,9 +78,7 @@ class CostTable:
         require(file.is_file(), "costs", str(path), "the path of a JSON file of round times, or a CostTable")
         try:
             found = json.loads(file.read_text())
-            rounds = {
-                int(batch): {_way(key): s for key, s in ways.items()} for batch, ways in found["rounds"].items()
-            }
+            rounds = {int(batch): {_way(key): s for key, s in ways.items()} for batch, ways in found["rounds"].items()}
             return CostTable(found["device"], found["method"], rounds)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             shape = '{"device": str, "method": str, "rounds": {"<batch>": {"<K>": seconds}}}'

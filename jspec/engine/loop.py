@@ -57,7 +57,9 @@ class Loop:
         self.controller: Controller | None = None
         self._chooses = any(len(runner.ways(b)) > 1 for b in config.batch_buckets)
         if self._chooses and costs is not None:
-            self.controller = Controller({b: {way: costs[b][way] for way in runner.ways(b)} for b in config.batch_buckets})
+            self.controller = Controller(
+                {b: {way: costs[b][way] for way in runner.ways(b)} for b in config.batch_buckets}
+            )
         self.meter = Meter(runner.num_draft_tokens)
         self._plan: _Planned | None = None  # decided, but not carried out yet
         self._given_up: list[ActiveRequest] = []  # in that plan, which let go when it has been sent

@@ -134,9 +134,7 @@ class Runner:
 
     def ways(self, bucket: int) -> tuple[Way, ...]:
         """Every way in which rounds of so many rows may be asked for, in ascending order of K."""
-        return tuple(
-            K if R is None else (K, R) for K in sorted(self.draft_lengths) for R in self._budgets(bucket, K)
-        )
+        return tuple(K if R is None else (K, R) for K in sorted(self.draft_lengths) for R in self._budgets(bucket, K))
 
     def compile_for(self, plan: Plan, way: Way):
         """Compile what the plan needs and is not compiled yet, which may take minutes. Nothing else changes."""

@@ -60,9 +60,9 @@ class Seen:
             before = _rate(judged[:, i], accepted[:, i], before)
             places.append(before)
         middle = (jnp.arange(BINS, dtype=jnp.float32) + 0.5) / BINS
-        bins = _log_odds(_rate(*self.of_confidence, middle)) - _log_odds(
-            _rate(*jnp.sum(self.of_confidence, axis=1), jnp.float32(PRIOR_ACCEPTANCE))
-        )
+        every = jnp.sum(self.of_confidence, axis=1)
+        usual = _rate(every[0], every[1], jnp.float32(PRIOR_ACCEPTANCE))
+        bins = _log_odds(_rate(self.of_confidence[0], self.of_confidence[1], middle)) - _log_odds(usual)
         of_bin = jnp.sum(jnp.where(_one_hot(confidence), bins[None, None], 0.0), axis=-1)
         return jnp.clip(jax.nn.sigmoid(_log_odds(jnp.stack(places, axis=1)) + of_bin), LEAST, 1 - LEAST)
 
@@ -75,7 +75,7 @@ class Seen:
           accepted: int32 ``[B]``, how many of these were accepted.
           live: bool ``[B]``, which rows took part.
         """
-        B, K = confidence.shape
+        K = confidence.shape[1]
         place = jnp.arange(K, dtype=jnp.int32)[None]
         judged = (place < count[:, None]) & (place <= accepted[:, None]) & live[:, None]
         passed = judged & (place < accepted[:, None])

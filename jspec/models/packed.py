@@ -68,8 +68,8 @@ class PackedView(View):
         window: int | None,
         scores: Scores = PLAIN,
     ):
-        """As ``View.extend``, of ``[1, R, N + 2G, H]``. On an NVIDIA GPU the kernel that does it for rows reads and writes the
-        tokens where they are."""
+        """As ``View.extend``, of ``[1, R, N + 2G, H]``. On an NVIDIA GPU one kernel reads and writes the tokens where they
+        are."""
 
         def composed(view, qkv, rotation, kv):
             of_rows = view.in_rows(qkv), view.in_rows(rotation), kv, num_kv_heads, window, scores

@@ -212,8 +212,8 @@ def run(kernel: Callable, plan: Plan, args, dtype, tiling: Tiling, *, others=(),
     """
     B, T, N, H = plan.B, plan.T, plan.N, plan.H
     partial = lambda *shape: jax.ShapeDtypeStruct((B, plan.splits, T * N, *shape), jnp.float32)  # noqa: E731
-    side_by_side = plan.packed is not None and plan.splits == 1
-    whole = jax.ShapeDtypeStruct((1, plan.packed * N, H) if side_by_side else (B, T * N, H), dtype)
+    rows, tokens = (B, T) if plan.packed is None or plan.splits > 1 else (1, plan.packed)  # of what is not merged
+    whole = jax.ShapeDtypeStruct((rows, tokens * N, H), dtype)
     parts = kernel_call(
         kernel,
         *args,
@@ -227,7 +227,7 @@ def run(kernel: Callable, plan: Plan, args, dtype, tiling: Tiling, *, others=(),
     )
     made, parts = parts[: len(others)], parts[len(others) :]
     out = parts[0] if plan.splits == 1 else merge_splits(*parts, dtype, interpret=interpret)
-    return *made, out.reshape(*((1, -1) if side_by_side else (B, T)), N, H)
+    return *made, out.reshape(rows, tokens, N, H)
 
 
 def tile_loader(k_ref, v_ref, g, H: int) -> Callable:
@@ -328,7 +328,7 @@ def store(softmax: Softmax, queries: Queries, plan: Plan, *out_refs, start_ref=N
     if plan.splits == 1:
         (out_ref,) = out_refs
         out = (softmax.acc / divisor(softmax.total)[:, None]).astype(out_ref.dtype)
-        if plan.packed is None:
+        if start_ref is None or plan.packed is None:
             pltriton.store(out_ref.at[b, *rows(at, H)], out, mask=each(real, H))
             return
         # What follows a row's valid tokens is the next row's.

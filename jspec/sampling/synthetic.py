@@ -41,9 +41,5 @@ class Synthetic:
 
 def rule_of(speculation: Speculation) -> Callable[..., Verdict]:
     """The rule named by ``speculation.verify``; ``synthetic_acceptance`` replaces its decision if it is set."""
-    rule, rates = RULES[speculation.verify], speculation.synthetic_acceptance
-    if rates is None:
-        return rule
-    kinds = rates if isinstance(rates, tuple) else (rates,) * speculation.most_draft_tokens
-    kinds = kinds if isinstance(kinds[0], tuple) else (kinds,)
-    return functools.partial(rule, decide=Synthetic(kinds))
+    rule, kinds = RULES[speculation.verify], speculation.acceptance_by_kind
+    return rule if kinds is None else functools.partial(rule, decide=Synthetic(kinds))

@@ -59,7 +59,7 @@ def budget(method: str | None, batch: int) -> int:
 
 @functools.cache
 def compiled(method: str | None, batch: int, layers: int, budget: int | None = None):
-    """(the compiled rounds of a batch, bytes of the caches in their state). The target reads ``budget`` tokens of a round."""
+    """(the compiled rounds of a batch, bytes of the caches in their state). ``budget`` is as for ``Decoding``."""
     target = abstract_module(dataclasses.replace(LLAMA_8B, num_layers=layers, windows=()))
     draft = DRAFTERS[method]
     module = None if draft is None else abstract_module(draft)

@@ -108,7 +108,7 @@ class TestChoice:
 
     @pytest.mark.parametrize("wrong", [0, 1, -2.0, True, "all", 1000, float("nan")], ids=str)
     def test_what_is_no_budget(self, wrong):
-        with pytest.raises(ValueError, match="verify_budget=.*expected None, 'auto', or a number of tokens"):
+        with pytest.raises(ValueError, match=r"verify_budget=.*expected None, 'auto', or a number of tokens"):
             Speculation(4, verify_budget=wrong)
 
     def test_a_budget_of_each_request_alone(self):
@@ -189,7 +189,11 @@ class TestLoading:
         table = CostTable(device, "ngram", {8: {4: 2.0, (4, 16): 1.5}})
         llm = self.load(small, verify_budget="auto", costs=table)
         assert llm.costs == table
-        with pytest.raises(ValueError, match="costs has no rounds of batch 8 and 4 drafts of which the target reads 2 tok"):
+        with pytest.raises(
+            ValueError, match="costs has no rounds of batch 8 and 4 drafts of which the target reads 2 tok"
+        ):
             self.load(small, verify_budget="auto", costs=CostTable(device, "ngram", {8: {4: 2.0}}))
-        with pytest.raises(ValueError, match="costs has no place with num_draft_tokens=4, which leaves nothing to choose"):
+        with pytest.raises(
+            ValueError, match="costs has no place with num_draft_tokens=4, which leaves nothing to choose"
+        ):
             self.load(small, verify_budget=2, costs=table)

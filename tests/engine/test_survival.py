@@ -118,5 +118,3 @@ def test_the_confidence_of_a_drawn_draft_is_the_largest_probability():
     assert (confidence_of(dataclasses.replace(proposal, distribution=None)) == 0.5).all()
     said = jnp.full((2, K), 0.25)
     assert (confidence_of(dataclasses.replace(proposal, confidence=said)) == 0.25).all()
-
-

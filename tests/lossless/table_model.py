@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.models.packed import PackedView
-
 from jspec.pallas.attention import gather_pages
 
 V = 4

@@ -1,5 +1,5 @@
-"""A target that reads some of the drafts only leaves the distribution of the texts as it is, if no draft has a say in whether
-it is read itself; and the suite sees it where one has."""
+"""A target that reads some of the drafts only leaves the distribution of the texts as it is, if no draft has a say in
+whether it is read itself; and the suite sees it where one has."""
 
 import dataclasses
 from unittest import mock
@@ -85,5 +85,3 @@ def test_a_draft_that_has_a_say_in_its_own_verification_is_seen(rule, fault):
     assert greedy == 1.0
     sound = Peeking(rule, budget=BUDGET)
     assert min(p_values(TestBudget.judged(sound, play(sound, TABLES, 16_000, seed=54)), FIRST)) >= LEVEL
-
-

@@ -177,7 +177,7 @@ def test_only_kernels_of_models_with_sinks_have_them_as_an_operand(make, operand
 @pytest.mark.parametrize(("R", "T", "kernels"), [(96, 3, 1), (100, 5, 1), (40, 17, 2)])
 def test_extending_by_packed_tokens_lowers_for_cuda(R, T, kernels, dtype):
     """R tokens of 64 rows of up to T each; where T is more than the kernel has, they are put into rows before."""
-    _, (rows, qkv, rotation, kv, scores) = _extension(64, T, dtype=dtype)
+    _, (rows, qkv, _, kv, scores) = _extension(64, T, dtype=dtype)
     array = jax.ShapeDtypeStruct
     packing = Packing(array((65,), jnp.int32), array((R,), jnp.int32))
     side_by_side = array((1, R, *qkv.shape[2:]), dtype), Rotation(*[array((1, R, 64), jnp.float32)] * 2)
