@@ -73,7 +73,10 @@ LOOKED_UP = ("ngram_min", "ngram_max")  # options of every method that looks dra
 EAGLE3_SIZES = ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers")
 EAGLE3_FORMATS = ("jspec.checkpoints.heads.speculators:FORMAT", "jspec.checkpoints.heads.eagle3:FORMAT")
 
-BLOCK_SIZES = ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers")
+BLOCK_SIZES = (
+    *("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers"),
+    *("loss", "anchor_spacing"),
+)
 BLOCK_FORMATS = ("jspec.checkpoints.heads.block:FORMAT", "jspec.checkpoints.heads.block_speculators:FORMAT")
 
 METHODS = (
