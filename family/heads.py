@@ -3,7 +3,7 @@
     python -m family.heads --data DIR --out DIR              # --data is the folder of family.corpus; minutes on one H200
     python -m family.heads --data DIR --out DIR --bench      # time 30 steps of each head, and project the full training
 
-writes ``eagle/``, ``eagle3/``, ``parallel/``, ``mlp/`` and ``medusa/``, to be placed beside ``target/``. Their logs,
+writes ``eagle/``, ``eagle3/``, ``parallel/``, ``mlp/`` and ``dspark/``, to be placed beside ``target/``. Their logs,
 plots, figures and training states are in ``runs/``. The same command resumes a training that was stopped.
 """
 
@@ -43,14 +43,16 @@ def plan(steps: int, peak_rate: float) -> Plan:
     return Plan(steps, peak_rate, weight_decay=0.1, evaluate_every=500)
 
 
-# Other engines read Medusa heads only with an output head of their own for each, which takes 0.66 million parameters. To
-# leave room for them within MAX_BYTES, the MLPs of the other draft heads are narrower than the target's.
+# To leave room for all of them within MAX_BYTES, the MLPs of the draft heads are narrower than the target's.
 RECIPES = {
     "eagle": Recipe(plan(6000, 2e-3), Sizes(intermediate_size=768)),
     "eagle3": Recipe(plan(4000, 2e-3), Sizes(intermediate_size=768, draft_vocab_size=1024)),
     "parallel": Recipe(plan(4000, 2e-3), Sizes(intermediate_size=768, draft_vocab_size=1024, layers=2)),
     "mlp": Recipe(plan(6000, 2e-3), Sizes(num_draft_tokens=4, inner_size=192, tie=True)),
-    "medusa": Recipe(plan(4000, 1e-3), Sizes(num_draft_tokens=3)),
+    "dspark": Recipe(
+        plan(4000, 2e-3),
+        Sizes(layers=3, intermediate_size=384, aux_layers=(1, 3, 5), markov_rank=32, loss="soft"),
+    ),
 }
 
 

@@ -53,6 +53,7 @@ HEADS: dict[str, HeadConfig] = {
     "dspark": BlockConfig(BLOCK, 3, D, (0, 2), K, 1, True, (False,), "gated", 4, own_head=True),  # knows three tokens
     "jetspec": BlockConfig(BLOCK, V, D, (1,), K + 1, 0, False, (True,)),
     "dspark-rnn": BlockConfig(BLOCK, V, D, (1, 2), K + 1, 3, False, (False,), "rnn", 4),
+    "dspark-sure": BlockConfig(BLOCK, V, D, (0, 2), K, 1, True, (False,), "vanilla", 4, "markov"),  # or not so sure
 }
 
 
@@ -80,6 +81,7 @@ class HeadProgram:
       fault: what is put in place of the rule.
       broken: what is put in place of the target.
       lookup: whether prompt lookup drafts beside the head.
+      budget: how many tokens the target reads in a round of the whole batch, None for every draft.
     """
 
     verify: str
@@ -90,8 +92,8 @@ class HeadProgram:
     fault: Callable = lambda rule: rule
     broken: Callable = lambda target: target
     lookup: bool = False
+    budget: int | None = None
     noise = RoundNoise
-    budget = None  # every draft is verified
 
     @property
     def method(self) -> str:

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.drafting.block import Block
 from jspec.engine import step
 from jspec.engine.survival import admitted
+from lossless.head_program import HeadOracle, HeadProgram
 from lossless.judge import FIRST, p_values
 from lossless.losslessness import Losslessness, Run
 from lossless.statistics import LEVEL
@@ -51,6 +53,49 @@ class TestBudget(Losslessness):
             if oracle.ask.warp.temperature and oracle.program.method != "ngram":
                 verified = tally.rounds.sum(axis=(0, 2)) / tally.rounds.sum()
                 assert verified.min() > 0.02, verified
+
+
+HEADS = (
+    HeadProgram("rejection", "dspark-sure", budget=BUDGET),
+    HeadProgram("block", "eagle", budget=BUDGET),
+)
+LONG_HEADS = (
+    *HEADS,
+    HeadProgram("block", "dspark-sure", "auto", budget=BUDGET),
+    HeadProgram("rejection", "dflash", budget=BUDGET),
+    HeadProgram("rejection", "medusa", budget=BUDGET),
+    HeadProgram("match", "eagle3", "coupled", budget=BUDGET),
+    HeadProgram("rejection", "eagle", lookup=True, budget=BUDGET),
+)
+
+
+class TestBudgetOfHeads(TestBudget):
+    """Confidence heads among them."""
+
+    tables, oracle = None, HeadOracle
+    runs = (*(Run(program, 12_000) for program in HEADS), *(Run(program, 200_000, long=True) for program in LONG_HEADS))
+    seed = 55
+
+
+def of_the_draft_itself(drafter, proposal, hidden, anchor):
+    """As a confidence head might say that is given the draft of a slot in place of the draft before it."""
+    del drafter, hidden, anchor
+    return dataclasses.replace(proposal, confidence=jnp.where(proposal.tokens % 2 == 0, 0.9, 0.1))
+
+
+@dataclasses.dataclass(frozen=True)
+class OffByOne(HeadProgram):
+    """A program that is not taken for the one without the fault."""
+
+
+def test_a_confidence_head_that_knows_the_draft_is_seen():
+    def of(kind) -> list[float]:
+        program = kind("rejection", "dspark-sure", budget=BUDGET)
+        return p_values(TestBudgetOfHeads.judged(program, play(program, None, 40_000, seed=56)), FIRST)
+
+    with mock.patch.object(Block, "_with_confidence", of_the_draft_itself):
+        assert min(of(OffByOne)[:-1]) < LEVEL
+    assert min(of(HeadProgram)) >= LEVEL
 
 
 def drawn(proposal):
