@@ -91,7 +91,7 @@ class OffByOne(HeadProgram):
 def test_a_confidence_head_that_knows_the_draft_is_seen():
     def of(kind) -> list[float]:
         program = kind("rejection", "dspark-sure", budget=BUDGET)
-        return p_values(TestBudgetOfHeads.judged(program, play(program, None, 40_000, seed=56)), FIRST)
+        return p_values(TestBudgetOfHeads.judged(program, play(program, None, 20_000, seed=56)), FIRST)
 
     with mock.patch.object(Block, "_with_confidence", of_the_draft_itself):
         assert min(of(OffByOne)[:-1]) < LEVEL
