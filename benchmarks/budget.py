@@ -12,15 +12,17 @@ begin with no estimates at all, and their tokens are those of all rounds. The fl
 import argparse
 import pathlib
 import sys
+from collections.abc import Sequence
 
 import jax
 
 from benchmarks import bandwidth, results
+from benchmarks.markdown import paragraph, table
 from benchmarks.programs import Bench, Decoding
 from benchmarks.round import Figure
 from benchmarks.shapes import SHAPES
 
-LINE = 18  # of the figures of docs/performance.md
+LINE = 20  # of docs/performance.md
 START, NEW, SMALLER = 512, 512, 16
 
 
@@ -57,10 +59,36 @@ def measure(args) -> results.Result:
     goals = (1.05, 1.10) if shape == "llama-3.1-8b" else ()
     what = f"tokens per second with a budget over the best fixed K, {args.method}, batch {args.batch}"
     Figure(LINE, "", what, "x", gain, 0, *goals).add_to(result)
+    result.details[str(LINE)]["more_is_better"] = True
     print(f"{what}: {gain:.3f}")
     if args.json:
         results.write(result, args.json)
     return result
+
+
+def section(found: Sequence[results.Result]) -> str:
+    """The section of docs/performance.md, from results of this benchmark."""
+    last = found[-1]
+    figures, batch = results.latest([last]), last.settings["batch"]
+    gain, rounds = figures.pop(str(LINE)), figures.values()
+    rows = [
+        (
+            one.key.removeprefix(f"{LINE}, "),
+            f"{one.floor:.2f}",
+            f"{one.measured:.2f}",
+            f"{one.details['tokens']:.3f}",
+            str(one.details["kernels"]),
+            f"{1e3 * batch * one.details['tokens'] / one.measured:,.0f}",
+        )
+        for one in rounds
+    ]
+    rates = " and ".join(f"{rate:g}" for rate in last.settings["acceptance"])
+    introduction = f"""`{last.command}` (line {LINE}), {batch} rows with a head of the method {last.settings["method"]}, synthetic
+    acceptance {rates}, each in as many requests. With R the target reads so many tokens of all rows in a round. The best budget
+    gives {gain.measured:.3f} times as many tokens per second as the best number of drafts that are all verified; the goal is
+    {gain.goal:.2f}, the stretch goal {gain.stretch:.2f}."""
+    columns = ("rounds", "floor, ms", "measured, ms", "tokens a row", "launches", "tokens/s")
+    return "\n\n".join(["## A verification budget", paragraph(introduction), table(columns, rows)])
 
 
 def main() -> int:

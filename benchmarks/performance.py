@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Sequence
 
-from benchmarks import efficiency, http_table, mixtures_table, results, serving_table
+from benchmarks import budget, efficiency, http_table, mixtures_table, results, serving_table
 from benchmarks.markdown import paragraph, table
 from benchmarks.results import Figure, Result
 
@@ -54,6 +54,7 @@ class Measurements:
       mixtures: figures of ``benchmarks.mixtures`` by key.
       mixtures_served: results of ``benchmarks.serving`` for shapes with experts.
       layers: results of ``benchmarks.experts``.
+      budgets: results of ``benchmarks.budget``.
       costs: what rounds with an EAGLE-3 head cost by batch and number of drafts.
       quantization: figures of ``benchmarks.quantization`` by key; the distribution was measured on any device.
     """
@@ -65,6 +66,7 @@ class Measurements:
     mixtures: dict[str, Figure]
     mixtures_served: list[Result]
     layers: list[Result]
+    budgets: list[Result]
     costs: efficiency.Costs
     quantization: dict[str, Figure]
 
@@ -86,6 +88,7 @@ def measurements() -> Measurements:
         results.latest(results.read_all("mixtures", CARD)),
         [one for one in results.read_all("serving", CARD) if one.settings["shape"] != SHAPE],
         results.read_all("experts", CARD),
+        results.read_all("budget", CARD),
         efficiency.costs_of(costs),
         quantization,
     )
@@ -128,7 +131,7 @@ def document(found: Measurements) -> str:
     groups = found.rounds, found.verification, found.serving, found.http, found.mixtures
     figures = [one for group in groups for one in group.values()]
     runs: list[Result] = []
-    every = [*(one.result for one in figures), *found.mixtures_served, *found.layers]
+    every = [*(one.result for one in figures), *found.mixtures_served, *found.layers, *found.budgets[-1:]]
     for one in sorted(every, key=lambda one: one.date):
         if one not in runs:
             runs.append(one)
@@ -158,6 +161,7 @@ def document(found: Measurements) -> str:
         serving_table.section(found.serving),
         http_table.section(found.http),
         mixtures_table.section(found.mixtures, found.mixtures_served, found.layers),
+        budget.section(found.budgets),
         "## The runs",
         table(of_runs, map(_run_cells, runs)),
         paragraph("""A "+" after a commit says that the code differed from it, a "-" that something is not known.
