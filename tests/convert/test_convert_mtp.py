@@ -146,6 +146,16 @@ def test_a_converted_folder_keeps_them_or_not(tmp_path, capsys):
         jspec.load(tmp_path / "dropped", "mtp", **SMALL)
 
 
+def test_they_are_quantised_with_their_model(tmp_path):
+    folder, out = with_layers(tmp_path / "src"), tmp_path / "out"
+    report = convert(folder, out, quantize="int8", verify="shapes")
+    assert [note for note in report.notes if note.startswith("mtp/: int8 weights verified")]
+    assert read_draft_config(out / "mtp").quantization == read_draft_config(out).quantization == "int8"
+    llm = jspec.load(out, "mtp", num_draft_tokens=2, **SMALL)
+    texts = [jspec.generate(one, [[3, 4, 5]], **GREEDY) for one in (llm, jspec.load(out, **SMALL))]
+    assert texts[0][0].token_ids == texts[1][0].token_ids
+
+
 @pytest.mark.parametrize("keep", [True, None])
 def test_a_checkpoint_without_them(tmp_path, keep):
     folder = tiny_checkpoint(tmp_path / "src", "DeepseekV3ForCausalLM")
