@@ -108,10 +108,9 @@ def _tokenizer(source: Source, target: str | os.PathLike | None) -> Tokenizer:
         tokenizer = None if folder is None else load_tokenizer(folder)
         if tokenizer is not None:
             return tokenizer
-    where = "nor target has" if target is not None else "has"
-    neither = "neither it " if target is not None else "it "
+    lacking = "it has none" if target is None else f"neither it nor the target {target} has one"
     raise Refusal(
-        f"{source.folder.given}: the corpus needs a tokenizer, and {neither}{where} one; give a target that has tokenizer.json"
+        f"{source.folder.given}: the corpus needs a tokenizer, and {lacking}; give a target that has tokenizer.json"
     )
 
 

@@ -151,9 +151,9 @@ def test_they_are_quantised_with_their_model(tmp_path):
     report = convert(folder, out, quantize="int8", verify="shapes")
     assert [note for note in report.notes if note.startswith("mtp/: int8 weights verified")]
     assert read_draft_config(out / "mtp").quantization == read_draft_config(out).quantization == "int8"
-    llm = jspec.load(out, "mtp", num_draft_tokens=2, **SMALL)
-    texts = [jspec.generate(one, [[3, 4, 5]], **GREEDY) for one in (llm, jspec.load(out, **SMALL))]
-    assert texts[0][0].token_ids == texts[1][0].token_ids
+    llm = jspec.load(out, "mtp", **SMALL)
+    [result] = jspec.generate(llm, [[3, 4, 5]], temperature=0, max_tokens=20, ignore_eos=True)
+    assert np.argmax(llm.logits([3, 4, 5, *result.token_ids]), axis=-1).tolist()[2:-1] == result.token_ids
 
 
 @pytest.mark.parametrize("keep", [True, None])

@@ -9,40 +9,41 @@ import tiny_heads
 from fp8_checkpoints import compressed_tensors, fp8_checkpoint
 from heads import VARIANTS, random_head
 from mtp_checkpoints import with_layers
-from tiny import tiny_checkpoint, tiny_tokenizer
+from safetensors.numpy import load_file
+from tiny import tiny_checkpoint, tiny_tokenizer, write_weights
+from tokenizers import pre_tokenizers
 
 import jspec
 from convert import Refusal, check, convert, load_draft, load_folder, read_draft_config
 from convert.cli import main
 from jspec.checkpoints.export import export_draft
+from jspec.config import ModelConfig
+from jspec.heads import BlockConfig
 from jspec.models import flat_params
 from jspec.models.params import abstract_params
 from jspec.models.quantized import dequantized, quantize
 
 IDS = [2, 3, 5, 7, 11, 90]
 V, Vd = 97, len(IDS)
-TOKENS = 258  # of the tiny tokenizer: two special ones and the bytes
 SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
 
 
-def dflash(folder):
-    """A DFlash head for a target of 97 tokens, whose output head it borrows."""
-    layers = VARIANTS["dflash"].layers.__class__(
-        "Qwen3ForCausalLM", V, 64, 96, 1, 4, 2, 16, 128, qk_norm=True, windows=(None,)
-    )
-    config = VARIANTS["dflash"].__class__(layers, V, 64, (1, 2), 4, 5, False, (False,))
+BLOCK = ModelConfig("Qwen3ForCausalLM", V, 64, 96, 1, 4, 2, 16, 128, qk_norm=True)
+
+
+def block(folder, config):
     export_draft(folder, config, flat_params(random_head(config)), target_name="target", dtype="float32")
     return folder
+
+
+def dflash(folder):
+    """A head that borrows the target's output head."""
+    return block(folder, BlockConfig(BLOCK, V, 64, (1, 2), 4, 5, False, (False,)))
 
 
 def dspark(folder):
-    """A DSpark head likewise, with a Markov head and an output head of its own."""
-    layers = VARIANTS["dflash"].layers.__class__(
-        "Qwen3ForCausalLM", V, 64, 96, 1, 4, 2, 16, 128, qk_norm=True, windows=(None,)
-    )
-    config = VARIANTS["dflash"].__class__(layers, V, 64, (1, 2), 4, 5, True, (False,), "vanilla", 6, own_head=True)
-    export_draft(folder, config, flat_params(random_head(config)), target_name="target", dtype="float32")
-    return folder
+    """A head with a Markov head and an output head of its own."""
+    return block(folder, BlockConfig(BLOCK, V, 64, (1, 2), 4, 5, True, (False,), "vanilla", 6, own_head=True))
 
 
 def full_eagle3(folder):
@@ -125,38 +126,25 @@ def test_rows_of_a_quantised_target(tmp_path, target):
     wide = dequantized(theirs["head.weight"], theirs["head.scale"])
     np.testing.assert_array_equal(ours["head.weight"], wide[IDS])
     narrow = tiny_heads.eagle(tmp_path / "narrow")
-    tensors = {n: a.astype(ml_dtypes.bfloat16) for n, a in load_tensors(narrow).items()}
-    save_tensors(narrow, tensors)
+    write_weights(narrow, {n: a.astype(ml_dtypes.bfloat16) for n, a in load_file(narrow / "model.safetensors").items()})
     report = convert(narrow, tmp_path / "bfloat16", draft_vocabulary=IDS, target=tmp_path / "int8")
     assert report.dtype == "bfloat16"
     assert "the rows of the target's output head are dequantised" in report.notes
 
 
-def load_tensors(folder):
-    from safetensors.numpy import load_file
-
-    return load_file(folder / "model.safetensors")
-
-
-def save_tensors(folder, tensors):
-    from safetensors.numpy import save_file
-
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 def test_a_draft_model_that_is_stored_quantised(tmp_path):
     """Its scales are those of the same rows."""
-    src = fp8_checkpoint(tmp_path / "src", quantization=compressed_tensors("channel", ignore=[]))
-    convert(src, tmp_path / "out", draft_vocabulary=IDS)
+    src = fp8_checkpoint(tmp_path / "src", quantization=compressed_tensors(ignore=()), head=True)
+    convert(src, tmp_path / "out", draft_vocabulary=IDS, verify="shapes")
     (_, original), (_, params) = load_folder(src), load_draft(tmp_path / "out")
-    for name in ("head.weight", *({"head.scale"} & original.keys())):
+    for name in ("head.weight", "head.scale"):
         np.testing.assert_array_equal(params[name].view(np.uint8), original[name][IDS].view(np.uint8))
 
 
 def test_the_most_frequent_tokens(tmp_path, capsys):
     """Those of the corpus, and the stop tokens and special tokens, which are always there; ascending."""
     src, corpus = written(tmp_path / "src", eos_token_id=[2, 299])
-    letters = {letter: 2 + sorted(byte_alphabet()).index(letter) for letter in "abcd"}
+    letters = {letter: 2 + sorted(pre_tokenizers.ByteLevel.alphabet()).index(letter) for letter in "abcd"}
     arguments = [str(src), str(tmp_path / "out"), "--corpus", str(corpus), "--draft-vocabulary", "7"]
     assert main([*arguments, "--dry-run"]) == 0
     dry = capsys.readouterr().out
@@ -174,18 +162,10 @@ def test_the_most_frequent_tokens(tmp_path, capsys):
     assert (ids[:90] >= 0).all()  # with no text left, those of the lowest ids
 
 
-def byte_alphabet():
-    from tokenizers import pre_tokenizers
-
-    return pre_tokenizers.ByteLevel.alphabet()
-
-
 def test_the_tokenizer_of_the_target_counts_for_a_head(tmp_path):
     target, corpus = written(tmp_path / "target")
     head = tiny_heads.eagle(tmp_path / "head", vocab_size=300)
-    tensors = load_tensors(head)
-    tensors["embed_tokens.weight"] = np.ones((300, 64), np.float32)
-    save_tensors(head, tensors)
+    write_weights(head, load_file(head / "model.safetensors") | {"embed_tokens.weight": np.ones((300, 64), np.float32)})
     convert(head, tmp_path / "out", draft_vocabulary=20, corpus=corpus, target=target)
     convert(target, tmp_path / "model", draft_vocabulary=20, corpus=corpus)
     ours, theirs = (load_draft(tmp_path / name)[1]["draft_ids"] for name in ("out", "model"))
@@ -271,7 +251,7 @@ def test_arguments_that_need_each_other(tmp_path, target):
         with pytest.raises(Refusal, match=words):
             convert(src, tmp_path / "out", **options)
     bare = tiny_checkpoint(tmp_path / "bare")
-    with pytest.raises(Refusal, match="the corpus needs a tokenizer, and it has one|and it has one"):
+    with pytest.raises(Refusal, match="the corpus needs a tokenizer, and it has none; give a target that has tokenizer.json"):
         convert(bare, tmp_path / "out", draft_vocabulary=20, corpus=corpus)
     for make in BORROWED:
         head = make(tmp_path / make.__name__)
@@ -299,11 +279,13 @@ def test_it_is_no_target(tmp_path, target, make):
     words = r"has logits for 6 of 97 tokens \(draft_vocab_size in manifest.json\), so it can only draft; give it as draft="
     for refused in (
         lambda: jspec.load(out, **SMALL),
+        lambda: jspec.load(out, target, **SMALL),
         lambda: load_folder(out),
-        lambda: convert(tiny_heads.eagle(tmp_path / "head"), tmp_path / "again", target=out),
     ):
         with pytest.raises(Refusal, match=words):
             refused()
+    with pytest.raises(Refusal, match=words if make is tied else "is the target to be, but holds a draft head"):
+        convert(tiny_heads.eagle(tmp_path / "head"), tmp_path / "again", target=out)
 
 
 def test_multi_token_prediction_layers_are_for_targets(tmp_path):
