@@ -85,9 +85,9 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     "dspark-int8": HEADS["dspark"].with_quantization("int8"),
     "dflash-small": HEADS["dflash"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),
     "pard-small": HEADS["pard"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),
-    "mlp-small": MLPConfig(V, D, 24, 3, draft_vocab_size=REDUCED, quantization="int8"),
-    "medusa-small": MedusaConfig(V, D, 3, draft_vocab_size=REDUCED),
-    "medusa-rows": MedusaConfig(V, D, 3, own_head=False, draft_vocab_size=REDUCED, quantization="int8"),
+    "mlp-small": MLPConfig(V, D, 24, 4, draft_vocab_size=REDUCED, quantization="int8"),
+    "medusa-small": MedusaConfig(V, D, 4, draft_vocab_size=REDUCED),
+    "medusa-rows": MedusaConfig(V, D, 4, own_head=False, draft_vocab_size=REDUCED, quantization="int8"),
 }
 
 
