@@ -179,7 +179,7 @@ def test_a_line_that_fails_is_told_and_costs_no_other(monkeypatch, capsys, tmp_p
 
 def test_lines_are_those_of_the_table():
     lines = round.Table(None, 1, goals=True).lines()  # pyright: ignore[reportArgumentType]
-    assert {line for line, *_ in lines} == {1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 14, 15, 16}
+    assert {line for line, *_ in lines} == {1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19}
     picked = round.chosen(lines, [9, 3], [16, 64])
     assert [line[:2] for line in picked] == [(9, 16), (9, 64), (3, 16), (3, 64)]
 
@@ -214,6 +214,21 @@ def test_floors_of_the_target(llama, batch, width, length, milliseconds):
 def test_floors_of_rounds(llama, method, batch, length, milliseconds):
     module = abstract_module(LLAMA_1B if method == "draft_model" else head_for(LLAMA_8B, method), 1)
     passes = [target_pass(llama, batch, 5, length), *draft_passes(llama, module, 4, batch, length)]
+    assert 1e3 * floor(passes, RATE) == pytest.approx(milliseconds, abs=0.08)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "batch", "milliseconds"),
+    [
+        *(("eagle", None, 1, 4.25), ("eagle", "int8", 1, 3.9), ("eagle", "int8", 64, 7.84)),
+        *(("draft_model", "int8", 1, 4.55), ("draft_model", "int8", 64, 9.55)),
+    ],
+)
+def test_floors_of_rounds_with_small_drafts(llama, method, kind, batch, milliseconds):
+    """32,768 draft tokens: an EAGLE head has 252 million weights in its layer, 134 million in the rows of the output head."""
+    config = (LLAMA_1B if method == "draft_model" else head_for(LLAMA_8B, method)).with_draft_vocabulary(32_768)
+    module = abstract_module(config if kind is None else config.with_quantization(kind), 1)
+    passes = [target_pass(llama, batch, 5, 640), *draft_passes(llama, module, 4, batch, 640)]
     assert 1e3 * floor(passes, RATE) == pytest.approx(milliseconds, abs=0.08)
 
 
