@@ -279,11 +279,13 @@ def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
         "own_head": (target.output_weight, target.output_scale) if plain else None,
     }
     for field, name in config.borrowable:
+        if not getattr(config, field):
+            continue
         names = [one for one in (name, config.scale_names().get(name)) if one is not None]
         theirs = [array for array in lent[field] or () if array is not None]
         rows = target.config.vocab_size  # of shards, the last has padding behind them
         alike = len(names) == len(theirs) and all(_same(params[n], a, rows) for n, a in zip(names, theirs, strict=True))
-        if getattr(config, field) and alike:
+        if alike:
             for one in names:
                 del params[one]
             config = dataclasses.replace(config, **{field: False})  # pyright: ignore[reportArgumentType]
