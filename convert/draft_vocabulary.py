@@ -3,9 +3,10 @@
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -124,7 +125,8 @@ def _special(tokenizer: Tokenizer) -> set[int]:
 
 def _counts(corpus: Path, tokenizer: Tokenizer, V: int) -> np.ndarray:
     """How often each token occurs in a text file, int64 ``[V]``."""
-    counts = np.zeros(V, np.int64)
+    counts, known = np.zeros(V, np.int64), cast(Any, tokenizer)
+    known.model_max_length = sys.maxsize  # otherwise transformers warns that a model could not read so long a text
     for text in _pieces(corpus):
         try:
             tokens = np.array(encode(tokenizer, text, f"corpus={str(corpus)!r}", add_special_tokens=False), np.int64)
