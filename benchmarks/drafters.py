@@ -129,7 +129,7 @@ def measure(name: str, batch: list[list[int]], max_tokens: int) -> Measured:
 def expected(
     folder: Path, batch: list[list[int]], max_tokens: int, temperatures: Sequence[float] = TEMPERATURES
 ) -> dict[str, list[float]]:
-    """Rule -> acceptance length by exact expectation, per temperature, of the family's target with the drafter in a folder."""
+    """Rule -> acceptance length by exact expectation, per temperature, of the family's target with a folder's drafter."""
     config, params = load_folder(FAMILY / "target", "float32")
     target = build(config, params)
     draft, module = build_draft_module(*load_draft(folder, "float32"), "float32", target)

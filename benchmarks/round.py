@@ -197,7 +197,6 @@ class Table:
     def small_drafts(self, line: int, method: str, quantization: str | None) -> Measure:
         """Rounds with a drafter that has logits of few tokens."""
 
-
         def measure(batch: int) -> Iterator[Figure]:
             tokens = min(DRAFT_TOKENS, self.bench.pair.target.vocab_size // 2)
             how = {"draft_vocabulary": tokens, "draft_quantization": quantization}

@@ -1,13 +1,13 @@
-"""What a drafter loses when its weights take eight bits, or when it knows a part of the vocabulary only: acceptance lengths of
-the shipped family.
+"""What a drafter loses when its weights take eight bits, or when it knows a part of the vocabulary only: acceptance lengths
+of the shipped family.
 
     python -m benchmarks.small_drafts                        # all of them; a quarter of an hour on two cores
     python -m benchmarks.small_drafts --only eagle --prompts 4
 
-An acceptance length is the number of tokens that a round gives, by exact expectation under ``rejection`` with sampled drafts,
-as in ``benchmarks.drafters``, on the same prompts. A draft vocabulary is counted on the standard-library files that the family
-was trained on. Keys of the result are ``<drafter>, <weights>``, with ``, <Vd> tokens`` for a draft vocabulary. Of these results
-``python -m benchmarks.tables`` writes the tables in docs/quantization.md and docs/draft-vocabularies.md.
+An acceptance length is the number of tokens that a round gives, by exact expectation under ``rejection`` with sampled
+drafts, as in ``benchmarks.drafters``, on the same prompts. A draft vocabulary is counted on the standard-library files that
+the family was trained on. Keys of the result are ``<drafter>, <weights>``, with ``, <Vd> tokens`` for a draft vocabulary.
+``python -m benchmarks.tables`` writes the tables in docs/quantization.md and docs/draft-vocabularies.md from it.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from benchmarks import results
-from benchmarks.drafters import K, PROMPT_TOKENS, expected, prompts
+from benchmarks.drafters import PROMPT_TOKENS, K, expected, prompts
 from benchmarks.markdown import table
 from convert import convert
 from family.corpus import is_held_out, read_sources
@@ -63,8 +63,12 @@ def corpus_in(folder: Path) -> Path:
 def quantized_table(found: dict[str, results.Figure]) -> str:
     """The table of docs/quantization.md: acceptance lengths by the type of the drafter's weights."""
     columns = ("drafter", *(f"{kind}, at {t:g}" for t in TEMPERATURES for kind in KINDS))
-    lengths = {name: [found[key_of(name, kind, None)].details["lengths"] for kind in KINDS] for name in drafters(FAMILY)}
-    rows = [(name, *(f"{one[i]:.2f}" for i in range(len(TEMPERATURES)) for one in all_)) for name, all_ in lengths.items()]
+    lengths = {
+        name: [found[key_of(name, kind, None)].details["lengths"] for kind in KINDS] for name in drafters(FAMILY)
+    }
+    rows = [
+        (name, *(f"{one[i]:.2f}" for i in range(len(TEMPERATURES)) for one in all_)) for name, all_ in lengths.items()
+    ]
     return table(columns, rows)
 
 

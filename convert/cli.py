@@ -84,8 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--target",
         metavar="DIR",
-        help="the model that a draft head is for: refuse one that does not fit; with --draft-vocabulary also where the rows of "
-        "an output head come from that a draft head lacks, and the tokenizer that SRC lacks",
+        help="the model that a draft head is for: refuse one that does not fit; with --draft-vocabulary also where the rows "
+        "of an output head come from that a draft head lacks, and the tokenizer that SRC lacks",
     )
     parser.add_argument(
         "--quantize",
@@ -97,8 +97,8 @@ def _parser() -> argparse.ArgumentParser:
         "--draft-vocabulary",
         type=_draft_vocabulary,
         metavar="N|FILE",
-        help="logits for these tokens only, of a drafter: the N most frequent ones of --corpus, with stop tokens and special "
-        "tokens, or the ids in a file (.json, .txt, .npy). A language model is no target any more",
+        help="logits for these tokens only, of a drafter: the N most frequent ones of --corpus, with stop tokens and "
+        "special tokens, or the ids in a file (.json, .txt, .npy). A language model is no target any more",
     )
     parser.add_argument("--corpus", metavar="FILE", help="text in UTF-8, like the texts that are to be drafted")
     parser.add_argument(

@@ -181,7 +181,9 @@ def prepared(
         source.require_match()
         source = reduced(source, choose(source, draft_vocabulary, corpus, target), target)
     elif corpus is not None:
-        raise Refusal(f"corpus={str(corpus)!r}: counts the tokens of a draft vocabulary; give draft_vocabulary, how many")
+        raise Refusal(
+            f"corpus={str(corpus)!r}: counts the tokens of a draft vocabulary; give draft_vocabulary, how many"
+        )
     return source if quantize is None else quantized(source, quantize)
 
 
@@ -198,7 +200,9 @@ def mtp_beside(source: Source, allow_pickle: bool, mtp: bool | None) -> tuple[So
     if not mtp and not holds_mtp(source.layout):
         return None, []
     if mtp and source.config.reduced:
-        raise Refusal(f"{source.folder.given}: mtp=True: {what} are for a target, and a model with a draft vocabulary is none")
+        raise Refusal(
+            f"{source.folder.given}: mtp=True: {what} are for a target, and a model with a draft vocabulary is none"
+        )
     if mtp is False or source.config.reduced:
         return None, [f"{what} are left out"]
     try:
@@ -254,8 +258,8 @@ def _require_runs_in_transformers(source: Source):
 
 
 def require_fit(source: Source, target: str | os.PathLike, needless: bool):
-    """Raise a ``Refusal`` unless ``source`` is a draft head that fits the model in the folder ``target``, or a language model
-    and ``needless`` is False."""
+    """Raise a ``Refusal`` unless ``source`` is a draft head that fits the model in the folder ``target``, or a language
+    model while ``needless`` is False."""
     model = read_draft_config(target)
     if isinstance(source.config, ModelConfig) and needless:
         raise Refusal(f"{source.folder.given}: holds a language model, not a draft head, so no target is needed")

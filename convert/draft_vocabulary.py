@@ -63,7 +63,8 @@ def choose(
         )
     stops = {token for one in (source.config.decoder, model) if one is not None for token in one.eos_token_ids}
     if is_int(draft_vocabulary):
-        return _most_frequent(source, int(draft_vocabulary), V, corpus, target, stops)  # pyright: ignore[reportArgumentType]
+        size: Any = draft_vocabulary
+        return _most_frequent(source, size, V, corpus, target, stops)
     if corpus is not None:
         raise Refusal(
             f"corpus={str(corpus)!r}: counts tokens where draft_vocabulary is a number, and it is a list; leave one out"
@@ -83,15 +84,17 @@ def choose(
 def _most_frequent(source: Source, size: int, V: int, corpus, target, stops: set[int]) -> Chosen:
     """The ``size`` most frequent tokens of ``corpus``; of equally frequent ones those of lower ids."""
     if corpus is None:
-        raise Refusal(f"draft_vocabulary={size}: corpus is missing; give a text file whose most frequent tokens they are")
+        raise Refusal(
+            f"draft_vocabulary={size}: corpus is missing; give a text file whose most frequent tokens they are"
+        )
     if not 1 <= size < V:
         raise Refusal(f"draft_vocabulary={size}: expected 1..{V - 1}, fewer than the {V} tokens of the vocabulary")
     tokenizer = _tokenizer(source, target)
     always = sorted(token for token in stops | _special(tokenizer) if 0 <= token < V)
     if size < len(always):
         raise Refusal(
-            f"draft_vocabulary={size}: expected at least {len(always)}, as many as there are stop tokens and special tokens, "
-            "which are always in it"
+            f"draft_vocabulary={size}: expected at least {len(always)}, as many as there are stop tokens and special "
+            "tokens, which are always in it"
         )
     counts = _counts(Path(corpus), tokenizer, V)
     order = np.lexsort((np.arange(V), -counts))
@@ -166,9 +169,8 @@ def _read_list(file: Path, what: str) -> Any:
 
 def _checked(tokens: Any, V: int, what: str) -> np.ndarray:
     """``tokens`` ascending, int64 ``[Vd]``."""
-    listed = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
-    flat = isinstance(listed, Sequence) and not isinstance(listed, str) and all(map(is_int, listed))
-    if not flat or not len(listed):
+    listed: Any = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
+    if not isinstance(listed, list | tuple) or not listed or not all(map(is_int, listed)):
         raise Refusal(f"{what}: expected a list of token ids, integers in 0..{V - 1}")
     outside = [token for token in listed if not 0 <= token < V]
     if outside:

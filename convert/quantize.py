@@ -1,4 +1,5 @@
-"""Quantises the parameters of a language model or a draft head, one weight at a time; see ``jspec.models.quantized`` for the format.
+"""Quantises the parameters of a language model or a draft head, one weight at a time; the format is that of
+``jspec.models.quantized``.
 
 Weights that a checkpoint holds in that format already are taken from it as they are."""
 

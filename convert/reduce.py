@@ -42,13 +42,13 @@ def require_whole_vocabulary(source: Source):
     sizes = source.config.dimensions
     if source.config.reduced:
         raise Refusal(
-            f"{source.folder.given}: draft_vocabulary: this {source.layout.label} has a draft vocabulary of {sizes['Vd']} of "
-            f"{sizes['V']} tokens already; convert it without"
+            f"{source.folder.given}: draft_vocabulary: this {source.layout.label} has a draft vocabulary of {sizes['Vd']} "
+            f"of {sizes['V']} tokens already; convert it without"
         )
     if "draft_vocab_size" not in (source.config.language_model or source.config).__dataclass_fields__:
         raise Refusal(
-            f"{source.folder.given}: draft_vocabulary: {source.layout.label} drafts with the whole output head of the target; "
-            "convert it without"
+            f"{source.folder.given}: draft_vocabulary: {source.layout.label} drafts with the whole output head of the "
+            "target; convert it without"
         )
 
 
@@ -76,7 +76,7 @@ def reduced(source: Source, chosen: Chosen, target: str | os.PathLike | None) ->
     some = next(iter(layout.tensors.values()))
     ids = np.full(chosen.vocab_size, -1, np.int32)
     ids[tokens] = np.arange(len(tokens))
-    made = {DRAFT_IDS: Derived(DRAFT_IDS, some.file, some.path, ids.shape, ids.dtype.name, ids)}
+    made: dict[str, Tensor] = {DRAFT_IDS: Derived(DRAFT_IDS, some.file, some.path, ids.shape, ids.dtype.name, ids)}
     dequantizes = False
     if HEAD not in old and HEAD in new:
         if config.language_model is not None:
@@ -113,22 +113,22 @@ def _rows_of_target(
     where, label = source.folder.given, source.layout.label
     if target is None:
         raise Refusal(
-            f"{where}: draft_vocabulary needs a copy of the rows of the target's output head, which this {label} borrows; give "
-            "the target's folder as target (--target DIR)"
+            f"{where}: draft_vocabulary needs a copy of the rows of the target's output head, which this {label} borrows; "
+            "give the target's folder as target (--target DIR)"
         )
     model, params = open_folder(target)
     scaled = model.logit_softcap is not None or model.logit_divisor != 1
     if scaled and "own_head" in config.__dataclass_fields__ and not isinstance(config, MedusaConfig):
         raise Refusal(
-            f"{where}: draft_vocabulary: the logits of the target {target} are divided or capped, which a copy of its output "
-            f"head in this {label} would not do; convert it without"
+            f"{where}: draft_vocabulary: the logits of the target {target} are divided or capped, which a copy of its "
+            f"output head in this {label} would not do; convert it without"
         )
     name = "embedding" if model.tie_embeddings else HEAD
     weight, scale = params[name], model.scale_names().get(name)
     rows = weight[tokens] if scale is None else dequantized(weight[tokens], params[scale][tokens])
     if rows.shape[1] != config.dimensions["D"]:
         raise Refusal(
-            f"{where}: draft_vocabulary: the output head of the target {target} reads {rows.shape[1]} numbers and this {label} "
-            f"makes {config.dimensions['D']}; convert it without"
+            f"{where}: draft_vocabulary: the output head of the target {target} reads {rows.shape[1]} numbers and this "
+            f"{label} makes {config.dimensions['D']}; convert it without"
         )
     return Derived(name, Path(target).name, Path(target), rows.shape, rows.dtype.name, rows), scale is not None

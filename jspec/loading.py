@@ -270,8 +270,8 @@ def build_draft_module(config: ModelConfig | HeadConfig, params: dict, dtype: st
 def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
     """Delete from ``params`` what is a copy of a weight of the target; returns ``config`` without these weights.
 
-    A weight of another type than the draft head's is not equal to it, so a draft head that is not quantised keeps its own
-    beside a target that is. A target that divides or caps its logits would do so with the draft head's as well, so it lends no output head.
+    A weight of another type is not equal, so a draft head that is not quantised keeps its own beside a target that is. A
+    target that divides or caps its logits would do so with the draft head's as well, so it lends no output head.
     """
     plain = target.config.logit_softcap is None and target.config.logit_divisor == 1
     lent = {

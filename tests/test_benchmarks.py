@@ -225,7 +225,7 @@ def test_floors_of_rounds(llama, method, batch, length, milliseconds):
     ],
 )
 def test_floors_of_rounds_with_small_drafts(llama, method, kind, batch, milliseconds):
-    """32,768 draft tokens: an EAGLE head has 252 million weights in its layer, 134 million in the rows of the output head."""
+    """32,768 draft tokens: an EAGLE head has 252 million weights in its layer, and 134 million in its output head."""
     config = (LLAMA_1B if method == "draft_model" else head_for(LLAMA_8B, method)).with_draft_vocabulary(32_768)
     module = abstract_module(config if kind is None else config.with_quantization(kind), 1)
     passes = [target_pass(llama, batch, 5, 640), *draft_passes(llama, module, 4, batch, 640)]

@@ -53,7 +53,9 @@ REDUCED = [
     BLOCK.with_draft_vocabulary(9),
     HEADS[4].with_draft_vocabulary(9),
 ]
-QUANTIZED = [head.with_quantization(kind) for kind in ("int8", "fp8") for head in (*HEADS, *REDUCED, MTPConfig(ONE_LAYER))]
+QUANTIZED = [
+    head.with_quantization(kind) for kind in ("int8", "fp8") for head in (*HEADS, *REDUCED, MTPConfig(ONE_LAYER))
+]
 
 
 @pytest.mark.parametrize("head", [*HEADS, *REDUCED])
@@ -107,11 +109,20 @@ def test_what_no_eagle3_head_can_be(change, message):
         (lambda: MedusaConfig(V, D, 1, num_blocks=-1), "num_blocks=-1"),
         (lambda: MLPConfig(V, D, 8, 3, quantization="int4"), "quantization='int4': expected one of None, int8, fp8"),
         (lambda: MedusaConfig(V, D, 1, quantization="int4"), "quantization='int4': expected one of None, int8, fp8"),
-        (lambda: MLPConfig(V, D, 8, 3, draft_vocab_size=V), rf"draft_vocab_size={V}: expected None or .* in 1..{V - 1}"),
-        (lambda: MedusaConfig(None, D, 3, own_head=False, draft_vocab_size=5), "draft_vocab_size=5: .* a known vocab_size"),
+        (
+            lambda: MLPConfig(V, D, 8, 3, draft_vocab_size=V),
+            rf"draft_vocab_size={V}: expected None or .* in 1..{V - 1}",
+        ),
+        (
+            lambda: MedusaConfig(None, D, 3, own_head=False, draft_vocab_size=5),
+            "draft_vocab_size=5: .* a known vocab_size",
+        ),
         (lambda: EagleConfig(ONE_LAYER, draft_vocab_size=0), "draft_vocab_size=0"),
         (lambda: MTPConfig(ONE_LAYER).with_draft_vocabulary(5), "MTPConfig has no draft vocabulary; leave it out"),
-        (lambda: dataclasses.replace(TARGET, tie_embeddings=True, draft_vocab_size=5), "tie_embeddings=True: expected False"),
+        (
+            lambda: dataclasses.replace(TARGET, tie_embeddings=True, draft_vocab_size=5),
+            "tie_embeddings=True: expected False",
+        ),
     ],
 )
 def test_what_no_other_head_can_be(make, message):

@@ -178,7 +178,11 @@ def test_a_copy_of_a_quantised_output_head_is_shared(target, tmp_path):
 
     assert borrows(target, head)
     assert borrows(tmp_path / "target-int8", tmp_path / "head-int8")
-    for one, other in ((target, "head-int8"), (tmp_path / "target-fp8", "head-int8"), (tmp_path / "target-int8", "head")):
+    for one, other in (
+        (target, "head-int8"),
+        (tmp_path / "target-fp8", "head-int8"),
+        (tmp_path / "target-int8", "head"),
+    ):
         assert not borrows(one, tmp_path / other)
 
 

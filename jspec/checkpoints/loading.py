@@ -58,11 +58,11 @@ def open_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[Mode
 
 
 def refuse_reduced(config: ModelConfig, path: str | os.PathLike):
-    """Raise a ``Refusal`` if the language model of a folder has a draft vocabulary, so that it can draft and nothing else."""
+    """Raise a ``Refusal`` if the language model of a folder has a draft vocabulary, so that it can only draft."""
     if config.reduced:
         raise Refusal(
-            f"{path}: has logits for {config.draft_vocab_size} of {config.vocab_size} tokens (draft_vocab_size in {NAME}), so "
-            "it can only draft; give it as draft=, and a folder that was converted without a draft vocabulary as the target"
+            f"{path}: has logits for {config.draft_vocab_size} of {config.vocab_size} tokens (draft_vocab_size in {NAME}), "
+            "so it can only draft; give it as draft=, and a folder that was converted without a draft vocabulary as target"
         )
 
 

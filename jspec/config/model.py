@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from jspec._arguments import is_int, is_number, require
 from jspec.config.experts import Experts
@@ -36,9 +36,9 @@ def require_quantization(quantization: object):
     require(quantization in known, "quantization", quantization, f"one of {', '.join(map(str, known))}")
 
 
-def require_part(name: str, size: object, vocab_size: int | None):
+def require_part(name: str, size: Any, vocab_size: int | None):
     """Raise a ValueError unless ``size`` is None or the size of a part of a vocabulary."""
-    inside = size is None or (is_int(size) and 1 <= size and (vocab_size is None or size < vocab_size))
+    inside = size is None or (is_int(size) and size >= 1 and (vocab_size is None or size < vocab_size))
     expected = "None or an integer of at least 1, and a known vocab_size"
     if vocab_size is not None:
         expected = f"None or an integer in 1..{vocab_size - 1}, fewer than the vocabulary's {vocab_size} tokens"

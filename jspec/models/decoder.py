@@ -320,8 +320,8 @@ class Decoder(nnx.Module):
         return max(len(aux_layers), 1) * self.config.hidden_size
 
     def logits(self, hidden):
-        """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution. Tokens outside
-        of a draft vocabulary get -inf."""
+        """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution. Tokens
+        outside of a draft vocabulary get -inf."""
         logits = self._own_logits(hidden)
         if self.shards is None or self.draft_ids is not None:
             return over_vocabulary(logits, self.draft_ids)

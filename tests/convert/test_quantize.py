@@ -194,7 +194,10 @@ def dspark(folder):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "make",
-    [*(getattr(tiny_heads, n) for n in ("eagle", "eagle3", "p_eagle", "speculators", "mlp_speculator", "medusa")), dspark],
+    [
+        *(getattr(tiny_heads, n) for n in ("eagle", "eagle3", "p_eagle", "speculators", "mlp_speculator", "medusa")),
+        dspark,
+    ],
 )
 def test_what_is_rounded_of_a_head(tmp_path, out, make, kind):
     """Linear maps and output heads; norms, biases, embeddings, the confidence head and the draft vocabulary stay."""

@@ -106,7 +106,10 @@ def require_no_windows(config: ModelConfig):
 def refuse_draft_vocabulary(config: EagleConfig | MedusaConfig | MLPConfig):
     """Raise a ``ValueError`` if a draft head has a draft vocabulary; for layouts whose config.json cannot state one."""
     require(
-        config.draft_vocab_size is None, "draft_vocab_size", config.draft_vocab_size, "None, as this layout has all tokens"
+        config.draft_vocab_size is None,
+        "draft_vocab_size",
+        config.draft_vocab_size,
+        "None, as this layout has all tokens",
     )
 
 
