@@ -14,7 +14,7 @@ from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.source import Source
 from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
-from jspec.heads import HeadConfig, MedusaConfig
+from jspec.heads import BlockConfig, Eagle3Config, HeadConfig, MedusaConfig
 from jspec.models.quantized import dequantized
 
 HEAD, DRAFT_IDS = "head.weight", "draft_ids"
@@ -38,17 +38,12 @@ class Rows(Tensor):
 
 
 def require_whole_vocabulary(source: Source):
-    """Raise a ``Refusal`` if a drafter has a draft vocabulary already, or no output head that could be reduced."""
+    """Raise a ``Refusal`` if a drafter has a draft vocabulary already."""
     sizes = source.config.dimensions
     if source.config.reduced:
         raise Refusal(
             f"{source.folder.given}: draft_vocabulary: this {source.layout.label} has a draft vocabulary of {sizes['Vd']} "
             f"of {sizes['V']} tokens already; convert it without"
-        )
-    if "draft_vocab_size" not in (source.config.language_model or source.config).__dataclass_fields__:
-        raise Refusal(
-            f"{source.folder.given}: draft_vocabulary: {source.layout.label} drafts with the whole output head of the "
-            "target; convert it without"
         )
 
 
@@ -64,10 +59,11 @@ def reduced(source: Source, chosen: Chosen, target: str | os.PathLike | None) ->
       target: folder of the target. None is enough for a drafter that has an output head.
 
     Raises:
-      Refusal: the rows of the target's output head are needed, and ``target`` is None or lends none.
+      Refusal: the rows of the target's output head are needed, and ``target`` is None or lends none; or drafters of this
+        kind have no draft vocabulary.
     """
     layout, tokens = source.layout, chosen.tokens
-    config = _reduced_config(layout.config, chosen)
+    config = _reduced_config(source, chosen)
     old, new = source.shapes, dataclasses.replace(source, layout=dataclasses.replace(layout, config=config)).shapes
     table, tensors = dict(layout.table), dict(layout.tensors)
     for name, at in layout.table.items():
@@ -96,10 +92,14 @@ def reduced(source: Source, chosen: Chosen, target: str | os.PathLike | None) ->
     return dataclasses.replace(source, layout=layout)
 
 
-def _reduced_config(config: ModelConfig | HeadConfig, chosen: Chosen) -> ModelConfig | HeadConfig:
+def _reduced_config(source: Source, chosen: Chosen) -> ModelConfig | HeadConfig:
+    config = source.config
     if isinstance(config, MedusaConfig):  # their checkpoints may leave out the vocabulary
         config = dataclasses.replace(config, vocab_size=chosen.vocab_size)
-    return config.with_draft_vocabulary(len(chosen.tokens))
+    try:
+        return config.with_draft_vocabulary(len(chosen.tokens))
+    except ValueError as error:
+        raise Refusal(f"{source.folder.given}: {error}") from None
 
 
 def _rows(tensor: Tensor, rows: np.ndarray) -> Rows:
@@ -118,7 +118,7 @@ def _rows_of_target(
         )
     model, params = open_folder(target)
     scaled = model.logit_softcap is not None or model.logit_divisor != 1
-    if scaled and "own_head" in config.__dataclass_fields__ and not isinstance(config, MedusaConfig):
+    if scaled and isinstance(config, Eagle3Config | BlockConfig):
         raise Refusal(
             f"{where}: draft_vocabulary: the logits of the target {target} are divided or capped, which a copy of its "
             f"output head in this {label} would not do; convert it without"

@@ -281,6 +281,13 @@ def test_a_second_draft_vocabulary_is_refused(tmp_path):
         convert(tiny_heads.eagle3(tmp_path / "head"), tmp_path / "out", draft_vocabulary=IDS)
 
 
+def test_multi_token_prediction_layers_have_none(tmp_path):
+    config = VARIANTS["mtp"]
+    export_draft(tmp_path / "head", config, flat_params(random_head(config)), target_name="target", dtype="float32")
+    with pytest.raises(Refusal, match="draft_vocab_size=2: MTPConfig has no draft vocabulary, because it drafts with"):
+        convert(tmp_path / "head", tmp_path / "out", draft_vocabulary=[3, 4])
+
+
 def test_a_head_whose_copy_would_not_cap_its_logits(tmp_path):
     target = tiny_checkpoint(tmp_path / "target", "Gemma2ForCausalLM")
     with pytest.raises(
