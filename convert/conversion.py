@@ -318,6 +318,7 @@ def _require_space(folder: Path, params: dict[str, LazyArray], copied: Collectio
 
 def _description(source: Source, dtype: str) -> dict:
     """The entries of the manifest that say what the folder was made from and what it holds."""
+    model = source.config.language_model
     description = {
         "source": {
             "path": source.folder.given,
@@ -327,7 +328,7 @@ def _description(source: Source, dtype: str) -> dict:
         "architecture": source.layout.label,
         "dtype": dtype,
         "quantization": source.config.quantization,
-        "draft_vocab_size": source.config.dimensions["Vd"] if source.config.reduced else None,
+        "draft_vocab_size": None if model is None else model.draft_vocab_size,
         "tensor_count": len(source.table),
         "parameter_count": source.config.num_parameters,
     }

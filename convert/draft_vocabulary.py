@@ -61,7 +61,8 @@ def choose(
         raise Refusal(
             f"{source.folder.given}: config.json has no vocab_size, so nothing says how many tokens there are; give target"
         )
-    stops = {token for one in (source.config.decoder, model) if one is not None for token in one.eos_token_ids}
+    configs = [one for one in (source.config.decoder, model) if one is not None]
+    stops = {token for one in configs for token in one.eos_token_ids if token < V}
     if is_int(draft_vocabulary):
         size: Any = draft_vocabulary
         return _most_frequent(source, size, V, corpus, target, stops)
@@ -90,7 +91,7 @@ def _most_frequent(source: Source, size: int, V: int, corpus, target, stops: set
     if not 1 <= size < V:
         raise Refusal(f"draft_vocabulary={size}: expected 1..{V - 1}, fewer than the {V} tokens of the vocabulary")
     tokenizer = _tokenizer(source, target)
-    always = sorted(token for token in stops | _special(tokenizer) if 0 <= token < V)
+    always = sorted(stops | {token for token in _special(tokenizer) if token < V})
     if size < len(always):
         raise Refusal(
             f"draft_vocabulary={size}: expected at least {len(always)}, as many as there are stop tokens and special "
@@ -170,12 +171,13 @@ def _read_list(file: Path, what: str) -> Any:
 def _checked(tokens: Any, V: int, what: str) -> np.ndarray:
     """``tokens`` ascending, int64 ``[Vd]``."""
     listed: Any = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
-    if not isinstance(listed, list | tuple) or not listed or not all(map(is_int, listed)):
+    if not isinstance(listed, Sequence) or isinstance(listed, str) or not listed or not all(map(is_int, listed)):
         raise Refusal(f"{what}: expected a list of token ids, integers in 0..{V - 1}")
-    outside = [token for token in listed if not 0 <= token < V]
+    values: list[int] = list(listed)
+    outside = [token for token in values if not 0 <= token < V]
     if outside:
         raise Refusal(f"{what}: holds token {outside[0]}: expected ids in 0..{V - 1}, those of the vocabulary")
-    ids, times = np.unique(np.array(listed, np.int64), return_counts=True)
+    ids, times = np.unique(np.array(values, np.int64), return_counts=True)
     if times.max() > 1:
         raise Refusal(f"{what}: holds token {ids[times.argmax()]} {times.max()} times: expected each once")
     if len(ids) == V:
