@@ -20,6 +20,7 @@ from benchmarks import (
     results,
     round,
     shards,
+    small_drafts,
     sums,
     tables,
     tensor_parallel,
@@ -29,7 +30,7 @@ from benchmarks.floors import draft_passes, floor, target_pass
 from benchmarks.programs import Decoding
 from benchmarks.references import Comparison
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, SHAPES, TINY, Pair, abstract_module, head_for, random_module
-from jspec.checkpoints.loading import load_folder
+from jspec.checkpoints.loading import load_folder, read_draft_config
 from jspec.engine.costs import CostTable
 from jspec.models.split import split
 
@@ -230,6 +231,20 @@ def test_floors_of_rounds_with_small_drafts(llama, method, kind, batch, millisec
     module = abstract_module(config if kind is None else config.with_quantization(kind), 1)
     passes = [target_pass(llama, batch, 5, 640), *draft_passes(llama, module, 4, batch, 640)]
     assert 1e3 * floor(passes, RATE) == pytest.approx(milliseconds, abs=0.08)
+
+
+def test_small_drafts_of_the_family(tmp_path):
+    """What is measured of a drafter, and how its folder is made."""
+    assert small_drafts.variants("eagle3") == [
+        ("bf16", None),
+        ("int8", None),
+        ("fp8", None),
+    ]  # it has a draft vocabulary
+    assert small_drafts.variants("eagle")[3:] == [("int8", 1024), ("int8", 512), ("int8", 256)]
+    (tmp_path / "corpus.txt").write_text("def f(x):\n    return x\n")
+    folder = small_drafts.converted("eagle", "int8", 256, tmp_path / "corpus.txt", tmp_path)
+    config = read_draft_config(folder)
+    assert (config.quantization, config.dimensions["Vd"], config.dimensions["V"]) == ("int8", 256, 2048)
 
 
 def test_rounds_of_a_text():
