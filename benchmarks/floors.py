@@ -39,7 +39,7 @@ class Pass:
     """
 
     weights: Weights
-    tokens: int
+    tokens: float
     kv_bytes: float
     times: int = 1
 
@@ -107,8 +107,8 @@ def kv_bytes(model, slots: float) -> float:
     return (1 if latents else 2) * L * G * H * slots * ITEMSIZE
 
 
-def target_pass(target, batch: int, width: int, length: float, hit: float | None = None) -> Pass:
-    """A pass of the target over ``width`` query tokens in each of ``batch`` rows, with ``length`` live slots each.
+def target_pass(target, batch: int, width: float, length: float, hit: float | None = None) -> Pass:
+    """A pass of the target over ``width`` query tokens, on average, in each of ``batch`` rows, with ``length`` live slots.
 
     Layers with a window read no more slots than that. ``hit`` is that of ``language_model``."""
     windows = target.config.windows

@@ -46,12 +46,13 @@ class Decoding:
       batch: number of rows, all of them live from the first round to the last.
       start: committed tokens of each row before the first round.
       new: tokens that a row gets on average, in whole rounds.
-      acceptance: synthetic acceptance of every draft.
+      acceptance: synthetic acceptance of every draft; a tuple has requests of so many kinds take turns, each with one.
       draft_sampling: ``sample`` or ``argmax``; requests are sampled at temperature 1 either way.
       verify: the rule.
       quantization: of the target's weights.
       draft_quantization: of the weights of the draft model or draft head.
       draft_vocabulary: of how many tokens the draft has logits; None for those that ``shapes`` gives it.
+      budget: how many tokens the target reads in a round, of all rows together; None for every draft.
     """
 
     method: str | None
@@ -59,27 +60,35 @@ class Decoding:
     batch: int
     start: int
     new: int
-    acceptance: float = 0.7
+    acceptance: float | tuple[float, ...] = 0.7
     draft_sampling: Any = "sample"
     verify: Any = "rejection"
     quantization: Any = None
     draft_quantization: Any = None
     draft_vocabulary: int | None = None
+    budget: int | None = None
 
     def __str__(self) -> str:
         weights = f"{self.quantization} weights, " if self.quantization else ""
         where = f"{weights}batch {self.batch}, {self.start:,} + {self.new:,} tokens"
+        where += f", {self.budget} of them read in a round" if self.budget else ""
         if self.method is None:
             return f"plain decoding, {where}"
         drafts = f"{self.draft_sampling} drafts, " if self.draft_sampling != "sample" else ""
         drafts = f"{self.draft_quantization} drafter, {drafts}" if self.draft_quantization else drafts
         drafts = f"{self.draft_vocabulary:,} draft tokens, {drafts}" if self.draft_vocabulary else drafts
-        return f"{self.method}, K = {self.K}, {drafts}{where}; synthetic acceptance {self.acceptance:g}"
+        rates = " / ".join(f"{rate:g}" for rate in self.kinds)
+        return f"{self.method}, K = {self.K}, {drafts}{where}; synthetic acceptance {rates}"
+
+    @property
+    def kinds(self) -> tuple[float, ...]:
+        """The acceptance of each kind of request."""
+        return self.acceptance if isinstance(self.acceptance, tuple) else (self.acceptance,)
 
     @property
     def rounds(self) -> int:
         """Rounds until ``new`` tokens are expected."""
-        return max(1, round(self.new / sum(self.acceptance**i for i in range(self.K + 1))))
+        return max(1, round(self.new / max(sum(rate**i for i in range(self.K + 1)) for rate in self.kinds)))
 
     @property
     def capacity(self) -> int:
@@ -90,7 +99,10 @@ class Decoding:
     @property
     def speculation(self) -> Speculation:
         return Speculation(
-            max(self.K, 1), self.verify, self.draft_sampling, synthetic_acceptance=self.acceptance if self.K else None
+            max(self.K, 1),
+            self.verify,
+            self.draft_sampling,
+            synthetic_acceptance=tuple((rate,) * self.K for rate in self.kinds) if self.K else None,
         )
 
     def engine_config(self, dtype: str) -> EngineConfig:
@@ -167,13 +179,16 @@ def decoding_program(target, module, draft, config: EngineConfig, what: Decoding
 
     def rounds(leaves, state):
         model = merge_of(leaves[0])
-        return DecodeStep(model, make(model, merge_by(leaves[1])), rule, what.K + 1).decode(state, what.rounds)
+        drafter = make(model, merge_by(leaves[1]))
+        return DecodeStep(model, drafter, rule, what.K + 1, budget=what.budget).decode(state, what.rounds)
 
     def fresh():
-        state = init_state(config, target, make(target, module), DTYPES[config.dtype])
+        state = init_state(
+            config, target, make(target, module), DTYPES[config.dtype], estimates=what.budget is not None
+        )
         return _in_flight(state, config, what.start)
 
-    options = decode_options(of, what.batch * (what.K + 1))
+    options = decode_options(of, what.budget or what.batch * (what.K + 1))
     if spread is None:
         return Program(rounds, (of, by), fresh, options)
     return Program(spread.of_models(rounds), (of, by), lambda: spread.made(fresh), options)
@@ -273,7 +288,8 @@ class Bench:
         before = what.start + np.cumsum(log.count, axis=0) - log.count
         length, tokens = float(np.mean(before)), float(np.mean(log.count))
         hit = experts_hit(target, *_next_pass(state, what.K, target.config.vocab_size))
-        least = floor([target_pass(target, what.batch, what.K + 1, length, hit)], self.bandwidth)
+        width = what.budget / what.batch if what.budget else what.K + 1
+        least = floor([target_pass(target, what.batch, width, length, hit)], self.bandwidth)
         least /= 1 if self.shards is None else self.shards.count  # every device reads and multiplies its own part
         if what.K:
             least += floor(draft_passes(target, module, what.K, what.batch, length), self.bandwidth)

@@ -14,7 +14,7 @@ import pathlib
 import re
 import sys
 
-from benchmarks import drafters, efficiency, performance, results, small_drafts
+from benchmarks import drafters, editing, efficiency, performance, results, small_drafts
 
 DOCS = results.ROOT / "docs"
 
@@ -33,7 +33,8 @@ def documents() -> dict[pathlib.Path, str]:
     }
     written = {file: with_blocks(file, contents) for file, contents in blocks.items()}
     written[DOCS / "performance.md"] = performance.document(found)
-    written[DOCS / "drafters.md"] = drafters.markdown(comparison())
+    edited = [editing.markdown(one) for one in results.read_all("editing")[-1:]]
+    written[DOCS / "drafters.md"] = "\n".join([drafters.markdown(comparison()), *edited])
     for method, costs in costs_by_method().items():
         written[DOCS / f"efficiency-{method}.md"] = efficiency.markdown(costs)
         written[DOCS / f"efficiency-{method}.json"] = json.dumps(costs.table, indent=1) + "\n"

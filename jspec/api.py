@@ -18,7 +18,7 @@ from jspec.compilation_cache import enable_compilation_cache
 from jspec.config import VERIFY_RULES, EngineConfig, ModelConfig, Speculation, shards_of
 from jspec.drafting.corpus import Corpus
 from jspec.drafting.methods import method_of
-from jspec.engine.costs import CostTable
+from jspec.engine.costs import CostTable, Way
 from jspec.keys import request_keys
 from jspec.llm import LLM, check_lossless, same_text_for_every_K
 from jspec.loading import Path, default_params, find_source, load_modules, read_pair, require_shards
@@ -89,8 +89,8 @@ def load(
       speculation: how many drafts a round makes, how they are drawn and how they are verified; the default is
         ``Speculation()``. With ``num_draft_tokens=0`` the draft is not loaded, and the model decodes plainly as it does
         with ``draft=None``.
-      costs: the seconds that rounds take, for ``num_draft_tokens="auto"``: a ``CostTable``, or the path of one as JSON.
-        With None the engine measures them, in ``warmup`` or when the first prompts come.
+      costs: the seconds that rounds take, for ``num_draft_tokens="auto"`` and ``verify_budget="auto"``: a ``CostTable``, or
+        the path of one as JSON. With None the engine measures them, in ``warmup`` or when the first prompts come.
       tensor_parallel: over how many devices the target and its KV cache are split, from the first that JAX sees on
         (docs/distributed.md). It divides the number of attention heads, and is a divisor or a multiple of that of KV heads.
       draft_tensor_parallel: over how many devices a draft model is split, 1 or ``tensor_parallel``. With 1 every device has
@@ -106,8 +106,9 @@ def load(
         every row can use.
       reproducible: with True a seed means one text, whatever else the engine does; with False the engine may choose
         between programs of several sizes, which is faster, and whose results differ in the last bits
-        (docs/reproducibility.md). None is True, but under ``num_draft_tokens="auto"`` a seed means no one text all the
-        same, and True by name is refused.
+        (docs/reproducibility.md). None is True, but under ``num_draft_tokens="auto"`` or a ``verify_budget`` a seed means
+        no one text all the same. True by name is refused for ``auto``, and with a ``verify_budget`` of n tokens each
+        request verifies n - 1 drafts at most, whatever the others do.
       prefix_cache, swap_space, max_waiting, read_ahead, logprobs_mode: see ``EngineConfig``.
       gpu_memory_utilization: the share of the GPU's free memory that jspec may use.
       compilation_cache: whether compiled programs are kept on disk for the next start, or the folder for them. True
@@ -136,6 +137,8 @@ def load(
     _check_verify(verify)
     _check_costs(costs)
     _check_reproducible(reproducible, speculation, width)
+    if reproducible:
+        speculation = speculation.for_each_request()
     share = gpu_memory_utilization
     require(is_number(share) and 0 < share <= 1, "gpu_memory_utilization", share, "a number above 0 and at most 1")
     enable_compilation_cache(compilation_cache)
@@ -322,7 +325,8 @@ def _split_options(options: dict, loadable: bool) -> tuple[dict, dict]:
         elsewhere = dict.fromkeys([*loading, *loading_aliases], why)
     options = resolve_names("generate()", options, known, aliases, elsewhere)
     # ``verify`` is both: the name of a rule, and whether to hash the files of the folders.
-    fields = {name: value for name, value in options.items() if name in _SPECULATION and not isinstance(value, bool)}
+    to_load = {name for name, value in options.items() if name in _LOADING and isinstance(value, bool)}
+    fields = {name: value for name, value in options.items() if name in _SPECULATION and name not in to_load}
     chosen = {name: value for name, value in options.items() if name in _LOADING and name not in fields}
     if fields or "speculation" in chosen:
         chosen["speculation"] = _speculation(chosen.get("speculation"), fields)
@@ -341,14 +345,15 @@ def _check_costs(costs: CostTable | Path | None):
 
 def _seconds(
     costs: CostTable | Path, method: str | None, speculation: Speculation, batches: Sequence[int]
-) -> dict[int, dict[int, float]]:
-    """For each batch size, K -> seconds per round. Costs of another drafting method are refused; costs of another device
-    cause a warning."""
-    if method is None or not speculation.auto:
-        given = "draft=None" if speculation.auto else f"num_draft_tokens={speculation.num_draft_tokens!r}"
+) -> dict[int, dict[Way, float]]:
+    """For each batch size, way of making rounds -> seconds per round. Costs of another drafting method are refused; costs of
+    another device cause a warning."""
+    chooses = speculation.auto or speculation.verify_budget == "auto"
+    if method is None or not chooses:
+        given = "draft=None" if chooses else f"num_draft_tokens={speculation.num_draft_tokens!r}"
         raise ValueError(
             f"costs has no place with {given}, which leaves nothing to choose; leave it out, or give a draft and "
-            "num_draft_tokens='auto'"
+            "num_draft_tokens='auto' or verify_budget='auto'"
         )
     table, device = costs if isinstance(costs, CostTable) else CostTable.read(costs), jax.devices()[0].device_kind
     if table.method != method:
@@ -358,7 +363,10 @@ def _seconds(
         )
     if table.device != device:
         warnings.warn(f"costs were measured on {table.device!r}, and this is {device!r}", stacklevel=3)
-    return {batch: table.seconds(batch, speculation.draft_lengths) for batch in batches}
+    ways = lambda batch: (  # noqa: E731
+        K if R is None else (K, R) for K in speculation.draft_lengths for R in speculation.budgets(batch, K)
+    )
+    return {batch: table.seconds(batch, ways(batch)) for batch in batches}
 
 
 def _check_reproducible(reproducible: bool | None, speculation: Speculation, width: int | None):
@@ -369,6 +377,10 @@ def _check_reproducible(reproducible: bool | None, speculation: Speculation, wid
             "reproducible=True has no place with num_draft_tokens='auto', under which K depends on measured times; give a "
             "number of drafts, or verify='match', draft_sampling='coupled' and a width, or leave reproducible out"
         )
+    budget = speculation.verify_budget
+    fits = not reproducible or budget is None or is_int(budget)
+    expected = "a whole number of tokens for each request under reproducible=True, where no text depends on another"
+    require(fits, "verify_budget", budget, expected)
 
 
 def _max_len(max_len: int | None, config: ModelConfig) -> int:

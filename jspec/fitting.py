@@ -3,21 +3,28 @@
 import dataclasses
 import warnings
 
+from jspec._arguments import require
 from jspec.config import MAX_POSITIONS, ModelConfig, Speculation
 from jspec.heads import BlockConfig, DraftConfig, Eagle3Config, EagleConfig, HeadConfig, MTPConfig, PardConfig
-from jspec.registry import entry_of, particular_options
+from jspec.registry import LOOKED_UP, NGRAM, entry_of, particular_options
 from jspec.text import Tokenizer
 
 
-def check_options(draft: DraftConfig | str, speculation: Speculation):
+def check_options(draft: DraftConfig | str | None, speculation: Speculation):
     """Refuse an option of ``speculation`` that the drafting method has no use for.
 
     Args:
-      draft: the config of a draft model or draft head, or the name of a method that has no checkpoint.
+      draft: the config of a draft model or draft head, the name of a method that has no checkpoint, or None for plain
+        decoding.
       speculation: how to draft.
     """
+    if draft is None:
+        beside = f"draft= beside it, a draft head or a draft model; draft={NGRAM!r} looks drafts up alone"
+        require(not speculation.lookup, "lookup", speculation.lookup, beside)
+        return
     method, default = entry_of(draft), Speculation()
-    for option in sorted(particular_options() - set(method.options)):
+    used = {*method.options, *(LOOKED_UP if speculation.lookup else ())}
+    for option in sorted(particular_options() - used):
         value = getattr(speculation, option)
         if value != getattr(default, option):
             raise ValueError(

@@ -12,12 +12,13 @@ import numpy as np
 from jspec._arguments import require
 from jspec.chat import prompt_tokens
 from jspec.config import EngineConfig, Speculation
-from jspec.engine.costs import CostTable
+from jspec.engine.costs import CostTable, Way
 from jspec.engine.engine import Engine
 from jspec.engine.following import Following
 from jspec.engine.frontend import Frontend
 from jspec.engine.interrupts import ignoring_interrupts
 from jspec.engine.processes import Follower
+from jspec.engine.programs import every_token_is_read
 from jspec.keys import copied_keys
 from jspec.messages import is_conversation_list
 from jspec.models.causal import causal_logits
@@ -40,7 +41,8 @@ def check_lossless(speculation: Speculation):
 
 def same_text_for_every_K(speculation: Speculation, width: int | None) -> bool:
     """Whether a seed means one text whatever K is: the drafts only tell how soon it comes."""
-    return speculation.verify == "match" and speculation.draft_sampling == "coupled" and width is not None
+    coupled = speculation.verify == "match" and speculation.draft_sampling == "coupled"
+    return coupled and width is not None and speculation.verify_budget is None
 
 
 class LLM:
@@ -68,13 +70,15 @@ class LLM:
         tokenizer: Tokenizer | None,
         speculation: Speculation,
         config: EngineConfig,
-        costs: Mapping[int, Mapping[int, float]] | None = None,
+        costs: Mapping[int, Mapping[Way, float]] | None = None,
         default_sampling_params: SamplingParams | None = None,
     ):
         check_lossless(speculation)
         self.target, self.tokenizer, self.method, self.speculation = target, tokenizer, method, speculation
         auto = speculation.auto and method is not None
-        self.reproducible = config.reproducible and (not auto or same_text_for_every_K(speculation, config.width))
+        budgeted = speculation.verify_budget is not None and method is not None
+        fixed = not (auto or budgeted) or same_text_for_every_K(speculation, config.width)
+        self.reproducible = config.reproducible and fixed
         frontend = Frontend(
             tokenizer,
             target.config.vocab_size,
@@ -91,8 +95,9 @@ class LLM:
             speculation.verify,
             config,
             draft_lengths=speculation.draft_lengths if auto else None,
-            costs=costs if auto else None,
+            costs=costs if auto or budgeted else None,
             frontend=frontend,
+            budgets=speculation.budgets if budgeted else every_token_is_read,
         )
         self._leaves, merge = split(target)
 
@@ -255,8 +260,8 @@ class LLM:
 
     @property
     def costs(self) -> CostTable | None:
-        """The costs by which ``num_draft_tokens="auto"`` chooses K: those given to ``load``, or those that ``warmup``
-        measured. None before they are measured, and where there is nothing to choose."""
+        """The costs by which ``num_draft_tokens="auto"`` and ``verify_budget="auto"`` choose: those given to ``load``, or
+        those that ``warmup`` measured. None before they are measured, and where there is nothing to choose."""
         controller = self.engine.controller
         if controller is None or self.method is None:
             return None

@@ -167,8 +167,7 @@ def read_pair(
         speculation = within_reach(speculation, config)
         check_fit(target, config, tokenizer, source.draft)
         draft = with_positions(target, config, max_len)
-    if draft is not None:
-        check_options(draft, speculation)
+    check_options(draft, speculation)
     return Pair(source, target, draft, tokenizer, speculation, options)
 
 

@@ -187,9 +187,22 @@ def add_speculation_options(parser: argparse.ArgumentParser):
     group.add_argument("--num-speculative-tokens", type=drafts, metavar="K", help="drafts of a round, or auto; 4")
     group.add_argument("--verify", choices=VERIFY_RULES)
     group.add_argument("--draft-sampling", choices=DRAFT_SAMPLINGS)
+    budget = "tokens that the target reads in a round for each request, on average, or auto; every draft"
+    group.add_argument("--verify-budget", type=budget_of, metavar="N", help=budget)
     group.add_argument("--ngram-corpus", metavar="FILE", help="text to look drafts up in, with --draft ngram")
+    add_lookup_option(group)
     group.add_argument(
         "--speculative-config", metavar="JSON", help='vLLM\'s: {"model": .., "num_speculative_tokens": .., ..}'
+    )
+
+
+def add_lookup_option(parser):
+    """Declare ``--lookup``, for a parser or a group of its options."""
+    parser.add_argument(
+        "--lookup",
+        action="store_true",
+        default=None,
+        help="beside a draft: where the newest tokens occur earlier in a request's text, draft what followed them",
     )
 
 
@@ -255,6 +268,8 @@ def speculation_of(args: argparse.Namespace) -> tuple[str | None, Speculation, s
         "num_draft_tokens": args.num_speculative_tokens,
         "verify": args.verify,
         "draft_sampling": args.draft_sampling,
+        "verify_budget": args.verify_budget,
+        "lookup": args.lookup,
     }
     fields = {name: value for name, value in options.items() if value is not None}
     draft, method = args.draft, None
@@ -275,7 +290,7 @@ def require_draft(args: argparse.Namespace, target: str, draft: str | None):
     """
     from jspec.loading import find_folders
 
-    options = ("num_speculative_tokens", "verify", "draft_sampling", "ngram_corpus")
+    options = ("num_speculative_tokens", "verify", "draft_sampling", "verify_budget", "ngram_corpus", "lookup")
     given = [name for name in options if getattr(args, name) is not None]
     if draft is None and given and find_folders(target, None)[1] is None:
         value = getattr(args, given[0])
@@ -332,3 +347,8 @@ def found(name: str) -> str:
 def drafts(text: str) -> int | str:
     """The number of drafts that an option gives, or ``auto``."""
     return text if text == "auto" else int(text)
+
+
+def budget_of(text: str) -> float | str:
+    """The verification budget that an option gives: a number of tokens, or ``auto``."""
+    return text if text == "auto" else float(text)

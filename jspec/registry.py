@@ -67,12 +67,16 @@ class DraftMethod:
 
 
 NGRAM, MTP = "ngram", "mtp"
-DRAWN = ("draft_temperature", "argmax_below")  # options of every method that draws its drafts from logits
-LOOKED_UP = ("ngram_min", "ngram_max")  # options of every method that looks drafts up
+# Options of every method that draws its drafts from logits; ``lookup`` puts looked-up drafts in their place.
+DRAWN = ("draft_temperature", "argmax_below", "lookup")
+LOOKED_UP = ("ngram_min", "ngram_max")  # options of every method that looks drafts up, and of others under ``lookup``
 EAGLE3_SIZES = ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers")
 EAGLE3_FORMATS = ("jspec.checkpoints.heads.speculators:FORMAT", "jspec.checkpoints.heads.eagle3:FORMAT")
 
-BLOCK_SIZES = ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers")
+BLOCK_SIZES = (
+    *("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers"),
+    *("loss", "anchor_spacing"),
+)
 BLOCK_FORMATS = ("jspec.checkpoints.heads.block:FORMAT", "jspec.checkpoints.heads.block_speculators:FORMAT")
 
 METHODS = (

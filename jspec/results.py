@@ -81,9 +81,9 @@ class Stats:
           longest_text: ``Drafter.longest_text``.
         """
         histogram, length, past_limit = [0] * (K + 1), prompt_length, 0
-        for n in accepted:
+        for count, n in zip(drafted, accepted, strict=True):
             histogram[n] += 1
-            past_limit += longest_text is not None and length > longest_text
+            past_limit += longest_text is not None and length > longest_text and not count
             length += n + 1  # with the correction or bonus token; only the last round may emit fewer
         return Stats(
             num_steps=len(accepted),

@@ -16,6 +16,7 @@ from flax import nnx
 from jspec.config import EngineConfig, Latent, ModelConfig, Shards, Speculation
 from jspec.config.shards import AXIS
 from jspec.drafting.draft_model import DraftModel
+from jspec.drafting.lookup import with_lookup
 from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.engine import Engine
@@ -154,8 +155,8 @@ def drafting(method: str | None, speculation: Speculation, vocab_size: int = V) 
         if method is None:
             return NoDrafts()
         if method == "ngram":
-            return NGram(how.most_draft_tokens, how.ngram_min, how.ngram_max)
-        return DraftModel(model, vocab_size, how)
+            return NGram(how.most_draft_tokens, *how.ngram_lengths)
+        return with_lookup(DraftModel(model, vocab_size, how), how)
 
     return make
 

@@ -13,6 +13,7 @@ import pytest
 from benchmarks import (
     bandwidth,
     decode_products,
+    editing,
     efficiency,
     hlo,
     loading,
@@ -31,6 +32,8 @@ from benchmarks.programs import Decoding
 from benchmarks.references import Comparison
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, SHAPES, TINY, Pair, abstract_module, head_for, random_module
 from jspec.checkpoints.loading import load_folder, read_draft_config
+from jspec.checkpoints.tokenizer import load_tokenizer
+from jspec.demo import FAMILY
 from jspec.engine.costs import CostTable
 from jspec.models.split import split
 
@@ -97,6 +100,21 @@ def test_smoke_runs_of_sums_and_products(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["tokens", "1", "3"]
     assert lines[-1].startswith("2 layers and head")
+
+
+def test_tasks_of_editing():
+    """A prompt is a piece of code, and the beginning of a copy of it that differs in one name."""
+    tokenizer = load_tokenizer(FAMILY / "target")
+    assert tokenizer is not None
+    found = editing.tasks(tokenizer, functions=4)
+    assert 4 <= len(found) <= 12
+    assert found == editing.tasks(tokenizer, functions=4)
+    for prompt, continuation in found:
+        text = tokenizer.decode([*prompt, *continuation], skip_special_tokens=False)
+        code, copy = text[: len(text) // 2], text.replace("new_", "")
+        assert code != text[len(code) + 1 :]
+        assert copy[: len(copy) // 2] == copy[len(copy) // 2 + 1 :]
+        assert len(continuation) >= editing.MAX_TOKENS
 
 
 class TestLoading:

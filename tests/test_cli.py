@@ -43,6 +43,21 @@ def test_generate_prints_the_text_and_how_it_went(checkpoints, capsys):
     assert err == f"acceptance length {expected.stats.mean_acceptance_length:.2f}\n"
 
 
+def test_lookup_beside_a_draft(checkpoints, capsys):
+    """The newest four tokens of the prompt occur earlier in it."""
+    target, prompt = str(checkpoints / "target"), "import os " * 3
+    settings = ["--draft", str(checkpoints / "draft"), "--lookup", "--max-tokens", "3", "--temperature", "0"]
+    assert main(["generate", target, prompt, *settings]) == 0
+    out, _ = capsys.readouterr()
+    llm = jspec.load(target, checkpoints / "draft", lookup=True, max_batch=1)
+    assert llm.speculation == jspec.Speculation(lookup=True)
+    expected = jspec.generate(llm, prompt, temperature=0, max_tokens=3)
+    assert isinstance(expected, jspec.Result)
+    assert out == f"{expected.text}\n"
+    assert main(["generate", target, "x", "--lookup"]) == 2
+    assert "lookup=True: expected draft= beside it" in capsys.readouterr().err
+
+
 @pytest.fixture(scope="module")
 def llm(checkpoints):
     return jspec.load(checkpoints / "target", max_batch=2)

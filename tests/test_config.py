@@ -107,8 +107,11 @@ BAD = [
     *refused(Speculation, "draft_sampling", ["greedy", None, 0]),
     *refused(Speculation, "argmax_below", [bad for bad in NO_NUMBERS if bad is not None] + [-0.1, 1e39]),
     *refused(Speculation, "draft_temperature", [-1, "1", math.nan, math.inf, True, 1e39]),
-    *refused(Speculation, "ngram_min", [*NO_INTEGERS, 0, -1, 65]),
-    *refused(Speculation, "ngram_max", [*NO_INTEGERS, 0, 2, 65], ngram_min=3),
+    *refused(Speculation, "ngram_min", [bad for bad in NO_INTEGERS if bad is not None] + [0, -1, 65]),
+    *refused(Speculation, "ngram_max", [bad for bad in NO_INTEGERS if bad is not None] + [0, 2, 65], ngram_min=3),
+    *refused(Speculation, "ngram_max", [3], lookup=True),
+    *refused(Speculation, "lookup", [1, None, "ngram"]),
+    *refused(Speculation, "lookup", [True], num_draft_tokens=0),
     *refused(Speculation, "synthetic_acceptance", [*(bad for bad in NO_NUMBERS if bad is not None), -0.1, 1.01, [0.5]]),
     *refused(Speculation, "synthetic_acceptance", [(), (0.5, 1.01), (0.5, None), (0.5,) * 5]),
     *(
@@ -200,6 +203,20 @@ def test_values_at_the_edge_are_taken():
     assert Speculation(2, synthetic_acceptance=(0, 1)).synthetic_acceptance == (0, 1)
     assert EngineConfig(max_batch=np.int64(1), max_len=2, page_size=1, num_pages=1, prefill_chunk=1, rounds=1, width=1)
     assert EngineConfig(max_len=2**22).max_len == 2**22
+
+
+def test_lengths_of_what_is_looked_up():
+    assert (Speculation().ngram_lengths, Speculation(lookup=True).ngram_lengths) == ((1, 4), (4, 8))
+    assert Speculation(ngram_min=2, ngram_max=2).ngram_lengths == (2, 2)
+    assert Speculation(ngram_min=6).ngram_lengths == (6, 6)
+    assert Speculation(lookup=True, ngram_min=2).ngram_lengths == (2, 8)
+    assert Speculation(lookup=True, ngram_max=64).fixed(2).ngram_lengths == (4, 64)
+    with pytest.raises(
+        ValueError, match=r"ngram_max=3: expected .* of at least the default of ngram_min, 4, and at most"
+    ):
+        Speculation(lookup=True, ngram_max=3)
+    with pytest.raises(ValueError, match=r"lookup=True: expected .* or num_draft_tokens of at least 1"):
+        Speculation(0, lookup=True)
 
 
 def test_what_auto_may_choose():

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 import tiny_heads
 from causal_heads import causal_drafts
-from engines import TARGET, V, target
-from heads import HEADS, random_head
+from engines import TARGET, V, plain_greedy, ragged_prompts, target
+from heads import HEADS, VARIANTS, random_head, trained_head
 from tiny import tiny_checkpoint, tiny_tokenizer
 
+from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.loading import load_draft
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.cli import main
@@ -21,6 +23,7 @@ from jspec.demo import FAMILY
 from jspec.doctor import Trial, diagnose, read_prompts
 from jspec.doctor.diagnosis import token_ids, verdict
 from jspec.doctor.trials import Text, Trials
+from jspec.doctor.variants import tried
 from jspec.models import flat_params
 from jspec.results import Stats
 
@@ -173,10 +176,11 @@ def test_verdicts():
     assert verdict(nothing.stats, [nothing, clearly])[0] == "wrong_setting"
 
 
-@pytest.mark.parametrize("name", ["eagle3", "p-eagle"])
+@pytest.mark.parametrize("name", ["eagle3", "p-eagle", "dflash", "dspark", "jetspec", "dspark-vanilla"])
 def test_trials_are_what_causal_passes_say(name):
     """Of every round in a text, the drafts that are the text's own tokens, for as long as they are."""
-    config, head, K, S = HEADS[name], random_head(HEADS[name]), 3, 16
+    config: Any = VARIANTS[name]
+    head, K, S = random_head(config), 3, 16
     model, aux_layers = target(), config.resolved_aux_layers(TARGET)
     lengths = np.arange(2, S - K + 1)
     compute = jax.jit(lambda text: causal_drafts(config, head, model, text, jnp.asarray(lengths), K).logits)
@@ -196,6 +200,27 @@ def test_trials_are_what_causal_passes_say(name):
     assert {0, 1, 2} <= set(expected.tolist())
     stats = trials.stats([found], K)
     assert stats.num_steps + stats.num_accepted_draft_tokens >= S - 2
+
+
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
+def test_a_block_drafter_of_the_other_layout_is_named(name):
+    """Whether the anchor's slot drafts is no matter of shapes: a checkpoint that says it wrongly drafts one token early or
+    late."""
+    right: Any = HEADS[name]
+    flipped = dataclasses.replace(right, anchor_first=not right.anchor_first)
+    prompts = ragged_prompts()
+    written = zip(prompts, plain_greedy(target(), prompts), strict=True)
+    texts = [Text((*prompt, *tokens), len(prompt)) for prompt, tokens in written]
+    params = flat_params(trained_head(right))
+
+    def found(config):
+        trials = tried(target(), config, params, texts, 3, "float32", HeadOptions())
+        return verdict(trials[0].stats, trials)
+
+    assert found(right)[0] == "healthy"
+    kind, said = found(flipped)
+    assert kind == "wrong_setting"
+    assert f"sample_from_anchor {str(right.anchor_first).lower()}" in said
 
 
 def test_the_family_head_in_a_native_layout_is_the_same(tmp_path):

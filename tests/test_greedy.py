@@ -9,6 +9,7 @@ PROMPTS = ragged_prompts()  # more than rows; all go on to the last slot of the 
 REPETITIVE = [[5, 6, 7] * 4, [3], [8, 8, 8, 8], [1, 2, 3, 4, 1, 2]]
 long = pytest.mark.long
 HOT = {"draft_sampling": "sample", "draft_temperature": 1.5}  # the draft's temperature is its own affair
+BESIDE = {"lookup": True, "ngram_min": 2}
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,9 @@ HOT = {"draft_sampling": "sample", "draft_temperature": 1.5}  # the draft's temp
         ("ngram", 3, "match", {}),
         ("ngram", 4, "block", {}),
         ("ngram", 8, "rejection", {}),
+        ("draft_model", 4, "rejection", BESIDE),
+        pytest.param("draft_model", 8, "block", HOT | BESIDE, marks=long),
+        pytest.param("draft_model", 3, "match", {"draft_sampling": "coupled"} | BESIDE, marks=long),
         pytest.param("draft_model", 2, "match", {}, marks=long),
         pytest.param("draft_model", 5, "rejection", {}, marks=long),
         pytest.param("draft_model", 6, "block", HOT, marks=long),

@@ -15,6 +15,7 @@ from causal_heads import Drafts, causal_drafts
 from engines import CONFIG, MAX_LEN, TARGET, V, causal, entered, ragged_prompts, target
 from heads import VARIANTS, compile_fast, random_head, serving
 from step_requests import never, request
+from test_ngram import lookup
 
 from jspec.config import Speculation
 from jspec.drafting.methods import drafter_for
@@ -36,14 +37,19 @@ long = pytest.mark.long
 
 
 class Bench:
-    """Three prompts, and rounds that accept and emit what a test says, for one kind of draft head and one K."""
+    """Three prompts, and rounds that accept and emit what a test says, for one kind of draft head and one K.
 
-    def __init__(self, name: str, K: int):
-        self.config, self.K = VARIANTS[name], K
+    With ``lookup``, every text whose newest token occurs earlier is looked up beside the head. What it drafts then stands in
+    the causal passes as any other draft does.
+    """
+
+    def __init__(self, name: str, K: int, lookup: bool = False):
+        self.config, self.K, self.lookup = VARIANTS[name], K, lookup
         self.head = random_head(self.config)
         _, merge = split(serving(self.config, self.head))
         _, merge_unprepared = split(self.head)
-        make_drafter = drafter_for(self.config, TARGET, Speculation(K, draft_sampling="sample"))
+        settings = Speculation(K, draft_sampling="sample", lookup=lookup, ngram_min=1 if lookup else None)
+        make_drafter = drafter_for(self.config, TARGET, settings)
 
         def step(leaves, verify=never) -> DecodeStep:
             return DecodeStep(target(), make_drafter(target(), merge(leaves)), verify, width=K + 2)
@@ -93,6 +99,11 @@ class Bench:
             slots = min(slots, self.config.decoder.max_position - (length - 2))
         return max(min(self.K, slots), 0) if length > 1 else 0
 
+    def looked_up(self, text) -> list[int]:
+        """The drafts that are looked up after a text; none if none are."""
+        found = lookup(text, 1, 8, self.K) if self.lookup else None
+        return (found or [])[: MAX_LEN - 1 - len(text)]
+
     def play(self, pattern, head=None):
         """Play rounds until no row is live or the pattern ends, and compare each with causal passes.
 
@@ -101,7 +112,7 @@ class Bench:
           head: the draft head. None means that of the bench.
 
         Returns:
-          a pair (number of drafts, room) for every live row in every round, and the last state.
+          a pair (number of drafts, room) for every live row in every round that was not looked up, and the last state.
         """
         head = self.head if head is None else head
         leaves, unprepared = split(serving(self.config, head)).leaves, split(head).leaves
@@ -119,11 +130,17 @@ class Bench:
             by_target = np.asarray(causal(target())(text[:, :MAX_LEN]))
             for row in np.flatnonzero(live):
                 n, k = length[row], int(proposal.count[row])
-                assert k == min(self.room(n), distributions(expected.logits[row]))
+                beside = self.looked_up(before[row, :n].tolist())
+                if beside:
+                    assert proposal.tokens[row, :k].tolist() == beside
+                    assert proposal.point_mass[row, :k].all()
+                else:
+                    assert k == min(self.room(n), distributions(expected.logits[row]))
+                    drafted.append((k, self.room(n)))
                 np.testing.assert_allclose(logits[row, : k + 1], by_target[row, n - 1 : n + k], **CLOSE)
-                self.compare(row, k, proposal.distribution.warped.logits, state, expected)
+                own = min(k, self.room(n))
+                self.compare(row, own, proposal.distribution.warped.logits, state, expected)
                 assert int(log.count[row]) == min(accepted[row], k) + 1
-                drafted.append((k, self.room(n)))
         for pool in jax.tree.leaves(state.draft):
             assert np.isnan(pool[:, 0]).all(), "the null page was written"
         return drafted, state
@@ -210,6 +227,22 @@ def test_cache_and_proposals_after_any_acceptance(name, K, pattern):
     assert all(k == room for k, room in drafted)
     assert sum(k for k, _ in drafted) > 2 * K
     assert pattern == "none" or (state.request.length == MAX_LEN).all()
+
+
+BESIDE = [("eagle", 4), ("p-eagle-short", 8), ("dspark", 4)]
+MORE = [("eagle-short", 10), ("eagle3", 4), ("pard-short", 4), ("mlp", 4), ("medusa", 4), ("mtp-two", 4)]
+MORE += [("mtp", 3), ("dflash-short", 8), ("dspark-rnn", 3), ("jetspec", 4)]
+
+
+@pytest.mark.parametrize("pattern", ["mixed", "random"])
+@pytest.mark.parametrize(("name", "K"), [*BESIDE, *(pytest.param(*case, marks=long) for case in MORE)])
+def test_cache_and_proposals_beside_lookup(name, K, pattern):
+    """A head reads drafts that were looked up in place of its own, and goes on from what became of them."""
+    play = bench(name, K, lookup=True)
+    drafted, state = play.play(patterns(K)[pattern])
+    assert all(k == room for k, room in drafted)
+    assert any(k for k, _ in drafted)
+    assert (state.request.length == MAX_LEN).all()
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ from jspec.sampling.streams import RoundNoise
 B, S, K = 8, 32, 6
 
 
-def lookup(text: list[int], shortest: int, longest: int) -> list[int] | None:
-    """K tokens that continue ``text`` as the last earlier occurrence of its longest suffix was continued, or None."""
+def lookup(text: list[int], shortest: int, longest: int, many: int = K) -> list[int] | None:
+    """So many tokens that continue ``text`` as the last earlier occurrence of its longest suffix was continued, or None."""
     for n in range(min(longest, len(text) - 1), shortest - 1, -1):
         for end in range(len(text) - 1, n - 1, -1):  # the match is text[end - n : end], the most recent first
             if text[end - n : end] == text[len(text) - n :]:
                 continued = list(text)
-                for i in range(K):
+                for i in range(many):
                     continued.append(continued[end + i])
                 return continued[len(text) :]
     return None

@@ -148,7 +148,7 @@ def test_looking_methods_up():
 @every_example
 def test_options_of_other_methods_are_refused(case):
     entry = entry_of(case.draft)
-    values = {"ngram_min": 2, "ngram_max": 5, "draft_temperature": 0.5, "argmax_below": 0.1}
+    values = {"ngram_min": 2, "ngram_max": 5, "draft_temperature": 0.5, "argmax_below": 0.1, "lookup": True}
     assert values.keys() == particular_options()
     for option, value in values.items():
         speculation = Speculation(**{option: value})
@@ -159,6 +159,13 @@ def test_options_of_other_methods_are_refused(case):
                 ValueError, match=f"{option}={value} has no place with the drafting method '{entry.name}'"
             ):
                 check_options(case.draft, speculation)
+
+
+def test_lengths_to_look_up_go_with_lookup_beside_any_drafter():
+    for case in CHECKPOINTS:
+        check_options(case.draft, Speculation(lookup=True, ngram_min=2, ngram_max=5))
+    with pytest.raises(ValueError, match=r"lookup=True: expected draft= .* draft='ngram' looks drafts up alone"):
+        check_options(None, Speculation(lookup=True))
 
 
 @pytest.mark.parametrize("case", CHECKPOINTS, ids=lambda case: type(case.config).__name__)

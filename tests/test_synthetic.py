@@ -86,6 +86,21 @@ def test_never_past_the_valid_drafts_or_a_row_that_is_no_distribution(verify):
     np.testing.assert_array_equal(verdict.ok, count < broken)
 
 
+@pytest.mark.parametrize("verify", VERIFY_RULES)
+def test_requests_of_several_kinds(verify):
+    """The last word of a request's key says of which kind it is."""
+    *rest, noise = batch()
+    kinds = (1.0,), (0.0, 1.0), (1.0, 1.0, 1.0)
+    accepted = judge(verify, kinds, *rest, noise).accepted
+    np.testing.assert_array_equal(accepted, np.array([1, 0, 3])[np.asarray(noise.key_data)[:, 1] % 3])
+
+
+@pytest.mark.parametrize("rates", [(), ((),), ((0.5,), 0.5), ((0.5, 1.5),), ((0.5,) * (K + 1),)], ids=str)
+def test_kinds_that_cannot_be(rates):
+    with pytest.raises(ValueError, match=r"synthetic_acceptance=.*expected None, a number in 0\.\.1"):
+        Speculation(K, synthetic_acceptance=rates)
+
+
 def test_the_token_comes_from_the_rule():
     """After a refusal the residual's, which is no token that the draft likes better; after all drafts the bonus
     draw."""

@@ -1,7 +1,8 @@
 """How many drafts a round makes, how they are drawn, and how they are verified."""
 
 import dataclasses
-from typing import ClassVar, Literal
+import math
+from typing import Any, ClassVar, Literal
 
 from jspec._arguments import LARGEST_NUMBER, is_int, is_number, named_arguments, require
 
@@ -10,11 +11,19 @@ DRAFT_SAMPLINGS = ("sample", "argmax", "coupled", "auto")
 
 MAX_DRAFTS = 255  # a noise key has 8 bits for the index of the draft: see sampling/streams.py
 MAX_NGRAM = 64  # tokens of a suffix; each of them costs a pass over the text in every round
+# Lengths of suffixes, shortest and longest, that are looked up unless somebody says otherwise. A lookup that takes the place
+# of a drafter's own drafts has to be surer than one without which nothing is drafted.
+NGRAM_ALONE, NGRAM_BESIDE = (1, 4), (4, 8)
 
 # Every K that ``auto`` may choose, up to its limit. A program is compiled for each of them, so the list has gaps: a K in
 # a gap is hardly better than its neighbours in the list.
 DRAFT_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
 DEFAULT_MAX_DRAFT_TOKENS = 8
+
+# Every number of tokens for each request that ``verify_budget="auto"`` may choose. A program is compiled for each.
+BUDGETS = (1.5, 2, 3, 4)
+MOST_OF_ALL = 0.8  # of the tokens of a round; a budget above that share saves next to nothing
+NEVER_CUT = 128  # tokens of a round: the products of fewer cost what reading the weights does, on any GPU of today
 
 
 @named_arguments(
@@ -39,13 +48,22 @@ class Speculation:
       argmax_below: the temperature below which ``auto`` takes the argmax. None takes the one that was measured for the
         drafting method, in docs/drafters.md.
       draft_temperature: the temperature of the drafter's distribution. None takes the request's. Any value is lossless.
-      ngram_min, ngram_max: the lengths of the shortest and the longest suffix that the n-gram drafter looks up, in
-        tokens.
+      lookup: whether prompt lookup drafts beside a draft head or a draft model. A request whose newest ``ngram_min`` tokens
+        or more occur earlier in its own text drafts what followed them there, in that round; in other rounds the drafter
+        drafts. It pays where texts repeat much of their prompt, as in an edited file.
+      ngram_min, ngram_max: the lengths of the shortest and the longest suffix that prompt lookup looks for, in tokens. None
+        is 1 and 4 with ``draft="ngram"``, and 4 and 8 with ``lookup``; a longest below the shortest becomes as long.
       synthetic_acceptance: for benchmarks with random weights, whose models never agree. It is the probability that a
         draft is accepted if those before it were: one number for all drafts, or a tuple with one for each, and 0 for
-        drafts past its end. The rule does its work, and then its decision is replaced. The text does not follow the
-        target then, so ``load`` refuses it.
+        drafts past its end. A tuple of such tuples is for requests of several kinds: the last word of a request's key,
+        modulo their number, says which kind it is of. The rule does its work, and then its decision is replaced. The text
+        does not follow the target then, so ``load`` refuses it.
       max_draft_tokens: the largest K that ``auto`` may choose. None takes 8, or as many as the drafter has weights for.
+      verify_budget: how many tokens the target reads in a round, on average over the requests that are decoded together:
+        a number n has it read n for each of them, its newest token among them, and those drafts that are likeliest to be
+        accepted, whoever's they are. ``auto`` has the engine choose between calls, from the acceptance so far and from
+        what rounds cost. None verifies every draft. The text keeps the target's distribution, but with ``rejection`` and
+        ``block`` it depends on the requests beside it; so under ``reproducible=True`` each request gets the n tokens.
     """
 
     aliases: ClassVar[dict[str, str]]
@@ -55,10 +73,12 @@ class Speculation:
     draft_sampling: Literal["sample", "argmax", "coupled", "auto"] = "auto"
     argmax_below: float | None = None
     draft_temperature: float | None = None
-    ngram_min: int = 1
-    ngram_max: int = 4
-    synthetic_acceptance: float | tuple[float, ...] | None = None
+    ngram_min: int | None = None
+    ngram_max: int | None = None
+    synthetic_acceptance: float | tuple[float, ...] | tuple[tuple[float, ...], ...] | None = None
     max_draft_tokens: int | None = None
+    verify_budget: float | Literal["auto"] | None = None
+    lookup: bool = False
 
     def __post_init__(self):
         self._check_num_draft_tokens()
@@ -85,11 +105,12 @@ class Speculation:
         require(ok, "argmax_below", below, expected)
         t = self.draft_temperature
         require(t is None or (is_number(t) and 0 <= t <= LARGEST_NUMBER), "draft_temperature", t, expected)
-        lo, hi = self.ngram_min, self.ngram_max
-        require(is_int(lo) and 1 <= lo <= MAX_NGRAM, "ngram_min", lo, f"an integer in 1..{MAX_NGRAM}")
-        ok = is_int(hi) and lo <= hi <= MAX_NGRAM
-        require(ok, "ngram_max", hi, f"an integer of at least ngram_min, {lo}, and at most {MAX_NGRAM}")
+        self._check_lookup()
         self._check_synthetic_acceptance()
+        n = self.verify_budget
+        ok = n is None or (n == "auto" if isinstance(n, str) else is_number(n) and 1 < n <= MAX_DRAFTS + 1)
+        expected = f"None, 'auto', or a number of tokens for each request, above 1 and at most {MAX_DRAFTS + 1}"
+        require(ok, "verify_budget", n, expected)
 
     @property
     def auto(self) -> bool:
@@ -109,6 +130,39 @@ class Speculation:
         most = self.most_draft_tokens
         return (*(K for K in DRAFT_LENGTHS if most > K), most) if self.auto else (most,)
 
+    @property
+    def ngram_lengths(self) -> tuple[int, int]:
+        """The lengths of the shortest and the longest suffix that prompt lookup looks for, in tokens."""
+        shortest, longest = NGRAM_BESIDE if self.lookup else NGRAM_ALONE
+        shortest = shortest if self.ngram_min is None else self.ngram_min
+        return shortest, max(shortest, longest) if self.ngram_max is None else self.ngram_max
+
+    def budgets(self, rows: int, K: int) -> tuple[int | None, ...]:
+        """How many tokens the target may be told to read in a round of so many rows with K drafts each, None for all.
+
+        There is nothing to gain where all tokens together cost about what reading the weights does.
+        """
+        n, every = self.verify_budget, rows * (K + 1)
+        if n is None or K == 0:
+            return (None,)
+        if n == "auto":
+            some = [math.ceil(rows * share) for share in BUDGETS] if every > NEVER_CUT else []
+            return (None, *(R for R in some if R / every <= MOST_OF_ALL))
+        R = math.ceil(rows * n)
+        return (None if every <= R else R,)
+
+    def for_each_request(self) -> "Speculation":
+        """The same settings with a budget of n tokens for each request by itself, whatever the others do: as many drafts as
+        the target then reads, and no choice among them.
+
+        Under ``num_draft_tokens="auto"``, n bounds the K that may be chosen."""
+        if not isinstance(self.verify_budget, int):
+            return self
+        most = min(self.most_draft_tokens, self.verify_budget - 1)
+        if self.auto:
+            return dataclasses.replace(self, max_draft_tokens=most, verify_budget=None)
+        return dataclasses.replace(self, num_draft_tokens=most, verify_budget=None)
+
     def fixed(self, num_draft_tokens: int) -> "Speculation":
         """The same settings with this K, which is an integer, so that nothing is left to choose."""
         return dataclasses.replace(self, num_draft_tokens=num_draft_tokens, max_draft_tokens=None)
@@ -125,11 +179,30 @@ class Speculation:
                 "leave it out or use num_draft_tokens='auto'"
             )
 
-    def _check_synthetic_acceptance(self):
-        rates, K = self.synthetic_acceptance, self.most_draft_tokens
+    def _check_lookup(self):
+        lookup, lo, hi = self.lookup, self.ngram_min, self.ngram_max
+        require(isinstance(lookup, bool), "lookup", lookup, "True or False")
+        ok = not lookup or self.num_draft_tokens != 0
+        fix = "False with num_draft_tokens=0, which drafts nothing, or num_draft_tokens of at least 1"
+        require(ok, "lookup", lookup, fix)
+        ok = lo is None or (is_int(lo) and 1 <= lo <= MAX_NGRAM)
+        require(ok, "ngram_min", lo, f"None or an integer in 1..{MAX_NGRAM}")
+        shortest = self.ngram_lengths[0]
+        ok = hi is None or (is_int(hi) and shortest <= hi <= MAX_NGRAM)
+        at_least = f"ngram_min, {shortest}" if lo is not None else f"the default of ngram_min, {shortest}"
+        require(ok, "ngram_max", hi, f"None or an integer of at least {at_least}, and at most {MAX_NGRAM}")
+
+    @property
+    def acceptance_by_kind(self) -> tuple[tuple[float, ...], ...] | None:
+        """``synthetic_acceptance`` as a tuple with the rates of each kind of request; None without it."""
+        rates: Any = self.synthetic_acceptance
         if rates is None:
-            return
-        expected = f"None, a number in 0..1, or a tuple of 1 to {K} of them, one for each draft"
-        each = rates if isinstance(rates, tuple) else (rates,)
-        ok = 1 <= len(each) <= K and all(is_number(rate) and 0 <= rate <= 1 for rate in each)
-        require(ok, "synthetic_acceptance", rates, expected)
+            return None
+        rates = rates if isinstance(rates, tuple) else (rates,) * self.most_draft_tokens
+        return rates if rates and all(isinstance(kind, tuple) for kind in rates) else (rates,)
+
+    def _check_synthetic_acceptance(self):
+        kinds, K = self.acceptance_by_kind or ((0,),), self.most_draft_tokens
+        expected = f"None, a number in 0..1, a tuple of 1 to {K} of them, one for each draft, or a tuple of such tuples"
+        ok = K == 0 or all(1 <= len(kind) <= K and all(is_number(r) and 0 <= r <= 1 for r in kind) for kind in kinds)
+        require(ok, "synthetic_acceptance", self.synthetic_acceptance, expected)

@@ -1,4 +1,4 @@
-"""What an EAGLE-3 or P-EAGLE head would have drafted in texts that the target has written.
+"""What a draft head would have drafted in texts that the target has written: an EAGLE-3 or P-EAGLE head, or a block drafter.
 
 The target has written the texts greedily. So a draft is accepted exactly if it, and every draft before it in its round, is
 the text's own next token. One pass of the draft head over a text shows that for every round that could begin in it. Only
@@ -13,12 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.heads import Eagle3Config
+from jspec.heads import BlockConfig, Eagle3Config
 from jspec.models import build_head
+from jspec.models.anchors import Anchored
 from jspec.models.branches import Branches
 from jspec.models.cache import CausalView
 from jspec.models.split import split
 from jspec.results import Stats
+
+TriedConfig = Eagle3Config | BlockConfig  # of the heads that have settings to try
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +55,12 @@ class Trials:
             cache = (None,) * model.config.num_layers
             return model.with_auxiliary(tokens[None], positions, cache, CausalView(positions), self._aux_layers)[1]
 
-        self._programs: dict[Eagle3Config, Any] = {}
+        self._programs: dict[TriedConfig, Any] = {}
         self._features = [features(self._leaves, tokens) for tokens in self._tokens]
 
     def accepted(
         self,
-        config: Eagle3Config,
+        config: TriedConfig,
         params: Mapping[str, Any],
         aux_layers: tuple[int, ...],
         K: int,
@@ -75,11 +78,14 @@ class Trials:
           dtype: ``bfloat16`` or ``float32``.
         """
         leaves, merge = split(build_head(config, params, dtype))
-        kind = dataclasses.replace(config, aux_layers=None)  # the program does not depend on them
+        kind: TriedConfig = config
+        if isinstance(config, Eagle3Config):
+            kind = dataclasses.replace(config, aux_layers=None)  # the program does not depend on them
+        correct_of = _correct if isinstance(kind, Eagle3Config) else _correct_in_blocks
         if kind not in self._programs:
 
             def correct(leaves, target_leaves, tokens, features):
-                return _correct(kind, merge(leaves), self._merge(target_leaves), tokens, features, K)
+                return correct_of(kind, merge(leaves), self._merge(target_leaves), tokens, features, K)
 
             self._programs[kind] = jax.jit(correct)
         width = self._width
@@ -108,7 +114,7 @@ class Trials:
         return Stats.of(K, drafted, taken)
 
 
-def _correct(config: Eagle3Config, head, target, tokens, features, K: int) -> jax.Array:
+def _correct(config: Any, head, target, tokens, features, K: int) -> jax.Array:
     """bool ``[K, S]``: entry (d, t) says whether the head's draft d after slot t is token t + 2 + d of ``tokens`` int32
     ``[S]``. It means something where the drafts before d are right too."""
     S = tokens.shape[0]
@@ -124,4 +130,26 @@ def _correct(config: Eagle3Config, head, target, tokens, features, K: int) -> ja
         drafts = jnp.argmax(head.logits(hidden, target), axis=-1)[0]
         right.append(drafts == jnp.roll(tokens, -depth - 2))
         fused = head.recycle(hidden)
+    return jnp.stack(right)
+
+
+def _correct_in_blocks(config: Any, head, target, tokens, features, K: int) -> jax.Array:
+    """As ``_correct``, of a block drafter: entry (d, t) is of the block whose anchor is token t + 1."""
+    S, n, first = tokens.shape[0], config.block_size, 0 if config.anchor_first else 1
+    anchors = jnp.arange(S, dtype=jnp.int32)[None]
+    view = Anchored(anchors, n)
+    blocks = jnp.full((1, S, n), config.mask_token_id, jnp.int32).at[:, :, 0].set(tokens[None])
+    embedded, cache = head.embed(blocks.reshape(1, -1), target), (None,) * config.layers.num_layers
+    hidden, _ = head(head.fuse(features), embedded, view.positions(S), cache, view)
+    hidden = hidden.reshape(1, S, n, -1)
+    state = None if head.markov is None else head.markov.start(S).reshape(1, S, -1)
+    right = []
+    for depth in range(K):
+        one, previous = hidden[:, :, first + depth], jnp.roll(tokens, -depth)[None]
+        logits = head.draft_logits(one, target)
+        if head.markov is not None:
+            added, state = head.markov(one, previous, state)
+            logits = logits + added
+        drafts = jnp.argmax(head.over_vocabulary(logits), axis=-1)[0]
+        right.append(jnp.roll(drafts == jnp.roll(tokens, -depth - 1), -1))
     return jnp.stack(right)

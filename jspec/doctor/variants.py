@@ -1,4 +1,4 @@
-"""The settings of an EAGLE-3 or P-EAGLE head that its checkpoint may leave open, each tried in texts of the target."""
+"""The settings of a draft head that its checkpoint may leave open, each tried in texts of the target."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,8 +8,8 @@ import numpy as np
 
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.config import ModelConfig
-from jspec.doctor.trials import Text, Trials
-from jspec.heads import DraftConfig, Eagle3Config
+from jspec.doctor.trials import Text, Trials, TriedConfig
+from jspec.heads import BlockConfig, DraftConfig, Eagle3Config
 from jspec.results import Stats
 
 
@@ -49,9 +49,13 @@ def tried(
       dtype: ``bfloat16`` or ``float32``.
       options: what the user said of the draft head.
     """
-    if not isinstance(config, Eagle3Config):
+    if isinstance(config, Eagle3Config):
+        every: Sequence[tuple[str, str | None, TriedConfig]] = list(variants(model.config, config, options))
+    elif isinstance(config, BlockConfig):
+        every = both = list(layouts(config))
+        K = min([K, *(head.max_drafts for _, _, head in both)])
+    else:
         return ()
-    every = list(variants(model.config, config, options))
     layers_read = [head.resolved_aux_layers(model.config) for _, _, head in every]
     trials, found = Trials(model, texts, [layer for layers in layers_read for layer in layers]), []
     for (label, setting, head), layers in zip(every, layers_read, strict=True):
@@ -77,6 +81,19 @@ def variants(
                 one = dataclasses.replace(one, aux_layers=moved)
             changes = [_said_of_layers(shift, moved, options)] * bool(shift) + [_said_of_norm(one, options)] * flip
             yield " and ".join(changes) or "as read", " and ".join(changes) or None, one
+
+
+def layouts(head: BlockConfig) -> Iterator[tuple[str, str | None, BlockConfig]]:
+    """(label, setting, config) of a block drafter as it was read, and with its drafts made one slot earlier or later.
+
+    Either the anchor's slot makes the first draft, or the slot behind it, and configs of checkpoints may leave this open. A
+    block of two slots or more has the weights for both."""
+    yield "as read", None, head
+    if head.block_size > 1:
+        other = dataclasses.replace(head, anchor_first=not head.anchor_first)
+        slot = "anchor's slot" if other.anchor_first else "slot behind the anchor's"
+        key = f"sample_from_anchor {str(other.anchor_first).lower()}"
+        yield key, f"the first draft in the {slot}, {key}", other
 
 
 def _said_of_layers(shift: int, moved: tuple[int, ...], options: HeadOptions) -> str:

@@ -23,7 +23,7 @@ from jspec.sampling.verify import Proposal
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Forced:
-    """Drafts that are known before a drafter is asked, because a grammar leaves hardly anything else.
+    """Drafts that are known before a drafter is asked: a grammar leaves hardly anything else, or they were looked up.
 
     They are point masses. The verification rule judges them as any other draft.
 

@@ -87,11 +87,21 @@ class Block:
         room = jnp.where(anchor > 0, context.room_within(self.max_position - anchor - self.first), 0)
         hidden, cache = self._read(state, context)
         hidden = hidden[:, self.first : self.first + K]
-        logits = self.head.draft_logits(hidden, self.target)
+        logits, newest = self.head.draft_logits(hidden, self.target), context.tokens_at(anchor[:, None])
         if self.head.markov is None:
             distribution, tokens = drawing.draw(self.head.over_vocabulary(logits), 0)
-            return cache, drawing.proposal(distribution, tokens, room)
-        return cache, self._one_after_another(drawing, hidden, logits, context.tokens_at(anchor[:, None]), room)
+            proposal = drawing.proposal(distribution, tokens, room)
+        else:
+            proposal = self._one_after_another(drawing, hidden, logits, newest, room)
+        return cache, self._with_confidence(proposal, hidden, newest)
+
+    def _with_confidence(self, proposal: Proposal, hidden, anchor) -> Proposal:
+        """The proposal with what the confidence head says of each draft, from its slot and the draft before it."""
+        if self.head.confidence is None:
+            return proposal
+        previous = jnp.concatenate([anchor, proposal.tokens[:, :-1]], axis=1)
+        confidence = jax.nn.sigmoid(self.head.confidence_logits(hidden, previous))
+        return dataclasses.replace(proposal, confidence=confidence)
 
     def _read(self, state, context: Context):
         """The pass: ``[B, n, D]``, after the final norm, and the cache."""

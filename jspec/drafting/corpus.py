@@ -42,9 +42,9 @@ class NGramCorpus(NGram):
 
     @classmethod
     def build(cls, setup: Setup):
-        longest = setup.speculation.ngram_max
+        shortest, longest = setup.speculation.ngram_lengths
         require(longest <= LONGEST_MATCH, "ngram_max", longest, f"at most {LONGEST_MATCH} with a corpus")
-        return cls(setup.speculation.most_draft_tokens, setup.speculation.ngram_min, longest, setup.draft)
+        return cls(setup.speculation.most_draft_tokens, shortest, longest, setup.draft)
 
     def propose(self, state, context: Context):
         repeated, many = self.continuation(context)

@@ -6,6 +6,7 @@ from typing import Any
 
 from jspec.config import ModelConfig, Speculation
 from jspec.drafting.base import Drafter, Setup
+from jspec.drafting.lookup import with_lookup
 from jspec.drafting.plain import NoDrafts
 from jspec.heads import DraftConfig
 from jspec.models.contract import Target
@@ -50,4 +51,5 @@ class DrafterBuilder:
 
     def __call__(self, target_module: Target, draft_module: Any, num_draft_tokens: int | None = None) -> Drafter:
         settings = self.speculation if num_draft_tokens is None else self.speculation.fixed(num_draft_tokens)
-        return self.drafter.build(Setup(self.draft, self.target, target_module, draft_module, settings))
+        drafter = self.drafter.build(Setup(self.draft, self.target, target_module, draft_module, settings))
+        return with_lookup(drafter, settings)

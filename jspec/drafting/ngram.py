@@ -28,8 +28,7 @@ class NGram(Stateless):
 
     @classmethod
     def build(cls, setup: Setup):
-        settings = setup.speculation
-        return cls(settings.most_draft_tokens, settings.ngram_min, settings.ngram_max)
+        return cls(setup.speculation.most_draft_tokens, *setup.speculation.ngram_lengths)
 
     def propose(self, state, context: Context):
         return state, copied(*self.continuation(context), context)

@@ -1,4 +1,4 @@
-"""What rounds cost: a table of seconds by batch size and number of drafts.
+"""What rounds cost: a table of seconds by batch size, number of drafts, and how many tokens the target reads.
 
 The engine measures it, or ``benchmarks/efficiency.py`` does.
 """
@@ -12,22 +12,36 @@ import numpy as np
 
 from jspec._arguments import is_int, is_number, require
 
+Way = int | tuple[int, int]  # rounds of K drafts each, all of them verified; or (K, R), where the target reads R tokens
+
+
+def drafts_of(way: Way) -> int:
+    """K."""
+    return way[0] if isinstance(way, tuple) else way
+
+
+def budget_of(way: Way) -> int | None:
+    """R; None if every draft is verified."""
+    return way[1] if isinstance(way, tuple) else None
+
 
 @dataclasses.dataclass(frozen=True)
 class CostTable:
     """Seconds per decode round of one target with one drafter on one device.
 
-    As JSON it is ``{"device": str, "method": str, "rounds": {"<batch>": {"<K>": seconds}}}``; other keys are ignored.
+    As JSON it is ``{"device": str, "method": str, "rounds": {"<batch>": {"<K>": seconds, "<K>/<R>": seconds}}}``; other keys
+    are ignored.
 
     Args:
       device: the ``device_kind`` that JAX gives the device.
       method: how drafts are made, the name of an entry in ``jspec.registry``.
-      rounds: batch size -> K, the drafts of a round, 0 for plain decoding -> seconds per round.
+      rounds: batch size -> K, the drafts of a round, 0 for plain decoding -> seconds per round. Where the target reads R
+        tokens of all rows together, and not every draft, (K, R) takes the place of K.
     """
 
     device: str
     method: str
-    rounds: Mapping[int, Mapping[int, float]]
+    rounds: Mapping[int, Mapping[Way, float]]
 
     def __post_init__(self):
         require(isinstance(self.device, str), "device", self.device, "the name of a device")
@@ -42,10 +56,16 @@ class CostTable:
             require(is_int(batch) and batch >= 1, "rounds", batch, "batch sizes of at least 1")
             ok = isinstance(by_drafts, Mapping) and len(by_drafts) > 0
             require(ok, f"rounds[{batch}]", by_drafts, "seconds by K")
-            for K, seconds in by_drafts.items():
-                require(is_int(K) and K >= 0, f"rounds[{batch}]", K, "numbers of drafts, 0 or more")
+            for way, seconds in by_drafts.items():
+                K, R = (*way, None)[:2] if isinstance(way, tuple) else (way, None)
+                require(is_int(K) and K >= 0, f"rounds[{batch}]", way, "numbers of drafts, 0 or more")
+                ok = R is None or (is_int(R) and K > 0 and batch <= R < batch * (K + 1))
+                require(ok, f"rounds[{batch}]", way, "R of (K, R) between the batch and batch x (K + 1), for K > 0")
                 ok = is_number(seconds) and seconds > 0
-                require(ok, f"rounds[{batch}][{K}]", seconds, "seconds, a positive number")
+                require(ok, f"rounds[{batch}][{way}]", seconds, "seconds, a positive number")
+            require(
+                any(is_int(way) for way in by_drafts), f"rounds[{batch}]", by_drafts, "seconds of some K without an R"
+            )
 
     @staticmethod
     def read(path: str | pathlib.Path) -> "CostTable":
@@ -58,9 +78,7 @@ class CostTable:
         require(file.is_file(), "costs", str(path), "the path of a JSON file of round times, or a CostTable")
         try:
             found = json.loads(file.read_text())
-            rounds = {
-                int(batch): {int(K): s for K, s in by_drafts.items()} for batch, by_drafts in found["rounds"].items()
-            }
+            rounds = {int(batch): {_way(key): s for key, s in ways.items()} for batch, ways in found["rounds"].items()}
             return CostTable(found["device"], found["method"], rounds)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             shape = '{"device": str, "method": str, "rounds": {"<batch>": {"<K>": seconds}}}'
@@ -72,13 +90,17 @@ class CostTable:
 
     def as_json(self) -> str:
         """What ``write`` writes."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        rounds = {
+            batch: {"/".join(map(str, way)) if isinstance(way, tuple) else way: s for way, s in ways.items()}
+            for batch, ways in self.rounds.items()
+        }
+        return json.dumps({"device": self.device, "method": self.method, "rounds": rounds}, indent=2) + "\n"
 
-    def seconds(self, batch: int, drafts: Iterable[int]) -> dict[int, float]:
-        """K -> seconds per round of ``batch`` rows, interpolated linearly between what was measured.
+    def seconds(self, batch: int, ways: Iterable[Way]) -> dict[Way, float]:
+        """Way -> seconds per round of ``batch`` rows, interpolated linearly between what was measured.
 
         Raises:
-          ValueError: ``batch`` or a K lies outside of what was measured.
+          ValueError: ``batch``, a K or an R lies outside of what was measured.
         """
         sizes = sorted(self.rounds)
         if not sizes[0] <= batch <= sizes[-1]:
@@ -86,10 +108,18 @@ class CostTable:
                 f"costs has batches {sizes[0]}..{sizes[-1]}: expected max_batch={batch} among them; measure that batch, or "
                 "leave costs out to let the engine measure"
             )
-        return {K: float(np.interp(batch, sizes, [self._at(size, K) for size in sizes])) for K in drafts}
+
+        def at(size: int, way: Way) -> float:
+            return self._at(size, way) if isinstance(way, int) else self._under(size, way[0], way[1] / batch)
+
+        near = [size for size in sizes if size == batch] or [
+            max(size for size in sizes if size < batch),
+            min(size for size in sizes if size > batch),
+        ]
+        return {way: float(np.interp(batch, near, [at(size, way) for size in near])) for way in ways}
 
     def _at(self, batch: int, K: int) -> float:
-        by_drafts = self.rounds[batch]
+        by_drafts = {way: seconds for way, seconds in self.rounds[batch].items() if isinstance(way, int)}
         measured = sorted(by_drafts)
         if not measured[0] <= K <= measured[-1]:
             raise ValueError(
@@ -97,3 +127,21 @@ class CostTable:
                 "lower max_draft_tokens, or leave costs out to let the engine measure"
             )
         return float(np.interp(K, measured, [by_drafts[k] for k in measured]))
+
+    def _under(self, batch: int, K: int, tokens: float) -> float:
+        """Seconds of rounds of K drafts in which the target reads so many tokens for each row on average."""
+        ways = self.rounds[batch].items()
+        some = {way[1] / batch: seconds for way, seconds in ways if isinstance(way, tuple) and way[0] == K}
+        if not some or min(some) > tokens:
+            raise ValueError(
+                f"costs has no rounds of batch {batch} and {K} drafts of which the target reads {tokens:g} tokens for each "
+                "request or fewer: measure them, leave verify_budget out, or leave costs out to let the engine measure"
+            )
+        some[K + 1] = self._at(batch, K)
+        measured = sorted(some)
+        return float(np.interp(tokens, measured, [some[share] for share in measured]))
+
+
+def _way(key: str) -> Way:
+    K, _, R = key.partition("/")
+    return (int(K), int(R)) if R else int(K)

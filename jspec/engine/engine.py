@@ -12,12 +12,14 @@ import jax
 from jspec.config import EngineConfig, count
 from jspec.drafting.base import Drafter
 from jspec.engine.adaptive import Controller
+from jspec.engine.costs import Way
 from jspec.engine.frontend import Frontend
 from jspec.engine.guard import CompilationGuard
 from jspec.engine.inbox import Inbox, Progress
 from jspec.engine.loop import Loop
 from jspec.engine.metrics import Metrics
 from jspec.engine.processes import require_leading
+from jspec.engine.programs import Budgets, every_token_is_read
 from jspec.engine.request import FAILED, LIVE, ActiveRequest, Request
 from jspec.engine.runner import Runner
 from jspec.engine.scheduler import Scheduler
@@ -56,9 +58,11 @@ class Engine:
       noise: where the noise of a round comes from.
       draft_lengths: every K that the engine may choose between calls, 0 and the drafter's own among them; None leaves
         no choice.
-      costs: for each of ``config.batch_buckets``, K -> seconds per round, for every K to choose from; None measures them
-        in ``warmup``, or before the first request.
+      costs: for each of ``config.batch_buckets``, way of making rounds -> seconds per round, for every way to choose from;
+        None measures them in ``warmup``, or before the first request.
       frontend: makes requests of prompts, and deltas and results of tokens. None leaves ``add`` without a tokenizer.
+      budgets: for so many rows and a K, how many tokens the target may read in a round, None for all; the engine chooses
+        where there are several.
 
     Attributes:
       config: what may be used.
@@ -75,11 +79,12 @@ class Engine:
         config: EngineConfig,
         noise: Callable[..., RoundNoise] = RoundNoise,
         draft_lengths: Sequence[int] | None = None,
-        costs: Mapping[int, Mapping[int, float]] | None = None,
+        costs: Mapping[int, Mapping[Way, float]] | None = None,
         frontend: Frontend | None = None,
+        budgets: Budgets = every_token_is_read,
     ):
         self.config = config
-        runner = Runner(target, draft_model, make_drafter, verify, config, noise, draft_lengths)
+        runner = Runner(target, draft_model, make_drafter, verify, config, noise, draft_lengths, budgets)
         self._loop = Loop(runner, config, draft_lengths, costs)
         self.frontend = frontend or Frontend(
             None, target.config.vocab_size, target.config.eos_token_ids, max_len=config.max_len
@@ -101,7 +106,7 @@ class Engine:
 
     @property
     def controller(self) -> Controller | None:
-        """What chooses K before each call; None if there is no choice, or before costs are known."""
+        """What chooses how rounds are made before each call; None if there is no choice, or before costs are known."""
         return self._loop.controller
 
     @controller.setter

@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-from jspec.engine.costs import CostTable
+from jspec.engine.costs import CostTable, Way
 from jspec.engine.kept import file_of, write_whole
 
-Seconds = Mapping[int, Mapping[int, float]]  # rows of a decode program -> K -> seconds per round
+Seconds = Mapping[int, Mapping[Way, float]]  # rows of a decode program -> way of making rounds -> seconds per round
 
 
 def kept_or_measured(
-    what: object, method: str, buckets: Sequence[int], lengths: Sequence[int], measure: Callable[[], Seconds]
+    what: object, method: str, ways: Mapping[int, Sequence[Way]], measure: Callable[[], Seconds]
 ) -> Seconds:
     """The seconds that an earlier start has kept, or else those that ``measure`` returns, which are then kept.
 
@@ -21,8 +21,7 @@ def kept_or_measured(
     Args:
       what: what rounds depend on, for ``file_of``.
       method: how drafts are made, for whoever reads the file.
-      buckets: the rows of each decode program.
-      lengths: every K.
+      ways: for the rows of each decode program, how rounds may be made.
       measure: takes as long as some calls of each program.
     """
     path = file_of("jspec-costs", what, ".json")
@@ -30,8 +29,8 @@ def kept_or_measured(
         return measure()
     with contextlib.suppress(ValueError, OSError):  # there is none, or none that can be used
         rounds = CostTable.read(path).rounds
-        if all(K in rounds.get(bucket, {}) for bucket in buckets for K in lengths):
-            return {bucket: {K: rounds[bucket][K] for K in lengths} for bucket in buckets}
+        if all(way in rounds.get(bucket, {}) for bucket, some in ways.items() for way in some):
+            return {bucket: {way: rounds[bucket][way] for way in some} for bucket, some in ways.items()}
     seconds = measure()
     with contextlib.suppress(OSError):  # a full disk costs the next start some seconds
         write_whole(path, CostTable(jax.devices()[0].device_kind, method, seconds).as_json().encode())

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from jspec.config import EngineConfig
 from jspec.engine.adaptive import Controller
+from jspec.engine.costs import Way, drafts_of
 from jspec.engine.exchange import CallLogs
 from jspec.engine.inbox import Inbox, Progress
 from jspec.engine.interrupts import uninterrupted
@@ -28,12 +29,12 @@ class Loop:
       runner: has the weights, the programs, and the state on the device.
       config: what may be used.
       draft_lengths: every K that may be chosen between calls; None leaves no choice.
-      costs: for each of ``config.batch_buckets``, K -> seconds per round; None has them measured.
+      costs: for each of ``config.batch_buckets``, way of making rounds -> seconds per round; None has them measured.
 
     Attributes:
       runner, config: as given.
       scheduler: decides who enters which row with which pages.
-      controller: chooses K before each call; None if there is no choice, or before costs are known.
+      controller: chooses how rounds are made before each call; None if there is no choice, or before costs are known.
       meter: counts.
     """
 
@@ -42,7 +43,7 @@ class Loop:
         runner: Runner,
         config: EngineConfig,
         draft_lengths: Sequence[int] | None,
-        costs: Mapping[int, Mapping[int, float]] | None,
+        costs: Mapping[int, Mapping[Way, float]] | None,
     ):
         self.runner, self.config = runner, config
         self.scheduler = Scheduler(
@@ -54,9 +55,11 @@ class Loop:
             slots_beyond=runner.slots_beyond,
         )
         self.controller: Controller | None = None
-        self._chooses = draft_lengths is not None
-        if draft_lengths is not None and costs is not None:
-            self.controller = Controller({b: {K: costs[b][K] for K in draft_lengths} for b in config.batch_buckets})
+        self._chooses = any(len(runner.ways(b)) > 1 for b in config.batch_buckets)
+        if self._chooses and costs is not None:
+            self.controller = Controller(
+                {b: {way: costs[b][way] for way in runner.ways(b)} for b in config.batch_buckets}
+            )
         self.meter = Meter(runner.num_draft_tokens)
         self._plan: _Planned | None = None  # decided, but not carried out yet
         self._given_up: list[ActiveRequest] = []  # in that plan, which let go when it has been sent
@@ -83,7 +86,7 @@ class Loop:
             self.warmup()
         try:
             planned = self._plan or uninterrupted(self._decide)
-            self.runner.compile_for(planned.plan, planned.K)  # may take minutes, which Ctrl-C may end
+            self.runner.compile_for(planned.plan, planned.way)  # may take minutes, which Ctrl-C may end
             uninterrupted(self._carry_out, planned)
         except Exception as error:  # if nobody was under way, the same would happen again
             uninterrupted(self._fail, error, not self.scheduler.under_way)
@@ -140,37 +143,43 @@ class Loop:
             if active.times.entered != active.times.entered:  # NaN
                 active.times.entered = now
                 self.meter.entered(active)
-        K, trying = self.runner.num_draft_tokens, False
-        if self.controller is not None and plan.decoding and not plan.needs_processing:
-            K = self.controller.choose(self.config.bucket(len(plan.decoding)))
-            K = min(K, self._enough(plan.decoding))
-            trying = self.controller.trying
-        self._plan = planned = _Planned(plan, K, trying)
+        way, trying = self.runner.num_draft_tokens, False
+        if plan.decoding and not plan.needs_processing:
+            way, trying = self._way(plan.decoding)
+        self._plan = planned = _Planned(plan, way, trying)
         self._sound = True
         return planned
 
-    def _enough(self, decoding: Sequence[ActiveRequest]) -> int:
-        """The smallest K that the engine may choose with which each of the requests gets as many drafts as it wants."""
+    def _way(self, decoding: Sequence[ActiveRequest]) -> tuple[Way, bool]:
+        """How to make rounds of these requests, and whether that is a trial whose outcome the next choice waits for."""
+        bucket, trying = self.config.bucket(len(decoding)), False
+        way = self.runner.ways(bucket)[-1]  # of the most drafts
+        if self.controller is not None:
+            way = self.controller.choose(bucket, [(active.drafted, active.accepted) for active in decoding])
+            trying = self.controller.trying
         wanted = max(active.request.max_drafts for active in decoding)
-        return min((K for K in self.runner.draft_lengths if wanted <= K), default=self.runner.num_draft_tokens)
+        enough = min((K for K in self.runner.draft_lengths if wanted <= K), default=self.runner.num_draft_tokens)
+        if enough < drafts_of(way):  # as many as each of the requests wants
+            way = next(one for one in self.runner.ways(bucket) if drafts_of(one) == enough)
+        return way, trying
 
     def _carry_out(self, planned: "_Planned"):
         self._sound, self._plan = False, None
         plan = planned.plan
-        sent = self.runner.carry_out(plan, planned.K)
+        sent = self.runner.carry_out(plan, planned.way)
         self.scheduler.sent(plan)
         if sent.judged is not None:
             self.meter.called(len(sent.judged.actives))
             self._calls.append(_Call(None, sent.judged.actives, 1, sent.judged.logs, sent.judged.places))
         if sent.logs is not None:
             self.meter.called(len(plan.decoding))
-            self._calls.append(_Call(planned.K, plan.decoding, plan.rounds, sent.logs))
+            self._calls.append(_Call(planned.way, plan.decoding, plan.rounds, sent.logs))
         for active, error in sent.failures:
             if active.outcome == LIVE:
                 self.scheduler.leave(active)
                 self._end(active, FAILED, error)
         self._let_go()
-        # The choice of K after a trial waits for it, and constrained requests wait for what came of their drafts. Where no
+        # The choice after a trial waits for it, and constrained requests wait for what came of their drafts. Where no
         # rounds were sent, there is nothing to be ahead with.
         ahead = 1 if sent.logs is not None and not planned.trying else 0
         while len(self._calls) > ahead:
@@ -183,9 +192,10 @@ class Loop:
         if call.places is not None:
             logs = logs.of_rows(call.places)
         before = [len(active.tokens) if active.outcome == LIVE else -1 for active in call.decoded]
-        accepted = self.scheduler.follow(call.decoded, call.rounds, logs)
-        if self.controller is not None and call.K is not None and logs.num_rounds:
-            self.controller.observe(call.K, logs.num_rounds, accepted)
+        judged = self.scheduler.follow(call.decoded, call.rounds, logs)
+        if self.controller is not None and call.way is not None and logs.num_rounds:
+            verified, accepted = zip(*judged, strict=True) if judged else ((), ())
+            self.controller.observe(call.way, logs.num_rounds, accepted, verified)
         for active, seen in zip(call.decoded, before, strict=True):
             if seen < 0:
                 continue  # it had ended before this call, whose rounds for it do not count
@@ -251,18 +261,18 @@ class Loop:
 
 
 class _Planned(NamedTuple):
-    """A plan, the most drafts of its rounds, and whether the next choice of K waits for it."""
+    """A plan, how its rounds are made, and whether the next choice of that waits for it."""
 
     plan: Plan
-    K: int
+    way: Way
     trying: bool
 
 
 class _Call(NamedTuple):
-    """Rounds that were sent: the most drafts of each (None for constrained requests), whom they decode, how many were asked
-    for, their logs, packed, and which rows of these are theirs (None for all)."""
+    """Rounds that were sent: how they are made (None for constrained requests), whom they decode, how many were asked for,
+    their logs, packed, and which rows of these are theirs (None for all)."""
 
-    K: int | None
+    way: Way | None
     decoded: list[ActiveRequest]
     rounds: int
     logs: CallLogs

@@ -27,10 +27,17 @@ from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES, Proposal
 
+Budgets = Callable[[int, int], Sequence[int | None]]
 Leaves = tuple[list[jax.Array], list[jax.Array]]  # the arrays of the target, and those of the draft model
 WEIGHTS_THEN_STATE, STATE = 1, 0  # what the arguments of a program begin with; as a number, the place of the state
 MOST_ENTRIES = 8  # requests that enter with one program
 MOST_MOVED = 16  # pages that one program moves between device and host
+
+
+def every_token_is_read(rows: int, K: int) -> tuple[None]:
+    """``Budgets`` that leave the target no choice but to read the drafts of every row."""
+    del rows, K
+    return (None,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +54,8 @@ class StepBuilder:
       most: K, the most drafts of a round: the drafter's own number.
       vocab_size: V of the target.
       spread: how programs run on several devices; None on one.
+      budgets: for so many rows and a K, how many tokens the target may be told to read in a round, None for all.
+      estimates: whether any of these is a number, so that the state keeps what estimates of acceptance are made of.
     """
 
     merge_target: Callable[[Sequence[jax.Array]], Any]
@@ -58,24 +67,30 @@ class StepBuilder:
     most: int
     vocab_size: int
     spread: Spread | None = None
+    budgets: Budgets = every_token_is_read
+    estimates: bool = False
 
     def width(self, K: int) -> int:
         """How many query tokens the target reads for each row in a round of K drafts."""
         return self.config.width or K + 1
 
-    def step(self, leaves: Leaves, K: int) -> DecodeStep:
-        """For rounds of K drafts. K = 0 keeps the drafter, which may have to make up later for what it missed."""
+    def step(self, leaves: Leaves, K: int, budget: int | None = None) -> DecodeStep:
+        """For rounds of K drafts, of which the target reads up to ``budget`` tokens in all, None for every one.
+
+        K = 0 keeps the drafter, which may have to make up later for what it missed."""
         target, draft_model = self.merge_target(leaves[0]), self.merge_draft(leaves[1])
         own = K in (0, self.most)
         drafter = self.make_drafter(target, draft_model) if own else self.make_drafter(target, draft_model, K)
         # Without drafts every rule is the target's own draw, and ``match`` makes it in one pass over the vocabulary.
         rule, expand = RULES[self.verify if K else "match"], self.config.expand_latents
-        return DecodeStep(target, drafter, rule, self.width(K), self.noise, expand)
+        return DecodeStep(target, drafter, rule, self.width(K), self.noise, expand, budget=budget)
 
-    def rounds(self, leaves: Leaves, state: DecodeState, call: Call, K: int) -> tuple[DecodeState, CallLogs]:
+    def rounds(
+        self, leaves: Leaves, state: DecodeState, call: Call, K: int, budget: int | None
+    ) -> tuple[DecodeState, CallLogs]:
         """``call.rounds`` rounds of up to K drafts of the rows of the call, and their logs. No row of the call has
-        processors or wants log-probabilities."""
-        new, logs = self._rounds(self.step(leaves, K), with_processors(state, None), call, K)
+        processors or wants log-probabilities. Arguments ``K`` and ``budget`` as for ``step``."""
+        new, logs = self._rounds(self.step(leaves, K, budget), with_processors(state, None), call, K)
         return with_processors(new, state.request.processors), logs
 
     def processing_rounds(self, leaves: Leaves, state: DecodeState, call: Call) -> tuple[DecodeState, CallLogs]:
@@ -127,7 +142,7 @@ class StepBuilder:
         dtype, rows = DTYPES[self.config.dtype], self.config.num_rows
 
         def make() -> DecodeState:
-            return init_state(self.config, step.target, step.drafter, dtype, rows, self.vocab_size)
+            return init_state(self.config, step.target, step.drafter, dtype, rows, self.vocab_size, self.estimates)
 
         return make() if self.spread is None else self.spread.made(make)
 
@@ -161,8 +176,8 @@ class Programs:
       prefill_with_logprobs: the same for one number of segments; returns their log-probabilities beside the state.
       admit: (rows, entries), ``state.admit``, which takes and returns only the part of the state that has rows.
       catch_up: (leaves, state, call), for the drafter before a smaller K.
-      decode: (b, K) -> (leaves, state, call), rounds of b rows with up to K drafts; returns their ``CallLogs`` beside
-        the state.
+      decode: (b, K, R) -> (leaves, state, call), rounds of b rows with up to K drafts, of which the target reads R tokens
+        in all, or every one if R is None; returns their ``CallLogs`` beside the state.
       processing_decode: b -> the same with up to the most drafts, for calls in which a row wants its logits processed or
         log-probabilities.
       draft: b -> (leaves, state, told), the first half of a round of constrained requests; returns their ``Proposal``.
@@ -193,13 +208,13 @@ class Programs:
         self.catch_up = PackedProgram(
             "catch_up", of_models(builder.catch_up), Call.of(config, config.max_batch, [], [], 1)
         )
-        self.decode: dict[tuple[int, int], PackedProgram] = {}
-        for b, K in itertools.product(config.batch_buckets, draft_lengths):
-            rounds = of_models(functools.partial(builder.rounds, K=K))
-            options = decode_options(target_leaves, b * builder.width(K))
-            self.decode[b, K] = PackedProgram(
-                f"decode_{b}_rows_{K}_drafts", rounds, Call.of(config, b, [], [], 1), options
-            )
+        self.decode: dict[tuple[int, int, int | None], PackedProgram] = {}
+        every = ((b, K, R) for b in config.batch_buckets for K in draft_lengths for R in builder.budgets(b, K))
+        for b, K, R in every:
+            rounds = of_models(functools.partial(builder.rounds, K=K, budget=R))
+            name = f"decode_{b}_rows_{K}_drafts" + ("" if R is None else f"_{R}_tokens")
+            options = decode_options(target_leaves, R or b * builder.width(K))
+            self.decode[b, K, R] = PackedProgram(name, rounds, Call.of(config, b, [], [], 1), options)
         self.processing_decode: dict[int, PackedProgram] = {}
         for b in config.batch_buckets:
             options = decode_options(target_leaves, b * width)

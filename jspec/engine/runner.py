@@ -19,6 +19,7 @@ from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
 from jspec.engine.compiling import Program, compile_all
 from jspec.engine.constrained import Constrained, Failure, Judged, on_the_way
+from jspec.engine.costs import Way, budget_of, drafts_of
 from jspec.engine.exchange import Call, CallLogs, RoundLog, Segments, no_segments, page_tables
 from jspec.engine.interrupts import uninterrupted
 from jspec.engine.kept_costs import Seconds, kept_or_measured
@@ -27,7 +28,15 @@ from jspec.engine.made_of import made_of
 from jspec.engine.passes import Segment
 from jspec.engine.plan import Move, Plan
 from jspec.engine.processes import Leader, group_of
-from jspec.engine.programs import WEIGHTS_THEN_STATE, Leaves, PackedProgram, Programs, StepBuilder
+from jspec.engine.programs import (
+    WEIGHTS_THEN_STATE,
+    Budgets,
+    Leaves,
+    PackedProgram,
+    Programs,
+    StepBuilder,
+    every_token_is_read,
+)
 from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.saved import Parts, moved
 from jspec.engine.spread import Spread
@@ -53,6 +62,7 @@ class Runner:
       config: what may be used.
       noise: where the noise of a round comes from.
       draft_lengths: every K for which rounds may be asked; None is the drafter's own K alone.
+      budgets: for so many rows and a K, how many tokens the target may be told to read in a round, None for all.
 
     Attributes:
       num_draft_tokens: the drafter's own K, which is the largest.
@@ -79,6 +89,7 @@ class Runner:
         config: EngineConfig,
         noise: Callable[..., RoundNoise] = RoundNoise,
         draft_lengths: Sequence[int] | None = None,
+        budgets: Budgets = every_token_is_read,
     ):
         drafter = make_drafter(target, draft_model)
         most, self.longest_text = drafter.num_draft_tokens, drafter.longest_text
@@ -86,13 +97,14 @@ class Runner:
         target_leaves, merge_target = split(target)
         draft_leaves, merge_draft = split(draft_model)
         self._config, self.spread = config, Spread.of(target, draft_model)
+        self.draft_lengths, self._budgets = tuple(draft_lengths or (most,)), budgets
         self._builder = StepBuilder(
-            merge_target, merge_draft, make_drafter, verify, config, noise, most, target.config.vocab_size, self.spread
+            *(merge_target, merge_draft, make_drafter, verify, config, noise, most, target.config.vocab_size),
+            *(self.spread, budgets, any(isinstance(way, tuple) for b in config.batch_buckets for way in self.ways(b))),
         )
         self.num_draft_tokens, self.width = most, self._builder.width(most)
         if self.width <= most:
             raise ValueError(f"width={self.width}: expected at least num_draft_tokens + 1, which is {most + 1}")
-        self.draft_lengths = tuple(draft_lengths or (most,))
         self.leaves: Leaves = (target_leaves, draft_leaves)
         self.programs = Programs(self._builder, target_leaves, self.draft_lengths)
         self.group = None if self.spread is None else group_of(self.spread.mesh)
@@ -120,14 +132,19 @@ class Runner:
         """How many pages fit into ``config.swap_space``."""
         return int(self._config.swap_space * GIB // max(self.page_bytes, 1))
 
-    def compile_for(self, plan: Plan, K: int):
+    def ways(self, bucket: int) -> tuple[Way, ...]:
+        """Every way in which rounds of so many rows may be asked for, in ascending order of K."""
+        return tuple(K if R is None else (K, R) for K in sorted(self.draft_lengths) for R in self._budgets(bucket, K))
+
+    def compile_for(self, plan: Plan, way: Way):
         """Compile what the plan needs and is not compiled yet, which may take minutes. Nothing else changes."""
-        self._compile([(program, args) for program, args in self._needed(plan, K) if not program.compiled])
+        self._compile([(program, args) for program, args in self._needed(plan, way) if not program.compiled])
         if plan.drafting:
             self._compile_judges([self._config.bucket(len(plan.drafting))])
 
-    def carry_out(self, plan: Plan, K: int) -> "Sent":
-        """Send all programs of a plan, whose rounds make up to K drafts; the most, if ``plan.needs_processing``.
+    def carry_out(self, plan: Plan, way: Way) -> "Sent":
+        """Send all programs of a plan, whose rounds are made that way; with the most drafts, all verified, if
+        ``plan.needs_processing``.
 
         It waits for the drafts of constrained requests, unless it sends other rounds behind the program that drafts. The
         device is not idle meanwhile if it was sent rounds before.
@@ -142,14 +159,15 @@ class Runner:
             self._swap_in(move)
         self.constrained.draft(plan.drafting, self._send)
         judged = self.constrained.judge(plan.judging, self._send)
-        return Sent(self._decode(plan, K) if plan.decoding else None, judged, self.constrained.failures())
+        return Sent(self._decode(plan, way) if plan.decoding else None, judged, self.constrained.failures())
 
-    def _decode(self, plan: Plan, K: int) -> CallLogs:
+    def _decode(self, plan: Plan, way: Way) -> CallLogs:
+        K = drafts_of(way)
         if 0 < K < max(active.largest_K for active in plan.decoding):  # a round of K drafts reads too short a window
             self._tell(*self._catch_up(plan))
         for active in plan.decoding:
             active.largest_K = K
-        return on_the_way(self._tell(*self._call(plan, K)))
+        return on_the_way(self._tell(*self._call(plan, way)))
 
     def read(self, logs: CallLogs) -> RoundLog:
         """Wait for a call to end: its logs on the host, fields ``[rounds, b]``."""
@@ -194,20 +212,20 @@ class Runner:
             self.group.meet()  # the others may compile for longer
 
     def costs(self) -> Seconds:
-        """For the rows of each decode program, K -> seconds per round, as an earlier start has kept them or as they are
-        measured now. Then the contents of all pages are lost."""
-        buckets, lengths, builder = self._config.batch_buckets, self.draft_lengths, self._builder
+        """For the rows of each decode program, way of making rounds -> seconds per round, as an earlier start has kept them
+        or as they are measured now. Then the contents of all pages are lost."""
+        builder, ways = self._builder, {b: self.ways(b) for b in self._config.batch_buckets}
         arrays = [[(leaf.shape, leaf.dtype.name) for leaf in leaves] for leaves in self.leaves]
         method = type(builder.step(self.leaves, self.num_draft_tokens).drafter).__name__
-        what = method, builder.verify, self._config, lengths, arrays, self.spread and self.spread.shards
+        what = method, builder.verify, self._config, self.draft_lengths, arrays, self.spread and self.spread.shards
 
         def measure():
-            return {b: {K: self.measure(b, K) for K in lengths} for b in buckets}
+            return {b: {way: self.measure(b, way) for way in some} for b, some in ways.items()}
 
-        return kept_or_measured(what, method, buckets, lengths, measure)
+        return kept_or_measured(what, method, ways, measure)
 
-    def measure(self, bucket: int, K: int) -> float:
-        """How many seconds a round of ``bucket`` rows with K drafts takes: the median of a few calls, on an idle batch
+    def measure(self, bucket: int, way: Way) -> float:
+        """How many seconds a round of ``bucket`` rows takes that is made so: the median of a few calls, on an idle batch
         after ``warmup``, with every row in a text of half of ``max_len``. The contents of all pages are lost."""
         config, seconds = self._config, []
         prompt, forever = [0] * max(config.max_len // 2, 1), SamplingParams(max_tokens=config.max_len)
@@ -224,7 +242,7 @@ class Runner:
                 )
             jax.block_until_ready(self.state.outcome)
             started = time.perf_counter()
-            logs = self.read(self._tell(self.programs.decode[bucket, K], call))
+            logs = self.read(self._tell(self.programs.decode[bucket, drafts_of(way), budget_of(way)], call))
             seconds.append((time.perf_counter() - started) / logs.num_rounds)
         return statistics.median(seconds[1:])
 
@@ -284,10 +302,11 @@ class Runner:
         rows = [_row(active) for active in plan.decoding]
         return Call.of(self._config, bucket, rows, [active.pages for active in plan.decoding], plan.rounds)
 
-    def _call(self, plan: Plan, K: int) -> tuple[PackedProgram, Call]:
+    def _call(self, plan: Plan, way: Way) -> tuple[PackedProgram, Call]:
         bucket = self._config.bucket(len(plan.decoding))
-        program = self.programs.processing_decode[bucket] if plan.needs_processing else self.programs.decode[bucket, K]
-        return program, self._rows(plan, bucket)
+        if plan.needs_processing:
+            return self.programs.processing_decode[bucket], self._rows(plan, bucket)
+        return self.programs.decode[bucket, drafts_of(way), budget_of(way)], self._rows(plan, bucket)
 
     def _catch_up(self, plan: Plan) -> tuple[PackedProgram, Call]:
         return self.programs.catch_up, self._rows(plan, self._config.max_batch)
@@ -313,13 +332,14 @@ class Runner:
         groups = [pages[i : i + size] for i in range(0, max(len(pages), 1), size)]
         return [np.array([*group, *[0] * (size - len(group))], np.int32) for group in groups]
 
-    def _needed(self, plan: Plan, K: int) -> Iterator[tuple[Program, tuple]]:
+    def _needed(self, plan: Plan, way: Way) -> Iterator[tuple[Program, tuple]]:
         """The programs that a plan needs, with arguments that do nothing to an idle batch."""
         packed = [self._pass(plan.segments)[0]] if plan.segments else []
         packed += [self.programs.admit] if plan.entering else []
         if plan.decoding:
-            packed.append(self._call(plan, K)[0])
-            packed += [self.programs.catch_up] if max(active.largest_K for active in plan.decoding) > K else []
+            packed.append(self._call(plan, way)[0])
+            behind = max(active.largest_K for active in plan.decoding) > drafts_of(way)
+            packed += [self.programs.catch_up] if behind else []
         yield from ((program, (program.idle,)) for program in packed)
         if plan.drafting:
             draft = self.programs.draft[self._config.bucket(len(plan.drafting))]

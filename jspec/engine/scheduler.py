@@ -161,7 +161,7 @@ class Scheduler:
         """Take notice that the programs of a plan have been sent, so that other prompts may find what its pass reads."""
         self.reading.sent(plan.segments)
 
-    def follow(self, decoded: Sequence[ActiveRequest], rounds: int, logs: "RoundLog") -> list[int]:
+    def follow(self, decoded: Sequence[ActiveRequest], rounds: int, logs: "RoundLog") -> list[tuple[int, int]]:
         """Take notice of what one call did.
 
         Args:
@@ -170,13 +170,14 @@ class Scheduler:
           logs: its rounds on the host, fields ``[rounds, b]``.
 
         Returns:
-          how many drafts the target accepted, in any order, one number for every row and round that counts; those of
-          requests that want few drafts are left out, because they say nothing of drafts that were not verified.
+          how many drafts the target verified and how many of them it accepted, in any order, one pair for every row and
+          round that counts; those of requests that want few drafts are left out, because they say nothing of drafts that
+          were not verified.
 
         Raises:
           RuntimeError: the device made no round although a request has not ended, so that it would never end.
         """
-        live, accepted, made = [], [], 0
+        live, judged, made = [], [], 0
         for active, log in zip(decoded, logs.by_row(), strict=False):
             active.unread_rounds -= rounds
             if active.outcome == LIVE:
@@ -185,11 +186,11 @@ class Scheduler:
                 active.follow(log)
                 made += len(active.accepted) - followed
                 if active.request.params.max_drafts is None:
-                    accepted += active.accepted[followed:]
+                    judged += zip(active.drafted[followed:], active.accepted[followed:], strict=True)
         if live and not made and all(active.outcome == LIVE for active in live):
             rows = [active.row for active in live]
             raise RuntimeError(f"the device made no round, although the requests in rows {rows} have not ended")
-        return accepted
+        return judged
 
     def leave(self, active: ActiveRequest):
         """Let a request go that has ended or is given up, wherever it is."""

@@ -11,7 +11,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec.config import Shards
-from jspec.engine.state import DecodeState, Saved
+from jspec.engine.state import OF_ROWS, DecodeState, Saved
 from jspec.models.contract import Target
 from jspec.models.split import split
 
@@ -52,7 +52,7 @@ class Spread:
     @property
     def state(self) -> Any:
         """Of every array of a ``DecodeState``."""
-        same = dict.fromkeys(("tokens", "outcome", "request", "previous", "features"), _SAME)
+        same = dict.fromkeys((*OF_ROWS, "confidences"), _SAME)
         return DecodeState(**same, cache=self.cache, draft=self.draft)  # pyright: ignore[reportArgumentType]
 
     @property

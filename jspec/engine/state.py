@@ -14,6 +14,7 @@ import numpy as np
 from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
 from jspec.engine.request import LIVE, STOPPED, Request
+from jspec.engine.survival import Seen, nothing_seen
 from jspec.models.cache import NULL_PAGE, LayerKV, init_pool
 from jspec.models.contract import Target
 from jspec.sampling.distribution import Warp
@@ -72,6 +73,9 @@ class DecodeState:
       features: ``[B, K + 1, E]`` for the largest K, what the drafter reads of the target. Entry j belongs to position
         previous - 1 + j, and entries up to position length - 2 mean something. None if the drafter reads no features.
       draft: the drafter's own state: a pytree of pools ``[G, pages, P, H]``, as those of the cache, or nothing.
+      judged: float32 ``[B, 2, K]`` for the largest K, ``Seen.of_request`` of ``engine.survival``. None if every draft is
+        verified.
+      confidences: float32 ``[2, BINS]``, ``Seen.of_confidence``, of all requests together. None likewise.
     """
 
     tokens: jax.Array
@@ -81,6 +85,15 @@ class DecodeState:
     cache: tuple[LayerKV, ...]
     features: jax.Array | None
     draft: Any
+    judged: jax.Array | None = None
+    confidences: jax.Array | None = None
+
+    @property
+    def seen(self) -> Seen | None:
+        """What estimates of acceptance are made of; None if every draft is verified."""
+        if self.judged is None or self.confidences is None:
+            return None
+        return Seen(self.judged, self.confidences)
 
     @property
     def live(self) -> jax.Array:
@@ -95,10 +108,12 @@ def init_state(
     dtype,
     num_rows: int | None = None,
     vocab_size: int | None = None,
+    estimates: bool = False,
 ) -> DecodeState:
     """An empty batch: every row is free and every page unwritten.
 
     ``num_rows`` is B; None takes ``config.max_batch``. With ``vocab_size``, V of the target, requests may have processors.
+    With ``estimates``, rounds may verify some of their drafts only.
     """
     B, S, M = num_rows or config.max_batch, config.max_len, config.pages_per_row
 
@@ -121,6 +136,7 @@ def init_state(
         ),
         processors=None if vocab_size is None else Processors.none(B, vocab_size),
     )
+    seen = nothing_seen(B, drafter.num_draft_tokens) if estimates else None
     E = 0 if drafter.aux_layers is None else target.feature_size(drafter.aux_layers)
     return DecodeState(
         tokens=jnp.zeros((B, S), jnp.int32),
@@ -130,6 +146,8 @@ def init_state(
         cache=init_pool(target.cache_shape(), config.pool_pages, config.page_size, dtype),
         features=None if drafter.aux_layers is None else jnp.zeros((B, drafter.num_draft_tokens + 1, E), dtype),
         draft=drafter.init(config.pool_pages, config.page_size, dtype),
+        judged=None if seen is None else seen.of_request,
+        confidences=None if seen is None else seen.of_confidence,
     )
 
 
@@ -150,9 +168,12 @@ def processing_of(state: DecodeState) -> Processing:
     )
 
 
+OF_ROWS = ("tokens", "outcome", "request", "previous", "features", "judged")
+
+
 def of_rows(state: DecodeState) -> dict[str, Any]:
     """Every array of the state that has an axis of rows in front, by field."""
-    return {name: getattr(state, name) for name in ("tokens", "outcome", "request", "previous", "features")}
+    return {name: getattr(state, name) for name in OF_ROWS}
 
 
 @jax.tree_util.register_dataclass
@@ -241,6 +262,7 @@ def admit(rows: dict[str, Any], entries: Entries) -> dict[str, Any]:
         "outcome": rows["outcome"].at[at].set(LIVE, mode="drop"),
         "request": jax.tree.map(lambda x, new: x.at[at].set(new, mode="drop"), rows["request"], request),
         "previous": rows["previous"].at[at].set(request.length - 1, mode="drop"),
+        "judged": None if rows["judged"] is None else rows["judged"].at[at].set(0.0, mode="drop"),
     }
 
 

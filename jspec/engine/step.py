@@ -20,8 +20,10 @@ from jspec.engine.dealing import Dealing
 from jspec.engine.exchange import CallLogs, RoundLog, Segments
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED
 from jspec.engine.state import DecodeState, processing_of
+from jspec.engine.survival import admitted, confidence_of
 from jspec.models.cache import PagedView
 from jspec.models.contract import Target
+from jspec.models.packed import PackedView
 from jspec.sampling.distribution import Warp, make_distribution
 from jspec.sampling.logprobs import PACKED, TokenLogprobs, token_logprobs
 from jspec.sampling.processors import Processing
@@ -68,6 +70,9 @@ class DecodeStep:
       noise: makes the noise of a round from the keys and lengths of its rows.
       expand_latents: whether prefill may expand latents, as ``EngineConfig.expand_latents`` says.
       logprobs_mode: whose log-probabilities the logs have, as ``EngineConfig.logprobs_mode`` says; None is nobody's.
+      budget: R, how many tokens the target reads in a round at most, of all rows together. It is B or more: each row's
+        newest token is read. Of the drafts it reads those that are likeliest to be accepted, and the others count as if
+        they had not been made (``engine.survival``). None is all.
     """
 
     target: Target
@@ -77,6 +82,7 @@ class DecodeStep:
     noise: Callable[..., RoundNoise] = RoundNoise
     expand_latents: bool = False
     logprobs_mode: str | None = None
+    budget: int | None = None
 
     def round(self, state: DecodeState) -> tuple[DecodeState, RoundLog]:
         """Make one round with every live row: draft, verify pass, rule, keep features, commit.
@@ -85,7 +91,16 @@ class DecodeStep:
           the new state, and a log with fields ``[B]``.
         """
         state, proposal = self.draft(state)
-        return self.judge(state, proposal)
+        if state.seen is None:
+            return self.judge(state, proposal)
+        confidence, live = confidence_of(proposal), state.live
+        if self.budget is not None:
+            spare = self.budget - jnp.sum(live, dtype=jnp.int32)
+            count = admitted(state.seen.acceptance(confidence), proposal.count, spare)
+            proposal = dataclasses.replace(proposal, count=count)
+        after, log = self.judge(state, proposal)
+        seen = state.seen.after(confidence, proposal.count, log.accepted, live)
+        return dataclasses.replace(after, judged=seen.of_request, confidences=seen.of_confidence), log
 
     def draft(self, state: DecodeState, forced: Forced | None = None) -> tuple[DecodeState, Proposal]:
         """The first half of a round: what the drafter proposes for each live row.
@@ -106,10 +121,12 @@ class DecodeStep:
           allowed: uint32 ``[B, width, ceil(V / 32)]``, which tokens may come at each position from ``length`` on if all
             drafts before it stand, as ``Processing`` has it; None allows all.
         """
-        hidden, features, cache = self._verify_pass(state, proposal)
+        hidden, features, cache, view = self._verify_pass(state, proposal)
         dealing = Dealing.of(self.target, hidden)
         mine: Any = (lambda tree: tree) if dealing is None else dealing.mine
         logits = self.target.logits(hidden) if dealing is None else dealing.logits(self.target, hidden)
+        if isinstance(view, PackedView):
+            logits = view.in_rows(logits)
         # What verdicts depend on; of the rest of this state nothing is read.
         rows = dataclasses.replace(state, tokens=mine(state.tokens), request=mine(state.request))
         drafts, processing = mine(proposal), dataclasses.replace(processing_of(rows), grammar=mine(allowed))
@@ -293,7 +310,8 @@ class DecodeStep:
 
         Returns:
           hidden states ``[B, width, D]``, of entry i the logits are those of the token at position length + i; features
-          ``[B, width, E]``, or None; and the new cache.
+          ``[B, width, E]``, or None; the new cache; and the view through which the target read. With a ``PackedView`` the
+          hidden states are those of its tokens, ``[1, R, D]``.
         """
         request = state.request
         newest = jnp.take_along_axis(state.tokens, request.length[:, None] - 1, axis=1)
@@ -302,7 +320,12 @@ class DecodeStep:
         offset = jnp.arange(self.width, dtype=jnp.int32)[None]
         positions = request.length[:, None] - 1 + offset
         valid = state.live[:, None] & (offset <= proposal.count[:, None])
-        return self._target_reads(tokens, state.cache, PagedView(request.table, positions, valid))
+        rows = PagedView(request.table, positions, valid)
+        if self.budget is None:
+            return *self._target_reads(tokens, state.cache, rows), rows
+        view = PackedView.of(rows, self.budget)
+        hidden, features, cache = self._target_reads(view.packed(tokens), state.cache, view)
+        return hidden, view.in_rows(features), cache, view
 
     def _verdict(self, state: DecodeState, processing: Processing, logits, proposal: Proposal) -> Verdict:
         """What the rule decides under the logits as the requests want them.
@@ -342,7 +365,7 @@ class DecodeStep:
         place = state.request.length - state.previous
         return state.features.at[jnp.arange(len(place)), place].set(features[:, 0], mode="drop")
 
-    def _target_reads(self, tokens, cache, view: PagedView):
+    def _target_reads(self, tokens, cache, view: PagedView | PackedView):
         """Let the target read tokens ``[B, T]`` at the positions of ``view``.
 
         Returns:

@@ -51,13 +51,15 @@ class Anchored(View):
         return LayerKV(jnp.moveaxis(k, 2, 0), jnp.moveaxis(v, 2, 0))
 
     def extend(self, qkv, rotation: Rotation | None, kv, num_kv_heads: int, window: int | None, scores: Scores = PLAIN):
-        """As ``View.extend``, with the attention of the blocks alone, ``[B, A n, N, H]``; the softmax is in fp32."""
-        assert window is None, "new draft heads have full attention"
+        """As ``View.extend``, with the attention of the blocks alone, ``[B, A n, N, H]``; the softmax is in fp32.
+
+        With a window W, as ``jspec.models.block.BlockView`` has it: a slot of a causal block sees the W newest slots up to
+        its own, and one of another block the W newest tokens of the context and the whole block."""
         slots = self.anchors.shape[1] * self.block
         q, kv = self.rotate_and_write(qkv, rotation, kv, num_kv_heads)
-        return self._attend(q[:, -slots:], kv, scores), kv
+        return self._attend(q[:, -slots:], kv, window, scores), kv
 
-    def _attend(self, q, kv: LayerKV, scores: Scores) -> jax.Array:
+    def _attend(self, q, kv: LayerKV, window: int | None, scores: Scores) -> jax.Array:
         """Attention of queries ``[B, A n, N, H]`` over the context and the block of each; the same shape.
 
         The scores of a block with all others are never computed, which are most of the products of slots with slots."""
@@ -73,10 +75,17 @@ class Anchored(View):
         k, v = (x[:, :, S:].reshape(G, B, A, n, H) for x in (kv.k, kv.v))
         before = scores.of(product("bamgrh,gbsh->bgrams", q, kv.k[:, :, :S]), H)  # [B, G, N / G, A, n, S]
         within = scores.of(product("bamgrh,gbakh->bgramk", q, k), H)  # [B, G, N / G, A, n, n]
-        known = jnp.arange(S, dtype=jnp.int32)[None, None] < self.anchors[:, :, None]
-        before = jnp.where(known[:, None, None, :, None], before, -jnp.inf)
+        key, anchor = jnp.arange(S, dtype=jnp.int32)[None, None, None], self.anchors[:, :, None, None]
+        slot = jnp.arange(n, dtype=jnp.int32)
+        known = jnp.broadcast_to(key < anchor, (B, A, n, S))
+        if window is not None:
+            furthest = slot.reshape(1, 1, n, 1) - window + 1 if self.causal else -window  # the oldest that is seen
+            known = known & (key >= anchor + furthest)
+        before = jnp.where(known[:, None, None], before, -jnp.inf)
         if self.causal:
-            within = jnp.where(jnp.tri(n, dtype=bool)[None, None, None, None], within, -jnp.inf)
+            behind = slot[:, None] - slot[None]
+            seen = (behind >= 0) & (behind < (n if window is None else window))
+            within = jnp.where(seen[None, None, None, None], within, -jnp.inf)
         weights = jax.nn.softmax(jnp.concatenate([before, within], axis=-1), axis=-1).astype(v.dtype)
         attended = product("bgrams,gbsh->bamgrh", weights[..., :S], kv.v[:, :, :S])
         attended += product("bgramk,gbakh->bamgrh", weights[..., S:], v)

@@ -83,6 +83,7 @@ class Plan:
       splits: how many programs there are for the slots of a row.
       fewest: how many of them every row uses. A row with more than ``share`` tiles for each uses more.
       share: how many tiles a program has at most, unless all are used.
+      packed: how many query tokens there are in all, if they lie side by side (``Packing``); None if every row has T.
     """
 
     B: int
@@ -98,9 +99,21 @@ class Plan:
     splits: int
     fewest: int
     share: int
+    packed: int | None = None
 
     @classmethod
-    def of(cls, B: int, T: int, N: int, pool, table, window: int | None, scores: Scores, tiling: Tiling) -> "Plan":
+    def of(
+        cls,
+        B: int,
+        T: int,
+        N: int,
+        pool,
+        table,
+        window: int | None,
+        scores: Scores,
+        tiling: Tiling,
+        packed: int | None = None,
+    ) -> "Plan":
         """The plan for a pool ``[G, pages, P, H]`` and a table ``[B, M]``."""
         G, _, P, H = pool.shape
         rows, slots = T * N // G, tiling.slots(H * pool.dtype.itemsize)
@@ -110,11 +123,27 @@ class Plan:
         if rows <= _FEW_QUERIES and window is None:
             splits = tiling.splits_of_long_rows(fewest, tiles * slots)
         share, scores = pl.cdiv(tiles, splits), replace(scores, sinks=None)
-        return cls(B, T, G, N // G, H, P, window, scores, block, slots, splits, fewest, share)
+        return cls(B, T, G, N // G, H, P, window, scores, block, slots, splits, fewest, share, packed)
 
     @property
     def N(self) -> int:
         return self.G * self.R
+
+
+class Packing(NamedTuple):
+    """Where the query tokens of B rows lie that are side by side, each row's valid ones behind those of the row before.
+
+    Attributes:
+      start: int32 ``[B + 1]``, the place of each row's first token, and behind them how many tokens there are.
+      source: int32 ``[R]``, which token of a row each of the R is: t of row b is ``b T + t``. Anything for padding.
+    """
+
+    start: Any
+    source: Any
+
+    def packed(self, x) -> jax.Array:
+        """Values of tokens of rows, ``[B, T, ...]``, as those of the R tokens, ``[1, R, ...]``."""
+        return jnp.take(x.reshape(-1, *x.shape[2:]), self.source, axis=0, mode="clip")[None]
 
 
 class Softmax(NamedTuple):
@@ -179,11 +208,12 @@ def run(kernel: Callable, plan: Plan, args, dtype, tiling: Tiling, *, others=(),
       interpret: run on any platform, slowly.
 
     Returns:
-      the other outputs, and attention ``[B, T, N, H]``.
+      the other outputs, and attention ``[B, T, N, H]``; ``[1, R, N, H]`` of packed tokens, if no row is split.
     """
     B, T, N, H = plan.B, plan.T, plan.N, plan.H
     partial = lambda *shape: jax.ShapeDtypeStruct((B, plan.splits, T * N, *shape), jnp.float32)  # noqa: E731
-    whole = jax.ShapeDtypeStruct((B, T * N, H), dtype)
+    rows, tokens = (B, T) if plan.packed is None or plan.splits > 1 else (1, plan.packed)  # of what is not merged
+    whole = jax.ShapeDtypeStruct((rows, tokens * N, H), dtype)
     parts = kernel_call(
         kernel,
         *args,
@@ -197,7 +227,7 @@ def run(kernel: Callable, plan: Plan, args, dtype, tiling: Tiling, *, others=(),
     )
     made, parts = parts[: len(others)], parts[len(others) :]
     out = parts[0] if plan.splits == 1 else merge_splits(*parts, dtype, interpret=interpret)
-    return *made, out.reshape(B, T, N, H)
+    return *made, out.reshape(rows, tokens, N, H)
 
 
 def tile_loader(k_ref, v_ref, g, H: int) -> Callable:
@@ -289,20 +319,40 @@ def add_tile(softmax: Softmax, q, k, v, seen, scores: Scores) -> Softmax:
     return Softmax(acc, raised, total * kept + jnp.sum(weights, axis=1))
 
 
-def store(softmax: Softmax, queries: Queries, plan: Plan, *out_refs):
-    """In a kernel: write what a program found: attention, or a part of it that is to be merged if slots are split."""
+def store(softmax: Softmax, queries: Queries, plan: Plan, *out_refs, start_ref=None):
+    """In a kernel: write what a program found: attention, or a part of it that is to be merged if slots are split.
+
+    ``start_ref`` is ``Packing.start`` if tokens are packed. The last row's programs then write zeros behind its tokens."""
     b, split, real, H = queries.b, queries.split, queries.real, plan.H
     at = queries.among(plan.N, plan.R)
     if plan.splits == 1:
         (out_ref,) = out_refs
         out = (softmax.acc / divisor(softmax.total)[:, None]).astype(out_ref.dtype)
-        pltriton.store(out_ref.at[b, *rows(at, H)], out, mask=each(real, H))
+        if start_ref is None or plan.packed is None:
+            pltriton.store(out_ref.at[b, *rows(at, H)], out, mask=each(real, H))
+            return
+        # What follows a row's valid tokens is the next row's.
+        mine = each(real & (queries.last >= 0), H)
+        pltriton.store(out_ref.at[0, *rows(at + start_ref[b] * plan.N, H)], out, mask=mine)
+        _fill(out_ref, queries.g, jnp.where(b == plan.B - 1, start_ref[plan.B], plan.packed), plan)
         return
     acc_ref, peak_ref, total_ref = out_refs
     some = real & (softmax.peak != -jnp.inf)  # NaN as well
     pltriton.store(acc_ref.at[b, split, *rows(at, H)], softmax.acc, mask=each(some, H))
     pltriton.store(peak_ref.at[b, split, at], softmax.peak, mask=real)
     pltriton.store(total_ref.at[b, split, at], softmax.total, mask=real)
+
+
+def _fill(out_ref, g, begin, plan: Plan):
+    """In a kernel: zeros for the heads of KV head g of packed tokens from ``begin`` on, which are padding."""
+    head = jnp.arange(pl.next_power_of_2(plan.R), dtype=jnp.int32)
+    zeros, mask = jnp.zeros((head.shape[0], plan.H), out_ref.dtype), each(head < plan.R, plan.H)
+
+    def fill(token, carry):
+        pltriton.store(out_ref.at[0, *rows(token * plan.N + g * plan.R + head, plan.H)], zeros, mask=mask)
+        return carry
+
+    jax.lax.fori_loop(begin, jnp.int32(plan.packed), fill, jnp.int32(0))
 
 
 def rows(index, H: int):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jspec.config import Speculation
 from jspec.sampling.distribution import leading
@@ -20,15 +21,19 @@ class Synthetic:
     """Accepts each draft with a given probability. NOT lossless; the rule's own decision is computed all the same.
 
     Attributes:
-      rates: the probability that draft i is accepted, given that those before it were. There are K of them or fewer;
-        past the end the probability is 0.
+      kinds: for each kind of request, the probability that draft i is accepted, given that those before it were. There are
+        K of them or fewer; past the end the probability is 0. The last word of a request's key, modulo the number of kinds,
+        says which it is of.
     """
 
-    rates: tuple[float, ...]
+    kinds: tuple[tuple[float, ...], ...]
 
     def __call__(self, accepted: jax.Array, count: jax.Array, noise: RoundNoise) -> jax.Array:
-        K = len(self.rates)
-        coins = noise.accept_uniforms(K) <= jnp.asarray(self.rates, jnp.float32).reshape(1, K)
+        K = max(map(len, self.kinds))
+        rates = jnp.asarray([[*rates, *[0.0] * (K - len(rates))] for rates in self.kinds], jnp.float32)
+        if len(self.kinds) > 1:
+            rates = rates[noise.key_data[:, 1] % np.uint32(len(self.kinds))]
+        coins = noise.accept_uniforms(K) <= rates
         decided = jnp.minimum(leading(coins), count)
         # No rule accepts more than ``count``, but a compiler cannot know: it must keep the work behind ``accepted``.
         return jnp.where(accepted > count, accepted, decided)
@@ -36,8 +41,5 @@ class Synthetic:
 
 def rule_of(speculation: Speculation) -> Callable[..., Verdict]:
     """The rule named by ``speculation.verify``; ``synthetic_acceptance`` replaces its decision if it is set."""
-    rule, rates = RULES[speculation.verify], speculation.synthetic_acceptance
-    if rates is None:
-        return rule
-    rates = rates if isinstance(rates, tuple) else (rates,) * speculation.most_draft_tokens
-    return functools.partial(rule, decide=Synthetic(rates))
+    rule, kinds = RULES[speculation.verify], speculation.acceptance_by_kind
+    return rule if kinds is None else functools.partial(rule, decide=Synthetic(kinds))

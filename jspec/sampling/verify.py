@@ -33,12 +33,15 @@ class Proposal:
       distribution: the distributions that the tokens were drawn from, K of each row; None if all are point masses.
       point_mass: bool ``[B, K]``; q_i is 1 at d_i and 0 elsewhere (argmax and n-gram drafts, and those that a grammar
         forces).
+      confidence: float32 ``[B, K]``, the drafter's own estimate that draft i is accepted where those before it are. It
+        depends on nothing drawn at i or later. None if the drafter has none.
     """
 
     tokens: jax.Array
     count: jax.Array
     distribution: Distribution | None
     point_mass: jax.Array
+    confidence: jax.Array | None = None
 
 
 class Verdict(NamedTuple):

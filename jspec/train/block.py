@@ -18,7 +18,7 @@ from jspec.models.anchors import Anchored
 from jspec.models.contract import Target
 from jspec.models.layers import wide_project
 from jspec.train.loop import Params
-from jspec.train.losses import TrainingBatch, float32_logits
+from jspec.train.losses import TrainingBatch, float32_logits, soft_cross_entropy
 from jspec.train.objectives import frequent_tokens, known_tokens, output_head_of
 
 
@@ -48,18 +48,18 @@ class DraftSlots(NamedTuple):
 class FilledBlocks:
     """DFlash (2026) and DSpark (2026): the drafts of blocks at random anchors, against the text and the target.
 
-    The loss of a draft is a weighted sum of three parts: the cross-entropy of the label, the sum of |q - p| over the
-    vocabulary, where q is the draft's distribution and p the target's, and what the confidence head makes of
-    1 - sum |q - p| / 2, which is the probability that the draft is accepted. The loss of a window is a weighted mean over
-    its drafts. Draft i has the weight ``exp(-i / decay)``, and one whose label lies past the window has none. The loss of a
-    step is the plain mean over windows, so that it does not depend on which device has which.
+    The loss of a draft is a weighted sum of four parts: the cross-entropy of the label, the cross-entropy ``-sum p log q``,
+    where q is the draft's distribution and p the target's, the sum of |q - p| over the vocabulary, and what the confidence
+    head makes of 1 - sum |q - p| / 2, which is the probability that the draft is accepted. The loss of a window is a
+    weighted mean over its drafts. Draft i has the weight ``exp(-i / decay)``, and one whose label lies past the window has
+    none. The loss of a step is the plain mean over windows, so that it does not depend on which device has which.
 
     A DSpark head reads the true token before each draft, and not the draft itself (teacher forcing).
 
     Attributes:
       config: the draft head.
-      cross_entropy, distance, confidence: the weights of the three parts: 0.1, 0.9 and 1 for DSpark, and 1, 0 and 0 for
-        DFlash. ``confidence`` is 0 for a head that has no confidence head.
+      cross_entropy, soft, distance, confidence: the weights of the four parts. Their authors have 0.1, 0, 0.9 and 1 for
+        DSpark, and 1, 0, 0 and 0 for DFlash. ``confidence`` is 0 for a head that has no confidence head.
       decay: after how many drafts the weight has fallen to 1 / e, 4 in both.
       spacing: a window of n tokens has n / ``spacing`` anchors, but at least one. With 512 of them in 4096 tokens, as the
         authors have it, this is 8.
@@ -70,6 +70,7 @@ class FilledBlocks:
     cross_entropy: float
     distance: float
     confidence: float
+    soft: float = 0.0
     decay: float = 4.0
     spacing: int = 8
     most_anchors: int = 512
@@ -121,12 +122,12 @@ class FilledBlocks:
         logits = draft_logits(head, target, slots)
         log_q = jax.nn.log_softmax(logits)
         loss = self.cross_entropy * label_cross_entropy(log_q, slots.label, head.draft_ids)
-        if not self.distance and not self.confidence:
+        if not self.soft and not self.distance and not self.confidence:
             return jnp.sum(slots.weight * loss, axis=1)  # the target's distribution is not even computed
         behind = jnp.minimum(slots.after, batch.distribution.shape[1] - 1)
         p = jnp.take_along_axis(batch.distribution, behind[:, :, None], axis=1)
         distance = l1_distance(p, jnp.exp(log_q))
-        loss += self.distance * distance
+        loss += self.distance * distance + self.soft * soft_cross_entropy(p, logits)
         if self.confidence:
             accepted = jax.lax.stop_gradient(1 - distance / 2)
             said = head.confidence_logits(slots.hidden, slots.previous)

@@ -81,6 +81,16 @@ def add_arguments(parser: argparse.ArgumentParser):
         "--markov", help="dspark: how a draft depends on the one before it: vanilla (default), gated or rnn"
     )
     head.add_argument("--markov-rank", type=int, help="dspark: the rank of that; default: 256")
+    head.add_argument(
+        "--loss",
+        help="dspark, dflash: published (default), the loss of the method's authors, or soft, the cross-entropy against the "
+        "target's distributions",
+    )
+    head.add_argument(
+        "--anchor-spacing",
+        type=int,
+        help="dspark, dflash: tokens of a window for each block that is filled; default: 8",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -108,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
         borrow_head=args.borrow_head,
         markov=args.markov,
         markov_rank=args.markov_rank,
+        loss=args.loss,
+        anchor_spacing=args.anchor_spacing,
     )
     run_settings = TrainingRun(
         method=args.method,

@@ -25,6 +25,8 @@ from jspec.train.objectives import (
     TrainingTimeTest,
 )
 
+LOSSES = ("published", "soft")
+
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
@@ -47,6 +49,9 @@ class Sizes:
       markov: by what a dspark head makes a draft depend on the one before it: ``vanilla``, which is the default, ``gated``
         or ``rnn``. ``jspec.heads.BlockConfig`` says what they are.
       markov_rank: Rm, the rank of that. By default 256.
+      loss: what a dspark or dflash head learns from. ``published``, the default, is the loss of the method's authors.
+        ``soft`` compares all drafts with the target's distributions by their cross-entropy, as the other methods do.
+      anchor_spacing: a window of n tokens fills n / ``anchor_spacing`` blocks of a dspark or dflash head. By default 8.
     """
 
     num_draft_tokens: int | None = None
@@ -59,6 +64,8 @@ class Sizes:
     borrow_head: bool = False
     markov: str | None = None
     markov_rank: int | None = None
+    loss: str | None = None
+    anchor_spacing: int | None = None
 
 
 def make_objective(method: str, target: ModelConfig, sizes: Sizes) -> Objective:
@@ -127,7 +134,7 @@ def dspark(target: ModelConfig, sizes: Sizes) -> Objective:
     rank = 256 if sizes.markov_rank is None else sizes.markov_rank
     more = {"markov": kind, "markov_rank": rank, "confidence": "markov"}
     config = _block_config(target, sizes, block_size=sizes.num_draft_tokens or 7, anchor_first=True, **more)
-    return FilledBlocks(config, cross_entropy=0.1, distance=0.9, confidence=1.0)
+    return _filled_blocks(config, sizes, cross_entropy=0.1, distance=0.9, confidence=1.0)
 
 
 def dflash(target: ModelConfig, sizes: Sizes) -> Objective:
@@ -136,7 +143,27 @@ def dflash(target: ModelConfig, sizes: Sizes) -> Objective:
     That is z-lab's layout. In DeepSpec's the anchor drafts, which saves a slot. But only the class that its config.json
     names tells such a DFlash head from a DSpark head, and engines that overlook it serve every draft one token late."""
     config = _block_config(target, sizes, block_size=(sizes.num_draft_tokens or 7) + 1, anchor_first=False)
-    return FilledBlocks(config, cross_entropy=1.0, distance=0.0, confidence=0.0)
+    return _filled_blocks(config, sizes, cross_entropy=1.0, distance=0.0, confidence=0.0)
+
+
+def _filled_blocks(
+    config: BlockConfig, sizes: Sizes, cross_entropy: float, distance: float, confidence: float
+) -> FilledBlocks:
+    """The objective of a block drafter, with the loss and the anchors that were chosen.
+
+    Args:
+      config: the draft head.
+      sizes: what was chosen.
+      cross_entropy, distance: the weights that the method's authors have, which the loss ``soft`` replaces.
+      confidence: the weight of what a confidence head says, which is the same for all losses.
+    """
+    loss = "published" if sizes.loss is None else sizes.loss
+    require(loss in LOSSES, "loss", loss, f"one of {', '.join(LOSSES)}")
+    spacing = 8 if sizes.anchor_spacing is None else sizes.anchor_spacing
+    require(is_int(spacing) and spacing >= 1, "anchor_spacing", spacing, "an integer of at least 1")
+    if loss == "soft":
+        return FilledBlocks(config, 0.0, 0.0, confidence, soft=1.0, spacing=spacing)
+    return FilledBlocks(config, cross_entropy, distance, confidence, spacing=spacing)
 
 
 def _block_config(target: ModelConfig, sizes: Sizes, *, block_size: int, anchor_first: bool, **more) -> BlockConfig:

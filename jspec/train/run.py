@@ -226,9 +226,14 @@ def _check_output_folder(run: TrainingRun):
 
 def _settings(run: TrainingRun, inputs: TrainingInputs) -> dict:
     """All settings that the numbers of a run depend on, in the types that JSON reads back (lists, not tuples)."""
+    objective: Any = inputs.objective
+    aims = {
+        field.name: getattr(objective, field.name) for field in dataclasses.fields(objective) if field.name != "config"
+    }
     settings = {
         "method": run.method,
-        "head": dataclasses.asdict(inputs.objective.config),
+        "head": dataclasses.asdict(objective.config),
+        "objective": aims,
         "plan": dataclasses.asdict(run.plan),
         "seed": run.seed,
         "dtype": run.dtype,

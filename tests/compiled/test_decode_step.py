@@ -49,6 +49,7 @@ LAYER_BUDGET = {1: 12, 16: 11}  # launches of one more layer, by rows
 # At one row, jax 0.12 stacks the drafts' scale, threshold and lse (float32 [1, K] each) in three launches of their own,
 # which jax 0.11 fuses with a reduction beside them. They move a few bytes; on a card they have not been timed.
 STACKS = 3 if jax.__version_info__ >= (0, 12) else 0
+CHOOSING = 20  # launches that choose which drafts are verified, and put tokens and logits in place
 
 
 def budget(method: str | None, batch: int) -> int:
@@ -57,12 +58,12 @@ def budget(method: str | None, batch: int) -> int:
 
 
 @functools.cache
-def compiled(method: str | None, batch: int, layers: int):
-    """(the compiled rounds of a batch, bytes of the caches in their state)."""
+def compiled(method: str | None, batch: int, layers: int, budget: int | None = None):
+    """(the compiled rounds of a batch, bytes of the caches in their state). ``budget`` is as for ``Decoding``."""
     target = abstract_module(dataclasses.replace(LLAMA_8B, num_layers=layers, windows=()))
     draft = DRAFTERS[method]
     module = None if draft is None else abstract_module(draft)
-    what = Decoding(method, K if method else 0, batch, start=512, new=256)
+    what = Decoding(method, K if method else 0, batch, start=512, new=256, budget=budget)
     program = decoding_program(target, module, draft, what.engine_config("bfloat16"), what)
     state = jax.eval_shape(program.fresh)
     caches = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((state.cache, state.draft)))
@@ -86,6 +87,31 @@ class TestStep:
 
     def test_launches_no_more_than_it_did(self, method, batch):
         assert 0 < kernels(method, batch, LAYERS) <= budget(method, batch)
+
+
+@pytest.mark.parametrize("method", ["eagle3", "dspark"])
+class TestBudget:
+    """Rounds of 16 rows in which the target reads 32 of 48 tokens."""
+
+    def test_moves_no_cache_and_no_weight(self, method):
+        assert [op.line for op in moves(compiled(method, 16, LAYERS, 32)[0].as_text(), LARGE)] == []
+
+    def test_a_layer_launches_as_much_as_without(self, method):
+        """Attention reads packed tokens where they are."""
+
+        def of_layer(budget):
+            few, more = (
+                len(launched(compiled(method, 16, layers, budget)[0].as_text(), loop=True))
+                for layers in (LAYERS, LAYERS + 1)
+            )
+            return more - few
+
+        assert 0 < of_layer(32) <= LAYER_BUDGET[16]
+
+    def test_choosing_drafts_launches_little(self, method):
+        step, _ = compiled(method, 16, LAYERS, 32)
+        more = len(launched(step.as_text(), loop=True)) - kernels(method, 16, LAYERS)
+        assert 0 < more <= CHOOSING
 
 
 @pytest.mark.parametrize("batch", [1, 16])

@@ -45,19 +45,23 @@ REQUESTS = requests_of(PROMPTS, PARAMS)
 
 
 @shared
-def engine_of(kind: str, config: EngineConfig = CONFIG) -> Engine:
+def engine_of(kind: str, config: EngineConfig = CONFIG, verify: str = "rejection", **speculation) -> Engine:
     """An engine with a drafter of this kind, whose drafts are drawn, so that they tell of every number behind them.
 
     For ``latents``, attention is over latents, that of the target and of what drafts for it; for ``latents/expanded``,
     prefill computes keys and values of all heads. ``eagle/2`` is ``eagle`` with a target in two shards, and
-    ``draft_model/2/2`` has a draft model in as many. In ``eagle/2/dealt`` each device judges two of four rows."""
+    ``draft_model/2/2`` has a draft model in as many. In ``eagle/2/dealt`` each device judges two of four rows. Beside the
+    drafter of ``eagle+lookup``, texts are looked up whose newest token occurs earlier."""
     kind, *shards = kind.split("/")
+    kind, plus, _ = kind.partition("+lookup")
     if shards == ["expanded"]:
         config, shards = dataclasses.replace(config, expand_latents=True), []
     how: dict[str, int] = {}
     if "dealt" in shards:
         config, how, shards = dataclasses.replace(config, max_batch=4), {"deal_from": 0}, shards[:-1]
-    settings, model = Speculation(num_draft_tokens=K, draft_sampling="sample"), target()
+    beside = {"lookup": True, "ngram_min": 1} if plus else {}
+    speculation = {"num_draft_tokens": K, "draft_sampling": "sample"} | beside | speculation
+    settings, model = Speculation(verify=verify, **speculation), target()
     if kind == "latents":
         config_of_head, model = VARIANTS["mtp-latents"], latents()
         drafter, by = (
@@ -74,7 +78,8 @@ def engine_of(kind: str, config: EngineConfig = CONFIG) -> Engine:
         count = int(shards[0])
         model = in_shards(model, count, **how)
         by = in_shards(by, count) if len(shards) > 1 else on_every_device(by, mesh_of(count, AXIS))
-    return Engine(model, by, drafter, "rejection", config)
+    lengths = settings.draft_lengths if settings.auto else None
+    return Engine(model, by, drafter, verify, config, draft_lengths=lengths, budgets=settings.budgets)
 
 
 def alone(engine: Engine, requests) -> list[tuple]:

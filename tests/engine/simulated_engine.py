@@ -107,7 +107,7 @@ class Simulation:
 
     def _read(self, plan: Plan, logs: Logs):
         before: list[int] = [active.outcome for active in plan.decoding]
-        accepted = self.scheduler.follow(plan.decoding, plan.rounds, logs)
+        accepted = [number for _, number in self.scheduler.follow(plan.decoding, plan.rounds, logs)]
         counted = [
             number
             for row, outcome in zip(logs.rows, before, strict=True)

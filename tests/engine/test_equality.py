@@ -34,11 +34,13 @@ QUICK = (
     "dflash-wide",
     "latents",
     "latents/expanded",
+    "eagle+lookup",
     "draft_model/2",
     "eagle/2/dealt",
 )  # the last two in two shards
 LONG = ("none", "eagle3", "pard", "mlp", "medusa", "mtp")
 LONG += ("draft_model/2/2", "ngram/4", "eagle/4", "eagle3/2", "p-eagle/2", "mlp/2", "medusa/4", "mtp/2", "latents/2")
+LONG += ("draft_model+lookup/2/2", "dspark+lookup", "p-eagle+lookup/2", "eagle+lookup/2/dealt")
 LONG += ("draft_model/2/2/dealt", "ngram/4/dealt", "mtp/2/dealt", "dflash/4", "dspark/2/dealt")
 KINDS = [*QUICK, *(pytest.param(kind, marks=pytest.mark.long) for kind in LONG)]
 

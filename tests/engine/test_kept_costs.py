@@ -32,7 +32,7 @@ class Measurements:
 
 
 def costs(measure, what="eagle", buckets=BUCKETS, lengths=LENGTHS):
-    return kept_or_measured(what, "eagle", buckets, lengths, measure)
+    return kept_or_measured(what, "eagle", dict.fromkeys(buckets, lengths), measure)
 
 
 def test_the_second_start_measures_nothing(folder):

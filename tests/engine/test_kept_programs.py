@@ -191,6 +191,7 @@ def test_an_engine_that_finds_its_programs_writes_the_same_texts(folder, traced,
     [
         {"settings": Speculation(2, "match")},
         {"settings": Speculation(2, draft_temperature=0.5)},
+        {"settings": Speculation(2, lookup=True)},
         {"config": dataclasses.replace(CONFIG, rounds=CONFIG.rounds + 1)},
         {"shards": Shards(2)},
     ],

@@ -95,7 +95,7 @@ class Choice:
     def __init__(self, K: int):
         self.K = K
 
-    def choose(self, bucket: int) -> int:
+    def choose(self, *_) -> int:
         return self.K
 
     def observe(self, *_):

@@ -32,9 +32,9 @@ from jspec.models import causal_logits, init
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES
 from lossless import distributions
-from lossless.oracle import Oracle
+from lossless.oracle import Oracle, prompt_lookup
 from lossless.rounds import node
-from lossless.steps import ARGMAX_BELOW, K, N, S
+from lossless.steps import ARGMAX_BELOW, BESIDE, K, N, S
 from lossless.table_model import V
 
 D, LLAMA = 8, "LlamaForCausalLM"
@@ -81,6 +81,7 @@ class HeadProgram:
       architecture: the family of the target.
       fault: what is put in place of the rule.
       broken: what is put in place of the target.
+      lookup: whether prompt lookup drafts beside the head.
     """
 
     verify: str
@@ -90,7 +91,9 @@ class HeadProgram:
     architecture: str = LLAMA
     fault: Callable = lambda rule: rule
     broken: Callable = lambda target: target
+    lookup: bool = False
     noise = RoundNoise
+    budget = None  # every draft is verified
 
     @property
     def method(self) -> str:
@@ -106,7 +109,8 @@ class HeadProgram:
         return function
 
     def drafter(self, target, head):
-        speculation = Speculation(K, self.verify, self.draft_sampling, ARGMAX_BELOW, self.draft_temperature)
+        how = (K, self.verify, self.draft_sampling, ARGMAX_BELOW, self.draft_temperature, *BESIDE)
+        speculation = Speculation(*how, lookup=self.lookup)
         return drafter_for(HEADS[self.head], TARGETS[self.architecture], speculation)(target, head)
 
     def models(self, tables):
@@ -169,6 +173,9 @@ class HeadOracle(Oracle):
             node(self._after_prompt(history))
         ]
         room, first = min(K, S - 1 - len(history)), isinstance(HEADS[self.program.head], PardConfig)
+        beside = prompt_lookup(history, K, BESIDE) if self.program.lookup else ()
+        if beside:
+            return room, lambda seen: np.eye(V)[beside[len(seen) - len(history)]]
 
         def draft(seen):
             block = (*seen[len(history) :], *[0] * (K - 1))[: K - 1]

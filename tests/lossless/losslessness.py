@@ -38,6 +38,7 @@ class Run:
         how = self.program
         words = [how.verify, how.method, how.draft_sampling]
         words += [how.architecture.removesuffix("ForCausalLM")] if hasattr(how, "architecture") else []
+        words += ["lookup"] * getattr(how, "lookup", False)
         words += ["narrow"] * (getattr(how, "draft_vocab", V) < V) + ["reproducible"] * self.reproducible
         return "-".join([*words, str(self.samples)])
 

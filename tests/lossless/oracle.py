@@ -14,7 +14,7 @@ from lossless.distributions import (
     processed,
     round_distribution,
 )
-from lossless.steps import ARGMAX_BELOW, CORPUS, NGRAM, Ask, K, N, Program
+from lossless.steps import ARGMAX_BELOW, BESIDE, CORPUS, NGRAM, Ask, K, N, Program
 from lossless.table_model import V, context, stored
 
 
@@ -63,11 +63,12 @@ class Oracle:
         """How many drafts a round after this history has, and their distribution."""
         most = K if self.ask.max_drafts is None else self.ask.max_drafts
         room, length = min(K, most, self.program.slots - 1 - len(history)), len(history)
-        count, draft = self._own_drafts(history, room)
         grammar = self.ask.options.grammar
-        if grammar is None:
-            return count, draft
-        forced = grammar.forced_after(history[len(self.ask.prompt) :], K)
+        forced = () if grammar is None else grammar.forced_after(history[len(self.ask.prompt) :], K)
+        beside = prompt_lookup(history, K, BESIDE) if self.program.lookup and not forced else ()
+        if beside:
+            return room, lambda seen: np.eye(V)[beside[len(seen) - length]]
+        count, draft = self._own_drafts(history, room)
         if self.program.method.startswith("ngram"):
             count = max(count, min(len(forced), room))
 
@@ -101,9 +102,9 @@ class Oracle:
         return probabilities
 
 
-def prompt_lookup(history, many: int) -> tuple[int, ...]:
-    """What followed the last occurrence of the longest suffix that occurs earlier; nothing if none does."""
-    shortest, longest = NGRAM
+def prompt_lookup(history, many: int, lengths=NGRAM) -> tuple[int, ...]:
+    """What followed the last occurrence of the longest suffix that occurs earlier; nothing if none of these lengths does."""
+    shortest, longest = lengths
     for size in range(longest, shortest - 1, -1):
         for end in range(len(history) - 1, size - 1, -1):
             if history[end - size : end] == history[-size:]:

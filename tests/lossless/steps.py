@@ -14,6 +14,7 @@ import numpy as np
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.corpus import END, NGramCorpus
 from jspec.drafting.draft_model import DraftModel
+from jspec.drafting.lookup import WithLookup
 from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.exchange import RoundLog, Segments
@@ -30,7 +31,7 @@ from lossless.table_model import TableConfig, TableModel, V, stored
 
 K, S, N = 2, 9, 6  # drafts of a round, slots of a row, new tokens of a text
 CONFIG = EngineConfig(max_batch=4_000, max_len=S, page_size=4)
-NGRAM = (1, 2)  # shortest and longest suffix looked up
+NGRAM, BESIDE = (1, 2), (2, 3)  # shortest and longest suffix looked up, alone and beside a drafter
 CORPUS = ((1, 3), (0, 1, 2), (3, 1, 1, 0), (2, 2, 3, 0, 2))  # texts looked up in, some of them shorter than K
 THREADS = 2  # batches in flight
 ARGMAX_BELOW = 0.75  # where ``auto`` changes over: between the temperatures of ASKS
@@ -38,7 +39,9 @@ ARGMAX_BELOW = 0.75  # where ``auto`` changes over: between the temperatures of 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What a compiled step is made of: a rule, a drafter, and the source of noise; and the slots that a text may have."""
+    """What a compiled step is made of: a rule, a drafter, and the source of noise; the slots that a text may have; how many
+    tokens the target reads in a round of the whole batch, None for every draft; and whether prompt lookup drafts beside the
+    draft model."""
 
     verify: str
     method: str = "draft_model"
@@ -48,6 +51,8 @@ class Program:
     draft_vocab: int = V
     noise: Callable[..., RoundNoise] = RoundNoise
     slots: int = S
+    budget: int | None = None
+    lookup: bool = False
 
     @property
     def rule(self):
@@ -62,7 +67,8 @@ class Program:
         """The drafter for ``target`` that proposes with ``model``."""
         speculation = Speculation(drafts, self.verify, self.draft_sampling, ARGMAX_BELOW, self.draft_temperature)
         if self.method == "draft_model":
-            return DraftModel(model, V, speculation)
+            drafter = DraftModel(model, V, speculation)
+            return WithLookup(drafter, NGram(drafts, *BESIDE)) if self.lookup else drafter
         if self.method == "ngram_corpus":
             return NGramCorpus(drafts, *NGRAM, corpus=jnp.array([token for text in CORPUS for token in (*text, END)]))
         return NGram(drafts, *NGRAM) if self.method == "ngram" else NoDrafts()
@@ -213,13 +219,14 @@ def _processors(asks: Sequence[Ask]) -> Processors | None:
 
 def _step(program: Program, target, draft) -> DecodeStep:
     drafter = program.drafter(target, draft)
-    return DecodeStep(target, drafter, program.rule, drafter.num_draft_tokens + 1, program.noise)
+    width = drafter.num_draft_tokens + 1
+    return DecodeStep(target, drafter, program.rule, width, program.noise, budget=program.budget)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _prefill(program: Program, target, draft, tokens, request: RequestArrays) -> DecodeState:
     step = _step(program, target, draft)
-    state = init_state(CONFIG, target, step.drafter, jnp.float32)
+    state = init_state(CONFIG, target, step.drafter, jnp.float32, estimates=program.budget is not None)
     live = jnp.full_like(state.outcome, LIVE)
     state = dataclasses.replace(state, tokens=tokens, outcome=live, request=request, previous=request.length - 1)
 

@@ -25,6 +25,7 @@ LONG = (
     Program("block"),
     Program("block", draft_sampling="auto"),
     Program("rejection", "ngram"),
+    Program("rejection", lookup=True),
 )
 
 

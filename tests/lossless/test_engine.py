@@ -21,9 +21,15 @@ PROGRAMS = (
     Program("rejection", "ngram"),
     Program("block", "ngram"),
     Program("rejection", "ngram_corpus"),
+    Program("rejection", lookup=True),
+    Program("block", lookup=True, draft_positions=6, draft_vocab=V - 1),
+    Program("match", draft_sampling="coupled", lookup=True),
     Program("match", "none"),
 )
 OTHERS = (
+    Program("match", draft_sampling="argmax", lookup=True),
+    Program("rejection", draft_sampling="auto", draft_temperature=1.4, lookup=True),
+    Program("block", lookup=True),
     Program("match", draft_sampling="coupled", draft_vocab=V - 1),
     Program("match", "ngram"),
     Program("rejection", "none"),

@@ -21,6 +21,7 @@ PROGRAMS = (
     Program("block", draft_positions=9, draft_vocab=V - 1, slots=SLOTS),
     Program("match", draft_sampling="coupled", draft_positions=SLOTS, slots=SLOTS),
     Program("rejection", "ngram", slots=SLOTS),
+    Program("rejection", lookup=True, draft_positions=SLOTS, slots=SLOTS),
     Program("match", "none", slots=SLOTS),
 )
 

@@ -1,5 +1,6 @@
 """Rotation, cache writes and attention in one launch, against the three of them one after another."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from jspec.models.cache import LayerKV, PagedView, View
+from jspec.models.packed import PackedView
 from jspec.pallas.attention_reference import Rotation
 from jspec.pallas.extend import extend_kernel, has_extend_kernel
 from jspec.pallas.flash import Tiling
@@ -102,3 +104,41 @@ def test_real_sizes_on_a_gpu(B, T):
     wanted = jax.jit(lambda *args: View.extend(view, *args, 8, None))(qkv, rotation, LayerKV(*pools))
     out, *written = extend_kernel(qkv, rotation, *pools, table, positions, view.valid, None)
     assert_agrees((out, written), wanted, view, case.dtype)
+
+
+def packed(case: Case, padding: int):
+    """``arguments`` with the valid tokens of all rows side by side, and padding behind them."""
+    qkv, rotation, kv, view = arguments(case)
+    order = jnp.argsort(~view.valid, axis=1, stable=True)  # a row's valid tokens come first
+    row = jnp.arange(len(order))[:, None]
+    qkv, rotation = jax.tree.map(lambda x: x[row, order], (qkv, rotation))
+    view = dataclasses.replace(view, positions=view.positions[row, order], valid=view.valid[row, order])
+    side_by_side = PackedView.of(view, int(view.valid.sum()) + padding)
+    return side_by_side.packed(qkv), jax.tree.map(side_by_side.packed, rotation), kv, side_by_side
+
+
+@pytest.mark.parametrize(
+    ("interpret", "padding"),
+    [
+        # An interpreted store writes what it masks back as it was, even past the end of an array.
+        pytest.param(True, 64, id="interpreted"),
+        pytest.param(False, 64, id="compiled", marks=pytest.mark.gpu),
+        pytest.param(False, 0, id="compiled, no padding", marks=pytest.mark.gpu),
+    ],
+)
+@pytest.mark.parametrize("case", [case for case in CASES if case.T < 40], ids=str)
+def test_tokens_side_by_side(case, interpret, padding):
+    """They are read and written where they are, and nothing of a row shows in another."""
+    qkv, rotation, kv, view = packed(case, padding)
+    rows, how = view.rows, {"tiling": case.tiling, "interpret": interpret}
+    where = rows.table, rows.positions, rows.valid, case.window, case.all_scores
+    out, *pools = extend_kernel(qkv, rotation, *kv, *where, view.packing, **how)
+    wanted, *wanted_pools = extend_kernel(view.in_rows(qkv), view.in_rows(rotation), *kv, *where, **how)
+    valid = np.asarray(rows.valid)
+    x, y = (np.asarray(o, np.float32)[valid] for o in (view.in_rows(out), wanted))
+    np.testing.assert_allclose(x, y, atol=2**-8 if case.dtype == "bfloat16" else 2e-6)  # programs have fewer queries
+    for pool, wanted_pool in zip(pools, wanted_pools, strict=True):
+        x, y = (np.asarray(p, np.float32)[:, 1:] for p in (pool, wanted_pool))
+        np.testing.assert_array_equal(x, y)
+    assert np.isfinite(np.asarray(out, np.float32)[0, : valid.sum()]).all()
+    assert (np.asarray(out[0, valid.sum() :], np.float32) == 0).all() or out.shape != wanted.shape

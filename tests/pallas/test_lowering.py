@@ -12,11 +12,13 @@ import pytest
 
 from jspec import mxfp4
 from jspec.models.cache import LayerKV, PagedView
+from jspec.models.packed import PackedView
 from jspec.pallas.attention import paged_attention
 from jspec.pallas.attention_reference import PLAIN, Rotation, Scores
 from jspec.pallas.draw import draw
 from jspec.pallas.expert_tiles import Stacked
 from jspec.pallas.experts import experts
+from jspec.pallas.flash import Packing
 from jspec.pallas.latent_attention import latent_attention
 from jspec.pallas.latent_queries import latent_queries
 from jspec.pallas.norm import add_norm
@@ -169,6 +171,18 @@ def test_only_kernels_of_models_with_sinks_have_them_as_an_operand(make, operand
         return len(call.split(","))
 
     assert (found(False), found(True)) == (operands, operands + 1)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("R", "T", "kernels"), [(96, 3, 1), (100, 5, 1), (40, 17, 2)])
+def test_extending_by_packed_tokens_lowers_for_cuda(R, T, kernels, dtype):
+    """R tokens of 64 rows of up to T each; where T is more than the kernel has, they are put into rows before."""
+    _, (rows, qkv, _, kv, scores) = _extension(64, T, dtype=dtype)
+    array = jax.ShapeDtypeStruct
+    packing = Packing(array((65,), jnp.int32), array((R,), jnp.int32))
+    side_by_side = array((1, R, *qkv.shape[2:]), dtype), Rotation(*[array((1, R, 64), jnp.float32)] * 2)
+    extend = lambda view, qkv, rotation, kv: view.extend(qkv, rotation, kv, 8, None, scores)  # noqa: E731
+    assert len(_kernels(_for_cuda(extend, (PackedView(rows, packing), *side_by_side, kv)))) == kernels
 
 
 def test_extending_elsewhere_is_the_reference():

@@ -83,6 +83,8 @@ def test_speculation_by_single_options(tmp_path):
     options = ("--draft", draft, "--num-speculative-tokens", "3", "--verify", "match", "--draft-sampling", "coupled")
     expected = jspec.Speculation(num_draft_tokens=3, verify="match", draft_sampling="coupled")
     assert speculation_of(args_of(*options)) == (draft, expected, None)
+    expected = jspec.Speculation(lookup=True)
+    assert speculation_of(args_of("--draft", draft, "--lookup")) == (draft, expected, None)
     auto = speculation_of(args_of("--draft", "ngram", "--num-speculative-tokens", "auto"))
     assert auto == ("ngram", jspec.Speculation(num_draft_tokens="auto"), None)
     assert speculation_of(args_of("--num-speculative-tokens", "0")) == (
@@ -104,6 +106,8 @@ def test_speculation_as_vllm_has_it(tmp_path):
     ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 5, "prompt_lookup_min": 2}
     expected = jspec.Speculation(num_draft_tokens=3, ngram_max=5, ngram_min=2)
     assert config(**ngram) == ("ngram", expected, None)
+    expected = jspec.Speculation(lookup=True, ngram_min=3)
+    assert config(model=draft, lookup=True, prompt_lookup_min=3) == (draft, expected, None)
     for method in ("mtp", "deepseek_mtp", "glm4_moe_lite_mtp"):
         assert config(method=method, num_speculative_tokens=1) == ("mtp", jspec.Speculation(num_draft_tokens=1), None)
     assert speculation_of(args_of("--draft", "mtp"))[0] == "mtp"
@@ -118,6 +122,7 @@ def test_speculation_as_vllm_has_it(tmp_path):
         ({"model": "m", "method": "ngram"}, r"speculative_config\.model='m': expected none"),
         ({"model": "m", "method": "deepseek_mtp"}, r"speculative_config\.model='m': expected none beside the method"),
         ({"model": "ngram", "num_speculative_tokens": -1}, "num_draft_tokens=-1: expected an integer"),
+        ({"model": ".", "lookup": "yes"}, "lookup='yes': expected True or False"),
         ({"model": "m", "synthetic_acceptance": 1}, "has no argument 'synthetic_acceptance'"),
     ],
 )
@@ -161,6 +166,7 @@ def test_a_target_is_a_folder_or_in_the_hub_cache(tmp_path, monkeypatch):
         (["--chat-template", "nowhere"], "chat_template='nowhere'"),
         (["--ssl-certfile", "nowhere"], "ssl_certfile='nowhere'"),
         (["--num-speculative-tokens", "3"], "num_speculative_tokens=3: expected --draft"),
+        (["--lookup"], "lookup=True: expected --draft"),
         (["--host", "no such host"], "host='no such host'"),
         (["--draft", "nobody/nothing"], "hf download nobody/nothing"),
     ],

@@ -117,7 +117,7 @@ def test_a_block_has_the_logits_of_the_reference_implementation(case):
 def test_the_loss_of_a_reduced_vocabulary(case):
     """A label that is not in it adds nothing, and what the target gives to such tokens is never accepted."""
     trained, params, constants = made(case)
-    trained = dataclasses.replace(trained, cross_entropy=0.3, distance=0.6)
+    trained = dataclasses.replace(trained, cross_entropy=0.3, soft=0.8, distance=0.6)
     head = build_head(trained.config, {**params, **constants})
     known, anchors = np.asarray(trained.known(constants)), np.array([[5, 1], [n - 2, 8]])
     batch = read_windows(target(), windows(), trained.aux_layers, trained.known(constants))
@@ -134,7 +134,7 @@ def test_the_loss_of_a_reduced_vocabulary(case):
                 label, p = int(windows()[row, anchor + 1 + i]), whole[row, anchor + i]
                 loss = -0.3 * np.log(over[label]) if label in known else 0.0
                 accepted = np.minimum(p, over).sum()
-                loss += 0.6 * 2 * (1 - accepted)
+                loss += 0.6 * 2 * (1 - accepted) - 0.8 * p[known] @ np.log(over[known])
                 if trained.confidence:
                     said = head.confidence_logits(slots.hidden[i], slots.previous[i])[row, block]
                     loss += np.logaddexp(0, said) - accepted * said
@@ -158,13 +158,37 @@ def test_gradients_are_finite_and_reach_every_weight(case):
 def test_the_confidence_head_does_not_move_its_own_aim():
     """The probability that a draft is accepted is what confidence learns; learning it must not change that probability."""
     trained, params, constants = made("dspark vanilla")
-    trained = dataclasses.replace(trained, cross_entropy=0.0, distance=0.0)
+    trained = dataclasses.replace(trained, cross_entropy=0.0, soft=0.0, distance=0.0)
     leaves = split(target())
     gradients = jax.grad(loss_of(trained, leaves.merge, "float32"))(
         params, (leaves.leaves, constants), windows(), jax.random.key(0)
     )
     assert np.abs(gradients["confidence.weight"]).max() > 0
     assert not np.any(gradients["markov.out.weight"])  # it has a part in logits alone
+
+
+@pytest.mark.parametrize("method", ["dspark", "dflash"])
+def test_the_loss_and_the_anchors_can_be_chosen(method):
+    def made_with(**chosen) -> Any:
+        return make_objective(method, TARGET, Sizes(**chosen))
+
+    def parts(trained):
+        return trained.cross_entropy, trained.soft, trained.distance, trained.confidence
+
+    said = 1 if method == "dspark" else 0
+    assert parts(made_with(loss="soft")) == (0, 1, 0, said)
+    assert (
+        parts(made_with())
+        == parts(made_with(loss="published"))
+        == ((0.1, 0, 0.9, 1) if method == "dspark" else (1, 0, 0, 0))
+    )
+    assert (made_with().spacing, made_with(anchor_spacing=2).spacing) == (8, 2)
+    with pytest.raises(ValueError, match="loss='hard': expected one of published, soft"):
+        made_with(loss="hard")
+    with pytest.raises(ValueError, match="anchor_spacing=0: expected an integer of at least 1"):
+        made_with(anchor_spacing=0)
+    with pytest.raises(ValueError, match="no such size"):
+        make_objective("eagle3", TARGET, Sizes(loss="soft"))
 
 
 @pytest.mark.parametrize(("length", "count"), [(64, 8), (20, 2), (7, 1), (2, 1)])

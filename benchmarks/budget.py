@@ -1,0 +1,88 @@
+"""What a verification budget gains where requests differ: tokens per second with it, over the best fixed number of drafts.
+
+    python -m benchmarks.budget                    # an 8B shape, EAGLE-3, 64 rows, on one GPU
+    python -m benchmarks.budget --json FILE        # also writes a result, see benchmarks/results.py
+    python -m benchmarks.budget --smoke            # tiny and anywhere, with meaningless times
+
+Weights are random, so that drafts are accepted by chance: with one probability in half of the requests, and with another in
+the others. Rounds verify every one of K drafts, for several K; or the target reads R tokens of all rows together, and those
+drafts that are likeliest to be accepted by what was accepted in the rounds before (``jspec.engine.survival``). Such rounds
+begin with no estimates at all, and their tokens are those of all rounds. The floors are as in ``benchmarks.round``."""
+
+import argparse
+import pathlib
+import sys
+
+import jax
+
+from benchmarks import bandwidth, results
+from benchmarks.programs import Bench, Decoding
+from benchmarks.round import Figure
+from benchmarks.shapes import SHAPES
+
+LINE = 18  # of the figures of docs/performance.md
+START, NEW, SMALLER = 512, 512, 16
+
+
+def ways(args) -> list[tuple[int, int | None]]:
+    """(drafts of a round, tokens read in a round), every draft verified first."""
+    return [*((K, None) for K in args.fixed), *((args.drafts, round(share * args.batch)) for share in args.shares)]
+
+
+def measure(args) -> results.Result:
+    """Time every way, and compare; the result is written at the end."""
+    rates, rate = bandwidth.for_floors(args.bandwidth)
+    shape, divisor = ("tiny", SMALLER) if args.smoke else (args.shape, 1)
+    dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
+    settings = {"shape": shape, "dtype": dtype, "method": args.method, "batch": args.batch, "K": args.drafts}
+    acceptance = tuple(args.acceptance)
+    result = results.begin("budget", settings | {"acceptance": acceptance, "smoke": args.smoke}, rate, rates)
+    print(f"{bandwidth.describe(rates)}; floors at {rate / 1e9:,.0f} GB/s", flush=True)
+    bench = Bench(SHAPES[shape], dtype, rate, 1 if args.smoke else args.repeats, args.profile)
+    speeds: dict[tuple[int, int | None], float] = {}
+    for K, R in ways(args):
+        what = Decoding(args.method, K, args.batch, START // divisor, NEW // divisor, acceptance, budget=R)
+        timed = bench.time(what)
+        speeds[K, R] = args.batch * timed.tokens / timed.seconds
+        variant = f"K = {K}" if R is None else f"K = {K}, R = {R}"
+        milliseconds = 1e3 * timed.seconds, 1e3 * timed.floor
+        Figure(LINE, variant, str(what), "ms", *milliseconds, kernels=timed.kernels, tokens=timed.tokens).add_to(result)
+        print(
+            f"{variant:<16} {milliseconds[0]:7.3f} ms, floor {milliseconds[1]:6.3f}, {timed.tokens:5.3f} tokens a row, "
+            f"{timed.kernels} launches: {speeds[K, R]:9,.0f} tokens/s",
+            flush=True,
+        )
+    fixed = max(speed for (_, R), speed in speeds.items() if R is None)
+    gain = max(speed for (_, R), speed in speeds.items() if R is not None) / fixed
+    goals = (1.05, 1.10) if shape == "llama-3.1-8b" else ()
+    what = f"tokens per second with a budget over the best fixed K, {args.method}, batch {args.batch}"
+    Figure(LINE, "", what, "x", gain, 0, *goals).add_to(result)
+    print(f"{what}: {gain:.3f}")
+    if args.json:
+        results.write(result, args.json)
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
+    parser.add_argument("--method", choices=("eagle", "eagle3", "dspark"), default="eagle3")
+    parser.add_argument("--batch", type=int, default=64, metavar="B")
+    parser.add_argument("--drafts", type=int, default=4, metavar="K", help="of rounds with a budget")
+    parser.add_argument("--fixed", type=int, nargs="+", default=[1, 2, 3, 4], metavar="K", help="of rounds without")
+    parser.add_argument("--acceptance", type=float, nargs="+", default=[0.8, 0.3], help="of each kind of request")
+    parser.add_argument("--shares", type=float, nargs="+", default=[1.5, 2, 2.5, 3], help="R over B")
+    parser.add_argument("--repeats", type=int, default=3, help="timed calls of each program")
+    parser.add_argument("--bandwidth", type=float, help="bytes per second for the floors, instead of measuring")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
+    parser.add_argument("--profile", action="store_true", help="print which kernels take the time of a round, too")
+    parser.add_argument("--smoke", action="store_true", help="tiny shapes and lengths, any machine, meaningless times")
+    args = parser.parse_args()
+    if not args.smoke and args.shape != "tiny" and jax.default_backend() != "gpu":
+        parser.error("no GPU: times of this shape need one; --smoke runs a tiny version here")
+    measure(args)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""A target that reads some of the drafts only leaves the distribution of the texts as it is, if no draft has a say in
+whether it is read itself; and the suite sees it where one has."""
+
+import dataclasses
+from unittest import mock
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.engine import step
+from jspec.engine.survival import admitted
+from lossless.judge import FIRST, p_values
+from lossless.losslessness import Losslessness, Run
+from lossless.statistics import LEVEL
+from lossless.steps import CONFIG, Program, decoded, play
+from lossless.table_model import TABLES
+
+BUDGET = CONFIG.max_batch * 13 // 8  # of all rows: at first 5 of 16 drafts, and more of them as texts end
+QUICK = (
+    Run(Program("rejection", budget=BUDGET), 40_000),
+    Run(Program("block", budget=BUDGET), 24_000),
+    Run(Program("match", draft_sampling="coupled", budget=BUDGET), 12_000),
+)
+LONG = (
+    Program("rejection", budget=BUDGET),
+    Program("rejection", draft_sampling="auto", budget=BUDGET),
+    Program("block", budget=BUDGET),
+    Program("rejection", draft_temperature=0.5, budget=BUDGET),
+    Program("block", "ngram", budget=BUDGET),
+    Program("rejection", lookup=True, budget=BUDGET),
+)
+
+
+class TestBudget(Losslessness):
+    runs = (*QUICK, *(Run(program, 200_000, long=True) for program in LONG))
+    seed = 53
+
+    def test_acceptance_of_every_round(self, played):
+        """No round verifies more drafts than there are. How many it does depends on these drafts, so that what it accepts
+        has no distribution that is known from the text alone."""
+        for oracle, tally in played:
+            for code in np.flatnonzero(tally.rounds.sum(axis=(1, 2))):
+                most, _ = oracle.drafts(oracle.ask.prompt + decoded(code))
+                assert tally.rounds[code, most + 1 :].sum() == 0
+
+    def test_something_was_drafted_accepted_rejected_and_recovered(self, played):
+        """And rounds of every size came after the same text, because others had the rest of the budget."""
+        super().test_something_was_drafted_accepted_rejected_and_recovered(played)
+        for oracle, tally in played:
+            if oracle.ask.warp.temperature and oracle.program.method != "ngram":
+                verified = tally.rounds.sum(axis=(0, 2)) / tally.rounds.sum()
+                assert verified.min() > 0.02, verified
+
+
+def drawn(proposal):
+    """The probability of each draft itself, in place of what is known before it is drawn."""
+    assert proposal.distribution is not None
+    return jnp.exp(proposal.distribution.log_prob(proposal.tokens))
+
+
+def whole_rows(acceptance, count, spare):
+    """Drafts ranked by what their whole row is worth: draft 0 by the confidence in draft 1, which follows from draft 0."""
+    together = jnp.broadcast_to(jnp.min(acceptance, axis=1, keepdims=True), acceptance.shape)
+    return admitted(together, count, spare)
+
+
+@dataclasses.dataclass(frozen=True)
+class Peeking(Program):
+    """A program that is not taken for another one, whose trace JAX would reuse where a fault is put in."""
+
+    fault: str = "none"
+
+
+FAULTS = {"drawn": {"confidence_of": drawn}, "whole rows": {"admitted": whole_rows}}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.long)])
+def test_a_draft_that_has_a_say_in_its_own_verification_is_seen(rule, fault):
+    program = Peeking(rule, budget=BUDGET, fault=fault)
+    with mock.patch.multiple(step, **FAULTS[fault]):
+        *sampled, greedy = p_values(TestBudget.judged(program, play(program, TABLES, 16_000, seed=54)), FIRST)
+    assert min(sampled) < LEVEL
+    assert greedy == 1.0
+    sound = Peeking(rule, budget=BUDGET)
+    assert min(p_values(TestBudget.judged(sound, play(sound, TABLES, 16_000, seed=54)), FIRST)) >= LEVEL

@@ -1,0 +1,70 @@
+"""Prompt lookup beside drafters: whole steps with draft heads of every kind, and a fault that looks innocent.
+
+``test_engine.py``, ``test_served.py``, ``test_structured.py`` and ``test_adaptive.py`` have lookup beside a draft model.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+from jspec.drafting.lookup import WithLookup
+from lossless.head_program import HeadOracle, HeadProgram
+from lossless.judge import p_values
+from lossless.losslessness import Losslessness, Run
+from lossless.statistics import LEVEL
+from lossless.steps import Program, play
+from lossless.table_model import TABLES
+
+QUICK = (
+    HeadProgram("rejection", "eagle", lookup=True),
+    HeadProgram("block", "dspark", lookup=True),
+)
+LONG = (
+    *QUICK,
+    HeadProgram("match", "eagle3", "coupled", lookup=True),
+    HeadProgram("rejection", "p-eagle", "auto", lookup=True),
+    HeadProgram("block", "pard", lookup=True),
+    HeadProgram("rejection", "mlp", draft_temperature=1.4, lookup=True),
+    HeadProgram("rejection", "medusa", "argmax", lookup=True),
+    HeadProgram("block", "mtp", "auto", lookup=True),
+    HeadProgram("rejection", "dflash", lookup=True),
+    HeadProgram("rejection", "dspark-rnn", lookup=True),
+)
+
+
+class TestHeads(Losslessness):
+    tables, oracle = None, HeadOracle
+    runs = (*(Run(program, 20_000) for program in QUICK), *(Run(program, 200_000, long=True) for program in LONG))
+    seed = 81
+
+
+@dataclasses.dataclass(frozen=True)
+class Afterthought(WithLookup):
+    """Looks up only where the drafter's own first draft, which has been drawn by then, is another token."""
+
+    def propose(self, state, context):
+        after, own = self.drafter.propose(state, context)
+        _, looked_up = super().propose(state, context)
+        agree = (own.tokens[:, 0] == looked_up.tokens[:, 0])[:, None]
+        tokens = jnp.where(agree, own.tokens, looked_up.tokens)
+        point_mass = jnp.where(agree, own.point_mass, looked_up.point_mass)
+        return after, dataclasses.replace(own, tokens=tokens, point_mass=point_mass)
+
+
+class AfterthoughtProgram(Program):
+    def drafter(self, target, model, drafts=2):
+        return Afterthought(**vars(super().drafter(target, model, drafts)))
+
+
+@pytest.mark.parametrize("rule", ["rejection", pytest.param("block", marks=pytest.mark.long)])
+def test_a_lookup_that_waits_for_the_drafters_own_draft_is_seen(rule):
+    def fault_p_values(kind) -> list[float]:
+        program = kind(rule, lookup=True)
+        pairs = zip(Losslessness.asks, play(program, TABLES, 40_000, seed=82), strict=True)
+        return p_values([(Losslessness.oracle(program, ask, TABLES), tally) for ask, tally in pairs])
+
+    *sampled, greedy = fault_p_values(AfterthoughtProgram)
+    assert max(sampled) < LEVEL
+    assert greedy == 1.0
+    assert min(fault_p_values(Program)) >= LEVEL
