@@ -122,19 +122,21 @@ def measure(name: str, batch: list[list[int]], max_tokens: int) -> Measured:
             found.method, found.num_draft_tokens = llm.method or "", llm.speculation.num_draft_tokens
             found.rounds_per_second = rounds_per_second(llm, batch)
         if way == "sample, rejection":
-            found.expected = expected(name, batch, max_tokens)
+            found.expected = expected(FAMILY / name, batch, max_tokens)
     return found
 
 
-def expected(name: str, batch: list[list[int]], max_tokens: int) -> dict[str, list[float]]:
-    """Rule -> acceptance length by exact expectation, per temperature."""
+def expected(
+    folder: Path, batch: list[list[int]], max_tokens: int, temperatures: Sequence[float] = TEMPERATURES
+) -> dict[str, list[float]]:
+    """Rule -> acceptance length by exact expectation, per temperature, of the family's target with a folder's drafter."""
     config, params = load_folder(FAMILY / "target", "float32")
     target = build(config, params)
-    draft, module = build_draft_module(*load_draft(FAMILY / name, "float32"), "float32", target)
+    draft, module = build_draft_module(*load_draft(folder, "float32"), "float32", target)
     drafts = K if isinstance(draft, ModelConfig) else min(K, draft.max_drafts or K)
     make = drafter_for(draft, config, Speculation(drafts, draft_sampling="sample"))
     recorder = Recorder(target, module, make, EngineConfig(max_batch=len(batch), max_len=128, page_size=32))
-    pairs = [recorder.acceptance_lengths(Texts(batch, max_tokens, t)) for t in TEMPERATURES]
+    pairs = [recorder.acceptance_lengths(Texts(batch, max_tokens, t)) for t in temperatures]
     return {"rejection": [pair[0] for pair in pairs], "block": [pair[1] for pair in pairs]}
 
 

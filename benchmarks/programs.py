@@ -50,6 +50,8 @@ class Decoding:
       draft_sampling: ``sample`` or ``argmax``; requests are sampled at temperature 1 either way.
       verify: the rule.
       quantization: of the target's weights.
+      draft_quantization: of the weights of the draft model or draft head.
+      draft_vocabulary: of how many tokens the draft has logits; None for those that ``shapes`` gives it.
       budget: how many tokens the target reads in a round, of all rows together; None for every draft.
     """
 
@@ -62,6 +64,8 @@ class Decoding:
     draft_sampling: Any = "sample"
     verify: Any = "rejection"
     quantization: Any = None
+    draft_quantization: Any = None
+    draft_vocabulary: int | None = None
     budget: int | None = None
 
     def __str__(self) -> str:
@@ -71,6 +75,8 @@ class Decoding:
         if self.method is None:
             return f"plain decoding, {where}"
         drafts = f"{self.draft_sampling} drafts, " if self.draft_sampling != "sample" else ""
+        drafts = f"{self.draft_quantization} drafter, {drafts}" if self.draft_quantization else drafts
+        drafts = f"{self.draft_vocabulary:,} draft tokens, {drafts}" if self.draft_vocabulary else drafts
         rates = " / ".join(f"{rate:g}" for rate in self.kinds)
         return f"{self.method}, K = {self.K}, {drafts}{where}; synthetic acceptance {rates}"
 
@@ -253,11 +259,14 @@ class Bench:
         return self.target_in(None)
 
     @functools.cache  # noqa: B019
-    def draft(self, method: str | None):
-        """(configuration, module) of the draft that a method uses; (None, None) for plain decoding."""
+    def draft(self, method: str | None, quantization: Any = None, vocabulary: int | None = None):
+        """(configuration, module) of the draft that a method uses, with weights in this format and logits of so many tokens;
+        (None, None) for plain decoding."""
         if method is None:
             return None, None
         config = self.pair.draft if method == "draft_model" else head_for(self.pair.target, method)
+        config = config if vocabulary is None else config.with_draft_vocabulary(vocabulary)
+        config = config if quantization is None else config.with_quantization(quantization)
         module = random_module(config, 1, self.dtype)
         shards = self.shards
         return config, module if shards is None else on_every_device(module, mesh_of(shards.count, shards.axis))
@@ -269,7 +278,7 @@ class Bench:
         return self._timed[what]
 
     def _decoding(self, what: Decoding) -> Timed:
-        config, module = self.draft(what.method)
+        config, module = self.draft(what.method, what.draft_quantization, what.draft_vocabulary)
         target = self.target_in(what.quantization)
         program = decoding_program(target, module, config, what.engine_config(self.dtype), what)
         seconds, kernels, (state, logs) = self._run(program, what.rounds)

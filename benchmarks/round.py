@@ -29,6 +29,9 @@ The lines of the table:
     14  rounds with sampled drafts over rounds with argmax drafts
     15  line 1 with quantised weights
     16  rounds with a DSpark head of 5 layers, 7 drafts
+    17  line 9 with a draft vocabulary of 32,768 tokens
+    18  the same with the draft head in int8
+    19  line 10 with a draft vocabulary of 32,768 tokens and the draft model in int8
 
 Lines 7 and 8 are those of ``benchmarks.verify``. A figure's key in the result is the number of its line, followed by what
 tells it from other figures of that line, as in ``9, batch 16``."""
@@ -52,6 +55,7 @@ Measure = Callable[[int], Iterator["Figure"]]  # of a batch size
 
 ACCEPTANCE = 0.7
 SYNTHETIC = f"synthetic acceptance {ACCEPTANCE}"
+DRAFT_TOKENS = 32_768  # of a reduced draft vocabulary
 LENGTH, LONG, NEW = 512, 896, 256  # prompts, the longer one around 1,024 live slots, and tokens after it
 SMALLER = 16  # lengths of a smoke run are so many times less
 
@@ -190,6 +194,16 @@ class Table:
             [self.timed(line, variant.format(batch), self.decoding(method, K, batch, start), *goals[batch])]
         )
 
+    def small_drafts(self, line: int, method: str, quantization: str | None) -> Measure:
+        """Rounds with a drafter that has logits of few tokens."""
+
+        def measure(batch: int) -> Iterator[Figure]:
+            tokens = min(DRAFT_TOKENS, self.bench.pair.target.vocab_size // 2)
+            how = {"draft_vocabulary": tokens, "draft_quantization": quantization}
+            yield self.timed(line, f"batch {batch}", self.decoding(method, 4, batch, **how))
+
+        return measure
+
     def parallel(self, batch: int) -> Iterator[Figure]:
         more, few = (self.decoding("parallel", K, batch, LONG) for K in (8, 3))
         yield from (self.timed(12, f"K = {what.K}", what) for what in (more, few))
@@ -219,12 +233,18 @@ class Table:
         model = self.rounds(10, "draft_model", {1: (6.8, 6.4), 16: (7.6, 7.2), 64: (13.5, 12.5)})
         eagle3 = self.rounds(11, "eagle3", {1: (5.0, 4.7)}, LONG)
         dspark = self.rounds(16, "dspark", {1: (5.4, 5.1), 16: (7.4, 6.9)}, K=7)
+        few = {
+            17: self.small_drafts(17, "eagle", None),
+            18: self.small_drafts(18, "eagle", "int8"),
+            19: self.small_drafts(19, "draft_model", "int8"),
+        }
         return [
             *((1, 1, self.plain), (4, 16, live), (9, 1, eagle), (11, 1, eagle3), (3, 16, self.plain)),
             *((5, 16, half_dead), (9, 16, eagle), (6, 64, many), (10, 1, model), (2, 1, self.narrow_passes)),
             *((3, 64, self.plain), (9, 64, eagle), (10, 16, model), (12, 1, self.parallel), (13, 1, self.host)),
             *((14, 16, self.sampled_over_argmax), (10, 64, model), (15, 1, self.quantized)),
             *((16, 1, dspark), (16, 16, dspark)),
+            *((line, batch, few[line]) for batch in (1, 16, 64) for line in few),
         ]
 
 

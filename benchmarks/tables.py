@@ -4,8 +4,8 @@
     python -m benchmarks.tables --check    # writes nothing; exits 1 if a document differs from what it would write
 
 Whole documents are docs/performance.md, docs/drafters.md and docs/efficiency-<method>.md, the last with the table of costs
-beside it. In README.md and docs/quantization.md it writes only what stands between the comments ``<!-- name: ... -->`` and
-``<!-- /name -->``. The plot of a
+beside it. In README.md, docs/quantization.md and docs/draft-vocabularies.md it writes only what stands between the
+comments ``<!-- name: ... -->`` and ``<!-- /name -->``. The plot of a
 document is written with it, but not compared: its bytes depend on the version of matplotlib."""
 
 import argparse
@@ -14,20 +14,22 @@ import pathlib
 import re
 import sys
 
-from benchmarks import drafters, editing, efficiency, performance, results
+from benchmarks import drafters, editing, efficiency, performance, results, small_drafts
 
 DOCS = results.ROOT / "docs"
 
 
 def documents() -> dict[pathlib.Path, str]:
     """What every document should contain."""
-    found = performance.measurements()
+    found, small = performance.measurements(), results.latest(results.read_all("small_drafts"))
     blocks = {
         results.ROOT / "README.md": {"speed": performance.readme(found)},
         DOCS / "quantization.md": {
             "distribution": performance.quantized_distribution(found),
             "speed": performance.quantized_speed(found),
+            "acceptance": small_drafts.quantized_table(small),
         },
+        DOCS / "draft-vocabularies.md": {"acceptance": small_drafts.vocabulary_table(small)},
     }
     written = {file: with_blocks(file, contents) for file, contents in blocks.items()}
     written[DOCS / "performance.md"] = performance.document(found)

@@ -8,9 +8,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from convert.conversion import VERIFICATIONS, convert, mtp_beside, require_fit
+from convert.conversion import VERIFICATIONS, convert, mtp_beside, prepared
 from convert.listing import listing, matches
-from convert.quantize import quantized
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.manifest import check
 from jspec.checkpoints.refusal import Mismatch, Refusal
@@ -26,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code of the command, after running it with ``arguments``, by default those of the process."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.check is not None and (options.src is not None or options.quantize is not None):
+    further = (options.src, options.quantize, options.draft_vocabulary, options.corpus)
+    if options.check is not None and any(one is not None for one in further):
         parser.error("--check takes a converted folder and nothing else")
     if options.check is None and (options.src is None or (options.out is None and not options.dry_run)):
         parser.error("SRC and OUT are needed; --dry-run needs SRC only")
@@ -82,14 +82,25 @@ def _parser() -> argparse.ArgumentParser:
         help="token of a P-EAGLE head's mask slots, if config.json lacks it",
     )
     parser.add_argument(
-        "--target", metavar="DIR", help="the model that a draft head is for: refuse one that does not fit"
+        "--target",
+        metavar="DIR",
+        help="the model that a draft head is for: refuse one that does not fit; with --draft-vocabulary also where the rows "
+        "of an output head come from that a draft head lacks, and the tokenizer that SRC lacks",
     )
     parser.add_argument(
         "--quantize",
         choices=QUANTIZATIONS,
-        help="store linear maps and output head in eight bits, a scale for each output channel; for targets and draft "
-        "models. --dtype is then that of the rest",
+        help="store linear maps and output head in eight bits, a scale for each output channel. --dtype is then that of the "
+        "rest",
     )
+    parser.add_argument(
+        "--draft-vocabulary",
+        type=_draft_vocabulary,
+        metavar="N|FILE",
+        help="logits for these tokens only, of a drafter: the N most frequent ones of --corpus, with stop tokens and "
+        "special tokens, or the ids in a file (.json, .txt, .npy). A language model is no target any more",
+    )
+    parser.add_argument("--corpus", metavar="FILE", help="text in UTF-8, like the texts that are to be drafted")
     parser.add_argument(
         "--mtp",
         action=argparse.BooleanOptionalAction,
@@ -113,6 +124,10 @@ def _token_id(text: str) -> int:
     return int(text)
 
 
+def _draft_vocabulary(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
 def _check(out: str) -> int:
     problems = check(out)
     for problem in problems:
@@ -125,10 +140,7 @@ def _check(out: str) -> int:
 def _dry_run(options: argparse.Namespace) -> int:
     head_options = HeadOptions(options.aux_convention, options.norm_output, options.mask_token_id)
     source = open_source(options.src, options.allow_pickle, head_options)
-    if options.quantize is not None:
-        source = quantized(source, options.quantize)
-    if options.target is not None:
-        require_fit(source, options.target)
+    source = prepared(source, options.target, options.quantize, options.draft_vocabulary, options.corpus)
     for line in listing(source, options.dtype or source.default_dtype):
         print(_printable(line))
     for note in mtp_beside(source, options.allow_pickle, options.mtp)[1]:
@@ -151,6 +163,8 @@ def _convert(options: argparse.Namespace) -> int:
         target=options.target,
         quantize=options.quantize,
         mtp=options.mtp,
+        draft_vocabulary=options.draft_vocabulary,
+        corpus=options.corpus,
     )
     kinds = report.dtype if report.quantization is None else f"{report.quantization} and {report.dtype}"
     print(_printable(report.recognised))

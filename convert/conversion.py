@@ -14,8 +14,10 @@ import numpy as np
 from tqdm import tqdm
 
 from convert.checkpoint import LazyArray, bytes_on_disk, save_params, whole_blocks
+from convert.draft_vocabulary import DraftVocabulary, choose
 from convert.manifest import write_manifest
 from convert.quantize import lazy_params, quantized
+from convert.reduce import reduced, require_whole_vocabulary
 from convert.staging import staged
 from convert.verify import require_transformers, verify_logits, verify_shapes, verify_weights
 from jspec._arguments import require
@@ -23,9 +25,8 @@ from jspec.checkpoints.heads import stored
 from jspec.checkpoints.heads.kinds import describe
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.layout import holds_mtp
-from jspec.checkpoints.loading import MTP, read_draft_config
+from jspec.checkpoints.loading import MTP, read_draft_config, refuse_reduced
 from jspec.checkpoints.manifest import PARAMS, is_converted
-from jspec.checkpoints.quantized import quantization_of
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.source import Source, open_source
 from jspec.checkpoints.tensor import NUMPY_DTYPES
@@ -78,6 +79,8 @@ def convert(
     target: str | os.PathLike | None = None,
     quantize: str | None = None,
     mtp: bool | None = None,
+    draft_vocabulary: DraftVocabulary | None = None,
+    corpus: str | os.PathLike | None = None,
 ) -> Report:
     """Write the checkpoint ``src``, a language model or a draft head, as Flax params and tokenizer files to ``out``.
 
@@ -101,14 +104,20 @@ def convert(
       norm_output: what the ``norm_output`` of an EAGLE-3 head means: that the normed output is fed back (``recycled``),
         or that the output head reads it (``before_head``). Needed when a native layout has that key.
       mask_token_id: the token of a P-EAGLE head's mask slots. Needed when config.json does not name it.
-      target: folder of the model that a draft head is for. A draft head that does not fit it is refused.
+      target: folder of the model that a draft head is for. A draft head that does not fit it is refused. With
+        ``draft_vocabulary``, the rows of its output head are copied for a draft head that has none, and its tokenizer
+        encodes ``corpus`` if ``src`` has none.
       quantize: ``int8`` or ``fp8`` to store the linear maps and the output head in eight bits, with a scale for each
-        output channel. ``dtype`` is then the dtype of the other params. For language models; see
+        output channel. ``dtype`` is then the dtype of the other params. For language models and draft heads; see
         ``jspec.models.quantized``. Weights that ``src`` holds in eight bits are kept as they are without it, and refused
         with it. Weights that it holds with a scale for each block are dequantised first (``jspec.checkpoints.blocks``).
       mtp: whether to keep the multi-token prediction layers of a language model's checkpoint, in a folder ``mtp`` of
-        ``out``, from which ``jspec.load(out, draft="mtp")`` takes them. They are never quantised. None keeps those that
-        there are.
+        ``out``, from which ``jspec.load(out, draft="mtp")`` takes them. They are quantised as the model is. None keeps those
+        that there are.
+      draft_vocabulary: the tokens that a drafter is to have logits for: how many, the most frequent ones of ``corpus``, or
+        a list of their ids or a file of that; see ``convert.draft_vocabulary``. A language model can then draft, and is no
+        target any more.
+      corpus: a text file in UTF-8, like the texts that are to be drafted.
 
     Raises:
       Refusal: one sentence with the file and the reason.
@@ -123,16 +132,13 @@ def convert(
         raise Refusal(f"{src}: is a converted folder already; give the Hugging Face folder it was made from")
     options = HeadOptions(aux_convention, norm_output, mask_token_id)
     source, place = open_source(src, allow_pickle, options), _absolute(out)
-    if quantize is not None:
-        source = quantized(source, quantize)
-    if verify == "logits":
-        _require_runs_in_transformers(source)
     if place.is_relative_to(source.folder.root) or source.folder.root.is_relative_to(place):
         raise Refusal(f"{out}: lies inside the source folder or around it; choose another place")
+    source = prepared(source, target, quantize, draft_vocabulary, corpus)
+    if verify == "logits":
+        _require_runs_in_transformers(source)
     source.require_match()
     further, mtp_notes = mtp_beside(source, allow_pickle, mtp)
-    if target is not None:
-        require_fit(source, target)
     chosen = dtype or source.default_dtype
     notes = [*source.layout.notes, *mtp_notes, *_dtype_notes(source, dtype, chosen)]
     with staged(place, overwrite, may_replace=is_converted) as partial:
@@ -140,25 +146,45 @@ def convert(
             (partial / MTP).mkdir()
             notes += _write(further, partial / MTP, chosen, progress)
             if verify is not None:
-                notes.append(f"{MTP}/: {verify_shapes(partial / MTP, chosen)}")
+                notes += [f"{MTP}/: {note}" for note in _verified(further, partial / MTP, chosen)]
         notes += _write(source, partial, chosen, progress)
         if verify is not None:
-            notes.append(verify_shapes(partial, chosen))
-            if quantization_of(source.config) is not None:
-                notes.append(verify_weights(source, partial))
+            notes += _verified(source, partial, chosen)
         if verify == "logits":
             notes += verify_logits(source, partial, chosen)
     return Report(
         out=place,
         recognised=describe(source.layout, source.verifier),
         dtype=chosen,
-        quantization=quantization_of(source.config),
+        quantization=source.config.quantization,
         tensors=len(source.table),
         parameters=source.config.num_parameters,
         seconds=time.monotonic() - start,
         peak_bytes=_peak_bytes(),
         notes=tuple(notes),
     )
+
+
+def prepared(
+    source: Source,
+    target: str | os.PathLike | None,
+    quantize: str | None,
+    draft_vocabulary: DraftVocabulary | None,
+    corpus: str | os.PathLike | None,
+) -> Source:
+    """``source`` as it is to be converted: fit for ``target``, reduced to a draft vocabulary, quantised; arguments as for
+    ``convert``."""
+    if target is not None:
+        require_fit(source, target, needless=draft_vocabulary is None)
+    if draft_vocabulary is not None:
+        require_whole_vocabulary(source)
+        source.require_match()
+        source = reduced(source, choose(source, draft_vocabulary, corpus, target), target)
+    elif corpus is not None:
+        raise Refusal(
+            f"corpus={str(corpus)!r}: counts the tokens of a draft vocabulary; give draft_vocabulary, how many"
+        )
+    return source if quantize is None else quantized(source, quantize)
 
 
 def mtp_beside(source: Source, allow_pickle: bool, mtp: bool | None) -> tuple[Source | None, list[str]]:
@@ -173,16 +199,27 @@ def mtp_beside(source: Source, allow_pickle: bool, mtp: bool | None) -> tuple[So
     what = "multi-token prediction layers"
     if not mtp and not holds_mtp(source.layout):
         return None, []
-    if mtp is False:
+    if mtp and source.config.reduced:
+        raise Refusal(
+            f"{source.folder.given}: mtp=True: {what} are for a target, and a model with a draft vocabulary is none"
+        )
+    if mtp is False or source.config.reduced:
         return None, [f"{what} are left out"]
     try:
         further = open_source(source.folder.given, allow_pickle, HeadOptions(mtp=True))
         further.require_match()
+        further = further if source.config.quantization is None else quantized(further, source.config.quantization)
     except Refusal as refusal:
         if mtp:
             raise
         return None, [f"{what} are left out: {refusal}"]
     return further, [f"{what} are kept in {MTP}/"]
+
+
+def _verified(source: Source, folder: Path, dtype: str) -> list[str]:
+    """Notes after the params in ``folder`` were compared with what ``source`` asks for."""
+    notes = [verify_shapes(folder, dtype)]
+    return notes if source.config.quantization is None else [*notes, verify_weights(source, folder)]
 
 
 def _absolute(out: str | os.PathLike) -> Path:
@@ -209,6 +246,10 @@ def _require_runs_in_transformers(source: Source):
             f"{where}: --verify logits compares with transformers, which computes in fewer bits with weights that are "
             "stored quantised; ask for shapes"
         )
+    if source.config.reduced:
+        raise Refusal(
+            f"{where}: --verify logits compares with transformers, which has logits for the whole vocabulary; ask for shapes"
+        )
     if source.is_pickled:
         raise Refusal(
             f"{where}: --verify logits would unpickle in this process; ask for shapes, or use a safetensors copy"
@@ -216,13 +257,15 @@ def _require_runs_in_transformers(source: Source):
     require_transformers()
 
 
-def require_fit(source: Source, target: str | os.PathLike):
-    """Raise a ``Refusal`` unless ``source`` is a draft head that fits the model in the folder ``target``."""
+def require_fit(source: Source, target: str | os.PathLike, needless: bool):
+    """Raise a ``Refusal`` unless ``source`` is a draft head that fits the model in the folder ``target``, or a language
+    model while ``needless`` is False."""
     model = read_draft_config(target)
-    if isinstance(source.config, ModelConfig):
+    if isinstance(source.config, ModelConfig) and needless:
         raise Refusal(f"{source.folder.given}: holds a language model, not a draft head, so no target is needed")
     if not isinstance(model, ModelConfig):
         raise Refusal(f"{target}: is the target to be, but holds a draft head")
+    refuse_reduced(model, target)
     try:
         source.config.require_fit(model)
     except ValueError as error:
@@ -275,6 +318,7 @@ def _require_space(folder: Path, params: dict[str, LazyArray], copied: Collectio
 
 def _description(source: Source, dtype: str) -> dict:
     """The entries of the manifest that say what the folder was made from and what it holds."""
+    model = source.config.language_model
     description = {
         "source": {
             "path": source.folder.given,
@@ -283,7 +327,8 @@ def _description(source: Source, dtype: str) -> dict:
         },
         "architecture": source.layout.label,
         "dtype": dtype,
-        "quantization": quantization_of(source.config),
+        "quantization": source.config.quantization,
+        "draft_vocab_size": None if model is None else model.draft_vocab_size,
         "tensor_count": len(source.table),
         "parameter_count": source.config.num_parameters,
     }
@@ -301,8 +346,8 @@ def _dtype_notes(source: Source, asked: str | None, chosen: str) -> list[str]:
       asked: the dtype that the user asked for, None for no choice.
       chosen: the dtype of the params.
     """
-    rest = "weights" if quantization_of(source.config) is None else "weights that are not quantised"
-    if asked is None and source.layout.dequantized and quantization_of(source.config) is None:
+    rest = "weights" if source.config.quantization is None else "weights that are not quantised"
+    if asked is None and source.layout.dequantized and source.config.quantization is None:
         return [f"dequantised {rest} are rounded to bfloat16; --dtype float32 keeps them exactly, in twice the bytes"]
     if asked is None and source.has_float16:
         return [f"float16 {rest} are kept exactly, as float32; --dtype bfloat16 halves their size and rounds them"]

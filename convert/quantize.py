@@ -1,4 +1,5 @@
-"""Quantises the parameters of a language model, one weight at a time; see ``jspec.models.quantized`` for the format.
+"""Quantises the parameters of a language model or a draft head, one weight at a time; the format is that of
+``jspec.models.quantized``.
 
 Weights that a checkpoint holds in that format already are taken from it as they are."""
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from convert.checkpoint import LazyArray
 from convert.chunks import chunk_shapes
-from jspec.checkpoints.quantized import quantization_of, stored_params
+from jspec.checkpoints.quantized import stored_params
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.source import Source
 from jspec.models.quantized import quantize
@@ -20,18 +21,13 @@ def quantized(source: Source, quantization: str) -> Source:
     """``source`` with a config that says that the weights are quantised to ``quantization``, ``int8`` or ``fp8``.
 
     Raises:
-      Refusal: ``source`` is a draft head, which is not quantised, or its weights are quantised already.
+      Refusal: its weights are quantised already.
     """
     config = source.config
     if source.layout.holds_scales:
         raise Refusal(
             f"{source.folder.given}: quantize={quantization!r}: expected None, because its weights are "
-            f"{quantization_of(config)} already (quantization_config); convert it as it is, or quantise its bfloat16 copy"
-        )
-    if config.language_model is None:
-        raise Refusal(
-            f"{source.folder.given}: quantize={quantization!r} is for targets and draft models, and this is a draft head "
-            f"({source.layout.label}); convert it as it is"
+            f"{config.quantization} already (quantization_config); convert it as it is, or quantise its bfloat16 copy"
         )
     config = config.with_quantization(quantization)
     return dataclasses.replace(source, layout=dataclasses.replace(source.layout, config=config))
@@ -65,7 +61,7 @@ def quantized_param(source: Source, name: str) -> tuple[np.ndarray, np.ndarray]:
     if source.layout.holds_scales:
         weight, scale = (source.param(one, source.exact_dtype) for one in (name, source.config.scale_names()[name]))
         return weight, scale
-    quantization, weight = quantization_of(source.config), source.param(name, source.exact_dtype)
+    quantization, weight = source.config.quantization, source.param(name, source.exact_dtype)
     assert quantization is not None
     if not np.isfinite(weight).all():
         raise Refusal(

@@ -20,7 +20,6 @@ import numpy as np
 from convert.quantize import quantized_param
 from jspec.checkpoints.json_files import reason_of
 from jspec.checkpoints.loading import load_draft, load_folder
-from jspec.checkpoints.quantized import quantization_of
 from jspec.checkpoints.refusal import Mismatch, Refusal
 from jspec.checkpoints.source import Source
 from jspec.models.causal import causal_logits
@@ -98,7 +97,7 @@ def verify_weights(source: Source, folder: Path) -> str:
             if not np.array_equal(params[one].view(np.uint8), expected.view(np.uint8)):
                 raise Mismatch(f"{folder}: parameter {one!r} is not that of the source, quantised")
     how = "as they are stored" if source.layout.holds_scales else "rounded once"
-    return f"{quantization_of(source.config)} weights verified: {len(scales)} params are the source's, {how}"
+    return f"{source.config.quantization} weights verified: {len(scales)} params are the source's, {how}"
 
 
 def verify_logits(source: Source, folder: Path, dtype: str) -> list[str]:
@@ -113,7 +112,7 @@ def verify_logits(source: Source, folder: Path, dtype: str) -> list[str]:
       Mismatch: the logits are further apart than rounding to ``dtype`` explains. For a quantised ``folder``: the logits
         of the source's own weights are further apart than fp32 rounding explains, or those of ``folder`` are not finite.
     """
-    quantization, where = quantization_of(source.config), source.folder.given
+    quantization, where = source.config.quantization, source.folder.given
     sequences = _sequences(source)
     expected = transformers_logits(source.folder.root, sequences)
     found = compare(expected, _logits(folder, sequences))

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from jspec.parameters import (
     CACHED,
     DOWNS,
+    DRAFT_IDS,
+    DRAFT_VOCAB,
     EMBED,
     EXPERT_MLP,
     EXPERTS,
@@ -173,5 +175,6 @@ def language_model(config: "ModelConfig") -> tuple[Parameter, ...]:
     if not wide:
         found += linear("project_out", {start + names.project_out: WORD_EMBED}, EMBED, quantization=kind)
     if not tied:
-        found += linear("head", {names.head: VOCAB}, width, quantization=config.head_quantization)
-    return tuple(found)
+        rows = DRAFT_VOCAB if config.reduced else VOCAB
+        found += linear("head", {names.head: rows}, width, quantization=config.head_quantization)
+    return (*found, DRAFT_IDS) if config.reduced else tuple(found)

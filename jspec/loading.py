@@ -269,18 +269,24 @@ def build_draft_module(config: ModelConfig | HeadConfig, params: dict, dtype: st
 def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
     """Delete from ``params`` what is a copy of a weight of the target; returns ``config`` without these weights.
 
-    A weight that the target has quantised is not equal to the draft head's, which therefore keeps its own. A target that
-    divides or caps its logits would do so with the draft head's as well, so it lends no output head.
+    A weight of another type is not equal, so a draft head that is not quantised keeps its own beside a target that is. A
+    target that divides or caps its logits would do so with the draft head's as well, so it lends no output head.
     """
     plain = target.config.logit_softcap is None and target.config.logit_divisor == 1
     lent = {
-        "own_embedding": None if target.embedding_scale is not None else target.embedding[...],
-        "own_head": target.output_weight if plain and target.output_scale is None else None,
+        "own_embedding": None if target.embedding_scale is not None else (target.embedding[...],),
+        "own_head": (target.output_weight, target.output_scale) if plain else None,
     }
     for field, name in config.borrowable:
+        if not getattr(config, field):
+            continue
+        names = [one for one in (name, config.scale_names().get(name)) if one is not None]
+        theirs = [array for array in lent[field] or () if array is not None]
         rows = target.config.vocab_size  # of shards, the last has padding behind them
-        if getattr(config, field) and lent[field] is not None and _same(params[name], lent[field], rows):
-            del params[name]
+        alike = len(names) == len(theirs) and all(_same(params[n], a, rows) for n, a in zip(names, theirs, strict=True))
+        if alike:
+            for one in names:
+                del params[one]
             config = dataclasses.replace(config, **{field: False})  # pyright: ignore[reportArgumentType]
     return config
 
@@ -294,7 +300,8 @@ def _prepared(pair: Pair) -> Any:
 
 
 def _same(ours, theirs, rows: int) -> bool:
-    return ours.shape == (rows, *theirs.shape[1:]) and np.array_equal(ours, np.asarray(theirs)[:rows])
+    alike = ours.shape == (rows, *theirs.shape[1:]) and ours.dtype == theirs.dtype
+    return alike and np.array_equal(ours, np.asarray(theirs)[:rows])
 
 
 def _folder(what: str, path: Path) -> pathlib.Path:

@@ -49,6 +49,7 @@ class Axis(NamedTuple):
 
 
 VOCAB, EMBED, MLP = Axis("V", "vocab"), Axis("D", "embed"), Axis("F", "mlp")
+DRAFT_VOCAB = Axis("Vd", "draft_vocab")
 WORD_EMBED, POSITIONS = Axis("We", "word_embed"), Axis("Pe", "position")
 EXPERTS, EXPERT_MLP = Axis("X", "experts"), Axis("Fe", "expert_mlp")
 GATE_UPS, DOWNS = Axis("2XFe", "experts"), Axis("XD", "experts")  # of all experts, one after another
@@ -136,9 +137,32 @@ class Declared:
         dimensions = self.dimensions
         return {p.name.format(*copy): p.shape(dimensions) for p, copy in expanded(self.parameters)}
 
+    @property
+    def reduced(self) -> bool:
+        """Whether the output head has logits for a part of the vocabulary only, Vd < V."""
+        sizes = self.dimensions
+        return sizes.get("Vd", sizes["V"]) < sizes["V"]
+
+    @property
+    def vocabulary_summary(self) -> str:
+        """``vocabulary 97``, or ``draft vocabulary 40 of 97``."""
+        sizes = self.dimensions
+        return f"draft vocabulary {sizes['Vd']} of {sizes['V']}" if self.reduced else f"vocabulary {sizes['V']}"
+
     def with_quantization(self, quantization: str) -> Self:
-        """A copy of this config with weights of eight bits. Configs of draft heads raise a ValueError."""
-        raise ValueError(f"quantization={quantization!r}: expected none, the weights of a draft head are not quantised")
+        """A copy of this config whose linear maps and output head are stored in eight bits, ``int8`` or ``fp8``."""
+        return dataclasses.replace(self, quantization=quantization)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+    def with_draft_vocabulary(self, size: int) -> Self:
+        """A copy of this config whose output head has logits for ``size`` tokens only.
+
+        Raises:
+          ValueError: it has no output head that could be reduced, or ``size`` does not fit.
+        """
+        if "draft_vocab_size" not in getattr(self, "__dataclass_fields__", {}):
+            what = f"{type(self).__name__} has no draft vocabulary, because it drafts with the target's output head"
+            raise ValueError(f"draft_vocab_size={size}: {what}; leave it out")
+        return dataclasses.replace(self, draft_vocab_size=size)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
     def scale_names(self) -> dict[str, str]:
         """Name of the scales of each quantised parameter, by the name of that parameter."""
@@ -191,6 +215,10 @@ def indices(start: int, stop: int) -> tuple[tuple[int, ...], ...]:
 def vector(name: str, tensor: str, axis: Axis, copies: Sequence[tuple[int, ...]] = ONCE) -> Parameter:
     """A parameter of one axis, such as the weight of a norm."""
     return Parameter(name, {tensor: axis}, copies=copies)
+
+
+# ``jspec.models.draft_vocabulary``. Its axis has a name of its own, because every shard of a model has all of it.
+DRAFT_IDS = Parameter("draft_ids", {"d2t": Axis("V", "draft_ids")}, dtype="int32")
 
 
 def matrix(name: str, tensor: str, first: Axis, second: Axis, copies: Sequence[tuple[int, ...]] = ONCE) -> Parameter:

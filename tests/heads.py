@@ -23,7 +23,8 @@ from jspec.heads import (
     MTPConfig,
     PardConfig,
 )
-from jspec.models import abstract_params, build_head, flat_params
+from jspec.models import build_head, flat_params
+from jspec.models.quantized import dequantized, quantize
 from jspec.models.split import split
 
 D, REDUCED = TARGET.hidden_size, 20
@@ -46,6 +47,7 @@ HEADS: dict[str, HeadConfig] = {
     "dspark": BlockConfig(
         BLOCK, REDUCED, D, (1, 3), 4, MASK, True, (False, False), "gated", 6, "markov", own_head=True
     ),
+    "eagle-small": EagleConfig(LAYER, draft_vocab_size=REDUCED).with_quantization("int8"),
 }
 SHORT = 27  # number of positions of a draft head that has fewer than its target
 VARIANTS: dict[str, HeadConfig] = HEADS | {
@@ -77,6 +79,15 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     "dspark-rnn": BlockConfig(BLOCK, V, D, (2,), 8, MASK, True, (False, False), "rnn", 4, "hidden"),
     "dspark-vanilla": BlockConfig(BLOCK, V, D, (1, 2), 5, MASK, False, (False, False), "vanilla", 4),
     "medusa-borrowed-head": MedusaConfig(V, D, 12, num_blocks=2, own_head=False),
+    "eagle3-int8": HEADS["eagle3"].with_quantization("int8"),
+    "p-eagle-fp8": HEADS["p-eagle"].with_quantization("fp8"),
+    "mtp-int8": HEADS["mtp"].with_quantization("int8"),
+    "dspark-int8": HEADS["dspark"].with_quantization("int8"),
+    "dflash-small": HEADS["dflash"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),
+    "pard-small": HEADS["pard"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),
+    "mlp-small": MLPConfig(V, D, 24, 4, draft_vocab_size=REDUCED, quantization="int8"),
+    "medusa-small": MedusaConfig(V, D, 4, draft_vocab_size=REDUCED),
+    "medusa-rows": MedusaConfig(V, D, 4, own_head=False, draft_vocab_size=REDUCED, quantization="int8"),
 }
 
 
@@ -89,16 +100,37 @@ def random_head(config: HeadConfig, seed: int = 0):
 
     A reduced draft vocabulary is a random choice of tokens.
     """
-    drawn = {name: _drawn(config, name, leaf.shape, seed) for name, leaf in abstract_params(config).items()}
-    return build_head(config, drawn)
+    names = config.param_shapes()
+    drawn = {name: _drawn(config, name, shape, seed) for name, shape in names.items()}
+    return quantized_head(config, drawn)
+
+
+def quantized_head(config: HeadConfig, params: dict[str, np.ndarray]):
+    """The draft head of ``config`` from weights of floats, which are quantised if the config says so."""
+    params = dict(params)
+    for name, scale in config.scale_names().items():
+        params[name], params[scale] = quantize(np.asarray(params[name]), config.quantization or "")
+    return build_head(config, params)
+
+
+def plain_config(config: HeadConfig) -> HeadConfig:
+    """The same without quantisation."""
+    return config.with_quantization(None)  # pyright: ignore[reportArgumentType]
+
+
+def dequantized_head(config: HeadConfig, head):
+    """The head that a quantised one stands for, its weights multiplied by their scales in float32."""
+    params = {name: np.asarray(array) for name, array in flat_params(head).items()}
+    for name, scale in config.scale_names().items():
+        params[name] = dequantized(params[name], params.pop(scale))
+    return build_head(plain_config(config), params)
 
 
 def _drawn(config: HeadConfig, name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, *name.encode()])
     if name == "draft_ids":
-        assert isinstance(config, Eagle3Config | BlockConfig)
-        ids = np.full(shape, -1)
-        ids[np.sort(rng.permutation(len(ids))[: config.draft_vocab_size])] = np.arange(config.draft_vocab_size)
+        ids, Vd = np.full(shape, -1), config.dimensions["Vd"]
+        ids[np.sort(rng.permutation(len(ids))[:Vd])] = np.arange(Vd)
         return ids
     noise = rng.standard_normal(shape).astype(np.float32)
     if len(shape) > 1:
@@ -115,7 +147,9 @@ def serving(config: HeadConfig, head):
 @functools.cache
 def trained_head(config: HeadConfig, steps: int = 300, depth: int = 3):
     """A draft head that was trained on the target's texts after ``ragged_prompts()``, for so few steps that it is often
-    right but not always."""
+    right but not always. One that is quantised is quantised afterwards."""
+    if config.quantization is not None:
+        return quantized_head(config, flat_params(trained_head(plain_config(config), steps, depth)))
     prompts = ragged_prompts()
     texts = [prompt + tokens for prompt, tokens in zip(prompts, plain_greedy(target(), prompts), strict=True)]
     texts = jnp.pad(jnp.array(texts, jnp.int32), ((0, 0), (0, depth)))

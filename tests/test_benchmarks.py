@@ -21,6 +21,7 @@ from benchmarks import (
     results,
     round,
     shards,
+    small_drafts,
     sums,
     tables,
     tensor_parallel,
@@ -30,7 +31,7 @@ from benchmarks.floors import draft_passes, floor, target_pass
 from benchmarks.programs import Decoding
 from benchmarks.references import Comparison
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, SHAPES, TINY, Pair, abstract_module, head_for, random_module
-from jspec.checkpoints.loading import load_folder
+from jspec.checkpoints.loading import load_folder, read_draft_config
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.demo import FAMILY
 from jspec.engine.costs import CostTable
@@ -197,7 +198,7 @@ def test_a_line_that_fails_is_told_and_costs_no_other(monkeypatch, capsys, tmp_p
 
 def test_lines_are_those_of_the_table():
     lines = round.Table(None, 1, goals=True).lines()  # pyright: ignore[reportArgumentType]
-    assert {line for line, *_ in lines} == {1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 14, 15, 16}
+    assert {line for line, *_ in lines} == {1, 2, 3, 4, 5, 6, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19}
     picked = round.chosen(lines, [9, 3], [16, 64])
     assert [line[:2] for line in picked] == [(9, 16), (9, 64), (3, 16), (3, 64)]
 
@@ -233,6 +234,35 @@ def test_floors_of_rounds(llama, method, batch, length, milliseconds):
     module = abstract_module(LLAMA_1B if method == "draft_model" else head_for(LLAMA_8B, method), 1)
     passes = [target_pass(llama, batch, 5, length), *draft_passes(llama, module, 4, batch, length)]
     assert 1e3 * floor(passes, RATE) == pytest.approx(milliseconds, abs=0.08)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "batch", "milliseconds"),
+    [
+        *(("eagle", None, 1, 4.25), ("eagle", "int8", 1, 3.9), ("eagle", "int8", 64, 7.84)),
+        *(("draft_model", "int8", 1, 4.55), ("draft_model", "int8", 64, 9.55)),
+    ],
+)
+def test_floors_of_rounds_with_small_drafts(llama, method, kind, batch, milliseconds):
+    """32,768 draft tokens: an EAGLE head has 252 million weights in its layer, and 134 million in its output head."""
+    config = (LLAMA_1B if method == "draft_model" else head_for(LLAMA_8B, method)).with_draft_vocabulary(32_768)
+    module = abstract_module(config if kind is None else config.with_quantization(kind), 1)
+    passes = [target_pass(llama, batch, 5, 640), *draft_passes(llama, module, 4, batch, 640)]
+    assert 1e3 * floor(passes, RATE) == pytest.approx(milliseconds, abs=0.08)
+
+
+def test_small_drafts_of_the_family(tmp_path):
+    """What is measured of a drafter, and how its folder is made."""
+    assert small_drafts.variants("eagle3") == [
+        ("bf16", None),
+        ("int8", None),
+        ("fp8", None),
+    ]  # it has a draft vocabulary
+    assert small_drafts.variants("eagle")[3:] == [("int8", 1024), ("int8", 512), ("int8", 256)]
+    (tmp_path / "corpus.txt").write_text("def f(x):\n    return x\n")
+    folder = small_drafts.converted("eagle", "int8", 256, tmp_path / "corpus.txt", tmp_path)
+    config = read_draft_config(folder)
+    assert (config.quantization, config.dimensions["Vd"], config.dimensions["V"]) == ("int8", 256, 2048)
 
 
 def test_rounds_of_a_text():

@@ -13,6 +13,7 @@ from jspec.heads import (
     EagleConfig,
     MedusaConfig,
     MLPConfig,
+    MTPConfig,
     PardConfig,
     default_aux_layers,
 )
@@ -42,9 +43,22 @@ HEADS = [
     dataclasses.replace(BLOCK, markov="rnn", markov_rank=5, confidence="markov"),
     BlockConfig(TWO_LAYERS, 9, D, (0, 2), 4, 3, True, (False, True), "gated", 4, own_embedding=True, own_head=True),
 ]
+# The draft vocabularies of heads whose checkpoints have none, and heads whose linear maps take eight bits.
+REDUCED = [
+    EagleConfig(TWO_LAYERS, draft_vocab_size=9),
+    PardConfig(TARGET, 5).with_draft_vocabulary(9),
+    MLPConfig(V, D, 12, 4, draft_vocab_size=9),
+    MedusaConfig(V, D, 3, draft_vocab_size=9),
+    MedusaConfig(V, D, 3, own_head=False, draft_vocab_size=9),
+    BLOCK.with_draft_vocabulary(9),
+    HEADS[4].with_draft_vocabulary(9),
+]
+QUANTIZED = [
+    head.with_quantization(kind) for kind in ("int8", "fp8") for head in (*HEADS, *REDUCED, MTPConfig(ONE_LAYER))
+]
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", [*HEADS, *REDUCED])
 def test_parameters_are_counted_right(head):
     assert head.num_parameters == sum(math.prod(leaf.shape) for leaf in abstract_params(head).values())
 
@@ -93,6 +107,22 @@ def test_what_no_eagle3_head_can_be(change, message):
         (lambda: MLPConfig(V, D, 8, 0), "num_stages=0"),
         (lambda: MedusaConfig(V, D, 0), "num_heads=0"),
         (lambda: MedusaConfig(V, D, 1, num_blocks=-1), "num_blocks=-1"),
+        (lambda: MLPConfig(V, D, 8, 3, quantization="int4"), "quantization='int4': expected one of None, int8, fp8"),
+        (lambda: MedusaConfig(V, D, 1, quantization="int4"), "quantization='int4': expected one of None, int8, fp8"),
+        (
+            lambda: MLPConfig(V, D, 8, 3, draft_vocab_size=V),
+            rf"draft_vocab_size={V}: expected None or .* in 1..{V - 1}",
+        ),
+        (
+            lambda: MedusaConfig(None, D, 3, own_head=False, draft_vocab_size=5),
+            "draft_vocab_size=5: .* a known vocab_size",
+        ),
+        (lambda: EagleConfig(ONE_LAYER, draft_vocab_size=0), "draft_vocab_size=0"),
+        (lambda: MTPConfig(ONE_LAYER).with_draft_vocabulary(5), "MTPConfig has no draft vocabulary, .*; leave it out"),
+        (
+            lambda: dataclasses.replace(TARGET, tie_embeddings=True, draft_vocab_size=5),
+            "tie_embeddings=True: expected False",
+        ),
     ],
 )
 def test_what_no_other_head_can_be(make, message):

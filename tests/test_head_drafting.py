@@ -211,6 +211,11 @@ QUICK = [
     ("dflash-short", 8),
     ("dspark-rnn", 3),
     ("dspark-vanilla", 4),
+    ("eagle-small", 4),
+    ("dflash-small", 3),
+    ("pard-small", 4),
+    ("mlp-small", 4),
+    ("medusa-rows", 3),
 ]
 THOROUGH = [(name, K) for name in VARIANTS for K in (1, 3, 8) if most(name) >= K]
 

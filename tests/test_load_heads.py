@@ -11,6 +11,8 @@ from tiny import tiny_checkpoint
 import convert
 import jspec
 from jspec.checkpoints.refusal import Refusal
+from jspec.loading import build_draft_module
+from jspec.models import build
 
 SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
 K3 = jspec.Speculation(num_draft_tokens=3)
@@ -48,6 +50,26 @@ def test_the_method_follows_from_the_checkpoint(target, plain, tmp_path, make):
     assert [result.token_ids for result in results] == plain
     assert sum(result.stats.num_draft_tokens for result in results) > 0
     assert llm.engine.num_compilations == 3
+
+
+@pytest.mark.parametrize("make", [*METHODS, tiny_checkpoint], ids=lambda make: make.__name__)
+def test_a_draft_in_eight_bits_with_few_tokens_changes_nothing(target, plain, tmp_path, make):
+    """Greedy text is the target's own, whatever a draft rounds and whichever tokens it knows; nothing compiles again."""
+    what: dict = {"quantize": "int8" if make is not tiny_heads.mlp_speculator else "fp8"}
+    if make not in (tiny_heads.eagle3, tiny_heads.p_eagle):  # which have a draft vocabulary
+        what |= {"draft_vocabulary": sorted({*plain[0][::2], 2, 3, 90})}
+    if make is tiny_heads.eagle:
+        what["target"] = target
+    src = target if make is tiny_checkpoint else make(tmp_path / "head")
+    llm = jspec.load(target, convert.convert(src, tmp_path / "out", **what).out, speculation=K3, **SMALL)
+    results = jspec.generate(llm, PROMPTS, **GREEDY)
+    assert [result.token_ids for result in results] == plain
+    assert sum(result.stats.num_draft_tokens for result in results) > 0
+    assert llm.engine.num_compilations == 3
+    if make is tiny_checkpoint:  # the target itself, which agrees where it knows the token
+        rounds = sum(result.stats.num_steps for result in results)
+        accepted = sum(result.stats.num_accepted_draft_tokens for result in results)
+        assert 0 < accepted < 3 * rounds
 
 
 def test_a_speculators_head_brings_its_target(target, tmp_path):
@@ -139,6 +161,29 @@ def test_a_copy_of_the_targets_embedding_is_shared(target, tmp_path):
         warnings.simplefilter("error")
         sizes = [len(jspec.load(target, head, **SMALL).engine.runner.leaves[1]) for head in (own, copied)]
     assert sizes[0] == sizes[1] + 1
+
+
+def test_a_copy_of_a_quantised_output_head_is_shared(target, tmp_path):
+    """With its scales, if both are quantised alike; a copy in another type is kept."""
+    head = tiny_heads.eagle3(tmp_path / "head", draft_vocab_size=97)
+    file, copied = head / "model.safetensors", load_file(target / "model.safetensors")["lm_head.weight"]
+    save_file(load_file(file) | {"lm_head.weight": copied}, file)
+    for kind in ("int8", "fp8"):
+        convert.convert(target, tmp_path / f"target-{kind}", quantize=kind)
+        convert.convert(head, tmp_path / f"head-{kind}", quantize=kind)
+
+    def borrows(target, head):
+        model = build(*convert.load_folder(target, "float32"))
+        return not build_draft_module(*convert.load_draft(head, "float32"), "float32", model)[0].own_head
+
+    assert borrows(target, head)
+    assert borrows(tmp_path / "target-int8", tmp_path / "head-int8")
+    for one, other in (
+        (target, "head-int8"),
+        (tmp_path / "target-fp8", "head-int8"),
+        (tmp_path / "target-int8", "head"),
+    ):
+        assert not borrows(one, tmp_path / other)
 
 
 def test_a_head_of_a_target_that_is_not_there(tmp_path):

@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 import pytest
-from test_head_configs import HEADS, TARGET
+from test_head_configs import HEADS, QUANTIZED, REDUCED, TARGET
 
 from jspec.checkpoints.names import tensor_table
 from jspec.checkpoints.quantized import stored_params
@@ -32,9 +32,10 @@ MODELS = [
         {"quantized_head": False},
         {"quantized_head": False, "tie_embeddings": True},
         {"attention_sinks": True},
+        {"draft_vocab_size": 9},
     )
 ]
-CONFIGS = [*MODELS, *HEADS]
+CONFIGS = [*MODELS, *HEADS, *REDUCED, *QUANTIZED]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)

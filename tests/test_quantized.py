@@ -9,11 +9,14 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from causal_heads import causal_drafts
+from engines import V, target
 from flax import nnx
+from heads import VARIANTS, compile_fast, dequantized_head, plain_config, random_head
 
 from jspec import memory
 from jspec.config import EngineConfig, ModelConfig
-from jspec.heads import Eagle3Config, EagleConfig, PardConfig
+from jspec.heads import PardConfig
 from jspec.models import abstract_params, build, flat_params, init, layers, quantized
 from jspec.models.causal import causal_logits
 from jspec.models.layers import Linear, project
@@ -145,6 +148,23 @@ def test_a_model_is_the_one_of_its_wide_weights(kind, tied, head):
     np.testing.assert_array_equal(model.embed(tokens), wider["embedding"][tokens])
 
 
+@pytest.mark.parametrize("name", [name for name, config in VARIANTS.items() if config.quantization is not None])
+def test_a_head_is_the_one_of_its_wide_weights(name):
+    """Its drafts over whole texts, and what it keeps in its cache."""
+    model, config, head = target(), VARIANTS[name], random_head(VARIANTS[name])
+    wide_config, wide_head = plain_config(config), dequantized_head(config, head)
+    text = jax.random.randint(jax.random.key(1), (3, 16), 0, V, jnp.int32)
+    length = jnp.array([3, 7, 12], jnp.int32)
+
+    def drafts(config, head):
+        return compile_fast(lambda text, length: causal_drafts(config, head, model, text, length, 3))(text, length)
+
+    found, expected = drafts(config, head), drafts(wide_config, wide_head)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert np.isneginf(found.logits).any() == config.reduced
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_random_weights_are_as_large_as_those_of_another_model(kind):
     plain, eight = (Linear(400, 300, quantization=k, dtype=jnp.float32, rngs=nnx.Rngs(0)) for k in (None, kind))
@@ -169,9 +189,6 @@ def test_bytes_are_those_of_the_arrays(tied, kind, dtype):
 def test_values_that_are_none():
     with pytest.raises(ValueError, match="quantization='int4': expected one of None, int8, fp8"):
         with_kind("int4")
-    for head in (lambda c: EagleConfig(c), lambda c: Eagle3Config(c, 29, 16)):
-        with pytest.raises(ValueError, match=r"layers\.quantization='int8': expected None: the weights of a head"):
-            head(with_kind("int8"))
 
 
 def test_params_have_to_be_quantised():

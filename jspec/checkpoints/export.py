@@ -51,6 +51,7 @@ def export_draft(
       ValueError: the layout cannot state ``config``, or the names and shapes of ``params`` are not those of ``config``.
     """
     require(dtype in NUMPY_DTYPES, "dtype", dtype, f"one of {', '.join(NUMPY_DTYPES)}")
+    require(config.quantization is None, "quantization", config.quantization, "None: these layouts have no scales")
     formats = [found for found in map(resolve, entry_of(config).formats) if found.write_config is not None]
     if not formats:
         raise ValueError(f"config={type(config).__name__}: expected a draft head; PARD is a language model")

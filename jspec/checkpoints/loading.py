@@ -53,7 +53,17 @@ def open_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[Mode
     config, params = _load_converted(Folder(path), dtype) if _is_converted(path) else _load(open_model(path), dtype)
     if config.language_model is None:
         raise Refusal(f"{path}: holds a draft head, not a language model; give it as draft=, with its target")
+    refuse_reduced(config.language_model, path)
     return config.language_model, params
+
+
+def refuse_reduced(config: ModelConfig, path: str | os.PathLike):
+    """Raise a ``Refusal`` if the language model of a folder has a draft vocabulary, so that it can only draft."""
+    if config.reduced:
+        raise Refusal(
+            f"{path}: has logits for {config.draft_vocab_size} of {config.vocab_size} tokens (draft_vocab_size in {NAME}), "
+            "so it can only draft; give it as draft=, and a folder that was converted without a draft vocabulary as target"
+        )
 
 
 def load_draft(
@@ -143,10 +153,12 @@ def read_model_config(path: str | os.PathLike) -> ModelConfig:
     The weight files are not opened, so a folder whose weights are missing or damaged is not refused here.
 
     Raises:
-      Refusal: one sentence with the file and the reason.
+      Refusal: one sentence with the file and the reason. A language model with a draft vocabulary is refused.
     """
     folder = Folder(path)
-    return _model_config(folder) if _is_converted(path) else read_config(folder)
+    config = _model_config(folder) if _is_converted(path) else read_config(folder)
+    refuse_reduced(config, path)
+    return config
 
 
 def require_intact(path: str | os.PathLike):
@@ -223,10 +235,13 @@ def _converted_config(folder: Folder, options: HeadOptions) -> ModelConfig | Hea
 def _model_config(folder: Folder) -> ModelConfig:
     """The config of the language model in a converted folder.
 
-    Its config.json is a copy of the original one, so whether the weights are quantised is read from the manifest."""
-    config, quantization = read_config(folder), read_manifest(folder).get("quantization")
+    Its config.json is a copy of the original one, so whether the weights are quantised, and whether it has a draft
+    vocabulary, are read from the manifest."""
+    config, manifest = read_config(folder), read_manifest(folder)
     try:
-        return dataclasses.replace(config, quantization=quantization)
+        config = dataclasses.replace(config, quantization=manifest.get("quantization"))
+        size = manifest.get("draft_vocab_size")
+        return config if size is None else config.with_draft_vocabulary(size)
     except ValueError as error:
         raise Refusal(f"{folder.given}/{NAME}: {error}; convert the checkpoint again") from None
 

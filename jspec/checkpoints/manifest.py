@@ -56,7 +56,7 @@ def _require_form(manifest: dict[str, Any], where: str):
         fields.text(name, None)
     for name in ("source", "versions", "head"):
         fields.nested(name)
-    for name in ("tensor_count", "parameter_count"):
+    for name in ("tensor_count", "parameter_count", "draft_vocab_size"):
         fields.integer(name, None, low=0, high=2**63)
     files, sizes = manifest.get("files"), manifest.get("sizes")
     if not isinstance(files, dict) or not files or not all(isinstance(digest, str) for digest in files.values()):

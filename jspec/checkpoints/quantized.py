@@ -8,11 +8,6 @@ from jspec.heads import HeadConfig
 from jspec.models.quantized import STORED
 
 
-def quantization_of(config: ModelConfig | HeadConfig) -> str | None:
-    """The quantisation of the linear maps: ``int8``, ``fp8``, or None for weights that are not quantised."""
-    return None if config.decoder is None else config.decoder.quantization
-
-
 def stored_params(config: ModelConfig | HeadConfig, dtype: str) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Parameter name -> (shape, dtype) in a converted folder, including the scales of quantised parameters.
 
@@ -23,8 +18,7 @@ def stored_params(config: ModelConfig | HeadConfig, dtype: str) -> dict[str, tup
     shapes, own = config.param_shapes(), config.param_dtypes()
     params = {n: (shape, np.dtype(own[n]) if n in own else NUMPY_DTYPES[dtype]) for n, shape in shapes.items()}
     for name, scale in config.scale_names().items():
-        quantization = quantization_of(config)
-        assert quantization is not None
-        params[name] = shapes[name], STORED[quantization]
+        assert config.quantization is not None
+        params[name] = shapes[name], STORED[config.quantization]
         params[scale] = shapes[name][:1], np.dtype(np.float32)
     return params

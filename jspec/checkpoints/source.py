@@ -17,7 +17,6 @@ from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.names import OUTPUT_HEAD, Placement
 from jspec.checkpoints.params import Index, bounds_of
 from jspec.checkpoints.pickles import PickledTensor
-from jspec.checkpoints.quantized import quantization_of
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import FLOAT_DTYPES, NUMPY_DTYPES, Tensor
 from jspec.checkpoints.weights import read_headers
@@ -186,7 +185,7 @@ class Source:
     @functools.cached_property
     def _kept(self) -> dict[str, np.dtype]:
         """Parameter name -> dtype, of the weights that the files hold in eight bits, and of their scales."""
-        quantization = quantization_of(self.config)
+        quantization = self.config.quantization
         if not self.layout.holds_scales or quantization is None:
             return {}
         names = self.config.scale_names()

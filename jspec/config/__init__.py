@@ -23,6 +23,8 @@ from jspec.config.model import LAYER_NORMS as LAYER_NORMS
 from jspec.config.model import QUANTIZATIONS as QUANTIZATIONS
 from jspec.config.model import ModelConfig as ModelConfig
 from jspec.config.model import count as count
+from jspec.config.model import require_part as require_part
+from jspec.config.model import require_quantization as require_quantization
 from jspec.config.rope import ROPE_KINDS as ROPE_KINDS
 from jspec.config.rope import Rope as Rope
 from jspec.config.shards import Shards as Shards

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from jspec._arguments import is_int, is_number, require
 from jspec.config.experts import Experts
@@ -28,6 +28,21 @@ LAYER_NORMS = {
 def count(number: int, noun: str) -> str:
     """``1 layer``, ``2 layers``."""
     return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def require_quantization(quantization: object):
+    """Raise a ValueError unless weights can be stored so; None is for weights that are not quantised."""
+    known = (None, *QUANTIZATIONS)
+    require(quantization in known, "quantization", quantization, f"one of {', '.join(map(str, known))}")
+
+
+def require_part(name: str, size: Any, vocab_size: int | None):
+    """Raise a ValueError unless ``size`` is None or the size of a part of a vocabulary."""
+    inside = size is None or (is_int(size) and size >= 1 and (vocab_size is None or size < vocab_size))
+    expected = "None or an integer of at least 1, and a known vocab_size"
+    if vocab_size is not None:
+        expected = f"None or an integer in 1..{vocab_size - 1}, fewer than the vocabulary's {vocab_size} tokens"
+    require(inside and (size is None or vocab_size is not None), name, size, expected)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +88,8 @@ class ModelConfig(Declared):
         output head. None if they are as wide as the layers.
       experts: the mixture of experts that layers have in place of the MLP; None if there is none.
       latent: latents in place of cached keys and values; None if each KV head has its own.
+      draft_vocab_size: Vd, of how many tokens a draft model's output head has logits; None for all of them, which a target
+        needs. The embedding has all tokens and is not tied.
       mtp_layers: how many layers the checkpoint has behind the last one that predict further tokens (multi-token
         prediction, DeepSeek-V3, 2024). They are no part of the model, but of a draft head.
     """
@@ -117,6 +134,7 @@ class ModelConfig(Declared):
     attention_sinks: bool = False
     latent: Latent | None = None
     mtp_layers: int = 0
+    draft_vocab_size: int | None = None
 
     # What ``DraftConfig`` asks for: the drafting method, and that a round may ask it for any number of drafts.
     method = "draft_model"
@@ -164,10 +182,12 @@ class ModelConfig(Declared):
             require(
                 is_int(token) and 0 <= token < self.vocab_size, "eos_token_ids", token, f"in 0..{self.vocab_size - 1}"
             )
-        known = (None, *QUANTIZATIONS)
-        require(self.quantization in known, "quantization", self.quantization, f"one of {', '.join(map(str, known))}")
+        require_quantization(self.quantization)
         further = self.mtp_layers
         require(is_int(further) and further >= 0, "mtp_layers", further, "an integer of at least 0")
+        require_part("draft_vocab_size", self.draft_vocab_size, self.vocab_size)
+        untied = self.draft_vocab_size is None or not self.tie_embeddings
+        require(untied, "tie_embeddings", True, "False with a draft_vocab_size, as the embedding has all tokens")
         self._require_choices()
         self._require_latent()
         self._require_positions()
@@ -252,6 +272,7 @@ class ModelConfig(Declared):
         """Dimension letter -> size."""
         return {
             "V": self.vocab_size,
+            "Vd": self.draft_vocab_size or self.vocab_size,
             "D": self.hidden_size,
             "F": self.intermediate_size,
             "L": self.num_layers,
@@ -310,7 +331,7 @@ class ModelConfig(Declared):
     @property
     def summary(self) -> str:
         """Its sizes in a few words, ``2 layers, vocabulary 97`` for example."""
-        return f"{count(self.num_layers, 'layer')}, vocabulary {self.vocab_size}"
+        return f"{count(self.num_layers, 'layer')}, {self.vocabulary_summary}"
 
     def require_fit(self, target: "ModelConfig"):
         """Accept any target: whether token ids mean the same tokens is seen in tokenizers and not in configs."""
@@ -318,6 +339,10 @@ class ModelConfig(Declared):
     def with_quantization(self, quantization: str) -> Self:
         """The same config, with linear maps and output head stored in eight bits."""
         return dataclasses.replace(self, quantization=quantization, quantized_head=True)  # pyright: ignore[reportArgumentType]
+
+    def with_draft_vocabulary(self, size: int) -> Self:
+        """The same config with an output head of its own, which has logits for ``size`` tokens only."""
+        return dataclasses.replace(self, draft_vocab_size=size, tie_embeddings=False)
 
     def kv_bytes(self, slots: int, itemsize: int) -> int:
         """How many bytes keys and values, or latents, of ``slots`` cache slots take, at ``itemsize`` bytes a number."""

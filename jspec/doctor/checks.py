@@ -106,12 +106,11 @@ def what_is_read(target: ModelConfig, head: DraftConfig, options: HeadOptions) -
 
 def draft_vocabulary(head: DraftConfig, params: Mapping[str, Any], texts: Sequence[Text]) -> Iterator[Check]:
     """The share of the tokens written by the target that a draft vocabulary has."""
-    if not isinstance(head, Eagle3Config) or not head.reduced:
+    if not head.reduced:
         return
     known = np.asarray(params["draft_ids"]) >= 0
     written = np.concatenate([np.array(text.tokens[text.prompt_length :], np.int64) for text in texts])
     share = float(known[written].mean())
-    detail = (
-        f"{head.draft_vocab_size} of {head.layers.vocab_size} tokens, {share:.0%} of those that the target wrote here"
-    )
+    sizes = head.dimensions
+    detail = f"{sizes['Vd']} of {sizes['V']} tokens, {share:.0%} of those that the target wrote here"
     yield Check("draft vocabulary", "ok" if share >= COVERED else "warning", detail)

@@ -1,11 +1,12 @@
 """What every config of a draft head has in common: the protocols, shared axes and shared checks."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, Self
 
 from jspec._arguments import is_int, require
 from jspec.config import ModelConfig
-from jspec.parameters import Axis, Parameter
+from jspec.parameters import Axis, Declared, Parameter
 
 EMBEDDING = "embed_tokens.weight"  # what checkpoints of draft heads call their token embedding
 
@@ -96,11 +97,25 @@ class DraftConfig(Protocol):
         """Raise a ValueError that names both sizes if the drafter was made for another target."""
         ...
 
+    @property
+    def quantization(self) -> str | None:
+        """The type in which linear maps and output head are stored, ``int8`` or ``fp8``. None if they are not quantised."""
+        ...
+
+    @property
+    def reduced(self) -> bool:
+        """Whether only a part of the vocabulary can be drafted, Vd < V. The parameter ``draft_ids`` says which."""
+        ...
+
     def with_quantization(self, quantization: str) -> Self:
-        """A copy of this config whose linear maps and output head are stored in eight bits, ``int8`` or ``fp8``.
+        """A copy of this config whose linear maps and output head are stored in eight bits, ``int8`` or ``fp8``."""
+        ...
+
+    def with_draft_vocabulary(self, size: int) -> Self:
+        """A copy of this config whose output head has logits for ``size`` tokens only.
 
         Raises:
-          ValueError: this is the config of a draft head, whose weights are never quantised.
+          ValueError: it has no output head that could be reduced, or ``size`` does not fit.
         """
         ...
 
@@ -112,10 +127,22 @@ class HeadConfig(DraftConfig, Protocol):
     """
 
 
-def require_unquantized(layers: ModelConfig):
-    """Raise a ValueError if the decoder layers of a draft head are to be quantised."""
-    expected = "None: the weights of a head are not quantised, those of its target and of a draft model may be"
-    require(layers.quantization is None, "layers.quantization", layers.quantization, expected)
+class LayeredConfig(Declared):
+    """Base of the configs of draft heads with decoder layers. Their other linear maps are quantised if the layers are."""
+
+    layers: ModelConfig
+    language_model = None
+
+    @property
+    def decoder(self) -> ModelConfig:
+        return self.layers
+
+    @property
+    def quantization(self) -> str | None:
+        return self.layers.quantization
+
+    def with_quantization(self, quantization: str) -> Self:
+        return dataclasses.replace(self, layers=self.layers.with_quantization(quantization))  # pyright: ignore
 
 
 def require_count(name: str, value: Any, least: int = 1):

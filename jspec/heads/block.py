@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Self
 
 from jspec._arguments import is_int, require
 from jspec.config import ModelConfig, count
 from jspec.decoder_parameters import decoder_layers
-from jspec.heads.base import EMBEDDING, require_count, require_same_target, require_unquantized
-from jspec.heads.eagle3 import DRAFT_VOCAB, FEATURE
-from jspec.parameters import EMBED, VOCAB, Axis, Declared, Parameter, indices, linear, matrix, vector
+from jspec.heads.base import EMBEDDING, LayeredConfig, require_count, require_same_target
+from jspec.heads.eagle3 import FEATURE
+from jspec.parameters import DRAFT_IDS, DRAFT_VOCAB, EMBED, VOCAB, Axis, Parameter, indices, linear, matrix, vector
 
 RANK, GATE, CELL = Axis("Rm", "markov"), Axis("Dg", "gate"), Axis("Dc", "gate")
 MARKOVS = ("vanilla", "gated", "rnn")
@@ -16,7 +17,7 @@ CONFIDENCES = ("hidden", "markov")
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockConfig(Declared):
+class BlockConfig(LayeredConfig):
     """DFlash (2026), JetSpec (2026) and DSpark (2026): decoder layers that fill a block of mask tokens in one pass.
 
     The block is the newest committed token, its *anchor*, and mask tokens. Every layer attends to the *context*, which is
@@ -58,11 +59,8 @@ class BlockConfig(Declared):
     own_embedding: bool = False
     own_head: bool = False
 
-    language_model = None
-
     def __post_init__(self):
         V, Vd, mask = self.layers.vocab_size, self.draft_vocab_size, self.mask_token_id
-        require_unquantized(self.layers)
         require_count("target_hidden_size", self.target_hidden_size)
         require_count("block_size", self.block_size, least=1 if self.anchor_first else 2)
         require(is_int(Vd) and 1 <= Vd <= V, "draft_vocab_size", Vd, f"an integer in 1..{V}, the target's vocabulary")
@@ -98,15 +96,6 @@ class BlockConfig(Declared):
         return self.max_drafts
 
     @property
-    def reduced(self) -> bool:
-        """Whether the draft head can propose only a part of the vocabulary, Vd < V."""
-        return self.draft_vocab_size < self.layers.vocab_size
-
-    @property
-    def decoder(self) -> ModelConfig:
-        return self.layers
-
-    @property
     def borrowable(self) -> tuple[tuple[str, str], ...]:
         output = () if self.reduced else (("own_head", "head.weight"),)
         return (("own_embedding", "embedding"), *output)
@@ -124,15 +113,15 @@ class BlockConfig(Declared):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        c = self.layers
+        c, kind = self.layers, self.quantization
         return (
             *((matrix("embedding", EMBEDDING, VOCAB, EMBED),) if self.own_embedding else ()),
-            *linear("fuse_in", {"fc": EMBED}, FEATURE),
+            *linear("fuse_in", {"fc": EMBED}, FEATURE, quantization=kind),
             vector("context_norm.weight", "hidden_norm.weight", EMBED),
             *decoder_layers(c, indices(0, c.num_layers)),
             vector("norm.weight", "norm.weight", EMBED),
-            *(linear("head", {"lm_head": DRAFT_VOCAB}, EMBED) if self.own_head else ()),
-            *((Parameter("draft_ids", {"d2t": VOCAB}, dtype="int32"),) if self.reduced else ()),
+            *(linear("head", {"lm_head": DRAFT_VOCAB}, EMBED, quantization=kind) if self.own_head else ()),
+            *((DRAFT_IDS,) if self.reduced else ()),
             *self._markov_parameters,
             *self._confidence_parameters,
         )
@@ -141,19 +130,21 @@ class BlockConfig(Declared):
     def _markov_parameters(self) -> tuple[Parameter, ...]:
         if self.markov is None:
             return ()
+        kind, states = self.quantization, Axis("3Rm", "markov")
         cell = {
             "vanilla": (),
-            "gated": linear("markov.gate", {"markov_head.gate_proj": RANK}, GATE, bias=True),
-            "rnn": linear("markov.cell", {"markov_head.joint_proj": Axis("3Rm", "markov")}, CELL, bias=True),
+            "gated": linear("markov.gate", {"markov_head.gate_proj": RANK}, GATE, bias=True, quantization=kind),
+            "rnn": linear("markov.cell", {"markov_head.joint_proj": states}, CELL, bias=True, quantization=kind),
         }[self.markov]
         return (
             matrix("markov.embedding", "markov_head.markov_w1.weight", VOCAB, RANK),
-            *linear("markov.out", {"markov_head.markov_w2": DRAFT_VOCAB}, RANK),
+            *linear("markov.out", {"markov_head.markov_w2": DRAFT_VOCAB}, RANK, quantization=kind),
             *cell,
         )
 
     @property
     def _confidence_parameters(self) -> tuple[Parameter, ...]:
+        """They are never quantised: the map has one output channel, and is computed in float32."""
         if self.confidence is None:
             return ()
         read = EMBED if self.confidence == "hidden" else GATE
@@ -161,12 +152,14 @@ class BlockConfig(Declared):
 
     @property
     def summary(self) -> str:
-        V, Vd = self.layers.vocab_size, self.draft_vocab_size
-        vocabulary = f"draft vocabulary {Vd} of {V}" if self.reduced else f"vocabulary {V}"
         block = f"{'causal ' if all(self.causal) else ''}block of {self.block_size}, {count(self.max_drafts, 'draft')}"
         markov = "" if self.markov is None else f", {self.markov} Markov head of rank {self.markov_rank}"
         aux = f"auxiliary layers {', '.join(map(str, self.aux_layers))}"
-        return f"{count(self.layers.num_layers, 'layer')}, {block}{markov}, {vocabulary}, {aux}"
+        return f"{count(self.layers.num_layers, 'layer')}, {block}{markov}, {self.vocabulary_summary}, {aux}"
+
+    def with_draft_vocabulary(self, size: int) -> Self:
+        """The same config with an output head of its own, which has logits for ``size`` tokens only."""
+        return dataclasses.replace(self, draft_vocab_size=size, own_head=True)
 
     def resolved_aux_layers(self, target: ModelConfig) -> tuple[int, ...]:
         """The auxiliary hidden states that a feature of ``target`` joins."""

@@ -2,14 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Self
 
 from jspec._arguments import is_int, require
 from jspec.config import ModelConfig, count
 from jspec.decoder_parameters import decoder_layers
-from jspec.heads.base import EMBEDDING, TWICE_EMBED, require_count, require_same_target, require_unquantized
-from jspec.parameters import EMBED, VOCAB, Axis, Declared, Parameter, indices, linear, matrix, vector
+from jspec.heads.base import EMBEDDING, TWICE_EMBED, LayeredConfig, require_count, require_same_target
+from jspec.parameters import DRAFT_IDS, DRAFT_VOCAB, EMBED, VOCAB, Axis, Parameter, indices, linear, matrix, vector
 
-DRAFT_VOCAB, FEATURE, TARGET_EMBED = Axis("Vd", "draft_vocab"), Axis("E", "feature"), Axis("Dt", "target_embed")
+FEATURE, TARGET_EMBED = Axis("E", "feature"), Axis("Dt", "target_embed")
 
 # Two settings that an EAGLE-3 checkpoint may leave open. ``jspec.checkpoints.heads.options`` explains their values.
 AUX_CONVENTIONS = ("input_of", "output_of")  # whether layer id k means the input or the output of layer k
@@ -29,7 +30,7 @@ def default_aux_layers(num_layers: int) -> tuple[int, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Eagle3Config(Declared):
+class Eagle3Config(LayeredConfig):
     """EAGLE-3 (Li et al., 2025) and P-EAGLE (2026): decoder layers over pairs of a token and a feature of the target.
 
     The feature joins auxiliary hidden states: the target's residual streams after some of its layers, side by side
@@ -76,12 +77,10 @@ class Eagle3Config(Declared):
     mask_token_id: int | None = None
     trained_drafts: int | None = None
 
-    language_model = None
     max_drafts = None
 
     def __post_init__(self):
         V, Vd = self.layers.vocab_size, self.draft_vocab_size
-        require_unquantized(self.layers)
         require_count("target_hidden_size", self.target_hidden_size)
         require_count("num_aux_layers", self.num_aux_layers, least=0)
         require(is_int(Vd) and 1 <= Vd <= V, "draft_vocab_size", Vd, f"an integer in 1..{V}, the target's vocabulary")
@@ -114,18 +113,9 @@ class Eagle3Config(Declared):
         return "eagle3" if self.mask_token_id is None else "parallel"
 
     @property
-    def reduced(self) -> bool:
-        """Whether the draft head can propose only a part of the vocabulary, Vd < V."""
-        return self.draft_vocab_size < self.layers.vocab_size
-
-    @property
     def feature_size(self) -> int:
         """E, the length of the joined auxiliary hidden states at one position."""
         return max(self.num_aux_layers, 1) * self.target_hidden_size
-
-    @property
-    def decoder(self) -> ModelConfig:
-        return self.layers
 
     @property
     def borrowable(self) -> tuple[tuple[str, str], ...]:
@@ -139,27 +129,31 @@ class Eagle3Config(Declared):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        c, norms = self.layers, {"token_norm": "input_layernorm", "feature_norm": "hidden_norm"}
+        c, kind = self.layers, self.quantization
+        norms = {"token_norm": "input_layernorm", "feature_norm": "hidden_norm"}
+        fuse_in = linear("fuse_in", {"fc": EMBED}, FEATURE, bias=self.fuse_bias, quantization=kind)
         aux = indices(0, self.num_aux_layers if self.norm_each_aux else 0)
         return (
             *((matrix("embedding", EMBEDDING, VOCAB, EMBED),) if self.own_embedding else ()),
-            *(linear("fuse_in", {"fc": EMBED}, FEATURE, bias=self.fuse_bias) if self.num_aux_layers else ()),
+            *(fuse_in if self.num_aux_layers else ()),
             *((vector("fuse_norm.weight", "input_norm.weight", FEATURE),) if self.norm_before_fuse else ()),
             vector("aux_norms.{}.weight", "fc_norm.{}.weight", TARGET_EMBED, aux),
             *decoder_layers(c, indices(0, 1), attention_inputs=TWICE_EMBED, attention_norms=norms),
             *decoder_layers(c, indices(1, c.num_layers)),
             *((vector("norm.weight", "norm.weight", EMBED),) if self.norm_before_head else ()),
-            *(linear("head", {"lm_head": DRAFT_VOCAB}, EMBED) if self.own_head else ()),
-            *((Parameter("draft_ids", {"d2t": VOCAB}, dtype="int32"),) if self.reduced else ()),
+            *(linear("head", {"lm_head": DRAFT_VOCAB}, EMBED, quantization=kind) if self.own_head else ()),
+            *((DRAFT_IDS,) if self.reduced else ()),
             *((vector("mask_hidden", "mask_hidden", FEATURE),) if self.mask_token_id is not None else ()),
         )
 
     @property
     def summary(self) -> str:
-        V, Vd, aux_layers = self.layers.vocab_size, self.draft_vocab_size, self.aux_layers
-        vocabulary = f"draft vocabulary {Vd} of {V}" if self.reduced else f"vocabulary {V}"
-        aux = "" if aux_layers is None else f", auxiliary layers {', '.join(map(str, aux_layers))}"
-        return f"{count(self.layers.num_layers, 'layer')}, {vocabulary}{aux}"
+        aux = "" if self.aux_layers is None else f", auxiliary layers {', '.join(map(str, self.aux_layers))}"
+        return f"{count(self.layers.num_layers, 'layer')}, {self.vocabulary_summary}{aux}"
+
+    def with_draft_vocabulary(self, size: int) -> Self:
+        """The same config with an output head of its own, which has logits for ``size`` tokens only."""
+        return dataclasses.replace(self, draft_vocab_size=size, own_head=True)
 
     def resolved_aux_layers(self, target: ModelConfig) -> tuple[int, ...]:
         """The auxiliary hidden states that a feature of ``target`` joins. ``()`` is the state after the final norm."""

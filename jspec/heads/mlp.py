@@ -3,9 +3,21 @@
 import dataclasses
 from collections.abc import Mapping
 
-from jspec.config import ModelConfig, count
+from jspec.config import ModelConfig, count, require_part, require_quantization
 from jspec.heads.base import require_count, require_same_target
-from jspec.parameters import EMBED, VOCAB, Axis, Declared, Parameter, indices, matrix, vector
+from jspec.parameters import (
+    DRAFT_IDS,
+    DRAFT_VOCAB,
+    EMBED,
+    VOCAB,
+    Axis,
+    Declared,
+    Parameter,
+    indices,
+    linear,
+    matrix,
+    vector,
+)
 
 INNER = Axis("W", "inner")
 
@@ -22,6 +34,9 @@ class MLPConfig(Declared):
       tied: whether all stages share one embedding, one norm and one output head. All stages but the first then also share
         one projection. The first has its own, because it reads the target's hidden state ``[D]`` and not ``[W]``.
       scale_input: whether the target's hidden state is divided by its root mean square before the first stage.
+      quantization: the type in which projections and output heads are stored, ``int8`` or ``fp8``. None if they are not
+        quantised.
+      draft_vocab_size: Vd, of how many tokens the output heads have logits. None for all of them.
     """
 
     vocab_size: int
@@ -30,6 +45,8 @@ class MLPConfig(Declared):
     num_stages: int
     tied: bool = False
     scale_input: bool = False
+    quantization: str | None = None
+    draft_vocab_size: int | None = None
 
     method = "mlp"
     decoder = None
@@ -39,6 +56,8 @@ class MLPConfig(Declared):
     def __post_init__(self):
         for name in ("vocab_size", "hidden_size", "inner_size", "num_stages"):
             require_count(name, getattr(self, name))
+        require_quantization(self.quantization)
+        require_part("draft_vocab_size", self.draft_vocab_size, self.vocab_size)
 
     @property
     def trained_drafts(self) -> int:
@@ -51,24 +70,26 @@ class MLPConfig(Declared):
 
     @property
     def dimensions(self) -> Mapping[str, int]:
-        return {"V": self.vocab_size, "D": self.hidden_size, "W": self.inner_size}
+        V, Vd = self.vocab_size, self.draft_vocab_size
+        return {"V": V, "Vd": Vd or V, "D": self.hidden_size, "W": self.inner_size}
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        n = self.num_stages
+        n, kind = self.num_stages, self.quantization
         stages, later_stages = indices(0, 1 if self.tied else n), indices(1, min(n, 2) if self.tied else n)
         return (
             matrix("embeddings.{}", "speculator.emb.{}.weight", VOCAB, INNER, stages),
             vector("norms.{}.weight", "speculator.ln.{}.weight", INNER, stages),
             vector("norms.{}.bias", "speculator.ln.{}.bias", INNER, stages),
-            matrix("heads.{}.weight", "speculator.head.{}.weight", VOCAB, INNER, stages),
-            matrix("projections.{}.weight", "speculator.proj.{}.weight", INNER, EMBED, indices(0, 1)),
-            matrix("projections.{}.weight", "speculator.proj.{}.weight", INNER, INNER, later_stages),
+            *linear("heads.{}", {"speculator.head.{}": DRAFT_VOCAB}, INNER, stages, quantization=kind),
+            *linear("projections.{}", {"speculator.proj.{}": INNER}, EMBED, indices(0, 1), quantization=kind),
+            *linear("projections.{}", {"speculator.proj.{}": INNER}, INNER, later_stages, quantization=kind),
+            *((DRAFT_IDS,) if self.reduced else ()),
         )
 
     @property
     def summary(self) -> str:
-        return f"{count(self.num_stages, 'stage')}{', tied' * self.tied}, vocabulary {self.vocab_size}"
+        return f"{count(self.num_stages, 'stage')}{', tied' * self.tied}, {self.vocabulary_summary}"
 
     def require_fit(self, target: ModelConfig):
         require_same_target(self.method, target, self.hidden_size, self.vocab_size)

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from jspec._arguments import require
 from jspec.config import ModelConfig
 from jspec.decoder_parameters import decoder_layers
-from jspec.heads.base import TWICE_EMBED, require_same_target, require_unquantized
-from jspec.parameters import EMBED, Declared, Parameter, indices, linear, norm
+from jspec.heads.base import TWICE_EMBED, LayeredConfig, require_same_target
+from jspec.parameters import EMBED, Parameter, indices, linear, norm
 from jspec.tensor_names import names_of
 
 
 @dataclasses.dataclass(frozen=True)
-class MTPConfig(Declared):
+class MTPConfig(LayeredConfig):
     """Multi-token prediction (DeepSeek-V3, 2024): decoder layers that a model was trained with, to predict further tokens.
 
     Layer k drafts token k of a round, and the last layer all further ones. Its input fuses the embedding of the newest
@@ -31,21 +31,15 @@ class MTPConfig(Declared):
     mask_first: bool = False
 
     method = "mtp"
-    language_model = None
     max_drafts = None
     trained_drafts = None
     borrowable = ()
 
     def __post_init__(self):
-        require_unquantized(self.layers)
         for name in ("norm_output", "mask_first"):
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         one = self.norm_output or self.layers.num_layers == 1
         require(one, "norm_output", self.norm_output, "True for several layers, each of which has a norm of its own")
-
-    @property
-    def decoder(self) -> ModelConfig:
-        return self.layers
 
     @property
     def dimensions(self) -> Mapping[str, int]:
@@ -55,7 +49,7 @@ class MTPConfig(Declared):
     def parameters(self) -> tuple[Parameter, ...]:
         c, copies = self.layers, indices(0, self.layers.num_layers)
         norms = {"token_norms": "enorm", "feature_norms": "hnorm", "norms": "shared_head.norm"}
-        found = linear("fuse_in.{}", {"layers.{}.eh_proj": EMBED}, TWICE_EMBED, copies)
+        found = linear("fuse_in.{}", {"layers.{}.eh_proj": EMBED}, TWICE_EMBED, copies, quantization=self.quantization)
         for name, tensor in norms.items():
             found += norm(f"{name}.{{}}", f"layers.{{}}.{tensor}", EMBED, copies, kind=c.norm)
         return (*found, *decoder_layers(c, copies, names=names_of(c.architecture)))

@@ -53,6 +53,14 @@ class PardConfig(Declared):
     def require_fit(self, target: ModelConfig):
         """Accept every target. Whether both read the same tokens is seen from their tokenizers, not from their configs."""
 
+    @property
+    def quantization(self) -> str | None:
+        return self.model.quantization
+
     def with_quantization(self, quantization: str) -> Self:
         """A copy of this config whose linear maps and output head are stored in eight bits."""
         return dataclasses.replace(self, model=self.model.with_quantization(quantization))
+
+    def with_draft_vocabulary(self, size: int) -> Self:
+        """A copy of this config with an output head of its own, which has logits for ``size`` tokens only."""
+        return dataclasses.replace(self, model=self.model.with_draft_vocabulary(size))

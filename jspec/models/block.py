@@ -13,6 +13,7 @@ A DSpark head adds to the logits of a slot what its Markov head makes of the dra
 after another (``MarkovHead``)."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -81,9 +82,10 @@ class MarkovHead(nnx.Module):
         V, D, Rm = config.layers.vocab_size, config.layers.hidden_size, config.markov_rank
         self.rank = Rm
         self.embedding = nnx.Param(0.02 * jax.random.normal(rngs.params(), (V, Rm), dtype))
-        self.out = Linear(Rm, config.draft_vocab_size, dtype=dtype, rngs=rngs)
-        self.gate = Linear(D + Rm, Rm, bias=True, dtype=dtype, rngs=rngs) if config.markov == "gated" else None
-        self.cell = Linear(D + 2 * Rm, 3 * Rm, bias=True, dtype=dtype, rngs=rngs) if config.markov == "rnn" else None
+        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
+        self.out = linear(Rm, config.draft_vocab_size)
+        self.gate = linear(D + Rm, Rm, bias=True) if config.markov == "gated" else None
+        self.cell = linear(D + 2 * Rm, 3 * Rm, bias=True) if config.markov == "rnn" else None
 
     def start(self, rows: int) -> jax.Array:
         """The state before the first draft of a block, ``[B, 1, Rm]``."""
@@ -132,11 +134,12 @@ class BlockHead(nnx.Module):
         c, D, Rm, E = config.layers, config.layers.hidden_size, config.markov_rank, config.dimensions["E"]
         self.config = config
         self.embedding = init_embedding(c, rngs, dtype) if config.own_embedding else None
-        self.fuse_in = Linear(E, D, dtype=dtype, rngs=rngs)
+        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
+        self.fuse_in = linear(E, D)
         self.context_norm = Norm(D, c.rms_norm_eps, dtype=dtype)
         self.layers: Any = nnx.List([Layer(c, i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
         self.norm = Norm(D, c.rms_norm_eps, dtype=dtype)
-        self.head = Linear(D, config.draft_vocab_size, dtype=dtype, rngs=rngs) if config.own_head else None
+        self.head = linear(D, config.draft_vocab_size) if config.own_head else None
         ids = first_tokens(c.vocab_size, config.draft_vocab_size) if config.reduced else None
         self.draft_ids = None if ids is None else nnx.Param(ids)
         self.markov = MarkovHead(config, dtype=dtype, rngs=rngs) if config.markov is not None else None

@@ -20,6 +20,7 @@ from flax import nnx
 from jspec.config import ModelConfig, Shards
 from jspec.config.shards import axis_of
 from jspec.models.cache import CacheShape
+from jspec.models.draft_vocabulary import first_tokens, over_vocabulary
 from jspec.models.experts import Mixture
 from jspec.models.latent import LatentAttention
 from jspec.models.layers import ACTIVATE, Linear, Norm, added_up, project, rotation_at, times
@@ -223,6 +224,9 @@ class Decoder(nnx.Module):
         head and is quantised if that is. An embedding that is not tied is never quantised.
       positions: ``[Pe, D]``, the vectors that are added to embeddings, by position. None with rotary embeddings.
       project_in, project_out: the linear maps from embeddings to the layers, and from these to the output head; or None.
+      head: the output head, or the rows of a draft vocabulary of it, which every shard has. None if the embedding is tied.
+      draft_ids: as ``jspec.models.draft_vocabulary`` has it, of a draft model that knows a part of the vocabulary only; None
+        of any other, and of every target.
       embedding_scale: one scale for each token, float32 ``[V]``. None for an embedding that is not quantised.
     """
 
@@ -239,7 +243,9 @@ class Decoder(nnx.Module):
             [Layer(local, i, shards=shards, dtype=dtype, rngs=rngs) for i in range(config.num_layers)]
         )
         self.norm = Norm(D, config.rms_norm_eps, config.norm, dtype=dtype) if config.final_norm else None
-        self.head = None if tied else linear(W or D, V, quantization=config.head_quantization)
+        rows = config.dimensions["Vd"] if config.reduced else V
+        self.head = None if tied else linear(W or D, rows, quantization=config.head_quantization)
+        self.draft_ids = nnx.Param(first_tokens(config.vocab_size, rows)) if config.reduced else None
         self.project_in, self.project_out = (None, None) if W is None else (linear(W, D), linear(D, W))
         self.multiplier, rows = float(np.asarray(config.embedding_multiplier).astype(dtype)), config.dimensions["Pe"]
         learned = config.position_offset is not None
@@ -314,10 +320,11 @@ class Decoder(nnx.Module):
         return max(len(aux_layers), 1) * self.config.hidden_size
 
     def logits(self, hidden):
-        """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution."""
+        """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution. Tokens
+        outside of a draft vocabulary get -inf."""
         logits = self._own_logits(hidden)
-        if self.shards is None:
-            return logits
+        if self.shards is None or self.draft_ids is not None:
+            return over_vocabulary(logits, self.draft_ids)
         every = jax.lax.all_gather(logits, self.shards.axis, axis=logits.ndim - 1, tiled=True)
         return every[..., : self.config.vocab_size]
 

@@ -15,6 +15,12 @@ def over_vocabulary(logits, draft_ids):
     return jnp.where(known, jnp.take(logits, jnp.maximum(ids, 0), axis=-1), -jnp.inf)
 
 
+def rows_of_target(head, hidden, target):
+    """Logits ``[..., Vd]`` of hidden states ``[..., D]`` by some rows of the target's output head, which ``head`` is a copy
+    of. The target divides or caps them as it does its own."""
+    return target.scaled_logits(head(target.before_head(hidden)))
+
+
 def first_tokens(vocab_size: int, draft_vocab_size: int):
     """``draft_ids`` of the first Vd tokens: a placeholder until a checkpoint or the training data choose the tokens."""
     ids = jnp.arange(vocab_size, dtype=jnp.int32)

@@ -11,6 +11,8 @@ i + 1 reads it where the true feature is not known yet.
 ``Eagle3Head`` has the same methods.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -18,18 +20,28 @@ from flax import nnx
 from jspec.heads import EagleConfig
 from jspec.models.cache import CacheShape
 from jspec.models.decoder import Layer, cache_shape
+from jspec.models.draft_vocabulary import first_tokens, over_vocabulary, rows_of_target
 from jspec.models.layers import Linear
 
 
 class EagleHead(nnx.Module):
-    """The decoder layers. The output head is the target's, and so is the embedding unless the checkpoint has one."""
+    """The decoder layers. The output head is the target's, and so is the embedding unless the checkpoint has one.
+
+    Attributes:
+      head: some rows of the target's output head, ``[Vd, D]``. None if all of it serves, that of the target itself.
+      draft_ids: which rows: as ``jspec.models.draft_vocabulary`` has it. None without ``head``.
+    """
 
     def __init__(self, config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
         c = config.layers
         self.config = config
         self.embedding = init_embedding(c, rngs, dtype) if config.own_embedding else None
-        self.fuse_in = Linear(2 * c.hidden_size, c.hidden_size, bias=config.fuse_bias, dtype=dtype, rngs=rngs)
+        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
+        self.fuse_in = linear(2 * c.hidden_size, c.hidden_size, bias=config.fuse_bias)
         self.layers = nnx.List([Layer(c, i, norm=i > 0, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
+        V, Vd = c.vocab_size, config.dimensions["Vd"]
+        self.head = linear(c.hidden_size, Vd) if config.reduced else None
+        self.draft_ids = nnx.Param(first_tokens(V, Vd)) if config.reduced else None
 
     def embed(self, tokens, target):
         """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
@@ -53,8 +65,10 @@ class EagleHead(nnx.Module):
         return x, tuple(written)
 
     def logits(self, hidden, target):
-        """``[..., D] -> [..., V]``. The target's output head is applied without a norm before it."""
-        return target.logits(hidden)
+        """``[..., D] -> [..., V]``. The target's output head, or some rows of it, is applied without a norm before it."""
+        if self.head is None:
+            return target.logits(hidden)
+        return over_vocabulary(rows_of_target(self.head, hidden, target), self.draft_ids)
 
     def prepare(self):
         """Return this draft head, because nothing has to be computed before serving."""

@@ -5,6 +5,7 @@ Slot i reads token i + 1 and the feature of position i: auxiliary hidden states 
 are those of ``jspec.models.eagle``.
 """
 
+import functools
 from typing import Any
 
 import jax.numpy as jnp
@@ -63,7 +64,8 @@ class Eagle3Head(nnx.Module):
         Dt, eps = config.target_hidden_size, config.layers.rms_norm_eps
         self.config = config
         self.embedding = init_embedding(c, rngs, dtype) if config.own_embedding else None
-        self.fuse_in = Linear(E, D, bias=config.fuse_bias, dtype=dtype, rngs=rngs) if config.num_aux_layers else None
+        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
+        self.fuse_in = linear(E, D, bias=config.fuse_bias) if config.num_aux_layers else None
         self.fuse_norm = Norm(E, eps, dtype=dtype) if config.norm_before_fuse else None
         aux_layers = range(config.num_aux_layers if config.norm_each_aux else 0)
         self.aux_norms = nnx.List([Norm(Dt, eps, dtype=dtype) for _ in aux_layers])
@@ -72,7 +74,7 @@ class Eagle3Head(nnx.Module):
             [FusedLayer(config, dtype=dtype, rngs=rngs), *rest]
         )  # the first is of another class
         self.norm = Norm(D, eps, dtype=dtype) if config.norm_before_head else None
-        self.head = Linear(D, config.draft_vocab_size, dtype=dtype, rngs=rngs) if config.own_head else None
+        self.head = linear(D, config.draft_vocab_size) if config.own_head else None
         self.draft_ids = nnx.Param(first_tokens(c.vocab_size, config.draft_vocab_size)) if config.reduced else None
         self.mask_hidden = nnx.Param(jnp.zeros(E, dtype)) if config.method == "parallel" else None
         self.mask_feature = None

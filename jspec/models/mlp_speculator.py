@@ -3,6 +3,7 @@
 Nothing is cached.
 """
 
+import functools
 import math
 
 import jax
@@ -10,7 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.heads import MLPConfig
-from jspec.models.layers import Linear, per_feature, project
+from jspec.models.draft_vocabulary import first_tokens, over_vocabulary
+from jspec.models.layers import Linear, per_feature
 
 EPS = 1e-6
 
@@ -32,6 +34,9 @@ class MLPSpeculator(nnx.Module):
 
     Stage i updates the state to s = gelu(norm_i(proj_i s + ratio emb_i[token])). The logits of the next token are head_i s.
     The first state is the target's hidden state, after its final norm, at the newest position whose next token is known.
+
+    Attributes:
+      draft_ids: as ``jspec.models.draft_vocabulary`` has it; None if every token can be proposed.
     """
 
     def __init__(self, config: MLPConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -41,9 +46,11 @@ class MLPSpeculator(nnx.Module):
         self.config = config
         init = lambda: nnx.Param(W**-0.5 * jax.random.normal(rngs.params(), (V, W), dtype))  # noqa: E731
         self.embeddings = nnx.List([init() for _ in range(sets)])
-        self.projections = nnx.List([Linear(width, W, dtype=dtype, rngs=rngs) for width in widths])
+        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
+        self.projections = nnx.List([linear(width, W) for width in widths])
         self.norms = nnx.List([ScaledNorm(W, dtype=dtype) for _ in range(sets)])
-        self.heads = nnx.List([Linear(W, V, dtype=dtype, rngs=rngs) for _ in range(sets)])
+        self.heads = nnx.List([linear(W, config.dimensions["Vd"]) for _ in range(sets)])
+        self.draft_ids = nnx.Param(first_tokens(V, config.dimensions["Vd"])) if config.reduced else None
 
     def prepare(self):
         """Return this module, because nothing has to be computed before serving."""
@@ -58,12 +65,12 @@ class MLPSpeculator(nnx.Module):
         config, own_weights = self.config, 0 if self.config.tied else i
         projection = self.projections[min(i, len(self.projections) - 1) if config.tied else i]
         embedded = self.embeddings[own_weights][...][tokens]
-        state = project(state, projection.weight[...]) + (self._ratio * embedded).astype(state.dtype)
+        state = projection(state) + (self._ratio * embedded).astype(state.dtype)
         return jax.nn.gelu(self.norms[own_weights](state), approximate=False)
 
     def logits(self, i: int, state):
         """Logits of stage i: ``[..., W] -> [..., V]``."""
-        return self.heads[0 if self.config.tied else i](state)
+        return over_vocabulary(self.heads[0 if self.config.tied else i](state), self.draft_ids)
 
     @property
     def _ratio(self) -> float:

@@ -5,6 +5,8 @@ does. Its output gives the logits of token i + 2 through the target's output hea
 the target has not computed it yet. The methods are those of ``jspec.models.eagle``, and ``read``.
 """
 
+import functools
+
 import jax.numpy as jnp
 from flax import nnx
 
@@ -35,7 +37,8 @@ class MTPHead(nnx.Module):
             return nnx.List([Norm(c.hidden_size, c.rms_norm_eps, c.norm, dtype=dtype) for _ in range(c.num_layers)])
 
         self.token_norms, self.feature_norms, self.norms = norms(), norms(), norms()
-        maps = [Linear(2 * c.hidden_size, c.hidden_size, dtype=dtype, rngs=rngs) for _ in range(c.num_layers)]
+        linear = functools.partial(Linear, quantization=c.quantization, dtype=dtype, rngs=rngs)
+        maps = [linear(2 * c.hidden_size, c.hidden_size) for _ in range(c.num_layers)]
         self.fuse_in = nnx.List(maps)
         self.layers = nnx.List([Layer(c, i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
 

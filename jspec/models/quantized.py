@@ -43,6 +43,11 @@ def _scale(peak: np.ndarray, largest: np.float32) -> np.ndarray:
     return np.where(scale < np.finfo(np.float32).tiny, np.float32(1), scale)
 
 
+def dequantized(weight: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """What quantised output channels ``[out, in]`` with scales ``[out]`` stand for, float32 ``[out, in]``."""
+    return weight.astype(np.float32) * scale[:, None]
+
+
 def wide(weight, scale=None) -> jax.Array:
     """Weights in float32, multiplied by their scales if they are quantised.
 

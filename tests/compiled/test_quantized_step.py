@@ -9,7 +9,7 @@ from deviceless import compiled_for_h200, why_not
 
 from benchmarks.hlo import moves
 from benchmarks.programs import Decoding, decoding_program
-from benchmarks.shapes import LLAMA_1B, LLAMA_8B, abstract_module
+from benchmarks.shapes import LLAMA_1B, LLAMA_8B, abstract_module, head_for
 from jspec.models.layers import project
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
@@ -32,6 +32,23 @@ def test_a_round_makes_no_wide_weight(kind, batch):
     draft = dataclasses.replace(LLAMA_1B, num_layers=1, windows=(), quantization=kind)
     what = Decoding("draft_model", 2, batch, start=64, new=32)
     program = decoding_program(target, abstract_module(draft), draft, what.engine_config("bfloat16"), what)
+    how = {"donate_argnums": 1, "compiler_options": program.options}
+    step = compiled_for_h200(program.function, program.leaves, jax.eval_shape(program.fresh), **how)
+    logits = 4 * batch * (what.K + 1) * LLAMA_8B.vocab_size
+    assert temporaries(step) < SMALLEST + 6 * logits
+    assert [op.line for op in moves(step.as_text(), SMALLEST)] == []
+
+
+@pytest.mark.parametrize(("method", "batch"), [("eagle", 1), ("eagle", 16), ("dspark", 1), ("draft_model", 16)])
+def test_a_small_draft_makes_no_wide_weight(method, batch):
+    """Of a drafter in int8 with 32,768 tokens, beside a target that is not quantised."""
+    target = dataclasses.replace(LLAMA_8B, num_layers=2, windows=())
+    whole = dataclasses.replace(LLAMA_1B, num_layers=1, windows=())
+    whole = whole if method == "draft_model" else head_for(target, method)
+    draft = whole.with_draft_vocabulary(32_768).with_quantization("int8")
+    what = Decoding(method, 2, batch, start=64, new=32)
+    modules = abstract_module(target), abstract_module(draft)
+    program = decoding_program(*modules, draft, what.engine_config("bfloat16"), what)
     how = {"donate_argnums": 1, "compiler_options": program.options}
     step = compiled_for_h200(program.function, program.leaves, jax.eval_shape(program.fresh), **how)
     logits = 4 * batch * (what.K + 1) * LLAMA_8B.vocab_size

@@ -17,7 +17,11 @@ from jspec.checkpoints.refusal import Refusal
 from jspec.heads import BlockConfig
 from jspec.models import flat_params
 
-BLOCKS = {name: config for name, config in VARIANTS.items() if isinstance(config, BlockConfig)}
+BLOCKS = {
+    name: config
+    for name, config in VARIANTS.items()
+    if isinstance(config, BlockConfig) and config.quantization is None  # layouts have no scales
+}
 NATIVE = [name for name in BLOCKS if name != "dspark-vanilla"]  # a Markov head behind an anchor that does not draft
 SPECULATORS = [name for name in BLOCKS if name != "jetspec"]  # whose layers are causal without windows
 

@@ -146,6 +146,16 @@ def test_a_converted_folder_keeps_them_or_not(tmp_path, capsys):
         jspec.load(tmp_path / "dropped", "mtp", **SMALL)
 
 
+def test_they_are_quantised_with_their_model(tmp_path):
+    folder, out = with_layers(tmp_path / "src"), tmp_path / "out"
+    report = convert(folder, out, quantize="int8", verify="shapes")
+    assert [note for note in report.notes if note.startswith("mtp/: int8 weights verified")]
+    assert read_draft_config(out / "mtp").quantization == read_draft_config(out).quantization == "int8"
+    llm = jspec.load(out, "mtp", **SMALL)
+    [result] = jspec.generate(llm, [[3, 4, 5]], temperature=0, max_tokens=20, ignore_eos=True)
+    assert np.argmax(llm.logits([3, 4, 5, *result.token_ids]), axis=-1).tolist()[2:-1] == result.token_ids
+
+
 @pytest.mark.parametrize("keep", [True, None])
 def test_a_checkpoint_without_them(tmp_path, keep):
     folder = tiny_checkpoint(tmp_path / "src", "DeepseekV3ForCausalLM")

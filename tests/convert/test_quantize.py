@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import tiny_heads
+from heads import VARIANTS, random_head
 from safetensors.numpy import load_file
 from tiny import ARCHITECTURES, tiny_checkpoint, write_weights
 
@@ -15,10 +16,11 @@ from convert.checkpoint import LazyArray, save_params
 from convert.cli import main
 from convert.manifest import write_manifest
 from convert.verify import compare, jspec_logits
+from jspec.checkpoints.export import export_draft
 from jspec.checkpoints.loading import read_model_config
 from jspec.checkpoints.orbax import load_param, read_shapes
 from jspec.demo import FAMILY
-from jspec.models.params import abstract_params, build
+from jspec.models.params import abstract_params, build, flat_params
 from jspec.models.quantized import STORED, quantize
 
 KINDS = ("int8", "fp8")
@@ -181,14 +183,45 @@ def test_a_pard_model_is_a_language_model(tmp_path, out):
     assert params["layers.0.mlp.down.weight"].dtype == STORED["fp8"]
 
 
+def dspark(folder):
+    """A DSpark head with a gated Markov head and a confidence head, which is never quantised."""
+    config = VARIANTS["dspark"]
+    params = flat_params(random_head(config))
+    export_draft(folder, config, params, target_name="target", dtype="float32", layout="speculators")
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "make", [tiny_heads.eagle, tiny_heads.speculators, tiny_heads.mlp_speculator, tiny_heads.medusa]
+    "make",
+    [
+        *(getattr(tiny_heads, n) for n in ("eagle", "eagle3", "p_eagle", "speculators", "mlp_speculator", "medusa")),
+        dspark,
+    ],
 )
-@pytest.mark.parametrize("more", [["--dry-run"], []])
-def test_heads_are_refused(tmp_path, out, capsys, make, more):
-    assert main([str(make(tmp_path / "head")), str(out), "--quantize", "int8", *more]) == 2
-    assert "quantize='int8' is for targets and draft models, and this is a draft head" in capsys.readouterr().err
-    assert not out.exists()
+def test_what_is_rounded_of_a_head(tmp_path, out, make, kind):
+    """Linear maps and output heads; norms, biases, embeddings, the confidence head and the draft vocabulary stay."""
+    src = make(tmp_path / "head")
+    report = convert(src, out, quantize=kind, verify="shapes", dtype="bfloat16")
+    assert report.quantization == kind
+    (plain, original), (config, params) = load_draft(src, "float32"), load_draft(out)
+    assert config == plain.with_quantization(kind) == read_draft_config(out)
+    assert {n: (a.shape, a.dtype) for n, a in params.items()} == {
+        n: (leaf.shape, leaf.dtype) for n, leaf in abstract_params(config, "bfloat16").items()
+    }
+    for name, array in original.items():
+        if array.ndim < 2 or "embedding" in name or name == "confidence.weight":
+            np.testing.assert_array_equal(params[name], array.astype(params[name].dtype))
+            continue
+        scale = f"{name.removesuffix('weight')}scale"
+        for found, expected in zip((params[name], params[scale]), quantize(array, kind), strict=True):
+            np.testing.assert_array_equal(found.view(np.uint8), expected.view(np.uint8))
+
+
+def test_a_quantised_head_is_not_exported(tmp_path):
+    config = VARIANTS["eagle3-int8"]
+    with pytest.raises(ValueError, match="quantization='int8': expected None: these layouts have no scales"):
+        export_draft(tmp_path, config, flat_params(random_head(config)), target_name="target")
 
 
 def test_values_that_are_none(src, out, capsys):

@@ -52,6 +52,8 @@ HEADS: dict[str, HeadConfig] = {
     "dflash": BlockConfig(BLOCK, V, D, (1, 2), K + 2, 2, False, (False,)),  # a slot more than drafts
     "dspark": BlockConfig(BLOCK, 3, D, (0, 2), K, 1, True, (False,), "gated", 4, own_head=True),  # knows three tokens
     "jetspec": BlockConfig(BLOCK, V, D, (1,), K + 1, 0, False, (True,)),
+    "eagle-small": EagleConfig(LAYER, draft_vocab_size=2).with_quantization("int8"),  # knows two tokens of four
+    "mlp-small": MLPConfig(V, D, 8, K, quantization="fp8", draft_vocab_size=3),
     "dspark-rnn": BlockConfig(BLOCK, V, D, (1, 2), K + 1, 3, False, (False,), "rnn", 4),
     "dspark-sure": BlockConfig(BLOCK, V, D, (0, 2), K, 1, True, (False,), "vanilla", 4, "markov"),  # or not so sure
 }

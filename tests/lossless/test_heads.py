@@ -25,6 +25,8 @@ QUICK = (
     HeadProgram("match", "medusa", "argmax"),
     HeadProgram("rejection", "dspark"),
     HeadProgram("block", "dflash"),
+    HeadProgram("rejection", "eagle-small"),
+    HeadProgram("block", "mlp-small", "auto"),
 )
 PAIRS = (
     *(HeadProgram("match", head, "coupled") for head in HEADS),

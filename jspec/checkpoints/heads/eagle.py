@@ -8,7 +8,13 @@ from typing import Any
 from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.heads.format import HeadFormat
-from jspec.checkpoints.heads.layers import has_tensor, layer_fields, read_layers, require_no_windows
+from jspec.checkpoints.heads.layers import (
+    has_tensor,
+    layer_fields,
+    read_layers,
+    refuse_draft_vocabulary,
+    require_no_windows,
+)
 from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.names import OUTPUT_HEAD, tensor_table
 from jspec.checkpoints.tensor import Tensor
@@ -39,6 +45,7 @@ def hf_config(config: EagleConfig) -> dict[str, Any]:
     """
     c = config.layers
     require_no_windows(c)
+    refuse_draft_vocabulary(config)
     require(c.num_heads * c.head_dim == c.hidden_size, "head_dim", c.head_dim, "hidden_size / num_heads in this layout")
     fields = {key: value for key, value in layer_fields(c).items() if key != "head_dim"}
     # SafeAILab's class adds biases if the key is there, even when its value is false. So the key is left out without.

@@ -11,6 +11,7 @@ from jspec.checkpoints.hf_windows import from_a_layer_on, listed_windows
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
+from jspec.heads import EagleConfig, MedusaConfig, MLPConfig
 
 # Keys that the target decides; the config of a draft head only repeats them.
 _DECIDED_BY_TARGET = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
@@ -99,6 +100,16 @@ def require_no_windows(config: ModelConfig):
     """Raise a ``ValueError`` if a layer has an attention window; for layouts whose config.json cannot state one."""
     require(
         not any(config.windows), "windows", config.windows, "None for each layer, as in every draft head of this layout"
+    )
+
+
+def refuse_draft_vocabulary(config: EagleConfig | MedusaConfig | MLPConfig):
+    """Raise a ``ValueError`` if a draft head has a draft vocabulary; for layouts whose config.json cannot state one."""
+    require(
+        config.draft_vocab_size is None,
+        "draft_vocab_size",
+        config.draft_vocab_size,
+        "None, as this layout has all tokens",
     )
 
 

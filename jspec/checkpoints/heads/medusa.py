@@ -21,6 +21,7 @@ import numpy as np
 from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.heads.format import HeadFormat
+from jspec.checkpoints.heads.layers import refuse_draft_vocabulary
 from jspec.checkpoints.layout import Layout, derived
 from jspec.checkpoints.names import Placement, tensor_table
 from jspec.checkpoints.refusal import Refusal
@@ -90,6 +91,7 @@ def hf_config(config: MedusaConfig, target_name: str) -> dict[str, Any]:
     Raises:
       ValueError: the Medusa heads have no residual blocks, which the layout cannot state.
     """
+    refuse_draft_vocabulary(config)
     require(config.num_blocks > 0, "num_blocks", 0, "at least 1 in this layout")
     return {
         "medusa_num_heads": config.num_heads,

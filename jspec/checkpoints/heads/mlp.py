@@ -6,6 +6,7 @@ from typing import Any
 
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.heads.format import HeadFormat
+from jspec.checkpoints.heads.layers import refuse_draft_vocabulary
 from jspec.checkpoints.layout import Layout
 from jspec.checkpoints.names import renamed, tensor_table
 from jspec.checkpoints.tensor import Tensor
@@ -56,7 +57,12 @@ def _duplicates(config: MLPConfig, prefix: str) -> dict[str, str]:
 
 
 def hf_config(config: MLPConfig) -> dict[str, Any]:
-    """The config.json of an MLP speculator that drafts a chain: one candidate token at each position."""
+    """The config.json of an MLP speculator that drafts a chain: one candidate token at each position.
+
+    Raises:
+      ValueError: it has a draft vocabulary, which the layout cannot state.
+    """
+    refuse_draft_vocabulary(config)
     return {
         "architectures": [ARCHITECTURE],
         "model_type": "mlp_speculator",

@@ -1,0 +1,134 @@
+"""Reduces a drafter to a draft vocabulary: of its output head, the rows of the chosen tokens alone are converted."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import numpy as np
+
+from convert.draft_vocabulary import Chosen
+from jspec.checkpoints.layout import Derived
+from jspec.checkpoints.loading import open_folder
+from jspec.checkpoints.names import Placement, tensor_table
+from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.source import Source
+from jspec.checkpoints.tensor import Tensor
+from jspec.config import ModelConfig
+from jspec.heads import BlockConfig, Eagle3Config, HeadConfig, MedusaConfig
+from jspec.models.quantized import dequantized
+
+HEAD, DRAFT_IDS = "head.weight", "draft_ids"
+_OF = "{} (draft vocabulary)"  # names of tensors that no file holds
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows(Tensor):
+    """Some rows of another tensor.
+
+    Attributes:
+      origin: the other tensor.
+      rows: which, int64 ``[rows]``.
+    """
+
+    origin: Tensor
+    rows: np.ndarray
+
+    def read(self) -> np.ndarray:
+        return self.origin.read()[self.rows]
+
+
+def require_whole_vocabulary(source: Source):
+    """Raise a ``Refusal`` if a drafter has a draft vocabulary already."""
+    sizes = source.config.dimensions
+    if source.config.reduced:
+        raise Refusal(
+            f"{source.folder.given}: draft_vocabulary: this {source.layout.label} has a draft vocabulary of {sizes['Vd']} "
+            f"of {sizes['V']} tokens already; convert it without"
+        )
+
+
+def reduced(source: Source, chosen: Chosen, target: str | os.PathLike | None) -> Source:
+    """``source`` with logits for the ``chosen`` tokens only.
+
+    A draft head that borrows the target's output head gets a copy of these rows. A language model whose output head is its
+    embedding gets one of its own, and the embedding stays whole.
+
+    Args:
+      source: the open folder of the drafter, whose tensors match its config.
+      chosen: the tokens.
+      target: folder of the target. None is enough for a drafter that has an output head.
+
+    Raises:
+      Refusal: the rows of the target's output head are needed, and ``target`` is None or lends none; or drafters of this
+        kind have no draft vocabulary.
+    """
+    layout, tokens = source.layout, chosen.tokens
+    config = _reduced_config(source, chosen)
+    old, new = source.shapes, dataclasses.replace(source, layout=dataclasses.replace(layout, config=config)).shapes
+    table, tensors = dict(layout.table), dict(layout.tensors)
+    for name, at in layout.table.items():
+        if new[at.param] != old[at.param]:
+            tensors[name], table[name] = _rows(tensors[name], tokens), at._replace(shape=(len(tokens), *at.shape[1:]))
+    some = next(iter(layout.tensors.values()))
+    ids = np.full(chosen.vocab_size, -1, np.int32)
+    ids[tokens] = np.arange(len(tokens))
+    made: dict[str, Tensor] = {DRAFT_IDS: Derived(DRAFT_IDS, some.file, some.path, ids.shape, ids.dtype.name, ids)}
+    dequantizes = False
+    if HEAD not in old and HEAD in new:
+        if config.language_model is not None:
+            embedding = next(name for name, at in layout.table.items() if at.param == "embedding")
+            made[HEAD] = _rows(layout.tensors[embedding], tokens)
+        else:
+            made[HEAD], dequantizes = _rows_of_target(source, config, tokens, target)
+    published = {at.param: name for name, at in tensor_table(config).items()}
+    for param, tensor in made.items():
+        name = _OF.format(published[param])
+        tensors[name], table[name] = tensor, Placement(param, 0, tensor.shape)
+    notes = (*layout.notes, chosen.note)
+    layout = dataclasses.replace(layout, config=config, table=table, tensors=tensors, notes=notes)
+    if dequantizes and source.exact_dtype == "bfloat16":  # one tensor of float32 is not to make all of them float32
+        note = "the rows of the target's output head are dequantised"
+        layout = dataclasses.replace(layout, dequantized=note, notes=(*notes, note))
+    return dataclasses.replace(source, layout=layout)
+
+
+def _reduced_config(source: Source, chosen: Chosen) -> ModelConfig | HeadConfig:
+    config = source.config
+    if isinstance(config, MedusaConfig):  # their checkpoints may leave out the vocabulary
+        config = dataclasses.replace(config, vocab_size=chosen.vocab_size)
+    try:
+        return config.with_draft_vocabulary(len(chosen.tokens))
+    except ValueError as error:
+        raise Refusal(f"{source.folder.given}: {error}") from None
+
+
+def _rows(tensor: Tensor, rows: np.ndarray) -> Rows:
+    return Rows(tensor.name, tensor.file, tensor.path, (len(rows), *tensor.shape[1:]), tensor.dtype, tensor, rows)
+
+
+def _rows_of_target(
+    source: Source, config: HeadConfig, tokens: np.ndarray, target: str | os.PathLike | None
+) -> tuple[Derived, bool]:
+    """The rows ``[Vd, D]`` of the target's output head, dequantised if they are quantised; and whether they are."""
+    where, label = source.folder.given, source.layout.label
+    if target is None:
+        raise Refusal(
+            f"{where}: draft_vocabulary needs a copy of the rows of the target's output head, which this {label} borrows; "
+            "give the target's folder as target (--target DIR)"
+        )
+    model, params = open_folder(target)
+    scaled = model.logit_softcap is not None or model.logit_divisor != 1
+    if scaled and isinstance(config, Eagle3Config | BlockConfig):
+        raise Refusal(
+            f"{where}: draft_vocabulary: the logits of the target {target} are divided or capped, which a copy of its "
+            f"output head in this {label} would not do; convert it without"
+        )
+    name = "embedding" if model.tie_embeddings else HEAD
+    weight, scale = params[name], model.scale_names().get(name)
+    rows = weight[tokens] if scale is None else dequantized(weight[tokens], params[scale][tokens])
+    if rows.shape[1] != config.dimensions["D"]:
+        raise Refusal(
+            f"{where}: draft_vocabulary: the output head of the target {target} reads {rows.shape[1]} numbers and this "
+            f"{label} makes {config.dimensions['D']}; convert it without"
+        )
+    return Derived(name, Path(target).name, Path(target), rows.shape, rows.dtype.name, rows), scale is not None
