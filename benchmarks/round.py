@@ -194,13 +194,15 @@ class Table:
             [self.timed(line, variant.format(batch), self.decoding(method, K, batch, start), *goals[batch])]
         )
 
-    def small_drafts(self, line: int, method: str, quantization: str | None) -> Measure:
+    def small_drafts(
+        self, line: int, method: str, quantization: str | None, goals: dict[int, tuple[float, float]]
+    ) -> Measure:
         """Rounds with a drafter that has logits of few tokens."""
 
         def measure(batch: int) -> Iterator[Figure]:
             tokens = min(DRAFT_TOKENS, self.bench.pair.target.vocab_size // 2)
             how = {"draft_vocabulary": tokens, "draft_quantization": quantization}
-            yield self.timed(line, f"batch {batch}", self.decoding(method, 4, batch, **how))
+            yield self.timed(line, f"batch {batch}", self.decoding(method, 4, batch, **how), *goals[batch])
 
         return measure
 
@@ -234,9 +236,9 @@ class Table:
         eagle3 = self.rounds(11, "eagle3", {1: (5.0, 4.7)}, LONG)
         dspark = self.rounds(16, "dspark", {1: (5.4, 5.1), 16: (7.4, 6.9)}, K=7)
         few = {
-            17: self.small_drafts(17, "eagle", None),
-            18: self.small_drafts(18, "eagle", "int8"),
-            19: self.small_drafts(19, "draft_model", "int8"),
+            17: self.small_drafts(17, "eagle", None, {1: (5.1, 4.9), 16: (6.3, 6.0), 64: (12.0, 11.3)}),
+            18: self.small_drafts(18, "eagle", "int8", {1: (4.9, 4.7), 16: (6.1, 5.8), 64: (11.8, 11.0)}),
+            19: self.small_drafts(19, "draft_model", "int8", {1: (6.7, 6.4), 16: (8.2, 7.6), 64: (14.0, 13.0)}),
         }
         return [
             *((1, 1, self.plain), (4, 16, live), (9, 1, eagle), (11, 1, eagle3), (3, 16, self.plain)),
