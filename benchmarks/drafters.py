@@ -143,8 +143,8 @@ def expected(
 ARGMAX_OR_SAMPLED = """An argmax draft is accepted with probability p(draft), which falls as the target's distribution
 flattens. A sampled draft is accepted with probability sum of min(p, q), the overlap of both distributions, which stays high
 because the draft's distribution flattens too. Where the draft's distribution is far from the target's, the overlap is small
-and the likeliest token stays the better draft up to a higher temperature. This is so for `parallel` and `medusa`, whose
-drafts do not depend on each other. `draft_sampling="auto"` therefore has a temperature for each method from which on it
+and the likeliest token stays the better draft up to a higher temperature. This is so for `parallel`, `dflash`
+and `medusa`, whose drafts do not depend on each other. `draft_sampling="auto"` therefore has a temperature for each method from which on it
 samples, chosen by these figures:"""
 
 BY_EXPECTATION = """Both rules judge the same rounds of sampled drafts; the coins are not thrown but averaged over.
@@ -159,7 +159,7 @@ class Comparison:
     """The drafters of several runs side by side.
 
     Attributes:
-      drafters: by name, in the order of the tables.
+      drafters: by name, in the order of the tables, with an asterisk behind the name of one that is not shipped.
       plain: rounds per second of plain decoding, as ``Measured.rounds_per_second`` counts them.
       last: the run that was the last.
     """
@@ -176,8 +176,10 @@ def comparison_of(found: Sequence[results.Result]) -> Comparison:
         plain = one.measured["plain_rounds_per_second"]
         for name, measured in one.measured["drafters"].items():
             fields[name] = fields.get(name, {}) | measured
-    names = [name for name in (*drafters(FAMILY), NGRAM) if name in fields]
-    return Comparison({name: Measured(**fields[name]) for name in names}, plain, found[-1])
+    shipped = [name for name in (*drafters(FAMILY), NGRAM) if name in fields]
+    others = {f"{name}*": fields[name] for name in sorted(fields) if name not in shipped}
+    every = {name: fields[name] for name in shipped} | others
+    return Comparison({name: Measured(**measured) for name, measured in every.items()}, plain, found[-1])
 
 
 def markdown(found: Comparison) -> str:
@@ -186,9 +188,9 @@ def markdown(found: Comparison) -> str:
     versions = f"Python {last.versions['python']}, jax {last.versions['jax']}, {last.device['kind']}, {how['dtype']}"
     written = f"""Measured by `python -m benchmarks.drafters` ({versions}); written by `python -m benchmarks.tables` from
     [`benchmarks/results/`](../benchmarks/results)."""
-    introduction = f"""The shipped family, K = {K} (three Medusa heads give K = 3). An acceptance length is the number
-    of tokens
-    that a round gives, the bonus or correction token included, so plain decoding is at 1.00. {how["prompts"]} prompts of
+    introduction = f"""The shipped family, K = {K}, and two draft heads for it that are not shipped, marked *: a DFlash head
+    that was trained like the DSpark head, and three Medusa heads, which give K = 3. An acceptance length is the number of
+    tokens that a round gives, the bonus or correction token included, so plain decoding is at 1.00. {how["prompts"]} prompts of
     {how["prompt_tokens"]} tokens are from standard-library files held out of training; each gets {how["max_tokens"]} new
     tokens, without top-k, top-p or min-p. Rounds per second are summed over the 8 rows of a batch on this CPU at temperature
     1; plain decoding makes {found.plain:.0f}."""

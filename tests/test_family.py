@@ -288,12 +288,13 @@ def test_the_script_trains_heads_and_does_not_train_a_finished_one_again(
 
 def test_the_shipped_heads_keep_to_their_sizes():
     sizes = {name: heads.make_objective(name, TARGET, recipe.sizes) for name, recipe in heads.RECIPES.items()}
-    assert sizes.keys() == {"eagle", "eagle3", "parallel", "mlp", "medusa"}
+    assert sizes.keys() == {"eagle", "eagle3", "parallel", "mlp", "dspark"}
     assert 2 * sum(objective.config.num_parameters for objective in sizes.values()) <= heads.MAX_BYTES
-    mlp, medusa = sizes["mlp"].config, sizes["medusa"].config
+    mlp, dspark = sizes["mlp"].config, sizes["dspark"].config
     assert mlp.tied
     assert mlp.inner_size <= 192
-    assert medusa.num_heads == 3
+    assert dspark.block_size == 7
+    assert not dspark.own_head
     assert sizes["parallel"].depths >= 8
 
 
