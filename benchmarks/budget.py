@@ -85,8 +85,8 @@ def section(found: Sequence[results.Result]) -> str:
     rates = " and ".join(f"{rate:g}" for rate in last.settings["acceptance"])
     introduction = f"""`{last.command}` (line {LINE}), {batch} rows, method {last.settings["method"]}, synthetic
     acceptance {rates}, each in as many requests. With R the target reads so many tokens of all rows in a round. The best
-    budget gives {gain.measured:.3f} times as many tokens per second as the best number of drafts that are all verified; the goal is
-    {gain.goal:.2f}, the stretch goal {gain.stretch:.2f}."""
+    budget gives {gain.measured:.3f} times as many tokens per second as the best number of drafts that are all verified; the
+    goal is {gain.goal:.2f}, the stretch goal {gain.stretch:.2f}."""
     columns = ("rounds", "floor, ms", "measured, ms", "tokens a row", "launches", "tokens/s")
     return "\n\n".join(["## A verification budget", paragraph(introduction), table(columns, rows)])
 

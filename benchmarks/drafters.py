@@ -143,9 +143,9 @@ def expected(
 ARGMAX_OR_SAMPLED = """An argmax draft is accepted with probability p(draft), which falls as the target's distribution
 flattens. A sampled draft is accepted with probability sum of min(p, q), the overlap of both distributions, which stays high
 because the draft's distribution flattens too. Where the draft's distribution is far from the target's, the overlap is small
-and the likeliest token stays the better draft up to a higher temperature. This is so for `parallel`, `dflash`
-and `medusa`, whose drafts do not depend on each other. `draft_sampling="auto"` therefore has a temperature for each method from which on it
-samples, chosen by these figures:"""
+and the likeliest token stays the better draft up to a higher temperature. This is so for `parallel`, `dflash` and `medusa`,
+whose drafts do not depend on each other. `draft_sampling="auto"` therefore has a temperature for each method from which on
+it samples, chosen by these figures:"""
 
 BY_EXPECTATION = """Both rules judge the same rounds of sampled drafts; the coins are not thrown but averaged over.
 With r_i the
@@ -190,8 +190,8 @@ def markdown(found: Comparison) -> str:
     [`benchmarks/results/`](../benchmarks/results)."""
     introduction = f"""The shipped family, K = {K}, and two draft heads for it that are not shipped, marked *: a DFlash head
     that was trained like the DSpark head, and three Medusa heads, which give K = 3. An acceptance length is the number of
-    tokens that a round gives, the bonus or correction token included, so plain decoding is at 1.00. {how["prompts"]} prompts of
-    {how["prompt_tokens"]} tokens are from standard-library files held out of training; each gets {how["max_tokens"]} new
+    tokens that a round gives, the bonus or correction token included, so plain decoding is at 1.00. {how["prompts"]} prompts
+    of {how["prompt_tokens"]} tokens are from standard-library files held out of training; each gets {how["max_tokens"]} new
     tokens, without top-k, top-p or min-p. Rounds per second are summed over the 8 rows of a batch on this CPU at temperature
     1; plain decoding makes {found.plain:.0f}."""
     overview = ("at temperature 0", "sampled, at 1", "by position, sampled, at 1", "rounds/s", "tokens/s against plain")

@@ -25,6 +25,9 @@ IN_README = (
     ("round with a 1B draft model, 4 drafts", "batch 1 / 16 / 64", tuple(f"10, batch {B}" for B in BATCHES)),
     ("round with an EAGLE-3 head, 4 drafts", "batch 1", ("11",)),
     ("round with a DSpark head, 7 drafts", "batch 1 / 16", ("16, batch 1", "16, batch 16")),
+    ("EAGLE head, 32,768 draft tokens", "batch 1 / 16 / 64", tuple(f"17, batch {B}" for B in BATCHES)),
+    ("the same, head in int8", "batch 1 / 16 / 64", tuple(f"18, batch {B}" for B in BATCHES)),
+    ("1B draft model in int8, 32,768 draft tokens", "batch 1 / 16 / 64", tuple(f"19, batch {B}" for B in BATCHES)),
 )
 RULES_IN_README = tuple(
     (f"verification by `{rule}`, in us", "batch 1 / 16 / 64", tuple(f"{rule}, B = {B}" for B in BATCHES))

@@ -63,9 +63,8 @@ def corpus_in(folder: Path) -> Path:
 def quantized_table(found: dict[str, results.Figure]) -> str:
     """The table of docs/quantization.md: acceptance lengths by the type of the drafter's weights."""
     columns = ("drafter", *(f"{kind}, at {t:g}" for t in TEMPERATURES for kind in KINDS))
-    lengths = {
-        name: [found[key_of(name, kind, None)].details["lengths"] for kind in KINDS] for name in drafters(FAMILY)
-    }
+    measured = [name for name in drafters(FAMILY) if key_of(name, KINDS[0], None) in found]
+    lengths = {name: [found[key_of(name, kind, None)].details["lengths"] for kind in KINDS] for name in measured}
     rows = [
         (name, *(f"{one[i]:.2f}" for i in range(len(TEMPERATURES)) for one in all_)) for name, all_ in lengths.items()
     ]
