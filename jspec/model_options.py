@@ -5,6 +5,7 @@ import argparse
 import dataclasses
 import json
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from jspec._arguments import require, resolve_names
@@ -346,9 +347,18 @@ def found(name: str) -> str:
 
 def drafts(text: str) -> int | str:
     """The number of drafts that an option gives, or ``auto``."""
-    return text if text == "auto" else int(text)
+    return _number_or_auto(text, int, "an integer")
 
 
 def budget_of(text: str) -> float | str:
     """The verification budget that an option gives: a number of tokens, or ``auto``."""
-    return text if text == "auto" else float(text)
+    return _number_or_auto(text, float, "a number of tokens")
+
+
+def _number_or_auto(text: str, kind: Callable[[str], Any], expected: str) -> Any:
+    if text == "auto":
+        return text
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}, or auto") from None

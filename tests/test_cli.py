@@ -188,6 +188,10 @@ def test_drafts_that_are_chosen(checkpoints, capsys):
         (["{target}", "--prompts", "{target}/bad.jsonl"], 'bad.jsonl, line 2: expected a JSON object with "prompt"'),
         (["{target}", "--prompts", "{target}/model.safetensors"], "model.safetensors: expected text in UTF-8"),
         (
+            ["{target}", "x", "--verify-budget", "0.5"],
+            "verify_budget=0.5: expected None, 'auto', or a number of tokens",
+        ),
+        (
             ["{target}", "x", "--draft-sampling", "coupled"],
             "draft_sampling='coupled' with verify='rejection' is biased",
         ),
@@ -203,6 +207,19 @@ def test_a_mistake_is_told_in_one_sentence(checkpoints, capsys, arguments, words
     assert err.startswith("jspec generate: ")
     assert err.count("\n") == 1
     assert words in err
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--num-draft-tokens", "'abc': expected an integer, or auto"),
+        ("--verify-budget", "expected a number of tokens, or auto"),
+    ],
+)
+def test_a_value_that_is_no_number_is_told_what_is_expected(capsys, option, words):
+    with pytest.raises(SystemExit):
+        main(["generate", "nowhere", "x", option, "abc"])
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
