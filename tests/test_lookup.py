@@ -11,7 +11,7 @@ from test_ngram import lookup_context
 
 from jspec.config import Speculation
 from jspec.drafting.base import Context, Forced, Stateless
-from jspec.drafting.lookup import WithLookup, with_lookup
+from jspec.drafting.lookup import SURE, WithLookup, with_lookup
 from jspec.drafting.ngram import NGram
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.verify import Proposal
@@ -165,3 +165,13 @@ def test_a_seed_means_one_text_beside_any_neighbours(rule):
             together[i].drafted,
             together[i].accepted,
         )
+
+
+def test_looked_up_drafts_are_the_surest():
+    tokens = np.full((2, S), 4)
+    for row, text in zip(tokens, (REPEATING, [1, 2, 3]), strict=True):
+        row[: len(text)] = text
+    lengths = jnp.array([len(REPEATING), 3])
+    context = lookup_context(jnp.asarray(tokens), lengths, jnp.broadcast_to(K, 2))
+    _, proposal = with_lookup(Counting(None), Speculation(K, lookup=True)).propose(jnp.int32(0), context)
+    np.testing.assert_array_equal(proposal.confidence, [[SURE] * K, [0.5] * K])

@@ -8,6 +8,9 @@ import jax.numpy as jnp
 from jspec.config import Speculation
 from jspec.drafting.base import Context, Drafter, Forced, Prompt
 from jspec.drafting.ngram import NGram
+from jspec.sampling.confidence import confidence_of
+
+SURE = 1.0  # the confidence of looked-up drafts, which a verification budget treats like the drafter's surest ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +68,9 @@ class WithLookup:
         context = dataclasses.replace(context, forced=Forced(tokens, count))
         state, proposal = self.drafter.propose(state, context)
         # The drafter counts no more than it has positions for, and none behind logits of its own that are not finite.
-        return state, dataclasses.replace(proposal, count=jnp.where(found > 0, found, proposal.count))
+        count = jnp.where(found > 0, found, proposal.count)
+        confidence = jnp.where((found > 0)[:, None], SURE, confidence_of(proposal))
+        return state, dataclasses.replace(proposal, count=count, confidence=confidence)
 
 
 def with_lookup(drafter: Drafter, speculation: Speculation) -> Drafter:

@@ -20,10 +20,11 @@ from jspec.engine.dealing import Dealing
 from jspec.engine.exchange import CallLogs, RoundLog, Segments
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED
 from jspec.engine.state import DecodeState, processing_of
-from jspec.engine.survival import admitted, confidence_of
+from jspec.engine.survival import admitted
 from jspec.models.cache import PagedView
 from jspec.models.contract import Target
 from jspec.models.packed import PackedView
+from jspec.sampling.confidence import confidence_of
 from jspec.sampling.distribution import Warp, make_distribution
 from jspec.sampling.logprobs import PACKED, TokenLogprobs, token_logprobs
 from jspec.sampling.processors import Processing

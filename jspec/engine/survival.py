@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 
 from jspec.engine.adaptive import MEMORY, PRIOR_ACCEPTANCE, PRIOR_WEIGHT
-from jspec.sampling.verify import Proposal
 
 BINS = 8  # of confidences, of the same width each
 LEAST = 0.01  # acceptances are estimated between this and 1 - LEAST
@@ -90,20 +89,6 @@ class Seen:
 def nothing_seen(rows: int, K: int) -> Seen:
     """Before the first round."""
     return Seen(jnp.zeros((rows, 2, K), jnp.float32), jnp.zeros((2, BINS), jnp.float32))
-
-
-def confidence_of(proposal: Proposal) -> jax.Array:
-    """How confident the drafter is of each draft, float32 ``[B, K]`` in 0..1, known before that draft is drawn.
-
-    Drafts that were looked up have none, and get 1/2.
-    """
-    if proposal.confidence is not None:
-        return proposal.confidence
-    if proposal.distribution is None:
-        return jnp.full(proposal.tokens.shape, 0.5, jnp.float32)
-    warped = proposal.distribution.warped
-    peak = jnp.max(warped.logits, axis=-1).astype(jnp.float32)
-    return jnp.exp(peak * warped.scale - warped.lse)
 
 
 def admitted(acceptance, count, spare) -> jax.Array:

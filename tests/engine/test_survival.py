@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jspec.engine.adaptive import MEMORY
-from jspec.engine.survival import BINS, admitted, confidence_of, nothing_seen
+from jspec.engine.survival import BINS, admitted, nothing_seen
+from jspec.sampling.confidence import confidence_of
 from jspec.sampling.distribution import Warp, make_distribution
 from jspec.sampling.verify import Proposal
 
