@@ -189,11 +189,11 @@ def markdown(found: Comparison) -> str:
     written = f"""Measured by `python -m benchmarks.drafters` ({versions}); written by `python -m benchmarks.tables` from
     [`benchmarks/results/`](../benchmarks/results)."""
     introduction = f"""The shipped family, K = {K}, and two draft heads for it that are not shipped, marked *: a DFlash head
-    that was trained like the DSpark head, and three Medusa heads, which give K = 3. An acceptance length is the number of
-    tokens that a round gives, the bonus or correction token included, so plain decoding is at 1.00. {how["prompts"]} prompts
-    of {how["prompt_tokens"]} tokens are from standard-library files held out of training; each gets {how["max_tokens"]} new
-    tokens, without top-k, top-p or min-p. Rounds per second are summed over the 8 rows of a batch on this CPU at temperature
-    1; plain decoding makes {found.plain:.0f}."""
+    of two layers, trained with `--loss soft` as the DSpark head was, and three Medusa heads, which give K = 3. An acceptance
+    length is the number of tokens that a round gives, the bonus or correction token included, so plain decoding is at 1.00.
+    {how["prompts"]} prompts of {how["prompt_tokens"]} tokens are from standard-library files held out of training; each gets
+    {how["max_tokens"]} new tokens, without top-k, top-p or min-p. Rounds per second are summed over the 8 rows of a batch on
+    this CPU at temperature 1; plain decoding makes {found.plain:.0f}."""
     overview = ("at temperature 0", "sampled, at 1", "by position, sampled, at 1", "rounds/s", "tokens/s against plain")
     temperatures = [f"{t:g}" for t in TEMPERATURES]
     each = found.drafters.items()
