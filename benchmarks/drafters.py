@@ -223,7 +223,8 @@ def _overview(name: str, m: Measured, plain: float) -> tuple[str, ...]:
     length, rate = m.lengths[way][at_one], m.rounds_per_second
     positions = " ".join(f"{share:.2f}" for share in m.positions[way][at_one])
     greedy, gain = m.lengths["argmax, rejection"][0], length * rate / plain
-    return name, m.method, f"{greedy:.2f}", f"{length:.2f}", positions, f"{rate:.0f}", f"{gain:.2f}"
+    rates = ("-", "-") if name.endswith("*") else (f"{rate:.0f}", f"{gain:.2f}")  # not measured with the others
+    return name, m.method, f"{greedy:.2f}", f"{length:.2f}", positions, *rates
 
 
 def _changeover(m: Measured) -> tuple[str, str]:
