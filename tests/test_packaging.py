@@ -39,7 +39,7 @@ def test_whatever_is_no_module_is_package_data():
 
 def test_the_family_is_in_the_package():
     assert FAMILY.parent == Path(jspec.__file__).parent
-    for name in ("target", "draft", "eagle", "eagle3", "parallel", "mlp", "medusa"):
+    for name in ("target", "draft", "eagle", "eagle3", "parallel", "mlp", "dspark"):
         assert (FAMILY / name / "config.json").is_file()
 
 
