@@ -2,25 +2,36 @@
 
     python -m benchmarks.budget                    # an 8B shape, EAGLE-3, 64 rows, on one GPU
     python -m benchmarks.budget --json FILE        # also writes a result, see benchmarks/results.py
+    python -m benchmarks.budget --family           # what estimates are worth for the shipped family, on any machine
     python -m benchmarks.budget --smoke            # tiny and anywhere, with meaningless times
 
 Weights are random, so that drafts are accepted by chance: with one probability in half of the requests, and with another in
 the others. Rounds verify every one of K drafts, for several K; or the target reads R tokens of all rows together, and those
 drafts that are likeliest to be accepted by what was accepted in the rounds before (``jspec.engine.survival``). Such rounds
-begin with no estimates at all, and their tokens are those of all rounds. The floors are as in ``benchmarks.round``."""
+begin with no estimates at all, and their tokens are those of all rounds. The floors are as in ``benchmarks.round``.
+
+With ``--family``, real drafts of the family are judged, 64 prompts over 16 rows. Tokens a round with a budget of three tokens
+for each request stand beside those that as many verified drafts would give if every request had the same number of them,
+which is read off rounds of two and of three drafts."""
 
 import argparse
+import functools
+import operator
 import pathlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
+import jspec
 from benchmarks import bandwidth, results
+from benchmarks.drafters import prompts
 from benchmarks.markdown import paragraph, table
 from benchmarks.programs import Bench, Decoding
 from benchmarks.round import Figure
 from benchmarks.shapes import SHAPES
+from jspec.demo import FAMILY
 
 LINE = 20  # of docs/performance.md
 START, NEW, SMALLER = 512, 512, 16
@@ -66,6 +77,31 @@ def measure(args) -> results.Result:
     return result
 
 
+def family(names: Sequence[str]) -> str:
+    """A table of tokens a round: of the likeliest of four drafts, and of the same number of first ones."""
+    batch = prompts(64)
+
+    def mean(name: str, K: int, budget: float | None, temperature: float) -> tuple[float, float]:
+        """Tokens, and verified drafts, of a round."""
+        where = FAMILY / "target", FAMILY / name
+        how: dict[str, Any] = {"num_draft_tokens": K, "verify_budget": budget, "reproducible": False}
+        llm = jspec.load(*where, max_batch=16, max_len=128, page_size=32, **how)
+        params = jspec.SamplingParams(temperature=temperature, max_tokens=64, ignore_eos=True)
+        texts: Any = jspec.generate(llm, batch, params, key=jax.random.key(0))
+        stats = functools.reduce(operator.add, (text.stats for text in texts))
+        return stats.mean_acceptance_length, stats.num_draft_tokens / stats.num_steps
+
+    rows = []
+    for name in names:
+        for temperature in (0.0, 1.0):
+            tokens, verified = mean(name, 4, 3.0, temperature)
+            two, three = (mean(name, K, None, temperature)[0] for K in (2, 3))
+            alike = two + (verified - 2) * (three - two)
+            rows.append((name, f"{temperature:g}", *(f"{x:.2f}" for x in (verified, alike, tokens, tokens / alike))))
+            print(*rows[-1], flush=True)
+    return table(("drafter", "temperature", "drafts verified", "each as many", "the likeliest", "times"), rows)
+
+
 def section(found: Sequence[results.Result]) -> str:
     """The section of docs/performance.md, from results of this benchmark."""
     last = found[-1]
@@ -103,9 +139,13 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3, help="timed calls of each program")
     parser.add_argument("--bandwidth", type=float, help="bytes per second for the floors, instead of measuring")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
+    parser.add_argument("--family", nargs="*", metavar="DRAFTER", help="measure drafters of the shipped family instead")
     parser.add_argument("--profile", action="store_true", help="print which kernels take the time of a round, too")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes and lengths, any machine, meaningless times")
     args = parser.parse_args()
+    if args.family is not None:
+        print(family(args.family or ["draft", "eagle3", "dspark"]))
+        return 0
     if not args.smoke and args.shape != "tiny" and jax.default_backend() != "gpu":
         parser.error("no GPU: times of this shape need one; --smoke runs a tiny version here")
     measure(args)
