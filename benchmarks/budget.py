@@ -10,8 +10,8 @@ the others. Rounds verify every one of K drafts, for several K; or the target re
 drafts that are likeliest to be accepted by what was accepted in the rounds before (``jspec.engine.survival``). Such rounds
 begin with no estimates at all, and their tokens are those of all rounds. The floors are as in ``benchmarks.round``.
 
-With ``--family``, real drafts of the family are judged, 64 prompts over 16 rows. Tokens a round with a budget of three tokens
-for each request stand beside those that as many verified drafts would give if every request had the same number of them,
+With ``--family``, real drafts of the family are judged, 64 prompts over 16 rows. Tokens a round with a budget of three
+tokens for each request stand beside those that as many verified drafts would give if every request had as many of them,
 which is read off rounds of two and of three drafts."""
 
 import argparse
