@@ -18,7 +18,7 @@ from jspec.compilation_cache import enable_compilation_cache
 from jspec.config import VERIFY_RULES, EngineConfig, ModelConfig, Speculation, shards_of
 from jspec.drafting.corpus import Corpus
 from jspec.drafting.methods import method_of
-from jspec.engine.costs import CostTable, Way
+from jspec.engine.costs import CostTable, Way, every_way
 from jspec.keys import request_keys
 from jspec.llm import LLM, check_lossless, same_text_for_every_K
 from jspec.loading import Path, default_params, find_source, load_modules, read_pair, require_shards
@@ -363,10 +363,8 @@ def _seconds(
         )
     if table.device != device:
         warnings.warn(f"costs were measured on {table.device!r}, and this is {device!r}", stacklevel=3)
-    ways = lambda batch: (  # noqa: E731
-        K if R is None else (K, R) for K in speculation.draft_lengths for R in speculation.budgets(batch, K)
-    )
-    return {batch: table.seconds(batch, ways(batch)) for batch in batches}
+    lengths, budgets = speculation.draft_lengths, speculation.budgets
+    return {batch: table.seconds(batch, every_way(lengths, budgets, batch)) for batch in batches}
 
 
 def _check_reproducible(reproducible: bool | None, speculation: Speculation, width: int | None):

@@ -6,7 +6,7 @@ The engine measures it, or ``benchmarks/efficiency.py`` does.
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -23,6 +23,19 @@ def drafts_of(way: Way) -> int:
 def budget_of(way: Way) -> int | None:
     """R; None if every draft is verified."""
     return way[1] if isinstance(way, tuple) else None
+
+
+def every_way(
+    draft_lengths: Iterable[int], budgets: Callable[[int, int], Iterable[int | None]], rows: int
+) -> list[Way]:
+    """Every way of making rounds of so many rows, in ascending order of K.
+
+    Args:
+      draft_lengths: every K.
+      budgets: for so many rows and a K, how many tokens the target may be told to read in a round, None for all.
+      rows: B.
+    """
+    return [K if R is None else (K, R) for K in sorted(draft_lengths) for R in budgets(rows, K)]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
 from jspec.engine.compiling import Program, compile_all
 from jspec.engine.constrained import Constrained, Failure, Judged, on_the_way
-from jspec.engine.costs import Way, budget_of, drafts_of
+from jspec.engine.costs import Way, budget_of, drafts_of, every_way
 from jspec.engine.exchange import Call, CallLogs, RoundLog, Segments, no_segments, page_tables
 from jspec.engine.interrupts import uninterrupted
 from jspec.engine.kept_costs import Seconds, kept_or_measured
@@ -132,9 +132,9 @@ class Runner:
         """How many pages fit into ``config.swap_space``."""
         return int(self._config.swap_space * GIB // max(self.page_bytes, 1))
 
-    def ways(self, bucket: int) -> tuple[Way, ...]:
+    def ways(self, bucket: int) -> list[Way]:
         """Every way in which rounds of so many rows may be asked for, in ascending order of K."""
-        return tuple(K if R is None else (K, R) for K in sorted(self.draft_lengths) for R in self._budgets(bucket, K))
+        return every_way(self.draft_lengths, self._budgets, bucket)
 
     def compile_for(self, plan: Plan, way: Way):
         """Compile what the plan needs and is not compiled yet, which may take minutes. Nothing else changes."""
