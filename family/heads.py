@@ -38,9 +38,9 @@ class Recipe:
     sizes: Sizes
 
 
-def plan(steps: int, peak_rate: float) -> Plan:
+def plan(steps: int, peak_rate: float, evaluate_every: int = 500) -> Plan:
     """A plan with the settings that all recipes share."""
-    return Plan(steps, peak_rate, weight_decay=0.1, evaluate_every=500)
+    return Plan(steps, peak_rate, weight_decay=0.1, evaluate_every=evaluate_every)
 
 
 # To leave room for all of them within MAX_BYTES, the MLPs of the draft heads are narrower than the target's.
@@ -50,7 +50,7 @@ RECIPES = {
     "parallel": Recipe(plan(4000, 2e-3), Sizes(intermediate_size=768, draft_vocab_size=1024, layers=2)),
     "mlp": Recipe(plan(6000, 2e-3), Sizes(num_draft_tokens=4, inner_size=192, tie=True)),
     "dspark": Recipe(
-        plan(4000, 2e-3),
+        plan(4000, 2e-3, evaluate_every=2000),
         Sizes(layers=3, intermediate_size=384, aux_layers=(1, 3, 5), markov_rank=32, loss="soft"),
     ),
 }

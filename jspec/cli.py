@@ -12,7 +12,7 @@ from jspec.chat_command import add_arguments as add_chat_arguments
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
 from jspec.generate_command import add_arguments as add_generate_arguments
 from jspec.heads import AUX_CONVENTIONS, NORM_OUTPUTS
-from jspec.model_options import add_lookup_option, budget_of, drafts
+from jspec.model_options import add_verifying_options, drafts
 from jspec.serving.openai.command import add_arguments as add_serve_arguments
 from jspec.train.command import add_arguments as add_train_arguments
 
@@ -119,10 +119,8 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--max-draft-tokens", type=int, help="the most that auto may choose")
         command.add_argument("--verify", choices=VERIFY_RULES, default="rejection")
         command.add_argument("--draft-sampling", choices=DRAFT_SAMPLINGS, default="auto")
-        budget = "tokens that the target reads in a round for each request, on average, or auto; every draft"
-        command.add_argument("--verify-budget", type=budget_of, metavar="N", help=budget)
-    for command in (generate, chat):
-        add_lookup_option(command)
+    for command in (generate, chat):  # not for the demo, which puts drafters and single requests side by side
+        add_verifying_options(command)
     return parser
 
 
@@ -192,8 +190,8 @@ def _speculation(args) -> "jspec.Speculation":
         verify=args.verify,
         draft_sampling=args.draft_sampling,
         max_draft_tokens=args.max_draft_tokens,
-        verify_budget=args.verify_budget,
-        lookup=bool(getattr(args, "lookup", False)),  # which the demo, whose drafters go side by side, does not have
+        verify_budget=getattr(args, "verify_budget", None),
+        lookup=bool(getattr(args, "lookup", False)),
     )
 
 

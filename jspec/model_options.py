@@ -188,17 +188,17 @@ def add_speculation_options(parser: argparse.ArgumentParser):
     group.add_argument("--num-speculative-tokens", type=drafts, metavar="K", help="drafts of a round, or auto; 4")
     group.add_argument("--verify", choices=VERIFY_RULES)
     group.add_argument("--draft-sampling", choices=DRAFT_SAMPLINGS)
-    budget = "tokens that the target reads in a round for each request, on average, or auto; every draft"
-    group.add_argument("--verify-budget", type=budget_of, metavar="N", help=budget)
     group.add_argument("--ngram-corpus", metavar="FILE", help="text to look drafts up in, with --draft ngram")
-    add_lookup_option(group)
+    add_verifying_options(group)
     group.add_argument(
         "--speculative-config", metavar="JSON", help='vLLM\'s: {"model": .., "num_speculative_tokens": .., ..}'
     )
 
 
-def add_lookup_option(parser):
-    """Declare ``--lookup``, for a parser or a group of its options."""
+def add_verifying_options(parser):
+    """Declare ``--verify-budget`` and ``--lookup``, for a parser or a group of its options."""
+    budget = "tokens that the target reads in a round for each request, on average, or auto; every draft"
+    parser.add_argument("--verify-budget", type=budget_of, metavar="N", help=budget)
     parser.add_argument(
         "--lookup",
         action="store_true",

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jspec.engine.costs import Way, drafts_of
+from jspec.engine.costs import Way, budget_of, drafts_of
 
 MEMORY = 64.0  # after so many rounds, what was seen has lost weight by a factor of e
 PRIOR_ACCEPTANCE = 0.7  # share of first drafts that are taken to be accepted, before anything was seen
@@ -48,7 +48,7 @@ class Controller:
 
     def __init__(self, seconds: Mapping[int, Mapping[Way, float]]):
         self.seconds: dict[int, dict[Way, float]] = {
-            rows: dict(sorted(ways.items(), key=lambda item: np.atleast_1d(item[0]).tolist()))
+            rows: dict(sorted(ways.items(), key=lambda item: (drafts_of(item[0]), budget_of(item[0]) or 0)))
             for rows, ways in sorted(seconds.items())
         }
         places = max(drafts_of(way) for ways in self.seconds.values() for way in ways)

@@ -70,7 +70,9 @@ class CostTable:
             ok = isinstance(by_drafts, Mapping) and len(by_drafts) > 0
             require(ok, f"rounds[{batch}]", by_drafts, "seconds by K")
             for way, seconds in by_drafts.items():
-                K, R = (*way, None)[:2] if isinstance(way, tuple) else (way, None)
+                known = not isinstance(way, tuple) or len(way) == 2
+                require(known, f"rounds[{batch}]", way, "K, or (K, R)")
+                K, R = drafts_of(way), budget_of(way)
                 require(is_int(K) and K >= 0, f"rounds[{batch}]", way, "numbers of drafts, 0 or more")
                 ok = R is None or (is_int(R) and K > 0 and batch <= R < batch * (K + 1))
                 require(ok, f"rounds[{batch}]", way, "R of (K, R) between the batch and batch x (K + 1), for K > 0")

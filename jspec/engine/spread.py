@@ -52,7 +52,7 @@ class Spread:
     @property
     def state(self) -> Any:
         """Of every array of a ``DecodeState``."""
-        same = dict.fromkeys((*OF_ROWS, "confidences"), _SAME)
+        same = dict.fromkeys((*OF_ROWS, "seen_of_confidence"), _SAME)
         return DecodeState(**same, cache=self.cache, draft=self.draft)  # pyright: ignore[reportArgumentType]
 
     @property

@@ -73,9 +73,9 @@ class DecodeState:
       features: ``[B, K + 1, E]`` for the largest K, what the drafter reads of the target. Entry j belongs to position
         previous - 1 + j, and entries up to position length - 2 mean something. None if the drafter reads no features.
       draft: the drafter's own state: a pytree of pools ``[G, pages, P, H]``, as those of the cache, or nothing.
-      judged: float32 ``[B, 2, K]`` for the largest K, ``Seen.of_request`` of ``engine.survival``. None if every draft is
-        verified.
-      confidences: float32 ``[2, BINS]``, ``Seen.of_confidence``, of all requests together. None likewise.
+      seen_of_request: float32 ``[B, 2, K]`` for the largest K, ``Seen.of_request`` of ``engine.survival``. None if every
+        draft is verified.
+      seen_of_confidence: float32 ``[2, BINS]``, ``Seen.of_confidence``, of all requests together. None likewise.
     """
 
     tokens: jax.Array
@@ -85,15 +85,15 @@ class DecodeState:
     cache: tuple[LayerKV, ...]
     features: jax.Array | None
     draft: Any
-    judged: jax.Array | None = None
-    confidences: jax.Array | None = None
+    seen_of_request: jax.Array | None = None
+    seen_of_confidence: jax.Array | None = None
 
     @property
     def seen(self) -> Seen | None:
         """What estimates of acceptance are made of; None if every draft is verified."""
-        if self.judged is None or self.confidences is None:
+        if self.seen_of_request is None or self.seen_of_confidence is None:
             return None
-        return Seen(self.judged, self.confidences)
+        return Seen(self.seen_of_request, self.seen_of_confidence)
 
     @property
     def live(self) -> jax.Array:
@@ -146,8 +146,8 @@ def init_state(
         cache=init_pool(target.cache_shape(), config.pool_pages, config.page_size, dtype),
         features=None if drafter.aux_layers is None else jnp.zeros((B, drafter.num_draft_tokens + 1, E), dtype),
         draft=drafter.init(config.pool_pages, config.page_size, dtype),
-        judged=None if seen is None else seen.of_request,
-        confidences=None if seen is None else seen.of_confidence,
+        seen_of_request=None if seen is None else seen.of_request,
+        seen_of_confidence=None if seen is None else seen.of_confidence,
     )
 
 
@@ -168,7 +168,7 @@ def processing_of(state: DecodeState) -> Processing:
     )
 
 
-OF_ROWS = ("tokens", "outcome", "request", "previous", "features", "judged")
+OF_ROWS = ("tokens", "outcome", "request", "previous", "features", "seen_of_request")
 
 
 def of_rows(state: DecodeState) -> dict[str, Any]:
@@ -256,13 +256,13 @@ def admit(rows: dict[str, Any], entries: Entries) -> dict[str, Any]:
     Returns:
       that part of the new state.
     """
-    at, request = entries.row, entries.request
+    at, request, seen = entries.row, entries.request, rows["seen_of_request"]
     return rows | {
         "tokens": rows["tokens"].at[at].set(entries.prompt, mode="drop"),
         "outcome": rows["outcome"].at[at].set(LIVE, mode="drop"),
         "request": jax.tree.map(lambda x, new: x.at[at].set(new, mode="drop"), rows["request"], request),
         "previous": rows["previous"].at[at].set(request.length - 1, mode="drop"),
-        "judged": None if rows["judged"] is None else rows["judged"].at[at].set(0.0, mode="drop"),
+        "seen_of_request": None if seen is None else seen.at[at].set(0.0, mode="drop"),
     }
 
 

@@ -101,7 +101,8 @@ class DecodeStep:
             proposal = dataclasses.replace(proposal, count=count)
         after, log = self.judge(state, proposal)
         seen = state.seen.after(confidence, proposal.count, log.accepted, live)
-        return dataclasses.replace(after, judged=seen.of_request, confidences=seen.of_confidence), log
+        after = dataclasses.replace(after, seen_of_request=seen.of_request, seen_of_confidence=seen.of_confidence)
+        return after, log
 
     def draft(self, state: DecodeState, forced: Forced | None = None) -> tuple[DecodeState, Proposal]:
         """The first half of a round: what the drafter proposes for each live row.

@@ -73,7 +73,7 @@ def extend_kernel(
 
     Returns:
       attention ``[B, T, N, H]``, which is 0 for invalid tokens, and the two pools. With a ``packing`` it is
-      ``[1, R, N, H]``, and 0 for padding.
+      ``[1, R, N, H]``, and finite for padding, where it means nothing.
     """
     (B, T), (heads, H), (G, pages, P, _) = positions.shape, qkv.shape[2:], k_pool.shape
     tiling, packed = tiling or TILINGS[qkv.dtype], None if packing is None else qkv.shape[1]

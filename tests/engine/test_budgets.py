@@ -176,6 +176,13 @@ class TestLoading:
         assert llm.reproducible
         assert llm.speculation == Speculation(2)
 
+    @pytest.mark.parametrize("draft", [{"draft": None}, {"draft": "ngram", "num_draft_tokens": 0}], ids=str)
+    def test_there_must_be_drafts(self, small, draft):
+        with pytest.raises(
+            ValueError, match="verify_budget=2: expected None without drafts, or draft= and num_draft_tok"
+        ):
+            jspec.load(small, max_len=32, compilation_cache=False, verify_budget=2, **draft)
+
     @pytest.mark.parametrize("budget", ["auto", 2.5])
     def test_other_budgets_are_refused_there(self, small, budget):
         words = f"verify_budget={budget!r}: expected a whole number of tokens for each request under reproducible=True"

@@ -37,6 +37,7 @@ LONG = (
 class TestBudget(Losslessness):
     runs = (*QUICK, *(Run(program, 200_000, long=True) for program in LONG))
     seed = 53
+    least = 0.02  # share of the rounds that verify each number of drafts
 
     def test_acceptance_of_every_round(self, played):
         """No round verifies more drafts than there are. How many it does depends on these drafts, so that what it accepts
@@ -52,7 +53,7 @@ class TestBudget(Losslessness):
         for oracle, tally in played:
             if oracle.ask.warp.temperature and oracle.program.method != "ngram":
                 verified = tally.rounds.sum(axis=(0, 2)) / tally.rounds.sum()
-                assert verified.min() > 0.005, verified
+                assert verified.min() > self.least, verified
 
 
 HEADS = (
@@ -75,6 +76,7 @@ class TestBudgetOfHeads(TestBudget):
     tables, oracle = None, HeadOracle
     runs = (*(Run(program, 12_000) for program in HEADS), *(Run(program, 200_000, long=True) for program in LONG_HEADS))
     seed = 55
+    least = 0.005  # a DFlash head has few rows whose second draft is worth a place
 
 
 def of_the_draft_itself(drafter, proposal, hidden, anchor):

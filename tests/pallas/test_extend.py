@@ -140,5 +140,4 @@ def test_tokens_side_by_side(case, interpret, padding):
     for pool, wanted_pool in zip(pools, wanted_pools, strict=True):
         x, y = (np.asarray(p, np.float32)[:, 1:] for p in (pool, wanted_pool))
         np.testing.assert_array_equal(x, y)
-    assert np.isfinite(np.asarray(out, np.float32)[0, : valid.sum()]).all()
-    assert (np.asarray(out[0, valid.sum() :], np.float32) == 0).all() or out.shape != wanted.shape
+    assert np.isfinite(np.asarray(out, np.float32)).all()  # of padding, too: experts route it like other tokens
