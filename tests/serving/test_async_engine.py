@@ -271,7 +271,8 @@ def test_closing_gives_up_what_is_under_way():
     async def serve():
         engine = jspec.AsyncEngine(llm)
         tasks = [asyncio.ensure_future(collect(engine.generate("abc", LONG))) for _ in range(5)]
-        await until(lambda: llm.engine.metrics().num_running == 3)
+        # Prompts are encoded by other threads, and a request that arrives after the engine was closed is refused.
+        await until(lambda: (llm.engine.metrics().num_running, llm.engine.metrics().num_waiting) == (3, 2))
         await engine.close()
         results = [checked(deltas) for deltas in await asyncio.gather(*tasks)]
         assert [result.finish_reason for result in results] == ["abort"] * 5
