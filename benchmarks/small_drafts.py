@@ -1,8 +1,9 @@
-"""What a drafter loses when its weights take eight bits, or when it knows a part of the vocabulary only: acceptance lengths
-of the shipped family.
+"""What a drafter loses when its weights take eight bits or four, or when it knows a part of the vocabulary only: acceptance
+lengths of the shipped family.
 
     python -m benchmarks.small_drafts                        # all of them; a quarter of an hour on two cores
     python -m benchmarks.small_drafts --only eagle --prompts 4
+    python -m benchmarks.small_drafts --weights int4         # one type of weights, with all tokens of a drafter
 
 An acceptance length is the number of tokens that a round gives, by exact expectation under ``rejection`` with sampled
 drafts, as in ``benchmarks.drafters``, on the same prompts. A draft vocabulary is counted on the standard-library files that
@@ -14,6 +15,7 @@ import argparse
 import sysconfig
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import results
@@ -25,15 +27,19 @@ from jspec.checkpoints.loading import read_draft_config
 from jspec.demo import FAMILY, drafters
 
 TEMPERATURES = (0.0, 1.0)
-KINDS = ("bf16", "int8", "fp8")
+KINDS = ("bf16", "int8", "fp8", "int4")
 SIZES = (1024, 512, 256)  # of draft vocabularies, of the family's 2,048 tokens
 BASE = "int8"  # the weights of drafters with a draft vocabulary
 
 
-def variants(name: str) -> list[tuple[str, int | None]]:
-    """(weights, size of the draft vocabulary) of what is measured of a drafter; None for the vocabulary that it has."""
-    kinds: list[tuple[str, int | None]] = [(kind, None) for kind in KINDS]
-    return kinds if read_draft_config(FAMILY / name).reduced else [*kinds, *((BASE, size) for size in SIZES)]
+def variants(name: str, weights: Sequence[str] | None) -> list[tuple[str, int | None]]:
+    """(weights, size of the draft vocabulary) of what is measured of a drafter; None for the vocabulary that it has.
+
+    With ``weights``, these alone, and no smaller vocabularies."""
+    kinds: list[tuple[str, int | None]] = [(kind, None) for kind in weights or KINDS]
+    if weights or read_draft_config(FAMILY / name).reduced:
+        return kinds
+    return [*kinds, *((BASE, size) for size in SIZES)]
 
 
 def key_of(name: str, kind: str, size: int | None) -> str:
@@ -88,6 +94,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--only", nargs="+", metavar="DRAFTER")
+    parser.add_argument("--weights", nargs="+", choices=KINDS, help="these alone, and no smaller vocabularies")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the result, by default in benchmarks/results/")
     args = parser.parse_args()
     settings = {"num_draft_tokens": K, "prompts": args.prompts, "prompt_tokens": PROMPT_TOKENS}
@@ -98,7 +105,7 @@ def main() -> None:
         folder = Path(parent)
         corpus = corpus_in(folder)
         for name in args.only or drafters(FAMILY):
-            for kind, size in variants(name):
+            for kind, size in variants(name, args.weights):
                 started, key = time.perf_counter(), key_of(name, kind, size)
                 draft = converted(name, kind, size, corpus, folder)
                 lengths = expected(draft, batch, args.max_tokens, TEMPERATURES)["rejection"]

@@ -90,8 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--quantize",
         choices=QUANTIZATIONS,
-        help="store linear maps and output head in eight bits, a scale for each output channel. --dtype is then that of the "
-        "rest",
+        help="store linear maps and output head in eight bits, a scale for each output channel, or in four, a scale for "
+        "each 128 inputs. --dtype is then that of the rest",
     )
     parser.add_argument(
         "--draft-vocabulary",

@@ -46,7 +46,7 @@ class Report:
       out: the folder that was written.
       recognised: one line that says what the checkpoint is.
       dtype: the dtype of the params that are not quantised.
-      quantization: the quantisation of the linear maps: ``int8``, ``fp8`` or None.
+      quantization: the quantisation of the linear maps: ``int8``, ``fp8``, ``int4`` or None.
       tensors: the number of tensors that were read.
       parameters: the number of weights in all params together.
       seconds: wall time.
@@ -108,9 +108,9 @@ def convert(
         ``draft_vocabulary``, the rows of its output head are copied for a draft head that has none, and its tokenizer
         encodes ``corpus`` if ``src`` has none.
       quantize: ``int8`` or ``fp8`` to store the linear maps and the output head in eight bits, with a scale for each
-        output channel. ``dtype`` is then the dtype of the other params. For language models and draft heads; see
-        ``jspec.models.quantized``. Weights that ``src`` holds in eight bits are kept as they are without it, and refused
-        with it. Weights that it holds with a scale for each block are dequantised first (``jspec.checkpoints.blocks``).
+        output channel, or ``int4`` for four bits, with a scale for each 128 inputs. ``dtype`` is then the dtype of the
+        other params. For language models and draft heads; see ``jspec.models.quantized``.
+        Weights that ``src`` holds in eight bits are kept as they are without it, and refused with it. Weights that it holds with a scale for each block are dequantised first (``jspec.checkpoints.blocks``).
       mtp: whether to keep the multi-token prediction layers of a language model's checkpoint, in a folder ``mtp`` of
         ``out``, from which ``jspec.load(out, draft="mtp")`` takes them. They are quantised as the model is. None keeps those
         that there are.

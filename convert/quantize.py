@@ -18,7 +18,7 @@ from jspec.models.quantized import quantize
 
 
 def quantized(source: Source, quantization: str) -> Source:
-    """``source`` with a config that says that the weights are quantised to ``quantization``, ``int8`` or ``fp8``.
+    """``source`` with a config that says that the weights are quantised to ``int8``, ``fp8`` or ``int4``.
 
     Raises:
       Refusal: its weights are quantised already.
@@ -50,7 +50,7 @@ def lazy_params(source: Source, dtype: str) -> dict[str, LazyArray]:
 
 
 def quantized_param(source: Source, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """``(weight, scale)`` of a quantised parameter: int8 or fp8 ``[out, in]``, and float32 ``[out]``.
+    """``(weight, scale)`` of a quantised parameter, as ``jspec.models.quantized.quantize`` returns them.
 
     It is quantised from the values on disk in a dtype that holds them exactly, so the weights are rounded only once. If
     the files hold it in eight bits, it is as it is stored.
@@ -61,8 +61,7 @@ def quantized_param(source: Source, name: str) -> tuple[np.ndarray, np.ndarray]:
     if source.layout.holds_scales:
         weight, scale = (source.param(one, source.exact_dtype) for one in (name, source.config.scale_names()[name]))
         return weight, scale
-    quantization, weight = source.config.quantization, source.param(name, source.exact_dtype)
-    assert quantization is not None
+    quantization, weight = source.config.quantizations()[name], source.param(name, source.exact_dtype)
     if not np.isfinite(weight).all():
         raise Refusal(
             f"{source.folder.given}: parameter {name!r} has NaN or infinity, which {quantization} weights cannot hold; "

@@ -125,7 +125,8 @@ def _rows_of_target(
         )
     name = "embedding" if model.tie_embeddings else HEAD
     weight, scale = params[name], model.scale_names().get(name)
-    rows = weight[tokens] if scale is None else dequantized(weight[tokens], params[scale][tokens])
+    inputs = model.embedding_size or model.hidden_size
+    rows = weight[tokens] if scale is None else dequantized(weight[tokens], params[scale][tokens], inputs)
     if rows.shape[1] != config.dimensions["D"]:
         raise Refusal(
             f"{where}: draft_vocabulary: the output head of the target {target} reads {rows.shape[1]} numbers and this "

@@ -28,6 +28,7 @@ from jspec.parameters import (
     WORD_EMBED,
     Axis,
     Parameter,
+    in_eight_bits,
     indices,
     linear,
     matrix,
@@ -71,7 +72,13 @@ def decoder_layers(
         found += norm(ours + name, theirs + tensor, EMBED, copies, kind=config.norm)
 
     def add_map(
-        name: str, tensors: Sequence[str] | str, axes: tuple[Axis, ...], inputs: Axis, bias: bool, copies=copies
+        name: str,
+        tensors: Sequence[str] | str,
+        axes: tuple[Axis, ...],
+        inputs: Axis,
+        bias: bool,
+        copies=copies,
+        kind: str | None = config.quantization,
     ):
         joined = theirs + tensors if isinstance(tensors, str) and len(axes) > 1 else None
         parts = [tensors] if isinstance(tensors, str) else tensors
@@ -79,7 +86,7 @@ def decoder_layers(
         prefixed = {theirs + part: axis for part, axis in zip(parts, axes, strict=True)}
         found.extend(linear(ours + name, prefixed, inputs, copies, bias=bias, quantization=kind, joined=joined))
 
-    kind = config.quantization
+    eight_bits = in_eight_bits(config.quantization)
     sparse, dense = (tuple(one for one in copies if config.has_experts(one[0]) is has) for has in (True, False))
     latent = config.latent
     if latent is None:
@@ -92,8 +99,8 @@ def decoder_layers(
             found += norm(f"{ours}attention.query_norm", theirs + names.query_norm, QUERY_RANK, copies)
             add_map("attention.queries", names.query_up, (HEADS,), QUERY_RANK, False)
         found += norm(f"{ours}attention.latent_norm", theirs + names.latent_norm, LATENT, copies)
-        add_map("attention.keys", f"{names.latent_up}.keys", (UNROTATED,), LATENT, False)
-        add_map("attention.values", f"{names.latent_up}.values", (VALUES,), LATENT, False)
+        add_map("attention.keys", f"{names.latent_up}.keys", (UNROTATED,), LATENT, False, kind=eight_bits)
+        add_map("attention.values", f"{names.latent_up}.values", (VALUES,), LATENT, False, kind=eight_bits)
     add_map("attention.out", names.out, (EMBED,), HEADS if latent is None else VALUES, config.output_bias)
     if config.gated_mlp:
         add_map("mlp.gate_up", names.gate_up, (MLP, MLP), EMBED, config.mlp_bias, dense)
@@ -101,7 +108,7 @@ def decoder_layers(
         add_map("mlp.up", names.up, (MLP,), EMBED, config.mlp_bias, dense)
     add_map("mlp.down", names.down, (EMBED,), MLP, config.mlp_bias, dense)
     if config.experts is not None:
-        found += _experts(config.experts, names, theirs, sparse, kind)
+        found += _experts(config.experts, names, theirs, sparse, eight_bits)
     for name, tensor, axis in (("q_norm", names.q_norm, HEADS), ("k_norm", names.k_norm, KV)) if config.qk_norm else ():
         size = axis if config.qk_norm_over == "projection" else HEAD_DIM
         found += norm(f"{ours}attention.{name}", theirs + tensor, size, copies, kind=config.norm)

@@ -29,6 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 SCALE_BYTES = 4  # float32
+GROUP = 128  # input features that have a scale in common where weights take four bits (``jspec.models.four_bits``)
 DTYPE_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "uint8": 1}
 ONCE = ((),)  # ``copies`` of a parameter whose name has no ``{}``: a single copy, with no index
 
@@ -74,8 +75,8 @@ class Parameter:
       other_axes: the axes after axis 0.
       copies: the indices of each member of the family: ``((0,), (1,))`` for one parameter in each of two layers. They
         replace ``{}`` in ``name`` and in the names of the tensors.
-      quantization: ``int8`` or ``fp8`` for a weight that is stored in eight bits, with one scale for each output channel.
-        None for any other parameter.
+      quantization: ``int8`` or ``fp8`` for a weight that is stored in eight bits, with one scale for each output channel;
+        ``int4`` for one in four bits, with one for each 128 inputs of an output channel. None for any other parameter.
       dtype: a key of ``DTYPE_BYTES``. None for the dtype of the weights, which nearly all parameters have.
       weights_each: how many weights of the model one of its numbers stands for. A byte of MXFP4 codes stands for 2, and
         the scales of these for none.
@@ -105,7 +106,7 @@ class Parameter:
 
     @property
     def scale(self) -> str:
-        """Name of the scales of a quantised parameter, float32, one for each output channel."""
+        """Name of the scales of a quantised parameter."""
         return self.name.removesuffix("weight") + "scale" if self.name.endswith(".weight") else f"{self.name}_scale"
 
 
@@ -150,7 +151,7 @@ class Declared:
         return f"draft vocabulary {sizes['Vd']} of {sizes['V']}" if self.reduced else f"vocabulary {sizes['V']}"
 
     def with_quantization(self, quantization: str) -> Self:
-        """A copy of this config whose linear maps and output head are stored in eight bits, ``int8`` or ``fp8``."""
+        """A copy of this config whose linear maps and output head are stored as ``int8``, ``fp8`` or ``int4``."""
         return dataclasses.replace(self, quantization=quantization)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
     def with_draft_vocabulary(self, size: int) -> Self:
@@ -169,6 +170,12 @@ class Declared:
         quantized = [p for p in self.parameters if p.quantization is not None]
         return {p.name.format(*copy): p.scale.format(*copy) for p, copy in expanded(quantized)}
 
+    def quantizations(self) -> dict[str, str]:
+        """How each quantised parameter is stored, by its name: ``int8``, ``fp8`` or ``int4``."""
+        return {
+            p.name.format(*copy): p.quantization for p, copy in expanded(self.parameters) if p.quantization is not None
+        }
+
     def param_dtypes(self) -> dict[str, str]:
         """Dtype of each parameter that has not the dtype of the weights, by its name."""
         return {p.name.format(*copy): p.dtype for p, copy in expanded(self.parameters) if p.dtype is not None}
@@ -178,9 +185,21 @@ def bytes_of(parameter: Parameter, dimensions: Mapping[str, int], itemsize: int)
     """Bytes of all copies of a parameter, scales included, where a number that is not quantised takes ``itemsize`` bytes."""
     shape = parameter.shape(dimensions)
     each = math.prod(shape) * DTYPE_BYTES.get(parameter.dtype or "", itemsize)
-    if parameter.quantization is not None:
+    if parameter.quantization == "int4":
+        each = (GROUP // 2 + 2) * math.prod(shape[:-1]) * four_bit_groups(shape[-1])  # a scale is bfloat16
+    elif parameter.quantization is not None:
         each = math.prod(shape) + SCALE_BYTES * shape[0]
     return len(parameter.copies) * each
+
+
+def four_bit_groups(inputs: int) -> int:
+    """How many groups the inputs of an output channel make in four bits; the last one may not be full."""
+    return -(-inputs // GROUP)
+
+
+def in_eight_bits(quantization: str | None) -> str | None:
+    """``quantization``, but ``int8`` in place of ``int4``, for weights that no kernel multiplies in four bits."""
+    return "int8" if quantization == "int4" else quantization
 
 
 def expanded(parameters: Sequence[Parameter]) -> Iterator[tuple[Parameter, tuple[int, ...]]]:

@@ -81,6 +81,10 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     "medusa-borrowed-head": MedusaConfig(V, D, 12, num_blocks=2, own_head=False),
     "eagle3-int8": HEADS["eagle3"].with_quantization("int8"),
     "p-eagle-fp8": HEADS["p-eagle"].with_quantization("fp8"),
+    "eagle-int4": HEADS["eagle"].with_quantization("int4"),
+    "p-eagle-int4": HEADS["p-eagle"].with_quantization("int4"),
+    "dspark-int4": HEADS["dspark"].with_quantization("int4"),
+    "mtp-int4": HEADS["mtp"].with_quantization("int4"),
     "mtp-int8": HEADS["mtp"].with_quantization("int8"),
     "dspark-int8": HEADS["dspark"].with_quantization("int8"),
     "dflash-small": HEADS["dflash"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),
@@ -108,8 +112,9 @@ def random_head(config: HeadConfig, seed: int = 0):
 def quantized_head(config: HeadConfig, params: dict[str, np.ndarray]):
     """The draft head of ``config`` from weights of floats, which are quantised if the config says so."""
     params = dict(params)
+    kinds = config.quantizations()
     for name, scale in config.scale_names().items():
-        params[name], params[scale] = quantize(np.asarray(params[name]), config.quantization or "")
+        params[name], params[scale] = quantize(np.asarray(params[name]), kinds[name])
     return build_head(config, params)
 
 
@@ -121,8 +126,9 @@ def plain_config(config: HeadConfig) -> HeadConfig:
 def dequantized_head(config: HeadConfig, head):
     """The head that a quantised one stands for, its weights multiplied by their scales in float32."""
     params = {name: np.asarray(array) for name, array in flat_params(head).items()}
+    shapes = config.param_shapes()
     for name, scale in config.scale_names().items():
-        params[name] = dequantized(params[name], params.pop(scale))
+        params[name] = dequantized(params[name], params.pop(scale), shapes[name][1])
     return build_head(plain_config(config), params)
 
 

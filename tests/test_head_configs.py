@@ -54,7 +54,9 @@ REDUCED = [
     HEADS[4].with_draft_vocabulary(9),
 ]
 QUANTIZED = [
-    head.with_quantization(kind) for kind in ("int8", "fp8") for head in (*HEADS, *REDUCED, MTPConfig(ONE_LAYER))
+    head.with_quantization(kind)
+    for kind in ("int8", "fp8", "int4")
+    for head in (*HEADS, *REDUCED, MTPConfig(ONE_LAYER))
 ]
 
 
@@ -107,8 +109,14 @@ def test_what_no_eagle3_head_can_be(change, message):
         (lambda: MLPConfig(V, D, 8, 0), "num_stages=0"),
         (lambda: MedusaConfig(V, D, 0), "num_heads=0"),
         (lambda: MedusaConfig(V, D, 1, num_blocks=-1), "num_blocks=-1"),
-        (lambda: MLPConfig(V, D, 8, 3, quantization="int4"), "quantization='int4': expected one of None, int8, fp8"),
-        (lambda: MedusaConfig(V, D, 1, quantization="int4"), "quantization='int4': expected one of None, int8, fp8"),
+        (
+            lambda: MLPConfig(V, D, 8, 3, quantization="int2"),
+            "quantization='int2': expected one of None, int8, fp8, int4",
+        ),
+        (
+            lambda: MedusaConfig(V, D, 1, quantization="int2"),
+            "quantization='int2': expected one of None, int8, fp8, int4",
+        ),
         (
             lambda: MLPConfig(V, D, 8, 3, draft_vocab_size=V),
             rf"draft_vocab_size={V}: expected None or .* in 1..{V - 1}",

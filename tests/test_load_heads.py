@@ -168,7 +168,7 @@ def test_a_copy_of_a_quantised_output_head_is_shared(target, tmp_path):
     head = tiny_heads.eagle3(tmp_path / "head", draft_vocab_size=97)
     file, copied = head / "model.safetensors", load_file(target / "model.safetensors")["lm_head.weight"]
     save_file(load_file(file) | {"lm_head.weight": copied}, file)
-    for kind in ("int8", "fp8"):
+    for kind in ("int8", "fp8", "int4"):
         convert.convert(target, tmp_path / f"target-{kind}", quantize=kind)
         convert.convert(head, tmp_path / f"head-{kind}", quantize=kind)
 
@@ -178,9 +178,11 @@ def test_a_copy_of_a_quantised_output_head_is_shared(target, tmp_path):
 
     assert borrows(target, head)
     assert borrows(tmp_path / "target-int8", tmp_path / "head-int8")
+    assert borrows(tmp_path / "target-int4", tmp_path / "head-int4")
     for one, other in (
         (target, "head-int8"),
         (tmp_path / "target-fp8", "head-int8"),
+        (tmp_path / "target-int8", "head-int4"),
         (tmp_path / "target-int8", "head"),
     ):
         assert not borrows(one, tmp_path / other)

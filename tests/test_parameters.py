@@ -15,7 +15,7 @@ from jspec.parameters import HEADS as QUERIES
 
 MODELS = [
     dataclasses.replace(TARGET, quantization=kind, **options)
-    for kind in (None, "int8", "fp8")
+    for kind in (None, "int8", "fp8", "int4")
     for options in (
         {},
         {"tie_embeddings": True},
@@ -48,8 +48,11 @@ def test_modules_have_the_declared_parameters(config, dtype):
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_counts_and_bytes_follow(config):
     built = abstract_params(config, "bfloat16")
-    scales = set(config.scale_names().values())
-    assert config.num_parameters == sum(math.prod(leaf.shape) for name, leaf in built.items() if name not in scales)
+    scales, kinds = set(config.scale_names().values()), config.quantizations()
+    numbers = {name: math.prod(leaf.shape) for name, leaf in built.items() if name not in scales}
+    shapes = config.param_shapes()  # of what is packed in four bits, in place of the bytes
+    numbers |= {name: math.prod(shapes[name]) for name, kind in kinds.items() if kind == "int4"}
+    assert config.num_parameters == sum(numbers.values())
     assert config.weight_bytes(2) == sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in built.values())
 
 

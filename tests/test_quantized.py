@@ -1,4 +1,4 @@
-"""Weights of eight bits: the rounding against exact arithmetic, the product against the weight that it stands for."""
+"""Weights of eight bits, and models of four: the rounding against exact arithmetic, products against what a weight stands for."""
 
 import dataclasses
 import re
@@ -17,10 +17,10 @@ from heads import VARIANTS, compile_fast, dequantized_head, plain_config, random
 from jspec import memory
 from jspec.config import EngineConfig, ModelConfig
 from jspec.heads import PardConfig
-from jspec.models import abstract_params, build, flat_params, init, layers, quantized
+from jspec.models import abstract_params, build, flat_params, four_bits, init, layers, quantized
 from jspec.models.causal import causal_logits
 from jspec.models.layers import Linear, project
-from jspec.models.quantized import LARGEST, STORED, quantize, wide
+from jspec.models.quantized import LARGEST, SCALES, STORED, quantize, wide
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",
@@ -35,6 +35,7 @@ CONFIG = ModelConfig(
     qkv_bias=True,
 )
 KINDS = ("int8", "fp8")
+ALL = (*KINDS, "int4")
 FP8 = sorted({Fraction(float(x)) for x in np.arange(256, dtype=np.uint8).view(STORED["fp8"]) if np.isfinite(x)})
 FEW = EngineConfig(max_batch=2, max_len=32, page_size=16)
 
@@ -91,11 +92,12 @@ def test_rows_of_nothing(kind):
     assert rounded[2, 3].astype(np.float32) == -LARGEST[kind]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL)
 def test_blocks_do_not_show(kind, monkeypatch):
     weight = normal((23, 8))
     whole = quantize(weight, kind)
     monkeypatch.setattr(quantized, "_BLOCK", 40)
+    monkeypatch.setattr(four_bits, "_BLOCK", 300)
     for one, other in zip(whole, quantize(weight, kind), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -127,7 +129,7 @@ def test_no_wide_weight_is_scaled(kind):
     assert jaxpr.count("bf16[8,16] = convert_element_type") == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("head", [False, True])
 def test_a_model_is_the_one_of_its_wide_weights(kind, tied, head):
@@ -137,11 +139,11 @@ def test_a_model_is_the_one_of_its_wide_weights(kind, tied, head):
     scales = {name: value for name, value in params.items() if name.endswith("scale")}
     assert len(scales) == 2 * 4 + head
     assert (model.output_scale is not None) == head
-    wider = {name: value for name, value in params.items() if name not in scales}
+    wider, shapes = {name: value for name, value in params.items() if name not in scales}, config.param_shapes()
     for name, scale in scales.items():
         weight = "embedding" if name == "embedding_scale" else f"{name.removesuffix('.scale')}.weight"
-        assert (params[weight].dtype, scale.dtype) == (STORED[kind], jnp.float32)
-        wider[weight] = wide(params[weight], scale)
+        assert (params[weight].dtype, scale.dtype) == (STORED[kind], SCALES[kind])
+        wider[weight] = wide(params[weight], scale, shapes[weight][1])
     tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, config.vocab_size)
     expected = causal_logits(build(with_kind(None, tied), wider), tokens)
     np.testing.assert_allclose(causal_logits(model, tokens), expected, rtol=1e-4, atol=1e-5)
@@ -165,16 +167,16 @@ def test_a_head_is_the_one_of_its_wide_weights(name):
     assert np.isneginf(found.logits).any() == config.reduced
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL)
 def test_random_weights_are_as_large_as_those_of_another_model(kind):
-    plain, eight = (Linear(400, 300, quantization=k, dtype=jnp.float32, rngs=nnx.Rngs(0)) for k in (None, kind))
-    assert eight.scale is not None
-    weight = wide(eight.weight[...], eight.scale[...])
+    plain, rounded = (Linear(400, 300, quantization=k, dtype=jnp.float32, rngs=nnx.Rngs(0)) for k in (None, kind))
+    assert rounded.scale is not None
+    weight = wide(rounded.weight[...], rounded.scale[...], 400)
     assert float(weight.std()) == pytest.approx(float(plain.weight[...].std()), rel=0.02)
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kind", [None, *KINDS])
+@pytest.mark.parametrize("kind", [None, *ALL])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_bytes_are_those_of_the_arrays(tied, kind, dtype):
     config = with_kind(kind, tied)
@@ -187,8 +189,8 @@ def test_bytes_are_those_of_the_arrays(tied, kind, dtype):
 
 
 def test_values_that_are_none():
-    with pytest.raises(ValueError, match="quantization='int4': expected one of None, int8, fp8"):
-        with_kind("int4")
+    with pytest.raises(ValueError, match="quantization='int2': expected one of None, int8, fp8, int4"):
+        with_kind("int2")
 
 
 def test_params_have_to_be_quantised():

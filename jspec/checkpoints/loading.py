@@ -263,10 +263,8 @@ def _load_converted(
         array, kind = load_param(path, stored_names[name], index), expected[name][1]
         if name in kept:
             _require_quantized(where, name, array.dtype, kind)
-        if name in quantized.values() and not (np.isfinite(array) & (array > 0)).all():
-            raise Refusal(
-                f"{where}: parameter {name!r} has a scale that is no positive number; convert the checkpoint again"
-            )
+        if name in quantized.values():
+            _require_scales(where, name, array)
         return array.astype(kind, copy=False)
 
     return config, StoredParams(folder.given, shapes, read)
@@ -283,6 +281,14 @@ def _require_shapes(where: str, stored_shapes: dict[str, tuple[int, ...]], expec
                 f"{where}: parameter {name!r} has shape {list(found[name])}, "
                 f"but its config asks for {list(expected[name])}; convert the checkpoint again"
             )
+
+
+def _require_scales(where: str, name: str, array: np.ndarray):
+    """Raise a ``Refusal`` unless these can be scales: of eight bits, float32, they are positive; of four bits, any but 0."""
+    positive = array.dtype == np.float32
+    if not (np.isfinite(array) & (array > 0 if positive else array != 0)).all():
+        what = "no positive number" if positive else "0 or no number"
+        raise Refusal(f"{where}: parameter {name!r} has a scale that is {what}; convert the checkpoint again")
 
 
 def _require_quantized(where: str, name: str, found: np.dtype, expected: np.dtype):

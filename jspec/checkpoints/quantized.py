@@ -5,7 +5,7 @@ import numpy as np
 from jspec.checkpoints.tensor import NUMPY_DTYPES
 from jspec.config import ModelConfig
 from jspec.heads import HeadConfig
-from jspec.models.quantized import STORED
+from jspec.models.quantized import SCALES, STORED, quantized_shapes
 
 
 def stored_params(config: ModelConfig | HeadConfig, dtype: str) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
@@ -17,8 +17,8 @@ def stored_params(config: ModelConfig | HeadConfig, dtype: str) -> dict[str, tup
     """
     shapes, own = config.param_shapes(), config.param_dtypes()
     params = {n: (shape, np.dtype(own[n]) if n in own else NUMPY_DTYPES[dtype]) for n, shape in shapes.items()}
-    for name, scale in config.scale_names().items():
-        assert config.quantization is not None
-        params[name] = shapes[name], STORED[config.quantization]
-        params[scale] = shapes[name][:1], np.dtype(np.float32)
+    scales = config.scale_names()
+    for name, kind in config.quantizations().items():
+        of_weight, of_scale = quantized_shapes(shapes[name], kind)
+        params[name], params[scales[name]] = (of_weight, STORED[kind]), (of_scale, SCALES[kind])
     return params

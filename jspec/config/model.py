@@ -13,7 +13,7 @@ from jspec.parameters import Declared, Parameter
 from jspec.tensor_names import names_of
 
 PLAIN_ROPE = Rope()
-QUANTIZATIONS = ("int8", "fp8")
+QUANTIZATIONS = ("int8", "fp8", "int4")
 NORMS = ("rms", "rms_wide", "rms_offset", "layer")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 # norm_placement -> the norms of a layer, in the order in which it applies them.
@@ -113,7 +113,7 @@ class ModelConfig(Declared):
     windows: tuple[int | None, ...] = ()
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
-    quantization: Literal["int8", "fp8"] | None = None
+    quantization: Literal["int8", "fp8", "int4"] | None = None
     layer_ropes: tuple[Rope | None, ...] = ()
     position_offset: int | None = None
     norm: Literal["rms", "rms_wide", "rms_offset", "layer"] = "rms"
@@ -295,7 +295,7 @@ class ModelConfig(Declared):
         return self.experts is not None and (not self.experts.layers or self.experts.layers[layer])
 
     @property
-    def head_quantization(self) -> Literal["int8", "fp8"] | None:
+    def head_quantization(self) -> Literal["int8", "fp8", "int4"] | None:
         """The type in which the output head is stored, and with it a tied embedding; None if they are not quantised."""
         return self.quantization if self.quantized_head else None
 
@@ -337,7 +337,7 @@ class ModelConfig(Declared):
         """Accept any target: whether token ids mean the same tokens is seen in tokenizers and not in configs."""
 
     def with_quantization(self, quantization: str) -> Self:
-        """The same config, with linear maps and output head stored in eight bits."""
+        """The same config, with linear maps and output head stored as ``quantization`` says."""
         return dataclasses.replace(self, quantization=quantization, quantized_head=True)  # pyright: ignore[reportArgumentType]
 
     def with_draft_vocabulary(self, size: int) -> Self:

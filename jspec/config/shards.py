@@ -11,7 +11,7 @@ from typing import NamedTuple
 from jspec._arguments import is_int, require
 from jspec.config.experts import Experts
 from jspec.config.model import ModelConfig
-from jspec.parameters import DOWNS, GATE_UPS, ONCE, Parameter, bytes_of, expanded
+from jspec.parameters import DOWNS, GATE_UPS, GROUP, ONCE, Parameter, bytes_of, expanded
 
 AXIS = "tp"  # of the mesh
 VOCABULARY_GROUP = 1024  # tokens; every shard has whole groups of the vocabulary, the last of them padded
@@ -95,8 +95,9 @@ class Shards:
         for parameter, copy in expanded(config.parameters):
             split = self._split(parameter, config)
             found[parameter.name.format(*copy)] = split
-            if parameter.quantization is not None:  # scales [out], with weights [out, in]
-                found[parameter.scale.format(*copy)] = split if split.axis == 0 else split._replace(axis=None)
+            if parameter.quantization is not None:  # scales [out] or [out, groups], with weights [out, in]
+                dealt = split.axis == 0 or parameter.quantization == "int4"
+                found[parameter.scale.format(*copy)] = split if dealt else split._replace(axis=None)
         return found
 
     def _split(self, parameter: Parameter, config: ModelConfig) -> Split:
@@ -118,6 +119,7 @@ class Shards:
         require(grouped, name, n, f"a divisor or a multiple of num_kv_heads, {heads}")
         width = config.intermediate_size
         require(width % n == 0, name, n, f"a divisor of intermediate_size, {width}")
+        self._require_whole_groups(config)
         experts = config.experts
         if experts is None:
             return
@@ -125,6 +127,17 @@ class Shards:
             require(experts.all % n == 0, name, n, f"a divisor of the number of experts, {experts.all}")
         else:
             require(experts.width % n == 0, name, n, f"a divisor of the width of an expert, {experts.width}")
+
+    def _require_whole_groups(self, config: ModelConfig):
+        """Raise a ValueError if a shard would have a part of a group of inputs that have one scale."""
+        for parameter in config.parameters:
+            if parameter.quantization == "int4" and self._split(parameter, config).axis == 1:
+                inputs, name = parameter.shape(config.dimensions)[1], parameter.name.format("i")
+                what = (
+                    f"a divisor of the groups of {GROUP} inputs that have a scale in {name}, which has {inputs} inputs"
+                )
+                whole = inputs % (GROUP * self.count) == 0
+                require(whole, "tensor_parallel", self.count, f"{what}; int8 and fp8 weights have no groups")
 
 
 def axis_of(shards: Shards | None) -> str | None:

@@ -55,6 +55,10 @@ class DraftConfig(Protocol):
         """Name of the scales of each quantised parameter, by the name of that parameter."""
         ...
 
+    def quantizations(self) -> dict[str, str]:
+        """How each quantised parameter is stored, by its name: ``int8``, ``fp8`` or ``int4``."""
+        ...
+
     def param_dtypes(self) -> dict[str, str]:
         """Dtype of each parameter that has not the dtype of the weights, by its name."""
         ...
@@ -99,7 +103,7 @@ class DraftConfig(Protocol):
 
     @property
     def quantization(self) -> str | None:
-        """The type in which linear maps and output head are stored, ``int8`` or ``fp8``. None if they are not quantised."""
+        """The type in which linear maps and output head are stored: ``int8``, ``fp8`` or ``int4``; None if in floats."""
         ...
 
     @property
@@ -108,7 +112,7 @@ class DraftConfig(Protocol):
         ...
 
     def with_quantization(self, quantization: str) -> Self:
-        """A copy of this config whose linear maps and output head are stored in eight bits, ``int8`` or ``fp8``."""
+        """A copy of this config whose linear maps and output head are stored as ``int8``, ``fp8`` or ``int4``."""
         ...
 
     def with_draft_vocabulary(self, size: int) -> Self:

@@ -21,8 +21,8 @@ class MedusaConfig(Declared):
       num_heads: number of Medusa heads.
       num_blocks: number of residual blocks of each Medusa head.
       own_head: whether each Medusa head has an output head. If not, the target's output head serves for all of them.
-      quantization: the type in which blocks and output heads are stored, ``int8`` or ``fp8``. None if they are not
-        quantised.
+      quantization: the type in which blocks and output heads are stored: ``int8``, ``fp8`` or ``int4``. None if they
+        are not quantised.
       draft_vocab_size: Vd, of how many tokens the output heads have logits, or of how many the Medusa heads have the rows of
         the target's output head. None for all of them.
     """

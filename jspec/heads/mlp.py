@@ -34,8 +34,8 @@ class MLPConfig(Declared):
       tied: whether all stages share one embedding, one norm and one output head. All stages but the first then also share
         one projection. The first has its own, because it reads the target's hidden state ``[D]`` and not ``[W]``.
       scale_input: whether the target's hidden state is divided by its root mean square before the first stage.
-      quantization: the type in which projections and output heads are stored, ``int8`` or ``fp8``. None if they are not
-        quantised.
+      quantization: the type in which projections and output heads are stored: ``int8``, ``fp8`` or ``int4``. None if
+        they are not quantised.
       draft_vocab_size: Vd, of how many tokens the output heads have logits. None for all of them.
     """
 

@@ -58,7 +58,7 @@ class PardConfig(Declared):
         return self.model.quantization
 
     def with_quantization(self, quantization: str) -> Self:
-        """A copy of this config whose linear maps and output head are stored in eight bits."""
+        """A copy of this config whose linear maps and output head are stored as ``quantization`` says."""
         return dataclasses.replace(self, model=self.model.with_quantization(quantization))
 
     def with_draft_vocabulary(self, size: int) -> Self:

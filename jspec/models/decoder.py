@@ -227,7 +227,8 @@ class Decoder(nnx.Module):
       head: the output head, or the rows of a draft vocabulary of it, which every shard has. None if the embedding is tied.
       draft_ids: as ``jspec.models.draft_vocabulary`` has it, of a draft model that knows a part of the vocabulary only; None
         of any other, and of every target.
-      embedding_scale: one scale for each token, float32 ``[V]``. None for an embedding that is not quantised.
+      embedding_scale: one scale for each token, float32 ``[V]``, or those of its groups. None for an embedding that is not
+        quantised.
     """
 
     def __init__(self, config: ModelConfig, *, shards: Shards | None = None, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -262,7 +263,8 @@ class Decoder(nnx.Module):
             rows = jnp.where(mine, rows, 0)
         stored = self.embedding[...][rows]
         if self.embedding_scale is not None:
-            stored = wide(stored, self.embedding_scale[...][rows]).astype(self.dtype)
+            width = self.config.embedding_size or self.config.hidden_size
+            stored = wide(stored, self.embedding_scale[...][rows], width).astype(self.dtype)
         if self.shards is not None and mine is not None:  # one shard has the token, and the others add zeros
             stored = added_up(jnp.where(mine[..., None], stored, 0), self.shards.axis)
         return stored if self.project_in is None else self.project_in(stored)
@@ -356,13 +358,13 @@ class Decoder(nnx.Module):
 
     @property
     def output_weight(self) -> jax.Array:
-        """The weight ``[V, D]`` of the output head as it is stored, ``[V, We]`` behind ``project_out``. A tied output
-        head is the embedding."""
+        """The weight ``[V, D]`` of the output head as it is stored, ``[V, We]`` behind ``project_out``, or packed in four
+        bits. A tied output head is the embedding."""
         return self.embedding[...] if self.head is None else self.head.weight[...]
 
     @property
     def output_scale(self) -> jax.Array | None:
-        """The scale of each output channel of a quantised ``output_weight``, float32 ``[V]``, or None."""
+        """The scales of a quantised ``output_weight``, float32 ``[V]`` or those of groups, or None."""
         scale = self.embedding_scale if self.head is None else self.head.scale
         return None if scale is None else scale[...]
 

@@ -15,6 +15,7 @@ from jspec.pallas.experts import experts
 from jspec.pallas.norm import whole
 from jspec.pallas.routing import route
 from jspec.pallas.routing_reference import Routed, Routing
+from jspec.parameters import in_eight_bits
 
 
 class FourBitWeight(nnx.Module):
@@ -52,7 +53,7 @@ class Mixture(nnx.Module):
         D, X, Fe = config.hidden_size, experts.all, experts.width
         if shards is not None and shards.splits_experts(experts):
             X //= shards.count
-        bias, make = experts.biases, functools.partial(Linear, quantization=config.quantization)
+        bias, make = experts.biases, functools.partial(Linear, quantization=in_eight_bits(config.quantization))
         linear = functools.partial(FourBitWeight if experts.stored else make, bias=bias, dtype=dtype, rngs=rngs)
         self.experts, self.over, self.held = experts, axis_of(shards), X
         self.routing = Routing(

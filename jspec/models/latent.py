@@ -20,6 +20,7 @@ from jspec.pallas.attention_reference import Scores, rotated
 from jspec.pallas.expand_latents import HeadMaps
 from jspec.pallas.keep_latents import kept_latents
 from jspec.pallas.latent_queries import latent_queries
+from jspec.parameters import in_eight_bits
 
 
 class LatentAttention(nnx.Module):
@@ -47,8 +48,9 @@ class LatentAttention(nnx.Module):
         self.query_norm = None if Cq is None else Norm(Cq, latent.norm_eps, dtype=dtype)
         self.queries = None if Cq is None else linear(Cq, N * H)
         self.latent_norm = Norm(latent.rank, latent.norm_eps, dtype=dtype)
-        self.keys = linear(latent.rank, N * (H - latent.rotated))
-        self.values = linear(latent.rank, N * latent.value_dim)
+        of_heads = functools.partial(linear, quantization=in_eight_bits(config.quantization))
+        self.keys = of_heads(latent.rank, N * (H - latent.rotated))
+        self.values = of_heads(latent.rank, N * latent.value_dim)
         self.out = linear(N * latent.value_dim, D, bias=config.output_bias, over=axis_of(shards))
 
     def __call__(self, x, positions, kv, view):

@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from jspec.config import Rope
+from jspec.models import four_bits
 from jspec.models.quantized import random_weight
 from jspec.pallas.attention_reference import Rotation
 from jspec.pallas.dispatch import by_platform
@@ -26,11 +27,12 @@ _REDUCED_ABOVE, _LONGEST_SUM = 10_000_000, 16_384
 
 
 class Linear(nnx.Module):
-    """``y = W x (+ b)``, where W is ``weight``, or ``scale[:, None] * weight`` if the weight is quantised.
+    """``y = W x (+ b)``, where W is ``weight``, or what ``weight`` and ``scale`` stand for if the weight is quantised.
 
     Attributes:
-      weight: ``[out, in]`` of ``dtype``. A quantised one is int8 or float8_e4m3fn.
-      scale: float32 ``[out]``. None for a weight that is not quantised.
+      weight: ``[out, in]`` of ``dtype``. A quantised one is int8 or float8_e4m3fn, or packed codes of four bits, uint8
+        ``[out, 64 groups]``.
+      scale: float32 ``[out]``, bfloat16 ``[out, groups]`` of a weight of four bits. None for one that is not quantised.
       bias: ``[out]`` of ``dtype``, or None.
       over: the mesh axis whose shards have parts of the inputs each, and over which products are therefore added up; None
         if all inputs are here.
@@ -72,7 +74,7 @@ def added_up(x, over: str | None):
 def project(x, weight, scale=None):
     """The linear map ``[..., in], [out, in] -> [..., out]`` in x's dtype. fp32 is multiplied in full fp32, never in TF32.
 
-    A quantised weight has a ``scale``, float32 ``[out]``. Its product is computed by ``wide_project`` and rounded once.
+    A quantised weight has a ``scale``. Its product is computed by ``wide_project`` and rounded once.
     """
     if scale is not None:
         return wide_project(x, weight, scale).astype(x.dtype)
@@ -86,10 +88,12 @@ def wide_project(x, weight, scale=None):
 
     int8 and fp8 numbers are exact in bfloat16 and float32. They are therefore multiplied as they are, and each sum is
     multiplied by the scale of its output channel. The conversion takes place inside the product, so no converted copy of
-    the weight is ever written.
+    the weight is ever written. Codes of four bits stand for numbers that are rounded to x's dtype.
     """
     if scale is None:
         return _product(x, weight)
+    if weight.dtype == four_bits.STORED:
+        return _product(x, four_bits.unpacked(weight, scale, x.shape[-1]).astype(x.dtype))
     weight = weight.astype(x.dtype)
     one_token = x.size == x.shape[-1]
     y = by_platform(_padded_product, _product, x, weight) if one_token else _product(x, weight)

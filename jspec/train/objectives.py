@@ -125,7 +125,7 @@ def output_head_of(target: Target) -> jax.Array | np.ndarray:
     stored = target.output_weight, target.output_scale
     if getattr(target, "shards", None) is not None:  # behind the last token is padding
         stored = [None if array is None else np.asarray(array)[: config.vocab_size] for array in stored]
-    return wide(*stored) / config.logit_divisor
+    return wide(*stored, config.hidden_size) / config.logit_divisor
 
 
 def frequent_tokens(tokens: np.ndarray, vocab_size: int, count: int) -> np.ndarray:

@@ -79,7 +79,7 @@ def test_small_arrays_are_one_file(tmp_path):
     assert files_of(tmp_path / "out", DOWN) == {"0.0"}
 
 
-@pytest.mark.parametrize("quantize", [None, "int8", "fp8"])
+@pytest.mark.parametrize("quantize", [None, "int8", "fp8", "int4"])
 def test_the_same_arrays_as_in_one_chunk_each(src, tmp_path, monkeypatch, quantize):
     """Which earlier versions wrote."""
     convert(src, tmp_path / "out", quantize=quantize, verify="shapes")

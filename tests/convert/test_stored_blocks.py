@@ -81,7 +81,7 @@ def test_they_are_rounded_unless_float32_is_asked_for(tmp_path):
     assert_same(load_folder(tmp_path / "exact"), load_folder(wide, "float32"))
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8"])
+@pytest.mark.parametrize("kind", ["int8", "fp8", "int4"])
 @pytest.mark.parametrize("name", ["fp8", "gptq", "packed"])
 def test_they_may_be_quantised_again(tmp_path, name, kind):
     """From the numbers that they stand for, in float32."""
@@ -91,9 +91,10 @@ def test_they_may_be_quantised_again(tmp_path, name, kind):
     config, params = load_folder(out)
     _, wide = load_folder(tmp_path / "src-wide")
     assert config.quantization == kind
-    assert params["layers.1.mlp.down.weight"].dtype == STORED[kind]
+    kinds = config.quantizations()  # of experts, not in four bits
+    assert params["layers.1.mlp.down.weight"].dtype == STORED["int8" if kind == "int4" else kind]
     for part in ("attention.qkv", "mlp.gate_up"):
-        expected = quantize(wide[f"layers.1.{part}.weight"], kind)
+        expected = quantize(wide[f"layers.1.{part}.weight"], kinds[f"layers.1.{part}.weight"])
         for end, array in zip(("weight", "scale"), expected, strict=True):
             np.testing.assert_array_equal(params[f"layers.1.{part}.{end}"].view(np.uint8), array.view(np.uint8))
 
