@@ -25,8 +25,8 @@ _BLOCK = 2**20  # weights that are converted at a time, so that their float32 co
 def quantize(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The packed codes, uint8 ``[out, 64 groups]``, and the scales, bfloat16 ``[out, groups]``, of a weight.
 
-    A scale is negative where the number of largest magnitude in its group is positive: there are codes down to -8 and up to 7
-    only, and that number takes the lowest. A group of zeros has scale 1.
+    A scale is negative where the number of largest magnitude in its group is positive: codes stand for -8 to 7 times the
+    scale, and that number takes the -8. A group of zeros has scale 1.
 
     Args:
       weight: ``[out, in]``, finite, of any float dtype.
