@@ -1,4 +1,4 @@
-"""Weights of eight bits, and models of four: rounding against exact arithmetic, products against what a weight stands for."""
+"""Weights of eight bits, and models of four: rounding in exact arithmetic, products against what a weight stands for."""
 
 import dataclasses
 import re
