@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from benchmarks import budget, efficiency, http_table, mixtures_table, results, serving_table
 from benchmarks.markdown import paragraph, table
 from benchmarks.results import Figure, Result
+from jspec.config import QUANTIZATIONS
 
 CARD = "NVIDIA H200"
 SHAPE = "llama-3.1-8b"
@@ -178,7 +179,7 @@ def document(found: Measurements) -> str:
 def quantized_distribution(found: Measurements) -> str:
     """The table in docs/quantization.md of how far quantised weights move the distribution."""
     rows = []
-    for kind in ("int8", "fp8"):
+    for kind in QUANTIZATIONS:
         more = found.quantization[f"kl, {kind}"].details
         rows.append((kind, *(_scientific(more[name]) for name in ("mean_kl", "max_kl")), f"{more['top1']:.1%}"))
     return table(("", "mean KL", "largest", "top-1 agreement"), rows)

@@ -27,10 +27,11 @@ from benchmarks.shapes import LLAMA_8B, TINY, Pair
 from convert import convert
 from convert.verify import LENGTHS, Comparison, compare, jspec_logits
 from jspec.checkpoints.loading import load_folder
+from jspec.config import QUANTIZATIONS
 from jspec.demo import FAMILY
 from jspec.models import build
 
-FORMATS = ("int8", "fp8")
+FORMATS = QUANTIZATIONS
 LAYERS = 8
 
 

@@ -52,7 +52,7 @@ def _scale(peak: np.ndarray, largest: np.float32) -> np.ndarray:
     return np.where(scale < np.finfo(np.float32).tiny, np.float32(1), scale)
 
 
-def quantized_shapes(shape: tuple[int, int], quantization: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def quantized_shapes(shape: tuple[int, ...], quantization: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shapes of the two arrays in which a weight ``shape`` = (out, in) is stored: the weight's and the scales'."""
     if quantization != "int4":
         return shape, shape[:1]

@@ -122,10 +122,10 @@ def output_head_of(target: Target) -> jax.Array | np.ndarray:
             f"the target's output head reads {config.embedding_size} numbers and its hidden states have "
             f"{config.hidden_size}; expected a target without embedding_size for a head that has an output head"
         )
-    stored = target.output_weight, target.output_scale
+    weight, scale = target.output_weight, target.output_scale
     if getattr(target, "shards", None) is not None:  # behind the last token is padding
-        stored = [None if array is None else np.asarray(array)[: config.vocab_size] for array in stored]
-    return wide(*stored, config.hidden_size) / config.logit_divisor
+        weight, scale = (None if array is None else np.asarray(array)[: config.vocab_size] for array in (weight, scale))
+    return wide(weight, scale, config.hidden_size) / config.logit_divisor
 
 
 def frequent_tokens(tokens: np.ndarray, vocab_size: int, count: int) -> np.ndarray:
