@@ -82,6 +82,8 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     "eagle3-int8": HEADS["eagle3"].with_quantization("int8"),
     "p-eagle-fp8": HEADS["p-eagle"].with_quantization("fp8"),
     "mtp-int8": HEADS["mtp"].with_quantization("int8"),
+    "mtp-small": MTPConfig(LAYERS, draft_vocab_size=REDUCED).with_quantization("int8"),
+    "mtp-plain-output-small": MTPConfig(LAYER, norm_output=False, mask_first=True, draft_vocab_size=REDUCED),
     "dspark-int8": HEADS["dspark"].with_quantization("int8"),
     "dflash-small": HEADS["dflash"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),
     "pard-small": HEADS["pard"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),
