@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_draft_vocabulary,
         metavar="N|FILE",
         help="logits for these tokens only, of a drafter: the N most frequent ones of --corpus, with stop tokens and "
-        "special tokens, or the ids in a file (.json, .txt, .npy). A language model is no target any more, except with --mtp",
+        "special tokens, or the ids in a file (.json, .txt, .npy). Without --mtp a language model is no target any more",
     )
     parser.add_argument("--corpus", metavar="FILE", help="text in UTF-8, like the texts that are to be drafted")
     parser.add_argument(
