@@ -120,7 +120,8 @@ def draft_passes(target, module, K: int, batch: int, length: float) -> list[Pass
     """The passes of a drafter: one that reads what it needs of the target or the text, and those that follow."""
     kv = kv_bytes(module, batch * length)
     if isinstance(module, MTPHead):
-        c, found = module.config.layers, weights_of(module) + output_head(target)
+        c, found = module.config.layers, weights_of(module)
+        found += output_head(target) if module.head is None else Weights(0, 0)
         mixtures = [] if c.experts is None else [layer.mlp for layer in module.layers]
         reads = [
             _of_hit(found, mixtures, c, expected_hit(c.experts, tokens)) if mixtures else found

@@ -98,14 +98,14 @@ def _parser() -> argparse.ArgumentParser:
         type=_draft_vocabulary,
         metavar="N|FILE",
         help="logits for these tokens only, of a drafter: the N most frequent ones of --corpus, with stop tokens and "
-        "special tokens, or the ids in a file (.json, .txt, .npy). A language model is no target any more",
+        "special tokens, or the ids in a file (.json, .txt, .npy). Without --mtp a language model is no target any more",
     )
     parser.add_argument("--corpus", metavar="FILE", help="text in UTF-8, like the texts that are to be drafted")
     parser.add_argument(
         "--mtp",
         action=argparse.BooleanOptionalAction,
         help="keep the multi-token prediction layers of a language model's checkpoint, for draft='mtp', or drop them; "
-        "default: keep those that there are",
+        "default: keep those that there are. With --mtp, --draft-vocabulary is for these layers, and the model stays whole",
     )
     parser.add_argument("--dry-run", action="store_true", help="read headers only, print the mapping, write nothing")
     parser.add_argument(
@@ -140,10 +140,11 @@ def _check(out: str) -> int:
 def _dry_run(options: argparse.Namespace) -> int:
     head_options = HeadOptions(options.aux_convention, options.norm_output, options.mask_token_id)
     source = open_source(options.src, options.allow_pickle, head_options)
-    source = prepared(source, options.target, options.quantize, options.draft_vocabulary, options.corpus)
+    vocabulary = options.mtp, options.draft_vocabulary, options.corpus
+    source = prepared(source, options.target, options.quantize, *vocabulary)
     for line in listing(source, options.dtype or source.default_dtype):
         print(_printable(line))
-    for note in mtp_beside(source, options.allow_pickle, options.mtp)[1]:
+    for note in mtp_beside(source, options.allow_pickle, options.target, *vocabulary)[1]:
         print(f"note: {_printable(note)}")
     return OK if matches(source) else MISMATCH
 

@@ -114,10 +114,11 @@ def convert(
         with a scale for each block are dequantised first (``jspec.checkpoints.blocks``).
       mtp: whether to keep the multi-token prediction layers of a language model's checkpoint, in a folder ``mtp`` of
         ``out``, from which ``jspec.load(out, draft="mtp")`` takes them. They are quantised as the model is. None keeps those
-        that there are.
+        that there are, but not beside a model with a draft vocabulary.
       draft_vocabulary: the tokens that a drafter is to have logits for: how many, the most frequent ones of ``corpus``, or
         a list of their ids or a file of that; see ``convert.draft_vocabulary``. A language model can then draft, and is no
-        target any more.
+        target any more. With ``mtp=True`` they are those of its multi-token prediction layers alone, which get a copy of
+        these rows of its output head, and the language model stays whole.
       corpus: a text file in UTF-8, like the texts that are to be drafted.
 
     Raises:
@@ -135,11 +136,11 @@ def convert(
     source, place = open_source(src, allow_pickle, options), _absolute(out)
     if place.is_relative_to(source.folder.root) or source.folder.root.is_relative_to(place):
         raise Refusal(f"{out}: lies inside the source folder or around it; choose another place")
-    source = prepared(source, target, quantize, draft_vocabulary, corpus)
+    source = prepared(source, target, quantize, mtp, draft_vocabulary, corpus)
     if verify == "logits":
         _require_runs_in_transformers(source)
     source.require_match()
-    further, mtp_notes = mtp_beside(source, allow_pickle, mtp)
+    further, mtp_notes = mtp_beside(source, allow_pickle, target, mtp, draft_vocabulary, corpus)
     chosen = dtype or source.default_dtype
     notes = [*source.layout.notes, *mtp_notes, *_dtype_notes(source, dtype, chosen)]
     with staged(place, overwrite, may_replace=is_converted) as partial:
@@ -170,51 +171,82 @@ def prepared(
     source: Source,
     target: str | os.PathLike | None,
     quantize: str | None,
+    mtp: bool | None,
     draft_vocabulary: DraftVocabulary | None,
     corpus: str | os.PathLike | None,
 ) -> Source:
-    """``source`` as it is to be converted: fit for ``target``, reduced to a draft vocabulary, quantised; arguments as for
-    ``convert``."""
+    """``source`` as it is to be converted: fit for ``target``, reduced to a draft vocabulary that is its own, quantised;
+    arguments as for ``convert``."""
     if target is not None:
         require_fit(source, target, needless=draft_vocabulary is None)
-    if draft_vocabulary is not None:
-        require_whole_vocabulary(source)
-        source.require_match()
-        source = reduced(source, choose(source, draft_vocabulary, corpus, target), target)
-    elif corpus is not None:
+    if corpus is not None and draft_vocabulary is None:
         raise Refusal(
             f"corpus={str(corpus)!r}: counts the tokens of a draft vocabulary; give draft_vocabulary, how many"
         )
+    if draft_vocabulary is not None and not mtp:
+        source = _reduced(source, target, target, draft_vocabulary, corpus)
     return source if quantize is None else quantized(source, quantize)
 
 
-def mtp_beside(source: Source, allow_pickle: bool, mtp: bool | None) -> tuple[Source | None, list[str]]:
+def mtp_beside(
+    source: Source,
+    allow_pickle: bool,
+    target: str | os.PathLike | None,
+    mtp: bool | None,
+    draft_vocabulary: DraftVocabulary | None,
+    corpus: str | os.PathLike | None,
+) -> tuple[Source | None, list[str]]:
     """The multi-token prediction layers beside the language model ``source`` that are to be kept, None if none are.
+
+    Args:
+      source: what ``prepared`` returned. Layers with a draft vocabulary have copies of rows of its output head.
+      allow_pickle, target, mtp, draft_vocabulary, corpus: as for ``convert``.
 
     Returns:
       them, and notes on what becomes of them.
 
     Raises:
-      Refusal: they are asked for by name, and there are none, or they cannot be read.
+      Refusal: they are asked for by name, and there are none, or they cannot be read or have no such draft vocabulary.
     """
     what = "multi-token prediction layers"
+    if mtp and not isinstance(source.config, ModelConfig):
+        raise Refusal(
+            f"{source.folder.given}: mtp=True: keeps {what} beside a language model, and this folder holds no such model "
+            f"({source.layout.label}); leave it out"
+        )
     if not mtp and not holds_mtp(source.layout):
         return None, []
-    if mtp and source.config.reduced:
-        raise Refusal(
-            f"{source.folder.given}: mtp=True: {what} are for a target, and a model with a draft vocabulary is none"
-        )
-    if mtp is False or source.config.reduced:
+    if mtp is False:
         return None, [f"{what} are left out"]
+    if source.config.reduced:
+        return None, [
+            f"{what} are left out; with mtp=True (--mtp) they get the draft vocabulary, and their model stays whole"
+        ]
     try:
-        further = open_source(source.folder.given, allow_pickle, HeadOptions(mtp=True))
-        further.require_match()
+        opened = open_source(source.folder.given, allow_pickle, HeadOptions(mtp=True))
+        opened.require_match()
+        further = opened if draft_vocabulary is None else _reduced(opened, source, target, draft_vocabulary, corpus)
+        of_vocabulary = [f"{MTP}/: {note}" for note in further.layout.notes[len(opened.layout.notes) :]]
         further = further if source.config.quantization is None else quantized(further, source.config.quantization)
     except Refusal as refusal:
         if mtp:
             raise
         return None, [f"{what} are left out: {refusal}"]
-    return further, [f"{what} are kept in {MTP}/"]
+    return further, [f"{what} are kept in {MTP}/", *of_vocabulary]
+
+
+def _reduced(
+    source: Source,
+    rows_of: Source | str | os.PathLike | None,
+    target: str | os.PathLike | None,
+    draft_vocabulary: DraftVocabulary,
+    corpus: str | os.PathLike | None,
+) -> Source:
+    """``source`` with a draft vocabulary. If it has no output head, it gets copies of rows of that of ``rows_of``; the other
+    arguments are those of ``convert``."""
+    require_whole_vocabulary(source)
+    source.require_match()
+    return reduced(source, choose(source, draft_vocabulary, corpus, target), rows_of)
 
 
 def _verified(source: Source, folder: Path, dtype: str) -> list[str]:

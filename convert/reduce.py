@@ -47,7 +47,7 @@ def require_whole_vocabulary(source: Source):
         )
 
 
-def reduced(source: Source, chosen: Chosen, target: str | os.PathLike | None) -> Source:
+def reduced(source: Source, chosen: Chosen, target: Source | str | os.PathLike | None) -> Source:
     """``source`` with logits for the ``chosen`` tokens only.
 
     A draft head that borrows the target's output head gets a copy of these rows. A language model whose output head is its
@@ -56,7 +56,8 @@ def reduced(source: Source, chosen: Chosen, target: str | os.PathLike | None) ->
     Args:
       source: the open folder of the drafter, whose tensors match its config.
       chosen: the tokens.
-      target: folder of the target. None is enough for a drafter that has an output head.
+      target: folder of the target, or the target itself where it lies in the folder of ``source``. None is enough for a
+        drafter that has an output head.
 
     Raises:
       Refusal: the rows of the target's output head are needed, and ``target`` is None or lends none; or drafters of this
@@ -76,8 +77,10 @@ def reduced(source: Source, chosen: Chosen, target: str | os.PathLike | None) ->
     dequantizes = False
     if HEAD not in old and HEAD in new:
         if config.language_model is not None:
-            embedding = next(name for name, at in layout.table.items() if at.param == "embedding")
-            made[HEAD] = _rows(layout.tensors[embedding], tokens)
+            made[HEAD] = _rows_of_output_head(source, tokens)
+        elif isinstance(target, Source):
+            target.require_match()
+            made[HEAD] = _rows_of_output_head(target, tokens)
         else:
             made[HEAD], dequantizes = _rows_of_target(source, config, tokens, target)
     published = {at.param: name for name, at in tensor_table(config).items()}
@@ -106,6 +109,14 @@ def _rows(tensor: Tensor, rows: np.ndarray) -> Rows:
     return Rows(tensor.name, tensor.file, tensor.path, (len(rows), *tensor.shape[1:]), tensor.dtype, tensor, rows)
 
 
+def _rows_of_output_head(model: Source, tokens: np.ndarray) -> Rows:
+    """The rows ``[Vd, D]`` of the output head of a language model, which may be its embedding, as its files have them.
+
+    Their scales are left out. No caller needs them: draft heads in the folder of a target with scales are refused."""
+    names = {at.param: name for name, at in model.table.items()}
+    return _rows(model.tensors[names[HEAD if HEAD in names else "embedding"]], tokens)
+
+
 def _rows_of_target(
     source: Source, config: HeadConfig, tokens: np.ndarray, target: str | os.PathLike | None
 ) -> tuple[Derived, bool]:
@@ -113,8 +124,8 @@ def _rows_of_target(
     where, label = source.folder.given, source.layout.label
     if target is None:
         raise Refusal(
-            f"{where}: draft_vocabulary needs a copy of the rows of the target's output head, which this {label} borrows; "
-            "give the target's folder as target (--target DIR)"
+            f"{where}: draft_vocabulary needs a copy of the rows of the target's output head, which this drafter ({label}) "
+            "borrows; give the target's folder as target (--target DIR)"
         )
     model, params = open_folder(target)
     scaled = model.logit_softcap is not None or model.logit_divisor != 1

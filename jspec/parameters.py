@@ -158,11 +158,10 @@ class Declared:
         """A copy of this config whose output head has logits for ``size`` tokens only.
 
         Raises:
-          ValueError: it has no output head that could be reduced, or ``size`` does not fit.
+          ValueError: it has no field ``draft_vocab_size``, or ``size`` does not fit.
         """
         if "draft_vocab_size" not in getattr(self, "__dataclass_fields__", {}):
-            what = f"{type(self).__name__} has no draft vocabulary, because it drafts with the target's output head"
-            raise ValueError(f"draft_vocab_size={size}: {what}; leave it out")
+            raise ValueError(f"draft_vocab_size={size}: {type(self).__name__} has no draft vocabulary; leave it out")
         return dataclasses.replace(self, draft_vocab_size=size)  # pyright: ignore[reportArgumentType, reportCallIssue]
 
     def scale_names(self) -> dict[str, str]:

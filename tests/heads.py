@@ -86,6 +86,8 @@ VARIANTS: dict[str, HeadConfig] = HEADS | {
     "dspark-int4": HEADS["dspark"].with_quantization("int4"),
     "mtp-int4": HEADS["mtp"].with_quantization("int4"),
     "mtp-int8": HEADS["mtp"].with_quantization("int8"),
+    "mtp-small": MTPConfig(LAYERS, draft_vocab_size=REDUCED).with_quantization("int8"),
+    "mtp-plain-output-small": MTPConfig(LAYER, norm_output=False, mask_first=True, draft_vocab_size=REDUCED),
     "dspark-int8": HEADS["dspark"].with_quantization("int8"),
     "dflash-small": HEADS["dflash"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),
     "pard-small": HEADS["pard"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),

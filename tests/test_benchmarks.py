@@ -240,11 +240,11 @@ def test_floors_of_rounds(llama, method, batch, length, milliseconds):
     ("method", "kind", "batch", "milliseconds"),
     [
         *(("eagle", None, 1, 4.25), ("eagle", "int8", 1, 3.9), ("eagle", "int8", 64, 7.84)),
-        *(("draft_model", "int8", 1, 4.55), ("draft_model", "int8", 64, 9.55)),
+        *(("draft_model", "int8", 1, 4.55), ("draft_model", "int8", 64, 9.55), ("mtp", None, 1, 4.25)),
     ],
 )
 def test_floors_of_rounds_with_small_drafts(llama, method, kind, batch, milliseconds):
-    """32,768 draft tokens: an EAGLE head has 252 million weights in its layer, and 134 million in its output head."""
+    """32,768 draft tokens: an EAGLE head, as an MTP layer, has 252 million weights, and 134 million in its output head."""
     config = (LLAMA_1B if method == "draft_model" else head_for(LLAMA_8B, method)).with_draft_vocabulary(32_768)
     module = abstract_module(config if kind is None else config.with_quantization(kind), 1)
     passes = [target_pass(llama, batch, 5, 640), *draft_passes(llama, module, 4, batch, 640)]

@@ -19,6 +19,7 @@ from jspec.heads import (
 )
 from jspec.memory import budget
 from jspec.models import abstract_params
+from jspec.parameters import Declared
 
 V, D = TARGET.vocab_size, TARGET.hidden_size
 ONE_LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
@@ -50,6 +51,7 @@ REDUCED = [
     MLPConfig(V, D, 12, 4, draft_vocab_size=9),
     MedusaConfig(V, D, 3, draft_vocab_size=9),
     MedusaConfig(V, D, 3, own_head=False, draft_vocab_size=9),
+    MTPConfig(TWO_LAYERS, draft_vocab_size=9),
     BLOCK.with_draft_vocabulary(9),
     HEADS[4].with_draft_vocabulary(9),
 ]
@@ -126,7 +128,14 @@ def test_what_no_eagle3_head_can_be(change, message):
             "draft_vocab_size=5: .* a known vocab_size",
         ),
         (lambda: EagleConfig(ONE_LAYER, draft_vocab_size=0), "draft_vocab_size=0"),
-        (lambda: MTPConfig(ONE_LAYER).with_draft_vocabulary(5), "MTPConfig has no draft vocabulary, .*; leave it out"),
+        (
+            lambda: MTPConfig(ONE_LAYER).with_draft_vocabulary(V),
+            rf"draft_vocab_size={V}: expected None or .* in 1..{V - 1}",
+        ),
+        (
+            lambda: Declared().with_draft_vocabulary(5),
+            "draft_vocab_size=5: Declared has no draft vocabulary; leave it out",
+        ),
         (
             lambda: dataclasses.replace(TARGET, tie_embeddings=True, draft_vocab_size=5),
             "tie_embeddings=True: expected False",

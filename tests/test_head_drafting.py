@@ -216,6 +216,8 @@ QUICK = [
     ("pard-small", 4),
     ("mlp-small", 4),
     ("medusa-rows", 3),
+    ("mtp-small", 4),
+    ("mtp-plain-output-small", 3),
 ]
 THOROUGH = [(name, K) for name in VARIANTS for K in (1, 3, 8) if most(name) >= K]
 

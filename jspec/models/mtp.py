@@ -1,8 +1,8 @@
 """Multi-token prediction layers (DeepSeek-V3, 2024): decoder layers that come with a model and predict further tokens.
 
 Slot i reads feature i, which is the target's hidden state after its final norm, and token i + 1, as a slot of an EAGLE head
-does. Its output gives the logits of token i + 2 through the target's output head, and takes the place of feature i + 1 where
-the target has not computed it yet. The methods are those of ``jspec.models.eagle``, and ``read``.
+does. Its output gives the logits of token i + 2 through the target's output head or some rows of it, and takes the place of
+feature i + 1 where the target has not computed it yet. The methods are those of ``jspec.models.eagle``, and ``read``.
 """
 
 import functools
@@ -13,6 +13,7 @@ from flax import nnx
 from jspec.heads import MTPConfig
 from jspec.models.cache import CacheShape
 from jspec.models.decoder import Layer, cache_shape
+from jspec.models.draft_vocabulary import first_tokens, over_vocabulary, rows_of_target
 from jspec.models.layers import Linear, Norm
 
 
@@ -27,6 +28,8 @@ class MTPHead(nnx.Module):
       fuse_in: the linear maps from (embedding, feature) ``[2D]`` to a layer ``[D]``.
       layers: the decoder layers.
       norms: the norms of their outputs, which the output head reads.
+      head: some rows of the target's output head, ``[Vd, D]``. None if all of it serves, that of the target itself.
+      draft_ids: which rows: as ``jspec.models.draft_vocabulary`` has it. None without ``head``.
     """
 
     def __init__(self, config: MTPConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -41,6 +44,9 @@ class MTPHead(nnx.Module):
         maps = [linear(2 * c.hidden_size, c.hidden_size) for _ in range(c.num_layers)]
         self.fuse_in = nnx.List(maps)
         self.layers = nnx.List([Layer(c, i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
+        V, Vd = c.vocab_size, config.dimensions["Vd"]
+        self.head = linear(c.hidden_size, Vd) if config.reduced else None
+        self.draft_ids = nnx.Param(first_tokens(V, Vd)) if config.reduced else None
 
     def embed(self, tokens, target):
         """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, which are the target's."""
@@ -73,8 +79,11 @@ class MTPHead(nnx.Module):
         return hidden, (*cache[:k], kv, *cache[k + 1 :])
 
     def logits(self, hidden, target):
-        """``[..., D] -> [..., V]``, by the target's output head."""
-        return target.logits(hidden if self.config.norm_output else self.norms[0](hidden))
+        """``[..., D] -> [..., V]``, by the target's output head or some rows of it."""
+        hidden = hidden if self.config.norm_output else self.norms[0](hidden)
+        if self.head is None:
+            return target.logits(hidden)
+        return over_vocabulary(rows_of_target(self.head, hidden, target), self.draft_ids)
 
     def recycle(self, hidden):
         """Return hidden states ``[B, T, D]`` unchanged: they are the features that the next slots read."""

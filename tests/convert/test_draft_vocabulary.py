@@ -19,7 +19,7 @@ from convert import Refusal, check, convert, load_draft, load_folder, read_draft
 from convert.cli import main
 from jspec.checkpoints.export import export_draft
 from jspec.config import ModelConfig
-from jspec.heads import BlockConfig
+from jspec.heads import BlockConfig, MTPConfig
 from jspec.models import build, build_head, flat_params
 from jspec.models.params import abstract_params
 from jspec.models.quantized import dequantized, quantize
@@ -47,6 +47,13 @@ def dspark(folder):
     return block(folder, BlockConfig(BLOCK, V, 64, (1, 2), 4, 5, True, (False,), "vanilla", 6, own_head=True))
 
 
+def mtp(folder):
+    """Multi-token prediction layers without their target, whose output head they borrow."""
+    config = MTPConfig(ModelConfig("LlamaForCausalLM", V, 64, 96, 2, 4, 2, 16, 128))
+    export_draft(folder, config, flat_params(random_head(config)), target_name="target", dtype="float32")
+    return folder
+
+
 def full_eagle3(folder):
     return tiny_heads.eagle3(folder, draft_vocab_size=V)
 
@@ -60,7 +67,7 @@ def borrowed_medusa(folder):
 
 
 OWN = [tiny_checkpoint, tied, tiny_heads.pard, tiny_heads.mlp_speculator, tiny_heads.medusa, full_eagle3, dspark]
-BORROWED = [tiny_heads.eagle, borrowed_medusa, dflash]
+BORROWED = [tiny_heads.eagle, borrowed_medusa, dflash, mtp]
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +111,9 @@ def test_the_rows_of_the_tokens_are_stored(tmp_path, target, make):
     assert report.parameters == config.num_parameters == sum(array.size for array in params.values())
 
 
-@pytest.mark.parametrize("make", [tied, tiny_heads.mlp_speculator, tiny_heads.eagle], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [tied, tiny_heads.mlp_speculator, tiny_heads.eagle, mtp], ids=lambda make: make.__name__
+)
 def test_quantised_as_well(tmp_path, target, make):
     src, out = make(tmp_path / "src"), tmp_path / "out"
     convert(src, out, quantize="int8", draft_vocabulary=IDS, target=None if make is tied else target, verify="shapes")
@@ -271,7 +280,7 @@ def test_arguments_that_need_each_other(tmp_path, target):
         convert(bare, tmp_path / "out", draft_vocabulary=20, corpus=corpus)
     for make in BORROWED:
         head = make(tmp_path / make.__name__)
-        with pytest.raises(Refusal, match=r"target"):
+        with pytest.raises(Refusal, match=r"give (the target's folder as )?target"):
             convert(head, tmp_path / "out", draft_vocabulary=IDS)
     with pytest.raises(Refusal, match="--verify logits compares with transformers, which has logits for the whole"):
         convert(bare, tmp_path / "out", draft_vocabulary=IDS, verify="logits")
@@ -280,13 +289,6 @@ def test_arguments_that_need_each_other(tmp_path, target):
 def test_a_second_draft_vocabulary_is_refused(tmp_path):
     with pytest.raises(Refusal, match="has a draft vocabulary of 40 of 97 tokens already; convert it without"):
         convert(tiny_heads.eagle3(tmp_path / "head"), tmp_path / "out", draft_vocabulary=IDS)
-
-
-def test_multi_token_prediction_layers_have_none(tmp_path):
-    config = VARIANTS["mtp"]
-    export_draft(tmp_path / "head", config, flat_params(random_head(config)), target_name="target", dtype="float32")
-    with pytest.raises(Refusal, match="draft_vocab_size=2: MTPConfig has no draft vocabulary, because it drafts with"):
-        convert(tmp_path / "head", tmp_path / "out", draft_vocabulary=[3, 4])
 
 
 def test_a_head_whose_copy_would_not_cap_its_logits(tmp_path):
@@ -298,14 +300,14 @@ def test_a_head_whose_copy_would_not_cap_its_logits(tmp_path):
 
 
 @pytest.mark.parametrize("architecture", ["Gemma2ForCausalLM", "GraniteForCausalLM", "LlamaForCausalLM"])
-@pytest.mark.parametrize("make", [tiny_heads.eagle, borrowed_medusa], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [tiny_heads.eagle, borrowed_medusa, mtp], ids=lambda make: make.__name__)
 def test_a_copy_of_rows_gives_the_targets_logits(tmp_path, architecture, make):
     """Divided and capped as the target's are, and -inf for the tokens that it has not."""
     target = tiny_checkpoint(tmp_path / "target", architecture)
     convert(make(tmp_path / "head"), tmp_path / "out", draft_vocabulary=IDS, target=target)
     model, whole = build(*load_folder(target)), build_head(*load_draft(tmp_path / "head"))
     head, hidden = build_head(*load_draft(tmp_path / "out")), np.random.default_rng(0).standard_normal((1, 2, 64))
-    more = () if make is tiny_heads.eagle else (3,)
+    more = (3,) if make is borrowed_medusa else ()
     found, expected = (np.asarray(one.logits(jnp.asarray(hidden, jnp.float32), model, *more)) for one in (head, whole))
     np.testing.assert_allclose(found[..., IDS], expected[..., IDS], rtol=1e-5, atol=1e-6)
     assert np.isneginf(np.delete(found, IDS, axis=-1)).all()
@@ -328,16 +330,94 @@ def test_it_is_no_target(tmp_path, target, make):
         convert(tiny_heads.eagle(tmp_path / "head"), tmp_path / "again", target=out)
 
 
-def test_multi_token_prediction_layers_are_for_targets(tmp_path):
+@pytest.mark.parametrize("architecture", ["Glm4MoeLiteForCausalLM", "DeepseekV3ForCausalLM"])
+@pytest.mark.parametrize(("layers", "kind"), [(1, None), (2, None), (1, "int8"), (1, "fp8")])
+def test_layers_beside_their_target(tmp_path, architecture, layers, kind):
+    """The target stays whole. The layers, which have experts and latent attention, get rows of its output head."""
+    src, out = with_layers(tmp_path / "src", architecture, layers), tmp_path / "out"
+    report = convert(src, out, mtp=True, draft_vocabulary=IDS, quantize=kind, verify="shapes")
+    assert f"mtp/: draft vocabulary of 6 of {V} tokens" in [note.split(",")[0] for note in report.notes]
+    assert check(out) == []
+    convert(src, tmp_path / "whole", quantize=kind)
+    same_params(load_folder(out), load_folder(tmp_path / "whole"))
+    (config, params), (_, whole) = load_draft(out / "mtp"), load_draft(tmp_path / "whole" / "mtp")
+    assert (config.reduced, config.dimensions["Vd"], config.quantization) == (True, Vd, kind)
+    rows = load_folder(src)[1]["head.weight"][IDS]
+    wanted = (rows,) if kind is None else quantize(rows, kind)
+    for name, array in zip(("head.weight", "head.scale"), wanted, strict=False):
+        np.testing.assert_array_equal(params[name], array)
+    assert np.flatnonzero(params["draft_ids"] >= 0).tolist() == IDS
+    same_params((None, {name: params[name] for name in whole}), (None, whole))
+    convert(src, out, mtp=True, quantize=kind, overwrite=True)  # again, without a draft vocabulary
+    same_params(load_draft(out / "mtp"), load_draft(tmp_path / "whole" / "mtp"))
+
+
+def same_params(found, wanted):
+    assert found[0] == wanted[0]
+    assert found[1].keys() == wanted[1].keys()
+    assert all(np.array_equal(array, wanted[1][name]) for name, array in found[1].items())
+
+
+@pytest.mark.parametrize("given", [{}, {"tensor_parallel": 2}], ids=["one device", "shards"])
+def test_layers_with_some_rows_draft_for_their_target(tmp_path, given):
+    """The greedy texts are those of the target alone."""
+    src, ids = with_layers(tmp_path / "src", layers=2), list(range(0, V, 2))
+    convert(src, tmp_path / "out", mtp=True, draft_vocabulary=ids, quantize="int8")
+    llm, plain = jspec.load(tmp_path / "out", "mtp", **SMALL, **given), jspec.load(tmp_path / "out", **SMALL)
+    prompts, how = [[5], [7, 8, 9] * 3, list(range(3, 27))], {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
+    found, wanted = (jspec.generate(one, prompts, **how) for one in (llm, plain))
+    assert [one.token_ids for one in found] == [one.token_ids for one in wanted]
+    assert sum(one.stats.num_draft_tokens for one in found) > 0
+
+
+def test_the_tokenizer_beside_the_layers_counts(tmp_path, capsys):
+    src, corpus = with_layers(tmp_path / "src", vocab_size=300), tmp_path / "corpus.txt"
+    tiny_tokenizer(src)
+    corpus.write_text("aaaabbbccd", "utf-8")
+    arguments = [str(src), str(tmp_path / "out"), "--mtp", "--draft-vocabulary", "7", "--corpus", str(corpus)]
+    assert main([*arguments, "--dry-run"]) == main(arguments) == 0
+    assert capsys.readouterr().out.count("note: mtp/: draft vocabulary of 7 of 300 tokens, ") == 2
+    convert(src, tmp_path / "model", draft_vocabulary=7, corpus=corpus)
+    ours, theirs = (load_draft(tmp_path / name)[1]["draft_ids"] for name in ("out/mtp", "model"))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"draft_vocabulary": V, "corpus": "corpus.txt"}, f"draft_vocabulary={V}: expected 1..{V - 1}"),
+        ({"draft_vocabulary": 20}, "draft_vocabulary=20: corpus is missing"),
+        ({"draft_vocabulary": 20, "corpus": "corpus.txt"}, "the corpus needs a tokenizer, and it has none"),
+        ({"draft_vocabulary": [1, V]}, rf"holds token {V}: expected ids in 0\.\.{V - 1}"),
+        ({"corpus": "corpus.txt"}, "counts the tokens of a draft vocabulary; give draft_vocabulary"),
+    ],
+)
+def test_what_is_no_draft_vocabulary_of_layers(tmp_path, options, words):
     src = with_layers(tmp_path / "src")
-    report = convert(src, tmp_path / "out", draft_vocabulary=IDS)
-    assert "multi-token prediction layers are left out" in report.notes
+    with pytest.raises(Refusal, match=words):
+        convert(src, tmp_path / "out", mtp=True, **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_layers_that_are_not_there_have_no_draft_vocabulary(tmp_path, target):
+    with pytest.raises(Refusal, match="holds no multi-token prediction layers"):
+        convert(target, tmp_path / "out", mtp=True, draft_vocabulary=IDS)
+    with pytest.raises(
+        Refusal, match=r"mtp=True: keeps multi-token prediction layers beside a language model, and this"
+    ):
+        convert(mtp(tmp_path / "alone"), tmp_path / "out", mtp=True, draft_vocabulary=IDS, target=target)
+
+
+def test_layers_are_not_kept_beside_a_draft_model(tmp_path):
+    report = convert(with_layers(tmp_path / "src"), tmp_path / "out", draft_vocabulary=IDS)
+    [note] = [
+        note for note in report.notes if note.startswith("multi-token prediction layers are left out; with mtp=True")
+    ]
+    assert "they get the draft vocabulary, and their model stays whole" in note
     assert not (tmp_path / "out" / "mtp").exists()
-    with pytest.raises(Refusal, match="are for a target, and a model with a draft vocabulary is none"):
-        convert(src, tmp_path / "again", draft_vocabulary=IDS, mtp=True)
 
 
-@pytest.mark.parametrize("name", ["eagle-small", "mlp-small", "medusa-small"])
+@pytest.mark.parametrize("name", ["eagle-small", "mlp-small", "medusa-small", "mtp-plain-output-small"])
 def test_layouts_that_cannot_state_it(tmp_path, name):
     config = VARIANTS[name].with_quantization(None)
     with pytest.raises(ValueError, match="draft_vocab_size=20: expected None, as this layout has all tokens"):

@@ -170,6 +170,19 @@ def test_multi_token_prediction_layers(tmp_path, name, architecture):
     assert_same(load_draft(out / "mtp"), drafts)
 
 
+def test_multi_token_prediction_layers_with_a_draft_vocabulary(tmp_path):
+    """Its rows are those of the model: float32 in one conversion, quantised from the same numbers in another."""
+    wide, ids = with_layers(tmp_path / "wide", DEEPSEEK), [3, 5]
+    src, rows = stored_as(tmp_path / "src", wide, KINDS["fp8"]), load_folder(wide)[1]["head.weight"][ids]
+    convert(src, tmp_path / "out", "float32", mtp=True, draft_vocabulary=ids, verify="shapes")
+    assert_same(load_folder(tmp_path / "out"), load_folder(wide, "float32"))
+    assert np.array_equal(load_draft(tmp_path / "out" / "mtp")[1]["head.weight"], rows)
+    convert(src, tmp_path / "int8", mtp=True, draft_vocabulary=ids, quantize="int8", verify="shapes")
+    model, layers = (load_draft(tmp_path / path)[1] for path in ("int8", "int8/mtp"))
+    for name in ("head.weight", "head.scale"):
+        assert np.array_equal(layers[name], model[name][ids])
+
+
 def test_multi_token_prediction_layers_that_are_not_quantised(tmp_path):
     """Nothing is dequantised of them, so that there is no warning."""
     wide = with_layers(tmp_path / "wide", DEEPSEEK)

@@ -27,6 +27,7 @@ QUICK = (
     HeadProgram("block", "dflash"),
     HeadProgram("rejection", "eagle-small"),
     HeadProgram("block", "mlp-small", "auto"),
+    HeadProgram("rejection", "mtp-small"),
 )
 PAIRS = (
     *(HeadProgram("match", head, "coupled") for head in HEADS),

@@ -11,7 +11,7 @@ from jspec.checkpoints.hf_windows import from_a_layer_on, listed_windows
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
-from jspec.heads import EagleConfig, MedusaConfig, MLPConfig
+from jspec.heads import EagleConfig, MedusaConfig, MLPConfig, MTPConfig
 
 # Keys that the target decides; the config of a draft head only repeats them.
 _DECIDED_BY_TARGET = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
@@ -103,7 +103,7 @@ def require_no_windows(config: ModelConfig):
     )
 
 
-def refuse_draft_vocabulary(config: EagleConfig | MedusaConfig | MLPConfig):
+def refuse_draft_vocabulary(config: EagleConfig | MedusaConfig | MLPConfig | MTPConfig):
     """Raise a ``ValueError`` if a draft head has a draft vocabulary; for layouts whose config.json cannot state one."""
     require(
         config.draft_vocab_size is None,

@@ -13,7 +13,7 @@ from jspec.checkpoints.blocks.layout import dequantized, stored_shapes, with_not
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads.format import HeadFormat
-from jspec.checkpoints.heads.layers import layer_fields, require_no_windows
+from jspec.checkpoints.heads.layers import layer_fields, refuse_draft_vocabulary, require_no_windows
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.hf_config import decoder_config, stored_quantization
 from jspec.checkpoints.layout import PREFIX, Layout, mtp_mark
@@ -79,6 +79,7 @@ def hf_config(config: MTPConfig) -> dict[str, Any]:
       ValueError: it cannot state ``config``.
     """
     require_no_windows(config.layers)
+    refuse_draft_vocabulary(config)
     plain = config.norm_output and not config.mask_first
     require(plain, "norm_output", config.norm_output, "True, and mask_first=False: no layout states anything else")
     return {**layer_fields(config.layers), "architectures": [f"{config.layers.architecture}{ALONE}"]}
