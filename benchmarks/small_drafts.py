@@ -32,7 +32,7 @@ SIZES = (1024, 512, 256)  # of draft vocabularies, of the family's 2,048 tokens
 BASE = "int8"  # the weights of drafters with a draft vocabulary
 
 
-def variants(name: str, weights: Sequence[str] | None) -> list[tuple[str, int | None]]:
+def variants(name: str, weights: Sequence[str] | None = None) -> list[tuple[str, int | None]]:
     """(weights, size of the draft vocabulary) of what is measured of a drafter; None for the vocabulary that it has.
 
     With ``weights``, these alone, and no smaller vocabularies."""

@@ -239,7 +239,7 @@ def test_floors_of_rounds(llama, method, batch, length, milliseconds):
 @pytest.mark.parametrize(
     ("method", "kind", "batch", "milliseconds"),
     [
-        *(("eagle", None, 1, 4.25), ("eagle", "int8", 1, 3.9), ("eagle", "int8", 64, 7.84)),
+        *(("eagle", None, 1, 4.25), ("eagle", "int8", 1, 3.9), ("eagle", "int8", 64, 7.84), ("eagle", "int4", 1, 3.71)),
         *(("draft_model", "int8", 1, 4.55), ("draft_model", "int8", 64, 9.55), ("mtp", None, 1, 4.25)),
     ],
 )
@@ -253,12 +253,10 @@ def test_floors_of_rounds_with_small_drafts(llama, method, kind, batch, millisec
 
 def test_small_drafts_of_the_family(tmp_path):
     """What is measured of a drafter, and how its folder is made."""
-    assert small_drafts.variants("eagle3") == [
-        ("bf16", None),
-        ("int8", None),
-        ("fp8", None),
-    ]  # it has a draft vocabulary
-    assert small_drafts.variants("eagle")[3:] == [("int8", 1024), ("int8", 512), ("int8", 256)]
+    of_all_tokens = [("bf16", None), ("int8", None), ("fp8", None), ("int4", None)]
+    assert small_drafts.variants("eagle3") == of_all_tokens  # it has a draft vocabulary
+    assert small_drafts.variants("eagle", ["int4"]) == [("int4", None)]
+    assert small_drafts.variants("eagle")[4:] == [("int8", 1024), ("int8", 512), ("int8", 256)]
     (tmp_path / "corpus.txt").write_text("def f(x):\n    return x\n")
     folder = small_drafts.converted("eagle", "int8", 256, tmp_path / "corpus.txt", tmp_path)
     config = read_draft_config(folder)
