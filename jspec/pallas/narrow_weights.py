@@ -1,0 +1,105 @@
+"""Weights of eight or of four bits as the numbers of bfloat16 that tensor cores multiply, inside kernels and outside.
+
+A kernel makes a ``SHRINK``-th of each number, and multiplies its sums by ``SHRINK``: a power of two changes no rounding. That
+leaves one multiplication for each two numbers. The lowest 256 numbers of bfloat16 from 0 on, subnormal ones included, are
+equally spaced: as bits, an integer n from 0 to 255 is n times 2^-133. So bits need only be moved to their place; what they
+stand for there is made good by a factor, which the instruction that also subtracts 128 or 8 multiplies by.
+
+Codes of four bits are those of ``jspec.models.four_bits``."""
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import triton as pltriton
+
+from jspec.pallas.triton import is_interpreted
+from jspec.parameters import GROUP
+
+HALF = GROUP // 2  # bytes of the codes of a group
+SHRINK = 64.0
+LARGEST_SCALE = 32  # of four bits: smaller magnitudes, times 2^123, are numbers of bfloat16
+
+_ZERO = 8  # the code of zero
+
+
+def in_order(tile):
+    """In a kernel: the inputs of a tile ``[rows, inputs]`` in another order, the same for each 64 of them.
+
+    Both operands of a product may have their inputs in another order. Of 16 inputs that tensor cores multiply at once, a
+    thread has the pairs i and 4 + i of the left operand, i = 0 .. 3. In this order those of four such products are 16 inputs
+    side by side, which it reads at once from shared memory, and not in pairs."""
+    rows, inputs = tile.shape
+    parts = tile.reshape(rows, inputs // 64, 4, 4, 2, 2)  # threads, products, pairs of a thread in a product, a pair
+    return parts.transpose(0, 1, 3, 4, 2, 5).reshape(rows, inputs)
+
+
+def of_eight_bits(tile):
+    """In a kernel: numbers of int8 or float8_e4m3fn, divided by ``SHRINK``, in bfloat16. NaN becomes 480."""
+    if is_interpreted():
+        return (tile.astype(jnp.float32) / SHRINK).astype(jnp.bfloat16)
+    return _made(INT8 if tile.dtype == jnp.int8 else FP8, tile)
+
+
+def of_four_bits(packed, scale):
+    """In a kernel: the numbers of the low halves of bytes and those of the high halves, divided by ``SHRINK``, in bfloat16.
+
+    Each is (code - 8) times its scale, rounded once.
+
+    Args:
+      packed: uint8 ``[rows, 64 groups]``.
+      scale: bfloat16 ``[rows, groups]``, of magnitudes below ``LARGEST_SCALE``.
+    """
+    rows, groups = scale.shape
+
+    def every(x):  # [rows, groups] -> [rows, 64 groups]
+        return jnp.broadcast_to(x[:, :, None], (rows, groups, HALF)).reshape(rows, groups * HALF)
+
+    if is_interpreted():
+        numbers = (code.astype(jnp.float32) - _ZERO for code in (packed & 15, packed >> 4))
+        scales = every(scale.astype(jnp.float32)) / SHRINK
+        return [(number * scales).astype(jnp.bfloat16) for number in numbers]
+    factor = every(scale * jnp.asarray(2.0**129 / SHRINK, jnp.bfloat16))  # the code is moved to bit 4
+    zero = every(scale * jnp.asarray(-_ZERO / SHRINK, jnp.bfloat16))
+    return [_made(asm, packed, factor, zero) for asm in (LOW, HIGH)]
+
+
+def _made(asm: str, tile, *numbers):
+    """In a kernel: what instructions make of four bytes of ``tile``, and of the four of each of ``numbers`` beside them."""
+    [made] = pltriton.elementwise_inline_asm(
+        asm,
+        args=[tile, *numbers],
+        constraints=",".join(["=r", "=r", "r", *["r", "r"] * len(numbers)]),
+        pack=4,
+        result_shape_dtypes=[jax.ShapeDtypeStruct(tile.shape, jnp.bfloat16)],
+    )
+    return made
+
+
+# $0 and $1 are two numbers of bfloat16 each, made of the four bytes of $2. A permutation (prmt) takes bytes of its first
+# operand by the digits 0 to 3, zero by 4, and by 8 more their sign in all bits.
+_TWO_AND_TWO = "prmt.b32 a, bytes, 0, 0x4140; prmt.b32 b, bytes, 0, 0x4342;"
+INT8 = (  # 2^127 (n + 128) 2^-133 - 2
+    "{ .reg .b32 bytes, a, b, factor, zero; mov.b32 factor, 0x7F007F00; mov.b32 zero, 0xC000C000;"
+    f" xor.b32 bytes, $2, 0x80808080; {_TWO_AND_TWO}"
+    " fma.rn.bf16x2 $0, a, factor, zero; fma.rn.bf16x2 $1, b, factor, zero; }"
+)
+FP8 = (  # a sign, 0000, four bits of exponent, three of mantissa, 0000: 2^-120 of the number, and times 2^114 a 64th of it
+    "{ .reg .b32 a, b, factor; mov.b32 factor, 0x78807880;"
+    " prmt.b32 a, $2, 0, 0x9180; prmt.b32 b, $2, 0, 0xB3A2; shl.b32 a, a, 4; shl.b32 b, b, 4;"
+    " and.b32 a, a, 0x87F087F0; and.b32 b, b, 0x87F087F0;"
+    " mul.rn.bf16x2 $0, a, factor; mul.rn.bf16x2 $1, b, factor; }"
+)
+LOW, HIGH = (  # $3 and $4 are factors, and $5 and $6 what is added
+    f"{{ .reg .b32 bytes, a, b; {move} and.b32 bytes, bytes, 0xF0F0F0F0; {_TWO_AND_TWO}"
+    " fma.rn.bf16x2 $0, a, $3, $5; fma.rn.bf16x2 $1, b, $4, $6; }"
+    for move in ("shl.b32 bytes, $2, 4;", "mov.b32 bytes, $2;")
+)
+
+
+def unpacked(packed, scale, dtype):
+    """The weight that codes of four bits stand for: uint8 ``[out, 64 groups]`` and ``[out, groups]`` -> ``[out, 128 groups]``.
+
+    Each number is rounded to ``dtype``, in which it is multiplied."""
+    shape = *scale.shape, 1, HALF
+    codes = jnp.concatenate([packed.reshape(shape) & 15, packed.reshape(shape) >> 4], axis=-2)
+    numbers = (codes.astype(jnp.float32) - _ZERO) * scale.astype(jnp.float32)[..., None, None]
+    return numbers.astype(dtype).reshape(*scale.shape[:-1], -1)
