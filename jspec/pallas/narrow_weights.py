@@ -1,9 +1,9 @@
 """Weights of eight or of four bits as the numbers of bfloat16 that tensor cores multiply, inside kernels and outside.
 
-A kernel makes a ``SHRINK``-th of each number, and multiplies its sums by ``SHRINK``: a power of two changes no rounding. That
-leaves one multiplication for each two numbers. The lowest 256 numbers of bfloat16 from 0 on, subnormal ones included, are
-equally spaced: as bits, an integer n from 0 to 255 is n times 2^-133. So bits need only be moved to their place; what they
-stand for there is made good by a factor, which the instruction that also subtracts 128 or 8 multiplies by.
+The lowest 256 numbers of bfloat16 from 0 on, subnormal ones included, are equally spaced: as bits, an integer n below 256 is
+n times 2^-133. So the bits of a weight need only be moved to their place. One instruction then makes up for that, for two
+numbers at once, by a factor, and also subtracts 128 or 8. Some factors would be too large, so a kernel makes a 64th
+(``SHRINK``) of each number, and multiplies its sums by 64. A power of two changes no rounding.
 
 Codes of four bits are those of ``jspec.models.four_bits``."""
 
@@ -96,7 +96,7 @@ LOW, HIGH = (  # $3 and $4 are factors, and $5 and $6 what is added
 
 
 def unpacked(packed, scale, dtype):
-    """The weight that codes of four bits stand for: uint8 ``[out, 64 groups]`` and ``[out, groups]`` -> ``[out, 128 groups]``.
+    """What codes ``[out, 64 groups]`` with scales ``[out, groups]`` stand for, ``[out, 128 groups]``.
 
     Each number is rounded to ``dtype``, in which it is multiplied."""
     shape = *scale.shape, 1, HALF
