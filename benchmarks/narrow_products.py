@@ -47,7 +47,7 @@ BYTES = {"bf16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5 + 2 / 128}  # of a we
 # What ``--tune`` tries in place of what a tiling has, one field or two after the other.
 CHOICES: Sequence[dict[str, Sequence[Any]]] = (
     {"outputs": (32, 64, 128), "num_warps": (4, 8)},
-    {"inputs": (64, 128, 256, 512)},
+    {"inputs": (64, 128, 256, 512), "ordered": (False, True)},
     {"splits": (1, 2, 4, 8, 16)},
     {"num_stages": (2, 3, 4, 5, 6)},
     {"tokens": (16, 32, 64, 128, 256)},

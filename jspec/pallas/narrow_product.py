@@ -13,15 +13,17 @@ from jax.experimental.pallas import triton as pltriton
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.expert_tiles import grid
 from jspec.pallas.flash import SMALLEST, dot, each
-from jspec.pallas.narrow_weights import HALF, SHRINK, in_order, of_eight_bits, of_four_bits, unpacked
+from jspec.pallas.narrow_weights import HALF, SHRINK, in_order, of_eight_bits, of_four_bits, places, unpacked
 from jspec.pallas.triton import block_ids, is_interpreted, kernel_call
 from jspec.parameters import GROUP
 
 MOST_TOKENS = 512  # that the kernel is for: every tile of tokens reads and widens the weights again
 EIGHT_BITS = False  # whether weights of eight bits have the kernel, too, and not XLA's product
 
-_PROGRAMS = 250  # that there should be at least, for 132 multiprocessors
-_FEWEST_TRIPS = 3  # of a program that shares its outputs with others
+_MULTIPROCESSORS = 132
+_PROGRAMS = 190  # that there should be at least for few tokens: three fit a multiprocessor
+_FEWEST_TRIPS = 2  # of a program that shares its outputs with others
+_SHARE = 4  # what such programs write, in float32, are at most this part of the bytes of the weight
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Tiling:
       splits: how many programs share the inputs of the same outputs. What each adds up is written, and added up by XLA.
       num_warps: warps of a program.
       num_stages: how many reads are under way at once, and one more.
+      ordered: whether x is read from memory in the order in which it is multiplied, in pairs of inputs. Otherwise it is read
+        in 16 bytes at a time and passes through shared memory twice.
     """
 
     outputs: int
@@ -43,19 +47,28 @@ class Tiling:
     splits: int
     num_warps: int
     num_stages: int
+    ordered: bool = False
 
     @classmethod
     def of(cls, tokens: int, outputs: int, inputs: int, bits: int) -> "Tiling":
         """The tiling for ``tokens`` and a weight ``[outputs, inputs]`` of four or eight bits."""
         of_tokens = min(max(SMALLEST, pl.next_power_of_2(tokens)), 128)
-        many = of_tokens > 32
-        depth = max(min(128 if many and bits == 8 else 256, pl.next_power_of_2(inputs)), GROUP if bits == 4 else HALF)
-        stages = 3 if of_tokens == 128 else 4
-        one = cls(128 if many else 64, of_tokens, depth, 1, 8 if many else 4, stages)
-        programs, trips, splits = one.programs(tokens, outputs), pl.cdiv(inputs, depth), 1
-        while programs * splits < _PROGRAMS and trips >= 2 * splits * _FEWEST_TRIPS:
-            splits *= 2
-        return dataclasses.replace(one, splits=splits)
+        few = of_tokens <= 32
+        depth = max(min(256 if few or bits == 4 else 128, pl.next_power_of_2(inputs)), GROUP if bits == 4 else HALF)
+        stages, ordered = (3 if of_tokens == 128 else 4), few and bits == 8
+
+        def of_some(of_outputs: int) -> tuple[int, Tiling]:
+            num_warps = 4 if few else of_outputs // 16
+            one = cls(of_outputs, of_tokens, depth, 1, num_warps, stages, ordered)
+            programs, splits, trips = one.programs(tokens, outputs), 1, pl.cdiv(inputs, depth)
+            most = min(trips // _FEWEST_TRIPS, inputs * bits // (8 * _SHARE * 4 * tokens))
+            while programs * splits < (_PROGRAMS if few else _MULTIPROCESSORS) and 2 * splits <= most:
+                splits *= 2
+            return programs * splits, dataclasses.replace(one, splits=splits)
+
+        # A program of more outputs reads x for more of them, but there are fewer of it.
+        programs, tiling = of_some(64 if few and bits == 8 else 128)
+        return tiling if programs >= _MULTIPROCESSORS else of_some(64)[1]
 
     def programs(self, tokens: int, outputs: int) -> int:
         """How many there are for each part of the inputs."""
@@ -128,8 +141,8 @@ def _narrow_product(x_ref, weight_ref, scale_ref, sums_ref, *, tiling: Tiling):
     uneven = trips % tiling.splits != 0
 
     def add(i, total):
-        for weights, x in operands(x_ref, weight_ref, scale_ref, token, output, first + i, tiling.inputs):
-            total += dot(in_order(weights), in_order(x), trans_b=True)
+        for weights, x in operands(x_ref, weight_ref, scale_ref, token, output, first + i, tiling):
+            total += dot(in_order(weights), x if tiling.ordered else in_order(x), trans_b=True)
         return total
 
     end = jnp.clip(trips - first, 0, of_a_program) if uneven else of_a_program
@@ -140,22 +153,21 @@ def _narrow_product(x_ref, weight_ref, scale_ref, sums_ref, *, tiling: Tiling):
     pltriton.store(sums_ref.at[at], total.T, mask=_inside(token, M, output, outputs))
 
 
-def _eight_bits(x_ref, weight_ref, scale_ref, token, output, trip, depth: int):
+def _eight_bits(x_ref, weight_ref, scale_ref, token, output, trip, tiling: Tiling):
     """In a kernel: the weights ``[outputs, inputs]`` and ``x [tokens, inputs]`` that a trip multiplies, in bfloat16."""
-    ids = block_ids(trip, depth)
-    weight = _load(weight_ref, output, ids, depth)
-    return [(of_eight_bits(weight), _load(x_ref, token, ids, depth))]
+    depth = tiling.inputs
+    weight = _load(weight_ref, output, block_ids(trip, depth), depth)
+    return [(of_eight_bits(weight), _load(x_ref, token, trip * depth + places(depth, 64, tiling.ordered), depth))]
 
 
-def _four_bits(x_ref, weight_ref, scale_ref, token, output, trip, depth: int):
+def _four_bits(x_ref, weight_ref, scale_ref, token, output, trip, tiling: Tiling):
     """The same as two products: those of the inputs whose codes are in the low halves of bytes, and in the high ones."""
-    groups = depth // GROUP
-    packed = _load(weight_ref, output, block_ids(trip, depth // 2), depth // 2)
-    # The sum of what is past the end of an output channel is zero: its scales are.
+    depth, groups, size = tiling.inputs, tiling.inputs // GROUP, tiling.inputs // 2
+    packed = _load(weight_ref, output, block_ids(trip, size), size)
+    # What is past the end of an output channel adds nothing: its scales are zero, and so is x.
     scale = _load(scale_ref, output, block_ids(trip, groups), groups)
-    number = jnp.arange(depth // 2, dtype=jnp.int32)
-    ids = trip * depth + jax.lax.div(number, HALF) * GROUP + jax.lax.rem(number, HALF)
-    xs = (_load(x_ref, token, at, depth) for at in (ids, ids + HALF))
+    column = trip * depth + places(size, GROUP, tiling.ordered)
+    xs = (_load(x_ref, token, at, depth) for at in (column, column + HALF))
     return list(zip(of_four_bits(packed, scale), xs, strict=True))
 
 

@@ -32,6 +32,27 @@ def in_order(tile):
     return parts.transpose(0, 1, 3, 4, 2, 5).reshape(rows, inputs)
 
 
+def places(inputs: int, step: int, ordered: bool):
+    """In a kernel: where inputs are that are read 64 at a time, of which the first are ``step`` apart, int32 ``[inputs]``.
+
+    If ``ordered``, those of each 64 are in the order of ``in_order``. The compiler sees that two of them lie side by side,
+    but only if it finds every quotient to be one of numbers that count up."""
+    number = jnp.arange(inputs, dtype=jnp.int32)
+    first = _quotient(number, 64) * step
+    if not ordered:
+        return first + _rest(number, 64)
+    thread, product = _rest(_quotient(number, 2), 4), _rest(_quotient(number, 16), 4)
+    return first + (16 * thread + 4 * product + 2 * _rest(_quotient(number, 8), 2)) + _rest(number, 2)
+
+
+def _quotient(x, y: int):
+    return jax.lax.div(x, jnp.int32(y))
+
+
+def _rest(x, y: int):
+    return jax.lax.rem(x, jnp.int32(y))
+
+
 def of_eight_bits(tile):
     """In a kernel: numbers of int8 or float8_e4m3fn, divided by ``SHRINK``, in bfloat16. NaN becomes 480."""
     if is_interpreted():
@@ -83,10 +104,10 @@ INT8 = (  # 2^127 (n + 128) 2^-133 - 2
     " fma.rn.bf16x2 $0, a, factor, zero; fma.rn.bf16x2 $1, b, factor, zero; }"
 )
 FP8 = (  # a sign, 0000, four bits of exponent, three of mantissa, 0000: 2^-120 of the number, and times 2^114 a 64th of it
-    "{ .reg .b32 a, b, factor; mov.b32 factor, 0x78807880;"
+    "{ .reg .b32 a, b, factor, zero; mov.b32 factor, 0x78807880; mov.b32 zero, 0x80008000;"  # -0, which changes no sign
     " prmt.b32 a, $2, 0, 0x9180; prmt.b32 b, $2, 0, 0xB3A2; shl.b32 a, a, 4; shl.b32 b, b, 4;"
     " and.b32 a, a, 0x87F087F0; and.b32 b, b, 0x87F087F0;"
-    " mul.rn.bf16x2 $0, a, factor; mul.rn.bf16x2 $1, b, factor; }"
+    " fma.rn.bf16x2 $0, a, factor, zero; fma.rn.bf16x2 $1, b, factor, zero; }"
 )
 LOW, HIGH = (  # $3 and $4 are factors, and $5 and $6 what is added
     f"{{ .reg .b32 bytes, a, b; {move} and.b32 bytes, bytes, 0xF0F0F0F0; {_TWO_AND_TWO}"

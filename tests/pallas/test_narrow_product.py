@@ -20,7 +20,6 @@ from jspec.pallas.narrow_weights import SHRINK, unpacked
 from tests.pallas.test_mxfp4 import carried_out
 
 KINDS = ("int8", "fp8", "int4")
-SMALL = Tiling(64, 16, 128, 1, 4, 3)
 
 
 def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False):
@@ -102,6 +101,12 @@ class TestNarrowProduct:
         args, numbers = problem(5, 70, 128 * 5 - 3, kind)
         check(self.product(*args, tiling=Tiling(64, 16, 128, splits, 4, 3)), args, numbers)
 
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("ordered", [False, True])
+    def test_x_may_be_read_in_either_order(self, kind, ordered):
+        args, numbers = problem(20, 70, 600, kind)
+        check(self.product(*args, tiling=Tiling(64, 32, 256, 1, 4, 3, ordered)), args, numbers)
+
     def test_a_token_that_is_not_finite_leaves_the_others_alone(self):
         for kind in KINDS:
             (x, weight, scale), _ = problem(3, 64, 200, kind)
@@ -115,6 +120,12 @@ def test_shapes_before_the_last_are_kept():
     (x, *weights), _ = problem(6, 32, 128, "int4")
     flat = narrow_product(x, *weights)
     np.testing.assert_array_equal(narrow_product(x.reshape(2, 3, -1), *weights), flat.reshape(2, 3, -1))
+
+
+@pytest.mark.parametrize("step", [64, 128])
+def test_places_are_those_of_inputs_in_order(step):
+    tile = narrow_weights.places(256, step, False)
+    np.testing.assert_array_equal(narrow_weights.places(256, step, True), narrow_weights.in_order(tile[None])[0])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
