@@ -121,16 +121,16 @@ class Case:
         got = jnp.asarray(call()[0], jnp.float32)
         wanted = jnp.asarray(self.wanted, jnp.float32)
         right = bool(jnp.max(jnp.abs(got - wanted)) <= CLOSE[self.kind] * jnp.max(jnp.abs(wanted)))
-        took, calls = [], 1
-        while len(took) < (1 if self.smoke else REPEATS):
-            began = time.perf_counter()
-            jax.block_until_ready([call() for _ in range(calls)])
-            seconds = time.perf_counter() - began
-            if calls == 1 and not self.smoke:  # the first call says how many are enough
-                calls = 1 + int(SECONDS / seconds)
-            else:
-                took.append(seconds / calls)
+        calls = 1
+        if not self.smoke:
+            calls += int(SECONDS / self._seconds(call, 1))
+        took = [self._seconds(call, calls) for _ in range(1 if self.smoke else REPEATS)]
         return 1e6 * statistics.median(took) / len(self.weights), right
+
+    def _seconds(self, call: Callable, calls: int) -> float:
+        began = time.perf_counter()
+        jax.block_until_ready([call() for _ in range(calls)])
+        return (time.perf_counter() - began) / calls
 
 
 def table(shapes, tokens, names: Sequence[str], rate: float, until: float, smoke: bool):
@@ -159,11 +159,13 @@ def table(shapes, tokens, names: Sequence[str], rate: float, until: float, smoke
             print(_line(f"{list(shape)} x {count}", *cells), flush=True)
 
 
-def neighbours(tiling: Tiling, choice: dict[str, Sequence[Any]]) -> Iterator[Tiling]:
-    """The tilings that differ in the fields of ``choice``."""
+def neighbours(case: Case, tiling: Tiling, choice: dict[str, Sequence[Any]]) -> Iterator[Tiling]:
+    """The tilings that differ in the fields of ``choice``, and may be of use."""
     for values in itertools.product(*choice.values()):
         other = dataclasses.replace(tiling, **dict(zip(choice, values, strict=True)))
-        if other != tiling and other.outputs * other.tokens <= 128 * 32 * other.num_warps:  # sums fit registers
+        fits_registers = other.outputs * other.tokens <= 128 * 32 * other.num_warps
+        is_read = (128 if case.kind == "int4" else 64) <= other.inputs <= case.shape[1]
+        if fits_registers and is_read and other.tokens < max(32, 2 * case.tokens):
             yield other
 
 
@@ -182,8 +184,7 @@ def tune(case: Case) -> list[tuple[float, Tiling]]:
 
     with ThreadPoolExecutor(8) as pool:
         for choice in ({}, *CHOICES):
-            others = [best] if not choice else list(neighbours(best, choice))
-            others = [one for one in others if one not in found and one.inputs >= (128 if bits == 4 else 64)]
+            others = [one for one in neighbours(case, best, choice) if one not in found] if choice else [best]
             for tiling, program in list(pool.map(compiled, others)):
                 if program is not None:
                     found[tiling], right = case.microseconds(program)
@@ -214,7 +215,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", nargs="+", type=_shape, metavar="OUTxIN", default=SHAPES)
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
-    parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="these columns")
+    parser.add_argument(
+        "--forms", nargs="+", choices=FORMS, help="these columns, and without this int8 and int4 to tune"
+    )
     parser.add_argument("--tune", action="store_true", help="tilings of those of the forms that are the kernel's")
     parser.add_argument("--seconds", type=float, default=240, help="nothing is begun later than this")
     parser.add_argument("--bandwidth", type=float, default=bandwidth.ASSUMED, help="bytes per second for the floors")
@@ -225,10 +228,11 @@ def main() -> int:
     shapes, tokens = ([(64, 256)], [3]) if args.smoke else (args.weights, args.tokens)
     until = time.monotonic() + args.seconds
     if args.tune:
-        kinds = [name for name in args.forms if FORMS[name][1] is narrow_product_kernel]
+        forms = args.forms or ("int8", "int4")
+        kinds = [name for name in forms if FORMS[name][1] is narrow_product_kernel]
         tune_all(shapes, tokens, kinds, args.bandwidth, until, args.smoke)
     else:
-        table(shapes, tokens, args.forms, args.bandwidth, until, args.smoke)
+        table(shapes, tokens, args.forms or list(FORMS), args.bandwidth, until, args.smoke)
     return 0
 
 

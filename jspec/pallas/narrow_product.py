@@ -59,8 +59,17 @@ class Tiling:
 
         def of_some(of_outputs: int) -> tuple[int, Tiling]:
             num_warps = 4 if few else of_outputs // 16
-            one = cls(of_outputs, of_tokens, depth, 1, num_warps, stages, ordered)
-            programs, splits, trips = one.programs(tokens, outputs), 1, pl.cdiv(inputs, depth)
+            # More tokens than outputs leave few registers for weights.
+            one = cls(
+                of_outputs,
+                of_tokens,
+                min(depth, 128) if of_tokens > of_outputs else depth,
+                1,
+                num_warps,
+                stages,
+                ordered,
+            )
+            programs, splits, trips = one.programs(tokens, outputs), 1, pl.cdiv(inputs, one.inputs)
             most = min(trips // _FEWEST_TRIPS, inputs * bits // (8 * _SHARE * 4 * tokens))
             while programs * splits < (_PROGRAMS if few else _MULTIPROCESSORS) and 2 * splits <= most:
                 splits *= 2

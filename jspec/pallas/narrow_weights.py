@@ -119,8 +119,9 @@ LOW, HIGH = (  # $3 and $4 are factors, and $5 and $6 what is added
 def unpacked(packed, scale, dtype):
     """What codes ``[out, 64 groups]`` with scales ``[out, groups]`` stand for, ``[out, 128 groups]``.
 
-    Each number is rounded to ``dtype``, in which it is multiplied."""
+    Each number is rounded to ``dtype``, in which it is multiplied, even where XLA would rather leave that out."""
     shape = *scale.shape, 1, HALF
     codes = jnp.concatenate([packed.reshape(shape) & 15, packed.reshape(shape) >> 4], axis=-2)
     numbers = (codes.astype(jnp.float32) - _ZERO) * scale.astype(jnp.float32)[..., None, None]
-    return numbers.astype(dtype).reshape(*scale.shape[:-1], -1)
+    kept = jnp.finfo(dtype)
+    return jax.lax.reduce_precision(numbers, kept.nexp, kept.nmant).astype(dtype).reshape(*scale.shape[:-1], -1)
