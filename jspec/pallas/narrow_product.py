@@ -13,15 +13,15 @@ from jax.experimental.pallas import triton as pltriton
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.expert_tiles import grid
 from jspec.pallas.flash import SMALLEST, dot, each
-from jspec.pallas.narrow_weights import HALF, SHRINK, in_order, of_eight_bits, of_four_bits, places, unpacked
+from jspec.pallas.narrow_weights import HALF, SHRINK, TOGETHER, in_order, of_eight_bits, of_four_bits, places, unpacked
 from jspec.pallas.triton import block_ids, is_interpreted, kernel_call
 from jspec.parameters import GROUP
 
 MOST_TOKENS = 512  # that the kernel is for: every tile of tokens reads and widens the weights again
 EIGHT_BITS = False  # whether weights of eight bits have the kernel, too, and not XLA's product
 
-_MULTIPROCESSORS = 132
-_PROGRAMS = 190  # that there should be at least for few tokens: three fit a multiprocessor
+_FEW_TOKENS = 32  # their sums are small: programs may share outputs until there are several for each multiprocessor
+_PROGRAMS, _MULTIPROCESSORS = 190, 132  # how many programs there should be at least, for few tokens and for more
 _FEWEST_TRIPS = 2  # of a program that shares its outputs with others
 _SHARE = 4  # what such programs write, in float32, are at most this part of the bytes of the weight
 
@@ -53,21 +53,18 @@ class Tiling:
     def of(cls, tokens: int, outputs: int, inputs: int, bits: int) -> "Tiling":
         """The tiling for ``tokens`` and a weight ``[outputs, inputs]`` of four or eight bits."""
         of_tokens = min(max(SMALLEST, pl.next_power_of_2(tokens)), 128)
-        few = of_tokens <= 32
-        depth = max(min(256 if few or bits == 4 else 128, pl.next_power_of_2(inputs)), GROUP if bits == 4 else HALF)
-        stages, ordered = (3 if of_tokens == 128 else 4), few and bits == 8
+        few, least = of_tokens <= _FEW_TOKENS, GROUP if bits == 4 else TOGETHER
+        depth = max(min(256 if few or bits == 4 else 128, pl.next_power_of_2(inputs)), least)
 
         def of_some(of_outputs: int) -> tuple[int, Tiling]:
-            num_warps = 4 if few else of_outputs // 16
-            # More tokens than outputs leave few registers for weights.
             one = cls(
-                of_outputs,
-                of_tokens,
-                min(depth, 128) if of_tokens > of_outputs else depth,
-                1,
-                num_warps,
-                stages,
-                ordered,
+                outputs=of_outputs,
+                tokens=of_tokens,
+                inputs=min(depth, 128) if of_tokens > of_outputs else depth,  # sums leave few registers for weights
+                splits=1,
+                num_warps=4 if few else of_outputs // 16,
+                num_stages=3 if of_tokens == 128 else 4,
+                ordered=few and bits == 8,
             )
             programs, splits, trips = one.programs(tokens, outputs), 1, pl.cdiv(inputs, one.inputs)
             most = min(trips // _FEWEST_TRIPS, inputs * bits // (8 * _SHARE * 4 * tokens))
@@ -75,7 +72,7 @@ class Tiling:
                 splits *= 2
             return programs * splits, dataclasses.replace(one, splits=splits)
 
-        # A program of more outputs reads x for more of them, but there are fewer of it.
+        # With 128 outputs x is read half as often, but there are half as many programs.
         programs, tiling = of_some(64 if few and bits == 8 else 128)
         return tiling if programs >= _MULTIPROCESSORS else of_some(64)[1]
 
@@ -84,12 +81,16 @@ class Tiling:
         return pl.cdiv(tokens, self.tokens) * pl.cdiv(outputs, self.outputs)
 
 
+def has_kernel(x, weight) -> bool:
+    """Whether a product has the kernel in a program for an NVIDIA GPU; arguments as for ``narrow_product_reference``."""
+    tokens, in_four_bits = x.size // x.shape[-1], weight.dtype == jnp.uint8
+    return x.dtype == jnp.bfloat16 and tokens <= MOST_TOKENS and (in_four_bits or EIGHT_BITS)
+
+
 @jax.custom_jvp
 def narrow_product(x, weight, scale):
     """``narrow_product_reference``, and on an NVIDIA GPU the kernel, if it is for this product."""
-    tokens = x.size // x.shape[-1]
-    has_kernel = weight.dtype == jnp.uint8 or EIGHT_BITS
-    if x.dtype != jnp.bfloat16 or tokens > MOST_TOKENS or not has_kernel:
+    if not has_kernel(x, weight):
         return narrow_product_reference(x, weight, scale)
     return by_platform(narrow_product_kernel, narrow_product_reference, x, weight, scale)
 
@@ -120,7 +121,7 @@ def _product(x, weight):
 
 @functools.partial(jax.jit, static_argnames=("tiling", "interpret"))  # layers share one trace
 def narrow_product_kernel(x, weight, scale, *, tiling: Tiling | None = None, interpret=False):
-    """``narrow_product_reference`` of bfloat16 as a kernel. Scales of four bits are below 32 in magnitude."""
+    """``narrow_product_reference`` of bfloat16 as a kernel. Scales of four bits are below 2^19 in magnitude."""
     of_rows = x.reshape(-1, x.shape[-1])
     (M, inputs), outputs = of_rows.shape, weight.shape[0]
     tiling = tiling or Tiling.of(M, outputs, inputs, 4 if weight.dtype == jnp.uint8 else 8)
@@ -166,7 +167,7 @@ def _eight_bits(x_ref, weight_ref, scale_ref, token, output, trip, tiling: Tilin
     """In a kernel: the weights ``[outputs, inputs]`` and ``x [tokens, inputs]`` that a trip multiplies, in bfloat16."""
     depth = tiling.inputs
     weight = _load(weight_ref, output, block_ids(trip, depth), depth)
-    return [(of_eight_bits(weight), _load(x_ref, token, trip * depth + places(depth, 64, tiling.ordered), depth))]
+    return [(of_eight_bits(weight), _load(x_ref, token, trip * depth + places(depth, TOGETHER, tiling.ordered), depth))]
 
 
 def _four_bits(x_ref, weight_ref, scale_ref, token, output, trip, tiling: Tiling):

@@ -2,21 +2,24 @@
 
 The lowest 256 numbers of bfloat16 from 0 on, subnormal ones included, are equally spaced: as bits, an integer n below 256 is
 n times 2^-133. So the bits of a weight need only be moved to their place. One instruction then makes up for that, for two
-numbers at once, by a factor, and also subtracts 128 or 8. Some factors would be too large, so a kernel makes a 64th
-(``SHRINK``) of each number, and multiplies its sums by 64. A power of two changes no rounding.
+numbers at once, by a factor, and also subtracts 128 or 8. Some factors would be too large for bfloat16, so a kernel divides
+all of its numbers by ``SHRINK``, and multiplies its sums by that. A power of two changes no rounding.
 
 Codes of four bits are those of ``jspec.models.four_bits``."""
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.triton import is_interpreted
 from jspec.parameters import GROUP
 
 HALF = GROUP // 2  # bytes of the codes of a group
-SHRINK = 64.0
-LARGEST_SCALE = 32  # of four bits: smaller magnitudes, times 2^123, are numbers of bfloat16
+TOGETHER = 64  # inputs that are put in order together
+SHRINK = 2.0**20
+LARGEST_SCALE = 2**19  # of four bits: the magnitudes below it have factors
 
 _ZERO = 8  # the code of zero
 
@@ -28,7 +31,9 @@ def in_order(tile):
     thread has the pairs i and 4 + i of the left operand, i = 0 .. 3. In this order those of four such products are 16 inputs
     side by side, which it reads at once from shared memory, and not in pairs."""
     rows, inputs = tile.shape
-    parts = tile.reshape(rows, inputs // 64, 4, 4, 2, 2)  # threads, products, pairs of a thread in a product, a pair
+    parts = tile.reshape(
+        rows, inputs // TOGETHER, 4, 4, 2, 2
+    )  # threads, products, pairs of a thread in a product, a pair
     return parts.transpose(0, 1, 3, 4, 2, 5).reshape(rows, inputs)
 
 
@@ -38,9 +43,9 @@ def places(inputs: int, step: int, ordered: bool):
     If ``ordered``, those of each 64 are in the order of ``in_order``. The compiler sees that two of them lie side by side,
     but only if it finds every quotient to be one of numbers that count up."""
     number = jnp.arange(inputs, dtype=jnp.int32)
-    first = _quotient(number, 64) * step
+    first = _quotient(number, TOGETHER) * step
     if not ordered:
-        return first + _rest(number, 64)
+        return first + _rest(number, TOGETHER)
     thread, product = _rest(_quotient(number, 2), 4), _rest(_quotient(number, 16), 4)
     return first + (16 * thread + 4 * product + 2 * _rest(_quotient(number, 8), 2)) + _rest(number, 2)
 
@@ -78,7 +83,7 @@ def of_four_bits(packed, scale):
         numbers = (code.astype(jnp.float32) - _ZERO for code in (packed & 15, packed >> 4))
         scales = every(scale.astype(jnp.float32)) / SHRINK
         return [(number * scales).astype(jnp.bfloat16) for number in numbers]
-    factor = every(scale * jnp.asarray(2.0**129 / SHRINK, jnp.bfloat16))  # the code is moved to bit 4
+    factor = every(scale * jnp.asarray(2.0**129 / SHRINK, jnp.bfloat16))  # a code is moved to bit 4
     zero = every(scale * jnp.asarray(-_ZERO / SHRINK, jnp.bfloat16))
     return [_made(asm, packed, factor, zero) for asm in (LOW, HIGH)]
 
@@ -95,16 +100,21 @@ def _made(asm: str, tile, *numbers):
     return made
 
 
+def _twice(number: float) -> str:
+    """Two times the bits of a number of bfloat16."""
+    return f"0x{2 * np.array(number, ml_dtypes.bfloat16).tobytes()[::-1].hex()}"
+
+
 # $0 and $1 are two numbers of bfloat16 each, made of the four bytes of $2. A permutation (prmt) takes bytes of its first
 # operand by the digits 0 to 3, zero by 4, and by 8 more their sign in all bits.
 _TWO_AND_TWO = "prmt.b32 a, bytes, 0, 0x4140; prmt.b32 b, bytes, 0, 0x4342;"
-INT8 = (  # 2^127 (n + 128) 2^-133 - 2
-    "{ .reg .b32 bytes, a, b, factor, zero; mov.b32 factor, 0x7F007F00; mov.b32 zero, 0xC000C000;"
-    f" xor.b32 bytes, $2, 0x80808080; {_TWO_AND_TWO}"
+INT8 = (  # n + 128 is moved to bit 0
+    f"{{ .reg .b32 bytes, a, b, factor, zero; mov.b32 factor, {_twice(2.0**133 / SHRINK)};"
+    f" mov.b32 zero, {_twice(-128 / SHRINK)}; xor.b32 bytes, $2, 0x80808080; {_TWO_AND_TWO}"
     " fma.rn.bf16x2 $0, a, factor, zero; fma.rn.bf16x2 $1, b, factor, zero; }"
 )
-FP8 = (  # a sign, 0000, four bits of exponent, three of mantissa, 0000: 2^-120 of the number, and times 2^114 a 64th of it
-    "{ .reg .b32 a, b, factor, zero; mov.b32 factor, 0x78807880; mov.b32 zero, 0x80008000;"  # -0, which changes no sign
+FP8 = (  # becomes a sign, 0000, four bits of exponent, three of mantissa, 0000: 2^-120 of the number. -0 changes no sign
+    f"{{ .reg .b32 a, b, factor, zero; mov.b32 factor, {_twice(2.0**120 / SHRINK)}; mov.b32 zero, {_twice(-0.0)};"
     " prmt.b32 a, $2, 0, 0x9180; prmt.b32 b, $2, 0, 0xB3A2; shl.b32 a, a, 4; shl.b32 b, b, 4;"
     " and.b32 a, a, 0x87F087F0; and.b32 b, b, 0x87F087F0;"
     " fma.rn.bf16x2 $0, a, factor, zero; fma.rn.bf16x2 $1, b, factor, zero; }"

@@ -16,7 +16,7 @@ from jspec.pallas.narrow_product import (
     narrow_product_kernel,
     narrow_product_reference,
 )
-from jspec.pallas.narrow_weights import SHRINK, unpacked
+from jspec.pallas.narrow_weights import LARGEST_SCALE, SHRINK, unpacked
 from tests.pallas.test_mxfp4 import carried_out
 
 KINDS = ("int8", "fp8", "int4")
@@ -163,12 +163,12 @@ def test_the_instructions_for_fp8_make_its_numbers():
 def test_the_instructions_for_four_bits_make_the_numbers_of_the_definition():
     rng = np.random.default_rng(0)
     byte = np.tile(np.arange(256, dtype=np.uint8), 200)
-    scale = rng.choice([1, -1], len(byte) // 4) * np.exp2(rng.uniform(-40, 5, len(byte) // 4))
-    scale = np.clip(scale, -31.8, 31.8).astype(ml_dtypes.bfloat16)
-    assert np.abs(scale.astype(np.float32)).max() < narrow_weights.LARGEST_SCALE
-    twice = lambda x: np.repeat(x.astype(ml_dtypes.bfloat16).view(np.uint16), 2).view(np.uint32)  # noqa: E731
+    scale = rng.choice([1, -1], len(byte) // 4) * np.exp2(rng.uniform(-80, 18.9, len(byte) // 4))
+    scale = scale.astype(ml_dtypes.bfloat16)
     exact = scale.astype(np.float32)
-    factor, zero = twice(exact * np.float32(2.0**123)), twice(exact * np.float32(-1 / 8))
+    assert LARGEST_SCALE / 2 < np.abs(exact).max() < LARGEST_SCALE
+    twice = lambda x: np.repeat(x.astype(ml_dtypes.bfloat16).view(np.uint16), 2).view(np.uint32)  # noqa: E731
+    factor, zero = twice(exact * np.float32(2.0**129 / SHRINK)), twice(exact * np.float32(-8 / SHRINK))
     registers = {"$2": words(byte), "$3": factor, "$4": factor, "$5": zero, "$6": zero}
     for asm, code in ((narrow_weights.LOW, byte & 15), (narrow_weights.HIGH, byte >> 4)):
         wanted = ((code.astype(np.float32) - 8) * np.repeat(exact, 4)).astype(ml_dtypes.bfloat16)
