@@ -100,7 +100,9 @@ class Case:
         least, most = (1, 1) if smoke else COPIES
         self.weights = made(shape, kind, min(most, max(least, int(ENOUGH / (shape[0] * shape[1] * BYTES[kind])))))
         self.x = jax.random.normal(jax.random.key(1), (tokens, shape[1]), jnp.bfloat16)
-        self.options = decode_options(jax.tree.leaves(self.weights), tokens)
+        # XLA would make one product of several that read the same x.
+        alone: dict[str, str | int] = {"xla_gpu_dot_merger_threshold_mb": 0}
+        self.options = decode_options(jax.tree.leaves(self.weights), tokens) | alone
 
     @functools.cached_property
     def wanted(self) -> jax.Array:
