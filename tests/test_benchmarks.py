@@ -17,6 +17,7 @@ from benchmarks import (
     efficiency,
     hlo,
     loading,
+    narrow_products,
     quantization,
     results,
     round,
@@ -100,6 +101,17 @@ def test_smoke_runs_of_sums_and_products(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["tokens", "1", "3"]
     assert lines[-1].startswith("2 layers and head")
+
+
+@pytest.mark.parametrize(("options", "last"), [((), "[64, 256] x 3"), (("--tune", "--forms", "int8"), "Tiling(")])
+def test_smoke_runs_of_narrow_products(monkeypatch, capsys, options, last):
+    monkeypatch.setattr(narrow_products, "CHOICES", narrow_products.CHOICES[1:2])
+    monkeypatch.setattr(sys, "argv", ["narrow_products", "--smoke", *options])
+    assert narrow_products.main() == 0
+    found = capsys.readouterr().out
+    assert "!" not in found
+    assert "wrong" not in found
+    assert last in found.splitlines()[-1]
 
 
 def test_tasks_of_editing():

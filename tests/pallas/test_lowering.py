@@ -21,6 +21,7 @@ from jspec.pallas.experts import experts
 from jspec.pallas.flash import Packing
 from jspec.pallas.latent_attention import latent_attention
 from jspec.pallas.latent_queries import latent_queries
+from jspec.pallas.narrow_product import narrow_product, narrow_product_kernel
 from jspec.pallas.norm import add_norm
 from jspec.pallas.norm_heads import norm_heads
 from jspec.pallas.residual import Residual, residual_draw, residual_masses
@@ -283,6 +284,32 @@ def test_experts_of_eight_bits_lower_for_cuda(kind, dtype):
     array = jax.ShapeDtypeStruct
     stacked = [Stacked(array(w.weight.shape, kind), array(w.weight.shape[:2], jnp.float32)) for w in weights]
     assert sorted(_kernels(_for_cuda(function, (x, logits, *stacked)))) == launches_of_experts(5)
+
+
+def _narrow(M, out, inputs, stored):
+    """x and a weight of few bits with its scales."""
+    array, groups = jax.ShapeDtypeStruct, -(-inputs // 128)
+    x = array((M, inputs), jnp.bfloat16)
+    if stored == "uint8":
+        return x, array((out, 64 * groups), stored), array((out, groups), jnp.bfloat16)
+    return x, array((out, inputs), stored), array((out,), jnp.float32)
+
+
+@pytest.mark.parametrize("stored", ["uint8", "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize(("out", "inputs"), [(6144, 4096), (1000, 100), (2880, 2880)])
+@pytest.mark.parametrize("M", [1, 40, 320])
+def test_products_with_weights_of_few_bits_lower_for_cuda(M, out, inputs, stored):
+    assert _kernels(_for_cuda(narrow_product_kernel, _narrow(M, out, inputs, stored))) == ["narrow_product"]
+
+
+@pytest.mark.parametrize(("M", "dtype", "kernels"), [(512, "bfloat16", 1), (513, "bfloat16", 0), (5, "float32", 0)])
+def test_few_tokens_of_bfloat16_have_the_kernel_for_four_bits(M, dtype, kernels):
+    x, *weights = _narrow(M, 256, 512, "uint8")
+    assert len(_kernels(_for_cuda(narrow_product, (x.update(dtype=jnp.dtype(dtype)), *weights)))) == kernels
+
+
+def test_products_with_weights_of_few_bits_elsewhere_are_the_reference():
+    assert not _kernels(jax.jit(narrow_product).lower(*_narrow(5, 256, 512, "uint8")).as_text())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

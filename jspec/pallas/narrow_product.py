@@ -1,0 +1,203 @@
+"""Products of a few tokens with weights of eight or four bits, which are read once and become bfloat16 on their way to the
+tensor cores."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from jspec.pallas.dispatch import by_platform
+from jspec.pallas.expert_tiles import grid
+from jspec.pallas.flash import SMALLEST, dot, each
+from jspec.pallas.narrow_weights import HALF, SHRINK, TOGETHER, in_order, of_eight_bits, of_four_bits, places, unpacked
+from jspec.pallas.triton import block_ids, is_interpreted, kernel_call
+from jspec.parameters import GROUP
+
+MOST_TOKENS = 512  # that the kernel is for: every tile of tokens reads and widens the weights again
+EIGHT_BITS = False  # whether weights of eight bits have the kernel, too, and not XLA's product
+
+_FEW_TOKENS = 32  # their sums are small: programs may share outputs until there are several for each multiprocessor
+_PROGRAMS, _MULTIPROCESSORS = 190, 132  # how many programs there should be at least, for few tokens and for more
+_FEWEST_TRIPS = 2  # of a program that shares its outputs with others
+_SHARE = 4  # what such programs write, in float32, are at most this part of the bytes of the weight
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """How a product is cut up.
+
+    Attributes:
+      outputs: output features of a program, a power of two; 64 are what four warps multiply at once.
+      tokens: tokens of a program, a power of two, at least 16.
+      inputs: input features that a program reads at a time, a power of two, at least 64, and 128 with four bits.
+      splits: how many programs share the inputs of the same outputs. What each adds up is written, and added up by XLA.
+      num_warps: warps of a program.
+      num_stages: how many reads are under way at once, and one more.
+      ordered: whether x is read from memory in the order in which it is multiplied, in pairs of inputs. Otherwise it is read
+        in 16 bytes at a time and passes through shared memory twice.
+    """
+
+    outputs: int
+    tokens: int
+    inputs: int
+    splits: int
+    num_warps: int
+    num_stages: int
+    ordered: bool = False
+
+    @classmethod
+    def of(cls, tokens: int, outputs: int, inputs: int, bits: int) -> "Tiling":
+        """The tiling for ``tokens`` and a weight ``[outputs, inputs]`` of four or eight bits."""
+        of_tokens = min(max(SMALLEST, pl.next_power_of_2(tokens)), 128)
+        few, least = of_tokens <= _FEW_TOKENS, GROUP if bits == 4 else TOGETHER
+        depth = max(min(256 if few or bits == 4 else 128, pl.next_power_of_2(inputs)), least)
+
+        def of_some(of_outputs: int) -> tuple[int, Tiling]:
+            one = cls(
+                outputs=of_outputs,
+                tokens=of_tokens,
+                inputs=min(depth, 128) if of_tokens > of_outputs else depth,  # sums leave few registers for weights
+                splits=1,
+                num_warps=4 if few else of_outputs // 16,
+                num_stages=3 if of_tokens == 128 else 4,
+                ordered=few and bits == 8,
+            )
+            programs, splits, trips = one.programs(tokens, outputs), 1, pl.cdiv(inputs, one.inputs)
+            most = min(trips // _FEWEST_TRIPS, inputs * bits // (8 * _SHARE * 4 * tokens))
+            while programs * splits < (_PROGRAMS if few else _MULTIPROCESSORS) and 2 * splits <= most:
+                splits *= 2
+            return programs * splits, dataclasses.replace(one, splits=splits)
+
+        # With 128 outputs x is read half as often, but there are half as many programs.
+        programs, tiling = of_some(64 if few and bits == 8 else 128)
+        return tiling if programs >= _MULTIPROCESSORS else of_some(64)[1]
+
+    def programs(self, tokens: int, outputs: int) -> int:
+        """How many there are for each part of the inputs."""
+        return pl.cdiv(tokens, self.tokens) * pl.cdiv(outputs, self.outputs)
+
+
+def has_kernel(x, weight) -> bool:
+    """Whether a product has the kernel in a program for an NVIDIA GPU; arguments as for ``narrow_product_reference``."""
+    tokens, in_four_bits = x.size // x.shape[-1], weight.dtype == jnp.uint8
+    return x.dtype == jnp.bfloat16 and tokens <= MOST_TOKENS and (in_four_bits or EIGHT_BITS)
+
+
+@jax.custom_jvp
+def narrow_product(x, weight, scale):
+    """``narrow_product_reference``, and on an NVIDIA GPU the kernel, if it is for this product."""
+    if not has_kernel(x, weight):
+        return narrow_product_reference(x, weight, scale)
+    return by_platform(narrow_product_kernel, narrow_product_reference, x, weight, scale)
+
+
+@narrow_product.defjvp
+def _(primals, tangents):
+    return jax.jvp(narrow_product_reference, primals, tangents)
+
+
+def narrow_product_reference(x, weight, scale):
+    """The linear map of a quantised weight, ``[..., in], [out, in] -> [..., out]`` in float32.
+
+    Args:
+      x: of bfloat16, or of float32, which is multiplied in full.
+      weight: int8 or float8_e4m3fn ``[out, in]``, whose sums are multiplied by their scales; or codes of four bits, uint8
+        ``[out, 64 groups]``, which are multiplied by theirs and rounded to x's dtype before they are added up.
+      scale: float32 ``[out]``; of four bits, bfloat16 ``[out, groups]``.
+    """
+    if weight.dtype == jnp.uint8:
+        return _product(x, unpacked(weight, scale, x.dtype)[:, : x.shape[-1]])
+    return _product(x, weight.astype(x.dtype)) * scale.reshape((1,) * (x.ndim - 1) + scale.shape)
+
+
+def _product(x, weight):
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    return jnp.einsum("...i,oi->...o", x, weight, precision=precision, preferred_element_type=jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnames=("tiling", "interpret"))  # layers share one trace
+def narrow_product_kernel(x, weight, scale, *, tiling: Tiling | None = None, interpret=False):
+    """``narrow_product_reference`` of bfloat16 as a kernel. Scales of four bits are below 2^19 in magnitude."""
+    of_rows = x.reshape(-1, x.shape[-1])
+    (M, inputs), outputs = of_rows.shape, weight.shape[0]
+    tiling = tiling or Tiling.of(M, outputs, inputs, 4 if weight.dtype == jnp.uint8 else 8)
+    sums = kernel_call(
+        _narrow_product,
+        *(of_rows, weight, scale),
+        # Programs that read the same weights for other tokens run side by side, and find them in the L2 cache.
+        grid=(pl.cdiv(M, tiling.tokens), pl.cdiv(outputs, tiling.outputs), tiling.splits),
+        out_shape=jax.ShapeDtypeStruct((tiling.splits, M, outputs), jnp.float32),
+        num_warps=tiling.num_warps,
+        num_stages=tiling.num_stages,
+        interpret=interpret,
+        tiling=tiling,
+    )
+    sums = sums.reshape(M, outputs) if tiling.splits == 1 else jnp.sum(sums, axis=0)
+    return sums.reshape(*x.shape[:-1], outputs)
+
+
+def _narrow_product(x_ref, weight_ref, scale_ref, sums_ref, *, tiling: Tiling):
+    (M, inputs), outputs = x_ref.shape, weight_ref.shape[0]
+    token, output = block_ids(pl.program_id(0), tiling.tokens), block_ids(pl.program_id(1), tiling.outputs)
+    in_four_bits = weight_ref.dtype == jnp.uint8
+    operands = _four_bits if in_four_bits else _eight_bits
+    trips = pl.cdiv(inputs, tiling.inputs)
+    of_a_program = pl.cdiv(trips, tiling.splits)
+    first = pl.program_id(2) * of_a_program
+    uneven = trips % tiling.splits != 0
+
+    def add(i, total):
+        for weights, x in operands(x_ref, weight_ref, scale_ref, token, output, first + i, tiling):
+            total += dot(in_order(weights), x if tiling.ordered else in_order(x), trans_b=True)
+        return total
+
+    end = jnp.clip(trips - first, 0, of_a_program) if uneven else of_a_program
+    total = jax.lax.fori_loop(0, end, add, jnp.zeros((tiling.outputs, tiling.tokens), jnp.float32)) * SHRINK
+    if not in_four_bits:
+        total *= each(pltriton.load(scale_ref.at[output], mask=output < outputs, other=0.0), tiling.tokens)
+    at = jnp.full((tiling.tokens, tiling.outputs), pl.program_id(2)), *grid(token, output)
+    pltriton.store(sums_ref.at[at], total.T, mask=_inside(token, M, output, outputs))
+
+
+def _eight_bits(x_ref, weight_ref, scale_ref, token, output, trip, tiling: Tiling):
+    """In a kernel: the weights ``[outputs, inputs]`` and ``x [tokens, inputs]`` that a trip multiplies, in bfloat16."""
+    depth = tiling.inputs
+    weight = _load(weight_ref, output, block_ids(trip, depth), depth)
+    return [(of_eight_bits(weight), _load(x_ref, token, trip * depth + places(depth, TOGETHER, tiling.ordered), depth))]
+
+
+def _four_bits(x_ref, weight_ref, scale_ref, token, output, trip, tiling: Tiling):
+    """The same as two products: those of the inputs whose codes are in the low halves of bytes, and in the high ones."""
+    depth, groups, size = tiling.inputs, tiling.inputs // GROUP, tiling.inputs // 2
+    packed = _load(weight_ref, output, block_ids(trip, size), size)
+    # What is past the end of an output channel adds nothing: its scales are zero, and so is x.
+    scale = _load(scale_ref, output, block_ids(trip, groups), groups)
+    column = trip * depth + places(size, GROUP, tiling.ordered)
+    xs = (_load(x_ref, token, at, depth) for at in (column, column + HALF))
+    return list(zip(of_four_bits(packed, scale), xs, strict=True))
+
+
+def _load(ref: Any, row, column, step: int):
+    """In a kernel: ``ref[row, column]``, 0 where there is no such row or column, in fp8 any number.
+
+    Columns are read ``step`` at a time, from the first on. There is no mask where none is needed."""
+    rows, columns = ref.shape
+    at = ref.at[grid(row, column)]
+    if rows % row.shape[0] == 0 and columns % step == 0:
+        return pltriton.load(at)
+    mask = _inside(row, rows, column, columns)
+    if ref.dtype != jnp.float8_e4m3fn:
+        return pltriton.load(at, mask=mask, other=0)
+    # Triton has no fp8 literal for ``other``. Whatever it reads, its instructions make a finite number, which x is 0 for.
+    found = pltriton.load(at, mask=mask)
+    return jnp.where(mask, found, jnp.zeros((), found.dtype)) if is_interpreted() else found
+
+
+def _inside(row, rows: int, column, columns: int):
+    """In a kernel: which of ``[len(row), len(column)]`` elements there are."""
+    shape = row.shape[0], column.shape[0]
+    return each(row < rows, shape[1]) & jnp.broadcast_to((column < columns)[None], shape)
