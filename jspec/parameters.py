@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
 SCALE_BYTES = 4  # float32
-GROUP = 128  # input features that have a scale in common where weights take four bits (``jspec.models.four_bits``)
+GROUP = 128  # input features that have a scale in common where weights take four bits (``jspec.four_bits``)
 DTYPE_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "uint8": 1}
 ONCE = ((),)  # ``copies`` of a parameter whose name has no ``{}``: a single copy, with no index
 

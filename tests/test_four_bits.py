@@ -12,9 +12,10 @@ from engines import TARGET, in_shards
 from flax import nnx
 from test_sharded_models import spread_logits
 
+from jspec import four_bits
 from jspec.config import Experts, Shards
-from jspec.models import Decoder, causal_logits, four_bits
-from jspec.models.four_bits import quantize, unpacked
+from jspec.four_bits import quantize, unpacked
+from jspec.models import Decoder, causal_logits
 from jspec.models.layers import Linear, project
 from jspec.models.quantized import dequantized, wide
 

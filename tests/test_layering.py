@@ -21,6 +21,7 @@ LEAVES = {
     "_arguments",
     "compilation_cache",
     "decoder_parameters",
+    "four_bits",
     "completion",
     "config",
     "heads",

@@ -14,10 +14,10 @@ from engines import V, target
 from flax import nnx
 from heads import VARIANTS, compile_fast, dequantized_head, plain_config, random_head
 
-from jspec import memory
+from jspec import four_bits, memory
 from jspec.config import EngineConfig, ModelConfig
 from jspec.heads import PardConfig
-from jspec.models import abstract_params, build, flat_params, four_bits, init, layers, quantized
+from jspec.models import abstract_params, build, flat_params, init, layers, quantized
 from jspec.models.causal import causal_logits
 from jspec.models.layers import Linear, project
 from jspec.models.quantized import LARGEST, SCALES, STORED, quantize, wide

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jspec import four_bits
 from jspec.config import Rope
-from jspec.models import four_bits
 from jspec.models.quantized import random_weight
 from jspec.pallas.attention_reference import Rotation
 from jspec.pallas.dispatch import by_platform
+from jspec.pallas.narrow_product import has_kernel, narrow_product
 from jspec.pallas.norm import add_norm, norm
 
 # On a GPU, a product with a single token is computed as a reduction where the weight has more numbers than this, and no more
@@ -74,10 +75,10 @@ def added_up(x, over: str | None):
 def project(x, weight, scale=None):
     """The linear map ``[..., in], [out, in] -> [..., out]`` in x's dtype. fp32 is multiplied in full fp32, never in TF32.
 
-    A quantised weight has a ``scale``. Its product is computed by ``wide_project`` and rounded once.
+    A quantised weight has a ``scale``. Its product is computed as for ``wide_project`` and rounded once.
     """
     if scale is not None:
-        return wide_project(x, weight, scale).astype(x.dtype)
+        return _quantized_product(x, weight, scale, x.dtype)
     if _is_reduced(x, weight):
         return by_platform(_reduction, _rounded_product, x, weight)
     return _rounded_product(x, weight)
@@ -90,14 +91,16 @@ def wide_project(x, weight, scale=None):
     multiplied by the scale of its output channel. The conversion takes place inside the product, so no converted copy of
     the weight is ever written. Codes of four bits stand for numbers that are rounded to x's dtype.
     """
-    if scale is None:
-        return _product(x, weight)
-    if weight.dtype == four_bits.STORED:
-        return _product(x, four_bits.unpacked(weight, scale, x.shape[-1]).astype(x.dtype))
+    return _product(x, weight) if scale is None else _quantized_product(x, weight, scale, jnp.float32)
+
+
+def _quantized_product(x, weight, scale, dtype):
+    if weight.dtype == four_bits.STORED or has_kernel(x, weight):
+        return narrow_product(x, weight, scale, dtype)
     weight = weight.astype(x.dtype)
     one_token = x.size == x.shape[-1]
     y = by_platform(_padded_product, _product, x, weight) if one_token else _product(x, weight)
-    return y * per_feature(scale, y)
+    return (y * per_feature(scale, y)).astype(dtype)
 
 
 def _product(x, weight, dtype=jnp.float32):

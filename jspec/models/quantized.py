@@ -2,7 +2,7 @@
 
 Output channel o of the weight W stands for ``scale[o] * weight[o]``. Quantisation is symmetric, as in W8A16 checkpoints:
 the largest magnitude of an output channel becomes 127 (int8) or 448 (fp8). Those of four bits (``int4``) have scales of
-groups of inputs, see ``jspec.models.four_bits``. Activations are never quantised.
+groups of inputs, see ``jspec.four_bits``. Activations are never quantised.
 """
 
 import jax
@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 from flax import nnx
 
-from jspec.models import four_bits
+from jspec import four_bits
 from jspec.parameters import GROUP, four_bit_groups
 
 STORED = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn), "int4": four_bits.STORED}

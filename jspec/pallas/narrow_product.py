@@ -10,10 +10,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
+from jspec import four_bits
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.expert_tiles import grid
 from jspec.pallas.flash import SMALLEST, dot, each
-from jspec.pallas.narrow_weights import HALF, SHRINK, TOGETHER, in_order, of_eight_bits, of_four_bits, places, unpacked
+from jspec.pallas.narrow_weights import HALF, SHRINK, TOGETHER, in_order, of_eight_bits, of_four_bits, places
 from jspec.pallas.triton import block_ids, is_interpreted, kernel_call
 from jspec.parameters import GROUP
 
@@ -87,31 +88,33 @@ def has_kernel(x, weight) -> bool:
     return x.dtype == jnp.bfloat16 and tokens <= MOST_TOKENS and (in_four_bits or EIGHT_BITS)
 
 
-@jax.custom_jvp
-def narrow_product(x, weight, scale):
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def narrow_product(x, weight, scale, dtype=jnp.float32):
     """``narrow_product_reference``, and on an NVIDIA GPU the kernel, if it is for this product."""
-    if not has_kernel(x, weight):
-        return narrow_product_reference(x, weight, scale)
-    return by_platform(narrow_product_kernel, narrow_product_reference, x, weight, scale)
+    kernel, reference = (functools.partial(f, dtype=dtype) for f in (narrow_product_kernel, narrow_product_reference))
+    return by_platform(kernel if has_kernel(x, weight) else reference, reference, x, weight, scale)
 
 
 @narrow_product.defjvp
-def _(primals, tangents):
-    return jax.jvp(narrow_product_reference, primals, tangents)
+def _(dtype, primals, tangents):
+    return jax.jvp(functools.partial(narrow_product_reference, dtype=dtype), primals, tangents)
 
 
-def narrow_product_reference(x, weight, scale):
-    """The linear map of a quantised weight, ``[..., in], [out, in] -> [..., out]`` in float32.
+def narrow_product_reference(x, weight, scale, dtype=jnp.float32):
+    """The linear map of a quantised weight, ``[..., in], [out, in] -> [..., out]``, added up in float32.
 
     Args:
       x: of bfloat16, or of float32, which is multiplied in full.
       weight: int8 or float8_e4m3fn ``[out, in]``, whose sums are multiplied by their scales; or codes of four bits, uint8
         ``[out, 64 groups]``, which are multiplied by theirs and rounded to x's dtype before they are added up.
       scale: float32 ``[out]``; of four bits, bfloat16 ``[out, groups]``.
+      dtype: what the results are rounded to.
     """
     if weight.dtype == jnp.uint8:
-        return _product(x, unpacked(weight, scale, x.dtype)[:, : x.shape[-1]])
-    return _product(x, weight.astype(x.dtype)) * scale.reshape((1,) * (x.ndim - 1) + scale.shape)
+        kept = jnp.finfo(x.dtype)  # each number is rounded, even where XLA would rather leave that out
+        numbers = jax.lax.reduce_precision(four_bits.unpacked(weight, scale, x.shape[-1]), kept.nexp, kept.nmant)
+        return _product(x, numbers.astype(x.dtype)).astype(dtype)
+    return (_product(x, weight.astype(x.dtype)) * scale.reshape((1,) * (x.ndim - 1) + scale.shape)).astype(dtype)
 
 
 def _product(x, weight):
@@ -119,8 +122,8 @@ def _product(x, weight):
     return jnp.einsum("...i,oi->...o", x, weight, precision=precision, preferred_element_type=jnp.float32)
 
 
-@functools.partial(jax.jit, static_argnames=("tiling", "interpret"))  # layers share one trace
-def narrow_product_kernel(x, weight, scale, *, tiling: Tiling | None = None, interpret=False):
+@functools.partial(jax.jit, static_argnames=("dtype", "tiling", "interpret"))  # layers share one trace
+def narrow_product_kernel(x, weight, scale, dtype=jnp.float32, *, tiling: Tiling | None = None, interpret=False):
     """``narrow_product_reference`` of bfloat16 as a kernel. Scales of four bits are below 2^19 in magnitude."""
     of_rows = x.reshape(-1, x.shape[-1])
     (M, inputs), outputs = of_rows.shape, weight.shape[0]
@@ -130,13 +133,13 @@ def narrow_product_kernel(x, weight, scale, *, tiling: Tiling | None = None, int
         *(of_rows, weight, scale),
         # Programs that read the same weights for other tokens run side by side, and find them in the L2 cache.
         grid=(pl.cdiv(M, tiling.tokens), pl.cdiv(outputs, tiling.outputs), tiling.splits),
-        out_shape=jax.ShapeDtypeStruct((tiling.splits, M, outputs), jnp.float32),
+        out_shape=jax.ShapeDtypeStruct((tiling.splits, M, outputs), dtype if tiling.splits == 1 else jnp.float32),
         num_warps=tiling.num_warps,
         num_stages=tiling.num_stages,
         interpret=interpret,
         tiling=tiling,
     )
-    sums = sums.reshape(M, outputs) if tiling.splits == 1 else jnp.sum(sums, axis=0)
+    sums = sums.reshape(M, outputs) if tiling.splits == 1 else jnp.sum(sums, axis=0).astype(dtype)
     return sums.reshape(*x.shape[:-1], outputs)
 
 
@@ -160,7 +163,7 @@ def _narrow_product(x_ref, weight_ref, scale_ref, sums_ref, *, tiling: Tiling):
     if not in_four_bits:
         total *= each(pltriton.load(scale_ref.at[output], mask=output < outputs, other=0.0), tiling.tokens)
     at = jnp.full((tiling.tokens, tiling.outputs), pl.program_id(2)), *grid(token, output)
-    pltriton.store(sums_ref.at[at], total.T, mask=_inside(token, M, output, outputs))
+    pltriton.store(sums_ref.at[at], total.T.astype(sums_ref.dtype), mask=_inside(token, M, output, outputs))
 
 
 def _eight_bits(x_ref, weight_ref, scale_ref, token, output, trip, tiling: Tiling):

@@ -5,7 +5,7 @@ n times 2^-133. So the bits of a weight need only be moved to their place. One i
 numbers at once, by a factor, and also subtracts 128 or 8. Some factors would be too large for bfloat16, so a kernel divides
 all of its numbers by ``SHRINK``, and multiplies its sums by that. A power of two changes no rounding.
 
-Codes of four bits are those of ``jspec.models.four_bits``."""
+Codes of four bits are those of ``jspec.four_bits``."""
 
 import jax
 import jax.numpy as jnp
@@ -124,14 +124,3 @@ LOW, HIGH = (  # $3 and $4 are factors, and $5 and $6 what is added
     " fma.rn.bf16x2 $0, a, $3, $5; fma.rn.bf16x2 $1, b, $4, $6; }"
     for move in ("shl.b32 bytes, $2, 4;", "mov.b32 bytes, $2;")
 )
-
-
-def unpacked(packed, scale, dtype):
-    """What codes ``[out, 64 groups]`` with scales ``[out, groups]`` stand for, ``[out, 128 groups]``.
-
-    Each number is rounded to ``dtype``, in which it is multiplied, even where XLA would rather leave that out."""
-    shape = *scale.shape, 1, HALF
-    codes = jnp.concatenate([packed.reshape(shape) & 15, packed.reshape(shape) >> 4], axis=-2)
-    numbers = (codes.astype(jnp.float32) - _ZERO) * scale.astype(jnp.float32)[..., None, None]
-    kept = jnp.finfo(dtype)
-    return jax.lax.reduce_precision(numbers, kept.nexp, kept.nmant).astype(dtype).reshape(*scale.shape[:-1], -1)

@@ -11,18 +11,19 @@ from benchmarks.hlo import moves
 from benchmarks.programs import Decoding, decoding_program
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, abstract_module, head_for
 from jspec.models.layers import project
+from jspec.models.quantized import SCALES, STORED, quantized_shapes
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 
 SMALLEST = 2 * 2048 * 2048  # bytes in bfloat16 of the draft's smallest weight; the target's has 4 times as many
-KINDS = ("int8", "fp8")
+KINDS = ("int8", "fp8", "int4")
 
 
 def temporaries(compiled) -> int:
     return compiled.memory_analysis().temp_size_in_bytes
 
 
-@pytest.mark.parametrize(("kind", "batch"), [("int8", 16), ("fp8", 1)])
+@pytest.mark.parametrize(("kind", "batch"), [("int8", 16), ("fp8", 1), ("int4", 1), ("int4", 16)])
 def test_a_round_makes_no_wide_weight(kind, batch):
     """Of two layers and the output head, and of a draft model with a tied one.
 
@@ -72,6 +73,6 @@ def test_the_check_sees_a_wide_weight():
 
 
 def _product(kind: str, rows: int):
-    stored = {"int8": jnp.int8, "fp8": jnp.float8_e4m3fn}[kind]
-    shapes = (((rows, 1, 4096), jnp.bfloat16), ((28672, 4096), stored), ((28672,), jnp.float32))
+    weight, scale = quantized_shapes((28672, 4096), kind)
+    shapes = ((rows, 1, 4096), jnp.bfloat16), (weight, STORED[kind]), (scale, SCALES[kind])
     return tuple(jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes)

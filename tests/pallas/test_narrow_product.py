@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jspec.models import four_bits
+from jspec import four_bits
 from jspec.pallas import narrow_weights
 from jspec.pallas.narrow_product import (
     Tiling,
@@ -16,7 +16,7 @@ from jspec.pallas.narrow_product import (
     narrow_product_kernel,
     narrow_product_reference,
 )
-from jspec.pallas.narrow_weights import LARGEST_SCALE, SHRINK, unpacked
+from jspec.pallas.narrow_weights import LARGEST_SCALE, SHRINK
 from tests.pallas.test_mxfp4 import carried_out
 
 KINDS = ("int8", "fp8", "int4")
@@ -71,9 +71,9 @@ class TestNarrowProduct:
     def pick(self, implementation):
         self.implementation = implementation
 
-    def product(self, *args, tiling: Tiling | None = None):
-        kernel = functools.partial(narrow_product_kernel, tiling=tiling)
-        return self.implementation(narrow_product_reference, kernel)(*args)
+    def product(self, *args, tiling: Tiling | None = None, dtype=jnp.float32):
+        kernel = functools.partial(narrow_product_kernel, tiling=tiling, dtype=dtype)
+        return self.implementation(functools.partial(narrow_product_reference, dtype=dtype), kernel)(*args)
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize(
@@ -107,6 +107,14 @@ class TestNarrowProduct:
         args, numbers = problem(20, 70, 600, kind)
         check(self.product(*args, tiling=Tiling(64, 32, 256, 1, 4, 3, ordered)), args, numbers)
 
+    @pytest.mark.parametrize("splits", [1, 2])
+    def test_results_are_rounded_once(self, splits):
+        for kind in KINDS:
+            args, _ = problem(3, 64, 256, kind)
+            tiling = Tiling(64, 16, 128, splits, 4, 3)
+            wide, rounded = (self.product(*args, dtype=dtype, tiling=tiling) for dtype in (jnp.float32, jnp.bfloat16))
+            np.testing.assert_array_equal(rounded, wide.astype(jnp.bfloat16))
+
     def test_a_token_that_is_not_finite_leaves_the_others_alone(self):
         for kind in KINDS:
             (x, weight, scale), _ = problem(3, 64, 200, kind)
@@ -129,10 +137,11 @@ def test_places_are_those_of_inputs_in_order(step):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_four_bits_are_those_that_are_stored(dtype):
+def test_four_bits_are_rounded_before_they_are_multiplied(dtype):
     (_, packed, scale), _ = problem(1, 16, 256, "int4")
     wanted = four_bits.unpacked(np.asarray(packed), np.asarray(scale), 256).astype(dtype)
-    np.testing.assert_array_equal(unpacked(packed, scale, dtype), wanted)
+    found = jax.jit(narrow_product_reference)(jnp.eye(256, dtype=dtype), packed, scale)
+    np.testing.assert_array_equal(found, wanted.T.astype(np.float32))
 
 
 @pytest.mark.parametrize("kind", KINDS)
