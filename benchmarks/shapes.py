@@ -22,7 +22,6 @@ from jspec.heads import (
     mtp_layers,
 )
 from jspec.models import Decoder, init
-from jspec.models.eagle3 import Eagle3Head
 from jspec.models.spread import abstract_shards, with_leaves
 
 DRAFT_VOCABULARY = 32_000  # of published EAGLE-3 heads
@@ -234,8 +233,7 @@ def random_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str = 
 
 
 def _made(config, seed: int, dtype: str):
-    module = init(config, nnx.Rngs(seed), dtype)
-    return module.prepare() if isinstance(module, Eagle3Head) else module
+    return init(config, nnx.Rngs(seed), dtype).prepare()
 
 
 def random_shards(config: ModelConfig, shards: Shards, mesh: Mesh, dtype: str = "bfloat16") -> Decoder:

@@ -250,7 +250,7 @@ def load_draft_module(
     """
     _, params = open_draft(path, dtype, options)
     if config.language_model is not None:
-        return config, build_model(config.language_model, params, dtype, shards)
+        return config, build_model(config.language_model, params, dtype, shards).prepare()
     return build_draft_module(config, dict(params), dtype, target)
 
 
@@ -261,7 +261,7 @@ def build_draft_module(config: ModelConfig | HeadConfig, params: dict, dtype: st
     The copy is deleted from ``params``, and the config that is returned says so.
     """
     if config.language_model is not None:
-        return config, build(config.language_model, params, dtype)
+        return config, build(config.language_model, params, dtype).prepare()
     config = _borrow(config, params, target)
     return config, build_head(config, params, dtype).prepare()
 

@@ -12,6 +12,8 @@ from jspec.heads import BlockConfig, EagleConfig, HeadConfig, MedusaConfig, MLPC
 from jspec.models.cache import CausalView
 from jspec.models.layers import rotation_at
 from jspec.pallas.attention_reference import grouped_attention, rotated
+from jspec.pallas.warped_logits import over_vocabulary
+from jspec.sampling.distribution import Distribution
 
 
 class Drafts(NamedTuple):
@@ -41,6 +43,19 @@ def causal_drafts(config: HeadConfig, head, target, text, length, K: int) -> Dra
       length: int32 ``[B]``.
       K: the number of drafts.
     """
+    drafts = _drafts(config, head, target, text, length, K)
+    ids = getattr(head, "draft_ids", None)
+    return drafts if ids is None else drafts._replace(logits=over_vocabulary(drafts.logits, ids[...]))
+
+
+def logits_of(distribution: Distribution) -> jax.Array:
+    """The logits of drafts, ``[B, K, V]``, from the distributions that a drafter says they were drawn from."""
+    logits, ids = distribution.warped.logits, distribution.draft_ids
+    return logits if ids is None else over_vocabulary(logits, ids)
+
+
+def _drafts(config: HeadConfig, head, target, text, length, K: int) -> Drafts:
+    """The same with logits over the draft vocabulary, ``[B, K, Vd]``."""
     if isinstance(config, PardConfig):
         return _pard(config, head, text, length, K)
     features = _features(config, target, text)
@@ -127,7 +142,7 @@ def _block(config, head, target, features, text, length, K: int) -> Drafts:
             one, state = head.markov(hidden[:, i : i + 1], _at(text, length - 1 + i), state)
             added.append(one)
         logits = logits + jnp.concatenate(added, axis=1)
-    return Drafts(head.over_vocabulary(logits), written, length - 1)
+    return Drafts(logits, written, length - 1)
 
 
 def _seen(positions, anchor, causal: bool, window: int | None, S: int, max_position: int):

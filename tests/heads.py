@@ -148,8 +148,7 @@ def _drawn(config: HeadConfig, name: str, shape: tuple[int, ...], seed: int) -> 
 
 def serving(config: HeadConfig, head):
     """A copy of ``head`` after ``prepare``, which drafts."""
-    copy = build_head(config, flat_params(head))
-    return copy if config.language_model else copy.prepare()
+    return build_head(config, flat_params(head)).prepare()
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from causal_heads import Drafts, causal_drafts
+from causal_heads import Drafts, causal_drafts, logits_of
 from engines import CONFIG, MAX_LEN, TARGET, V, causal, entered, ragged_prompts, target
 from heads import VARIANTS, compile_fast, random_head, serving
 from step_requests import never, request
@@ -139,7 +139,7 @@ class Bench:
                     drafted.append((k, self.room(n)))
                 np.testing.assert_allclose(logits[row, : k + 1], by_target[row, n - 1 : n + k], **CLOSE)
                 own = min(k, self.room(n))
-                self.compare(row, own, proposal.distribution.warped.logits, state, expected)
+                self.compare(row, own, logits_of(proposal.distribution), state, expected)
                 assert int(log.count[row]) == min(accepted[row], k) + 1
         for pool in jax.tree.leaves(state.draft):
             assert np.isnan(pool[:, 0]).all(), "the null page was written"

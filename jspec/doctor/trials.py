@@ -18,6 +18,7 @@ from jspec.models import build_head
 from jspec.models.anchors import Anchored
 from jspec.models.branches import Branches
 from jspec.models.cache import CausalView
+from jspec.models.draft_vocabulary import tokens_of
 from jspec.models.split import split
 from jspec.results import Stats
 
@@ -127,7 +128,7 @@ def _correct(config: Any, head, target, tokens, features, K: int) -> jax.Array:
         if depth and mask is not None:
             following, fused = jnp.full_like(following, mask), jnp.broadcast_to(masked, fused.shape)
         hidden, cache = head(head.embed(following, target), fused, view.positions(1), cache, view)
-        drafts = jnp.argmax(head.logits(hidden, target), axis=-1)[0]
+        drafts = _likeliest(config, head, head.logits(hidden, target))[0]
         right.append(drafts == jnp.roll(tokens, -depth - 2))
         fused = head.recycle(hidden)
     return jnp.stack(right)
@@ -150,6 +151,12 @@ def _correct_in_blocks(config: Any, head, target, tokens, features, K: int) -> j
         if head.markov is not None:
             added, state = head.markov(one, previous, state)
             logits = logits + added
-        drafts = jnp.argmax(head.over_vocabulary(logits), axis=-1)[0]
+        drafts = _likeliest(config, head, logits)[0]
         right.append(jnp.roll(drafts == jnp.roll(tokens, -depth - 1), -1))
     return jnp.stack(right)
+
+
+def _likeliest(config: TriedConfig, head, logits) -> jax.Array:
+    """The draft at temperature 0, a token: ``[..., Vd] -> [...]``."""
+    index = jnp.argmax(logits, axis=-1)
+    return tokens_of(head.draft_ids[...], config.draft_vocab_size)[index] if config.reduced else index

@@ -13,6 +13,7 @@ from jspec.drafting.window import make_window
 from jspec.models.block import BlockHead, BlockView
 from jspec.models.cache import init_pool
 from jspec.models.contract import Target
+from jspec.sampling.draft_vocabulary import DraftVocabulary
 from jspec.sampling.verify import Proposal
 
 
@@ -81,7 +82,7 @@ class Block:
         return self.head.keep(self.head.fuse(prompt.features), view.positions, state, view)
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, self.head.config.method)
+        drawing = Drawing(self.speculation, context, self.head.config.method, DraftVocabulary.of(self.head))
         anchor, K = context.length - 1, self.num_draft_tokens
         # Draft i is made by the slot at anchor + first + i, so the draft head must have that position.
         room = jnp.where(anchor > 0, context.room_within(self.max_position - anchor - self.first), 0)
@@ -89,7 +90,7 @@ class Block:
         hidden = hidden[:, self.first : self.first + K]
         logits, newest = self.head.draft_logits(hidden, self.target), context.tokens_at(anchor[:, None])
         if self.head.markov is None:
-            distribution, tokens = drawing.draw(self.head.over_vocabulary(logits), 0)
+            distribution, tokens = drawing.draw(logits, 0)
             proposal = drawing.proposal(distribution, tokens, room)
         else:
             proposal = self._one_after_another(drawing, hidden, logits, newest, room)
@@ -130,7 +131,7 @@ class Block:
         def of_slot(state, previous, i):
             at = lambda x: jax.lax.dynamic_slice_in_dim(x, i, 1, axis=1)  # noqa: E731
             added, state = markov(at(hidden), previous, state)
-            return state, self.head.over_vocabulary(at(logits) + added)
+            return state, at(logits) + added
 
         state, first = of_slot(markov.start(len(hidden)), anchor, 0)
         return drawing.chain(first, state, of_slot, room, unroll=self.num_draft_tokens)[1]

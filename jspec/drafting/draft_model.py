@@ -9,6 +9,7 @@ from jspec.drafting.base import Context, Prompt, Setup
 from jspec.drafting.drawing import Drawing
 from jspec.models.cache import PagedView, init_pool
 from jspec.models.contract import LanguageModel
+from jspec.sampling.draft_vocabulary import DraftVocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,14 +55,30 @@ class DraftModel:
         view = dataclasses.replace(view, valid=view.valid & (view.positions < self.model.config.max_position))
         return self.model(prompt.tokens, view.positions, state, view)[1]
 
+    @property
+    def vocabulary(self) -> DraftVocabulary | None:
+        """The draft vocabulary; None if the draft model has logits for all of its tokens."""
+        vocabulary = DraftVocabulary.of(self.model)
+        return None if vocabulary is None else vocabulary.within(self.vocab_size)
+
+    def logits(self, hidden):
+        """Those of drafts, ``[..., D] -> [..., Vd]``, over the draft vocabulary. No token past V is drafted."""
+        logits, vocabulary = self.model.logits(hidden), self.vocabulary
+        if vocabulary is None:
+            return logits[..., : self.vocab_size]
+        if self.model.config.vocab_size <= self.vocab_size:
+            return logits
+        known = (vocabulary.tokens < self.vocab_size).reshape((1,) * (logits.ndim - 1) + (-1,))
+        return jnp.where(known, logits, -jnp.inf)
+
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, "draft_model")
+        drawing = Drawing(self.speculation, context, "draft_model", self.vocabulary)
         # Draft i is drawn by the pass that reads position length - 1 + i, so the draft model must have that position.
         room = context.room_within(self.model.config.max_position - context.length + 1)
 
         def read(cache, tokens, positions, valid):
             hidden, cache = self.model(tokens, positions, cache, PagedView(context.table, positions, valid))
-            return cache, self.model.logits(hidden[:, -1:])[..., : self.vocab_size]
+            return cache, self.logits(hidden[:, -1:])
 
         def next_pass(cache, token, i):
             return read(cache, token, context.length[:, None] - 1 + i, (i < room)[:, None])

@@ -12,6 +12,7 @@ from jspec.drafting.base import Context
 from jspec.pallas.warped_logits import WarpedLogits
 from jspec.registry import argmax_below
 from jspec.sampling.distribution import Distribution, Warp, leading, make_distribution
+from jspec.sampling.draft_vocabulary import DraftVocabulary
 from jspec.sampling.params import GREEDY_BELOW
 from jspec.sampling.verify import Proposal
 
@@ -28,11 +29,13 @@ class Drawing:
       context: the context of the round.
       method: name of the drafting method. It gives the temperature from which ``draft_sampling="auto"`` samples, unless
         the user has set ``argmax_below``.
+      vocabulary: the draft vocabulary that the logits are over, ``[B, J, Vd]``; None if they are over all tokens.
     """
 
     speculation: Speculation
     context: Context
     method: str
+    vocabulary: DraftVocabulary | None
 
     @property
     def warp(self) -> Warp:
@@ -53,7 +56,7 @@ class Drawing:
         return dataclasses.replace(self.context.warp, temperature=temperature)
 
     def draw(self, logits, first, drafts=None) -> tuple[Distribution, jax.Array]:
-        """Draw drafts ``first``, ``first + 1``, .., ``first + J - 1`` of each row from their logits ``[B, J, V]``.
+        """Draw drafts ``first``, ``first + 1``, .., ``first + J - 1`` of each row from their logits ``[B, J, Vd]``.
 
         Args:
           logits: of the drafter.
@@ -66,12 +69,15 @@ class Drawing:
           whatever its distribution.
         """
         B, J, _ = logits.shape
-        context = self.context
+        context, vocabulary = self.context, self.vocabulary
         index = first + jnp.broadcast_to(jnp.arange(J, dtype=jnp.int32), (B, J))
-        logits = context.processing.apply(logits, drafts, first)
         coupled = self.speculation.draft_sampling == "coupled"
+        if coupled and vocabulary is not None:
+            # The noise of a draft is that of the target's draw, token by token.
+            logits, vocabulary = vocabulary.widened(logits), None
+        logits = context.processing.apply(logits, drafts, first, vocabulary)
         keys = context.noise.sample_keys(index) if coupled else context.noise.draft_keys(index)
-        distribution, tokens = make_distribution(logits, self.warp, keys)
+        distribution, tokens = make_distribution(logits, self.warp, keys, vocabulary)
         return distribution, context.with_forced(tokens, first)
 
     def proposal(self, distribution: Distribution, tokens, room) -> Proposal:
@@ -88,9 +94,9 @@ class Drawing:
         """Draw K tokens one after another.
 
         Args:
-          logits: ``[B, 1, V]``, the logits of draft 0.
+          logits: ``[B, 1, Vd]``, the logits of draft 0.
           carry: the state that each pass hands to the next, such as the drafter's cache.
-          read: ``(carry, token int32 [B, 1], i) -> (carry, logits [B, 1, V])``, the pass that reads draft i - 1 and
+          read: ``(carry, token int32 [B, 1], i) -> (carry, logits [B, 1, Vd])``, the pass that reads draft i - 1 and
             returns the logits of draft i.
           room: int32 ``[B]``, the largest number of drafts that the row can use.
           unroll: with at most this many passes they are unrolled, and i is a Python integer. With more they are a loop.
@@ -119,4 +125,5 @@ class Drawing:
             (carry, *_), rest = jax.lax.scan(next_pass, state, jnp.arange(1, later + 1, dtype=jnp.int32), unroll=unroll)
             drawn.append(jax.tree.map(lambda x: jnp.moveaxis(x[:, :, 0], 0, 1), rest))
         warped, tokens = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *drawn)
-        return carry, self.proposal(Distribution(WarpedLogits(*warped), distribution.greedy), tokens, room)
+        distribution = dataclasses.replace(distribution, warped=WarpedLogits(*warped))
+        return carry, self.proposal(distribution, tokens, room)

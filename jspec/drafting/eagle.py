@@ -14,6 +14,7 @@ from jspec.drafting.drawing import UNROLLED_PASSES, Drawing
 from jspec.drafting.window import make_window
 from jspec.models.cache import PagedView, init_pool
 from jspec.models.contract import DraftHead, Target
+from jspec.sampling.draft_vocabulary import DraftVocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Eagle:
         return self.head(embedded, features, view.positions, state, view)[1]
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, self.head.config.method)
+        drawing = Drawing(self.speculation, context, self.head.config.method, DraftVocabulary.of(self.head))
         newest = context.length - 2  # the newest slot whose feature the target has computed
         # Draft i is drawn after slot newest + i, so the draft head must have that position.
         room = jnp.where(newest >= 0, context.room_within(self.max_position - newest), 0)

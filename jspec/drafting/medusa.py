@@ -9,6 +9,7 @@ from jspec.drafting.base import Context, Setup, Stateless
 from jspec.drafting.drawing import Drawing
 from jspec.models.contract import Target
 from jspec.models.medusa import Medusa
+from jspec.sampling.draft_vocabulary import DraftVocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,7 @@ class MedusaHeads(Stateless):
         return self.speculation.most_draft_tokens
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, self.head.config.method)
+        drawing = Drawing(self.speculation, context, self.head.config.method, DraftVocabulary.of(self.head))
         logits = self.head.logits(context.newest_feature, self.target, self.num_draft_tokens)[:, 0]
         distribution, tokens = drawing.draw(logits, 0)
         return state, drawing.proposal(distribution, tokens, jnp.where(context.length > 1, context.room, 0))

@@ -8,6 +8,7 @@ from jspec.config import Speculation
 from jspec.drafting.base import Context, Setup, Stateless
 from jspec.drafting.drawing import Drawing
 from jspec.models.mlp_speculator import MLPSpeculator
+from jspec.sampling.draft_vocabulary import DraftVocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class MLP(Stateless):
         return self.speculation.most_draft_tokens
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, self.head.config.method)
+        drawing = Drawing(self.speculation, context, self.head.config.method, DraftVocabulary.of(self.head))
 
         def next_pass(carry, token, i):
             carry = self.head.stage(i, carry, token)

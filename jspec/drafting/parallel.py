@@ -16,6 +16,7 @@ from jspec.drafting.drawing import Drawing
 from jspec.drafting.eagle import Eagle
 from jspec.drafting.window import make_window
 from jspec.models.contract import MaskedHead
+from jspec.sampling.draft_vocabulary import DraftVocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +26,7 @@ class ParallelHead(Eagle):
     head: MaskedHead
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, self.head.config.method)
+        drawing = Drawing(self.speculation, context, self.head.config.method, DraftVocabulary.of(self.head))
         K, newest, head = self.num_draft_tokens, context.length - 2, self.head
         room = jnp.where(newest >= 0, context.room_within(self.max_position - newest), 0)
 
@@ -58,7 +59,7 @@ class ParallelModel(DraftModel):
         return cls(setup.draft, setup.target_config.vocab_size, setup.speculation, config.mask_token_id)
 
     def propose(self, state, context: Context):
-        drawing = Drawing(self.speculation, context, "parallel")
+        drawing = Drawing(self.speculation, context, "parallel", self.vocabulary)
         K, max_position = self.num_draft_tokens, self.model.config.max_position
         # Draft i is drawn after slot length - 1 + i, so the model must have that position.
         room = context.room_within(max_position - context.length + 1)
@@ -67,6 +68,5 @@ class ParallelModel(DraftModel):
         tokens = jnp.where(window.masks, self.mask_token_id, context.tokens_at(window.positions))
         hidden, cache = self.model(tokens, window.positions, state, window.view(context))
 
-        logits = self.model.logits(window.after_newest(hidden, K))[..., : self.vocab_size]
-        distribution, tokens = drawing.draw(logits, 0)
+        distribution, tokens = drawing.draw(self.logits(window.after_newest(hidden, K)), 0)
         return cache, drawing.proposal(distribution, tokens, room)

@@ -131,7 +131,7 @@ class DecodeStep:
             logits = view.in_rows(logits)
         # What verdicts depend on; of the rest of this state nothing is read.
         rows = dataclasses.replace(state, tokens=mine(state.tokens), request=mine(state.request))
-        drafts, processing = mine(proposal), dataclasses.replace(processing_of(rows), grammar=mine(allowed))
+        drafts, processing = proposal.by_row(mine), dataclasses.replace(processing_of(rows), grammar=mine(allowed))
         verdict = self._verdict(rows, processing, logits, drafts)
         if dealing is not None:
             verdict = dealing.verdicts(verdict)

@@ -7,7 +7,7 @@ through attention or MLPs.
     context = head.fuse(features)                                    # [B, C, D]
     cache = head.keep(context, positions, cache, view)               # the context of a prompt
     hidden, cache = head(context, head.embed(block, target), positions, cache, view)  # new context, then the block
-    logits = head.logits(hidden, target)                             # [B, n, V]
+    logits = head.draft_logits(hidden, target)                       # [B, n, Vd], over the draft vocabulary
 
 A DSpark head adds to the logits of a slot what its Markov head makes of the draft before it, so its drafts are drawn one
 after another (``MarkovHead``)."""
@@ -23,7 +23,7 @@ from flax import nnx
 from jspec.heads import BlockConfig
 from jspec.models.cache import CacheShape, LayerKV, PagedView
 from jspec.models.decoder import Layer, cache_shape
-from jspec.models.draft_vocabulary import first_tokens, over_vocabulary
+from jspec.models.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.eagle import init_embedding
 from jspec.models.layers import Linear, Norm, wide_project
 from jspec.pallas.attention_reference import PLAIN, Rotation, Scores
@@ -142,6 +142,7 @@ class BlockHead(nnx.Module):
         self.head = linear(D, config.draft_vocab_size) if config.own_head else None
         ids = first_tokens(c.vocab_size, config.draft_vocab_size) if config.reduced else None
         self.draft_ids = None if ids is None else nnx.Param(ids)
+        self.draft_tokens = None  # before ``prepare``
         self.markov = MarkovHead(config, dtype=dtype, rngs=rngs) if config.markov is not None else None
         sizes = {None: 0, "hidden": D, "markov": D + Rm}
         read = sizes[config.confidence]
@@ -185,10 +186,6 @@ class BlockHead(nnx.Module):
         """``[..., D] -> [..., Vd]``, over the draft vocabulary, without what a Markov head adds."""
         return target.logits(hidden) if self.head is None else self.head(hidden)
 
-    def over_vocabulary(self, logits):
-        """``[..., Vd] -> [..., V]``. Tokens that the draft head cannot propose get -inf, which is probability 0."""
-        return over_vocabulary(logits, self.draft_ids)
-
     def confidence_logits(self, hidden, previous):
         """What the confidence head says of the draft of each slot, float32 ``[B, n]``: the logit of a probability.
 
@@ -206,8 +203,8 @@ class BlockHead(nnx.Module):
         return (logits + self.confidence.bias[...].astype(jnp.float32).reshape(1, 1, -1))[..., 0]
 
     def prepare(self) -> "BlockHead":
-        """Return this draft head, because nothing has to be computed before serving."""
-        return self
+        """Compute once, before serving, which token each logit is of; returns this draft head, changed in place."""
+        return with_draft_tokens(self)
 
     def cache_shape(self) -> CacheShape:
         """What is cached for a token of the context."""

@@ -39,7 +39,8 @@ class LanguageModel(Protocol):
         ...
 
     def logits(self, hidden) -> jax.Array:
-        """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution."""
+        """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution. Of a draft
+        model with a draft vocabulary they are ``[..., Vd]``."""
         ...
 
     def cache_shape(self) -> CacheShape:
@@ -137,7 +138,7 @@ class DraftHead(Protocol):
         ...
 
     def logits(self, hidden, target: Target) -> jax.Array:
-        """``[..., D] -> [..., V]``. Tokens that the draft head cannot propose get -inf."""
+        """``[..., D] -> [..., Vd]``, over the draft vocabulary: all V tokens if ``config.reduced`` is False."""
         ...
 
     def recycle(self, hidden) -> jax.Array:

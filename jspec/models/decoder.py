@@ -20,7 +20,7 @@ from flax import nnx
 from jspec.config import ModelConfig, Shards
 from jspec.config.shards import axis_of
 from jspec.models.cache import CacheShape
-from jspec.models.draft_vocabulary import first_tokens, over_vocabulary
+from jspec.models.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.experts import Mixture
 from jspec.models.latent import LatentAttention
 from jspec.models.layers import ACTIVATE, Linear, Norm, added_up, project, rotation_at, times
@@ -247,10 +247,16 @@ class Decoder(nnx.Module):
         rows = config.dimensions["Vd"] if config.reduced else V
         self.head = None if tied else linear(W or D, rows, quantization=config.head_quantization)
         self.draft_ids = nnx.Param(first_tokens(config.vocab_size, rows)) if config.reduced else None
+        self.draft_tokens = None  # before ``prepare``
         self.project_in, self.project_out = (None, None) if W is None else (linear(W, D), linear(D, W))
         self.multiplier, rows = float(np.asarray(config.embedding_multiplier).astype(dtype)), config.dimensions["Pe"]
         learned = config.position_offset is not None
         self.positions = random_weight(rngs.params(), (rows, D), 0.02, dtype, None)[0] if learned else None
+
+    def prepare(self) -> "Decoder":
+        """Compute once, before it drafts, which token each logit of a draft vocabulary is of; returns this model, changed in
+        place. No target has a draft vocabulary."""
+        return with_draft_tokens(self)
 
     def embed(self, tokens):
         """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, without multiplier and learned positions.
@@ -322,11 +328,11 @@ class Decoder(nnx.Module):
         return max(len(aux_layers), 1) * self.config.hidden_size
 
     def logits(self, hidden):
-        """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution. Tokens
-        outside of a draft vocabulary get -inf."""
+        """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution. Those of a
+        draft model with a draft vocabulary are over that, ``[..., Vd]``."""
         logits = self._own_logits(hidden)
         if self.shards is None or self.draft_ids is not None:
-            return over_vocabulary(logits, self.draft_ids)
+            return logits
         every = jax.lax.all_gather(logits, self.shards.axis, axis=logits.ndim - 1, tiled=True)
         return every[..., : self.config.vocab_size]
 

@@ -1,18 +1,12 @@
 """A draft vocabulary of Vd of the target's V tokens, as draft heads have it: ``draft_ids``, int32 ``[V]``.
 
-Its entry of a token is the index of that token in the draft vocabulary, or -1 if it is not in there."""
+Its entry of a token is the index of that token in the draft vocabulary, or -1 if it is not in there. The logits of a module
+that has it are over the draft vocabulary, ``[..., Vd]``. Once prepared, a module has the inverse, too: ``draft_tokens``,
+int32 ``[Vd]``, the token of each index."""
 
+import jax
 import jax.numpy as jnp
-
-
-def over_vocabulary(logits, draft_ids):
-    """Logits ``[..., Vd]`` over all tokens, ``[..., V]``: tokens outside the draft vocabulary get -inf, which is probability
-    0. Without ``draft_ids`` they are as they were."""
-    if draft_ids is None:
-        return logits
-    ids = draft_ids[...]
-    known = (ids >= 0).reshape((1,) * (logits.ndim - 1) + ids.shape)
-    return jnp.where(known, jnp.take(logits, jnp.maximum(ids, 0), axis=-1), -jnp.inf)
+from flax import nnx
 
 
 def rows_of_target(head, hidden, target):
@@ -25,3 +19,21 @@ def first_tokens(vocab_size: int, draft_vocab_size: int):
     """``draft_ids`` of the first Vd tokens: a placeholder until a checkpoint or the training data choose the tokens."""
     ids = jnp.arange(vocab_size, dtype=jnp.int32)
     return jnp.where(ids < draft_vocab_size, ids, -1)
+
+
+def tokens_of(draft_ids, size: int):
+    """The token of each of the Vd = ``size`` indices, int32 ``[Vd]``: the inverse of ``draft_ids``."""
+    place = jnp.where(draft_ids >= 0, draft_ids, size)
+    every = jnp.arange(draft_ids.shape[0], dtype=jnp.int32)
+    return jnp.zeros(size, jnp.int32).at[place].set(every, mode="drop")
+
+
+def with_draft_tokens(module):
+    """The module of a drafter, ready to draw drafts: its parameter ``draft_tokens`` becomes ``tokens_of(draft_ids)``.
+
+    It is changed in place, and left as it is if it has logits for all tokens."""
+    if module.draft_ids is not None:
+        # As one program, which may run on the devices of several processes.
+        tokens = jax.jit(tokens_of, static_argnums=1)(module.draft_ids[...], module.config.dimensions["Vd"])
+        module.draft_tokens = nnx.data(nnx.Param(tokens))
+    return module

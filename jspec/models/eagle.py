@@ -5,7 +5,7 @@ estimate of feature i + 1. The target's output head therefore turns that output 
 i + 1 reads it where the true feature is not known yet.
 
     hidden, cache = head(head.embed(tokens, target), head.fuse(features), positions, cache, view)
-    logits = head.logits(hidden, target)             # [B, T, V], over the target's vocabulary
+    logits = head.logits(hidden, target)             # [B, T, Vd], over the draft vocabulary
     features = head.recycle(hidden)                  # the features that the next slots read; they need no ``fuse``
 
 ``Eagle3Head`` has the same methods.
@@ -20,7 +20,7 @@ from flax import nnx
 from jspec.heads import EagleConfig
 from jspec.models.cache import CacheShape
 from jspec.models.decoder import Layer, cache_shape
-from jspec.models.draft_vocabulary import first_tokens, over_vocabulary, rows_of_target
+from jspec.models.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
 from jspec.models.layers import Linear
 
 
@@ -42,6 +42,7 @@ class EagleHead(nnx.Module):
         V, Vd = c.vocab_size, config.dimensions["Vd"]
         self.head = linear(c.hidden_size, Vd) if config.reduced else None
         self.draft_ids = nnx.Param(first_tokens(V, Vd)) if config.reduced else None
+        self.draft_tokens = None  # before ``prepare``
 
     def embed(self, tokens, target):
         """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
@@ -65,14 +66,12 @@ class EagleHead(nnx.Module):
         return x, tuple(written)
 
     def logits(self, hidden, target):
-        """``[..., D] -> [..., V]``. The target's output head, or some rows of it, is applied without a norm before it."""
-        if self.head is None:
-            return target.logits(hidden)
-        return over_vocabulary(rows_of_target(self.head, hidden, target), self.draft_ids)
+        """``[..., D] -> [..., Vd]``. The target's output head, or some rows of it, is applied without a norm before it."""
+        return target.logits(hidden) if self.head is None else rows_of_target(self.head, hidden, target)
 
     def prepare(self):
-        """Return this draft head, because nothing has to be computed before serving."""
-        return self
+        """Compute once, before serving, which token each logit is of; returns this draft head, changed in place."""
+        return with_draft_tokens(self)
 
     def recycle(self, hidden):
         """Return hidden states ``[B, T, D]`` unchanged: they are the features that the next slots read."""

@@ -14,7 +14,7 @@ from flax import nnx
 from jspec.heads import Eagle3Config
 from jspec.models.cache import CacheShape
 from jspec.models.decoder import MLP, Attention, Layer, add, cache_shape
-from jspec.models.draft_vocabulary import first_tokens, over_vocabulary
+from jspec.models.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.eagle import init_embedding
 from jspec.models.layers import Linear, Norm
 
@@ -76,6 +76,7 @@ class Eagle3Head(nnx.Module):
         self.norm = Norm(D, eps, dtype=dtype) if config.norm_before_head else None
         self.head = linear(D, config.draft_vocab_size) if config.own_head else None
         self.draft_ids = nnx.Param(first_tokens(c.vocab_size, config.draft_vocab_size)) if config.reduced else None
+        self.draft_tokens = None  # before ``prepare``
         self.mask_hidden = nnx.Param(jnp.zeros(E, dtype)) if config.method == "parallel" else None
         self.mask_feature = None
 
@@ -106,26 +107,23 @@ class Eagle3Head(nnx.Module):
             written.append(kv)
         return x, tuple(written)
 
-    def draft_logits(self, hidden, target):
+    def logits(self, hidden, target):
         """``[..., D] -> [..., Vd]``, over the draft vocabulary."""
         normed = hidden if self.norm is None else self.norm(hidden)
         return target.logits(normed) if self.head is None else self.head(normed)
-
-    def logits(self, hidden, target):
-        """``[..., D] -> [..., V]``. Tokens that the draft head cannot propose get -inf, which is probability 0."""
-        return over_vocabulary(self.draft_logits(hidden, target), self.draft_ids)
 
     def recycle(self, hidden):
         """Turn hidden states ``[B, T, D]`` into the fused features of the next slots, normed if ``norm_output`` says so."""
         return self.norm(hidden) if self.norm is not None and self.config.norm_output else hidden
 
     def prepare(self) -> "Eagle3Head":
-        """Fuse the feature of the mask slots once, before serving; returns this draft head, changed in place."""
+        """Fuse the feature of the mask slots once, before serving, and find out which token each logit is of; returns this
+        draft head, changed in place."""
         if self.mask_hidden is not None:
             fused = self.fuse(self.mask_hidden[...].reshape(1, -1))[0]
             self.mask_feature = nnx.data(nnx.Param(fused))
             self.mask_hidden = nnx.data(None)
-        return self
+        return with_draft_tokens(self)
 
     def cache_shape(self) -> CacheShape:
         """What is cached for a slot."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.heads import MedusaConfig
-from jspec.models.draft_vocabulary import first_tokens, over_vocabulary, rows_of_target
+from jspec.models.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
 from jspec.models.layers import Linear
 
 
@@ -48,14 +48,14 @@ class Medusa(nnx.Module):
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
         self.head = linear(config.hidden_size, Vd) if config.reduced and not config.own_head else None
         self.draft_ids = nnx.Param(first_tokens(V, Vd)) if config.reduced else None
+        self.draft_tokens = None  # before ``prepare``
 
     def prepare(self):
-        """Return this module, because nothing has to be computed before serving."""
-        return self
+        """Compute once, before serving, which token each logit is of; returns this module, changed in place."""
+        return with_draft_tokens(self)
 
     def logits(self, hidden, target, K: int):
-        """Logits of the first K Medusa heads: ``[B, T, D] -> [B, T, K, V]``."""
+        """Logits of the first K Medusa heads, over the draft vocabulary: ``[B, T, D] -> [B, T, K, Vd]``."""
         rows = self.head
         shared = target.logits if rows is None else functools.partial(rows_of_target, rows, target=target)
-        logits = jnp.stack([head(hidden, shared) for head in self.heads[:K]], axis=2)
-        return over_vocabulary(logits, self.draft_ids)
+        return jnp.stack([head(hidden, shared) for head in self.heads[:K]], axis=2)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.heads import MLPConfig
-from jspec.models.draft_vocabulary import first_tokens, over_vocabulary
+from jspec.models.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.layers import Linear, per_feature
 
 EPS = 1e-6
@@ -51,10 +51,11 @@ class MLPSpeculator(nnx.Module):
         self.norms = nnx.List([ScaledNorm(W, dtype=dtype) for _ in range(sets)])
         self.heads = nnx.List([linear(W, config.dimensions["Vd"]) for _ in range(sets)])
         self.draft_ids = nnx.Param(first_tokens(V, config.dimensions["Vd"])) if config.reduced else None
+        self.draft_tokens = None  # before ``prepare``
 
     def prepare(self):
-        """Return this module, because nothing has to be computed before serving."""
-        return self
+        """Compute once, before serving, which token each logit is of; returns this module, changed in place."""
+        return with_draft_tokens(self)
 
     def start(self, hidden):
         """The first state ``[..., D]``, made from the target's hidden state ``[..., D]``."""
@@ -69,8 +70,8 @@ class MLPSpeculator(nnx.Module):
         return jax.nn.gelu(self.norms[own_weights](state), approximate=False)
 
     def logits(self, i: int, state):
-        """Logits of stage i: ``[..., W] -> [..., V]``."""
-        return over_vocabulary(self.heads[0 if self.config.tied else i](state), self.draft_ids)
+        """Logits of stage i, over the draft vocabulary: ``[..., W] -> [..., Vd]``."""
+        return self.heads[0 if self.config.tied else i](state)
 
     @property
     def _ratio(self) -> float:

@@ -13,7 +13,7 @@ from flax import nnx
 from jspec.heads import MTPConfig
 from jspec.models.cache import CacheShape
 from jspec.models.decoder import Layer, cache_shape
-from jspec.models.draft_vocabulary import first_tokens, over_vocabulary, rows_of_target
+from jspec.models.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
 from jspec.models.layers import Linear, Norm
 
 
@@ -47,6 +47,7 @@ class MTPHead(nnx.Module):
         V, Vd = c.vocab_size, config.dimensions["Vd"]
         self.head = linear(c.hidden_size, Vd) if config.reduced else None
         self.draft_ids = nnx.Param(first_tokens(V, Vd)) if config.reduced else None
+        self.draft_tokens = None  # before ``prepare``
 
     def embed(self, tokens, target):
         """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, which are the target's."""
@@ -79,19 +80,17 @@ class MTPHead(nnx.Module):
         return hidden, (*cache[:k], kv, *cache[k + 1 :])
 
     def logits(self, hidden, target):
-        """``[..., D] -> [..., V]``, by the target's output head or some rows of it."""
+        """``[..., D] -> [..., Vd]``, by the target's output head or some rows of it."""
         hidden = hidden if self.config.norm_output else self.norms[0](hidden)
-        if self.head is None:
-            return target.logits(hidden)
-        return over_vocabulary(rows_of_target(self.head, hidden, target), self.draft_ids)
+        return target.logits(hidden) if self.head is None else rows_of_target(self.head, hidden, target)
 
     def recycle(self, hidden):
         """Return hidden states ``[B, T, D]`` unchanged: they are the features that the next slots read."""
         return hidden
 
     def prepare(self):
-        """Return this draft head, because nothing has to be computed before serving."""
-        return self
+        """Compute once, before serving, which token each logit is of; returns this draft head, changed in place."""
+        return with_draft_tokens(self)
 
     def cache_shape(self) -> CacheShape:
         """What is cached for a slot."""

@@ -1,7 +1,7 @@
 """What the target draws from after a rejected draft: max(w p - q, 0), its mass and a draw from it.
 
 Both are read straight from the logits of p, the target's distribution, and of q, the draft's. The draft's vocabulary may
-be narrower than the target's; q is 0 past its end.
+be narrower than the target's; q is 0 past its end, or outside of the tokens that ``draft_ids`` names.
 
 Every token keeps at least the share ``LEAST`` of its w p. So where rounding leaves nothing of a residual, the draw is from
 p; elsewhere this adds less than 1e-18 to the probability of any token."""
@@ -37,6 +37,7 @@ class Residual(NamedTuple):
       point_mass: bool ``[B, K]``; where true, q_i is 1 at drafts[i] and 0 elsewhere, whatever ``q`` says.
       valid: int32 ``[B]``, how many of the drafts count.
       log_weight: float32 ``[B, K + 1]``, log w <= 0; None stands for w = 1.
+      draft_ids: int32 ``[V]``, for each token the index of its logit in q, -1 where q is 0; None if the index is the token.
     """
 
     p: WarpedLogits
@@ -45,6 +46,7 @@ class Residual(NamedTuple):
     point_mass: jax.Array
     valid: jax.Array
     log_weight: jax.Array | None
+    draft_ids: jax.Array | None = None
 
 
 def residual_masses(residual: Residual, at=None):
@@ -94,14 +96,14 @@ def residual_draw_reference(residual: Residual, masses, at, noise, best):
 
 def log_left(residual: Residual, at=None):
     """log max(w p - q, 0) of every token, float32 ``[B, J, V]``."""
-    p, q, drafts, point_mass, valid, log_weight = residual
+    p, q, drafts, point_mass, valid, log_weight, draft_ids = residual
     V, (B, K) = p.logits.shape[2], drafts.shape
     row = jnp.broadcast_to(jnp.arange(K + 1, dtype=jnp.int32), (B, K + 1)) if at is None else at[:, None]
     refused, drafted = row < valid[:, None], jnp.minimum(row, K - 1)
     weight = 0.0 if log_weight is None else jnp.where(refused, _at(log_weight, row), 0.0)[..., None]
     log_p = WarpedLogits(*(_at(x, row) for x in p)).log_prob(V) + weight
     log_p = jnp.where((row <= valid[:, None])[..., None], log_p, -jnp.inf)
-    log_q = WarpedLogits(*(_at(x, drafted) for x in q)).log_prob(V)
+    log_q = WarpedLogits(*(_at(x, drafted) for x in q)).log_prob(V, draft_ids)
     known = _at(point_mass, drafted)
     log_q = jnp.where((refused & ~known)[..., None], log_q, -jnp.inf)
     excluded = jnp.where(refused & known, _at(drafts, drafted), -1)
@@ -157,7 +159,8 @@ def _weigh_residual(*refs, tree, shape):
     b, j, block = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     p, q, ids = residual.p, residual.q, block_ids(block, shape[0] * shape[1])
     place = _place(residual, b, j if at_ref is None else at_ref[b])
-    z_p, z_q = p.load(place.p, block, ids, when=place.wanted), q.load(place.q, block, ids, when=place.use_q)
+    z_p = p.load(place.p, block, ids, when=place.wanted)
+    z_q = q.load(place.q, block, ids, when=place.use_q, draft_ids=residual.draft_ids)
     line_p = p.line(place.p, place.log_weight, when=place.wanted)
     line_q = q.line(place.q, when=place.use_q)
 
@@ -190,7 +193,7 @@ def _draw_residual(*refs, tree, size):
     _, group = best_of(jnp.log(masses) + gumbel_of(key_0, key_1, group_words(ids)), ids, groups)
     ids = block_ids(group, size)
     log_p = p.log_prob_block(place.p, group, ids) + place.log_weight
-    log_q = q.log_prob_block(place.q, group, ids, when=place.use_q)
+    log_q = q.log_prob_block(place.q, group, ids, when=place.use_q, draft_ids=residual.draft_ids)
     score = log_p + jnp.log(_share(log_p, log_q, ids == place.excluded))
     _, token = best_of(score + gumbel_of(key_0, key_1, ids.astype(jnp.uint32)), ids, V)
     known = best_ref[b, at]
@@ -222,7 +225,7 @@ class _Place(NamedTuple):
 
 
 def _place(residual: Residual, b, row) -> _Place:
-    p, q, drafts, point_mass, valid, log_weight = residual
+    p, q, drafts, point_mass, valid, log_weight, _ = residual
     at_p, at_q = (b, row), (b, jnp.minimum(row, drafts.shape[1] - 1))
     refused = row < valid[b]
     known = point_mass[at_q]

@@ -30,28 +30,37 @@ class WarpedLogits(NamedTuple):
     threshold: jax.Array
     lse: jax.Array
 
-    def log_prob(self, width: int) -> jax.Array:
+    def log_prob(self, width: int, draft_ids=None) -> jax.Array:
         """The log of every probability, float32 ``[B, J, width]``.
 
-        It is -inf for tokens that are cut, and for those past the end of a vocabulary narrower than ``width``.
+        It is -inf for tokens that are cut, and for those past the end of a vocabulary narrower than ``width``. With
+        ``draft_ids`` the logits are over a draft vocabulary, as ``over_vocabulary`` has it.
         """
         z = self.logits.astype(jnp.float32)
         scaled = z * self.scale[..., None] - self.lse[..., None]
         log_prob = jnp.where(z >= self.threshold[..., None], scaled, -jnp.inf)
-        return jnp.pad(log_prob, ((0, 0), (0, 0), (0, width - z.shape[2])), constant_values=-jnp.inf)
+        if draft_ids is not None:
+            log_prob = over_vocabulary(log_prob, draft_ids)
+        return jnp.pad(log_prob, ((0, 0), (0, 0), (0, width - log_prob.shape[2])), constant_values=-jnp.inf)
 
-    def load(self, at, block, ids, when: Any = True):
+    def load(self, at, block, ids, when: Any = True, draft_ids: Any = None):
         """In a kernel, of refs: the logits of distribution ``at = (b, j)`` on a block of tokens, float32.
 
-        They are -inf past the end of the vocabulary, and everywhere if ``when`` is false.
+        They are -inf past the end of the vocabulary, outside of the draft vocabulary that ``draft_ids`` may name, and
+        everywhere if ``when`` is false.
         """
-        return load_block(self.logits, at, block, ids, self.logits.shape[2], when=when).astype(jnp.float32)
+        if draft_ids is None:
+            return load_block(self.logits, at, block, ids, self.logits.shape[2], when=when).astype(jnp.float32)
+        index = load_block(draft_ids, (), block, ids, draft_ids.shape[0], when=when, other=-1)
+        ref: Any = self.logits
+        logits = pltriton.load(ref.at[(*at, jnp.maximum(index, 0))], mask=index >= 0, other=-jnp.inf)
+        return logits.astype(jnp.float32)
 
-    def log_prob_block(self, at, block, ids, when: Any = True):
+    def log_prob_block(self, at, block, ids, when: Any = True, draft_ids: Any = None):
         """In a kernel, of refs: ``log_prob`` of distribution ``at = (b, j)`` on a block of tokens.
 
         It is -inf everywhere if ``when`` is false."""
-        z = self.load(at, block, ids, when)
+        z = self.load(at, block, ids, when, draft_ids)
         log_prob = jnp.where(z >= self.threshold[at], z * self.scale[at] - self.lse[at], -jnp.inf)
         return jnp.where(when, log_prob, -jnp.inf)
 
@@ -62,6 +71,17 @@ class WarpedLogits(NamedTuple):
         which keeps logits that ``load`` gave as -inf at -inf.
         """
         return jnp.where(when, self.scale[at], 1.0), jnp.where(when, log_weight - self.lse[at], 0.0)
+
+
+def over_vocabulary(values, draft_ids) -> jax.Array:
+    """What a drafter has of Vd tokens, logits or logs of probabilities, over all tokens: ``[..., Vd] -> [..., V]``.
+
+    Args:
+      values: ``[..., Vd]``.
+      draft_ids: int32 ``[V]``, for each token its index in ``values``, or -1, for which -inf stands: probability 0.
+    """
+    known = (draft_ids >= 0).reshape((1,) * (values.ndim - 1) + draft_ids.shape)
+    return jnp.where(known, jnp.take(values, jnp.maximum(draft_ids, 0), axis=-1), -jnp.inf)
 
 
 def group_size(V: int) -> int:

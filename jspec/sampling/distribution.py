@@ -12,6 +12,7 @@ import numpy as np
 
 from jspec.pallas.draw import draw
 from jspec.pallas.warped_logits import WarpedLogits
+from jspec.sampling.draft_vocabulary import DraftVocabulary
 
 
 @jax.tree_util.register_dataclass
@@ -44,10 +45,13 @@ class Distribution:
     Attributes:
       warped: logits ``[B, J, V]`` as stored, and scale, threshold, lse float32 ``[B, J]``.
       greedy: bool ``[B]``; a greedy distribution is a point mass at its likeliest token.
+      draft_ids: int32 ``[V]``, for each token the index of its logit, of distributions over a draft vocabulary of Vd tokens,
+        whose logits are ``[B, J, Vd]``. A token of index -1 has probability 0. None if the index is the token.
     """
 
     warped: WarpedLogits
     greedy: jax.Array
+    draft_ids: jax.Array | None = None
 
     @property
     def finite(self) -> jax.Array:
@@ -57,34 +61,41 @@ class Distribution:
     @property
     def log_probs(self) -> jax.Array:
         """log p of every token, float32 ``[B, J, V]``. Greedy requests get those of temperature 1."""
-        warped = self.warped
-        z = warped.logits.astype(jnp.float32)
-        log_p = z * warped.scale[..., None] - warped.lse[..., None]
-        return jnp.where(z >= warped.threshold[..., None], log_p, -jnp.inf)
+        width = self.warped.logits.shape[2] if self.draft_ids is None else self.draft_ids.shape[0]
+        return self.warped.log_prob(width, self.draft_ids)
 
     def log_prob(self, tokens) -> jax.Array:
         """log p of tokens int32 ``[B, J]`` under the first J distributions of each row, float32 ``[B, J]``.
 
         Greedy requests get the same as others here: that of temperature 1."""
         B, J = tokens.shape
-        warped, V = self.warped, self.warped.logits.shape[2]
+        warped, width = self.warped, self.warped.logits.shape[2]
+        index = tokens if self.draft_ids is None else self.draft_ids.at[tokens].get(mode="clip")
         row = jnp.arange(B, dtype=jnp.int32)[:, None] * warped.lse.shape[1] + jnp.arange(J, dtype=jnp.int32)[None]
         # One flat index: XLA makes a kernel of its own of an index of three coordinates.
-        z = warped.logits.reshape(-1).at[row * V + tokens].get(mode="clip").astype(jnp.float32)
+        z = warped.logits.reshape(-1).at[row * width + index].get(mode="clip").astype(jnp.float32)
+        if self.draft_ids is not None:
+            z = jnp.where(index >= 0, z, -jnp.inf)
         return jnp.where(z >= warped.threshold[:, :J], z * warped.scale[:, :J] - warped.lse[:, :J], -jnp.inf)
 
 
-def make_distribution(logits, warp: Warp, key_data=None) -> tuple[Distribution, jax.Array]:
+def make_distribution(
+    logits, warp: Warp, key_data=None, vocabulary: DraftVocabulary | None = None
+) -> tuple[Distribution, jax.Array]:
     """Distributions of logits ``[B, J, V]``, and a token of each, int32 ``[B, J]``.
 
     The token is drawn with ``key_data``, uint32 ``[B, J, 2]``; without keys it is -1. A greedy request gets the likeliest
-    token in both cases.
+    token in both cases, of equally likely ones that of the lowest index. With a draft vocabulary the logits are
+    ``[B, J, Vd]``, an index is drawn, and the token is that of the index; keys have to be given.
     """
     # The distribution is that of the stored logits. Without the barrier XLA may keep bfloat16 logits in float32 for
     # some readers, and the threshold, the draw and the ratio would then speak of different numbers.
     logits = jax.lax.optimization_barrier(logits)
     token, warped = draw(logits, warp.temperature, warp.top_k, warp.top_p, warp.min_p, key_data)
-    return Distribution(warped, warp.greedy), token
+    if vocabulary is None:
+        return Distribution(warped, warp.greedy), token
+    token = vocabulary.tokens.at[token].get(mode="clip")
+    return Distribution(warped, warp.greedy, vocabulary.ids), token
 
 
 def leading(flags) -> jax.Array:

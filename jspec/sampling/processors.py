@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec.sampling.draft_vocabulary import DraftVocabulary
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.stops import forbid_early_stops
 
@@ -151,15 +152,29 @@ class Processing:
     length: jax.Array
     grammar: jax.Array | None = None
 
-    def apply(self, logits, drafts=None, first=0) -> jax.Array:
-        """The logits as the requests want them. Arguments as for ``Processors.process``."""
+    def apply(self, logits, drafts=None, first=0, vocabulary: DraftVocabulary | None = None) -> jax.Array:
+        """The logits as the requests want them. Arguments as for ``Processors.process``.
+
+        With a draft vocabulary they are ``[B, J, Vd]``, before and after. What rows want of logits is told by token, so they
+        are over all tokens in between; but early stops are taken out where they are."""
+        stop_tokens = self.stop_tokens
+        if vocabulary is None:
+            logits = self._wanted(logits, drafts, first)
+        else:
+            stop_tokens = vocabulary.indices(stop_tokens)
+            if self.processors is not None or self.grammar is not None:
+                logits = vocabulary.narrowed(self._wanted(vocabulary.widened(logits), drafts, first))
+        positions = self.length[:, None] + first + jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
+        return forbid_early_stops(logits, positions, stop_tokens, self.min_length)
+
+    def _wanted(self, logits, drafts, first) -> jax.Array:
+        """What ``apply`` returns, stop tokens left as they are."""
         if self.processors is not None:
             logits = self.processors.process(logits, self.tokens, self.length, drafts, first)
         if self.grammar is not None:
             allowed = _unpacked(self.grammar[:, : logits.shape[1]], logits.shape[2])
             logits = jnp.where(allowed, logits, -jnp.inf)
-        positions = self.length[:, None] + first + jnp.arange(logits.shape[1], dtype=jnp.int32)[None]
-        return forbid_early_stops(logits, positions, self.stop_tokens, self.min_length)
+        return logits
 
 
 def num_words(vocab_size: int) -> int:

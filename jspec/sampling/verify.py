@@ -43,6 +43,15 @@ class Proposal:
     point_mass: jax.Array
     confidence: jax.Array | None = None
 
+    def by_row(self, change: Callable[[jax.Array], jax.Array]) -> "Proposal":
+        """The proposal with ``change`` of every array that has an axis of rows; ``draft_ids`` has none."""
+        if self.distribution is None or self.distribution.draft_ids is None:
+            return jax.tree.map(change, self)
+        rows = dataclasses.replace(self, distribution=dataclasses.replace(self.distribution, draft_ids=None))
+        changed = jax.tree.map(change, rows)
+        distribution = dataclasses.replace(changed.distribution, draft_ids=self.distribution.draft_ids)
+        return dataclasses.replace(changed, distribution=distribution)
+
 
 class Verdict(NamedTuple):
     """What a rule decided about the drafts of each row.
@@ -166,7 +175,8 @@ def _log_ratio(distribution: Distribution, best, proposal: Proposal):
 def _residual(distribution: Distribution, proposal: Proposal, log_weight=None) -> Residual:
     """What the token after the accepted drafts is drawn from, for every number of them."""
     q = distribution if proposal.distribution is None else proposal.distribution
-    return Residual(distribution.warped, q.warped, proposal.tokens, proposal.point_mass, proposal.count, log_weight)
+    drafted = proposal.tokens, proposal.point_mass, proposal.count
+    return Residual(distribution.warped, q.warped, *drafted, log_weight, q.draft_ids)
 
 
 def _pick(values, index):

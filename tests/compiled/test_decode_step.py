@@ -40,8 +40,8 @@ BUDGET = {
     (None, 16): 38,
     ("draft_model", 1): 91,
     ("draft_model", 16): 73,
-    ("eagle3", 1): 99,
-    ("eagle3", 16): 78,
+    ("eagle3", 1): 94,
+    ("eagle3", 16): 75,
     ("dspark", 1): 89,
     ("dspark", 16): 73,
 }

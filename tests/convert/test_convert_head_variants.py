@@ -337,7 +337,7 @@ def test_a_head_without_a_final_norm(tmp_path, target):
     embedded, features, positions = inputs(target, head)
     hidden = hidden_of(head, embedded, head.fuse(features), positions)
     close(hidden, hidden_of(plain, embedded, plain.fuse(features), positions))
-    close(head.draft_logits(hidden, target), hidden @ params["head.weight"].T)
+    close(head.logits(hidden, target), hidden @ params["head.weight"].T)
     assert head.recycle(hidden) is hidden
     convert(tmp_path / "src", tmp_path / "converted", verify="shapes")
     assert load_draft(tmp_path / "converted")[0] == config
@@ -433,7 +433,7 @@ def test_norm_output_needs_a_meaning(tmp_path, target, value, meaning):
     root = np.sqrt(np.mean(np.square(hidden), axis=-1, keepdims=True) + 1e-5)
     normed = np.asarray(hidden) / root * norm.reshape(1, 1, -1)
     read = np.asarray(hidden) if (value, meaning) == (False, "before_head") else normed
-    close(head.draft_logits(hidden, target), read @ plain["head.weight"].T)
+    close(head.logits(hidden, target), read @ plain["head.weight"].T)
     close(head.recycle(hidden), normed if (value, meaning) == (True, "recycled") else hidden)
 
 

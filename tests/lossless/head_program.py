@@ -28,7 +28,7 @@ from jspec.heads import (
     MTPConfig,
     PardConfig,
 )
-from jspec.models import causal_logits, init
+from jspec.models import build_head, causal_logits, flat_params, init
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES
 from lossless import distributions
@@ -119,12 +119,24 @@ class HeadProgram:
     def models(self, tables):
         """Target and head; ``tables`` are for other programs."""
         del tables
-        return self.broken(target(self.architecture)), serving(HEADS[self.head], random_head(HEADS[self.head]))
+        return self.broken(target(self.architecture)), serving(HEADS[self.head], head_of(self.head))
 
 
 @functools.cache
 def target(architecture: str):
     return init(TARGET, nnx.Rngs(3)) if architecture == LLAMA else random_head(TARGETS[architecture])
+
+
+@functools.cache
+def head_of(name: str):
+    """The head of a name. A draft vocabulary is the first tokens in descending order, so that an index is no token."""
+    config = HEADS[name]
+    if not config.reduced:
+        return random_head(config)
+    params = flat_params(random_head(config))
+    ids = np.full(V, -1, np.int32)
+    ids[: config.dimensions["Vd"]] = np.arange(config.dimensions["Vd"])[::-1]
+    return build_head(config, params | {"draft_ids": ids})
 
 
 def histories(prompt: distributions.History, depth: int, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -156,7 +168,7 @@ def draft_logits(name: str, architecture: str, prompt: distributions.History) ->
     text, length = np.repeat(text, len(drafts), axis=0), np.repeat(length, len(drafts))
     np.put_along_axis(text, length[:, None] + np.arange(K - 1), np.tile(drafts, (many, 1)), axis=1)
     by_hand = compile_fast(lambda *modules_and_text: causal_drafts(config, *modules_and_text, K).logits)
-    logits = by_hand(random_head(config), target(architecture), text, length.astype(np.int32))
+    logits = by_hand(head_of(name), target(architecture), text, length.astype(np.int32))
     return np.asarray(logits).reshape(many, *(V,) * (K - 1), K, V)
 
 

@@ -40,6 +40,7 @@ class Run:
         words += [how.architecture.removesuffix("ForCausalLM")] if hasattr(how, "architecture") else []
         words += ["lookup"] * getattr(how, "lookup", False)
         words += ["narrow"] * (getattr(how, "draft_vocab", V) < V) + ["reproducible"] * self.reproducible
+        words += ["reduced"] * (getattr(how, "draft_tokens", None) is not None)
         return "-".join([*words, str(self.samples)])
 
 

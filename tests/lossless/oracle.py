@@ -38,7 +38,10 @@ class Oracle:
             temperature = 0.0
         warp = dataclasses.replace(warp, temperature=temperature)
         options = dataclasses.replace(self.ask.options, grammar=None)  # which the drafter does not know
-        return self._model(self.tables[1][:, : how.draft_vocab], warp, stored(0.0).dtype, options)
+        table = self.tables[1][:, : how.draft_vocab]
+        if how.draft_tokens is not None:
+            table = np.where(np.isin(np.arange(V), how.draft_tokens), table, -np.inf)
+        return self._model(table, warp, stored(0.0).dtype, options)
 
     def _model(self, table, warp: Warp, dtype, options: Options) -> Model:
         """A model of a table, whose processed logits are rounded to ``dtype``."""

@@ -40,8 +40,8 @@ ARGMAX_BELOW = 0.75  # where ``auto`` changes over: between the temperatures of 
 @dataclasses.dataclass(frozen=True)
 class Program:
     """What a compiled step is made of: a rule, a drafter, and the source of noise; the slots that a text may have; how many
-    tokens the target reads in a round of the whole batch, None for every draft; and whether prompt lookup drafts beside the
-    draft model."""
+    tokens the target reads in a round of the whole batch, None for every draft; whether prompt lookup drafts beside the
+    draft model; and of which tokens the draft model has logits, in their order, None for the first ``draft_vocab``."""
 
     verify: str
     method: str = "draft_model"
@@ -53,6 +53,7 @@ class Program:
     slots: int = S
     budget: int | None = None
     lookup: bool = False
+    draft_tokens: tuple[int, ...] | None = None
 
     @property
     def rule(self):
@@ -74,10 +75,12 @@ class Program:
         return NGram(drafts, *NGRAM) if self.method == "ngram" else NoDrafts()
 
     def models(self, tables) -> tuple[TableModel, TableModel]:
-        return (
-            TableModel(stored(tables[0]), TableConfig(self.slots)),
-            TableModel(stored(tables[1][:, : self.draft_vocab]), TableConfig(self.draft_positions)),
-        )
+        target, config = TableModel(stored(tables[0]), TableConfig(self.slots)), TableConfig(self.draft_positions)
+        if self.draft_tokens is None:
+            return target, TableModel(stored(tables[1][:, : self.draft_vocab]), config)
+        tokens = jnp.array(self.draft_tokens, jnp.int32)
+        ids = jnp.full(V, -1, jnp.int32).at[tokens].set(jnp.arange(len(tokens), dtype=jnp.int32))
+        return target, TableModel(stored(tables[1][:, self.draft_tokens]), config, ids, tokens)
 
 
 @jax.tree_util.register_dataclass

@@ -44,10 +44,13 @@ class TableModel:
     Attributes:
       table: logits ``[CONTEXTS, V]``, or narrower for a draft that lacks the last tokens.
       config: how many positions the model has.
+      draft_ids, draft_tokens: of a draft that has logits for these tokens alone, as a prepared ``Decoder`` has them.
     """
 
     table: jax.Array
     config: TableConfig = dataclasses.field(metadata={"static": True})
+    draft_ids: jax.Array | None = None
+    draft_tokens: jax.Array | None = None
 
     def __call__(self, tokens, positions, cache, view):
         """Write the token ids as keys and values; the hidden state ``[B, T, 1]`` is the row of the table."""

@@ -18,6 +18,7 @@ PROGRAMS = (
     Program("rejection", draft_sampling="auto"),  # argmax for the third ask, sampled for the others
     Program("block", draft_positions=6, draft_vocab=V - 1),
     Program("block", draft_sampling="auto", draft_temperature=1.4),
+    *(Program(rule, draft_tokens=(3, 0, 2)) for rule in ("match", "rejection", "block")),
     Program("rejection", "ngram"),
     Program("block", "ngram"),
     Program("rejection", "ngram_corpus"),
@@ -31,6 +32,8 @@ OTHERS = (
     Program("rejection", draft_sampling="auto", draft_temperature=1.4, lookup=True),
     Program("block", lookup=True),
     Program("match", draft_sampling="coupled", draft_vocab=V - 1),
+    Program("match", draft_sampling="coupled", draft_tokens=(3, 0, 2)),
+    Program("block", lookup=True, draft_positions=6, draft_tokens=(3, 0, 2)),
     Program("match", "ngram"),
     Program("rejection", "none"),
     Program("block", "none"),

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import pytest
-from heads import random_head
 from jax.sharding import PartitionSpec
 
 from jspec.config import Shards
@@ -19,7 +18,7 @@ from jspec.engine.spread import Spread
 from jspec.models import flat_params, layers
 from jspec.models.spread import build_shards, mesh_of, on_every_device
 from jspec.sampling.streams import RoundNoise
-from lossless.head_program import FOUR_HEADS, HEADS, HeadOracle, HeadProgram, serving, target
+from lossless.head_program import FOUR_HEADS, HEADS, HeadOracle, HeadProgram, head_of, serving, target
 from lossless.judge import LAST, p_values
 from lossless.losslessness import Losslessness, Run
 from lossless.statistics import LEVEL
@@ -53,7 +52,7 @@ class ShardedProgram(HeadProgram):
 def _models(architecture: str, head: str, shards: Shards):
     whole, mesh = target(architecture), mesh_of(shards.count, "tp")
     split = build_shards(whole.config, flat_params(whole), "float32", shards, mesh)
-    return split, on_every_device(serving(HEADS[head], random_head(HEADS[head])), mesh)
+    return split, on_every_device(serving(HEADS[head], head_of(head)), mesh)
 
 
 def noise_of_its_own(key_data, length) -> RoundNoise:
@@ -68,7 +67,11 @@ ALL = [
         (("LlamaForCausalLM", 2), (FOUR_HEADS, 4), ("Qwen3MoeForCausalLM", 2), ("Glm4MoeLiteForCausalLM", 2))
     )
 ]
-QUICK = (ShardedProgram("rejection", "eagle"), ShardedProgram("block", "eagle", dealt=True))
+QUICK = (
+    ShardedProgram("rejection", "eagle"),
+    ShardedProgram("block", "eagle", dealt=True),
+    ShardedProgram("rejection", "eagle3", dealt=True),
+)
 
 
 class TestSteps(Losslessness):

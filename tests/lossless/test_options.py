@@ -13,6 +13,7 @@ from lossless.steps import Ask, Program, SameNoise
 from lossless.table_model import TABLES, V
 
 QUICK, LONG = 20_000, 200_000  # texts of every ask
+REDUCED = (3, 0, 2)  # a draft vocabulary, in this order
 PENALTIES = Options(repetition_penalty=1.6, frequency_penalty=0.5, presence_penalty=0.4)
 ASKS = (
     Ask((1,), Warp(), options=PENALTIES),
@@ -29,6 +30,8 @@ PROGRAMS = (
     Program("rejection"),
     Program("block", draft_positions=6, draft_vocab=V - 1),
     Program("match", draft_sampling="coupled"),
+    Program("rejection", draft_tokens=REDUCED),
+    Program("match", draft_sampling="coupled", draft_tokens=REDUCED),
     Program("rejection", "ngram"),
     Program("match", "none"),
 )
@@ -56,17 +59,20 @@ def test_drafts_that_do_not_count_as_text_are_seen(rule):
     """The verify pass leaves the drafts before a token out of its penalties and bad words."""
     apply = Processing.apply
 
-    def without_drafts(self, logits, drafts=None, first=0):
+    def without_drafts(self, logits, drafts=None, first=0, vocabulary=None):
         del drafts
-        return apply(self, logits, None, first)
+        return apply(self, logits, None, first, vocabulary)
 
     with attribute(Processing, "apply", without_drafts):
         assert max(fault_p_values(Program(rule, noise=SameNoise))) < LEVEL
     assert min(fault_p_values(Program(rule))) >= LEVEL
 
 
-def test_texts_of_rows_that_want_nothing_do_not_depend_on_the_others():
-    program, alone = Program("rejection"), [Ask(ask.prompt, ask.warp, share=ask.share) for ask in ASKS]
+@pytest.mark.parametrize(
+    "program", [Program("rejection"), Program("rejection", draft_tokens=REDUCED)], ids=["", "reduced"]
+)
+def test_texts_of_rows_that_want_nothing_do_not_depend_on_the_others(program):
+    alone = [Ask(ask.prompt, ask.warp, share=ask.share) for ask in ASKS]
     alone[5] = ASKS[5]
     among, by_itself = (steps.play(program, TABLES, 4_000, seed=84, asks=asks)[5] for asks in (ASKS, alone))
     assert (among.texts == by_itself.texts).all()

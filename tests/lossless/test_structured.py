@@ -28,6 +28,7 @@ ASKS = (
 PROGRAMS = (
     (Program("rejection", draft_positions=served.SLOTS, slots=served.SLOTS), False),
     (Program("block", draft_positions=9, draft_vocab=V - 1, slots=served.SLOTS), True),
+    (Program("block", draft_positions=9, draft_tokens=(3, 0, 2), slots=served.SLOTS), True),
     (Program("match", draft_sampling="coupled", draft_positions=served.SLOTS, slots=served.SLOTS), False),
     (Program("rejection", "ngram", slots=served.SLOTS), False),
     (Program("block", lookup=True, draft_positions=served.SLOTS, slots=served.SLOTS), True),

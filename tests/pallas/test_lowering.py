@@ -46,6 +46,7 @@ def _shapes(V, dtype):
     settings = f32(B), i32(B), f32(B), f32(B)
     rows = array((B, T, V), dtype)
     residual = Residual(distributions(T, V), distributions(K, V - V // 4), i32(B, K), flag(B, K), i32(B), f32(B, T))
+    narrow = residual._replace(draft_ids=i32(V))
     after = residual, f32(B, T, num_groups(V)), i32(B), RoundNoise(keys(B), i32(B)), i32(B, T)
     return {
         "draw": (draw, (rows, *settings, keys(B, T)), {"weigh_groups", "finish_row"}),
@@ -53,6 +54,8 @@ def _shapes(V, dtype):
         "residual_masses": (residual_masses, (residual,), {"weigh_residual"}),
         "residual_masses, one row": (residual_masses, (residual._replace(log_weight=None), i32(B)), {"weigh_residual"}),
         "residual_draw": (residual_draw, after, {"draw_residual"}),
+        "residual_masses of a draft vocabulary": (residual_masses, (narrow,), {"weigh_residual"}),
+        "residual_draw of a draft vocabulary": (residual_draw, (narrow, *after[1:]), {"draw_residual"}),
     }
 
 

@@ -17,7 +17,7 @@ from jspec.pallas.residual import (
     residual_masses_kernel,
     residual_masses_reference,
 )
-from jspec.pallas.warped_logits import WarpedLogits, group_size, num_groups
+from jspec.pallas.warped_logits import WarpedLogits, group_size, num_groups, over_vocabulary
 from jspec.sampling.streams import RoundNoise
 
 B, K, T = 4, 3, 4
@@ -45,9 +45,15 @@ def distributions(key, J, V, dtype, spread=3.0):
     return WarpedLogits(logits, scale, threshold, lse.reshape(B, J))
 
 
-def problem(V, V_q, dtype, seed=0, weighed=True):
+def some_tokens(key, V, V_q):
+    """A draft vocabulary of any tokens in any order, ``draft_ids`` int32 [V]."""
+    tokens = jax.random.permutation(key, V)[:V_q]
+    return jnp.full(V, -1, jnp.int32).at[tokens].set(jnp.arange(V_q, dtype=jnp.int32))
+
+
+def problem(V, V_q, dtype, seed=0, weighed=True, scattered=False):
     """A residual and the rest of ``residual_draw``: accepted drafts at both ends, of point masses and of few valid
-    ones."""
+    ones. The draft has logits for the first ``V_q`` tokens, or for so many of any if ``scattered``."""
     keys = jax.random.split(jax.random.key(seed), 4)
     p, q = distributions(keys[0], T, V, dtype), distributions(keys[1], K, V_q, dtype)
     drafts = jax.random.randint(keys[2], (B, K), 0, V)
@@ -57,7 +63,14 @@ def problem(V, V_q, dtype, seed=0, weighed=True):
     log_weight = jnp.log(jax.random.uniform(keys[2], (B, T), minval=0.2)).at[0].set(0.0) if weighed else None
     noise = RoundNoise(jax.random.key_data(jax.random.split(keys[3], B)), jnp.arange(B, dtype=jnp.int32) + 9)
     at, best = jnp.array([0, K - 1, K, 1], jnp.int32), jnp.full((B, T), -1).at[0].set(V - 1)
-    return Residual(p, q, drafts, point_mass, valid, log_weight), at, noise, best
+    draft_ids = some_tokens(keys[2], V, V_q) if scattered else None
+    return Residual(p, q, drafts, point_mass, valid, log_weight, draft_ids), at, noise, best
+
+
+def widened(residual):
+    """The same residual with the draft's logits over all tokens."""
+    logits = over_vocabulary(residual.q.logits, residual.draft_ids)
+    return residual._replace(q=residual.q._replace(logits=logits), draft_ids=None)
 
 
 def probability(rows, width):
@@ -69,7 +82,7 @@ def probability(rows, width):
 
 def weights(residual):
     """float64 [B, T, V] of w p, and of what is left of it."""
-    p, q, drafts, point_mass, valid, log_weight = residual
+    p, q, drafts, point_mass, valid, log_weight, draft_ids = residual
     V, row = p.logits.shape[2], np.broadcast_to(np.arange(T), (B, T))
     refused, known = (
         row < np.asarray(valid)[:, None],
@@ -78,7 +91,11 @@ def weights(residual):
     w = 1.0 if log_weight is None else np.where(refused, np.exp(np.asarray(log_weight, np.float64)), 1.0)[..., None]
     target = np.where((row <= np.asarray(valid)[:, None])[..., None], probability(p, V), 0.0) * w
     drafted = np.minimum(row, K - 1)
-    draft = np.take_along_axis(probability(q, V), drafted[..., None], axis=1) * (refused & ~known)[..., None]
+    if draft_ids is None:
+        q = probability(q, V)
+    else:
+        q = np.where(np.asarray(draft_ids) >= 0, probability(q, q.logits.shape[2])[..., np.asarray(draft_ids)], 0.0)
+    draft = np.take_along_axis(q, drafted[..., None], axis=1) * (refused & ~known)[..., None]
     token = np.take_along_axis(np.asarray(drafts), drafted, axis=1)
     excluded = np.where(refused & known, token, -1)[..., None]
     return target, np.where(np.arange(V) == excluded, 0.0, np.maximum(target - draft, 0.0))
@@ -119,21 +136,37 @@ class TestResidual:
     def draw(self, residual, *rest):
         return self.draw_one(residual, self.masses(residual), *rest)
 
+    @pytest.mark.parametrize("scattered", [False, True])
     @pytest.mark.parametrize(("V", "V_q", "dtype"), CASES)
     @pytest.mark.parametrize("weighed", [True, False])
-    def test_masses_agree_with_the_oracle(self, V, V_q, dtype, weighed):
-        residual, at, *_ = problem(V, V_q, dtype, weighed=weighed)
+    def test_masses_agree_with_the_oracle(self, V, V_q, dtype, weighed, scattered):
+        residual, at, *_ = problem(V, V_q, dtype, weighed=weighed, scattered=scattered)
         (_, left), masses, one = weights(residual), self.masses(residual), self.masses(residual, at)
         assert masses.dtype == one.dtype == jnp.float32
         np.testing.assert_allclose(masses, by_group(left), atol=3e-6)
         np.testing.assert_allclose(one[:, 0], by_group(left)[np.arange(B), at], atol=3e-6)
         assert left.sum(-1).max() > (0.05 if V > 1 else -1)
 
+    @pytest.mark.parametrize("scattered", [False, True])
     @pytest.mark.parametrize(("V", "V_q", "dtype"), CASES)
-    def test_tokens_agree_with_the_oracle(self, V, V_q, dtype):
+    def test_tokens_agree_with_the_oracle(self, V, V_q, dtype, scattered):
         for seed in range(3):
-            args = problem(V, V_q, dtype, seed)
+            args = problem(V, V_q, dtype, seed, scattered=scattered)
             assert_token_is_best(self.draw(*args), *args)
+
+    def test_a_draft_vocabulary_is_the_same_as_minus_infinity_outside_of_it(self):
+        """Bit for bit: the masses, and so every decision."""
+        residual, at, *rest = problem(1031, 640, "bfloat16", scattered=True)
+        wide = widened(residual)
+        np.testing.assert_array_equal(self.masses(residual), self.masses(wide))
+        np.testing.assert_array_equal(self.draw(residual, at, *rest), self.draw(wide, at, *rest))
+
+    def test_tokens_past_the_end_of_a_draft_vocabulary_are_not_in_it(self):
+        residual, at, *rest = problem(1031, 640, "bfloat16", scattered=True)
+        cut = residual._replace(draft_ids=residual.draft_ids[:900])
+        padded = residual._replace(draft_ids=residual.draft_ids.at[900:].set(-1))
+        np.testing.assert_allclose(self.masses(cut), self.masses(padded), rtol=1e-6)
+        np.testing.assert_array_equal(self.draw(cut, at, *rest), self.draw(padded, at, *rest))
 
     def test_the_masses_of_one_row_are_enough(self):
         residual, at, *rest = problem(1031, 640, "bfloat16")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from causal_heads import logits_of
 from train_toys import HEADS, TARGET, V, head_params, module, objective, target
 
 from jspec.config import Speculation
@@ -107,7 +108,7 @@ def served(method: str, text, K: int) -> tuple[jax.Array, np.ndarray]:
     ``[K, V]``."""
     make = drafter_for(HEADS[method], TARGET, Speculation(num_draft_tokens=K))
     head = module(method)
-    drafter = make(target(), head.prepare() if method == "parallel" else head)
+    drafter = make(target(), head.prepare())
     length = text.shape[1]
 
     @jax.jit
@@ -132,7 +133,7 @@ def served(method: str, text, K: int) -> tuple[jax.Array, np.ndarray]:
             noise=RoundNoise(jnp.zeros((1, 2), jnp.uint32), one(length)),
         )
         _, proposal = drafter.propose(state, context)
-        return proposal.tokens, proposal.distribution.warped.logits[0]
+        return proposal.tokens, logits_of(proposal.distribution)[0]
 
     tokens, logits = propose(text)
     return tokens, np.asarray(logits)
