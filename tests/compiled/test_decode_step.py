@@ -53,7 +53,7 @@ CHOOSING = 20  # launches that choose which drafts are verified, and put tokens 
 
 
 def budget(method: str | None, batch: int) -> int:
-    more = STACKS + (STACKS > 0 and method == "dspark")  # which has one launch more there
+    more = STACKS + (STACKS > 0 and method in ("dspark", "eagle3"))  # which have one launch more there
     return BUDGET[method, batch] + (more if method and batch == 1 else 0)
 
 
