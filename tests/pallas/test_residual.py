@@ -155,10 +155,10 @@ class TestResidual:
             assert_token_is_best(self.draw(*args), *args)
 
     def test_a_draft_vocabulary_is_the_same_as_minus_infinity_outside_of_it(self):
-        """Bit for bit: the masses, and so every decision."""
+        """The masses but for rounding, which differs with what XLA fuses, and every decision."""
         residual, at, *rest = problem(1031, 640, "bfloat16", scattered=True)
         wide = widened(residual)
-        np.testing.assert_array_equal(self.masses(residual), self.masses(wide))
+        np.testing.assert_allclose(self.masses(residual), self.masses(wide), rtol=1e-5)
         np.testing.assert_array_equal(self.draw(residual, at, *rest), self.draw(wide, at, *rest))
 
     def test_tokens_past_the_end_of_a_draft_vocabulary_are_not_in_it(self):
