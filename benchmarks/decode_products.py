@@ -115,7 +115,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=int, default=1, help="over how many GPUs the model is split")
     parser.add_argument("--only", choices=("weights", "chain"))
-    parser.add_argument("--weights", nargs="+", type=_shape, metavar="OUTxIN", help="these in place of the model's")
+    parser.add_argument("--weights", nargs="+", type=shape_of, metavar="OUTxIN", help="these in place of the model's")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="these columns")
     parser.add_argument("--bandwidth", type=float, help="bytes per second for the floors, instead of measuring")
     parser.add_argument("--smoke", action="store_true", help="a tiny shape, meaningless times")
@@ -150,7 +150,8 @@ def main() -> int:
     return 0
 
 
-def _shape(text: str) -> tuple[int, int]:
+def shape_of(text: str) -> tuple[int, int]:
+    """(out, in) of ``4096x14336``."""
     out, inputs = text.split("x")
     return int(out), int(inputs)
 

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import bandwidth
-from benchmarks.decode_products import weights_of
+from benchmarks.decode_products import shape_of, weights_of
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B
 from jspec.engine.compiling import decode_options
 from jspec.models.layers import project
@@ -215,7 +215,7 @@ def tune_all(shapes, tokens, kinds, rate: float, until: float, smoke: bool):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", nargs="+", type=_shape, metavar="OUTxIN", default=SHAPES)
+    parser.add_argument("--weights", nargs="+", type=shape_of, metavar="OUTxIN", default=SHAPES)
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
     parser.add_argument(
         "--forms", nargs="+", choices=FORMS, help="these columns, and without this int8 and int4 to tune"
@@ -236,11 +236,6 @@ def main() -> int:
     else:
         table(shapes, tokens, args.forms or list(FORMS), args.bandwidth, until, args.smoke)
     return 0
-
-
-def _shape(text: str) -> tuple[int, int]:
-    out, inputs = text.split("x")
-    return int(out), int(inputs)
 
 
 def _line(first: str, *cells: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from jspec.parameters import GROUP, four_bit_groups
 
 STORED, SCALE = np.dtype(np.uint8), np.dtype(ml_dtypes.bfloat16)
-_HALF, _ZERO = GROUP // 2, 8
+HALF, ZERO = GROUP // 2, 8  # bytes of the codes of a group, and the code of zero
 # The number of largest magnitude in a group becomes minus one of these times the scale, whichever gives the least squared
 # error. With 8 it becomes the lowest number there is, exactly but for the rounding of the scale. With 9 and 10 it is cut
 # off, and all others are rounded more finely. Of normal numbers the error is 30% below that of the usual peak / 7.
@@ -33,7 +33,7 @@ def quantize(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     rows, inputs = weight.shape
     groups = four_bit_groups(inputs)
-    packed, scale = np.empty((rows, groups * _HALF), STORED), np.empty((rows, groups), SCALE)
+    packed, scale = np.empty((rows, groups * HALF), STORED), np.empty((rows, groups), SCALE)
     step = max(1, _BLOCK // (groups * GROUP))
     for start in range(0, rows, step):
         some = slice(start, start + step)
@@ -61,9 +61,9 @@ def _with_scale(block: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.nd
     A scale that would be subnormal, which a GPU may flush to zero, is 1."""
     scale = scale.astype(SCALE).astype(np.float32)
     scale = np.where(np.abs(scale) < np.finfo(np.float32).tiny, np.float32(1), scale)
-    numbers = np.clip(np.rint(block / scale), -_ZERO, _ZERO - 1)
+    numbers = np.clip(np.rint(block / scale), -ZERO, ZERO - 1)
     error = np.square(numbers * scale - block).sum(axis=-1, keepdims=True)
-    return scale, (numbers + _ZERO).astype(np.uint8), error
+    return scale, (numbers + ZERO).astype(np.uint8), error
 
 
 def unpacked(packed, scale, inputs: int):
@@ -72,8 +72,8 @@ def unpacked(packed, scale, inputs: int):
     Both may be arrays of NumPy or of JAX, and the result is of the same kind."""
     shape = scale.shape
     shifts = np.array([0, 4], np.uint8).reshape((1,) * len(shape) + (2, 1))
-    codes = (packed.reshape(*shape, 1, _HALF) >> shifts) & np.uint8(15)
-    numbers = (codes.astype(np.float32) - np.float32(_ZERO)) * scale.astype(np.float32)[..., None, None]
+    codes = (packed.reshape(*shape, 1, HALF) >> shifts) & np.uint8(15)
+    numbers = (codes.astype(np.float32) - np.float32(ZERO)) * scale.astype(np.float32)[..., None, None]
     return numbers.reshape(*shape[:-1], shape[-1] * GROUP)[..., :inputs]
 
 
@@ -86,7 +86,7 @@ def random_codes(key, shape: tuple[int, int], std: float) -> tuple[jax.Array, ja
       std: standard deviation of the numbers that they stand for.
     """
     rows, groups = shape[0], four_bit_groups(shape[1])
-    numbers = jax.random.normal(key, (rows, groups, 2, _HALF)) * (_ZERO / 3)
-    codes = (jnp.clip(jnp.round(numbers), -_ZERO, _ZERO - 1) + _ZERO).astype(STORED)
+    numbers = jax.random.normal(key, (rows, groups, 2, HALF)) * (ZERO / 3)
+    codes = (jnp.clip(jnp.round(numbers), -ZERO, ZERO - 1) + ZERO).astype(STORED)
     packed = codes[:, :, 0] | codes[:, :, 1] << 4
-    return packed.reshape(rows, groups * _HALF), jnp.full((rows, groups), 3 * std / _ZERO, SCALE)
+    return packed.reshape(rows, groups * HALF), jnp.full((rows, groups), 3 * std / ZERO, SCALE)

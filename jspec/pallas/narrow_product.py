@@ -11,10 +11,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec import four_bits
+from jspec.four_bits import HALF
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.expert_tiles import grid
 from jspec.pallas.flash import SMALLEST, dot, each
-from jspec.pallas.narrow_weights import HALF, SHRINK, TOGETHER, in_order, of_eight_bits, of_four_bits, places
+from jspec.pallas.narrow_weights import SHRINK, TOGETHER, in_order, of_eight_bits, of_four_bits, places
 from jspec.pallas.triton import block_ids, is_interpreted, kernel_call
 from jspec.parameters import GROUP
 

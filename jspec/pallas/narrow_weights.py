@@ -13,15 +13,12 @@ import ml_dtypes
 import numpy as np
 from jax.experimental.pallas import triton as pltriton
 
+from jspec.four_bits import HALF, ZERO
 from jspec.pallas.triton import is_interpreted
-from jspec.parameters import GROUP
 
-HALF = GROUP // 2  # bytes of the codes of a group
 TOGETHER = 64  # inputs that are put in order together
 SHRINK = 2.0**20
 LARGEST_SCALE = 2**19  # of four bits: the magnitudes below it have factors
-
-_ZERO = 8  # the code of zero
 
 
 def in_order(tile):
@@ -80,11 +77,11 @@ def of_four_bits(packed, scale):
         return jnp.broadcast_to(x[:, :, None], (rows, groups, HALF)).reshape(rows, groups * HALF)
 
     if is_interpreted():
-        numbers = (code.astype(jnp.float32) - _ZERO for code in (packed & 15, packed >> 4))
+        numbers = (code.astype(jnp.float32) - ZERO for code in (packed & 15, packed >> 4))
         scales = every(scale.astype(jnp.float32)) / SHRINK
         return [(number * scales).astype(jnp.bfloat16) for number in numbers]
     factor = every(scale * jnp.asarray(2.0**129 / SHRINK, jnp.bfloat16))  # a code is moved to bit 4
-    zero = every(scale * jnp.asarray(-_ZERO / SHRINK, jnp.bfloat16))
+    zero = every(scale * jnp.asarray(-ZERO / SHRINK, jnp.bfloat16))
     return [_made(asm, packed, factor, zero) for asm in (LOW, HIGH)]
 
 
