@@ -7,8 +7,9 @@
 
 A line is a weight and a number of tokens. Floors are the times in which weights of sixteen, eight and four bits can be read
 once. The other columns say how the product is computed: in bfloat16 as ``project`` does it; in int8 as XLA does it, with the
-weight as the right operand and as the left one; and by the kernel of ``jspec.pallas.narrow_product``. Every result is
-compared with that of the definition, and a time with a ``!`` is of one that differs.
+weight as the right operand and as the left one; by the kernel of ``jspec.pallas.narrow_product``; and for tokens that are
+rounded to int8, by XLA and by the kernel of ``jspec.pallas.rounded_product``. The launch that rounds them is not timed.
+Every result is compared with that of the definition, and a time with a ``!`` is of one that differs.
 
 ``--tune`` starts from the tiling that the kernel has. It changes one field after the other, and keeps what is faster."""
 
@@ -32,7 +33,10 @@ from benchmarks.shapes import LLAMA_1B, LLAMA_8B
 from jspec.engine.compiling import decode_options
 from jspec.models.layers import project
 from jspec.models.quantized import random_weight
+from jspec.pallas import rounded_product
 from jspec.pallas.narrow_product import Tiling, narrow_product_kernel, narrow_product_reference
+from jspec.pallas.rounded_product import rounded_product_kernel, rounded_product_reference
+from jspec.pallas.rounding import Rounded, round_tokens_reference
 
 TOKENS = (1, 5, 16, 64, 80, 320)
 SHAPES = [shape for name, shape in weights_of(LLAMA_8B).items() if name != "output head"]
@@ -41,9 +45,9 @@ SHAPES += [(32_768, inputs) for inputs in (2048, 4096)]  # output heads of a dra
 ENOUGH = 1 << 28  # bytes of weights that a timed program reads, five times what the L2 cache holds
 COPIES = 4, 48  # of a weight, at least and at most
 REPEATS, SECONDS = 5, 0.02  # timings, and how long each takes at least
-CLOSE = {"bf16": 2**-7}  # of the largest number: how far a result may be from that of the definition
+CLOSE = {"bf16": 2**-7, "rounded": 2**-7}  # of the largest number: how far a result may be from that of the definition
 CLOSE |= dict.fromkeys(("int8", "fp8", "int4"), 1e-4)  # these are not rounded
-BYTES = {"bf16": 2.0, "int8": 1.0, "fp8": 1.0, "int4": 0.5 + 2 / 128}  # of a weight
+BYTES = {"bf16": 2.0, "int8": 1.0, "fp8": 1.0, "rounded": 1.0, "int4": 0.5 + 2 / 128}  # of a weight
 # What ``--tune`` tries in place of what a tiling has, one field or two after the other.
 CHOICES: Sequence[dict[str, Sequence[Any]]] = (
     {"outputs": (32, 64, 128), "num_warps": (4, 8)},
@@ -51,6 +55,12 @@ CHOICES: Sequence[dict[str, Sequence[Any]]] = (
     {"splits": (1, 2, 4, 8, 16)},
     {"num_stages": (2, 3, 4, 5, 6)},
     {"tokens": (16, 32, 64, 128, 256)},
+)
+ROUNDED_CHOICES: Sequence[dict[str, Sequence[Any]]] = (
+    {"outputs": (32, 64, 128), "parts": (1, 2, 4, 8)},
+    {"inputs": (128, 256, 512), "num_stages": (3, 4, 5, 6)},
+    {"outputs": (16, 32, 64), "weight_first": (False, True)},
+    {"tokens": (16, 32, 64, 128), "num_warps": (4, 8)},
 )
 
 Weight = tuple[jax.Array, ...]  # and its scales, if it is quantised
@@ -69,20 +79,42 @@ def from_the_left(x, weight, scale):
     return (y * scale[:, None]).T
 
 
-FORMS: dict[str, tuple[str, Callable]] = {  # of which format the weight is, and how the product is computed
+def in_float32(x: Rounded, weight, scale):
+    """``rounded_product_reference`` in float32, which is close, and owes nothing to a product of integers."""
+    numbers, wide = x.numbers.astype(jnp.float32), weight.astype(jnp.float32)
+    return (project(numbers, wide) * x.scale[:, None] * scale[None]).astype(x.dtype)
+
+
+def rounded_kernel(x: Rounded, weight, scale, *, tiling: rounded_product.Tiling | None = None, interpret=False):
+    """``rounded_product_kernel``, and the sum if that gives parts."""
+    tiling = tiling or rounded_tiling(len(x.scale), *weight.shape)
+    y = rounded_product_kernel(x, weight, scale, tiling=tiling, interpret=interpret)
+    return y if y.ndim == 2 else jnp.sum(y.astype(jnp.float32), axis=1).astype(y.dtype)
+
+
+def rounded_tiling(tokens: int, outputs: int, inputs: int) -> rounded_product.Tiling:
+    """That of a map in a layer. What ``out`` and ``down`` add to the residual stream, and no other, may come in parts."""
+    return rounded_product.Tiling.of(tokens, outputs, inputs, in_parts=outputs <= inputs)
+
+
+FORMS: dict[str, tuple[str, Callable]] = {  # what is multiplied, and how the product is computed
     "bf16": ("bf16", project),
     "int8, XLA": ("int8", by_xla),
     "int8, XLA, left": ("int8", from_the_left),
     "int8": ("int8", narrow_product_kernel),
     "fp8": ("fp8", narrow_product_kernel),
     "int4": ("int4", narrow_product_kernel),
+    "rounded, XLA": ("rounded", rounded_product_reference),
+    "rounded": ("rounded", rounded_kernel),
 }
+KERNELS = narrow_product_kernel, rounded_kernel
+DEFINITIONS = {"bf16": project, "rounded": in_float32}  # and that of the others is the reference
 
 
 @functools.lru_cache(maxsize=len(BYTES))
 def made(shape: tuple[int, int], kind: str, copies: int) -> list[Weight]:
     """Random weights of one shape."""
-    quantization = None if kind == "bf16" else kind
+    quantization = {"bf16": None, "rounded": "int8"}.get(kind, kind)
 
     @jax.jit
     def make(key):
@@ -99,7 +131,8 @@ class Case:
         self.shape, self.kind, self.tokens, self.smoke = shape, kind, tokens, smoke
         least, most = (1, 1) if smoke else COPIES
         self.weights = made(shape, kind, min(most, max(least, int(ENOUGH / (shape[0] * shape[1] * BYTES[kind])))))
-        self.x = jax.random.normal(jax.random.key(1), (tokens, shape[1]), jnp.bfloat16)
+        x = jax.random.normal(jax.random.key(1), (tokens, shape[1]), jnp.bfloat16)
+        self.x: Any = jax.jit(round_tokens_reference)(x) if kind == "rounded" else x
         # XLA would make one product of several that read the same x.
         alone: dict[str, str | int] = {"xla_gpu_dot_merger_threshold_mb": 0}
         self.options = decode_options(jax.tree.leaves(self.weights), tokens) | alone
@@ -107,14 +140,20 @@ class Case:
     @functools.cached_property
     def wanted(self) -> jax.Array:
         """The product with the first weight by its definition."""
-        product = project if self.kind == "bf16" else narrow_product_reference
+        product = DEFINITIONS.get(self.kind, narrow_product_reference)
         return jax.jit(product, compiler_options={"xla_gpu_autotune_level": 0})(self.x, *self.weights[0])
 
     def compiled(self, form: Callable) -> Callable:
         """The program that computes the products with all of the weights."""
-        if self.smoke and form is narrow_product_kernel:
+        if self.smoke and form in KERNELS:
             form = functools.partial(form, interpret=True)
-        products = jax.jit(lambda x, weights: [form(x, *weight) for weight in weights], compiler_options=self.options)
+
+        def all_of_them(x, weights):
+            first, *others = (form(x, *weight) for weight in weights)
+            # To hand over many results would take longer than to compute those of small products.
+            return first, functools.reduce(jnp.add, others, jnp.zeros_like(first))
+
+        products = jax.jit(all_of_them, compiler_options=self.options)
         return products.lower(self.x, self.weights).compile()
 
     def microseconds(self, compiled: Callable) -> tuple[float, bool]:
@@ -138,7 +177,8 @@ class Case:
 def table(shapes, tokens, names: Sequence[str], rate: float, until: float, smoke: bool):
     """Print a line for each weight and each number of tokens."""
     kinds = list(dict.fromkeys(FORMS[name][0] for name in names))
-    print(_line("us", *(f"floor {kind}" for kind in kinds if kind != "fp8"), *names), flush=True)
+    with_floor = [kind for kind in kinds if kind not in ("fp8", "rounded")]
+    print(_line("us", *(f"floor {kind}" for kind in with_floor), *names), flush=True)
     with ThreadPoolExecutor(8) as pool:
         for shape, count in itertools.product(shapes, tokens):
             if time.monotonic() > until:
@@ -151,8 +191,8 @@ def table(shapes, tokens, names: Sequence[str], rate: float, until: float, smoke
                 if name in names
             }
             # XLA times its own products while it compiles them, so these are compiled alone.
-            ahead = {name: pool.submit(of_names[name]) for name in names if FORMS[name][1] is narrow_product_kernel}
-            floors = (1e6 * shape[0] * shape[1] * BYTES[kind] / rate for kind in kinds if kind != "fp8")
+            ahead = {name: pool.submit(of_names[name]) for name in names if FORMS[name][1] in KERNELS}
+            floors = (1e6 * shape[0] * shape[1] * BYTES[kind] / rate for kind in with_floor)
             cells = [f"{floor:.1f}" for floor in floors]
             for name in names:
                 compiled = ahead[name].result() if name in ahead else of_names[name]()
@@ -161,31 +201,42 @@ def table(shapes, tokens, names: Sequence[str], rate: float, until: float, smoke
             print(_line(f"{list(shape)} x {count}", *cells), flush=True)
 
 
-def neighbours(case: Case, tiling: Tiling, choice: dict[str, Sequence[Any]]) -> Iterator[Tiling]:
+def tiling_of(case: Case) -> Any:
+    """The tiling that the kernel has for the product."""
+    if case.kind == "rounded":
+        return rounded_tiling(case.tokens, *case.shape)
+    return Tiling.of(case.tokens, *case.shape, 4 if case.kind == "int4" else 8)
+
+
+def neighbours(case: Case, tiling: Any, choice: dict[str, Sequence[Any]]) -> Iterator[Any]:
     """The tilings that differ in the fields of ``choice``, and may be of use."""
     for values in itertools.product(*choice.values()):
         other = dataclasses.replace(tiling, **dict(zip(choice, values, strict=True)))
         fits_registers = other.outputs * other.tokens <= 128 * 32 * other.num_warps
         is_read = (128 if case.kind == "int4" else 64) <= other.inputs <= case.shape[1]
-        if fits_registers and is_read and other.tokens < max(32, 2 * case.tokens):
+        is_read &= case.kind != "rounded" or other.parts == 1 or case.shape[1] % (other.parts * other.inputs) == 0
+        # Four warps of Hopper multiply 64 rows of the left operand, and so half of one with 32.
+        fills = case.kind != "rounded" or (other.outputs if other.weight_first else other.tokens) >= 64
+        most_tokens = max(64 if case.kind == "rounded" else 16, 2 * case.tokens - 1)
+        if fits_registers and is_read and fills and other.tokens <= most_tokens:
             yield other
 
 
-def tune(case: Case) -> list[tuple[float, Tiling]]:
+def tune(case: Case) -> list[tuple[float, Any]]:
     """Tilings and their times, the fastest first."""
-    bits = 4 if case.kind == "int4" else 8
-    best = Tiling.of(case.tokens, *case.shape, bits)
-    found: dict[Tiling, float] = {}
+    best, rounded = tiling_of(case), case.kind == "rounded"
+    found: dict[Any, float] = {}
+    kernel, choices = (rounded_kernel, ROUNDED_CHOICES) if rounded else (narrow_product_kernel, CHOICES)
 
-    def compiled(tiling: Tiling):
+    def compiled(tiling: Any):
         try:
-            return tiling, case.compiled(functools.partial(narrow_product_kernel, tiling=tiling, interpret=case.smoke))
+            return tiling, case.compiled(functools.partial(kernel, tiling=tiling, interpret=case.smoke))
         except Exception as error:  # does not fit, or does not compile
             print(f"  {tiling}: {str(error).splitlines()[0][:90]}", flush=True)
             return tiling, None
 
     with ThreadPoolExecutor(8) as pool:
-        for choice in ({}, *CHOICES):
+        for choice in ({}, *choices):
             others = [one for one in neighbours(case, best, choice) if one not in found] if choice else [best]
             for tiling, program in list(pool.map(compiled, others)):
                 if program is not None:
@@ -205,7 +256,7 @@ def tune_all(shapes, tokens, kinds, rate: float, until: float, smoke: bool):
             return
         case = Case(shape, kind, count, smoke)
         found = tune(case)
-        now = Tiling.of(count, *shape, 4 if kind == "int4" else 8)
+        now = tiling_of(case)
         has = next((took for took, tiling in found if tiling == now), float("nan"))
         floor = 1e6 * shape[0] * shape[1] * BYTES[kind] / rate
         print(f"{kind} {list(shape)} x {count}: floor {floor:.1f} us, now {has:.1f}", flush=True)
@@ -218,7 +269,7 @@ def main() -> int:
     parser.add_argument("--weights", nargs="+", type=shape_of, metavar="OUTxIN", default=SHAPES)
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
     parser.add_argument(
-        "--forms", nargs="+", choices=FORMS, help="these columns, and without this int8 and int4 to tune"
+        "--forms", nargs="+", choices=FORMS, help="these columns, and without this rounded and int4 to tune"
     )
     parser.add_argument("--tune", action="store_true", help="tilings of those of the forms that are the kernel's")
     parser.add_argument("--seconds", type=float, default=240, help="nothing is begun later than this")
@@ -230,8 +281,8 @@ def main() -> int:
     shapes, tokens = ([(64, 256)], [3]) if args.smoke else (args.weights, args.tokens)
     until = time.monotonic() + args.seconds
     if args.tune:
-        forms = args.forms or ("int8", "int4")
-        kinds = [name for name in forms if FORMS[name][1] is narrow_product_kernel]
+        forms = args.forms or ("rounded", "int4")
+        kinds = [name for name in forms if FORMS[name][1] in KERNELS]
         tune_all(shapes, tokens, kinds, args.bandwidth, until, args.smoke)
     else:
         table(shapes, tokens, args.forms or list(FORMS), args.bandwidth, until, args.smoke)

@@ -267,7 +267,7 @@ class Bench:
         config = self.pair.draft if method == "draft_model" else head_for(self.pair.target, method)
         config = config if vocabulary is None else config.with_draft_vocabulary(vocabulary)
         config = config if quantization is None else config.with_quantization(quantization)
-        module = random_module(config, 1, self.dtype)
+        module = random_module(config, 1, self.dtype, drafts=True)
         shards = self.shards
         return config, module if shards is None else on_every_device(module, mesh_of(shards.count, shards.axis))
 

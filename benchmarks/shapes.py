@@ -212,13 +212,14 @@ def head_for(target: ModelConfig, method: str) -> HeadConfig:
 _LARGE = 500  # times the standard deviation of an embedding, 0.02
 
 
-def abstract_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str = "bfloat16"):
-    """A module of ``config``, ready to serve, with shapes in place of arrays."""
-    return nnx.eval_shape(lambda: _made(config, seed, dtype))
+def abstract_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str = "bfloat16", *, drafts: bool = False):
+    """A module of ``config``, ready to serve, with shapes in place of arrays; ``drafts`` as for ``random_module``."""
+    return nnx.eval_shape(lambda: _made(config, seed, dtype, drafts))
 
 
-def random_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str = "bfloat16"):
-    """A module of ``config``, ready to serve, its weights made on the device.
+def random_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str = "bfloat16", *, drafts: bool = False):
+    """A module of ``config``, ready to serve, its weights made on the device. A language model is a target, or with
+    ``drafts`` a draft model.
 
     The arrays are made one after another, because a program that makes all of them takes minutes to compile.
 
@@ -226,14 +227,15 @@ def random_module(config: ModelConfig | HeadConfig, seed: int = 0, dtype: str = 
     different tokens evenly in every layer. Otherwise the tokens of a text that random weights write become alike from layer
     to layer, and share experts.
     """
-    module = _made(config, seed, dtype)
+    module = _made(config, seed, dtype, drafts)
     if isinstance(config, ModelConfig) and config.experts is not None and not config.tie_embeddings:
         module.embedding[...] = module.embedding[...] * _LARGE
     return module
 
 
-def _made(config, seed: int, dtype: str):
-    return init(config, nnx.Rngs(seed), dtype).prepare()
+def _made(config, seed: int, dtype: str, drafts: bool):
+    module = init(config, nnx.Rngs(seed), dtype)
+    return module.prepare() if drafts or not isinstance(config, ModelConfig) else module
 
 
 def random_shards(config: ModelConfig, shards: Shards, mesh: Mesh, dtype: str = "bfloat16") -> Decoder:

@@ -243,7 +243,7 @@ def test_floors_of_the_target(llama, batch, width, length, milliseconds):
     ],
 )
 def test_floors_of_rounds(llama, method, batch, length, milliseconds):
-    module = abstract_module(LLAMA_1B if method == "draft_model" else head_for(LLAMA_8B, method), 1)
+    module = abstract_module(LLAMA_1B if method == "draft_model" else head_for(LLAMA_8B, method), 1, drafts=True)
     passes = [target_pass(llama, batch, 5, length), *draft_passes(llama, module, 4, batch, length)]
     assert 1e3 * floor(passes, RATE) == pytest.approx(milliseconds, abs=0.08)
 
@@ -258,7 +258,7 @@ def test_floors_of_rounds(llama, method, batch, length, milliseconds):
 def test_floors_of_rounds_with_small_drafts(llama, method, kind, batch, milliseconds):
     """32,768 draft tokens: an EAGLE head, as an MTP layer, has 252 million weights, and 134 million in its output head."""
     config = (LLAMA_1B if method == "draft_model" else head_for(LLAMA_8B, method)).with_draft_vocabulary(32_768)
-    module = abstract_module(config if kind is None else config.with_quantization(kind), 1)
+    module = abstract_module(config if kind is None else config.with_quantization(kind), 1, drafts=True)
     passes = [target_pass(llama, batch, 5, 640), *draft_passes(llama, module, 4, batch, 640)]
     assert 1e3 * floor(passes, RATE) == pytest.approx(milliseconds, abs=0.08)
 

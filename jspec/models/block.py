@@ -26,6 +26,7 @@ from jspec.models.decoder import Layer, cache_shape
 from jspec.models.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.eagle import init_embedding
 from jspec.models.layers import Linear, Norm, wide_project
+from jspec.models.rounded_inputs import round_inputs
 from jspec.pallas.attention_reference import PLAIN, Rotation, Scores
 from jspec.pallas.prefill import prefill_attention
 
@@ -204,6 +205,7 @@ class BlockHead(nnx.Module):
 
     def prepare(self) -> "BlockHead":
         """Compute once, before serving, which token each logit is of; returns this draft head, changed in place."""
+        round_inputs(self.layers, self.head, concatenated=True)
         return with_draft_tokens(self)
 
     def cache_shape(self) -> CacheShape:

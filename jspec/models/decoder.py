@@ -23,11 +23,14 @@ from jspec.models.cache import CacheShape
 from jspec.models.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.experts import Mixture
 from jspec.models.latent import LatentAttention
-from jspec.models.layers import ACTIVATE, Linear, Norm, added_up, project, rotation_at, times
+from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear, Norm, added_up, project, rotation_at, times
 from jspec.models.quantized import random_weight, wide
+from jspec.models.rounded_inputs import round_inputs
 from jspec.pallas.attention_reference import Scores
 from jspec.pallas.norm import whole
 from jspec.pallas.norm_heads import norm_heads
+from jspec.pallas.rounded_product import rounded_product
+from jspec.pallas.rounding import activate_and_round, round_tokens
 
 
 class Attention(nnx.Module):
@@ -70,7 +73,7 @@ class Attention(nnx.Module):
         scores = Scores(self.scale, self.softcap, None if self.sinks is None else self.sinks[...])
         rotation = rotation_at(positions, self.rope, self.head_dim)
         attended, kv = view.extend(qkv, rotation, kv, self.num_kv_heads, self.window, scores)
-        return self.out(attended.reshape(len(x), -1, self.num_heads * self.head_dim)), kv
+        return self.out(attended.reshape(x.shape[0], -1, self.num_heads * self.head_dim)), kv
 
     def keep(self, x, positions, kv, view):
         """``kv`` with keys and values of tokens ``x [B, T, in_features]``, which attend to nothing."""
@@ -114,6 +117,8 @@ class MLP(nnx.Module):
         activate = ACTIVATE[self.activation]
         if self.gate_up is None:
             return self.down(activate(self.up(x)))
+        if self.down.rounds and self.activation in ACTIVATED_IN_KERNELS:
+            return self.down(activate_and_round(self.gate_up(x), activate))
         gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
         return self.down(activate(gate) * up)
 
@@ -229,6 +234,7 @@ class Decoder(nnx.Module):
         of any other, and of every target.
       embedding_scale: one scale for each token, float32 ``[V]``, or those of its groups. None for an embedding that is not
         quantised.
+      rounds: whether the output head rounds hidden states to int8, as a draft model in int8 does.
     """
 
     def __init__(self, config: ModelConfig, *, shards: Shards | None = None, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -247,15 +253,17 @@ class Decoder(nnx.Module):
         rows = config.dimensions["Vd"] if config.reduced else V
         self.head = None if tied else linear(W or D, rows, quantization=config.head_quantization)
         self.draft_ids = nnx.Param(first_tokens(config.vocab_size, rows)) if config.reduced else None
-        self.draft_tokens = None  # before ``prepare``
+        self.draft_tokens, self.rounds = None, False  # before ``prepare``
         self.project_in, self.project_out = (None, None) if W is None else (linear(W, D), linear(D, W))
         self.multiplier, rows = float(np.asarray(config.embedding_multiplier).astype(dtype)), config.dimensions["Pe"]
         learned = config.position_offset is not None
         self.positions = random_weight(rngs.params(), (rows, D), 0.02, dtype, None)[0] if learned else None
 
     def prepare(self) -> "Decoder":
-        """Compute once, before it drafts, which token each logit of a draft vocabulary is of; returns this model, changed in
-        place. No target has a draft vocabulary."""
+        """Make this model a drafter: compute which token each logit of a draft vocabulary is of, and have products with
+        weights of int8 round their inputs. Returns the model, changed in place. A target is never prepared."""
+        round_inputs(self.layers)
+        self.rounds = self.output_weight.dtype == jnp.int8
         return with_draft_tokens(self)
 
     def embed(self, tokens):
@@ -349,7 +357,10 @@ class Decoder(nnx.Module):
 
     def _own_logits(self, hidden):
         """Those of the shard's part of the vocabulary, for all rows."""
-        return self.scaled_logits(project(self.before_head(hidden), self.output_weight, self.output_scale))
+        hidden = self.before_head(hidden)
+        if self.rounds:
+            return self.scaled_logits(rounded_product(round_tokens(hidden), self.output_weight, self.output_scale))
+        return self.scaled_logits(project(hidden, self.output_weight, self.output_scale))
 
     def before_head(self, hidden):
         """What the output head reads of hidden states ``[..., D]``: they themselves, or ``[..., We]``."""

@@ -17,6 +17,7 @@ from jspec.models.decoder import MLP, Attention, Layer, add, cache_shape
 from jspec.models.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.eagle import init_embedding
 from jspec.models.layers import Linear, Norm
+from jspec.models.rounded_inputs import round_inputs
 
 
 class FusedLayer(nnx.Module):
@@ -123,6 +124,7 @@ class Eagle3Head(nnx.Module):
             fused = self.fuse(self.mask_hidden[...].reshape(1, -1))[0]
             self.mask_feature = nnx.data(nnx.Param(fused))
             self.mask_hidden = nnx.data(None)
+        round_inputs(self.layers, self.head if self.norm is not None else None)
         return with_draft_tokens(self)
 
     def cache_shape(self) -> CacheShape:

@@ -6,6 +6,7 @@ one fused reduction over the weight.
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,8 @@ from jspec.pallas.attention_reference import Rotation
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.narrow_product import has_kernel, narrow_product
 from jspec.pallas.norm import add_norm, norm
+from jspec.pallas.rounded_product import rounded_product
+from jspec.pallas.rounding import Rounded, round_tokens
 
 # On a GPU, a product with a single token is computed as a reduction where the weight has more numbers than this, and no more
 # input features. On an H200 a reduction of bfloat16 weights is up to 15% faster than the matrix product that XLA makes
@@ -37,6 +40,8 @@ class Linear(nnx.Module):
       bias: ``[out]`` of ``dtype``, or None.
       over: the mesh axis whose shards have parts of the inputs each, and over which products are therefore added up; None
         if all inputs are here.
+      rounds: whether x is rounded to int8, as the weight is (``jspec.models.rounded_inputs``). It may come rounded.
+      in_parts: whether what reads ``y`` may get it in parts, ``[..., Y, out]``, as for ``jspec.pallas.norm.whole``.
     """
 
     def __init__(
@@ -53,13 +58,18 @@ class Linear(nnx.Module):
         shape, std = (out_features, in_features), in_features**-0.5
         self.weight, self.scale = random_weight(rngs.params(), shape, std, dtype, quantization)
         self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
-        self.over = over
+        self.over, self.rounds, self.in_parts = over, False, False
 
     def __call__(self, x):
         weight = self.weight[...]
         if self.bias is not None and self.scale is None and self.over is None and _is_reduced(x, weight):
             return by_platform(_reduction, _biased, x, weight, self.bias[...])
-        y = added_up(project(x, weight, None if self.scale is None else self.scale[...]), self.over)
+        scale = None if self.scale is None else self.scale[...]
+        if self.rounds:
+            y = rounded_product(x if isinstance(x, Rounded) else round_tokens(x), weight, scale, self.in_parts)
+        else:
+            y = project(x, weight, scale)
+        y = added_up(y, self.over)
         return y if self.bias is None else y + per_feature(self.bias[...], y)
 
 
@@ -143,21 +153,23 @@ class Norm(nnx.Module):
       weight: ``[features]`` of ``dtype``.
       bias: ``[features]`` of ``dtype`` for the kind ``layer``, or None.
       over: the mesh axis whose shards have a part of the numbers each; None if all are here.
+      rounds: whether normed numbers are ``Rounded``, because products with ``Linear.rounds`` are all that read them.
     """
 
     def __init__(self, features: int, eps: float, kind: str = "rms", *, over: str | None = None, dtype):
         start = jnp.zeros if kind == "rms_offset" else jnp.ones
         self.weight = nnx.Param(start(features, dtype))
         self.bias = nnx.Param(jnp.zeros(features, dtype)) if kind == "layer" else None
-        self.eps, self.kind, self.over = eps, kind, over
+        self.eps, self.kind, self.over, self.rounds = eps, kind, over, False
 
-    def __call__(self, x):
-        return norm(x, self.weight[...], self._bias, self.eps, self.kind, self.over)
+    def __call__(self, x) -> Any:
+        normed = norm(x, self.weight[...], self._bias, self.eps, self.kind, self.over)
+        return round_tokens(normed) if self.rounds else normed
 
-    def after_adding(self, x, y):
+    def after_adding(self, x, y) -> tuple[jax.Array, Any]:
         """(x + y, norm of x + y): the residual stream x after a layer has added y to it, and what the next part reads. y may
         be in parts, as for ``jspec.pallas.norm.whole``."""
-        return add_norm(x, y, self.weight[...], self._bias, self.eps, self.kind)
+        return add_norm(x, y, self.weight[...], self._bias, self.eps, self.kind, self.rounds)
 
     @property
     def scale(self) -> jax.Array:
@@ -176,6 +188,7 @@ ACTIVATE = {
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
     "relu": jax.nn.relu,
 }
+ACTIVATED_IN_KERNELS = ("silu", "gelu_tanh", "relu")  # Pallas' Triton lowering has no ``erfc``, which ``gelu`` needs
 
 
 def times(x, number: float):

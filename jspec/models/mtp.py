@@ -15,6 +15,7 @@ from jspec.models.cache import CacheShape
 from jspec.models.decoder import Layer, cache_shape
 from jspec.models.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
 from jspec.models.layers import Linear, Norm
+from jspec.models.rounded_inputs import round_inputs
 
 
 class MTPHead(nnx.Module):
@@ -90,6 +91,7 @@ class MTPHead(nnx.Module):
 
     def prepare(self):
         """Compute once, before serving, which token each logit is of; returns this draft head, changed in place."""
+        round_inputs(self.layers, self.head)
         return with_draft_tokens(self)
 
     def cache_shape(self) -> CacheShape:

@@ -19,7 +19,7 @@ from jspec.pallas.merge import divisor, finite, merge_splits
 from jspec.pallas.triton import LOG2_E, kernel_call
 
 SMALLEST = 16  # side of a matrix that tensor cores multiply
-_MOST_SLOTS = 128  # of a tile: scores are held in registers
+_MOST_SLOTS = 64  # of a tile: scores are held in registers
 _FEW_QUERIES = 64  # of a KV head: those of a round, not of a prefill pass
 
 

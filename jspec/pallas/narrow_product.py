@@ -164,28 +164,30 @@ def _narrow_product(x_ref, weight_ref, scale_ref, sums_ref, *, tiling: Tiling):
     if not in_four_bits:
         total *= each(pltriton.load(scale_ref.at[output], mask=output < outputs, other=0.0), tiling.tokens)
     at = jnp.full((tiling.tokens, tiling.outputs), pl.program_id(2)), *grid(token, output)
-    pltriton.store(sums_ref.at[at], total.T.astype(sums_ref.dtype), mask=_inside(token, M, output, outputs))
+    pltriton.store(sums_ref.at[at], total.T.astype(sums_ref.dtype), mask=inside(token, M, output, outputs))
 
 
 def _eight_bits(x_ref, weight_ref, scale_ref, token, output, trip, tiling: Tiling):
     """In a kernel: the weights ``[outputs, inputs]`` and ``x [tokens, inputs]`` that a trip multiplies, in bfloat16."""
     depth = tiling.inputs
-    weight = _load(weight_ref, output, block_ids(trip, depth), depth)
-    return [(of_eight_bits(weight), _load(x_ref, token, trip * depth + places(depth, TOGETHER, tiling.ordered), depth))]
+    weight = load_tile(weight_ref, output, block_ids(trip, depth), depth)
+    return [
+        (of_eight_bits(weight), load_tile(x_ref, token, trip * depth + places(depth, TOGETHER, tiling.ordered), depth))
+    ]
 
 
 def _four_bits(x_ref, weight_ref, scale_ref, token, output, trip, tiling: Tiling):
     """The same as two products: those of the inputs whose codes are in the low halves of bytes, and in the high ones."""
     depth, groups, size = tiling.inputs, tiling.inputs // GROUP, tiling.inputs // 2
-    packed = _load(weight_ref, output, block_ids(trip, size), size)
+    packed = load_tile(weight_ref, output, block_ids(trip, size), size)
     # What is past the end of an output channel adds nothing: its scales are zero, and so is x.
-    scale = _load(scale_ref, output, block_ids(trip, groups), groups)
+    scale = load_tile(scale_ref, output, block_ids(trip, groups), groups)
     column = trip * depth + places(size, GROUP, tiling.ordered)
-    xs = (_load(x_ref, token, at, depth) for at in (column, column + HALF))
+    xs = (load_tile(x_ref, token, at, depth) for at in (column, column + HALF))
     return list(zip(of_four_bits(packed, scale), xs, strict=True))
 
 
-def _load(ref: Any, row, column, step: int):
+def load_tile(ref: Any, row, column, step: int):
     """In a kernel: ``ref[row, column]``, 0 where there is no such row or column, in fp8 any number.
 
     Columns are read ``step`` at a time, from the first on. There is no mask where none is needed."""
@@ -193,7 +195,7 @@ def _load(ref: Any, row, column, step: int):
     at = ref.at[grid(row, column)]
     if rows % row.shape[0] == 0 and columns % step == 0:
         return pltriton.load(at)
-    mask = _inside(row, rows, column, columns)
+    mask = inside(row, rows, column, columns)
     if ref.dtype != jnp.float8_e4m3fn:
         return pltriton.load(at, mask=mask, other=0)
     # Triton has no fp8 literal for ``other``. Whatever it reads, its instructions make a finite number, which x is 0 for.
@@ -201,7 +203,7 @@ def _load(ref: Any, row, column, step: int):
     return jnp.where(mask, found, jnp.zeros((), found.dtype)) if is_interpreted() else found
 
 
-def _inside(row, rows: int, column, columns: int):
+def inside(row, rows: int, column, columns: int):
     """In a kernel: which of ``[len(row), len(column)]`` elements there are."""
     shape = row.shape[0], column.shape[0]
     return each(row < rows, shape[1]) & jnp.broadcast_to((column < columns)[None], shape)

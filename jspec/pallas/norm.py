@@ -11,27 +11,32 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from jspec.pallas.dispatch import by_platform
+from jspec.pallas.rounding import Rounded, round_tokens_reference, rounded_shapes, store_rounded
 from jspec.pallas.triton import block_ids, kernel_call, load_block, store_block
 
 _NUMBERS = 512  # numbers of a token that one warp has
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5))
-def add_norm(x, y, weight, bias, eps: float, kind: str):
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
+def add_norm(x, y, weight, bias, eps: float, kind: str, rounds: bool = False):
     """``add_norm_reference``, and on an NVIDIA GPU the kernel."""
-    kernel, reference = (functools.partial(f, eps=eps, kind=kind) for f in (add_norm_kernel, add_norm_reference))
+    kernel, reference = (
+        functools.partial(f, eps=eps, kind=kind, rounds=rounds) for f in (add_norm_kernel, add_norm_reference)
+    )
     return by_platform(kernel, reference, x, y, weight, bias)
 
 
 @add_norm.defjvp
-def _(eps: float, kind: str, primals, tangents):
-    return jax.jvp(functools.partial(add_norm_reference, eps=eps, kind=kind), primals, tangents)
+def _(eps: float, kind: str, rounds: bool, primals, tangents):
+    return jax.jvp(functools.partial(add_norm_reference, eps=eps, kind=kind, rounds=rounds), primals, tangents)
 
 
-def add_norm_reference(x, y, weight, bias, eps: float, kind: str):
-    """x + y ``[..., D]`` in their dtype, and ``norm`` of it; y may be in parts ``[..., Y, D]``, as for ``whole``."""
+def add_norm_reference(x, y, weight, bias, eps: float, kind: str, rounds: bool = False):
+    """x + y ``[..., D]`` in their dtype, and ``norm`` of it, rounded to int8 if ``rounds`` says so; y may be in parts
+    ``[..., Y, D]``, as for ``whole``."""
     x = x + whole(y, x)
-    return x, norm(x, weight, bias, eps, kind)
+    normed = norm(x, weight, bias, eps, kind)
+    return x, round_tokens_reference(normed) if rounds else normed
 
 
 def whole(y, x):
@@ -71,19 +76,19 @@ def _wide(normed, weight, bias, kind: str):
     return scaled if bias is None else scaled + bias.astype(jnp.float32)
 
 
-@functools.partial(jax.jit, static_argnames=("eps", "kind", "interpret"))  # layers share one trace
-def add_norm_kernel(x, y, weight, bias, eps: float, kind: str, *, interpret=False):
+@functools.partial(jax.jit, static_argnames=("eps", "kind", "rounds", "interpret"))  # layers share one trace
+def add_norm_kernel(x, y, weight, bias, eps: float, kind: str, rounds: bool = False, *, interpret=False):
     """``add_norm_reference`` as a kernel; each of its programs has one token."""
     D = x.shape[-1]
     size = pl.next_power_of_2(D)
     tokens = x.size // D
     parts = None if y.ndim == x.ndim else y.shape[-2]
     shape = jax.ShapeDtypeStruct((tokens, D), x.dtype)
-    added, normed = kernel_call(
+    added, *normed = kernel_call(
         _add_norm,
         *(x.reshape(tokens, D), y.reshape(tokens * (parts or 1), D), weight, *(() if bias is None else (bias,))),
         grid=(tokens,),
-        out_shape=[shape, shape],
+        out_shape=[shape, *(rounded_shapes(tokens, D) if rounds else [shape])],
         num_warps=min(max(size // _NUMBERS, 1), 16),
         interpret=interpret,
         size=size,
@@ -91,11 +96,12 @@ def add_norm_kernel(x, y, weight, bias, eps: float, kind: str, *, interpret=Fals
         eps=eps,
         kind=kind,
     )
-    return added.reshape(x.shape), normed.reshape(x.shape)
+    of_tokens = Rounded(normed[0], normed[1], x.dtype) if rounds else normed[0]
+    return added.reshape(x.shape), of_tokens.reshape(*x.shape)
 
 
 def _add_norm(x_ref, y_ref, weight_ref, *refs, size: int, parts: int | None, eps: float, kind: str):
-    *bias_ref, added_ref, normed_ref = refs
+    bias_ref, (added_ref, *normed_refs) = (refs[:1], refs[1:]) if kind == "layer" else ((), refs)
     i, D, ids = pl.program_id(0), x_ref.shape[1], block_ids(0, size)
     token = (i,)
     x = load_block(x_ref, token, 0, ids, D, other=0.0)
@@ -112,7 +118,11 @@ def _add_norm(x_ref, y_ref, weight_ref, *refs, size: int, parts: int | None, eps
     normed = x32 * jax.lax.rsqrt(jnp.sum(x32 * x32) / D + eps)
     store_block(added_ref, token, 0, ids, D, x)
     if kind == "rms":
-        store_block(normed_ref, token, 0, ids, D, normed.astype(x.dtype) * weight)
-        return
-    bias = load_block(bias_ref[0], (), 0, ids, D, other=0.0) if bias_ref else None
-    store_block(normed_ref, token, 0, ids, D, _wide(normed, weight, bias, kind).astype(x.dtype))
+        normed = normed.astype(x.dtype) * weight
+    else:
+        bias = load_block(bias_ref[0], (), 0, ids, D, other=0.0) if bias_ref else None
+        normed = _wide(normed, weight, bias, kind).astype(x.dtype)
+    if len(normed_refs) == 2:
+        store_rounded(normed_refs[0], normed_refs[1], i, ids, normed)
+    else:
+        store_block(normed_refs[0], token, 0, ids, D, normed)

@@ -62,7 +62,7 @@ def compiled(method: str | None, batch: int, layers: int, budget: int | None = N
     """(the compiled rounds of a batch, bytes of the caches in their state). ``budget`` is as for ``Decoding``."""
     target = abstract_module(dataclasses.replace(LLAMA_8B, num_layers=layers, windows=()))
     draft = DRAFTERS[method]
-    module = None if draft is None else abstract_module(draft)
+    module = None if draft is None else abstract_module(draft, drafts=True)
     what = Decoding(method, K if method else 0, batch, start=512, new=256, budget=budget)
     program = decoding_program(target, module, draft, what.engine_config("bfloat16"), what)
     state = jax.eval_shape(program.fresh)

@@ -38,7 +38,7 @@ def round_of(method: str, batch: int, size: int | None = Vd) -> list[Op]:
     draft = DRAFTERS[method] if size is None else DRAFTERS[method].with_draft_vocabulary(size)
     what = Decoding(method, K, batch, start=512, new=256)
     program = decoding_program(
-        abstract_module(TARGET), abstract_module(draft), draft, what.engine_config("bfloat16"), what
+        abstract_module(TARGET), abstract_module(draft, drafts=True), draft, what.engine_config("bfloat16"), what
     )
     how = {"donate_argnums": 1, "compiler_options": program.options}
     step = compiled_for_h200(program.function, program.leaves, jax.eval_shape(program.fresh), **how)

@@ -32,7 +32,7 @@ def test_a_round_makes_no_wide_weight(kind, batch):
     target = abstract_module(dataclasses.replace(LLAMA_8B, num_layers=2, windows=(), quantization=kind))
     draft = dataclasses.replace(LLAMA_1B, num_layers=1, windows=(), quantization=kind)
     what = Decoding("draft_model", 2, batch, start=64, new=32)
-    program = decoding_program(target, abstract_module(draft), draft, what.engine_config("bfloat16"), what)
+    program = decoding_program(target, abstract_module(draft, drafts=True), draft, what.engine_config("bfloat16"), what)
     how = {"donate_argnums": 1, "compiler_options": program.options}
     step = compiled_for_h200(program.function, program.leaves, jax.eval_shape(program.fresh), **how)
     logits = 4 * batch * (what.K + 1) * LLAMA_8B.vocab_size
@@ -48,7 +48,7 @@ def test_a_small_draft_makes_no_wide_weight(method, batch):
     whole = whole if method == "draft_model" else head_for(target, method)
     draft = whole.with_draft_vocabulary(32_768).with_quantization("int8")
     what = Decoding(method, 2, batch, start=64, new=32)
-    modules = abstract_module(target), abstract_module(draft)
+    modules = abstract_module(target), abstract_module(draft, drafts=True)
     program = decoding_program(*modules, draft, what.engine_config("bfloat16"), what)
     how = {"donate_argnums": 1, "compiler_options": program.options}
     step = compiled_for_h200(program.function, program.leaves, jax.eval_shape(program.fresh), **how)

@@ -12,6 +12,7 @@ import pytest
 
 from jspec import mxfp4
 from jspec.models.cache import LayerKV, PagedView
+from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS
 from jspec.models.packed import PackedView
 from jspec.pallas.attention import paged_attention
 from jspec.pallas.attention_reference import PLAIN, Rotation, Scores
@@ -25,6 +26,8 @@ from jspec.pallas.narrow_product import narrow_product, narrow_product_kernel
 from jspec.pallas.norm import add_norm
 from jspec.pallas.norm_heads import norm_heads
 from jspec.pallas.residual import Residual, residual_draw, residual_masses
+from jspec.pallas.rounded_product import rounded_product
+from jspec.pallas.rounding import Rounded, activate_and_round, round_tokens
 from jspec.pallas.route_few import MOST_TOKENS
 from jspec.pallas.routing import route
 from jspec.pallas.routing_reference import Routing
@@ -313,6 +316,39 @@ def test_few_tokens_of_bfloat16_have_the_kernel_for_four_bits(M, dtype, kernels)
 
 def test_products_with_weights_of_few_bits_elsewhere_are_the_reference():
     assert not _kernels(jax.jit(narrow_product).lower(*_narrow(5, 256, 512, "uint8")).as_text())
+
+
+def _rounded(M, out, inputs):
+    """Rounded tokens and a weight of int8 with its scales."""
+    array = jax.ShapeDtypeStruct
+    x = Rounded(array((M, inputs), jnp.int8), array((M,), jnp.float32), jnp.dtype("bfloat16"))
+    return x, array((out, inputs), jnp.int8), array((out,), jnp.float32)
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize(("out", "inputs"), [(28672, 4096), (2048, 8192), (1000, 100)])
+@pytest.mark.parametrize(("M", "kernels"), [(1, 1), (64, 1), (80, 1), (320, 1), (513, 0)])
+def test_products_of_rounded_tokens_lower_for_cuda(M, kernels, out, inputs, in_parts):
+    function = functools.partial(rounded_product, in_parts=in_parts)
+    assert _kernels(_for_cuda(function, _rounded(M, out, inputs))) == ["rounded_product"] * kernels
+    assert not _kernels(jax.jit(function).lower(*_rounded(M, out, inputs)).as_text())
+
+
+@pytest.mark.parametrize("D", [100, 4096, 14336])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_rounding_lowers_for_cuda(dtype, D):
+    array = jax.ShapeDtypeStruct
+    x, vector, many = array((2, 5, D), dtype), array((D,), dtype), array((2, 5, 40_000), dtype)
+    assert _kernels(_for_cuda(round_tokens, (x,))) == ["round"]
+    assert _kernels(_for_cuda(round_tokens, (many,))) == []
+    with_norm = functools.partial(add_norm, eps=1e-5, kind="rms", rounds=True)
+    assert _kernels(_for_cuda(with_norm, (x, x, vector, None))) == ["add_norm"]
+
+
+@pytest.mark.parametrize("name", ACTIVATED_IN_KERNELS)
+def test_activations_lower_for_cuda(name):
+    function = functools.partial(activate_and_round, activate=ACTIVATE[name])
+    assert _kernels(_for_cuda(function, (jax.ShapeDtypeStruct((2, 5, 600), jnp.bfloat16),))) == ["activate_and_round"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

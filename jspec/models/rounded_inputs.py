@@ -1,0 +1,50 @@
+"""Drafters whose weights are int8 round the inputs of products to int8, too.
+
+Tensor cores then multiply integers, and no weight has to be converted on its way to them: that conversion, and not the
+memory, is what bounds a product of 16 tokens and more with weights of eight bits. A drafter may do so because the text has
+the target's distribution whatever it proposes. A target never does.
+
+Each token has one scale for all of its numbers, so a few large numbers take away the precision of the others. The residual
+stream of language models has such numbers. Therefore products round what a norm, attention or an activation gives, and not
+the residual stream and the target's features, which the first maps of draft heads read."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax.numpy as jnp
+
+
+def round_inputs(layers: Iterable[Any], *heads: Any, concatenated: bool = False) -> None:
+    """Have the decoder layers and output heads of a drafter round what products with weights of int8 read.
+
+    Args:
+      layers: ``jspec.models.decoder.Layer``, or modules with its parts.
+      heads: ``Linear`` maps from normed hidden states to logits; None among them is passed over.
+      concatenated: whether the normed residual stream is joined with something else before attention reads it.
+    """
+    for layer in layers:
+        attention, mlp = layer.attention, layer.mlp
+        _round(getattr(attention, "queries", None))
+        _round(attention.out, added=True)
+        first = getattr(attention, "qkv", None) or attention.compress
+        if not hasattr(layer, "attention_norm"):  # its own norms come before, one of them for each part of the inputs
+            _round(first)
+        elif layer.attention_norm is not None:
+            _round(first, None if concatenated else layer.attention_norm)
+        if hasattr(mlp, "router"):  # experts have kernels of their own
+            continue
+        _round(mlp.down, added=True)
+        if layer.mlp_norm is not None:
+            _round(mlp.up if mlp.gate_up is None else mlp.gate_up, layer.mlp_norm)
+    for head in heads:
+        _round(head)
+
+
+def _round(linear: Any, norm: Any = None, added: bool = False) -> None:
+    """Have one map round its inputs if its weights are int8, and its norm give it rounded ones if nothing else reads that.
+    What is ``added`` to the residual stream may come in parts, unless shards add it up first or a bias is added."""
+    if linear is None or linear.weight.dtype != jnp.int8:
+        return
+    linear.rounds, linear.in_parts = True, added and linear.over is None and linear.bias is None
+    if norm is not None:
+        norm.rounds = True
