@@ -12,8 +12,9 @@ from flax import nnx
 
 from jspec.checkpoints.export import to_tensors
 from jspec.checkpoints.names import tensor_table
+from jspec.models import Decoder
 from jspec.models.cache import CausalView, PagedView, init_pool
-from jspec.models.decoder import Attention, Decoder
+from jspec.models.decoder_layer import Attention
 from jspec.models.params import build, flat_params
 from jspec.pallas.attention_reference import Scores, grouped_attention
 

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.heads import BlockConfig
-from jspec.models.cache import CacheShape, LayerKV, PagedView
-from jspec.models.decoder import Layer, cache_shape
+from jspec.models.cache import CacheShape, LayerKV, PagedView, cache_shape
+from jspec.models.decoder_layer import Layer
 from jspec.models.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.eagle import init_embedding
 from jspec.models.layers import Linear, Norm, wide_project

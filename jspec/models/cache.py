@@ -19,7 +19,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jspec.config import NULL_PAGE
+from jspec.config import NULL_PAGE, ModelConfig
 from jspec.pallas.attention import has_kernel
 from jspec.pallas.attention_reference import PLAIN, Rotation, Scores, causal_mask, grouped_attention, rotated
 from jspec.pallas.dispatch import by_platform, on_hopper
@@ -51,6 +51,13 @@ class CacheShape(NamedTuple):
     heads: int
     size: int
     latents: bool = False
+
+
+def cache_shape(config: ModelConfig, shards: int = 1) -> CacheShape:
+    """What decoder layers cache for a token. If there are more shards than KV heads, each has a copy of its own."""
+    if config.latent is not None:
+        return CacheShape(config.num_layers, 1, config.latent.cached, latents=True)
+    return CacheShape(config.num_layers, max(config.num_kv_heads, shards), config.head_dim)
 
 
 def init_pool(shape: tuple, pages: int, page_size: int, dtype) -> tuple[LayerKV, ...]:

@@ -10,7 +10,6 @@ kept:
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,201 +17,14 @@ import numpy as np
 from flax import nnx
 
 from jspec.config import ModelConfig, Shards
-from jspec.config.shards import axis_of
-from jspec.models.cache import CacheShape
+from jspec.models.cache import CacheShape, cache_shape
+from jspec.models.decoder_layer import Layer, apply_layer
 from jspec.models.draft_vocabulary import first_tokens, with_draft_tokens
-from jspec.models.experts import Mixture
-from jspec.models.latent import LatentAttention
-from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear, Norm, added_up, project, rotation_at, times
+from jspec.models.layers import Linear, Norm, added_up, project, times
 from jspec.models.quantized import random_weight, wide
 from jspec.models.rounded_inputs import round_inputs
-from jspec.pallas.attention_reference import Scores
-from jspec.pallas.norm import whole
-from jspec.pallas.norm_heads import norm_heads
 from jspec.pallas.rounded_product import rounded_product
-from jspec.pallas.rounding import activate_and_round, round_tokens
-
-
-class Attention(nnx.Module):
-    """Grouped-query attention. The weights of queries, keys and values are stacked in one ``[(N + 2G) H, in_features]``.
-
-    ``in_features`` is the width of the input. None means D, the width of the model. With ``shards``, config and
-    heads are those of one shard.
-
-    Attributes:
-      sinks: ``[N]``, the score of each attention head that its softmaxes run over as well (``Scores``), or None.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        in_features: int | None = None,
-        *,
-        shards: Shards | None = None,
-        dtype,
-        rngs: nnx.Rngs,
-    ):
-        N, G, H, D = config.num_heads, config.num_kv_heads, config.head_dim, config.hidden_size
-        self.num_heads, self.num_kv_heads, self.head_dim = N, G, H
-        self.rope, self.window = config.rope_of(layer), config.windows[layer]
-        self.scale, self.softcap = config.attention_scale, config.attention_softcap
-        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
-        self.qkv = linear(in_features or D, (N + 2 * G) * H, bias=config.qkv_bias)
-        self.out = linear(N * H, D, bias=config.output_bias, over=axis_of(shards))
-        self.norm_projection = config.qk_norm_over == "projection"
-        sizes = (N * H, G * H) if self.norm_projection else (H, H)
-        over = axis_of(shards) if self.norm_projection else None
-        make = functools.partial(Norm, eps=config.rms_norm_eps, kind=config.norm, over=over, dtype=dtype)
-        self.q_norm, self.k_norm = (make(size) for size in sizes) if config.qk_norm else (None, None)
-        self.sinks = nnx.Param(jnp.zeros(N, dtype)) if config.attention_sinks else None
-
-    def __call__(self, x, positions, kv, view):
-        """``[B, T, in_features] -> [B, T, D]``, of those tokens alone that ``view`` has attend, and ``kv`` with new ones."""
-        qkv = self._queries_keys_values(x)
-        scores = Scores(self.scale, self.softcap, None if self.sinks is None else self.sinks[...])
-        rotation = rotation_at(positions, self.rope, self.head_dim)
-        attended, kv = view.extend(qkv, rotation, kv, self.num_kv_heads, self.window, scores)
-        return self.out(attended.reshape(x.shape[0], -1, self.num_heads * self.head_dim)), kv
-
-    def keep(self, x, positions, kv, view):
-        """``kv`` with keys and values of tokens ``x [B, T, in_features]``, which attend to nothing."""
-        rotation = rotation_at(positions, self.rope, self.head_dim)
-        return view.rotate_and_write(self._queries_keys_values(x), rotation, kv, self.num_kv_heads)[1]
-
-    def _queries_keys_values(self, x):
-        """``[B, T, N + 2G, H]``, queries and keys normed, not rotated."""
-        B, T, _ = x.shape
-        qkv = self.qkv(x).reshape(B, T, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        return qkv if self.q_norm is None or self.k_norm is None else self._normed(qkv, self.q_norm, self.k_norm)
-
-    def _normed(self, qkv, q_norm: Norm, k_norm: Norm):
-        """``[B, T, N + 2G, H]`` with norms of queries and keys, over each head or over all heads of a token."""
-        N, G = self.num_heads, self.num_kv_heads
-        if self.norm_projection:
-            q, k, v = jnp.split(qkv, [N, N + G], axis=2)
-            q, k = (norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape) for norm, x in ((q_norm, q), (k_norm, k)))
-            return jnp.concatenate([q, k, v], axis=2)
-        weights = q_norm.weight[...], k_norm.weight[...]
-        biases = tuple(None if one.bias is None else one.bias[...] for one in (q_norm, k_norm))
-        return norm_heads(qkv, weights, biases, (N, G), q_norm.eps, q_norm.kind)
-
-
-class MLP(nnx.Module):
-    """``down(activation(gate x) * up x)`` (Shazeer, 2020), or ``down(activation(up x))`` without a gate.
-
-    The weights of gate and up are stacked in one ``[2F, D]``. With ``shards``, F is that of one shard."""
-
-    def __init__(self, config: ModelConfig, *, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
-        D, F = config.hidden_size, config.intermediate_size
-        linear = functools.partial(
-            Linear, bias=config.mlp_bias, quantization=config.quantization, dtype=dtype, rngs=rngs
-        )
-        self.activation = config.activation
-        self.gate_up: Any = linear(D, 2 * F) if config.gated_mlp else None
-        self.up: Any = None if config.gated_mlp else linear(D, F)
-        self.down = linear(F, D, over=axis_of(shards))
-
-    def __call__(self, x):
-        activate = ACTIVATE[self.activation]
-        if self.gate_up is None:
-            return self.down(activate(self.up(x)))
-        if self.down.rounds and self.activation in ACTIVATED_IN_KERNELS:
-            return self.down(activate_and_round(self.gate_up(x), activate))
-        gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
-        return self.down(activate(gate) * up)
-
-
-class Layer(nnx.Module):
-    """Attention and MLP, each added to the residual stream. ``config.norm_placement`` says what is normed.
-
-    The layer does not apply its own ``attention_norm``. The layer before it does, by way of ``after``, because one kernel
-    then adds to the residual stream and norms the sum. ``norm=False`` makes a layer without ``attention_norm``. With
-    ``shards``, ``config`` and the layer are those of one shard.
-
-    Attributes:
-      attention_norm, mlp_norm: what attention and MLP read goes through these. None for placements that have none.
-      attention_out_norm, mlp_out_norm: their outputs go through these, or with ``norm_sums`` the residual stream after
-        they were added. None for placements that have none.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        layer: int,
-        norm: bool = True,
-        *,
-        shards: Shards | None = None,
-        dtype,
-        rngs: nnx.Rngs,
-    ):
-        def normed(name: str) -> Norm | None:
-            present = name in config.layer_norms
-            return Norm(config.hidden_size, config.rms_norm_eps, config.norm, dtype=dtype) if present else None
-
-        self.norm_sums, self.multiplier = config.norm_placement == "after_sum", config.residual_multiplier
-        self.attention_norm = normed("attention_norm") if norm else None
-        attention = Attention if config.latent is None else LatentAttention
-        self.attention: Any = attention(config, layer, shards=shards, dtype=dtype, rngs=rngs)
-        self.attention_out_norm, self.mlp_norm = normed("attention_out_norm"), normed("mlp_norm")
-        experts = config.experts if config.has_experts(layer) else None
-        make = MLP if experts is None else functools.partial(Mixture, experts=experts)
-        self.mlp: Any = make(config, shards=shards, dtype=dtype, rngs=rngs)
-        self.mlp_out_norm = normed("mlp_out_norm")
-
-    def __call__(self, x, normed, positions, kv, view, after: Norm | None):
-        """Apply the layer.
-
-        Args:
-          x: the residual stream ``[B, T, D]``.
-          normed: the same after this layer's ``attention_norm``, which the attention reads.
-          positions: int32 ``[B, T]``.
-          kv: the keys and values of this layer that ``view`` keeps.
-          view: as for ``Decoder``.
-          after: the norm that the residual stream goes through next, such as that of the next layer. None if none does.
-
-        Returns:
-          the new residual stream ``[B, T, D]``, the same after ``after`` (or without a norm if that is None), and ``kv``
-          with the new keys and values.
-        """
-        attended, kv = self.attention(normed, positions, kv, view)
-        x, normed = self._add(x, attended, self.attention_out_norm, self.mlp_norm)
-        return *self._add(x, self.mlp(normed), self.mlp_out_norm, after), kv
-
-    def _add(self, x, y, out_norm: Norm | None, after: Norm | None):
-        """The residual stream after y was added, and the same after ``after``; norms of y or of the sum included. What
-        experts make comes in parts, which are summed in the launch that adds them where no other step is before it."""
-        if self.multiplier != 1:
-            y = times(whole(y, x), self.multiplier)
-        if out_norm is None:
-            return add(x, y, after)
-        if not self.norm_sums:
-            return add(x, out_norm(whole(y, x)), after)
-        _, x = out_norm.after_adding(x, y)
-        return x, x if after is None else after(x)
-
-
-def apply_layer(layer: Layer, x, normed, positions, kv, view, after: Norm | None):
-    """``layer(x, normed, positions, kv, view, after)``, as a call of a function that is traced and lowered once for all
-    layers that differ in their weights alone. XLA compiles it as if the layer stood there."""
-    graph, state = nnx.split((layer, after))
-    return _merged_layer(graph, state, x, normed, positions, kv, view)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _merged_layer(graph, state, x, normed, positions, kv, view):
-    layer, after = nnx.merge(graph, state)
-    return layer(x, normed, positions, kv, view, after)
-
-
-def add(x, y, after: Norm | None):
-    """The residual stream ``x + y``, and the same after ``after``, the norm that it goes through next, if there is one.
-
-    y may be in parts, as for ``whole``."""
-    if after is not None:
-        return after.after_adding(x, y)
-    total = x + whole(y, x)
-    return total, total
+from jspec.pallas.rounding import round_tokens
 
 
 class Decoder(nnx.Module):
@@ -263,7 +75,7 @@ class Decoder(nnx.Module):
         """Make this model a drafter: compute which token each logit of a draft vocabulary is of, and have products with
         weights of int8 round their inputs. Returns the model, changed in place. A target is never prepared."""
         round_inputs(self.layers)
-        self.rounds = self.output_weight.dtype == jnp.int8
+        self.rounds = self.output_weight.dtype == jnp.int8 and self.norm is not None
         return with_draft_tokens(self)
 
     def embed(self, tokens):
@@ -393,10 +205,3 @@ class Decoder(nnx.Module):
     def cache_shape(self) -> CacheShape:
         """What is cached for a token, in all shards together."""
         return cache_shape(self.config, 1 if self.shards is None else self.shards.count)
-
-
-def cache_shape(config: ModelConfig, shards: int = 1) -> CacheShape:
-    """What decoder layers cache for a token. If there are more shards than KV heads, each has a copy of its own."""
-    if config.latent is not None:
-        return CacheShape(config.num_layers, 1, config.latent.cached, latents=True)
-    return CacheShape(config.num_layers, max(config.num_kv_heads, shards), config.head_dim)

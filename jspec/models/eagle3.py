@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.heads import Eagle3Config
-from jspec.models.cache import CacheShape
-from jspec.models.decoder import MLP, Attention, Layer, add, cache_shape
+from jspec.models.cache import CacheShape, cache_shape
+from jspec.models.decoder_layer import MLP, Attention, Layer, add
 from jspec.models.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.eagle import init_embedding
 from jspec.models.layers import Linear, Norm

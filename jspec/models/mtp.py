@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.heads import MTPConfig
-from jspec.models.cache import CacheShape
-from jspec.models.decoder import Layer, cache_shape
+from jspec.models.cache import CacheShape, cache_shape
+from jspec.models.decoder_layer import Layer
 from jspec.models.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
 from jspec.models.layers import Linear, Norm
 from jspec.models.rounded_inputs import round_inputs

@@ -2,7 +2,8 @@
 
 Output channel o of the weight W stands for ``scale[o] * weight[o]``. Quantisation is symmetric, as in W8A16 checkpoints:
 the largest magnitude of an output channel becomes 127 (int8) or 448 (fp8). Those of four bits (``int4``) have scales of
-groups of inputs, see ``jspec.four_bits``. Activations are never quantised.
+groups of inputs, see ``jspec.four_bits``. Activations are not quantised, but for drafters in int8
+(``jspec.models.rounded_inputs``).
 """
 
 import jax

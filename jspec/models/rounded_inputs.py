@@ -18,7 +18,7 @@ def round_inputs(layers: Iterable[Any], *heads: Any, concatenated: bool = False)
     """Have the decoder layers and output heads of a drafter round what products with weights of int8 read.
 
     Args:
-      layers: ``jspec.models.decoder.Layer``, or modules with its parts.
+      layers: ``jspec.models.decoder_layer.Layer``, or modules with its parts.
       heads: ``Linear`` maps from normed hidden states to logits; None among them is passed over.
       concatenated: whether the normed residual stream is joined with something else before attention reads it.
     """

@@ -20,7 +20,9 @@ from jspec.pallas.triton import block_ids, is_interpreted, kernel_call
 from jspec.parameters import GROUP
 
 MOST_TOKENS = 512  # that the kernel is for: every tile of tokens reads and widens the weights again
-EIGHT_BITS = False  # whether weights of eight bits have the kernel, too, and not XLA's product
+# Large weights of int8 have it, too, for several tokens. XLA's product is as fast with small weights, and faster with more
+# tokens (benchmarks/LOG.md). That of fp8 was not compared.
+_EIGHT_BIT_TOKENS, _EIGHT_BIT_NUMBERS = range(2, 65), 2**25
 
 _FEW_TOKENS = 32  # their sums are small: programs may share outputs until there are several for each multiprocessor
 _PROGRAMS, _MULTIPROCESSORS = 190, 132  # how many programs there should be at least, for few tokens and for more
@@ -64,8 +66,8 @@ class Tiling:
                 tokens=of_tokens,
                 inputs=min(depth, 128) if of_tokens > of_outputs else depth,  # sums leave few registers for weights
                 splits=1,
-                num_warps=4 if few else of_outputs // 16,
-                num_stages=3 if of_tokens == 128 else 4,
+                num_warps=4 if of_tokens <= 64 else of_outputs // 16,
+                num_stages=4 if few else 3,
                 ordered=few and bits == 8,
             )
             programs, splits, trips = one.programs(tokens, outputs), 1, pl.cdiv(inputs, one.inputs)
@@ -85,8 +87,12 @@ class Tiling:
 
 def has_kernel(x, weight) -> bool:
     """Whether a product has the kernel in a program for an NVIDIA GPU; arguments as for ``narrow_product_reference``."""
-    tokens, in_four_bits = x.size // x.shape[-1], weight.dtype == jnp.uint8
-    return x.dtype == jnp.bfloat16 and tokens <= MOST_TOKENS and (in_four_bits or EIGHT_BITS)
+    tokens = x.size // x.shape[-1]
+    if weight.dtype == jnp.uint8:
+        served = tokens <= MOST_TOKENS
+    else:
+        served = weight.dtype == jnp.int8 and tokens in _EIGHT_BIT_TOKENS and weight.size >= _EIGHT_BIT_NUMBERS
+    return served and x.dtype == jnp.bfloat16
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))

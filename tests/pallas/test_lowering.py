@@ -314,6 +314,17 @@ def test_few_tokens_of_bfloat16_have_the_kernel_for_four_bits(M, dtype, kernels)
     assert len(_kernels(_for_cuda(narrow_product, (x.update(dtype=jnp.dtype(dtype)), *weights)))) == kernels
 
 
+@pytest.mark.parametrize(
+    ("M", "out", "stored", "kernels"),
+    [
+        *((2, 8192, "int8", 1), (64, 8192, "int8", 1), (65, 8192, "int8", 0), (1, 8192, "int8", 0)),
+        *((16, 8191, "int8", 0), (16, 8192, "float8_e4m3fn", 0)),
+    ],
+)
+def test_several_tokens_have_the_kernel_for_large_weights_of_int8(M, out, stored, kernels):
+    assert len(_kernels(_for_cuda(narrow_product, _narrow(M, out, 4096, stored)))) == kernels
+
+
 def test_products_with_weights_of_few_bits_elsewhere_are_the_reference():
     assert not _kernels(jax.jit(narrow_product).lower(*_narrow(5, 256, 512, "uint8")).as_text())
 
