@@ -2,18 +2,20 @@
 
     python -m benchmarks.decode_products                  # a whole Llama-3.1-8B on one GPU; needs a GPU
     python -m benchmarks.decode_products --shards 2       # what one of two GPUs multiplies; needs one GPU, too
-    python -m benchmarks.decode_products --only chain     # or weights
+    python -m benchmarks.decode_products --only chain     # or weights, or added
     python -m benchmarks.decode_products --only weights --weights 4096x8192 6144x8192 --forms 1 reduced
     python -m benchmarks.decode_products --smoke          # tiny and anywhere, with meaningless times
 
 In the first table a line is a weight, and a column says how its product is computed: with one token as jspec does it, as a
 reduction, as the matrix product that XLA makes, and as the product of 2, 8 or 16 tokens of which all but the first are zero;
 then with 5 and with 16 tokens. The second table has the products of 8 layers and of the output head one after another, with
-nothing between them but the activation."""
+nothing between them but the activation. The third has those products that are added to the residual stream, together with
+the norm that adds them: as they are, and as a batch of some parts of their inputs, whose sums the norm adds up as well."""
 
 import argparse
 import dataclasses
 import functools
+import itertools
 import statistics
 import sys
 import time
@@ -27,6 +29,7 @@ from benchmarks.shapes import LLAMA_8B, TINY
 from jspec.config import ModelConfig, Shards
 from jspec.engine.compiling import decode_options
 from jspec.models.layers import _reduction, project
+from jspec.pallas.norm import add_norm
 
 LAYERS = 8
 ENOUGH = 1 << 30  # bytes of weights that a timed program reads, so that none of them is in the L2 cache
@@ -52,6 +55,23 @@ FORMS: Mapping[str, tuple[Form, int]] = {  # how it is computed, and for how man
     **{name: (form, 1) for name, form in ONE_TOKEN.items()},
     **{str(tokens): (project, tokens) for tokens in (5, 16)},
 }
+
+
+PARTS = (1, 2, 4, 8)
+
+
+def added(parts: int) -> Callable:
+    """What the norm behind a product gives, which adds it to the residual stream, in parts of the inputs or not."""
+
+    def form(stream, x, weight, norm):
+        y = project(x, weight)
+        if parts > 1:
+            x, weight = (one.reshape(len(one), parts, -1) for one in (x, weight))
+            sums = jax.lax.dot_general(x, weight, (((2,), (2,)), ((1,), (1,))), preferred_element_type=jnp.float32)
+            y = jnp.moveaxis(sums, 0, 1)  # [tokens, parts, out]
+        return add_norm(stream, y, norm, None, 1e-5, "rms")[1]
+
+    return form
 
 
 def weights_of(config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -94,6 +114,18 @@ def of_one_weight(form: Form, shape: tuple[int, int], tokens: int, dtype: str, e
     return seconds(lambda weights, x: [form(x, weight) for weight in weights], weights, x) / copies
 
 
+def of_one_addition(parts: int, shape: tuple[int, int], tokens: int, dtype: str, enough: int) -> float:
+    """Seconds of a product with a weight and of the norm behind it."""
+    copies = max(2, enough // (shape[0] * shape[1] * jnp.dtype(dtype).itemsize))
+    weights = [made(shape, dtype, seed) for seed in range(copies)]
+    x, stream = (jax.random.normal(jax.random.key(1), (tokens, size), dtype) for size in (shape[1], shape[0]))
+
+    def normed(weights, x):
+        return functools.reduce(lambda y, weight: added(parts)(y, x, weight, stream[0]), weights, stream)
+
+    return seconds(normed, weights, x) / copies
+
+
 def chain(form: Form, config: ModelConfig, layers: int, tokens: int, dtype: str) -> float:
     """Seconds of the products of some layers, and of the output head, each of which reads what the one before it gave."""
     *shapes, of_head = weights_of(config).values()
@@ -114,7 +146,7 @@ def chain(form: Form, config: ModelConfig, layers: int, tokens: int, dtype: str)
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=int, default=1, help="over how many GPUs the model is split")
-    parser.add_argument("--only", choices=("weights", "chain"))
+    parser.add_argument("--only", choices=("weights", "chain", "added"))
     parser.add_argument("--weights", nargs="+", type=shape_of, metavar="OUTxIN", help="these in place of the model's")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="these columns")
     parser.add_argument("--bandwidth", type=float, help="bytes per second for the floors, instead of measuring")
@@ -132,7 +164,7 @@ def main() -> int:
     print(f"{bandwidth.describe(rates)}; floors at {rate / 1e9:,.0f} GB/s", flush=True)
     forms = {name: FORMS[name] for name in args.forms}
     floor = lambda shape: shape[0] * shape[1] * jnp.dtype(dtype).itemsize / rate  # noqa: E731
-    if args.only != "chain":
+    if args.only in (None, "weights"):
         print(_line("us", "floor", *forms), flush=True)
         weights = weights_of(config).items() if args.weights is None else [("", shape) for shape in args.weights]
         for name, shape in weights:
@@ -140,13 +172,20 @@ def main() -> int:
             print(
                 _line(f"{name} {list(shape)}".strip(), *(f"{1e6 * x:.1f}" for x in (floor(shape), *times))), flush=True
             )
-    if args.only != "weights":
+    if args.only in (None, "chain"):
         layers = 2 if args.smoke else LAYERS
         *others, head = weights_of(config).values()
         least = layers * sum(map(floor, others)) + floor(head)
         print(_line("us", "floor", *forms), flush=True)
         times = [chain(form, config, layers, tokens, dtype) for form, tokens in forms.values()]
         print(_line(f"{layers} layers and head", *(f"{1e6 * x:.0f}" for x in (least, *times))), flush=True)
+    if args.only in (None, "added"):
+        print(_line("us, with the norm behind it", "floor", *(f"{parts} parts" for parts in PARTS)), flush=True)
+        for name, tokens in itertools.product(("o", "down"), (5, 8)):
+            shape = weights_of(config)[name]
+            times = [of_one_addition(parts, shape, tokens, dtype, enough) for parts in PARTS]
+            cells = (f"{1e6 * x:.1f}" for x in (floor(shape), *times))
+            print(_line(f"{name} {list(shape)} x {tokens}", *cells), flush=True)
     return 0
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from convert.checkpoint import LazyArray
 from convert.chunks import chunk_shapes
+from jspec import four_bits
 from jspec.checkpoints.quantized import stored_params
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.source import Source
@@ -56,7 +57,7 @@ def quantized_param(source: Source, name: str) -> tuple[np.ndarray, np.ndarray]:
     the files hold it in eight bits, it is as it is stored.
 
     Raises:
-      Refusal: the parameter has NaN or infinity.
+      Refusal: the parameter has NaN or infinity, or numbers too large for the scales of four bits.
     """
     if source.layout.holds_scales:
         weight, scale = (source.param(one, source.exact_dtype) for one in (name, source.config.scale_names()[name]))
@@ -66,6 +67,11 @@ def quantized_param(source: Source, name: str) -> tuple[np.ndarray, np.ndarray]:
         raise Refusal(
             f"{source.folder.given}: parameter {name!r} has NaN or infinity, which {quantization} weights cannot hold; "
             "convert it without quantize"
+        )
+    if quantization == "int4" and (peak := np.abs(weight).max()) >= four_bits.LARGEST:
+        raise Refusal(
+            f"{source.folder.given}: parameter {name!r} has a number of magnitude {peak:.3g}, and int4 weights hold those "
+            f"below {four_bits.LARGEST:,}; convert it with int8 or without quantize"
         )
     return quantize(weight, quantization)
 

@@ -19,6 +19,7 @@ HALF, ZERO = GROUP // 2, 8  # bytes of the codes of a group, and the code of zer
 # error. With 8 it becomes the lowest number there is, exactly but for the rounding of the scale. With 9 and 10 it is cut
 # off, and all others are rounded more finely. Of normal numbers the error is 30% below that of the usual peak / 7.
 _PEAKS = (8.0, 9.0, 10.0)
+LARGEST = 4_000_000  # magnitudes below it have scales that ``jspec.pallas.narrow_weights`` has factors for
 _BLOCK = 2**20  # weights that are converted at a time, so that their float32 copies stay in a CPU's cache
 
 
@@ -29,7 +30,7 @@ def quantize(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     scale, and that number takes the -8. A group of zeros has scale 1.
 
     Args:
-      weight: ``[out, in]``, finite, of any float dtype.
+      weight: ``[out, in]``, of magnitudes below ``LARGEST``, of any float dtype.
     """
     rows, inputs = weight.shape
     groups = four_bit_groups(inputs)

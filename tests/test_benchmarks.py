@@ -100,12 +100,16 @@ def test_smoke_runs_of_sums_and_products(monkeypatch, capsys):
     assert decode_products.main() == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[:3]] == ["tokens", "1", "3"]
-    assert lines[-1].startswith("2 layers and head")
+    assert lines[-6].startswith("2 layers and head")
+    assert lines[-1].startswith("down [32, 24] x 8")
 
 
-@pytest.mark.parametrize(("options", "last"), [((), "[64, 256] x 3"), (("--tune", "--forms", "int8"), "Tiling(")])
+@pytest.mark.parametrize(
+    ("options", "last"), [((), "[64, 256] x 3"), (("--tune", "--forms", "int8", "rounded"), "Tiling(")]
+)
 def test_smoke_runs_of_narrow_products(monkeypatch, capsys, options, last):
-    monkeypatch.setattr(narrow_products, "CHOICES", narrow_products.CHOICES[1:2])
+    for choices in ("CHOICES", "ROUNDED_CHOICES"):
+        monkeypatch.setattr(narrow_products, choices, getattr(narrow_products, choices)[1:2])
     monkeypatch.setattr(sys, "argv", ["narrow_products", "--smoke", *options])
     assert narrow_products.main() == 0
     found = capsys.readouterr().out

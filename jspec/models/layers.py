@@ -18,7 +18,7 @@ from jspec.config import Rope
 from jspec.models.quantized import random_weight
 from jspec.pallas.attention_reference import Rotation
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.narrow_product import has_kernel, narrow_product
+from jspec.pallas.narrow_product import has_kernel, narrow_product, product
 from jspec.pallas.norm import add_norm, norm
 from jspec.pallas.rounded_product import rounded_product
 from jspec.pallas.rounding import Rounded, round_tokens
@@ -74,7 +74,7 @@ class Linear(nnx.Module):
 
 
 def _biased(x, weight, bias):
-    return (y := _rounded_product(x, weight)) + per_feature(bias, y)
+    return (y := _in_their_dtype(x, weight)) + per_feature(bias, y)
 
 
 def added_up(x, over: str | None):
@@ -90,8 +90,8 @@ def project(x, weight, scale=None):
     if scale is not None:
         return _quantized_product(x, weight, scale, x.dtype)
     if _is_reduced(x, weight):
-        return by_platform(_reduction, _rounded_product, x, weight)
-    return _rounded_product(x, weight)
+        return by_platform(_reduction, _in_their_dtype, x, weight)
+    return _in_their_dtype(x, weight)
 
 
 def wide_project(x, weight, scale=None):
@@ -101,7 +101,7 @@ def wide_project(x, weight, scale=None):
     multiplied by the scale of its output channel. The conversion takes place inside the product, so no converted copy of
     the weight is ever written. Codes of four bits stand for numbers that are rounded to x's dtype.
     """
-    return _product(x, weight) if scale is None else _quantized_product(x, weight, scale, jnp.float32)
+    return product(x, weight) if scale is None else _quantized_product(x, weight, scale, jnp.float32)
 
 
 def _quantized_product(x, weight, scale, dtype):
@@ -109,17 +109,12 @@ def _quantized_product(x, weight, scale, dtype):
         return narrow_product(x, weight, scale, dtype)
     weight = weight.astype(x.dtype)
     one_token = x.size == x.shape[-1]
-    y = by_platform(_padded_product, _product, x, weight) if one_token else _product(x, weight)
+    y = by_platform(_padded_product, product, x, weight) if one_token else product(x, weight)
     return (y * per_feature(scale, y)).astype(dtype)
 
 
-def _product(x, weight, dtype=jnp.float32):
-    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return jnp.einsum("...i,oi->...o", x, weight, precision=precision, preferred_element_type=dtype)
-
-
-def _rounded_product(x, weight):
-    return _product(x, weight, None)
+def _in_their_dtype(x, weight):
+    return product(x, weight, None)
 
 
 def _is_reduced(x, weight) -> bool:
@@ -138,11 +133,11 @@ def _reduction(x, weight, bias=None):
 
 
 def _padded_product(x, weight):
-    """``_product`` of a single token, computed as the product of two tokens, of which the second is zero.
+    """``product`` of a single token, computed as the product of two tokens, of which the second is zero.
 
     On a GPU that becomes a matrix product instead of a reduction, and a matrix product converts the weight faster.
     """
-    y = _product(jnp.pad(x.reshape(1, -1), ((0, 1), (0, 0))), weight)
+    y = product(jnp.pad(x.reshape(1, -1), ((0, 1), (0, 0))), weight)
     return y[:1].reshape(*x.shape[:-1], -1)
 
 

@@ -120,13 +120,15 @@ def narrow_product_reference(x, weight, scale, dtype=jnp.float32):
     if weight.dtype == jnp.uint8:
         kept = jnp.finfo(x.dtype)  # each number is rounded, even where XLA would rather leave that out
         numbers = jax.lax.reduce_precision(four_bits.unpacked(weight, scale, x.shape[-1]), kept.nexp, kept.nmant)
-        return _product(x, numbers.astype(x.dtype)).astype(dtype)
-    return (_product(x, weight.astype(x.dtype)) * scale.reshape((1,) * (x.ndim - 1) + scale.shape)).astype(dtype)
+        return product(x, numbers.astype(x.dtype)).astype(dtype)
+    return (product(x, weight.astype(x.dtype)) * scale.reshape((1,) * (x.ndim - 1) + scale.shape)).astype(dtype)
 
 
-def _product(x, weight):
+def product(x, weight, dtype=jnp.float32):
+    """The linear map ``[..., in], [out, in] -> [..., out]`` of operands of one dtype, in ``dtype``, or in theirs if that is
+    None. fp32 is multiplied in full fp32, never in TF32."""
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return jnp.einsum("...i,oi->...o", x, weight, precision=precision, preferred_element_type=jnp.float32)
+    return jnp.einsum("...i,oi->...o", x, weight, precision=precision, preferred_element_type=dtype)
 
 
 @functools.partial(jax.jit, static_argnames=("dtype", "tiling", "interpret"))  # layers share one trace

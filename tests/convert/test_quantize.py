@@ -261,6 +261,19 @@ def test_infinity_has_no_eight_bits(tmp_path, out):
     convert(src, out)
 
 
+def test_numbers_too_large_for_four_bits(tmp_path, out):
+    src = tiny_checkpoint(tmp_path / "src")
+    tensors = load_file(src / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = -4.1e6
+    write_weights(src, tensors)
+    with pytest.raises(
+        Refusal, match=r"down\.weight' has a number of magnitude 4\.1e\+06, .* below 4,000,000; convert it"
+    ):
+        convert(src, out, quantize="int4")
+    assert not out.exists()
+    convert(src, out, quantize="int8")
+
+
 @pytest.mark.parametrize(
     ("name", "array", "words"),
     [
