@@ -8,7 +8,8 @@
 A line is a weight and a number of tokens. Floors are the times in which weights of sixteen, eight and four bits can be read
 once. The other columns say how the product is computed: in bfloat16 as ``project`` does it; in int8 as XLA does it, with the
 weight as the right operand and as the left one; by the kernel of ``jspec.pallas.narrow_product``; and for tokens that are
-rounded to int8, by XLA and by the kernel of ``jspec.pallas.rounded_product``. The launch that rounds them is not timed.
+rounded to int8, by XLA and by the kernel of ``jspec.pallas.rounded_product``. The launch that rounds them is not timed. The
+kernel of ``jspec.pallas.streamed_product`` for bfloat16 is in no model's program.
 Every result is compared with that of the definition, and a time with a ``!`` is of one that differs.
 
 ``--tune`` starts from the tiling that the kernel has. It changes one field after the other, and keeps what is faster."""
@@ -33,10 +34,11 @@ from benchmarks.shapes import LLAMA_1B, LLAMA_8B
 from jspec.engine.compiling import decode_options
 from jspec.models.layers import project
 from jspec.models.quantized import random_weight
-from jspec.pallas import rounded_product
+from jspec.pallas import streamed_product
 from jspec.pallas.narrow_product import Tiling, narrow_product_kernel, narrow_product_reference
 from jspec.pallas.rounded_product import rounded_product_kernel, rounded_product_reference
 from jspec.pallas.rounding import Rounded, round_tokens_reference
+from jspec.pallas.streamed_product import streamed_product_kernel
 
 TOKENS = (1, 5, 16, 64, 80, 320)
 SHAPES = [shape for name, shape in weights_of(LLAMA_8B).items() if name != "output head"]
@@ -56,9 +58,9 @@ CHOICES: Sequence[dict[str, Sequence[Any]]] = (
     {"num_stages": (2, 3, 4, 5, 6)},
     {"tokens": (16, 32, 64, 128, 256)},
 )
-ROUNDED_CHOICES: Sequence[dict[str, Sequence[Any]]] = (
+STREAMED_CHOICES: Sequence[dict[str, Sequence[Any]]] = (
     {"outputs": (32, 64, 128), "parts": (1, 2, 4, 8)},
-    {"inputs": (128, 256, 512), "num_stages": (3, 4, 5, 6)},
+    {"inputs": (64, 128, 256, 512), "num_stages": (3, 4, 5, 6)},
     {"outputs": (16, 32, 64), "weight_first": (False, True)},
     {"tokens": (16, 32, 64, 128), "num_warps": (4, 8)},
 )
@@ -85,29 +87,33 @@ def in_float32(x: Rounded, weight, scale):
     return (project(numbers, wide) * x.scale[:, None] * scale[None]).astype(x.dtype)
 
 
-def rounded_kernel(x: Rounded, weight, scale, *, tiling: rounded_product.Tiling | None = None, interpret=False):
-    """``rounded_product_kernel``, and the sum if that gives parts."""
-    tiling = tiling or rounded_tiling(len(x.scale), *weight.shape)
-    y = rounded_product_kernel(x, weight, scale, tiling=tiling, interpret=interpret)
-    return y if y.ndim == 2 else jnp.sum(y.astype(jnp.float32), axis=1).astype(y.dtype)
+def streamed_kernel(x, weight, *scale, tiling: streamed_product.Tiling | None = None, interpret=False):
+    """The kernel of rounded tokens, or without a scale that of floats, and the sum if that gives parts."""
+    kernel = rounded_product_kernel if scale else streamed_product_kernel
+    tiling = tiling or streamed_tiling(x.shape[0], *weight.shape, weight.dtype.itemsize)
+    y = kernel(x, weight, *scale, tiling=tiling, interpret=interpret)
+    return y if y.ndim == 2 else jnp.sum(y.astype(jnp.float32), axis=1).astype(x.dtype)
 
 
-def rounded_tiling(tokens: int, outputs: int, inputs: int) -> rounded_product.Tiling:
+def streamed_tiling(tokens: int, outputs: int, inputs: int, itemsize: int) -> streamed_product.Tiling:
     """That of a map in a layer. What ``out`` and ``down`` add to the residual stream, and no other, may come in parts."""
-    return rounded_product.Tiling.of(tokens, outputs, inputs, in_parts=outputs <= inputs)
+    tiling = streamed_product.Tiling.of(tokens, outputs, inputs, in_parts=outputs <= inputs)
+    return dataclasses.replace(tiling, inputs=tiling.inputs // itemsize)
 
 
 FORMS: dict[str, tuple[str, Callable]] = {  # what is multiplied, and how the product is computed
     "bf16": ("bf16", project),
+    "bf16, kernel": ("bf16", streamed_kernel),
     "int8, XLA": ("int8", by_xla),
     "int8, XLA, left": ("int8", from_the_left),
     "int8": ("int8", narrow_product_kernel),
     "fp8": ("fp8", narrow_product_kernel),
     "int4": ("int4", narrow_product_kernel),
     "rounded, XLA": ("rounded", rounded_product_reference),
-    "rounded": ("rounded", rounded_kernel),
+    "rounded": ("rounded", streamed_kernel),
 }
-KERNELS = narrow_product_kernel, rounded_kernel
+KERNELS = narrow_product_kernel, streamed_kernel
+STREAMED = "bf16", "rounded"  # what the second multiplies
 DEFINITIONS = {"bf16": project, "rounded": in_float32}  # and that of the others is the reference
 
 
@@ -203,8 +209,8 @@ def table(shapes, tokens, names: Sequence[str], rate: float, until: float, smoke
 
 def tiling_of(case: Case) -> Any:
     """The tiling that the kernel has for the product."""
-    if case.kind == "rounded":
-        return rounded_tiling(case.tokens, *case.shape)
+    if case.kind in STREAMED:
+        return streamed_tiling(case.tokens, *case.shape, case.weights[0][0].dtype.itemsize)
     return Tiling.of(case.tokens, *case.shape, 4 if case.kind == "int4" else 8)
 
 
@@ -214,19 +220,19 @@ def neighbours(case: Case, tiling: Any, choice: dict[str, Sequence[Any]]) -> Ite
         other = dataclasses.replace(tiling, **dict(zip(choice, values, strict=True)))
         fits_registers = other.outputs * other.tokens <= 128 * 32 * other.num_warps
         is_read = (128 if case.kind == "int4" else 64) <= other.inputs <= case.shape[1]
-        is_read &= case.kind != "rounded" or other.parts == 1 or case.shape[1] % (other.parts * other.inputs) == 0
+        is_read &= case.kind not in STREAMED or other.parts == 1 or case.shape[1] % (other.parts * other.inputs) == 0
         # Four warps of Hopper multiply 64 rows of the left operand, and so half of one with 32.
-        fills = case.kind != "rounded" or (other.outputs if other.weight_first else other.tokens) >= 64
-        most_tokens = max(64 if case.kind == "rounded" else 16, 2 * case.tokens - 1)
+        fills = case.kind not in STREAMED or (other.outputs if other.weight_first else other.tokens) >= 64
+        most_tokens = max(64 if case.kind in STREAMED else 16, 2 * case.tokens - 1)
         if fits_registers and is_read and fills and other.tokens <= most_tokens:
             yield other
 
 
 def tune(case: Case) -> list[tuple[float, Any]]:
     """Tilings and their times, the fastest first."""
-    best, rounded = tiling_of(case), case.kind == "rounded"
+    best = tiling_of(case)
     found: dict[Any, float] = {}
-    kernel, choices = (rounded_kernel, ROUNDED_CHOICES) if rounded else (narrow_product_kernel, CHOICES)
+    kernel, choices = (streamed_kernel, STREAMED_CHOICES) if case.kind in STREAMED else (narrow_product_kernel, CHOICES)
 
     def compiled(tiling: Any):
         try:
@@ -282,7 +288,7 @@ def main() -> int:
     until = time.monotonic() + args.seconds
     if args.tune:
         forms = args.forms or ("rounded", "int4")
-        kinds = [name for name in forms if FORMS[name][1] in KERNELS]
+        kinds = [FORMS[name][0] for name in forms if FORMS[name][1] in KERNELS]
         tune_all(shapes, tokens, kinds, args.bandwidth, until, args.smoke)
     else:
         table(shapes, tokens, args.forms or list(FORMS), args.bandwidth, until, args.smoke)

@@ -108,7 +108,7 @@ def test_smoke_runs_of_sums_and_products(monkeypatch, capsys):
     ("options", "last"), [((), "[64, 256] x 3"), (("--tune", "--forms", "int8", "rounded"), "Tiling(")]
 )
 def test_smoke_runs_of_narrow_products(monkeypatch, capsys, options, last):
-    for choices in ("CHOICES", "ROUNDED_CHOICES"):
+    for choices in ("CHOICES", "STREAMED_CHOICES"):
         monkeypatch.setattr(narrow_products, choices, getattr(narrow_products, choices)[1:2])
     monkeypatch.setattr(sys, "argv", ["narrow_products", "--smoke", *options])
     assert narrow_products.main() == 0

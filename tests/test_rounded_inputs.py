@@ -16,7 +16,7 @@ from jspec.heads import EagleConfig
 from jspec.models import Decoder, causal_logits
 from jspec.models.cache import CausalView
 from jspec.models.layers import Linear, Norm
-from jspec.pallas.rounded_product import Tiling
+from jspec.pallas.streamed_product import Tiling
 
 INT8 = dataclasses.replace(TARGET, quantization="int8")
 # Its MLPs are wide enough for products in parts.

@@ -31,6 +31,7 @@ from jspec.pallas.rounding import Rounded, activate_and_round, round_tokens
 from jspec.pallas.route_few import MOST_TOKENS
 from jspec.pallas.routing import route
 from jspec.pallas.routing_reference import Routing
+from jspec.pallas.streamed_product import Tiling, streamed_product_kernel
 from jspec.pallas.warped_logits import WarpedLogits, num_groups
 from jspec.sampling.streams import RoundNoise
 
@@ -343,6 +344,12 @@ def test_products_of_rounded_tokens_lower_for_cuda(M, kernels, out, inputs, in_p
     function = functools.partial(rounded_product, in_parts=in_parts)
     assert _kernels(_for_cuda(function, _rounded(M, out, inputs))) == ["rounded_product"] * kernels
     assert not _kernels(jax.jit(function).lower(*_rounded(M, out, inputs)).as_text())
+
+
+@pytest.mark.parametrize("tiling", [Tiling(64, 64, 128, 4, 5, True, 2), Tiling(32, 64, 128, 4, 5, False)], ids=str)
+def test_products_of_floats_lower_for_cuda(tiling):
+    args = (jax.ShapeDtypeStruct((size, 4096), jnp.bfloat16) for size in (64, 6144))
+    assert _kernels(_for_cuda(functools.partial(streamed_product_kernel, tiling=tiling), args)) == ["streamed_product"]
 
 
 @pytest.mark.parametrize("D", [100, 4096, 14336])

@@ -9,12 +9,12 @@ import pytest
 
 from jspec.pallas.rounded_product import (
     MOST_TOKENS,
-    Tiling,
     rounded_product,
     rounded_product_kernel,
     rounded_product_reference,
 )
 from jspec.pallas.rounding import Rounded
+from jspec.pallas.streamed_product import Tiling
 
 WEIGHT_FIRST = Tiling(64, 32, 64, 4, 3, True)
 TOKENS_FIRST = Tiling(32, 64, 128, 4, 3, False)
