@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from causal_heads import causal_drafts
 from engines import CONFIG, DRAFT, LATENTS, MAX_LEN, TARGET, V, plain_greedy, ragged_prompts, shared, target
+from flax import nnx
 
 from jspec.config import Speculation
 from jspec.drafting.methods import drafter_for
@@ -149,6 +150,18 @@ def _drawn(config: HeadConfig, name: str, shape: tuple[int, ...], seed: int) -> 
 def serving(config: HeadConfig, head):
     """A copy of ``head`` after ``prepare``, which drafts."""
     return build_head(config, flat_params(head)).prepare()
+
+
+def before_serving(config: HeadConfig, head):
+    """A copy of ``head`` for a causal pass: not prepared, but its products round what those of a prepared one do."""
+    copy, ready = build_head(config, flat_params(head)), serving(config, head)
+    rounds = {path: part for path, part in nnx.iter_graph(ready) if hasattr(part, "rounds")}
+    for path, part in nnx.iter_graph(copy):
+        if path in rounds:
+            part.rounds = rounds[path].rounds
+            if hasattr(part, "in_parts"):
+                part.in_parts = rounds[path].in_parts
+    return copy
 
 
 @functools.cache

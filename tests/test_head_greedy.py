@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from causal_heads import causal_drafts
 from engines import CONFIG, GREEDY, MAX_LEN, V, decode, engine, key_of, plain_greedy, ragged_prompts, target, tokens_of
-from heads import HEADS, compile_fast, head_engine, trained_head
+from heads import HEADS, before_serving, compile_fast, head_engine, trained_head
 
 from jspec.engine.engine import Engine
 from jspec.models import build_head, flat_params
@@ -72,7 +72,8 @@ def test_every_round_accepts_what_a_pass_without_cache_drafts(name, verify):
             accepted.append(num_accepted)
             length += num_accepted + 1
         assert length == len(text)
-    head, text, length = trained_head(HEADS[name]), jnp.array(texts, jnp.int32), jnp.array(lengths, jnp.int32)
+    head = before_serving(HEADS[name], trained_head(HEADS[name]))
+    text, length = jnp.array(texts, jnp.int32), jnp.array(lengths, jnp.int32)
     by_hand = compile_fast(lambda text, length: causal_drafts(HEADS[name], head, target(), text, length, K).logits)
     logits = by_hand(text, length)
     following = np.take_along_axis(np.array(texts), np.array(lengths)[:, None] + np.arange(K), axis=1)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from causal_heads import causal_drafts
 from flax import nnx
-from heads import compile_fast, random_head, serving
+from heads import before_serving, compile_fast, random_head, serving
 from tiny import ARCHITECTURES, FAMILY_KEYS, tiny_config
 
 from jspec.checkpoints.fields import Fields
@@ -168,7 +168,7 @@ def draft_logits(name: str, architecture: str, prompt: distributions.History) ->
     text, length = np.repeat(text, len(drafts), axis=0), np.repeat(length, len(drafts))
     np.put_along_axis(text, length[:, None] + np.arange(K - 1), np.tile(drafts, (many, 1)), axis=1)
     by_hand = compile_fast(lambda *modules_and_text: causal_drafts(config, *modules_and_text, K).logits)
-    logits = by_hand(head_of(name), target(architecture), text, length.astype(np.int32))
+    logits = by_hand(before_serving(config, head_of(name)), target(architecture), text, length.astype(np.int32))
     return np.asarray(logits).reshape(many, *(V,) * (K - 1), K, V)
 
 
