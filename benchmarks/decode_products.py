@@ -64,8 +64,9 @@ def added(parts: int) -> Callable:
     """What the norm behind a product gives, which adds it to the residual stream, in parts of the inputs or not."""
 
     def form(stream, x, weight, norm):
-        y = project(x, weight)
-        if parts > 1:
+        if parts == 1:
+            y = project(x, weight)
+        else:
             x, weight = (one.reshape(len(one), parts, -1) for one in (x, weight))
             sums = jax.lax.dot_general(x, weight, (((2,), (2,)), ((1,), (1,))), preferred_element_type=jnp.float32)
             y = jnp.moveaxis(sums, 0, 1)  # [tokens, parts, out]

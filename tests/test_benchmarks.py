@@ -12,12 +12,10 @@ import pytest
 
 from benchmarks import (
     bandwidth,
-    decode_products,
     editing,
     efficiency,
     hlo,
     loading,
-    narrow_products,
     quantization,
     results,
     round,
@@ -91,31 +89,6 @@ def test_smoke_run_of_one_shard_alone(monkeypatch, tmp_path):
 @pytest.mark.parametrize("tokens", [1, 4, 5])
 def test_ways_to_add_up_agree(tokens):
     assert sums.largest_difference("scattered", tokens, 64, jnp.float32) < 1e-5
-
-
-def test_smoke_runs_of_sums_and_products(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["sums", "--smoke", "--tokens", "1", "3", "--repeats", "1"])
-    assert sums.main() == 0
-    monkeypatch.setattr(sys, "argv", ["decode_products", "--smoke", "--shards", "2", "--forms", "1", "reduced"])
-    assert decode_products.main() == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:3]] == ["tokens", "1", "3"]
-    assert lines[-6].startswith("2 layers and head")
-    assert lines[-1].startswith("down [32, 24] x 8")
-
-
-@pytest.mark.parametrize(
-    ("options", "last"), [((), "[64, 256] x 3"), (("--tune", "--forms", "int8", "rounded"), "Tiling(")]
-)
-def test_smoke_runs_of_narrow_products(monkeypatch, capsys, options, last):
-    for choices in ("CHOICES", "STREAMED_CHOICES"):
-        monkeypatch.setattr(narrow_products, choices, getattr(narrow_products, choices)[1:2])
-    monkeypatch.setattr(sys, "argv", ["narrow_products", "--smoke", *options])
-    assert narrow_products.main() == 0
-    found = capsys.readouterr().out
-    assert "!" not in found
-    assert "wrong" not in found
-    assert last in found.splitlines()[-1]
 
 
 def test_tasks_of_editing():

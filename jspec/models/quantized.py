@@ -13,11 +13,12 @@ import numpy as np
 from flax import nnx
 
 from jspec import four_bits
+from jspec.pallas import rounding
 from jspec.parameters import GROUP, four_bit_groups
 
 STORED = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn), "int4": four_bits.STORED}
 SCALES = {"int8": np.dtype(np.float32), "fp8": np.dtype(np.float32), "int4": four_bits.SCALE}
-LARGEST = {"int8": 127, "fp8": 448}  # the largest magnitude that is used
+LARGEST = {"int8": rounding.LARGEST, "fp8": 448}  # the largest magnitude that is used
 _BLOCK = 2**20  # weights that are converted at a time, so that their float32 copies stay in a CPU's cache
 
 

@@ -6,7 +6,8 @@ the target's distribution whatever it proposes. A target never does.
 
 Each token has one scale for all of its numbers, so a few large numbers take away the precision of the others. The residual
 stream of language models has such numbers. Therefore products round what a norm, attention or an activation gives, and not
-the residual stream and the target's features, which the first maps of draft heads read."""
+the residual stream and the target's features, which the first maps of draft heads read. (What an EAGLE head's output head
+reads is an estimate of the target's normed hidden state.)"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -19,7 +20,7 @@ def round_inputs(layers: Iterable[Any], *heads: Any, concatenated: bool = False)
 
     Args:
       layers: ``jspec.models.decoder_layer.Layer``, or modules with its parts.
-      heads: ``Linear`` maps from normed hidden states to logits; None among them is passed over.
+      heads: ``Linear`` maps from hidden states to logits; None among them is passed over.
       concatenated: whether the normed residual stream is joined with something else before attention reads it.
     """
     for layer in layers:

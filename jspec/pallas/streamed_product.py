@@ -1,9 +1,7 @@
-"""Products of few tokens: weights stream from memory to the tensor cores as they are stored, and nothing is done to them.
-
-Two kernels share it, that of rounded tokens with weights of int8 (``jspec.pallas.rounded_product``) and that of floats."""
+"""What a kernel of few tokens does whose weights stream from memory to the tensor cores as they are stored: its tiling, its
+launch, and its sums. ``jspec.pallas.rounded_product`` is made of it."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +10,7 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.expert_tiles import grid
 from jspec.pallas.flash import SMALLEST
-from jspec.pallas.narrow_product import inside, load_tile, product
+from jspec.pallas.narrow_product import inside, load_tile
 from jspec.pallas.triton import block_ids, kernel_call
 
 _PROGRAMS = 120  # parts are made until there are so many programs, about one for each multiprocessor
@@ -119,27 +117,3 @@ def store_products(products_ref, token, output, products):
     (M, _, outputs), (row, column) = products_ref.shape, grid(token, output)
     at = row, jnp.full(row.shape, pl.program_id(2)), column
     pltriton.store(products_ref.at[at], products.astype(products_ref.dtype), mask=inside(token, M, output, outputs))
-
-
-def streamed_product_reference(x, weight, step: int | None = None) -> jax.Array:
-    """The linear map ``[M, in], [out, in] -> [M, out]`` of floats in x's dtype, added up in float32.
-
-    With ``step``, so many inputs make a part of the results, ``[M, Y, out]`` in float32: sums that are not rounded yet."""
-    if step is None:
-        return product(x, weight, None)
-    cuts = [slice(begin, begin + step) for begin in range(0, x.shape[-1], step)]
-    return jnp.stack([product(x[:, cut], weight[:, cut]) for cut in cuts], axis=1)
-
-
-@functools.partial(jax.jit, static_argnames=("tiling", "interpret"))
-def streamed_product_kernel(x, weight, *, tiling: Tiling, interpret=False) -> jax.Array:
-    """``streamed_product_reference`` as a kernel, in parts if its tiling has several.
-
-    No model uses it: its times beside those of XLA's products are not known (``python -m benchmarks.narrow_products``)."""
-    dtype = x.dtype if tiling.parts == 1 else jnp.float32
-    return launch(_streamed_product, x, weight, tiling=tiling, dtype=dtype, interpret=interpret)
-
-
-def _streamed_product(x_ref, weight_ref, products_ref, *, tiling: Tiling):
-    products, token, output = sums_of(x_ref, weight_ref, tiling)
-    store_products(products_ref, token, output, products)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.streamed_floats import streamed_product_kernel
 from jspec import mxfp4
 from jspec.models.cache import LayerKV, PagedView
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS
@@ -31,7 +32,7 @@ from jspec.pallas.rounding import Rounded, activate_and_round, round_tokens
 from jspec.pallas.route_few import MOST_TOKENS
 from jspec.pallas.routing import route
 from jspec.pallas.routing_reference import Routing
-from jspec.pallas.streamed_product import Tiling, streamed_product_kernel
+from jspec.pallas.streamed_product import Tiling
 from jspec.pallas.warped_logits import WarpedLogits, num_groups
 from jspec.sampling.streams import RoundNoise
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.pallas.streamed_product import Tiling, streamed_product_kernel, streamed_product_reference
+from benchmarks.streamed_floats import streamed_product_kernel, streamed_product_reference
+from jspec.pallas.streamed_product import Tiling
 
 WEIGHT_FIRST = Tiling(64, 32, 64, 4, 3, True)
 TOKENS_FIRST = Tiling(32, 64, 128, 4, 3, False)
