@@ -9,7 +9,8 @@ A line is a weight and a number of tokens. Floors are the times in which weights
 once. The other columns say how the product is computed: in bfloat16 as ``project`` does it; in int8 as XLA does it, with the
 weight as the right operand and as the left one; by the kernel of ``jspec.pallas.narrow_product``; and for tokens that are
 rounded to int8, by XLA and by the kernel of ``jspec.pallas.rounded_product``. The launch that rounds them is not timed. The
-kernel for bfloat16 (``benchmarks.streamed_floats``) is in no model's program.
+kernel for bfloat16 is that of ``jspec.pallas.streamed_floats``. Where results come in parts, their sum is timed, too; in a
+model the norm computes it.
 Every result is compared with that of the definition, and a time with a ``!`` is of one that differs.
 
 ``--tune`` starts from the tiling that the kernel has. It changes one field after the other, and keeps what is faster."""
@@ -31,7 +32,6 @@ import jax.numpy as jnp
 from benchmarks import bandwidth
 from benchmarks.decode_products import shape_of, weights_of
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B
-from benchmarks.streamed_floats import streamed_product_kernel
 from jspec.engine.compiling import decode_options
 from jspec.models.layers import project
 from jspec.models.quantized import random_weight
@@ -39,6 +39,7 @@ from jspec.pallas import streamed_product
 from jspec.pallas.narrow_product import Tiling, narrow_product_kernel, narrow_product_reference
 from jspec.pallas.rounded_product import rounded_product_kernel, rounded_product_reference
 from jspec.pallas.rounding import Rounded, round_tokens_reference
+from jspec.pallas.streamed_floats import streamed_product_kernel
 
 TOKENS = (1, 5, 16, 64, 80, 320)
 SHAPES = [shape for name, shape in weights_of(LLAMA_8B).items() if name != "output head"]
@@ -97,8 +98,7 @@ def streamed_kernel(x, weight, *scale, tiling: streamed_product.Tiling | None = 
 
 def streamed_tiling(tokens: int, outputs: int, inputs: int, itemsize: int) -> streamed_product.Tiling:
     """That of a map in a layer. What ``out`` and ``down`` add to the residual stream, and no other, may come in parts."""
-    tiling = streamed_product.Tiling.of(tokens, outputs, inputs, in_parts=outputs <= inputs)
-    return dataclasses.replace(tiling, inputs=tiling.inputs // itemsize)
+    return streamed_product.Tiling.of(tokens, outputs, inputs, outputs <= inputs, itemsize)
 
 
 FORMS: dict[str, tuple[str, Callable]] = {  # what is multiplied, and how the product is computed

@@ -23,6 +23,12 @@ INT8 = dataclasses.replace(TARGET, quantization="int8")
 WIDE = dataclasses.replace(INT8, hidden_size=64, intermediate_size=2048)
 
 
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    """Programs are lowered as for the GPUs on which products come in parts."""
+    monkeypatch.setattr("jspec.pallas.rounded_product.on_hopper", lambda: True)
+
+
 def rounding(module) -> set[str]:
     """The paths of the maps that round what they read and of the norms that give them rounded numbers."""
     found = {".".join(map(str, path)): part for path, part in nnx.iter_graph(module) if isinstance(part, Linear | Norm)}

@@ -44,7 +44,7 @@ class Attention(nnx.Module):
         self.scale, self.softcap = config.attention_scale, config.attention_softcap
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
         self.qkv = linear(in_features or D, (N + 2 * G) * H, bias=config.qkv_bias)
-        self.out = linear(N * H, D, bias=config.output_bias, over=axis_of(shards))
+        self.out = linear(N * H, D, bias=config.output_bias, over=axis_of(shards), in_parts=True)
         self.norm_projection = config.qk_norm_over == "projection"
         sizes = (N * H, G * H) if self.norm_projection else (H, H)
         over = axis_of(shards) if self.norm_projection else None
@@ -96,7 +96,7 @@ class MLP(nnx.Module):
         self.activation = config.activation
         self.gate_up: Any = linear(D, 2 * F) if config.gated_mlp else None
         self.up: Any = None if config.gated_mlp else linear(D, F)
-        self.down = linear(F, D, over=axis_of(shards))
+        self.down = linear(F, D, over=axis_of(shards), in_parts=True)
 
     def __call__(self, x):
         activate = ACTIVATE[self.activation]
@@ -165,8 +165,8 @@ class Layer(nnx.Module):
         return *self._add(x, self.mlp(normed), self.mlp_out_norm, after), kv
 
     def _add(self, x, y, out_norm: Norm | None, after: Norm | None):
-        """The residual stream after y was added, and the same after ``after``; norms of y or of the sum included. What
-        experts make comes in parts, which are summed in the launch that adds them where no other step is before it."""
+        """The residual stream after y was added, and the same after ``after``; norms of y or of the sum included. y may
+        come in parts, which are summed in the launch that adds them where no other step is before it."""
         if self.multiplier != 1:
             y = times(whole(y, x), self.multiplier)
         if out_norm is None:

@@ -51,7 +51,7 @@ class LatentAttention(nnx.Module):
         of_heads = functools.partial(linear, quantization=in_eight_bits(config.quantization))
         self.keys = of_heads(latent.rank, N * (H - latent.rotated))
         self.values = of_heads(latent.rank, N * latent.value_dim)
-        self.out = linear(N * latent.value_dim, D, bias=config.output_bias, over=axis_of(shards))
+        self.out = linear(N * latent.value_dim, D, bias=config.output_bias, over=axis_of(shards), in_parts=True)
 
     def __call__(self, x, positions, kv, view):
         rotation = rotation_at(positions, self.rope, self.latent.rotated)

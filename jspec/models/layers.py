@@ -22,6 +22,7 @@ from jspec.pallas.narrow_product import has_kernel, narrow_product, product
 from jspec.pallas.norm import add_norm, norm
 from jspec.pallas.rounded_product import rounded_product
 from jspec.pallas.rounding import Rounded, round_tokens
+from jspec.pallas.streamed_floats import streamed_product, streams
 
 # On a GPU, a product with a single token is computed as a reduction where the weight has more numbers than this, and no more
 # input features. On an H200 a reduction of bfloat16 weights is up to 15% faster than the matrix product that XLA makes
@@ -41,7 +42,8 @@ class Linear(nnx.Module):
       over: the mesh axis whose shards have parts of the inputs each, and over which products are therefore added up; None
         if all inputs are here.
       rounds: whether x is rounded to int8, as the weight is (``jspec.models.rounded_inputs``). It may come rounded.
-      in_parts: whether what reads ``y`` may get it in parts, ``[..., Y, out]``, as for ``jspec.pallas.norm.whole``.
+      in_parts: whether ``y`` may come in parts, ``[..., Y, out]``, because it is added to the residual stream as
+        ``jspec.pallas.norm.whole`` has it. Not if a bias is added before that, or shards add it up.
     """
 
     def __init__(
@@ -52,13 +54,14 @@ class Linear(nnx.Module):
         bias: bool = False,
         quantization: str | None = None,
         over: str | None = None,
+        in_parts: bool = False,
         dtype,
         rngs: nnx.Rngs,
     ):
         shape, std = (out_features, in_features), in_features**-0.5
         self.weight, self.scale = random_weight(rngs.params(), shape, std, dtype, quantization)
         self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
-        self.over, self.rounds, self.in_parts = over, False, False
+        self.over, self.rounds, self.in_parts = over, False, in_parts and over is None and not bias
 
     def __call__(self, x):
         weight = self.weight[...]
@@ -67,6 +70,8 @@ class Linear(nnx.Module):
         scale = None if self.scale is None else self.scale[...]
         if self.rounds:
             y = rounded_product(x if isinstance(x, Rounded) else round_tokens(x), weight, scale, self.in_parts)
+        elif scale is None and streams(x, weight, self.in_parts):
+            y = streamed_product(x, weight, self.in_parts)
         else:
             y = project(x, weight, scale)
         y = added_up(y, self.over)

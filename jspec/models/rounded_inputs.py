@@ -26,7 +26,7 @@ def round_inputs(layers: Iterable[Any], *heads: Any, concatenated: bool = False)
     for layer in layers:
         attention, mlp = layer.attention, layer.mlp
         _round(getattr(attention, "queries", None))
-        _round(attention.out, added=True)
+        _round(attention.out)
         first = getattr(attention, "qkv", None) or attention.compress
         if not hasattr(layer, "attention_norm"):  # its own norms come before, one of them for each part of the inputs
             _round(first)
@@ -34,18 +34,18 @@ def round_inputs(layers: Iterable[Any], *heads: Any, concatenated: bool = False)
             _round(first, None if concatenated else layer.attention_norm)
         if hasattr(mlp, "router"):  # experts have kernels of their own
             continue
-        _round(mlp.down, added=True)
+        _round(mlp.down)
         if layer.mlp_norm is not None:
             _round(mlp.up if mlp.gate_up is None else mlp.gate_up, layer.mlp_norm)
     for head in heads:
         _round(head)
 
 
-def _round(linear: Any, norm: Any = None, added: bool = False) -> None:
-    """Have one map round its inputs if its weights are int8, and its norm give it rounded ones if nothing else reads that.
-    What is ``added`` to the residual stream may come in parts, unless shards add it up first or a bias is added."""
+def _round(linear: Any, norm: Any = None) -> None:
+    """Have one map round its inputs if its weights are int8, and its norm give it rounded ones if nothing else reads
+    them."""
     if linear is None or linear.weight.dtype != jnp.int8:
         return
-    linear.rounds, linear.in_parts = True, added and linear.over is None and linear.bias is None
+    linear.rounds = True
     if norm is not None:
         norm.rounds = True

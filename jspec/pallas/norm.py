@@ -32,7 +32,7 @@ def _(eps: float, kind: str, rounds: bool, primals, tangents):
 
 
 def add_norm_reference(x, y, weight, bias, eps: float, kind: str, rounds: bool = False):
-    """x + y ``[..., D]`` in their dtype, and ``norm`` of it, rounded to int8 if ``rounds`` says so; y may be in parts
+    """x + y ``[..., D]`` in the dtype of x, and ``norm`` of it, rounded to int8 if ``rounds`` says so; y may be in parts
     ``[..., Y, D]``, as for ``whole``."""
     x = x + whole(y, x)
     normed = norm(x, weight, bias, eps, kind)
@@ -41,8 +41,9 @@ def add_norm_reference(x, y, weight, bias, eps: float, kind: str, rounds: bool =
 
 def whole(y, x):
     """What is added to the residual stream x ``[..., D]``: y itself, or the sum of its parts ``[..., Y, D]``, which is
-    computed in fp32 and rounded to their dtype. What the experts of a token make comes in parts."""
-    return y if y.ndim == x.ndim else jnp.sum(y.astype(jnp.float32), axis=-2).astype(y.dtype)
+    computed in fp32 and rounded to the dtype of x. What the experts of a token make comes in parts, and
+    so do sums of products that several programs share."""
+    return y if y.ndim == x.ndim else jnp.sum(y.astype(jnp.float32), axis=-2).astype(x.dtype)
 
 
 def norm(x, weight, bias, eps: float, kind: str, over: str | None = None):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.dispatch import by_platform
+from jspec.pallas.dispatch import by_platform, on_hopper
 from jspec.pallas.flash import each
 from jspec.pallas.rounding import Rounded
 from jspec.pallas.streamed_product import Tiling, launch, store_products, sums_of
@@ -16,11 +16,11 @@ MOST_TOKENS = 512  # that the kernel is for; XLA's product of more tokens is as 
 
 
 def rounded_product(x: Rounded, weight, scale, in_parts: bool = False) -> jax.Array:
-    """``rounded_product_reference``, and on an NVIDIA GPU the kernel, if it is for so many tokens.
+    """``rounded_product_reference``, and on an NVIDIA GPU of the Hopper generation the kernel, if it is for so many tokens.
 
     With ``in_parts`` results may be in parts, as many as the kernel's tiling has: ``[..., Y, out]``."""
     tokens = x.numbers.size // x.shape[-1]
-    if tokens > MOST_TOKENS:
+    if tokens > MOST_TOKENS or not on_hopper():
         return rounded_product_reference(x, weight, scale)
     tiling = Tiling.of(tokens, weight.shape[0], weight.shape[1], in_parts)
     kernel = functools.partial(rounded_product_kernel, tiling=tiling)

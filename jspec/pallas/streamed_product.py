@@ -1,5 +1,5 @@
 """What a kernel of few tokens does whose weights stream from memory to the tensor cores as they are stored: its tiling, its
-launch, and its sums. ``jspec.pallas.rounded_product`` is made of it."""
+launch, and its sums. ``jspec.pallas.rounded_product`` and ``jspec.pallas.streamed_floats`` are made of it."""
 
 import dataclasses
 
@@ -41,21 +41,23 @@ class Tiling:
     parts: int = 1
 
     @classmethod
-    def of(cls, tokens: int, outputs: int, inputs: int, in_parts: bool = False) -> "Tiling":
-        """The tiling for ``tokens`` and a weight of int8 ``[outputs, inputs]``, in several parts only with ``in_parts``."""
+    def of(cls, tokens: int, outputs: int, inputs: int, in_parts: bool = False, itemsize: int = 1) -> "Tiling":
+        """The tiling for ``tokens`` and a weight ``[outputs, inputs]`` of so many bytes a number, in several parts only with
+        ``in_parts``."""
         of_tokens = 64 if tokens > 128 else max(SMALLEST, pl.next_power_of_2(tokens))
         tiles = pl.cdiv(tokens, of_tokens)
         if tiles * pl.cdiv(outputs, 128) >= (200 if tokens > 64 else _PROGRAMS):
             deep = of_tokens <= 32
-            return cls(128, of_tokens, 256 if deep else 128, 4 if deep else 8, 3 if deep or tokens > 64 else 4, True)
-        one = cls(64, of_tokens, 256 if tokens <= 64 else 128, 4, 5 if tokens <= 64 else 4, True)
+            depth, stages = (256 if deep else 128) // itemsize, 3 if deep or tokens > 64 else 4
+            return cls(128, of_tokens, depth, 4 if deep else 8, stages, True)
+        one = cls(64, of_tokens, (256 if tokens <= 64 else 128) // itemsize, 4, 5 if tokens <= 64 else 4, True)
         # A program of few outputs, which has at least 64 tokens, reads all of x for them.
-        few = cls(32, max(of_tokens, 64), 256, 4, 6 if of_tokens <= 64 else 4, False)
+        few = cls(32, max(of_tokens, 64), 256 // itemsize, 4, 6 if of_tokens <= 64 else 4, False)
         if in_parts:
             one = few if of_tokens == 64 and tiles == 1 else one
             programs, trips = tiles * pl.cdiv(outputs, one.outputs), pl.cdiv(inputs, one.inputs)
-            parts = 1
-            while programs * parts < _PROGRAMS and trips % (2 * parts) == 0 and trips // (2 * parts) >= _FEWEST_TRIPS:
+            parts, enough = 1, 2 * _PROGRAMS if itemsize == 2 and tokens > 64 else _PROGRAMS
+            while programs * parts < enough and trips % (2 * parts) == 0 and trips // (2 * parts) >= _FEWEST_TRIPS:
                 parts *= 2
             return dataclasses.replace(one, parts=parts)
         return few if tiles * pl.cdiv(outputs, 64) < 80 and tokens <= 128 else one

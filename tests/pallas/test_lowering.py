@@ -9,11 +9,11 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 
-from benchmarks.streamed_floats import streamed_product_kernel
 from jspec import mxfp4
 from jspec.models.cache import LayerKV, PagedView
-from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS
+from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear
 from jspec.models.packed import PackedView
 from jspec.pallas.attention import paged_attention
 from jspec.pallas.attention_reference import PLAIN, Rotation, Scores
@@ -32,6 +32,7 @@ from jspec.pallas.rounding import Rounded, activate_and_round, round_tokens
 from jspec.pallas.route_few import MOST_TOKENS
 from jspec.pallas.routing import route
 from jspec.pallas.routing_reference import Routing
+from jspec.pallas.streamed_floats import streamed_product_kernel
 from jspec.pallas.streamed_product import Tiling
 from jspec.pallas.warped_logits import WarpedLogits, num_groups
 from jspec.sampling.streams import RoundNoise
@@ -70,6 +71,13 @@ def _h200():
         return contextlib.nullcontext()
     device = jax.sharding.AbstractDevice(device_kind="NVIDIA H200", num_cores=132, platform="gpu")
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device))
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    """That is what it is lowered for; jax 0.10 cannot be told."""
+    for module in ("rounded_product", "streamed_floats"):
+        monkeypatch.setattr(f"jspec.pallas.{module}.on_hopper", lambda: True)
 
 
 def _scores(scores, sinks, dtype) -> Scores:
@@ -351,6 +359,31 @@ def test_products_of_rounded_tokens_lower_for_cuda(M, kernels, out, inputs, in_p
 def test_products_of_floats_lower_for_cuda(tiling):
     args = (jax.ShapeDtypeStruct((size, 4096), jnp.bfloat16) for size in (64, 6144))
     assert _kernels(_for_cuda(functools.partial(streamed_product_kernel, tiling=tiling), args)) == ["streamed_product"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "out", "inputs", "in_parts", "kernels"),
+    [
+        (1, 4096, 4096, True, 0),
+        (5, 4096, 4096, True, 1),
+        (5, 6144, 4096, False, 1),
+        (64, 4096, 14336, True, 1),
+        (80, 4096, 14336, True, 1),
+        (80, 4096, 14336, False, 0),
+        (320, 4096, 14336, True, 0),
+        (5, 28672, 4096, False, 0),
+        (5, 1000, 2000, False, 0),
+    ],
+)
+def test_maps_of_bfloat16_have_the_kernel_for_some_tokens(tokens, out, inputs, in_parts, kernels):
+    def mapped(weight, x):
+        linear = Linear(8, 8, in_parts=in_parts, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+        linear.weight = nnx.Param(weight)
+        return linear(x)
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((out, inputs), (1, tokens, inputs))]
+    assert _kernels(_for_cuda(mapped, args)) == ["streamed_product"] * kernels
+    assert not _kernels(jax.jit(mapped).lower(*args).as_text())
 
 
 @pytest.mark.parametrize("D", [100, 4096, 14336])

@@ -100,6 +100,17 @@ def test_tilings_fit_the_chip(tokens, in_parts, outputs, inputs):
     assert tiling.outputs * tiling.tokens <= 128 * 32 * tiling.num_warps  # registers of the sums
 
 
+@pytest.fixture
+def hopper(monkeypatch):
+    """Programs are lowered as for the GPUs that the kernel is for."""
+    monkeypatch.setattr("jspec.pallas.rounded_product.on_hopper", lambda: True)
+
+
+def test_other_gpus_get_no_parts():
+    assert rounded_product(*problem(6, 2048, 8192), in_parts=True).shape == (6, 2048)
+
+
+@pytest.mark.usefixtures("hopper")
 def test_what_may_come_in_parts_is_the_sum_of_them():
     x, weight, scale = problem(6, 2048, 8192, "float32")
     x = x.reshape(2, 3, 8192)
@@ -109,11 +120,13 @@ def test_what_may_come_in_parts_is_the_sum_of_them():
     np.testing.assert_allclose(parts.sum(-2), whole, rtol=1e-4, atol=1e-5 * float(jnp.abs(whole).max()))
 
 
+@pytest.mark.usefixtures("hopper")
 def test_many_tokens_come_whole():
     x, weight, scale = problem(MOST_TOKENS + 1, 64, 2048)
     assert rounded_product(x, weight, scale, in_parts=True).shape == (MOST_TOKENS + 1, 64)
 
 
+@pytest.mark.usefixtures("hopper")
 def test_one_part_is_the_default_of_a_small_product():
     assert Tiling.of(5, 64, 128, True).parts == 1
     assert jax.eval_shape(lambda *args: rounded_product(*args, in_parts=True), *problem(5, 64, 128)).shape == (5, 64)

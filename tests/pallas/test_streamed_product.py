@@ -7,7 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.streamed_floats import streamed_product_kernel, streamed_product_reference
+from jspec.pallas import streamed_floats
+from jspec.pallas.norm import whole
+from jspec.pallas.streamed_floats import (
+    streamed_product,
+    streamed_product_kernel,
+    streamed_product_reference,
+    streams,
+    tiling_of,
+)
 from jspec.pallas.streamed_product import Tiling
 
 WEIGHT_FIRST = Tiling(64, 32, 64, 4, 3, True)
@@ -46,3 +54,65 @@ class TestStreamedProduct:
             exact, size = x[:, cut] @ weight[:, cut].T, np.abs(x[:, cut]) @ np.abs(weight[:, cut]).T
             bound = 1e-5 * size + 1e-12 + (2**-8 * np.abs(exact) if in_parts.dtype == jnp.bfloat16 else 0)
             assert (np.abs(np.asarray(in_parts[:, i], np.float64) - exact) <= bound).all()
+
+
+def some(M: int, outputs: int, inputs: int, dtype="bfloat16"):
+    """Tokens and a weight."""
+    keys = jax.random.split(jax.random.key(M))
+    return tuple(jax.random.normal(key, (n, inputs), dtype) for key, n in zip(keys, (M, outputs), strict=True))
+
+
+@pytest.mark.parametrize("tokens", [2, 5, 16, 33, 64, 80, 128])
+@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 14336), (4096, 4096), (6144, 4096), (2048, 8192), (3072, 2048)])
+def test_tilings_fit_the_chip(tokens, outputs, inputs):
+    array = jax.ShapeDtypeStruct
+    tiling = tiling_of(array((tokens, inputs), jnp.bfloat16), array((outputs, inputs), jnp.bfloat16), in_parts=True)
+    assert -(-inputs // tiling.inputs) % tiling.parts == 0  # every part has as many trips
+    assert 2 * (tiling.outputs + tiling.tokens) * tiling.inputs * tiling.num_stages <= 227 * 1024  # shared memory
+    assert tiling.outputs * tiling.tokens <= 128 * 32 * 2 * tiling.num_warps  # registers of the sums
+
+
+def test_which_products_have_the_kernel(monkeypatch):
+    x, weight = some(5, 64, 1024)
+    assert not streams(x, weight)  # this machine has no such GPU
+    monkeypatch.setattr(streamed_floats, "on_hopper", lambda: True)
+    assert not streams(x, weight)  # too small
+    monkeypatch.setattr(streamed_floats, "_NUMBERS", range(2**16, 2**17))
+    assert streams(x, weight)
+    assert streams(x[None], weight)
+    assert not streams(x[:1], weight)
+    assert not streams(*some(5, 64, 1024, "float32"))
+    assert not streams(*some(5, 128, 1024))
+    assert [streams(*some(tokens, 64, 1024), in_parts=True) for tokens in (64, 65, 128, 129)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert [streams(*some(tokens, 64, 1024)) for tokens in (64, 65)] == [True, False]
+
+
+def test_parts_are_summed_before_they_are_rounded():
+    x, weight = some(6, 64, 2048)
+    x = x.reshape(2, 3, 2048)
+    parts = streamed_product(x, weight, True)
+    assert parts.shape == (2, 3, 4, 64)
+    assert parts.dtype == jnp.float32
+    exact = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+    np.testing.assert_allclose(np.asarray(whole(parts, x), np.float64), exact, rtol=2**-8, atol=1e-3)
+    assert whole(parts, x).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_its_derivative_is_that_of_the_product(in_parts):
+    args = some(3, 16, 1024, "float32")
+
+    def total(product, x, weight):
+        return jnp.sum(jnp.sin(product(x, weight)))
+
+    got, wanted = (
+        jax.grad(lambda x, weight, product=product: total(product, x, weight), argnums=(0, 1))(*args)
+        for product in (lambda *args: whole(streamed_product(*args, in_parts), args[0]), streamed_product_reference)
+    )
+    for one, other in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-3)
