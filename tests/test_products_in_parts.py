@@ -36,7 +36,7 @@ def in_parts(model) -> list[str]:
     for path, part in nnx.iter_graph(model):
         if isinstance(part, Linear):
             x, weight = jnp.zeros((*TOKENS, part.weight.shape[1]), part.weight.dtype), part.weight[...]
-            if streams(x, weight, part.in_parts) and tiling_of(x, weight, part.in_parts).parts > 1:
+            if streams(x, weight) and tiling_of(x, weight, part.in_parts).parts > 1:
                 found.append(str(path[-1]))
     return sorted(found)
 

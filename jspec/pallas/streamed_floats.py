@@ -13,19 +13,15 @@ from jspec.pallas.dispatch import by_platform, on_hopper
 from jspec.pallas.narrow_product import product
 from jspec.pallas.streamed_product import Tiling, launch, store_products, sums_of
 
-# By the table in benchmarks/LOG.md. The product of a single token is a reduction, which XLA computes as fast. With more than
-# 64 tokens this kernel is faster only in parts.
-_FEW_TOKENS, _SOME_TOKENS = range(2, 65), range(65, 129)
-# XLA's product of larger weights is as fast, and what smaller ones gain is not known.
-_NUMBERS = range(2**22, 2**26)
+# By the table in benchmarks/LOG.md. XLA's product of a single token is a reduction, and as fast as this kernel. So are its
+# products of more tokens and of larger weights. Smaller weights were not timed.
+_TOKENS, _NUMBERS = range(2, 65), range(2**24, 2**26)
 
 
-def streams(x, weight, in_parts: bool = False) -> bool:
-    """Whether a product has the kernel in a program for this GPU; arguments as for ``streamed_product``."""
-    tokens = x.size // x.shape[-1]
-    if not (x.dtype == weight.dtype == jnp.bfloat16 and weight.size in _NUMBERS and on_hopper()):
-        return False
-    return tokens in _FEW_TOKENS or (tokens in _SOME_TOKENS and tiling_of(x, weight, in_parts).parts > 1)
+def streams(x, weight) -> bool:
+    """Whether the product of x ``[..., in]`` and a weight ``[out, in]`` has the kernel in a program for this GPU."""
+    served = x.size // x.shape[-1] in _TOKENS and weight.size in _NUMBERS
+    return served and x.dtype == weight.dtype == jnp.bfloat16 and on_hopper()
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))

@@ -56,8 +56,8 @@ class Tiling:
         if in_parts:
             one = few if of_tokens == 64 and tiles == 1 else one
             programs, trips = tiles * pl.cdiv(outputs, one.outputs), pl.cdiv(inputs, one.inputs)
-            parts, enough = 1, 2 * _PROGRAMS if itemsize == 2 and tokens > 64 else _PROGRAMS
-            while programs * parts < enough and trips % (2 * parts) == 0 and trips // (2 * parts) >= _FEWEST_TRIPS:
+            parts = 1
+            while programs * parts < _PROGRAMS and trips % (2 * parts) == 0 and trips // (2 * parts) >= _FEWEST_TRIPS:
                 parts *= 2
             return dataclasses.replace(one, parts=parts)
         return few if tiles * pl.cdiv(outputs, 64) < 80 and tokens <= 128 else one

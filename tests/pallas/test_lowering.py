@@ -368,11 +368,9 @@ def test_products_of_floats_lower_for_cuda(tiling):
         (5, 4096, 4096, True, 1),
         (5, 6144, 4096, False, 1),
         (64, 4096, 14336, True, 1),
-        (80, 4096, 14336, True, 1),
-        (80, 4096, 14336, False, 0),
-        (320, 4096, 14336, True, 0),
+        (80, 4096, 14336, True, 0),
         (5, 28672, 4096, False, 0),
-        (5, 1000, 2000, False, 0),
+        (5, 4096, 2048, False, 0),
     ],
 )
 def test_maps_of_bfloat16_have_the_kernel_for_some_tokens(tokens, out, inputs, in_parts, kernels):

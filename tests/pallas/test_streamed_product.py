@@ -62,7 +62,7 @@ def some(M: int, outputs: int, inputs: int, dtype="bfloat16"):
     return tuple(jax.random.normal(key, (n, inputs), dtype) for key, n in zip(keys, (M, outputs), strict=True))
 
 
-@pytest.mark.parametrize("tokens", [2, 5, 16, 33, 64, 80, 128])
+@pytest.mark.parametrize("tokens", [2, 5, 16, 33, 64])
 @pytest.mark.parametrize(("outputs", "inputs"), [(4096, 14336), (4096, 4096), (6144, 4096), (2048, 8192), (3072, 2048)])
 def test_tilings_fit_the_chip(tokens, outputs, inputs):
     array = jax.ShapeDtypeStruct
@@ -83,13 +83,7 @@ def test_which_products_have_the_kernel(monkeypatch):
     assert not streams(x[:1], weight)
     assert not streams(*some(5, 64, 1024, "float32"))
     assert not streams(*some(5, 128, 1024))
-    assert [streams(*some(tokens, 64, 1024), in_parts=True) for tokens in (64, 65, 128, 129)] == [
-        True,
-        True,
-        True,
-        False,
-    ]
-    assert [streams(*some(tokens, 64, 1024)) for tokens in (64, 65)] == [True, False]
+    assert [streams(*some(tokens, 64, 1024)) for tokens in (2, 64, 65)] == [True, True, False]
 
 
 def test_parts_are_summed_before_they_are_rounded():
