@@ -53,7 +53,9 @@ class Attention(nnx.Module):
         self.sinks = nnx.Param(jnp.zeros(N, dtype)) if config.attention_sinks else None
 
     def __call__(self, x, positions, kv, view):
-        """``[B, T, in_features] -> [B, T, D]``, of those tokens alone that ``view`` has attend, and ``kv`` with new ones."""
+        """``[B, T, in_features] -> [B, T, D]``, of those tokens alone that ``view`` has attend, and ``kv`` with new ones.
+
+        The first may come in parts, ``[B, T, Y, D]``; see ``Linear.in_parts``."""
         qkv = self._queries_keys_values(x)
         scores = Scores(self.scale, self.softcap, None if self.sinks is None else self.sinks[...])
         rotation = rotation_at(positions, self.rope, self.head_dim)
@@ -86,7 +88,8 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """``down(activation(gate x) * up x)`` (Shazeer, 2020), or ``down(activation(up x))`` without a gate.
 
-    The weights of gate and up are stacked in one ``[2F, D]``. With ``shards``, F is that of one shard."""
+    ``[B, T, D] -> [B, T, D]``, or ``[B, T, Y, D]`` in parts; see ``Linear.in_parts``. The weights of gate and up are stacked
+    in one ``[2F, D]``. With ``shards``, F is that of one shard."""
 
     def __init__(self, config: ModelConfig, *, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
         D, F = config.hidden_size, config.intermediate_size

@@ -70,7 +70,7 @@ class Linear(nnx.Module):
         scale = None if self.scale is None else self.scale[...]
         if self.rounds:
             y = rounded_product(x if isinstance(x, Rounded) else round_tokens(x), weight, scale, self.in_parts)
-        elif scale is None and streams(x, weight):
+        elif scale is None and self.bias is None and streams(x, weight):  # a bias would be a launch more
             y = streamed_product(x, weight, self.in_parts)
         else:
             y = project(x, weight, scale)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_lowering import _for_cuda
+from cuda_lowering import for_cuda
 from test_prefill import MOSAIC, interpreted
 
 from benchmarks import latent_prefill
@@ -233,7 +233,7 @@ def test_which_shapes_have_the_kernel(shape, known):
 
 
 def test_lowers_for_hopper():
-    text = _for_cuda(functools.partial(expanded_attention, scores=Scores()), shapes())
+    text = for_cuda(functools.partial(expanded_attention, scores=Scores()), shapes())
     assert text.count(MOSAIC) == 1
     assert text.count("triton") >= 2
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cuda_lowering import for_cuda
 from test_attention import FULL, LIVE, Case, assert_agrees, problem
-from test_lowering import _for_cuda
 
 from jspec.pallas.attention import paged_attention_reference
 from jspec.pallas.attention_reference import Scores
@@ -106,7 +106,7 @@ def test_lowers_for_hopper(shape, window, sinks, monkeypatch):
     monkeypatch.setattr("jspec.pallas.prefill.on_hopper", lambda: True)
     q, *others = shapes(**shape)
     scores = Scores(sinks=jax.ShapeDtypeStruct(q.shape[2:3], q.dtype) if sinks else None)  # pyright: ignore
-    text = _for_cuda(lambda scores, *args: prefill_attention(*args, window, scores), (scores, q, *others))
+    text = for_cuda(lambda scores, *args: prefill_attention(*args, window, scores), (scores, q, *others))
     [operands] = re.findall(rf"{MOSAIC}\((.*?)\)", text)
     assert len(operands.split(",")) == (7 if sinks else 6)
     assert "triton" not in text
@@ -114,7 +114,7 @@ def test_lowers_for_hopper(shape, window, sinks, monkeypatch):
 
 def test_other_gpus_get_paged_attention(monkeypatch):
     monkeypatch.setattr("jspec.pallas.prefill.on_hopper", lambda: False)
-    text = _for_cuda(functools.partial(prefill_attention, window=None), shapes(8, 64))
+    text = for_cuda(functools.partial(prefill_attention, window=None), shapes(8, 64))
     assert MOSAIC not in text
     assert "triton" in text
 
