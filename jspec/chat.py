@@ -14,12 +14,9 @@ from typing import Any
 
 from jspec._arguments import require
 from jspec.messages import plain_messages, short
-from jspec.text import encode
+from jspec.text import COUNTED_CONTEXTS, encode_within, kept_tokens
 
 MAX_TEMPLATE = 2**20  # characters of a template; the longest that are known have some 20,000
-# A prompt with more characters for each token of the context could not be served, and is not encoded, which would take
-# long. The longest tokens of known vocabularies have 128 characters.
-CHARACTERS_PER_TOKEN = 256
 MAX_REASON = 300  # characters of an error that a template caused
 
 
@@ -34,6 +31,7 @@ def prompt_tokens(
     continue_final_message: bool = False,
     chat_template: str | os.PathLike | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
+    truncate_prompt_tokens: int | None = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """The tokens of a conversation. ``LLM.chat_prompt`` explains the arguments.
@@ -63,12 +61,15 @@ def prompt_tokens(
     options |= {"tools": tools, "documents": _documents(documents)}
     options |= {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
     text = _render(where, tokenizer, conversation, template, options)
-    if len(text) > CHARACTERS_PER_TOKEN * max_len:
+    cut = truncate_prompt_tokens is not None
+    most = COUNTED_CONTEXTS * max_len if not cut else kept_tokens(truncate_prompt_tokens, max_len)
+    what = f"the text that the chat template made of {where}"
+    tokens = encode_within(tokenizer, text, what, most, last=cut, add_special_tokens=False)
+    if tokens is None:
         raise ValueError(
             f"{where} make a prompt of {len(text)} characters, which max_len={max_len} tokens cannot hold; shorten them, "
             "or load the model with a larger max_len"
         )
-    tokens = encode(tokenizer, text, f"the text that the chat template made of {where}", add_special_tokens=False)
     if not tokens:
         raise ValueError(f"{where}: the chat template makes an empty prompt of them; expected another chat_template")
     return tokens

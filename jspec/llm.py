@@ -153,6 +153,7 @@ class LLM:
         continue_final_message: bool = False,
         chat_template: str | os.PathLike | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
+        truncate_prompt_tokens: int | None = None,
         **template_kwargs,
     ) -> list[int]:
         """The tokens that the checkpoint's chat template makes of a conversation: a prompt for ``jspec.generate``,
@@ -169,6 +170,9 @@ class LLM:
           chat_template: another template than the checkpoint's: its text, the name of one of several in the
             checkpoint, or the path of a file, as a ``pathlib.Path``.
           documents: texts to answer from, ``{"title": ..., "text": ...}``, for templates that know them.
+          truncate_prompt_tokens: return at least so many tokens at the end of a conversation that has more, which a
+            request with the same ``SamplingParams.truncate_prompt_tokens`` cuts; None refuses one that is longer than
+            the context.
           **template_kwargs: variables of the template by name, ``enable_thinking=False`` for example. As in transformers,
             variables that the template does not know have no effect.
 
@@ -185,6 +189,7 @@ class LLM:
             continue_final_message=continue_final_message,
             chat_template=chat_template,
             documents=documents,
+            truncate_prompt_tokens=truncate_prompt_tokens,
             template_kwargs=template_kwargs,
         )
 

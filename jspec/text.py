@@ -6,6 +6,9 @@ from typing import Protocol
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders write for bytes that are no complete character
 CONTEXT = 6  # how many tokens before the new ones are decoded with them; vLLM's number
 MAX_SETTLED = 16  # how many settled tokens are kept as context, before they are cut to CONTEXT
+COUNTED_CONTEXTS = 4  # texts of up to so many contexts are encoded, so that an error can say how long they are
+FIRST_PART = 8  # characters for each token that a caller can use, which are encoded first of a long text
+CUT_TOKENS = 64  # a part has at most so many tokens more than the same part of the whole: those of the word that is cut
 MAX_HELD = 16  # how many tokens may be held back; a character has at most four bytes, so more never become one
 
 
@@ -35,6 +38,41 @@ def encode(tokenizer: Tokenizer, text: str, what: str, *, add_special_tokens: bo
             f"{what} cannot be encoded by the checkpoint's tokenizer ({type(error).__name__}: {reason}); fetch the "
             "tokenizer files again, or pass token ids"
         ) from None
+
+
+def encode_within(
+    tokenizer: Tokenizer, text: str, what: str, most: int, *, last: bool = False, add_special_tokens: bool = True
+) -> list[int] | None:
+    """The tokens of a text that has at most ``most`` of them, at a cost that does not grow with what is too long.
+
+    A long text is encoded in part first: four times as much each time, until the part has too many tokens or is all.
+
+    Args:
+      tokenizer, text, what, add_special_tokens: as for ``encode``.
+      most: how many tokens the caller can use.
+      last: return the last tokens of a text that has more, at least ``most``, in place of None. They begin with other
+        tokens than the whole text's at that place where a run without a space is longer than the part.
+
+    Returns:
+      the tokens; None if there are more than ``most``.
+
+    Raises:
+      ValueError: as for ``encode``.
+    """
+    enough, size = most + CUT_TOKENS, FIRST_PART * (most + CUT_TOKENS)
+    while size < len(text):
+        part = text[-size:] if last else text[:size]
+        tokens = encode(tokenizer, part, what, add_special_tokens=add_special_tokens)
+        if len(tokens) > enough:
+            return tokens if last else None
+        size *= 4
+    tokens = encode(tokenizer, text, what, add_special_tokens=add_special_tokens)
+    return tokens if last or len(tokens) <= most else None
+
+
+def kept_tokens(truncate_prompt_tokens: int, max_len: int) -> int:
+    """How many tokens of a prompt ``SamplingParams.truncate_prompt_tokens`` keeps at most, in a context of ``max_len``."""
+    return max_len if truncate_prompt_tokens == -1 else min(truncate_prompt_tokens, max_len)
 
 
 class Detokenizer:

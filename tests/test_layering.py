@@ -19,6 +19,7 @@ JSPEC = ROOT / "jspec"
 LEAVES = {
     "__init__",
     "_arguments",
+    "_child_process",
     "compilation_cache",
     "decoder_parameters",
     "four_bits",
@@ -40,10 +41,21 @@ KNOWS = {
     "sampling": {"pallas"},
     "models": {"pallas"},
     "drafting": {"models", "pallas", "sampling"},
-    "structured": {"sampling"},
-    "engine": {"drafting", "models", "pallas", "sampling", "structured"},
+    "grammar": {"sampling"},
+    "engine": {"drafting", "grammar", "models", "pallas", "sampling"},
     "checkpoints": {"models"},
-    "serving": {"engine", "drafting", "models", "sampling", "llm", "api", "chat", "loading", "model_options"},
+    "serving": {
+        "engine",
+        "drafting",
+        "grammar",
+        "models",
+        "sampling",
+        "llm",
+        "api",
+        "chat",
+        "loading",
+        "model_options",
+    },
     "bench": {"chat", "checkpoints", "model_options"},
 }
 KNOW_CHECKPOINTS = {"api", "bench", "doctor", "loading", "train", "checkpoints"}

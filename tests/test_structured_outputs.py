@@ -9,10 +9,13 @@ import pydantic
 import pytest
 
 import jspec
-from jspec import StructuredOutputsParams, structured
+from jspec import StructuredOutputsParams
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.demo import FAMILY
-from jspec.structured import Grammars
+from jspec.grammar import grammars as grammars_module
+from jspec.grammar.constraint import GrammarConstraint
+from jspec.grammar.grammars import Grammars
+from jspec.grammar.limits import MAX_BYTES
 
 EOS, V = 0, 2048
 ALL = 2**32 - 1
@@ -89,7 +92,7 @@ def vocabulary() -> list[str]:
     return [tokenizer().decode([token], skip_special_tokens=False) for token in range(V)]
 
 
-def constraint_of(stop_tokens: Sequence[int] = (EOS,), **fields) -> structured.GrammarConstraint:
+def constraint_of(stop_tokens: Sequence[int] = (EOS,), **fields) -> GrammarConstraint:
     return grammars().constraint(StructuredOutputsParams(**fields), stop_tokens)
 
 
@@ -278,7 +281,7 @@ class TestRefusals:
             ({"json": {"type": "integer", "minimum": 5, "maximum": 1}}, "Unsatisfiable schema"),
             ({"json": {"$ref": "#/$defs/x"}}, "does not exist"),
             ({"json_object": True, "whitespace_pattern": "("}, "unclosed group"),
-            ({"json": {"enum": ["a" * structured.MAX_GRAMMAR_BYTES]}}, f"at most {structured.MAX_GRAMMAR_BYTES}"),
+            ({"json": {"enum": ["a" * MAX_BYTES]}}, f"at most {MAX_BYTES}"),
         ],
     )
     def test_a_grammar_that_is_none_names_the_field(self, fields, message):
@@ -291,7 +294,7 @@ class TestRefusals:
             constraint_of(json={"$ref": place})
 
     def test_without_llguidance(self, monkeypatch):
-        monkeypatch.setattr(structured, "available", lambda: False)
+        monkeypatch.setattr(grammars_module, "available", lambda: False)
         with pytest.raises(ValueError, match=r"needs llguidance: pip install 'jspec\[structured\]'"):
             constraint_of(regex="a")
 

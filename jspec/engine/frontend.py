@@ -13,13 +13,13 @@ from jspec._arguments import is_int, require, resolve_names
 from jspec.completion import Completion
 from jspec.config import EngineConfig, Speculation
 from jspec.engine.request import FAILED, FINISH_REASONS, ActiveRequest, Request
+from jspec.grammar.grammars import Grammars
 from jspec.keys import request_keys
 from jspec.prompts import Prompt, as_list, checked_ids, text_or_ids
 from jspec.results import Delta, Logprob, Result, Stats
 from jspec.sampling import processors
 from jspec.sampling.logprobs import TokenLogprobs
 from jspec.sampling.params import SamplingParams
-from jspec.structured import Grammars
 from jspec.text import Detokenizer, Tokenizer, encode
 
 
@@ -34,6 +34,9 @@ class Frontend:
       reproducible: what ``Result.reproducible`` says.
       default_params: what a request without SamplingParams starts from.
       max_len: the longest prompt plus completion, to which ``truncate_prompt_tokens=-1`` cuts prompts.
+
+    Attributes:
+      grammars: compiles those of requests with structured outputs.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class Frontend:
         self._vocab_size, self._eos_token_ids = vocab_size, tuple(eos_token_ids)
         self._method, self._reproducible = method, reproducible
         self._warned_of_limit = False
-        self._grammars = Grammars(tokenizer, vocab_size, eos_token_ids)
+        self.grammars = Grammars(tokenizer, vocab_size, eos_token_ids)
 
     def single(
         self,
@@ -114,7 +117,7 @@ class Frontend:
         elif params.stop:
             raise ValueError(f"stop={params.stop!r} is text, but the checkpoint has no tokenizer; use stop_token_ids")
         asked = params.structured_outputs
-        constraint = None if asked is None else self._grammars.constraint(asked, stop_tokens)
+        constraint = None if asked is None else self.grammars.constraint(asked, stop_tokens)
         return Request(index, tokens, params, key_data, stop_tokens, completion, priority, salt, bad_words, constraint)
 
     def delta(

@@ -41,10 +41,10 @@ from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.saved import Parts, moved
 from jspec.engine.spread import Spread
 from jspec.engine.state import DecodeState, Entries, of_rows, save
+from jspec.grammar.grammars import available
 from jspec.models.split import split
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise
-from jspec.structured import available
 
 TIMED_CALLS = 5  # of a decode program, when its cost is measured
 GIB = 2**30

@@ -1,5 +1,6 @@
 """What a request asks for."""
 
+import copy
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
@@ -117,9 +118,7 @@ class SamplingParams:
         require(is_int(least) and 0 <= least <= most, "min_tokens", least, f"an integer in 0..{most}{why}")
         for text in self.stop:
             require(isinstance(text, str) and text != "", "stop", text, "non-empty strings")
-        for token in self.stop_token_ids:
-            ok = is_int(token) and 0 <= token <= LARGEST_INT
-            require(ok, "stop_token_ids", token, "token ids of at least 0 and below 2^31")
+        self._check_ids("stop_token_ids")
         for name in ("ignore_eos", "detokenize", "skip_special_tokens", "include_stop_str_in_output"):
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         require(self.detokenize or not self.stop, "stop", self.stop, "no stop strings with detokenize=False")
@@ -158,12 +157,18 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             self._make_tuple("allowed_token_ids", "a list of token ids, or None")
             require(len(self.allowed_token_ids) > 0, "allowed_token_ids", [], "at least one token, or None for all")
-            for token in self.allowed_token_ids:
-                ok = is_int(token) and 0 <= token <= LARGEST_INT
-                require(ok, "allowed_token_ids", token, "token ids of at least 0 and below 2^31")
+            self._check_ids("allowed_token_ids")
         self._make_tuple("bad_words", "a string or a list of strings")
         for word in self.bad_words:
             require(isinstance(word, str) and word.strip() != "", "bad_words", word, "strings that are not blank")
+
+    def _check_ids(self, name: str):
+        ids = getattr(self, name)
+        if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= LARGEST_INT:
+            return  # in a moment even where there are as many as the vocabulary has
+        for token in ids:
+            ok = is_int(token) and 0 <= token <= LARGEST_INT
+            require(ok, name, token, "token ids of at least 0 and below 2^31")
 
     def _make_tuple(self, name: str, expected: str):
         value = getattr(self, name)
@@ -195,8 +200,11 @@ class SamplingParams:
         """The n requests that this one stands for, each with n = 1 and a seed of its own, if there is a seed."""
         if self.n == 1:
             return [self]
-        seeds = [None if self.seed is None else (self.seed + i) % 2**63 for i in range(self.n)]
-        return [dataclasses.replace(self, n=1, seed=seed) for seed in seeds]
+        copies = [copy.copy(self) for _ in range(self.n)]  # not built anew: what has been checked is not checked again
+        for i, one in enumerate(copies):
+            object.__setattr__(one, "n", 1)
+            object.__setattr__(one, "seed", None if self.seed is None else (self.seed + i) % 2**63)
+        return copies
 
     def most_tokens(self, room: int) -> int:
         """Most new tokens, where the context has room for so many."""

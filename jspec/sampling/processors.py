@@ -192,9 +192,9 @@ def check(params: SamplingParams, vocab_size: int, bad_words: Sequence[Sequence[
       what: the request, for the message.
     """
     for name in ("logit_bias", "allowed_token_ids"):
-        for token in getattr(params, name) or ():
-            if token >= vocab_size:
-                raise ValueError(f"{what}: {name} has token {token}: expected token ids in 0..{vocab_size - 1}")
+        largest = max(getattr(params, name) or (), default=0)
+        if largest >= vocab_size:
+            raise ValueError(f"{what}: {name} has token {largest}: expected token ids in 0..{vocab_size - 1}")
     if len(params.logit_bias or ()) > MAX_BIASES:
         raise ValueError(
             f"{what}: logit_bias has {len(params.logit_bias or ())} entries: expected at most {MAX_BIASES}"

@@ -7,19 +7,21 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 
 from jspec._arguments import require
 from jspec.engine.inbox import Inbox, Progress
 from jspec.engine.request import ActiveRequest, Request
+from jspec.grammar.grammars import Compilation, CompiledGrammar
 from jspec.llm import LLM
 from jspec.prompts import Prompt
 from jspec.results import Delta
 from jspec.sampling.params import SamplingParams
+from jspec.sampling.structured import StructuredOutputsParams
 
 # Threads that encode prompts. Python runs one thread at a time, and with twenty of them the one that steps the engine
 # got its turn so late that 512 prompts at once cost 3% of an H200's rate.
@@ -54,6 +56,7 @@ class AsyncEngine:
         self._news = threading.Condition()  # guards what follows, and wakes the thread
         self._arriving: collections.deque[_Stream] = collections.deque()  # of requests not submitted yet
         self._leaving: list[_Stream] = []  # whose callers have left, and whose requests are not given up yet
+        self._compilations: set[Compilation] = set()  # for which callers wait
         self._closed = False
         self._workers = ThreadPoolExecutor(WORKERS, "jspec.AsyncEngine.prepare")
         self.error: BaseException | None = None
@@ -104,14 +107,24 @@ class AsyncEngine:
           QueueFull: ``max_waiting`` requests wait already.
           RuntimeError: the engine is closed, or its thread met an exception, which is the cause of this one.
         """
+        form = StructuredOutputsParams.of(self._form(params, options))
+        grammar = None if form is None else await self.grammar(form)
         options |= {"key": key, "priority": priority, "salt": salt}
         request = await self.prepare(functools.partial(self._engine.request, prompt, params, **options))
         group = self.start([request])
+        del grammar  # the request has it
         try:
             async for _, delta in group:
                 yield delta
         finally:
             group.close()
+
+    def _form(self, params: SamplingParams | None, options: Mapping[str, Any]) -> Any:
+        """The form that a request asks for with its options, with its parameters, or by default."""
+        if isinstance(params, SamplingParams):
+            return params.structured_outputs
+        default = self._engine.frontend.default_params.structured_outputs
+        return options.get("structured_outputs", default)
 
     async def prepare(self, work: Callable[[], T]) -> T:
         """The result of ``work``, such as encoding a long prompt, which another thread does.
@@ -126,6 +139,33 @@ class AsyncEngine:
             self._require_open()
             future = self._workers.submit(work)
         return await asyncio.wrap_future(future)
+
+    async def grammar(self, form: StructuredOutputsParams) -> CompiledGrammar:
+        """What requests with this form need, compiled by threads that do nothing else. While a caller holds it, making such
+        requests takes no time for it. If the caller is cancelled, nothing is compiled for it any further.
+
+        Raises:
+          ValueError: the form cannot be had.
+          GrammarBusy: too many grammars are being compiled.
+          RuntimeError: the engine is closed.
+        """
+        grammars = self._engine.frontend.grammars
+        compilation = grammars.compile(form)
+        try:
+            with self._news:
+                self._require_open()
+                self._compilations.add(compilation)
+            future = asyncio.wrap_future(compilation)
+            await asyncio.wait([future], timeout=grammars.limits.wait)
+            grammars.require_begun(compilation)
+            await asyncio.wait([future])
+            if future.cancelled():
+                self._require_open()
+            return future.result()
+        finally:
+            compilation.cancel()
+            with self._news:
+                self._compilations.discard(compilation)
 
     def start(self, requests: Sequence[Request]) -> "Group":
         """Let requests wait that belong together: all of them, or none if there is no room for all.
@@ -170,7 +210,10 @@ class AsyncEngine:
         with self._news:
             self._closed = True
             self._workers.shutdown(wait=False)  # what was taken is still done
+            compilations = list(self._compilations)
             self._news.notify()
+        for compilation in compilations:
+            compilation.cancel()
         if self._thread is not None:
             self._thread.join()
         atexit.unregister(self._stop)

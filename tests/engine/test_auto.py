@@ -36,11 +36,11 @@ from jspec.drafting.methods import drafter_for
 from jspec.engine.adaptive import Controller
 from jspec.engine.engine import Engine
 from jspec.engine.request import ActiveRequest
+from jspec.grammar.grammars import available
 from jspec.llm import LLM
 from jspec.models.spread import mesh_of, on_every_device
 from jspec.results import Stats
 from jspec.sampling.params import SamplingParams
-from jspec.structured import available
 
 PROMPTS = ragged_prompts()
 KEYS = [key_of(seed) for seed in range(len(PROMPTS))]

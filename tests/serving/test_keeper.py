@@ -1,6 +1,7 @@
 """A keeper and its member, without a model: the member is a script, or a list of reports."""
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -27,6 +28,12 @@ LINK = "import sys, time\nfrom jspec.serving.keeper.link import Link\nfrom jspec
 LINK += "link = Link(int(sys.argv[1]))\n"
 
 
+def running(script: str):
+    """What stands for ``python_command``: a member that is this script."""
+    code = f"import json, sys\nsys.path[:] = json.loads(sys.argv[2])\n{script}"
+    return lambda _, descriptor: [sys.executable, "-P", "-c", code, descriptor, json.dumps(sys.path)]
+
+
 def run(work):
     return asyncio.run(asyncio.wait_for(work, PATIENCE))
 
@@ -40,7 +47,7 @@ def test_reports_are_lines(report):
 
 async def told(monkeypatch, script: str, lost_after: float = 30, do=lambda report, found: None) -> list:
     """What a member reports that is this script; ``do`` is called at each report."""
-    monkeypatch.setattr(child, "_CODE", "import json, sys\nsys.path[:] = json.loads(sys.argv[2])\n" + LINK + script)
+    monkeypatch.setattr(child, "python_command", running(LINK + script))
     found, reports = await Child.start(TASK, lost_after, {"OF_MINE": "é"}), []
     while not reports or not isinstance(reports[-1], Ended):
         reports.append(await found.report())
@@ -77,7 +84,7 @@ def test_a_member_that_dies_with_something_unread(monkeypatch):
     asked = []
 
     async def work():
-        monkeypatch.setattr(child, "_CODE", "import json, sys\nsys.path[:] = json.loads(sys.argv[2])\n" + LINK + script)
+        monkeypatch.setattr(child, "python_command", running(LINK + script))
         found = await Child.start(TASK, 1000)
         while psutil.Process(found._process.pid).status() != psutil.STATUS_STOPPED:
             await asyncio.sleep(0.05)
@@ -137,10 +144,11 @@ def test_children_of_a_member_end_with_it(monkeypatch):
 
 
 KEEPER = f"""
-import asyncio, sys, time
+import asyncio, json, sys, time
 from jspec.serving.keeper import child
 from jspec.serving.keeper.messages import Task
-child._CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[2])\\n" + sys.argv[1]
+code = "import json, sys; sys.path[:] = json.loads(sys.argv[2])\\n" + sys.argv[1]
+child.python_command = lambda _, descriptor: [sys.executable, "-P", "-c", code, descriptor, json.dumps(sys.path)]
 async def keep():
     started = await child.Child.start({TASK!r}, 30)
     print(started._process.pid, (await started.report()).rank, flush=True)

@@ -156,7 +156,7 @@ def test_a_form_that_cannot_be(service, fields, param, message, path):
 
 
 def test_without_llguidance(service, monkeypatch):
-    monkeypatch.setattr("jspec.structured.available", lambda: False)
+    monkeypatch.setattr("jspec.grammar.grammars.available", lambda: False)
     body = {**PATHS["/v1/completions"], "response_format": {"type": "json_object"}}
     error = error_of(ask(service, "/v1/completions", body), 400)
     assert error["param"] == "response_format"

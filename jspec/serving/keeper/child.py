@@ -2,15 +2,14 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Mapping
 from typing import Protocol
 
+from jspec._child_process import python_command
 from jspec.serving.keeper.messages import END, MOST_BYTES, PING, Alive, Ended, Failed, Ready, Report, Task, report_of
 
 log = logging.getLogger("jspec.serve")
@@ -19,11 +18,6 @@ START_PATIENCE = (
     300.0  # seconds that a member may be silent while it starts; libraries that are loaded stop its threads
 )
 PINGS = 5  # of which one in ``lost_after`` seconds has to be answered
-# The child finds modules where its keeper does, and none in the working directory that the keeper would not.
-_CODE = """import json, sys
-sys.path[:] = json.loads(sys.argv[2])
-from jspec.serving.keeper.member import main
-sys.exit(main(int(sys.argv[1])))"""
 
 
 class Started(Protocol):
@@ -76,7 +70,7 @@ class Child:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-c", _CODE, str(theirs.fileno()), json.dumps(sys.path)),
+                *python_command("jspec.serving.keeper.member", str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,  # a terminal's Ctrl-C is for the keeper

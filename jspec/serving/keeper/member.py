@@ -14,7 +14,7 @@ from jspec.serving.openai.listening import SIGNALS
 LOST = 4  # exit code of a member that has lost another one
 
 
-def main(descriptor: int) -> int:
+def main(descriptor: str) -> int:
     """Do the task of a keeper; returns the exit code if the group ended in order.
 
     Otherwise the process ends here and at once, since JAX would wait for the members that were lost.
@@ -22,7 +22,7 @@ def main(descriptor: int) -> int:
     Args:
       descriptor: of the connection to the keeper.
     """
-    link = Link(descriptor)
+    link = Link(int(descriptor))
     for number in SIGNALS:  # a terminal or SLURM sends them to the keeper as well, which decides what becomes of this
         signal.signal(number, signal.SIG_IGN)
     try:

@@ -66,7 +66,9 @@ def requests_of(
         raise of_value_error(error, asked, name) from None
 
 
-async def answered(service: Service, http: HttpRequest, prepare: Callable[[], Answer]) -> Response:
+async def answered(
+    service: Service, http: HttpRequest, asked: GenerationRequest, settings: Settings, prepare: Callable[[], Answer]
+) -> Response:
     """Answer a request, at once or in a stream, as long as its client is there.
 
     Args:
@@ -79,7 +81,12 @@ async def answered(service: Service, http: HttpRequest, prepare: Callable[[], An
 
     async def answer() -> Response:
         service.require_room()  # before work goes into it
+        try:
+            grammar = await service.grammar(settings.copies[0].structured_outputs)
+        except ValueError as error:
+            raise of_value_error(error, asked) from None
         prepared = await service.prepare(prepare)
+        del grammar  # the requests have it
         group = service.start(prepared.requests)
         if prepared.asked.stream:
             return EventStream(prepared.events(group), group.close)

@@ -20,7 +20,7 @@ MAX_KWARG = 256  # characters of a text for the template
 
 async def chat(service: Service, http: HttpRequest) -> Response:
     """Answer a request for the next message of a chat."""
-    asked = parsed(ChatRequest, await read_object(service, http))
+    asked = parsed(ChatRequest, await read_object(service, http), service.most_entries)
     model = service.require_model(asked.model)
     choice = asked.tool_choice
     require_that(choice in (None, "none", "auto"), "tool_choice", choice, '"none" or "auto"; no call can be forced')
@@ -32,23 +32,21 @@ async def chat(service: Service, http: HttpRequest) -> Response:
     settings = settings_of(service, asked, 1, tenant_of(http))
 
     def prepare() -> ChatAnswer:
-        requests = requests_of(service, asked, settings, prompt_of(service, asked), "messages")
+        requests = requests_of(
+            service, asked, settings, prompt_of(service, asked, asked.truncate_prompt_tokens), "messages"
+        )
         return ChatAnswer(asked, model, requests, service.llm.tokenizer, len(requests))
 
-    return await answered(service, http, prepare)
+    return await answered(service, http, asked, settings, prepare)
 
 
-def prompt_of(service: Service, asked: ChatFields) -> list[int]:
-    """The tokens that the chat template makes of a conversation.
+def prompt_of(service: Service, asked: ChatFields, kept: int | None = None) -> list[int]:
+    """The tokens that the chat template makes of a conversation; of one that will be cut to its last ``kept`` tokens, at
+    least those.
 
     Raises:
       ApiError: 400; the conversation is malformed or too long, or the template refuses it.
     """
-    limits = service.limits
-    for name, most in (("messages", limits.max_messages), ("tools", limits.max_tools)):
-        count = len(getattr(asked, name) or ())
-        if count > most:
-            raise ApiError(400, f"{name} has {count} entries: expected at most {most} (--max-{name})", name)
     ends_open = bool(asked.continue_final_message)
     adds = not ends_open if asked.add_generation_prompt is None else asked.add_generation_prompt
     if ends_open and adds:
@@ -61,6 +59,7 @@ def prompt_of(service: Service, asked: ChatFields) -> list[int]:
             continue_final_message=ends_open,
             chat_template=service.chat_template,
             documents=asked.documents or None,
+            truncate_prompt_tokens=kept,
             **_template_kwargs(service, asked.chat_template_kwargs or {}),
         )
     except (ValueError, TypeError) as error:

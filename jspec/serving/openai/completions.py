@@ -11,15 +11,15 @@ from jspec.serving.openai.asking import answered, requests_of, settings_of, tena
 from jspec.serving.openai.bodies import read_object
 from jspec.serving.openai.errors import ApiError, require_that, wrong
 from jspec.serving.openai.logprobs import completion_logprobs, prompt_logprobs
-from jspec.serving.openai.protocol import CompletionRequest, parsed, token_ids
+from jspec.serving.openai.protocol import CompletionRequest, parsed
 from jspec.serving.openai.service import Service
 
 
 async def completions(service: Service, http: HttpRequest) -> Response:
     """Answer a request for completions of one or several prompts."""
-    asked = parsed(CompletionRequest, await read_object(service, http))
+    asked = parsed(CompletionRequest, await read_object(service, http), service.most_entries)
     model = service.require_model(asked.model)
-    prompts = _prompts(asked.prompt, service.limits.max_prompts)
+    prompts = _prompts(service, asked)
     texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
     names = ["prompt"] if len(prompts) == 1 else [f"prompt[{i}]" for i in range(len(prompts))]
 
@@ -29,13 +29,13 @@ async def completions(service: Service, http: HttpRequest) -> Response:
         requests = []
         for prompt, name in zip(prompts, names, strict=True):
             if isinstance(prompt, str):
-                special, cut = asked.add_special_tokens is not False, asked.truncate_prompt_tokens is not None
-                prompt = service.encoded(prompt, name, special, cut)
+                special = asked.add_special_tokens is not False
+                prompt = service.encoded(prompt, name, special, asked.truncate_prompt_tokens)
             requests += requests_of(service, asked, settings, prompt, name)
         return CompletionAnswer(service, asked, model, requests, len(settings.copies), texts)
 
     require_that(not (asked.echo and service.llm.tokenizer is None), "echo", True, "false; the model has no tokenizer")
-    return await answered(service, http, prepare)
+    return await answered(service, http, asked, settings, prepare)
 
 
 class CompletionAnswer(Answer):
@@ -101,12 +101,13 @@ class CompletionAnswer(Answer):
         return self._service.decoded(self.requests[index].prompt) if text is None else text
 
 
-def _prompts(given: Any, most: int) -> list[Any]:
+def _prompts(service: Service, asked: CompletionRequest) -> list[Any]:
     """The prompts of a request, each text or token ids.
 
     Raises:
-      ApiError: 400; ``given`` is neither a prompt nor a list of prompts.
+      ApiError: 400; ``prompt`` is neither a prompt nor a list of prompts, or one is several times longer than the context.
     """
+    given, most, kept = asked.prompt, service.limits.max_prompts, asked.truncate_prompt_tokens
     if given is None:
         raise ApiError(400, "prompt is missing", "prompt")
     if isinstance(given, str):
@@ -115,10 +116,7 @@ def _prompts(given: Any, most: int) -> list[Any]:
     if not isinstance(given, list) or not given:
         raise wrong("prompt", given, expected)
     if type(given[0]) is int:
-        return [token_ids("prompt", given)]
+        return [service.given_ids("prompt", given, kept)]
     if len(given) > most:
         raise ApiError(400, f"prompt has {len(given)} prompts: expected at most {most} (--max-prompts)", "prompt")
-    for prompt in given:
-        if not isinstance(prompt, str):
-            token_ids("prompt", prompt)
-    return given
+    return [prompt if isinstance(prompt, str) else service.given_ids("prompt", prompt, kept) for prompt in given]

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from jspec.sampling.params import MAX_STOP_TOKENS
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
@@ -17,12 +19,17 @@ class Limits:
       max_choices: completions of a request, which are prompts times n.
       max_messages: messages of a chat.
       max_tools: tools of a chat.
+      max_documents: documents of a chat.
       max_stop_strings: stop strings.
       max_stop_length: characters of a stop string.
+      max_stop_token_ids: entries of ``stop_token_ids``.
       max_logprobs: likeliest tokens whose log-probabilities are given, of each token.
       max_logit_bias: entries of ``logit_bias``.
       max_bad_words: entries of ``bad_words``.
       max_grammar_bytes: characters of ``response_format`` or ``structured_outputs``, as JSON.
+      max_grammar_seconds: CPU seconds in which a grammar is compiled.
+      max_grammar_memory: bytes of memory that compiling a grammar takes.
+      max_grammar_wait: seconds that a grammar waits until others have been compiled; then the answer is 503.
       max_cache_salt: characters of ``cache_salt``.
     """
 
@@ -35,12 +42,17 @@ class Limits:
     max_choices: int = 256
     max_messages: int = 4096
     max_tools: int = 256
+    max_documents: int = 256
     max_stop_strings: int = 16
     max_stop_length: int = 1000
+    max_stop_token_ids: int = MAX_STOP_TOKENS
     max_logprobs: int = 20
     max_logit_bias: int = 1024
     max_bad_words: int = 128
     max_grammar_bytes: int = 2**16
+    max_grammar_seconds: float = 3.0
+    max_grammar_memory: int = 512 * 2**20
+    max_grammar_wait: float = 10.0
     max_cache_salt: int = 256
 
     def __post_init__(self):

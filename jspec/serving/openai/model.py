@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jspec
 from jspec.chat import read_template
+from jspec.grammar.limits import GrammarLimits
 from jspec.model_options import chosen_model
 from jspec.serving.openai.service import TEMPLATE_KWARGS, Service
 from jspec.serving.openai.settings import Settings
@@ -26,6 +27,9 @@ def load_service(args: argparse.Namespace, settings: Settings) -> Callable[[], S
             print("jspec serve: the target has no tokenizer, so prompts are token ids alone", file=sys.stderr)
         print("jspec serve: compiling", file=sys.stderr, flush=True)
         llm.warmup()
+        grammars, limits = llm.engine.frontend.grammars, settings.limits
+        grammars.limits = GrammarLimits(limits.max_grammar_seconds, limits.max_grammar_memory, limits.max_grammar_wait)
+        grammars.start()  # now, and not with the first request
         return Service(
             engine=jspec.AsyncEngine(llm),
             names=args.served_model_name or [args.target],

@@ -4,11 +4,17 @@ Values are what JSON says they are: ``"1"`` is no number, and ``null`` is the sa
 """
 
 import difflib
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from jspec.serving.openai.entries import Most, require_few
 from jspec.serving.openai.errors import ApiError, shown, wrong
+
+T = TypeVar("T")
+# The first entry that is wrong ends validation, which would otherwise make an error for each.
+ListOf = Annotated[list[T], Field(fail_fast=True)]
 
 
 class _Body(BaseModel):
@@ -44,15 +50,15 @@ class GenerationRequest(_Body):
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | ListOf[str] | None = None
+    stop_token_ids: ListOf[int] | None = None
     ignore_eos: bool | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: ListOf[int] | None = None
+    bad_words: ListOf[str] | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -79,9 +85,9 @@ class CompletionRequest(GenerationRequest):
 class ChatFields(_Body):
     """What a prompt is made of by the chat template."""
 
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    documents: list[dict[str, Any]] | None = None
+    messages: ListOf[dict[str, Any]]
+    tools: ListOf[dict[str, Any]] | None = None
+    documents: ListOf[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -113,7 +119,7 @@ class TokenizeChatRequest(ChatFields):
 class DetokenizeRequest(_Body):
     """``/detokenize``."""
 
-    tokens: list[int]
+    tokens: ListOf[int]
 
 
 # Fields that change nothing about the answer here.
@@ -158,17 +164,24 @@ _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "vllm_xargs": ((), "not supported"),
 }
 
-T = TypeVar("T", bound=_Body)
+B = TypeVar("B", bound=_Body)
 
 
-def parsed(kind: type[T], body: dict[str, Any]) -> T:
+def parsed(kind: type[B], body: dict[str, Any], most: Mapping[str, Most]) -> B:
     """The request that a body is.
 
+    Args:
+      kind: what it is to be.
+      body: the JSON object.
+      most: for each field that is a list or an object, how many entries it may have; of ``entries.most_entries``.
+
     Raises:
-      ApiError: 400, with the field's name: it is missing, of another type, unknown, or asks for what jspec cannot do.
+      ApiError: 400, with the field's name: it is missing, of another type, too long, unknown, or asks for what jspec
+        cannot do.
     """
     # None is no value; defaults take its place, except where None means something else than they do.
     given = {name: value for name, value in body.items() if value is not None or name == "max_tokens"}
+    require_few(kind, given, most)
     try:
         request = kind.model_validate(given)
     except ValidationError as error:
@@ -212,6 +225,6 @@ def token_ids(param: str, value: Any) -> list[int]:
     Raises:
       ApiError: it is none.
     """
-    if not isinstance(value, list) or not all(type(token) is int for token in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         raise wrong(param, value, "a list of token ids")
     return value

@@ -147,14 +147,6 @@ def _check_count(name: str, count: int | None, most: int):
 
 def _check_sizes(request: GenerationRequest, limits: Limits):
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    few = {
-        "stop": (len(stop), limits.max_stop_strings, "--max-stop-strings"),
-        "logit_bias": (len(request.logit_bias or ()), limits.max_logit_bias, "--max-logit-bias"),
-        "bad_words": (len(request.bad_words or ()), limits.max_bad_words, "--max-bad-words"),
-    }
-    for name, (count, most, option) in few.items():
-        if count > most:
-            raise ApiError(400, f"{name} has {count} entries: expected at most {most} ({option})", name)
     longest = max([*map(len, stop), *map(len, request.bad_words or ())], default=0)
     if longest > limits.max_stop_length:
         name = "stop" if any(len(text) == longest for text in stop) else "bad_words"

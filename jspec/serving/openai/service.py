@@ -1,23 +1,31 @@
 """What a server serves, and what its operator has decided."""
 
+import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from jspec.engine.engine import QueueFull
 from jspec.engine.request import Request
+from jspec.grammar.grammars import CompiledGrammar
+from jspec.grammar.process import GrammarBusy
 from jspec.llm import LLM
 from jspec.sampling.params import SamplingParams
+from jspec.sampling.structured import StructuredOutputsParams
 from jspec.serving.async_engine import AsyncEngine, Group
+from jspec.serving.openai.entries import Most, most_entries
 from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.keys import Keys
 from jspec.serving.openai.limits import Limits
-from jspec.text import encode
+from jspec.serving.openai.protocol import token_ids
+from jspec.text import COUNTED_CONTEXTS, encode_within, kept_tokens
 
 # Variables that well-known chat templates have, and that a request may set. None of them names a file or code.
 TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "preserve_thinking")
+
+GRAMMAR_RETRY = "5"  # seconds after which a client may ask for a grammar again
 
 T = TypeVar("T")
 
@@ -71,6 +79,11 @@ class Service:
         config = self.llm.engine.config
         return None if config.max_waiting is None else config.max_waiting + config.max_batch
 
+    @functools.cached_property
+    def most_entries(self) -> dict[str, Most]:
+        """How many entries each field of a request may have."""
+        return most_entries(self.limits, self.llm.target.config.vocab_size, COUNTED_CONTEXTS * self.max_len)
+
     def require_model(self, name: str | None) -> str:
         """The name under which a request asks for the model.
 
@@ -84,45 +97,48 @@ class Service:
             raise ApiError(404, message, "model", "model_not_found")
         return name
 
-    def encoded(self, text: str, param: str, special: bool = True, cut: bool = False) -> list[int]:
-        """The tokens of a text.
+    def encoded(self, text: str, param: str, special: bool = True, kept: int | None = None) -> list[int]:
+        """The tokens of a text; of one that will be cut, at least those that stay.
 
         Args:
           text: what to encode.
           param: the field that it is in.
           special: whether the tokenizer adds its special tokens.
-          cut: whether the prompt will be cut to its last tokens, so that any length will do.
+          kept: the request's ``truncate_prompt_tokens``: a text that will be cut to its last tokens may be of any length.
 
         Raises:
-          ApiError: 400; there is no tokenizer, it fails, or the text cannot be short enough.
+          ApiError: 400; there is no tokenizer, it fails, or the text is several times longer than the context.
         """
         tokenizer = self.llm.tokenizer
         if tokenizer is None:
             raise ApiError(400, f"{param} is text, but the model has no tokenizer: expected token ids", param)
-        if not cut:
-            self.require_short(len(text), param)
+        most = COUNTED_CONTEXTS * self.max_len if kept is None else kept_tokens(kept, self.max_len)
         try:
-            return encode(tokenizer, text, param, add_special_tokens=special)
+            tokens = encode_within(tokenizer, text, param, most, last=kept is not None, add_special_tokens=special)
         except ValueError as error:
             raise ApiError(400, str(error), param) from None
-
-    def require_short(self, characters: int, param: str):
-        """Refuse a text that has more characters than ``max_len`` of the longest tokens, before it is encoded.
-
-        Raises:
-          ApiError: 400.
-        """
-        if characters > self.max_len * self._longest_token:
+        if tokens is None:
             message = (
-                f"{param} has {characters} characters: expected what the model's context, {self.max_len} tokens, holds"
+                f"{param} has {len(text)} characters: expected what the model's context, {self.max_len} tokens, holds"
             )
             raise ApiError(400, message, param, "context_length_exceeded")
+        return tokens
 
-    @functools.cached_property
-    def _longest_token(self) -> int:
-        """Characters of the vocabulary's longest token."""
-        tokenizer = self.llm.tokenizer
-        return 1 if tokenizer is None else max(map(len, tokenizer.get_vocab()), default=1)
+    def given_ids(self, param: str, value: Any, kept: int | None) -> list[int]:
+        """The token ids that a client gave as a prompt; of one that will be cut, those that stay.
+
+        Args:
+          kept: the request's ``truncate_prompt_tokens``.
+
+        Raises:
+          ApiError: 400; it is no list of integers, or several times longer than the context.
+        """
+        if isinstance(value, list) and len(value) > (most := COUNTED_CONTEXTS * self.max_len):
+            if kept is None:
+                message = f"{param} has {len(value)} tokens: expected at most {self.max_len - 1}, and one more to come"
+                raise ApiError(400, message, param, "context_length_exceeded")
+            value = value[-most:]
+        return token_ids(param, value)
 
     def decoded(self, token_ids: Sequence[int], special: bool = True) -> str:
         """The text of tokens, special tokens included unless ``special`` is False."""
@@ -167,11 +183,31 @@ class Service:
         """The result of ``work``, which takes too long for the event loop; another thread does it.
 
         Raises:
-          ApiError: 503; the engine is closed.
+          ApiError: 503; the engine is closed, or too busy with grammars.
           Exception: what ``work`` raised.
         """
-        try:
+        with self._unavailable():
             return await self.engine.prepare(work)
+
+    async def grammar(self, form: StructuredOutputsParams | None) -> CompiledGrammar | None:
+        """What requests with this form need; as long as it is held, making them takes no time for it.
+
+        Raises:
+          ApiError: 503; the engine is closed, or too busy with grammars.
+          ValueError: the form cannot be had; the message begins with ``structured_outputs``.
+        """
+        if form is None:
+            return None
+        with self._unavailable():
+            return await self.engine.grammar(form)
+
+    @contextlib.contextmanager
+    def _unavailable(self) -> Iterator[None]:
+        """503 for what the engine raises if it is closed, or too busy with grammars."""
+        try:
+            yield
+        except GrammarBusy as error:
+            raise ApiError(503, str(error), headers={"Retry-After": GRAMMAR_RETRY}) from None
         except RuntimeError as error:
             if self.engine.closed:
                 raise unavailable() from error
@@ -184,13 +220,10 @@ class Service:
           ApiError: 429 if too many wait; 503 if the engine is closed.
         """
         try:
-            return self.engine.start(requests)
+            with self._unavailable():
+                return self.engine.start(requests)
         except QueueFull as error:
             raise _too_many(error) from None
-        except RuntimeError as error:
-            if self.engine.closed:
-                raise unavailable() from error
-            raise
 
 
 def _too_many(error: QueueFull) -> ApiError:

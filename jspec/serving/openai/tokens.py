@@ -16,7 +16,7 @@ from jspec.serving.openai.service import Service
 async def tokenize(service: Service, http: HttpRequest) -> Response:
     """The tokens of ``prompt``, or of what the chat template makes of ``messages``."""
     body = await read_object(service, http)
-    asked: Any = parsed(TokenizeChatRequest if "messages" in body else TokenizeRequest, body)
+    asked: Any = parsed(TokenizeChatRequest if "messages" in body else TokenizeRequest, body, service.most_entries)
     service.require_model(asked.model)
 
     def told() -> dict[str, Any]:
@@ -32,7 +32,7 @@ async def tokenize(service: Service, http: HttpRequest) -> Response:
 
 async def detokenize(service: Service, http: HttpRequest) -> Response:
     """The text of ``tokens``, special tokens included."""
-    asked = parsed(DetokenizeRequest, await read_object(service, http))
+    asked = parsed(DetokenizeRequest, await read_object(service, http), service.most_entries)
     service.require_model(asked.model)
     if service.llm.tokenizer is None:
         raise ApiError(400, "the model has no tokenizer", "tokens")
