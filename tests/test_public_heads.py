@@ -1,4 +1,4 @@
-"""Public draft heads, most of them for mixtures of experts, as their publishers write them, on tiny targets of their families.
+"""Public draft heads, most for mixtures of experts, as their publishers write them, on tiny targets of their families.
 
 Each head has the keys of config.json and the tensors that the publisher's code writes; its sizes are small, and those that
 are unequal in the published head are unequal here. The files on the hub themselves are not read. What it is that a head

@@ -205,7 +205,7 @@ def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
         "target_model_name_or_path": target_name,
         "tie_word_embeddings": False,
     }
-    anchor = dict.fromkeys(ANCHOR_KEYS, config.anchor_first)
+    anchor: dict[str, bool] = dict.fromkeys(ANCHOR_KEYS, config.anchor_first)
     if any(config.causal) or any(windows) or not (config.anchor_first or config.markov):
         every, plain = all(config.causal), tuple(window is not None for window in windows)
         require(every or config.causal == plain, "causal", config.causal, f"True for each layer, or {plain}")
@@ -221,7 +221,7 @@ def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
         "mask_token_id": config.mask_token_id,
         "markov_rank": config.markov_rank,
         **markov,
-        **({} if config.anchor_first else anchor),
+        **(anchor if not config.anchor_first else {}),
         "enable_confidence_head": config.confidence is not None,
         "confidence_head_with_markov": config.confidence == "markov",
     }
