@@ -88,7 +88,7 @@ def packed(codes: np.ndarray, axis: int, order: Sequence[int] = tuple(range(8)))
 
 
 def gptq(weight: np.ndarray, group_size=8, symmetric=False, order=False, v2=False, g_idx=True) -> Stored:
-    """As AutoGPTQ and GPTQModel write it."""
+    """As AutoGPTQ and GPTQModel write it: zeros as they are if ``v2``, else less one."""
     rounded = four_bits(weight, group_size, symmetric, order)
     zeros = packed(rounded.zeros.T, 1)
     if not v2:

@@ -9,7 +9,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from convert import load_draft
 from jspec.heads.block import MARKOVS
@@ -125,6 +125,19 @@ def test_jetspec(tmp_path):
     assert head.config.causal == (True, True)
     hidden, _ = rounds(head, "dflash")
     assert_close(head.draft_logits(hidden, Lender("dflash"))[:, 1:], golden("dflash")["draft_logits_causal"])
+
+
+def test_dflash_whose_anchor_drafts(tmp_path):
+    """DeepSpec's blocks in z-lab's class, which alone would mean that the first slot drafts nothing."""
+    keys = {"architectures": ["DFlashDraftModel"], "markov_rank": 0, "query_zero_predicts_next": True}
+    folder, found, lender = checkpoint(tmp_path / "head", "dspark", **keys), golden("dspark"), Lender("dspark")
+    weights = load_file(folder / "model.safetensors")
+    weights = {name: array for name, array in weights.items() if "confidence" not in name}
+    save_file(weights, folder / "model.safetensors")
+    head = head_of(folder)
+    assert (head.config.method, head.config.anchor_first, head.config.max_drafts) == ("dflash", True, 5)
+    hidden, _ = rounds(head, "dspark")
+    assert_close(head.draft_logits(hidden, lender), found["base_logits"])
 
 
 @pytest.mark.parametrize("kind", MARKOVS)

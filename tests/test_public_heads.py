@@ -1,4 +1,4 @@
-"""Public draft heads for mixtures of experts, as their publishers write them, on tiny targets of their families.
+"""Public draft heads, most for mixtures of experts, as their publishers write them, on tiny targets of their families.
 
 Each head has the keys of config.json and the tensors that the publisher's code writes; its sizes are small, and those that
 are unequal in the published head are unequal here. The files on the hub themselves are not read. What it is that a head
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from tiny import tiny_checkpoint
-from tiny_heads import NO_EMBEDDING, eagle, eagle3, p_eagle, speculators
+from tiny_heads import NO_EMBEDDING, deepspec_eagle3, eagle, eagle3, p_eagle, speculators
 
 import jspec
 from jspec.checkpoints.loading import read_draft_config
@@ -135,6 +135,14 @@ PUBLIC = [
         {**WIDE, "num_hidden_layers": 4},
         {},
         (2, 4, 5),
+    ),
+    Public(
+        "deepseek-ai/eagle3_qwen3_4b_ttt7, _8b_ttt7, _14b_ttt7",
+        "Qwen3ForCausalLM",
+        deepspec_eagle3,  # which says what its layer ids mean by the key that it has for them
+        {},
+        {},
+        (1, 2, 3, 5, 6),
     ),
     Public(
         "heads of the speculators package for Gemma",

@@ -62,6 +62,15 @@ def eagle3(path: str | os.PathLike, *, seed: int = 0, leave_out=(), file="model.
     return _write(path, config, tensors, leave_out, file)
 
 
+def deepspec_eagle3(path: str | os.PathLike, ids=(0, 1, 2, 4, 5), *, seed: int = 0, leave_out=(), **keys) -> Path:
+    """EAGLE-3 as DeepSpec trains it for a target of 8 layers: a copy of the target's config, and of embedding and head."""
+    own = {"num_target_layers": 8, "target_layer_ids": list(ids), "ttt_length": 7, "step_loss_decay": 1.0}
+    layers = {"layer_types": ["full_attention"], "sliding_window": None, "max_window_layers": 8, "head_dim": 16}
+    config = _merge(LLAMA, {"architectures": ["Qwen3Eagle3Model"], "model_type": "qwen3", **layers}, own, keys)
+    tensors = _eagle3_tensors(seed, config, {**config, "draft_vocab_size": V}, "layers.0.")
+    return _write(path, config, tensors, leave_out)
+
+
 def p_eagle(path: str | os.PathLike, *, seed: int = 0, leave_out=(), file="model.safetensors", **keys) -> Path:
     """P-EAGLE in a native layout: two layers, ``mask_hidden`` and a mask token."""
     parallel = {"architectures": ["PeagleLlamaForCausalLM"], "parallel_drafting": True, "ptd_token_id": MASK}
@@ -163,9 +172,8 @@ def _eagle3_tensors(seed: int, config: dict, flags: dict, first: str, mask: bool
     of the first layer's tensors."""
     V, D, Vd = config["vocab_size"], config["hidden_size"], flags["draft_vocab_size"]
     Dt = flags.get("target_hidden_size") or D
-    aux_layers = (
-        len(flags.get("eagle_aux_hidden_state_layer_ids") or range(3)) if flags.get("use_aux_hidden_state", True) else 0
-    )
+    ids = flags.get("eagle_aux_hidden_state_layer_ids") or flags.get("target_layer_ids") or range(3)
+    aux_layers = len(ids) if flags.get("use_aux_hidden_state", True) else 0
     bias = config.get("attention_bias", False)
     rest = {"qkv_bias": bias, "out_bias": bias, "qk_norm": config["model_type"] == "qwen3"}
     shapes: Shapes = {"embed_tokens.weight": (V, D), "norm.weight": (D,), "lm_head.weight": (Vd, D)}

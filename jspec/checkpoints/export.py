@@ -34,8 +34,9 @@ def export_draft(
 
     EAGLE is written in SafeAILab's layout, EAGLE-3 and P-EAGLE in the speculators format, which defines what its layer
     ids mean, layers for multi-token prediction in SGLang's, MLP speculators in ibm-fms', Medusa heads in FasterDecoding's,
-    and block drafters in DeepSpec's layout if the anchor drafts, otherwise in z-lab's. ``load_draft`` reads the same config
-    and params back, except for the ids of the begin and end of a sequence, which the target decides.
+    and block drafters in DeepSpec's layout if the anchor drafts or there is a Markov head, otherwise, and with windows or
+    causal layers, in z-lab's. ``load_draft`` reads the same config and params back, except for the ids of the begin and end
+    of a sequence, which the target decides.
 
     Args:
       folder: the folder to write to; it is created if it does not exist.

@@ -22,7 +22,6 @@ BLOCKS = {
     for name, config in VARIANTS.items()
     if isinstance(config, BlockConfig) and config.quantization is None  # layouts have no scales
 }
-NATIVE = [name for name in BLOCKS if name != "dspark-vanilla"]  # a Markov head behind an anchor that does not draft
 SPECULATORS = [name for name in BLOCKS if name != "jetspec"]  # whose layers are causal without windows
 
 
@@ -47,7 +46,7 @@ def same(found, expected):
 
 @pytest.mark.parametrize(
     ("name", "layout"),
-    [*((name, "native") for name in NATIVE), *((name, "speculators") for name in SPECULATORS)],
+    [*((name, "native") for name in BLOCKS), *((name, "speculators") for name in SPECULATORS)],
 )
 def test_what_is_written_is_read_again(tmp_path, name, layout):
     config, params, folder = exported(tmp_path / "head", name, layout)
@@ -147,8 +146,8 @@ def test_a_confidence_head_of_another_width(tmp_path):
 
 
 def test_layouts_that_cannot_state_a_head(tmp_path):
-    with pytest.raises(ValueError, match="markov='vanilla': expected None where the anchor does not draft"):
-        exported(tmp_path / "head", "dspark-vanilla", "native")
+    with pytest.raises(ValueError, match="markov='vanilla': expected None where a layer is causal or has a window"):
+        exported(tmp_path / "head", "dspark-vanilla", "native", {"causal": (True, True)})
     with pytest.raises(ValueError, match="layout='vllm': expected None or one of"):
         exported(tmp_path / "head", "dflash", "vllm")
     with pytest.raises(ValueError, match="in the speculators format"):

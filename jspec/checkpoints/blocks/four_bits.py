@@ -12,6 +12,7 @@ from jspec.checkpoints.params import Index, bounds_of
 from jspec.checkpoints.refusal import Refusal
 
 IN_TURN = tuple(range(8))
+MIDDLE = np.uint8(8)  # the code that stands for 0 where a weight is symmetric
 
 
 class Numbers(NamedTuple):

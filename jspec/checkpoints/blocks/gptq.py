@@ -1,17 +1,19 @@
 """GPTQ weights of four bits (Frantar et al., 2022), as AutoGPTQ, GPTQModel and AutoRound publish them."""
 
 import dataclasses
+import functools
 
 import numpy as np
 
 from jspec.checkpoints.blocks.format import Parts, read_group_size, read_plain, read_scales
-from jspec.checkpoints.blocks.four_bits import FourBitFormat, FourBitWeight, in_words, unpacked
+from jspec.checkpoints.blocks.four_bits import MIDDLE, FourBitFormat, FourBitWeight, in_words, unpacked
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.quantization_fields import INSTEAD, require_one_of
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
 
 _ONES = np.uint32(0x11111111)  # one in each of eight codes
+_STORED_MIDDLES = (int(MIDDLE) - 1, int(MIDDLE))  # how the zero of a symmetric weight is stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +27,7 @@ class GPTQWeight(FourBitWeight):
       order: int32 ``[in]``, the group of each input feature; None if the groups follow each other.
       ordered: whether they may not.
       less_one: whether one was subtracted from the zeros, as the first version of the format does.
+      symmetric: whether code 8 is the zero of all numbers, whatever ``less_one`` says.
     """
 
     codes: Tensor
@@ -33,15 +36,42 @@ class GPTQWeight(FourBitWeight):
     order: Tensor | None
     ordered: bool
     less_one: bool
+    symmetric: bool
 
     def numbers(self, outputs: slice, inputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        (of_inputs, rows), (of_outputs, columns) = in_words(inputs), in_words(outputs)
-        zeros = self.zeros.read_part((groups, of_outputs)).view(np.uint32)
+        of_inputs, rows = in_words(inputs)
+        codes = unpacked(self.codes.read_part((of_inputs, outputs)), 0)[rows]
+        scales = read_scales(self.scales, True, (groups, outputs))
+        if self.symmetric:
+            return codes, np.broadcast_to(self._middle, scales.shape), scales
+        words, columns = in_words(outputs)
+        zeros = self.zeros.read_part((groups, words)).view(np.uint32)
         if self.less_one:
             # To whole numbers, as GPTQModel does: it subtracts so when it writes, and a zero of 0 borrows from the next.
             zeros = zeros + _ONES
-        codes = unpacked(self.codes.read_part((of_inputs, outputs)), 0)[rows]
-        return codes, unpacked(zeros, 1)[:, columns], read_scales(self.scales, True, (groups, outputs))
+        return codes, unpacked(zeros, 1)[:, columns], scales
+
+    @functools.cached_property
+    def _middle(self) -> np.uint8:
+        """The zero of all numbers of a symmetric weight.
+
+        Some writers store it as 8 and some less one, as 7, and ``checkpoint_format`` does not tell which it was. Kernels for
+        symmetric weights never look at what is stored. All zeros are read once, also where parts of the weight are read, so
+        that a file is refused or not whatever the parts are.
+
+        Raises:
+          Refusal: something else is stored, which contradicts ``sym``.
+        """
+        words = self.zeros.read().view(np.uint32)
+        if not any(np.all(words == zero * _ONES) for zero in _STORED_MIDDLES):
+            found = np.unique(unpacked(words, 1)).tolist()
+            held = next((zero for zero in found if zero not in _STORED_MIDDLES), "both 7 and 8")
+            raise Refusal(
+                f"{self.file}: tensor {self.zeros.name!r} holds {held}: expected 7 everywhere or 8 everywhere, because "
+                "quantization_config.sym, which is true unless config.json says otherwise, puts the zero of each number in "
+                "the middle; set sym to false if the weights were not quantised symmetrically, else fetch the file again"
+            )
+        return MIDDLE
 
     def groups(self) -> np.ndarray:
         consecutive = self.consecutive()
@@ -68,11 +98,12 @@ class GPTQ(FourBitFormat):
 
     Attributes:
       ordered: whether input features were quantised in another order than they have (``desc_act``).
-      less_one: as in ``GPTQWeight``.
+      less_one, symmetric: as in ``GPTQWeight``.
     """
 
     ordered: bool
     less_one: bool
+    symmetric: bool
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -93,7 +124,7 @@ class GPTQ(FourBitFormat):
         zeros = parts.take(".qzeros", (inputs // group, outputs // 8), ("int32",))
         scales = parts.take(".scales", (inputs // group, outputs))
         about = name, codes.file, codes.path, shape, "float32", group
-        return GPTQWeight(*about, codes, zeros, scales, order, self.ordered, self.less_one)
+        return GPTQWeight(*about, codes, zeros, scales, order, self.ordered, self.less_one, self.symmetric)
 
 
 def read_gptq(fields: Fields) -> GPTQ:
@@ -115,7 +146,6 @@ def read_gptq(fields: Fields) -> GPTQ:
     if dynamic is not None and changed:
         raise dynamic.refuse(changed[0], f"none, because all modules are quantised alike; {INSTEAD}")
     plain, listed = read_plain(fields, "modules_to_not_convert")
-    size, ordered = read_group_size(fields), fields.flag("desc_act")
-    return GPTQ(
-        plain, listed, fields.where, size, f"{fields.prefix}group_size", ordered, fields.raw.get(key) != "gptq_v2"
-    )
+    size, ordered, less_one = read_group_size(fields), fields.flag("desc_act"), fields.raw.get(key) != "gptq_v2"
+    symmetric = fields.flag("sym", True)  # as in AutoGPTQ, GPTQModel and transformers
+    return GPTQ(plain, listed, fields.where, size, f"{fields.prefix}group_size", ordered, less_one, symmetric)

@@ -5,18 +5,20 @@ import dataclasses
 import numpy as np
 
 from jspec.checkpoints.blocks.format import Parts, read_group_size, read_plain, read_scales
-from jspec.checkpoints.blocks.four_bits import FourBitFormat, FourBitWeight, in_words, unpacked
+from jspec.checkpoints.blocks.four_bits import MIDDLE, FourBitFormat, FourBitWeight, in_words, unpacked
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.quantization_fields import require_one_of
 from jspec.checkpoints.refusal import Refusal
 from jspec.checkpoints.tensor import Tensor
 
-_MIDDLE = np.uint8(8)  # is added to all codes and zeros, which are -8..7 before
+ZEROS = ".weight_zero_point"  # how the name of a tensor of zeros ends
 
 
 @dataclasses.dataclass(frozen=True)
 class PackedWeight(FourBitWeight):
     """A weight ``[out, in]``, of which the codes of eight input features are in one number, the first in the lowest bits.
+
+    Codes and zeros were -8..7, and ``MIDDLE`` was added to each of them before they were stored.
 
     Attributes:
       codes: int32 ``[out, ceil(in / 8)]``.
@@ -38,7 +40,7 @@ class PackedWeight(FourBitWeight):
         words, columns = in_words(inputs)
         codes = unpacked(self.codes.read_part((outputs, words)), 1)[:, columns]
         scales = read_scales(self.scales, True, (outputs, groups))
-        zeros = np.broadcast_to(_MIDDLE, scales.shape)
+        zeros = np.broadcast_to(MIDDLE, scales.shape)
         if self.zeros is not None:
             words, rows = in_words(outputs)
             zeros = unpacked(self.zeros.read_part((words, groups)), 0)[rows]
@@ -57,8 +59,7 @@ class PackQuantized(FourBitFormat):
 
     @property
     def ends(self) -> tuple[str, ...]:
-        ends = ".weight_packed", ".weight_scale", ".weight_shape"
-        return ends if self.symmetric else (*ends, ".weight_zero_point")
+        return ".weight_packed", ".weight_scale", ".weight_shape", ZEROS
 
     @property
     def summary(self) -> str:
@@ -71,7 +72,13 @@ class PackQuantized(FourBitFormat):
         scales = parts.take(".weight_scale", (outputs, groups))
         size = parts.take(".weight_shape", (2,), ("int64", "int32"))
         if not self.symmetric:
-            zeros = parts.take(".weight_zero_point", (-(-outputs // 8), groups), ("int32",))
+            zeros = parts.take(ZEROS, (-(-outputs // 8), groups), ("int32",))
+        elif (extra := parts.found.get(ZEROS)) is not None:
+            key = self.group_key.replace("group_size", "symmetric")
+            raise Refusal(
+                f"{parts.where}/{extra.file}: tensor {extra.name!r} is there, but {key}, which is true unless config.json "
+                "says otherwise, says that there are no zeros; set it to false if there are"
+            )
         return PackedWeight(name, codes.file, codes.path, shape, "float32", group, codes, scales, zeros, size)
 
 

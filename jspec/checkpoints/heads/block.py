@@ -11,19 +11,33 @@ settings differ in where they are and in what they mean:
 | beside the layers | nothing | Markov and confidence heads | these, and copies of embedding and output head |
 
 Layer id i means the residual stream after layer i, so -1 is the embedding. Nothing in a DFlash head's tensors says which
-slot drafts first: the class in ``architectures`` decides, unless ``sample_from_anchor`` says it."""
+slot drafts first: the class in ``architectures`` decides, unless ``sample_from_anchor`` says it, or
+``query_zero_predicts_next``, which means the same. Either may be in ``dflash_config`` or at the top, in every layout
+(``jspec.checkpoints.heads.block_settings``)."""
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.heads.aux_layers import OUTPUT_IDS, given_aux_layers
+from jspec.checkpoints.heads.block_settings import (
+    ANCHOR_KEYS,
+    DFLASH,
+    causal,
+    projector,
+    refuse_mask_embedding,
+    require_supported,
+    said_of_anchor,
+    settings_of,
+)
 from jspec.checkpoints.heads.eagle3_settings import Settings
-from jspec.checkpoints.heads.format import HeadFormat, architectures
+from jspec.checkpoints.heads.format import HeadFormat, architectures, refuse_gemma
 from jspec.checkpoints.heads.layers import layer_fields, read_layers, window_fields
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.heads.vocabulary import D2T, T2D, draft_ids, offsets, require_identity
@@ -34,34 +48,26 @@ from jspec.checkpoints.tensor import Tensor
 from jspec.heads import EMBEDDING, BlockConfig
 
 TYPE_OF_SPECULATORS = "speculators_model_type"  # in that format alone
-ID_KEY, DFLASH = "target_layer_ids", "dflash_config"
 MARKOV, CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head.proj.weight"
 
-# Settings that change what a draft head computes, each with the only value that is supported.
-_FIXED: tuple[tuple[str, float | bool | None], ...] = (
-    ("final_logit_softcapping", None),
-    ("input_embedding_scale", 1),
-    ("output_multiplier", 1),
-)
 
-
-def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> Layout:
+def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> Layout:
     """The ``Layout`` of a folder in one of the native layouts.
 
     Raises:
       Refusal: config.json and the tensors contradict each other, or a setting is not supported.
     """
-    inner = fields.nested(DFLASH)
-    settings = Settings((inner, fields) if inner else (fields,))
-    own = architectures(fields)
-    if "gemma" in own:
-        raise fields.refuse("architectures", "a class with layers of Qwen3; draft heads of Gemma 4 are not supported")
-    holder = settings.object_with("sample_from_anchor")
-    anchor_first = holder.flag("sample_from_anchor", "dspark" in own)
+    refuse_mask_embedding(folder)
+    refuse_gemma(fields)
+    settings = settings_of(fields)
+    anchor_first = said_of_anchor(settings)
+    if anchor_first is None:
+        anchor_first = "dspark" in architectures(fields) or projector(settings) == "dspark"
     layers = _layers(fields, tensors)
-    causal = _causal(settings, layers.windows)
-    ids = settings.object_with(ID_KEY)
-    return build(settings, tensors, options, layers, listed_after(ids, ID_KEY, shift=1), anchor_first, causal)
+    aux_layers = given_aux_layers(settings, options.aux_convention, least=-1)
+    if aux_layers is None:
+        raise settings.object_with(OUTPUT_IDS).refuse(OUTPUT_IDS, "a list of layer ids of at least -1")
+    return build(settings, tensors, options, layers, aux_layers, anchor_first, causal(settings, layers.windows))
 
 
 def build(
@@ -86,10 +92,7 @@ def build(
       Refusal: config.json and the tensors contradict each other, or a setting is not supported.
     """
     top = settings.objects[-1]
-    for key, only in _FIXED:
-        value = (holder := settings.object_with(key)).raw.get(key)
-        if value is not None and value != only:
-            raise holder.refuse(key, "null" if only is None else f"{only!r}, the one value that is supported")
+    require_supported(settings, layers.windows, anchor_first)
     markov, rank = _markov(settings, tensors)
     config = BlockConfig(
         layers=layers,
@@ -122,31 +125,6 @@ def _layers(fields: Fields, tensors: dict[str, Tensor]):
     if fields.integer("num_hidden_layers", count) != count:
         raise fields.refuse("num_hidden_layers", f"{count}, as many layers as the files hold tensors of")
     return read_layers(fields, tensors, "layers.0.", bias_key="attention_bias")
-
-
-def _causal(settings: Settings, windows: Sequence[int | None]) -> tuple[bool, ...]:
-    """Of each layer, whether its slots see none of those behind them."""
-    for key in ("causal_head", "is_causal", "causal"):
-        if (holder := settings.object_with(key)).raw.get(key) is not None:
-            return (holder.flag(key),) * len(windows)
-    return tuple(window is not None for window in windows)
-
-
-def listed_after(holder: Fields, key: str, shift: int) -> tuple[int, ...]:
-    """The auxiliary hidden states that config.json lists, ascending: k is the residual stream after k layers.
-
-    Args:
-      holder: the object that has the list.
-      key: the key of the list.
-      shift: what is added to each id.
-    """
-    ids: Any = holder.raw.get(key)
-    listed = isinstance(ids, list) and bool(ids)
-    if not listed or not all(isinstance(i, int) and not isinstance(i, bool) and i + shift >= 0 for i in ids):
-        raise holder.refuse(key, f"a list of layer ids of at least {-shift}")
-    if ids != sorted(set(ids)):
-        raise holder.refuse(key, "different layer ids, ascending, which is the order in which 'fc.weight' reads them")
-    return tuple(i + shift for i in ids)
 
 
 def _target_size(top: Fields, tensors: dict[str, Tensor], count: int) -> int:
@@ -208,10 +186,13 @@ def _confidence(top: Fields, tensors: dict[str, Tensor], hidden_size: int, rank:
 
 
 def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
-    """The config.json: of DeepSpec's layout for heads whose anchor drafts, of z-lab's for others.
+    """The config.json: of DeepSpec's layout for heads whose anchor drafts and for DSpark heads, of z-lab's for others.
+
+    DeepSpec's layout has neither causal layers nor windows. A head whose first draft is not where the class of its layout
+    has it says so under ``ANCHOR_KEYS``.
 
     Raises:
-      ValueError: the layout cannot state ``config``.
+      ValueError: neither layout can state ``config``.
     """
     windows = config.layers.windows
     ids = [k - 1 for k in config.aux_layers]
@@ -224,23 +205,23 @@ def hf_config(config: BlockConfig, target_name: str) -> dict[str, Any]:
         "target_model_name_or_path": target_name,
         "tie_word_embeddings": False,
     }
-    if not config.anchor_first:
-        causal = all(config.causal)
-        plain = tuple(window is not None for window in windows)
-        require(causal or config.causal == plain, "causal", config.causal, f"True for each layer, or {plain}")
-        dflash = {"mask_token_id": config.mask_token_id, ID_KEY: ids, **({"causal_head": True} if causal else {})}
-        require(config.markov is None, "markov", config.markov, "None where the anchor does not draft")
-        return {"architectures": ["DFlashDraftModel"], **shared, DFLASH: dflash}
-    require(not any(config.causal), "causal", config.causal, "False for each layer where the anchor drafts")
-    require(not any(windows), "windows", windows, "None for each layer where the anchor drafts")
+    anchor: dict[str, bool] = dict.fromkeys(ANCHOR_KEYS, config.anchor_first)
+    if any(config.causal) or any(windows) or not (config.anchor_first or config.markov):
+        every, plain = all(config.causal), tuple(window is not None for window in windows)
+        require(every or config.causal == plain, "causal", config.causal, f"True for each layer, or {plain}")
+        require(config.markov is None, "markov", config.markov, "None where a layer is causal or has a window")
+        dflash = {"mask_token_id": config.mask_token_id, OUTPUT_IDS: ids, **({"causal_head": True} if every else {})}
+        own = {DFLASH: dflash | (anchor if config.anchor_first else {})}
+        return {"architectures": ["DFlashDraftModel"], **shared, **own}
     markov = {"markov_head_type": config.markov} if config.markov is not None else {}
     return {
         "architectures": ["Qwen3DSparkModel"],
         **shared,
-        ID_KEY: ids,
+        OUTPUT_IDS: ids,
         "mask_token_id": config.mask_token_id,
         "markov_rank": config.markov_rank,
         **markov,
+        **(anchor if not config.anchor_first else {}),
         "enable_confidence_head": config.confidence is not None,
         "confidence_head_with_markov": config.confidence == "markov",
     }
@@ -264,7 +245,7 @@ def recognises(fields: Fields, names: Collection[str]) -> bool:
 
 FORMAT = HeadFormat(
     recognises=recognises,
-    read=lambda _, fields, tensors, options: read(fields, tensors, options),
+    read=read,
     write_config=lambda config, target_name, _: hf_config(config, target_name),
     write_tensors=public_tensors,
     lists_layers=True,

@@ -9,7 +9,10 @@ from typing import Any
 
 from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.folder import Folder
 from jspec.checkpoints.heads import block
+from jspec.checkpoints.heads.aux_layers import listed_after
+from jspec.checkpoints.heads.block_settings import ANCHOR_KEYS, refuse_mask_embedding, said_of_anchor, settings_of
 from jspec.checkpoints.heads.eagle3_settings import Settings
 from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.heads.layers import read_layers
@@ -32,26 +35,29 @@ KINDS = ("dflash", "dspark")
 IDS = "aux_hidden_state_layer_ids"
 
 
-def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> Layout:
+def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> Layout:
     """The ``Layout`` of a folder in the speculators format.
 
     Raises:
       Refusal: config.json and the tensors contradict each other, or a setting is not supported.
     """
+    refuse_mask_embedding(folder)
+    settings = settings_of(fields)
     layers = read_layers(layers_of(fields, tensors), tensors, "layers.0.", bias_key="attention_bias")
     slides = fields.flag("sliding_window_non_causal")
     causal = tuple(window is not None and not slides for window in layers.windows)
-    aux_layers, first = block.listed_after(fields, IDS, shift=0), _anchor_first(fields)
-    return block.build(Settings((fields,)), tensors, options, layers, aux_layers, first, causal)
+    aux_layers, first = listed_after(settings, IDS, shift=0, least=0), _anchor_first(settings, fields)
+    return block.build(settings, tensors, options, layers, aux_layers, first, causal)
 
 
-def _anchor_first(fields: Fields) -> bool:
-    """Whether the anchor's slot drafts: ``sample_from_anchor``, or else how many tokens the format says that are drafted."""
-    key, size, drafts = "sample_from_anchor", fields.integer("block_size"), trained_drafts(fields)
-    if fields.raw.get(key) is not None:
-        return fields.flag(key)
+def _anchor_first(settings: Settings, fields: Fields) -> bool:
+    """Whether the anchor's slot drafts, as config.json says it, or else how many tokens it says that are drafted."""
+    size, drafts = fields.integer("block_size"), trained_drafts(fields)
+    if (said := said_of_anchor(settings)) is not None:
+        return said
     if drafts not in (size, size - 1):
-        raise fields.refuse(key, f"true or false, because {drafts} speculative_tokens of a block of {size} do not tell")
+        expected = f"true or false, because {drafts} speculative_tokens of a block of {size} do not tell"
+        raise fields.refuse(ANCHOR_KEYS[0], expected)
     return drafts == size
 
 
@@ -91,7 +97,7 @@ def hf_config(config: BlockConfig, target_name: str, target_architectures: Seque
 
 FORMAT = HeadFormat(
     recognises=lambda fields, _: fields.raw.get(TYPE) in KINDS,
-    read=lambda _, fields, tensors, options: read(fields, tensors, options),
+    read=read,
     write_config=hf_config,
     write_tensors=block.public_tensors,
     lists_layers=True,

@@ -1,8 +1,8 @@
 """EAGLE-3 heads (Li et al., 2025) and P-EAGLE heads (2026): tensors ``midlayer.*`` or ``layers.0.*``, ``fc``, ``norm``.
 
 Every public layout has the same tensors, but keeps the settings under different keys of config.json. ``read`` is for the
-native layouts: the authors', SpecForge's, NVIDIA Model Optimizer's and NeMo Automodel's. The speculators format is read
-by ``jspec.checkpoints.heads.speculators``, which calls ``build`` of this file."""
+native layouts: the authors', SpecForge's, NVIDIA Model Optimizer's, NeMo Automodel's and DeepSpec's. The speculators format
+is read by ``jspec.checkpoints.heads.speculators``, which calls ``build`` of this file."""
 
 import dataclasses
 import os
@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable
 import numpy as np
 
 from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.heads.aux_layers import OUTPUT_IDS, aux_ids_key, given_aux_layers
 from jspec.checkpoints.heads.eagle3_settings import (
-    IDS,
     MASK,
     NEMO,
     NORM,
@@ -21,10 +21,9 @@ from jspec.checkpoints.heads.eagle3_settings import (
     FinalNorm,
     Settings,
     final_norm,
-    given_aux_layers,
     norm_meaning,
 )
-from jspec.checkpoints.heads.format import HeadFormat, architectures
+from jspec.checkpoints.heads.format import HeadFormat, architectures, refuse_gemma
 from jspec.checkpoints.heads.layers import has_tensor, read_layers
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.heads.vocabulary import D2T, T2D, draft_ids, offsets, require_identity
@@ -52,18 +51,19 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
       Refusal: config.json and the tensors contradict each other, a setting is not supported, or config.json has a setting
         whose meaning ``options`` has to say and does not.
     """
+    refuse_gemma(fields)
     inner = fields.nested("eagle_config")
     settings = Settings((inner, fields) if inner else (fields,))
-    aux_layers = given_aux_layers(settings.object_with(IDS), options.aux_convention)
+    aux_layers = given_aux_layers(settings, options.aux_convention)
     norm_output = norm_meaning(fields, settings.object_with(NORM_KEY), options.norm_output, tensors)
     norm = final_norm(settings, tensors, norm_output)
     parallel = "peagle" in str(fields.raw.get("architectures")).lower() or fields.flag("parallel_drafting")
     if "Qwen3" in str(fields.raw.get("architectures")) and not any("q_norm" in name for name in tensors):
         raise fields.refuse("architectures", "one without query and key norms, because the files hold none")
     layout = build(_layers(fields, tensors), settings, tensors, aux_layers, norm, parallel, options.mask_token_id)
-    return dataclasses.replace(
-        layout, aux_convention=options.aux_convention if aux_layers else None, norm_output=norm_output
-    )
+    said = "output_of" if settings.object_with(OUTPUT_IDS).raw.get(OUTPUT_IDS) else None
+    convention = (options.aux_convention or said) if aux_layers else None
+    return dataclasses.replace(layout, aux_convention=convention, norm_output=norm_output)
 
 
 def _layers(fields: Fields, tensors: Iterable[str]) -> Fields:
@@ -97,7 +97,7 @@ def build(
       fields: the config of its layers.
       settings: the other settings in config.json.
       tensors: name -> tensor, for every tensor in the files.
-      aux_layers: the auxiliary hidden states that config.json lists, as ``listed_aux_layers`` returns them.
+      aux_layers: the auxiliary hidden states that config.json lists, as ``given_aux_layers`` returns them.
       norm: which readers of the last layer's output read it normed.
       parallel: whether config.json says that the draft head drafts several positions in one pass, as P-EAGLE does.
       mask_token_id: the user's option, the token id of a P-EAGLE head's mask slots.
@@ -159,10 +159,7 @@ def table(config: Eagle3Config, first: str = "layers.0.", old_aux_norms: bool = 
 
 
 def _require_supported(fields: Fields, settings: Settings, tensors: dict[str, Tensor]):
-    for key, only in _FIXED:
-        value = (holder := settings.object_with(key)).raw.get(key)
-        if value is not None and value != only:
-            raise holder.refuse(key, f"{only!r}, the one value that is supported")
+    settings.require_fixed(_FIXED)
     if fields.raw.get("kv_lora_rank") is not None or any("kv_a_proj" in name for name in tensors):
         raise Refusal(
             f"{fields.where}: the draft head has latent attention (MLA, kv_lora_rank), which is not supported"
@@ -189,7 +186,7 @@ def _num_aux_layers(
     count = width // target_size
     if aux_layers is not None and len(aux_layers) != count:
         expected = f"{count} different layer ids, because 'fc.weight' fuses {count} hidden states"
-        raise settings.object_with(IDS).refuse(IDS, expected)
+        raise settings.object_with(key := aux_ids_key(settings)).refuse(key, expected)
     holder = settings.object_with(stated := "num_aux_hidden_states")
     if holder.integer(stated, count) != count:
         raise holder.refuse(stated, f"{count}, as 'fc.weight' has")

@@ -1,14 +1,15 @@
-"""The settings of EAGLE-3 heads in config.json, and what the two ambiguous ones mean.
+"""The settings of EAGLE-3 heads and block drafters in config.json: where they are, and what ``norm_output`` means.
 
 Two keys mean different things to different tools, and a file does not say which tool wrote it:
 
-- ``eagle_aux_hidden_state_layer_ids`` lists the target's layers whose hidden states the draft head reads, either the
-  inputs of these layers or their outputs. The user says which with ``HeadOptions.aux_convention``.
 - ``norm_output`` says either that the normed output is fed back into the draft head, or that the output head reads the
   normed output. The user says which with ``HeadOptions.norm_output``.
+- ``eagle_aux_hidden_state_layer_ids`` lists the target's layers whose hidden states the draft head reads, either the
+  inputs of these layers or their outputs: see ``jspec.checkpoints.heads.aux_layers``.
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -16,7 +17,6 @@ from typing import NamedTuple
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.refusal import Refusal
 
-IDS = "eagle_aux_hidden_state_layer_ids"
 MASK = "mask_hidden"
 MASK_KEYS = ("dflash_config.mask_token_id", "mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 NORM, NORM_KEY, LAST_NORM_KEY = "norm.weight", "norm_output", "use_last_layernorm"
@@ -37,6 +37,29 @@ class Settings:
     def object_with(self, key: str) -> Fields:
         """The first object that has ``key``; the top level if none has it."""
         return next((one for one in self.objects if one.raw.get(key) is not None), self.objects[-1])
+
+    def flag(self, *keys: str) -> bool | None:
+        """The boolean that config.json has under any of ``keys``, in any object; None if it has none of them.
+
+        Raises:
+          Refusal: one of them is no boolean, or two of them differ.
+        """
+        found = [(one, key) for key in keys for one in self.objects if one.raw.get(key) is not None]
+        said = [(f"{one.prefix}{key}", one.flag(key)) for one, key in found]
+        for name, value in said[1:]:
+            if value != said[0][1]:
+                raise Refusal(
+                    f"{self.objects[-1].where}: {said[0][0]}={said[0][1]} and {name}={value} contradict each other, because "
+                    "they say the same thing; leave out the one that is wrong"
+                )
+        return said[0][1] if said else None
+
+    def require_fixed(self, fixed: Iterable[tuple[str, float | bool | None]]):
+        """Raise a ``Refusal`` unless each key of ``fixed`` has the value beside it, or null, in every object that has it."""
+        for one, (key, only) in itertools.product(self.objects, fixed):
+            value = one.raw.get(key)
+            if value is not None and value != only:
+                raise one.refuse(key, "null" if only is None else f"{only!r}, the one value that is supported")
 
     def mask_token(self, vocab_size: int, given: int | None) -> int:
         """The token id of the mask slots: that of the first of ``MASK_KEYS`` in config.json, else ``given``.
@@ -128,43 +151,6 @@ def final_norm(settings: Settings, tensors: Iterable[str], meaning: str | None) 
     if NORM in tensors:
         raise last.refuse(LAST_NORM_KEY, f"true, because tensor {NORM!r} is there")
     return norm._replace(before_head=False)
-
-
-def given_aux_layers(holder: Fields, convention: str | None) -> tuple[int, ...] | None:
-    """The auxiliary hidden states, as ``listed_aux_layers`` returns them, by the convention that the user gave.
-
-    Raises:
-      Refusal: config.json lists layer ids and the user did not say what they mean.
-    """
-    ids = holder.raw.get(IDS)
-    if not ids:
-        return None
-    if convention is None:
-        raise Refusal(
-            f"{holder.where}: {holder.prefix}{IDS}={ids!r} can mean the inputs of these layers, as vLLM and speculators "
-            "write it, or their outputs, as SpecForge, SGLang and NVIDIA Model Optimizer do; say which: --aux-convention "
-            "input_of or output_of (aux_convention=)"
-        )
-    return listed_aux_layers(holder, convention)
-
-
-def listed_aux_layers(holder: Fields, convention: str) -> tuple[int, ...] | None:
-    """The auxiliary hidden states that the draft head reads, ascending, which is the order in which ``fc`` joins them.
-
-    The number k stands for the hidden state after k layers of the target; 0 is the embedding. Example: the list
-    ``[2, 18, 33]`` gives ``(2, 18, 33)`` by the convention ``input_of`` and ``(3, 19, 34)`` by ``output_of``.
-
-    Args:
-      holder: the object in config.json that has the list of layer ids; without a list, None is returned.
-      convention: ``input_of`` or ``output_of``, what the ids mean.
-    """
-    ids = holder.raw.get(IDS)
-    if not ids:
-        return None
-    if not isinstance(ids, list) or not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise holder.refuse(IDS, "a list of layer ids of at least 0")
-    shift = 1 if convention == "output_of" else 0
-    return tuple(sorted({i + shift for i in ids}))
 
 
 def _token(fields: Fields, name: str, vocab_size: int, given: int | None) -> int:

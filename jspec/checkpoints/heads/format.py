@@ -47,3 +47,9 @@ class HeadFormat:
 def architectures(fields: Fields) -> str:
     """The ``architectures`` of config.json as one lower-case string, in which callers search for a class name."""
     return str(fields.raw.get("architectures")).lower()
+
+
+def refuse_gemma(fields: Fields):
+    """Raise a ``Refusal`` if the class of a draft head has layers of Gemma 4, as DeepSpec's heads for it do."""
+    if "gemma" in architectures(fields):
+        raise fields.refuse("architectures", "a class with layers of Qwen3; draft heads of Gemma 4 are not supported")

@@ -12,7 +12,8 @@ from typing import Any
 from jspec._arguments import require
 from jspec.checkpoints.fields import Fields
 from jspec.checkpoints.heads import eagle, eagle3
-from jspec.checkpoints.heads.eagle3_settings import IDS, MASK, Settings, final_norm, listed_aux_layers
+from jspec.checkpoints.heads.aux_layers import IDS, given_aux_layers
+from jspec.checkpoints.heads.eagle3_settings import MASK, Settings, final_norm
 from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.heads.layers import has_tensor, layer_fields, read_layers, window_fields
 from jspec.checkpoints.heads.options import HeadOptions
@@ -69,7 +70,7 @@ def read(fields: Fields, tensors: dict[str, Tensor], options: HeadOptions) -> La
         layers_of(fields, tensors),
         Settings((fields,)),
         tensors,
-        listed_aux_layers(fields, "input_of"),
+        given_aux_layers(Settings((fields,)), "input_of"),
         final_norm(Settings((fields,)), tensors, "recycled"),
         parallel=kind == "peagle",
         mask_token_id=options.mask_token_id,
