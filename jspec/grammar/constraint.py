@@ -8,7 +8,7 @@ import numpy as np
 from jspec.grammar.matcher import error_of
 from jspec.sampling.processors import num_words
 
-LONG = 512  # bytes that have to come; of more, only so many are made tokens at a time
+LONG = 256  # bytes that have to come; of more, only so many are made tokens at a time
 
 
 class GrammarConstraint:
@@ -26,6 +26,7 @@ class GrammarConstraint:
         self._vocab_size, self._stop_tokens = vocab_size, frozenset(stop_tokens)
         self._flags = np.zeros((1, num_words(tokens.vocab_size)), np.int32)
         self._count, self._ended = 0, False
+        self._newest: list[int] = []  # tokens of the text
 
     def forced(self, most: int) -> list[int]:
         """The tokens of the text that has to come next, as the tokenizer splits it."""
@@ -50,6 +51,7 @@ class GrammarConstraint:
                 if self._complete():
                     return
         finally:
+            del self._newest[len(self._newest) - advanced :]
             if advanced and not self._matcher.rollback(advanced):
                 raise RuntimeError(f"llguidance cannot go back: {error_of(self._matcher)}")
 
@@ -64,6 +66,7 @@ class GrammarConstraint:
                 continue
             self._consume(token)
             self._ended = self._complete()
+        del self._newest[:-1]  # those before cannot be taken back any more
         return self._count if self._ended else None
 
     def _complete(self) -> bool:
@@ -95,13 +98,17 @@ class GrammarConstraint:
 
         llguidance makes tokens of all of the text whenever it is asked for a token, 60,000 characters for example. The
         result is the same, because how the tokenizer splits the beginning of a text does not depend on what is far
-        behind it, and what might depend on it is left out.
+        behind it; so the second half of the tokens is left out.
         """
         if not self._tokens.is_canonical:  # then llguidance forces no tokens
             return []
         text = self._matcher.compute_ff_bytes()
-        return self._tokens.tokenize_partial(text[:LONG])[0] if len(text) > LONG else []
+        if len(text) <= LONG:
+            return []
+        tokens, _ = self._tokens.tokenize_partial(text[:LONG], self._newest[-1:])
+        return tokens[: len(tokens) // 2]
 
     def _consume(self, token: int):
         if not self._matcher.consume_token(token):
             raise RuntimeError(f"the grammar does not allow token {token}: {error_of(self._matcher)}")
+        self._newest.append(token)

@@ -117,6 +117,11 @@ class Grammars:
             return
         self._tokens, self._threads  # noqa: B018 - they are made when they are first used
 
+    def close(self):
+        """End the process that tries grammars. It starts again with the next grammar."""
+        if "_process" in self.__dict__:
+            self._process.close()
+
     def constraint(self, asked: StructuredOutputsParams, stop_tokens: Sequence[int]) -> GrammarConstraint:
         """The constraint of one request, at the beginning of its completion.
 
