@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import gc
+import json
 import os
 import re
 import resource
@@ -234,7 +235,7 @@ def test_what_is_usual_passes_at_a_glance():
     defs = {f"d{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(200)}
     fields = {f"f{i}": {"type": "string", "pattern": f"^[a-z]{{{i}}}$"} for i in range(100)}
     schema = {"$defs": {**defs, "d200": {}}, "type": "object", "properties": {**fields, "d": {"$ref": "#/$defs/d0"}}}
-    check_size(StructuredOutputsParams(json=schema))
+    check_size(StructuredOutputsParams(json=json.dumps(schema)))
     rules = "".join(f'r{i}.{i}: "(" r{i + 1} ")" | /[a-z:(]+/ // r: a comment\n' for i in range(250))
     check_size(StructuredOutputsParams(grammar=f'start: r0\n{rules}r250: "["'))
 

@@ -169,7 +169,7 @@ class Grammars:
             if asked not in self._under_way:
                 self._under_way[asked] = shared
                 self._threads.submit(self._carry_out, asked, shared)
-        compilation.add_done_callback(functools.partial(self._has_left, asked))
+        compilation.add_done_callback(functools.partial(self._has_left, asked, shared))
         return compilation
 
     def _known(self, asked: StructuredOutputsParams) -> CompiledGrammar | None:
@@ -201,11 +201,10 @@ class Grammars:
         except ValueError as error:
             raise _refusal(error) from None
 
-    def _has_left(self, asked: StructuredOutputsParams, compilation: Compilation):
+    def _has_left(self, asked: StructuredOutputsParams, shared: _Shared, compilation: Future):
         """Call a trial off that nobody waits for any more."""
         if compilation.cancelled():
             with self._lock:
-                shared = compilation.shared
                 shared.waiting = [other for other in shared.waiting if other is not compilation]
                 if not shared.waiting and self._under_way.get(asked) is shared:
                     del self._under_way[asked]
@@ -261,7 +260,7 @@ class Grammars:
         if ends == [None]:
             raise ValueError("structured_outputs: the checkpoint names no token that ends a text (eos_token_id)")
         most = max(self._vocab_size, max(tokenizer.get_vocab().values(), default=0) + 1)
-        backend = getattr(tokenizer, "backend_tokenizer", None)
+        backend: Any = getattr(tokenizer, "backend_tokenizer", None)
         if not hasattr(backend, "to_str"):
             raise ValueError(
                 f"structured_outputs: llguidance cannot read the checkpoint's tokenizer ({type(tokenizer).__name__}: "

@@ -61,7 +61,7 @@ class GrammarProcess:
 
     def __init__(self, setup: dict[str, Any]):
         self._setup, self._lock = setup, threading.Lock()
-        self._process: subprocess.Popen | None = None
+        self._process: Any = None  # a subprocess.Popen
         self._control: socket.socket | None = None
         self._end = lambda: None
 
@@ -82,16 +82,9 @@ class GrammarProcess:
           ValueError: it cannot be used.
           GrammarBusy: nobody can tell, or ``trial`` was cancelled.
         """
-        for _ in range(2):  # the process may have been lost meanwhile
-            ours, theirs = socket.socketpair()
-            with ours:
-                trial.connect(ours)
-                try:
-                    answer = self._ask(ours, theirs, grammar, limits)
-                finally:
-                    trial.connect(None)
-            if answer is not None or trial.cancelled:
-                break
+        answer = self._ask(grammar, limits, trial)
+        if answer is None and not trial.cancelled:  # the process was lost meanwhile
+            answer = self._ask(grammar, limits, trial)
         if answer is None:
             raise GrammarBusy("the process that compiles grammars does not answer: ask again later")
         if answer.get("code") == -signal.SIGKILL:  # the machine ran out of memory, whosever that was
@@ -107,25 +100,29 @@ class GrammarProcess:
         with self._lock:
             self._end()
 
-    def _ask(self, ours: socket.socket, theirs: socket.socket, grammar: str, limits: GrammarLimits) -> Any:
+    def _ask(self, grammar: str, limits: GrammarLimits, trial: Trial) -> dict[str, Any] | None:
         """The process's answer; None if there is none."""
-        ours.settimeout(PATIENCE * (limits.seconds + 1))
-        with theirs, self._lock:
-            control = self._started()
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.settimeout(PATIENCE * (limits.seconds + 1))
+            with theirs, self._lock:
+                try:
+                    socket.send_fds(self._started(), [b"g"], [theirs.fileno()])
+                except OSError:  # it has just ended
+                    self._end()
+                    socket.send_fds(self._started(), [b"g"], [theirs.fileno()])
+            trial.connect(ours)
             try:
-                socket.send_fds(control, [b"g"], [theirs.fileno()])
-            except OSError:
+                send(ours, {"grammar": grammar, "seconds": limits.seconds, "memory": limits.memory})
+                return receive(ours)
+            except OSError:  # a timeout is one
                 return None
-        try:
-            send(ours, {"grammar": grammar, "seconds": limits.seconds, "memory": limits.memory})
-            return receive(ours)
-        except OSError:  # a timeout is one
-            return None
+            finally:
+                trial.connect(None)
 
     def _started(self) -> socket.socket:
         """The connection to the process, which runs."""
-        if self._process is not None and self._process.poll() is None:
-            assert self._control is not None
+        if self._control is not None and self._control.fileno() >= 0 and self._process.poll() is None:
             return self._control
         self._end()
         ours, theirs = socket.socketpair()

@@ -163,5 +163,6 @@ def _limit(seconds: float, memory: int):
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(FileNotFoundError), open("/proc/self/statm") as file:  # Linux alone has it
         used = int(file.read().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + memory + STACK + ARENA,) * 2)
+        most = used + memory + STACK + ARENA
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     signal.setitimer(signal.ITIMER_PROF, seconds)  # finer than RLIMIT_CPU; its signal ends the process

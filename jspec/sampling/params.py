@@ -200,7 +200,8 @@ class SamplingParams:
         """The n requests that this one stands for, each with n = 1 and a seed of its own, if there is a seed."""
         if self.n == 1:
             return [self]
-        copies = [copy.copy(self) for _ in range(self.n)]  # not built anew: what has been checked is not checked again
+        # They are not built anew: what has been checked is not checked again for each.
+        copies: list[SamplingParams] = [copy.copy(self) for _ in range(self.n)]
         for i, one in enumerate(copies):
             object.__setattr__(one, "n", 1)
             object.__setattr__(one, "seed", None if self.seed is None else (self.seed + i) % 2**63)

@@ -26,7 +26,7 @@ _OBJECTS = ("stream_options", "response_format", "structured_outputs", "chat_tem
 class Most(NamedTuple):
     """How many entries a field may have, and why."""
 
-    count: int
+    entries: int
     why: str
 
 
@@ -53,11 +53,7 @@ def require_few(kind: type[BaseModel], given: Mapping[str, Any], most: Mapping[s
       ApiError: 400, with the field's name.
     """
     for name, value in given.items():
-        if (
-            name in most
-            and name in kind.model_fields
-            and isinstance(value, list | dict)
-            and len(value) > most[name].count
-        ):
-            count, why = most[name]
-            raise ApiError(400, f"{name} has {len(value)} entries: expected at most {count}{why}", name)
+        if name in most and name in kind.model_fields and isinstance(value, list | dict):
+            entries, why = most[name]
+            if len(value) > entries:
+                raise ApiError(400, f"{name} has {len(value)} entries: expected at most {entries}{why}", name)
