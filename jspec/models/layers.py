@@ -186,7 +186,7 @@ ACTIVATE = {
     "silu": jax.nn.silu,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
-    "relu": jax.nn.relu,
+    "relu": lambda x: jnp.where(x <= 0, jnp.zeros((), x.dtype), x),  # NaN stays, unlike in a maximum of a kernel
 }
 ACTIVATED_IN_KERNELS = ("silu", "gelu_tanh", "relu")  # Pallas' Triton lowering has no ``erfc``, which ``gelu`` needs
 

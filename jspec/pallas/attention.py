@@ -115,8 +115,9 @@ def paged_attention_kernel(
     tiling = tiling or TILINGS[q.dtype]
     plan = Plan.of(B, T, N, k_pool, table, window, scores, tiling)
     pools = (pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool))
-    args = q.reshape(B, T * N, H), *pools, table, last_slots(table, positions, valid, P), scores.sinks
-    (out,) = run(_attend_split, plan, args, q.dtype, tiling, interpret=interpret)
+    last = last_slots(table, positions, valid, P)
+    args = q.reshape(B, T * N, H), *pools, table, last, scores.sinks
+    (out,) = run(_attend_split, plan, args, last, q.dtype, tiling, interpret=interpret)
     return out
 
 

@@ -87,6 +87,7 @@ def extend_kernel(
         _extend_split,
         plan,
         (qkv.reshape(len(qkv), -1, H), angles, *pools, table, last, scores.sinks, packing and packing.start),
+        last,
         qkv.dtype,
         tiling,
         others=[jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in pools],

@@ -194,13 +194,14 @@ class Queries(NamedTuple):
         return self.token * heads + self.g * R + self.row - self.token * R
 
 
-def run(kernel: Callable, plan: Plan, args, dtype, tiling: Tiling, *, others=(), aliases=None, interpret: bool):
+def run(kernel: Callable, plan: Plan, args, last, dtype, tiling: Tiling, *, others=(), aliases=None, interpret: bool):
     """Launch ``kernel`` over (block of queries, KV head, split, row), and merge what the splits found.
 
     Args:
       kernel: ``kernel(*arg_refs, *other_refs, *out_refs, plan=plan)``; the last refs are those that ``store`` writes.
       plan: of the launch.
       args: arrays, or trees of them, which the kernel gets as refs.
+      last: int32 ``[B, T]``, one of them: the last slot that each query token sees, -1 if it sees none.
       dtype: of the attention.
       tiling: how many warps and stages the kernels have.
       others: shapes of further outputs of the kernel, which come before those of ``store``.
@@ -226,7 +227,7 @@ def run(kernel: Callable, plan: Plan, args, dtype, tiling: Tiling, *, others=(),
         plan=plan,
     )
     made, parts = parts[: len(others)], parts[len(others) :]
-    out = parts[0] if plan.splits == 1 else merge_splits(*parts, dtype, interpret=interpret)
+    out = parts[0] if plan.splits == 1 else merge_splits(*parts, last, dtype, interpret=interpret)
     return *made, out.reshape(rows, tokens, N, H)
 
 
@@ -301,6 +302,8 @@ def in_window(slot, last, plan: Plan):
 def add_tile(softmax: Softmax, q, k, v, seen, scores: Scores) -> Softmax:
     """In a kernel: the softmax after further keys and values.
 
+    The peak drops a score that is NaN. Its weight is NaN, and so are the sums from then on.
+
     Args:
       softmax: the softmax before.
       q: the queries in parts ``[block, n]``, whose sizes n add up to that of a query.
@@ -327,7 +330,7 @@ def store(softmax: Softmax, queries: Queries, plan: Plan, *out_refs, start_ref=N
     at = queries.among(plan.N, plan.R)
     if plan.splits == 1:
         (out_ref,) = out_refs
-        out = (softmax.acc / divisor(softmax.total)[:, None]).astype(out_ref.dtype)
+        out = (softmax.acc / divisor(softmax.total, queries.last)[:, None]).astype(out_ref.dtype)
         if start_ref is None or plan.packed is None:
             pltriton.store(out_ref.at[b, *rows(at, H)], out, mask=each(real, H))
             return
@@ -337,7 +340,7 @@ def store(softmax: Softmax, queries: Queries, plan: Plan, *out_refs, start_ref=N
         _fill(out_ref, queries.g, jnp.where(b == plan.B - 1, start_ref[plan.B], plan.packed), plan)
         return
     acc_ref, peak_ref, total_ref = out_refs
-    some = real & (softmax.peak != -jnp.inf)  # NaN as well
+    some = real & (softmax.peak != -jnp.inf)
     pltriton.store(acc_ref.at[b, split, *rows(at, H)], softmax.acc, mask=each(some, H))
     pltriton.store(peak_ref.at[b, split, at], softmax.peak, mask=real)
     pltriton.store(total_ref.at[b, split, at], softmax.total, mask=real)

@@ -82,8 +82,9 @@ def latent_attention_kernel(
     (B, T, N, H), (_, pages, P, _) = q.shape, pool.shape
     tiling = tiling or tiling_of(B, T * N, table.shape[1] * P, q.dtype)
     plan = dataclasses.replace(Plan.of(B, T, N, pool, table, None, scores, tiling), H=rank)
-    args = q.reshape(B, T * N, H), pool.reshape(pages * P, H), table, last_slots(table, positions, valid, P)
-    (out,) = run(_attend_split, plan, args, q.dtype, tiling, interpret=interpret)
+    last = last_slots(table, positions, valid, P)
+    args = q.reshape(B, T * N, H), pool.reshape(pages * P, H), table, last
+    (out,) = run(_attend_split, plan, args, last, q.dtype, tiling, interpret=interpret)
     return out
 
 

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.pick import best_of, group_words, gumbel_of, pick_reference
-from jspec.pallas.triton import block_ids, exp, kernel_call, multiply_add
+from jspec.pallas.triton import block_ids, exp, kernel_call, maximum, multiply_add
 from jspec.pallas.warped_logits import WarpedLogits, group_size, in_groups, load_groups, num_groups, store_groups
 
 LEAST = 2.0**-60
@@ -114,7 +114,8 @@ def log_left(residual: Residual, at=None):
 def _share(log_p, log_q, excludes):
     """The share of w p that is left when q is taken away: 1 where q is 0."""
     left = -jnp.expm1(log_q - jnp.maximum(log_p, _LOWEST))  # exact where w p is a rounding step above q
-    return jnp.maximum(jnp.where(excludes, 0.0, left), LEAST)
+    left = jnp.where(excludes, 0.0, left)
+    return jnp.where(left < LEAST, LEAST, left)  # NaN stays, unlike in a maximum of a kernel
 
 
 def _at(x, index):
@@ -176,7 +177,7 @@ def _weigh_residual(*refs, tree, shape):
         # rounding leaves less of the first than that, and the second is the better one.
         share = jnp.maximum(1 - exp(gap), gap * multiply_add(gap, -0.5, -1.0))
         share = jnp.where(ids == place.excluded, 0.0, share) if cuts else share
-        return jnp.sum((exp(log_p) * jnp.maximum(share, LEAST)).reshape(shape), axis=1)
+        return jnp.sum((exp(log_p) * maximum(share, LEAST)).reshape(shape), axis=1)
 
     store_groups(left_ref, (b, j), block, jax.lax.cond(place.cuts, lambda: left(True), lambda: left(False)))
 

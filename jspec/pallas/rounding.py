@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.triton import block_ids, kernel_call, load_block, store_block
+from jspec.pallas.triton import block_ids, kernel_call, largest_magnitude, load_block, store_block
 
 LARGEST = 127  # the largest magnitude of a rounded number
 _NUMBERS = 512  # of a token that one warp rounds
@@ -77,7 +77,7 @@ def activate_and_round_reference(gate_up, activate: Callable) -> Rounded:
 def _rounded(x, axis: int):
     """The int8 numbers of x, and the scales of vectors along ``axis``, which stays with one element; in a kernel or not."""
     x32 = x.astype(jnp.float32)
-    scale = jnp.max(jnp.abs(x32), axis=axis, keepdims=True) / LARGEST
+    scale = largest_magnitude(x32, axis) / LARGEST  # which carries NaN on: as an integer it may be any
     scale = jnp.where(scale < jnp.finfo(jnp.float32).tiny, 1.0, scale)
     return jnp.floor(x32 / scale + 0.5).astype(jnp.int32).astype(jnp.int8), scale
 

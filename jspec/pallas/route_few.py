@@ -95,6 +95,9 @@ def choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing:
     if routing.renormalise:
         total = functools.reduce(jnp.add, weights) + (0.0 if probability is None else TINY)
     weights = [(weight if total is None else weight / total) * routing.scale for weight in weights]
+    # The maxima above drop a NaN. One of integers does not.
+    broken = jnp.max((choice != choice).astype(jnp.int32), axis=1) > 0
+    weights = [jnp.where(broken, jnp.nan, weight) for weight in weights]
     experts += [jnp.full(token.shape, X + i, jnp.int32) for i in range(routing.shared)]
     weights += [jnp.ones(token.shape, jnp.float32)] * routing.shared
     for c, (expert, weight) in enumerate(zip(experts, weights, strict=True)):

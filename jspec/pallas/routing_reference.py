@@ -88,6 +88,8 @@ def choose_reference(logits, bias, routing: Routing) -> tuple[jax.Array, jax.Arr
         weight = jnp.take_along_axis(probability, expert, axis=1)
         if routing.renormalise:
             weight /= jnp.sum(weight, axis=1, keepdims=True) + TINY
+    # A NaN whose sign bit is set is the last for top_k, and those of a CPU have it set.
+    weight = jnp.where(jnp.any(jnp.isnan(choice), axis=1, keepdims=True), jnp.nan, weight)
     shared = jnp.broadcast_to(X + jnp.arange(routing.shared, dtype=jnp.int32)[None], (M, routing.shared))
     weight = jnp.concatenate([weight * routing.scale, jnp.ones(shared.shape, jnp.float32)], axis=1)
     return jnp.concatenate([expert.astype(jnp.int32), shared], axis=1), weight

@@ -1,8 +1,10 @@
 """The one door to Pallas' Triton lowering: how a kernel is called, and how it reads the last axis of an array in blocks.
 
-Two rules of this lowering shape the kernels. Every array inside a kernel has a power of two of elements, so a long axis
-is read in blocks, and a block that passes the end is masked. And arguments arrive whole: a kernel indexes them itself,
-by the ids of its program."""
+Three rules of this lowering shape the kernels. Every array inside a kernel has a power of two of elements, so a long axis
+is read in blocks, and a block that passes the end is masked. Arguments arrive whole: a kernel indexes them itself, by the
+ids of its program. And a maximum or minimum of floats drops NaN: ``jnp.maximum(x, nan)`` is x, and ``jnp.max`` is NaN only
+if all numbers are. So what a kernel computes of a NaN has to reach its result by another way, for example by a sum of
+``exp(x - peak)``, or it takes its maximum with ``maximum`` or ``largest_magnitude``."""
 
 import contextvars
 import functools
@@ -115,6 +117,22 @@ def exp2(x):
 def exp(x):
     """In a kernel: e^x by ``exp2``. The rounding of x * log2(e) adds a relative error of 1e-7 per unit of x."""
     return exp2(x * LOG2_E)
+
+
+def maximum(x, y):
+    """In a kernel: the larger of two numbers in one instruction, NaN if one of them is NaN."""
+    if is_interpreted():
+        return jnp.where((x > y) | (x != x), x, y)
+    return _instruction("max.NaN.f32 $0, $1, $2;", x, y)
+
+
+def largest_magnitude(x, axis: int):
+    """The largest magnitude of float32 numbers along ``axis``, which stays with one element; NaN if one of them is NaN.
+
+    It is for kernels, and works outside as well. The bits of floats without a sign, as integers, have the order of the
+    floats, and those of NaN come last. A maximum of integers drops nothing."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32) & jnp.int32(0x7FFFFFFF)
+    return jax.lax.bitcast_convert_type(jnp.max(bits, axis=axis, keepdims=True), jnp.float32)
 
 
 def multiply_add(x, y, z):

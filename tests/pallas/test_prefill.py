@@ -81,6 +81,23 @@ def test_a_nan_that_a_query_token_sees_reaches_it_and_no_other_row():
         assert_agrees(restored, args, *wanted)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("operand", [0, 1, 2])
+def test_a_nan_reaches_its_own_row_and_no_other_on_a_gpu(operand):
+    case = Case(T=32, R=4, H=64, P=64, pages=3, dtype="bfloat16")
+    args, _ = problem(case)
+    at = (LIVE, -1, 0, 0) if operand == 0 else (0, args[3][LIVE, 0], 3, 0)
+    poisoned = [x.at[at].set(jnp.nan) if i == operand else x for i, x in enumerate(args)]
+
+    def attention(args):
+        return np.asarray(prefill_attention_kernel(*args, window=None, scores=case.all_scores), np.float32)
+
+    got, clean = attention(poisoned), attention(args)
+    assert np.isnan(got[LIVE, -1, 0]).any()
+    others = np.arange(len(got)) != LIVE
+    np.testing.assert_array_equal(got[others], clean[others])
+
+
 def shapes(B, T, N=32, G=8, H=128, P=64, dtype="bfloat16"):
     array, M = jax.ShapeDtypeStruct, 1024 // P
     pool, queries = array((G, 1 + B * M, P, H), dtype), array((B, T, N, H), dtype)
