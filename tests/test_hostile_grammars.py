@@ -202,18 +202,19 @@ def test_what_may_come_is_found_before_the_first_request(grammars):
 
 
 def test_long_texts_have_the_tokens_that_llguidance_finds(grammars):
-    """``_long_forced`` tells the beginning of what llguidance tells of the whole, wherever in the text it is asked."""
+    """``_forced_tokens`` tells the beginning of what llguidance tells of the whole, wherever in the text it is asked."""
     rng = np.random.default_rng(0)
     vocabulary = [grammars._tokenizer.decode([token], skip_special_tokens=False) for token in range(V)]
     words = [word for word in vocabulary if word.isprintable() and word.isascii() and not set(word) & set('"\\<')]
     text = "".join(rng.choice(words, 1000))
     constraint = grammars.constraint(StructuredOutputsParams(choice=[text]), [EOS])
     flags, matcher, places = np.zeros((1, V // 32), np.uint32), constraint._matcher, 0
-    while found := constraint._long_forced():
+    while found := constraint._forced_tokens():
         theirs = matcher.compute_ff_tokens()
         assert theirs[: len(found)] == found
         flags[:] = 2**32 - 1
         constraint.allow([], flags)
+        assert theirs[: len(constraint._ahead)] == [*constraint._ahead]
         assert np.flatnonzero(np.unpackbits(flags.view(np.uint8), bitorder="little")).tolist() == found[:1]
         np.testing.assert_array_equal(flags[0], np.frombuffer(matcher.compute_bitmask(), np.uint32)[: V // 32])
         # Not always as the tokenizer splits it: any token that begins the rest may be drawn at a high temperature.
@@ -222,6 +223,23 @@ def test_long_texts_have_the_tokens_that_llguidance_finds(grammars):
         constraint._consume(found[0] if places % 3 else int(rng.choice(other)))
         places += 1
     assert places > 100
+
+
+def test_a_text_that_spells_a_special_token(grammars):
+    """It is letters, as everything that a grammar says; the special token has no text, and would end the request."""
+    text = 'print("<|endoftext|>")'
+    constraint, written = grammars.constraint(StructuredOutputsParams(choice=[text]), [EOS]), []
+    while not constraint._ended:
+        flags = np.full((3, V // 32), 2**32 - 1, np.uint32)
+        drafts = constraint.forced(2)
+        constraint.allow(drafts, flags)
+        for place, draft in enumerate(drafts):
+            allowed = np.flatnonzero(np.unpackbits(flags[place].view(np.uint8), bitorder="little"))
+            assert allowed.tolist() == [draft]
+        written += drafts
+        constraint.add(drafts)
+    assert grammars._tokens.decode_str(written[:-1]) == text
+    assert written[-1] == EOS
 
 
 def test_limits_name_field_and_value():

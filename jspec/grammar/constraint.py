@@ -5,10 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from jspec.grammar.matcher import error_of
+from jspec.grammar.matcher import error_of, forced_tokens
 from jspec.sampling.processors import num_words
-
-LONG = 256  # bytes that have to come; of more, only so many are made tokens at a time
 
 
 class GrammarConstraint:
@@ -27,17 +25,20 @@ class GrammarConstraint:
         self._flags = np.zeros((1, num_words(tokens.vocab_size)), np.int32)
         self._count, self._ended = 0, False
         self._newest: list[int] = []  # tokens of the text
+        self._ahead: Sequence[int] = ()  # tokens that have to come next, as far as they have been found
 
     def forced(self, most: int) -> list[int]:
         """The tokens of the text that has to come next, as the tokenizer splits it."""
-        tokens = (self._long_forced() or self._matcher.compute_ff_tokens())[:most]
+        if len(self._ahead) < most:
+            self._ahead = self._forced_tokens()  # perhaps there are more
+        tokens = [*self._ahead[:most]]
         if not tokens and self._matcher.is_stopped() and self._stop_tokens:
             tokens = [token for token in self._allowed() if token in self._stop_tokens][:most]
         return [token for token in tokens if token < self._vocab_size]
 
     def allow(self, drafts: Sequence[int], flags: np.ndarray):
         """Take out the tokens that cannot come, at each position up to the first draft that cannot."""
-        advanced, size = 0, flags.shape[1]
+        advanced, size, ahead = 0, flags.shape[1], self._ahead
         try:
             for place, draft in enumerate([*drafts, None]):
                 self._fill()
@@ -52,6 +53,7 @@ class GrammarConstraint:
                     return
         finally:
             del self._newest[len(self._newest) - advanced :]
+            self._ahead = ahead
             if advanced and not self._matcher.rollback(advanced):
                 raise RuntimeError(f"llguidance cannot go back: {error_of(self._matcher)}")
 
@@ -82,10 +84,11 @@ class GrammarConstraint:
         return np.flatnonzero(bits).tolist()
 
     def _fill(self):
-        """Set the flags of the tokens that may come next."""
-        if forced := self._long_forced():
+        """Set the flags of the tokens that may come next: one, if the text has to go on in one way."""
+        self._ahead = self._ahead or self._forced_tokens()
+        if self._ahead:
             self._flags[:] = 0
-            self._flags.view(np.uint32)[0, forced[0] // 32] = np.uint32(1) << np.uint32(forced[0] % 32)
+            self._flags.view(np.uint32)[0, self._ahead[0] // 32] = np.uint32(1) << np.uint32(self._ahead[0] % 32)
             return
         from llguidance.numpy import fill_next_token_bitmask
 
@@ -93,22 +96,12 @@ class GrammarConstraint:
         if self._matcher.is_error():
             raise RuntimeError(f"the grammar cannot be followed: {error_of(self._matcher)}")
 
-    def _long_forced(self) -> list[int]:
-        """The first tokens of a long text that has to come; empty if none has to, or a short one.
-
-        llguidance makes tokens of all of the text whenever it is asked for a token, 60,000 characters for example. The
-        result is the same, because how the tokenizer splits the beginning of a text does not depend on what is far
-        behind it; so the second half of the tokens is left out.
-        """
-        if not self._tokens.is_canonical:  # then llguidance forces no tokens
-            return []
-        text = self._matcher.compute_ff_bytes()
-        if len(text) <= LONG:
-            return []
-        tokens, _ = self._tokens.tokenize_partial(text[:LONG], self._newest[-1:])
-        return tokens[: len(tokens) // 2]
+    def _forced_tokens(self) -> Sequence[int]:
+        """The tokens of the text that has to come next, as far as they are found at once."""
+        return forced_tokens(self._tokens, self._matcher, self._newest)
 
     def _consume(self, token: int):
         if not self._matcher.consume_token(token):
             raise RuntimeError(f"the grammar does not allow token {token}: {error_of(self._matcher)}")
         self._newest.append(token)
+        self._ahead = self._ahead[1:] if self._ahead and self._ahead[0] == token else ()

@@ -6,7 +6,6 @@ import copy
 import functools
 import hashlib
 import importlib.util
-import json
 import threading
 import weakref
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from jspec.grammar.constraint import GrammarConstraint
 from jspec.grammar.limits import MAX_BYTES, GrammarLimits, check_size
 from jspec.grammar.matcher import make_matcher, make_tokens, prepare
 from jspec.grammar.process import GrammarBusy, GrammarProcess, Trial
+from jspec.grammar.source import grammar_text
 from jspec.grammar.worker import STACK
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.text import Tokenizer
@@ -300,26 +300,6 @@ class Grammars:
         finally:
             threading.stack_size(before)
         return threads
-
-
-def grammar_text(asked: StructuredOutputsParams) -> str:
-    """What llguidance calls a grammar."""
-    from llguidance import LLMatcher
-
-    if asked.json is not None or asked.json_object:
-        options: dict[str, Any] = {}
-        if asked.whitespace_pattern is not None:
-            options["whitespace_pattern"] = asked.whitespace_pattern
-        elif asked.disable_any_whitespace:
-            options["whitespace_flexible"] = False
-        schema = asked.json if asked.json is not None else json.dumps({"type": "object"})
-        return LLMatcher.grammar_from_json_schema(schema, overrides=options)  # type: ignore[arg-type]
-    if asked.regex is not None:
-        return LLMatcher.grammar_from_regex(asked.regex)
-    if asked.choice is not None:
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in asked.choice))
-    assert asked.grammar is not None
-    return LLMatcher.grammar_from_lark(asked.grammar)
 
 
 def _digest(asked: StructuredOutputsParams) -> bytes:

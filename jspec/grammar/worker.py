@@ -142,7 +142,7 @@ def _try(connection: socket.socket, tokens: Any, grammar: str, seconds: float, m
 
     def run():
         try:
-            try_first_tokens(make_matcher(tokens, grammar))
+            try_first_tokens(tokens, make_matcher(tokens, grammar))
         except BaseException as error:  # a panic of Rust code is no Exception
             answer["error"] = str(error) or type(error).__name__
 

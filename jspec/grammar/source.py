@@ -1,0 +1,26 @@
+"""What a request asks for, as llguidance reads it."""
+
+import json
+from typing import Any
+
+from jspec.sampling.structured import StructuredOutputsParams
+
+
+def grammar_text(asked: StructuredOutputsParams) -> str:
+    """What llguidance calls a grammar."""
+    from llguidance import LLMatcher
+
+    if asked.json is not None or asked.json_object:
+        options: dict[str, Any] = {}
+        if asked.whitespace_pattern is not None:
+            options["whitespace_pattern"] = asked.whitespace_pattern
+        elif asked.disable_any_whitespace:
+            options["whitespace_flexible"] = False
+        schema = asked.json if asked.json is not None else json.dumps({"type": "object"})
+        return LLMatcher.grammar_from_json_schema(schema, overrides=options)  # type: ignore[arg-type]
+    if asked.regex is not None:
+        return LLMatcher.grammar_from_regex(asked.regex)
+    if asked.choice is not None:
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in asked.choice))
+    assert asked.grammar is not None
+    return LLMatcher.grammar_from_lark(asked.grammar)
