@@ -54,6 +54,9 @@ class Frontend:
         self._vocab_size, self._eos_token_ids = vocab_size, tuple(eos_token_ids)
         self._method, self._reproducible = method, reproducible
         self._warned_of_limit = False
+        self._encoded_bad_words = functools.lru_cache(maxsize=8)(
+            self._bad_words
+        )  # the copies of a request have the same
         self.grammars = Grammars(tokenizer, vocab_size, eos_token_ids)
 
     def single(
@@ -107,7 +110,7 @@ class Frontend:
         tokens = self._truncated(self._tokens(index, prompt), params.truncate_prompt_tokens)
         stop_tokens = params.stop_tokens(self._eos_token_ids)
         checked_ids(params.stop_token_ids, self._vocab_size, "stop_token_ids")
-        bad_words = self._bad_words(params.bad_words)
+        bad_words = self._encoded_bad_words(params.bad_words)
         processors.check(params, self._vocab_size, bad_words, f"prompt {index}")
         completion = None
         if self.tokenizer is not None and params.detokenize:

@@ -22,6 +22,7 @@ from jspec.sampling.structured import StructuredOutputsParams
 from jspec.text import Tokenizer
 
 KEPT_GRAMMARS = 64  # compiled, for requests that ask for the same
+KEPT_BYTES = 2**30  # that these take together
 KEPT_REFUSALS = 1024
 MISSING = "structured_outputs needs llguidance: pip install 'jspec[structured]'"
 MORE_STACK = STACK + 16 * 2**20  # bytes of the threads that compile what a child compiled with ``STACK``
@@ -40,10 +41,12 @@ class CompiledGrammar:
     Args:
       matcher: llguidance's, at the beginning.
       tokens: llguidance's view of the tokenizer.
+      num_bytes: how much memory it takes, about.
     """
 
-    def __init__(self, matcher: Any, tokens: Any):
+    def __init__(self, matcher: Any, tokens: Any, num_bytes: int):
         self._matcher, self._tokens, self._lock = matcher, tokens, threading.Lock()
+        self.num_bytes = num_bytes
 
     def constraint(self, vocab_size: int, stop_tokens: Sequence[int]) -> GrammarConstraint:
         """The constraint of one request, at the beginning of its completion."""
@@ -182,7 +185,7 @@ class Grammars:
     def _keep(self, asked: StructuredOutputsParams, grammar: CompiledGrammar):
         self._in_use[asked] = self._newest[asked] = grammar
         self._newest.move_to_end(asked)
-        if len(self._newest) > KEPT_GRAMMARS:
+        while len(self._newest) > KEPT_GRAMMARS or sum(one.num_bytes for one in self._newest.values()) > KEPT_BYTES:
             self._newest.popitem(last=False)
 
     def _require_possible(self, asked: StructuredOutputsParams):
@@ -241,14 +244,14 @@ class Grammars:
             text = grammar_text(asked)
             if len(text) > MAX_BYTES:
                 raise ValueError(f"it has {len(text)} bytes: expected at most {MAX_BYTES}")
-            self._process.try_out(text, self.limits, trial)
+            cost = self._process.try_out(text, self.limits, trial)
             matcher = make_matcher(tokens, text)
             prepare(matcher)
         except (GrammarBusy, MemoryError):
             raise
         except BaseException as error:  # a panic of the Rust code is no Exception
             raise _refusal(error) from None
-        return CompiledGrammar(matcher, tokens)
+        return CompiledGrammar(matcher, tokens, cost.bytes)
 
     @functools.cached_property
     def _setup(self) -> dict[str, Any]:

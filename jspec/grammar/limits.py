@@ -38,7 +38,7 @@ class GrammarLimits:
     """
 
     seconds: float = 3.0
-    memory: int = 512 * 2**20
+    memory: int = 256 * 2**20
     wait: float | None = None
     children: int = 2
 

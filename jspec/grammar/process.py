@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 from jspec._child_process import python_command
 from jspec.grammar.limits import GrammarLimits
@@ -23,6 +23,13 @@ START_SECONDS = 120.0  # in which the process has read the tokenizer
 
 class GrammarBusy(RuntimeError):
     """Nobody had the time to compile a grammar. Nothing is wrong with it: it can be asked for again."""
+
+
+class Cost(NamedTuple):
+    """What compiling a grammar and its first tokens took: CPU seconds, and bytes of memory."""
+
+    seconds: float
+    bytes: int
 
 
 class Trial:
@@ -75,8 +82,8 @@ class GrammarProcess:
         with self._lock:
             self._started()
 
-    def try_out(self, grammar: str, limits: GrammarLimits, trial: Trial) -> float:
-        """Try a grammar; returns the CPU seconds that it took.
+    def try_out(self, grammar: str, limits: GrammarLimits, trial: Trial) -> Cost:
+        """Try a grammar.
 
         Raises:
           ValueError: it cannot be used.
@@ -93,7 +100,7 @@ class GrammarProcess:
             raise ValueError(_ending(answer["code"], limits))
         if "error" in answer:
             raise ValueError(answer["error"])
-        return answer["seconds"]
+        return Cost(answer["seconds"], answer["bytes"])
 
     def close(self):
         """End the process, and with it all that is tried. It starts again if something is tried later."""

@@ -138,6 +138,7 @@ def _try(connection: socket.socket, tokens: Any, grammar: str, seconds: float, m
         os.open(os.devnull, os.O_WRONLY), 2
     )  # what Rust says of itself when it is ended is not for the server's log
     _limit(seconds, memory)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     answer: dict[str, Any] = {}
 
     def run():
@@ -151,6 +152,7 @@ def _try(connection: socket.socket, tokens: Any, grammar: str, seconds: float, m
     thread.start()
     thread.join()
     answer["seconds"] = time.process_time()
+    answer["bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     with contextlib.suppress(OSError):
         send(connection, answer)
     os._exit(0)

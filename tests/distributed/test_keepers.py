@@ -4,7 +4,6 @@ Each of the tests takes a start of the group or two, on the CPU, so most of them
 """
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -15,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import jax
 import openai
 import psutil
 import pytest
+from children import environment
 from tiny import tiny_checkpoint, tiny_tokenizer
 
 import jspec
@@ -62,22 +61,18 @@ class Group:
 
     def start(self, rank: int) -> subprocess.Popen:
         """Start a keeper."""
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-        environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-        if jax.config.jax_compilation_cache_dir is not None:
-            environment["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
-            environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+        variables = environment()
         if self._slurm:
             options = ["--distributed"]
-            environment |= {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
-            environment |= {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
-            environment["JAX_COORDINATOR_PORT"] = str(self._port)
+            variables |= {"SLURM_JOB_ID": "1", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+            variables |= {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}
+            variables["JAX_COORDINATOR_PORT"] = str(self._port)
         else:
             options = ["--nnodes", "2", "--node-rank", str(rank)]
             options += ["--master-addr", "localhost", "--master-port", str(self._port)]
         with (self.folder / f"log{rank}").open("a") as log:
             command = [*self._command, *options]
-            return subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=self.folder)
+            return subprocess.Popen(command, env=variables, stdout=log, stderr=log, cwd=self.folder)
 
     def log(self, rank: int = 0) -> str:
         return (self.folder / f"log{rank}").read_text()

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 import jax
 import pytest
+from children import environment
 
 import jspec
 from jspec.engine.processes import fewest, require_leading
@@ -38,12 +38,10 @@ def processes(count: int, what: dict):
     """So many processes of a group, which are ended with the block."""
     with socket.create_server(("localhost", 0)) as free:
         address = f"localhost:{free.getsockname()[1]}"
-    root = Path(jspec.__file__).parent.parent
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root)}
     started = [
         subprocess.Popen(
             [sys.executable, str(SCRIPT), address, str(count), str(place), json.dumps(what)],
-            env=environment,
+            env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

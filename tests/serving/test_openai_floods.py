@@ -18,6 +18,7 @@ from hostile_grammars import ENDLESS, HOSTILE
 from pydantic import BaseModel
 from test_openai_soak import serving
 
+from jspec.sampling.params import MAX_STOP_TOKENS
 from jspec.serving.openai import protocol
 from jspec.serving.openai.entries import most_entries
 from jspec.serving.openai.limits import Limits
@@ -96,6 +97,7 @@ def test_every_list_has_a_limit():
     unlooked_at = {"prompt", "tool_choice"}  # of type Any: the server looks at it itself
     most = most_entries(Limits(), 1000, 1000)
     assert {name for _, name, takes in fields() if takes & {list, dict}} == most.keys() | unlooked_at
+    assert Limits().max_stop_token_ids == MAX_STOP_TOKENS
 
 
 @pytest.fixture(scope="module")

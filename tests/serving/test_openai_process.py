@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import os
 import re
 import signal
 import socket
@@ -14,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import jax
 import openai
 import pytest
+from children import environment
 from openai_server import CHAT, MAX_LEN, family
 from test_async_engine import slow_model
 
@@ -34,14 +33,10 @@ START = 300  # seconds
 @contextlib.contextmanager
 def running(command: list[str], folder: Path) -> Iterator[tuple[subprocess.Popen, str]]:
     """A process that serves, and its address."""
-    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests" / "serving")))
-    environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
-    if jax.config.jax_compilation_cache_dir is not None:
-        environment["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
-        environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    variables = environment(ROOT / "tests", ROOT / "tests" / "serving")
     log = folder / "log"
     streams = {"stdout": subprocess.PIPE, "stderr": log.open("w"), "text": True}
-    with streams["stderr"], subprocess.Popen(command, env=environment, cwd=folder, **streams) as process:
+    with streams["stderr"], subprocess.Popen(command, env=variables, cwd=folder, **streams) as process:
         try:
             yield process, _address(process, log)
         finally:

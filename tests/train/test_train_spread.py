@@ -100,12 +100,18 @@ def errors(found, wanted) -> dict[str, float]:
     return {"loss": error(found[0], wanted[0])} | {name: error(found[1][name], wanted[1][name]) for name in wanted[1]}
 
 
-@pytest.mark.parametrize(("method", "sizes", "choice", "count"), CASES)
-def test_loss_and_gradients_are_those_of_one_device(method, sizes, choice, count):
+@functools.cache
+def on_one_device(method: str, sizes: Sizes, choice: str) -> tuple:
+    """A target, an objective, where training begins, and the loss and gradients there: what all counts of devices equal."""
     whole = one_device(choice)
     objective = make_objective(method, whole.config, sizes)
     start = start_of(objective, whole)
-    wanted = loss_and_gradients(objective, whole, start)
+    return whole, objective, start, loss_and_gradients(objective, whole, start)
+
+
+@pytest.mark.parametrize(("method", "sizes", "choice", "count"), CASES)
+def test_loss_and_gradients_are_those_of_one_device(method, sizes, choice, count):
+    whole, objective, start, wanted = on_one_device(method, sizes, choice)
     found = loss_and_gradients(objective, in_shards(whole, count), start)
     assert all(np.abs(np.asarray(gradient)).max() > 0 for gradient in wanted[1].values())
     assert {name: value for name, value in errors(found, wanted).items() if value > 1e-5} == {}

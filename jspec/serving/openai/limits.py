@@ -2,8 +2,6 @@
 
 import dataclasses
 
-from jspec.sampling.params import MAX_STOP_TOKENS
-
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
@@ -45,13 +43,13 @@ class Limits:
     max_documents: int = 256
     max_stop_strings: int = 16
     max_stop_length: int = 1000
-    max_stop_token_ids: int = MAX_STOP_TOKENS
+    max_stop_token_ids: int = 128  # ``MAX_STOP_TOKENS``, which is not imported: a keeper has these limits, but no numpy
     max_logprobs: int = 20
     max_logit_bias: int = 1024
     max_bad_words: int = 128
     max_grammar_bytes: int = 2**16
     max_grammar_seconds: float = 3.0
-    max_grammar_memory: int = 512 * 2**20
+    max_grammar_memory: int = 256 * 2**20
     max_grammar_wait: float = 10.0
     max_cache_salt: int = 256
 
