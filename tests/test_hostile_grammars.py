@@ -121,6 +121,23 @@ def test_the_same_grammar_is_compiled_once_for_all_who_wait(grammars, monkeypatc
     assert grammars.compile(GOOD).result(0) is first
 
 
+def test_kept_grammars_have_a_budget(grammars, monkeypatch):
+    """The oldest go first, but for those that somebody holds; what was measured of them is what they took in the child."""
+    forms = [StructuredOutputsParams(choice=[letter * 20_000]) for letter in "abc"]
+    held = grammars.compile(forms[0]).result(PATIENCE)
+    assert 2**20 < held.num_bytes < 64 * 2**20
+    monkeypatch.setattr(grammars_module, "KEPT_BYTES", int(1.5 * held.num_bytes))
+    for form in forms[1:]:
+        grammars.constraint(form, [EOS])
+    assert [*grammars._newest] == [forms[2]]
+    gc.collect()
+    assert {*grammars._in_use} == {forms[0], forms[2]}
+    assert grammars.compile(forms[0]).result(0) is held
+    monkeypatch.setattr(grammars_module, "KEPT_GRAMMARS", 1)
+    grammars.constraint(GOOD, [EOS])
+    assert [*grammars._newest] == [GOOD]
+
+
 def test_nothing_is_tried_for_those_who_have_left(grammars):
     grammars.limits = GrammarLimits(seconds=60.0)
     both = [grammars.compile(ENDLESS_ONE), grammars.compile(ENDLESS_ONE)]

@@ -97,7 +97,7 @@ class Grammars:
       eos_token_ids: the tokens that end a text.
 
     Attributes:
-      limits: what compiling one grammar may cost. It may be replaced before the first one is asked for.
+      limits: what compiling one grammar may cost, from the next one on; ``children`` is looked at once, with the first.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Sequence[int]):
@@ -118,7 +118,8 @@ class Grammars:
             self._process.start()
         except ValueError:  # which whoever asks for a grammar is told
             return
-        self._tokens, self._threads  # noqa: B018 - they are made when they are first used
+        self._tokens  # noqa: B018 - made when it is first used, as are the threads
+        self._threads  # noqa: B018
 
     def close(self):
         """End the process that tries grammars. It starts again with the next grammar."""

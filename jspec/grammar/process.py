@@ -87,7 +87,7 @@ class GrammarProcess:
 
         Raises:
           ValueError: it cannot be used.
-          GrammarBusy: nobody can tell, or ``trial`` was cancelled.
+          GrammarBusy: nobody can tell now, or ``trial`` was cancelled.
         """
         answer = self._ask(grammar, limits, trial)
         if answer is None and not trial.cancelled:  # the process was lost meanwhile
@@ -97,7 +97,9 @@ class GrammarProcess:
         if answer.get("code") == -signal.SIGKILL:  # the machine ran out of memory, whosever that was
             raise GrammarBusy("the process that compiled the grammar was killed: ask again later")
         if "code" in answer:
-            raise ValueError(_ending(answer["code"], limits))
+            why = _ending(answer["code"], limits)
+            log.warning("a grammar of %d bytes is refused: %s", len(grammar), why)
+            raise ValueError(why)
         if "error" in answer:
             raise ValueError(answer["error"])
         return Cost(answer["seconds"], answer["bytes"])
@@ -122,7 +124,9 @@ class GrammarProcess:
             try:
                 send(ours, {"grammar": grammar, "seconds": limits.seconds, "memory": limits.memory})
                 return receive(ours)
-            except OSError:  # a timeout is one
+            except TimeoutError:
+                raise GrammarBusy("the machine is too busy to compile a grammar: ask again later") from None
+            except OSError:
                 return None
             finally:
                 trial.connect(None)

@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.limits import Limits
+from jspec.text import COUNTED_CONTEXTS
 
 MAX_NAMES = 64  # in an object whose names are known to the server
 
@@ -30,17 +31,17 @@ class Most(NamedTuple):
     why: str
 
 
-def most_entries(limits: Limits, vocab_size: int, num_counted: int) -> dict[str, Most]:
+def most_entries(limits: Limits, vocab_size: int, max_len: int) -> dict[str, Most]:
     """How many entries each field may have that is a list or an object.
 
     Args:
       limits: the server's.
       vocab_size: V of the target.
-      num_counted: of how many tokens a text may be that is only looked at.
+      max_len: S, the model's context.
     """
     most = {name: Most(getattr(limits, of), f" (--{of.replace('_', '-')})") for name, of in _LIMITS.items()}
     most["allowed_token_ids"] = Most(vocab_size, ", the tokens of the model's vocabulary")
-    most["tokens"] = Most(num_counted, ", a few times the model's context")
+    most["tokens"] = Most(COUNTED_CONTEXTS * max_len, f", {COUNTED_CONTEXTS} contexts of the model")
     return most | dict.fromkeys(_OBJECTS, Most(MAX_NAMES, ""))
 
 

@@ -82,7 +82,7 @@ class Service:
     @functools.cached_property
     def most_entries(self) -> dict[str, Most]:
         """How many entries each field of a request may have."""
-        return most_entries(self.limits, self.llm.target.config.vocab_size, COUNTED_CONTEXTS * self.max_len)
+        return most_entries(self.limits, self.llm.target.config.vocab_size, self.max_len)
 
     def require_model(self, name: str | None) -> str:
         """The name under which a request asks for the model.
