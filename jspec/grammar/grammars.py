@@ -161,13 +161,13 @@ class Grammars:
         with self._lock:
             shared = self._under_way.get(asked) or _Shared()
             compilation = Compilation(shared)
-            if (known := self._known(asked)) is not None:
-                compilation.set_result(known)
-                return compilation
             try:
-                self._require_possible(asked)
+                known = self._known(asked)
             except ValueError as error:
                 compilation.set_exception(error)
+                return compilation
+            if known is not None:
+                compilation.set_result(known)
                 return compilation
             shared.waiting.append(compilation)
             if asked not in self._under_way:
@@ -177,26 +177,16 @@ class Grammars:
         return compilation
 
     def _known(self, asked: StructuredOutputsParams) -> CompiledGrammar | None:
-        """A grammar that has been compiled."""
-        grammar = self._in_use.get(asked)
-        if grammar is not None:
-            self._keep(asked, grammar)
-        return grammar
-
-    def _keep(self, asked: StructuredOutputsParams, grammar: CompiledGrammar):
-        self._in_use[asked] = self._newest[asked] = grammar
-        self._newest.move_to_end(asked)
-        while len(self._newest) > KEPT_GRAMMARS or sum(one.num_bytes for one in self._newest.values()) > KEPT_BYTES:
-            self._newest.popitem(last=False)
-
-    def _require_possible(self, asked: StructuredOutputsParams):
-        """Refuse what needs no other process to be refused.
+        """A grammar that has been compiled; None if it is still to be.
 
         Raises:
-          ValueError: see ``constraint``.
+          ValueError: it needs no other process to be refused; see ``constraint``.
         """
         if not available():
             raise ValueError(MISSING)
+        if (grammar := self._in_use.get(asked)) is not None:
+            self._keep(asked, grammar)
+            return grammar
         self._process  # noqa: B018 - what is wrong with the tokenizer is not the grammar's fault
         if (why := self._refused.get(_digest(asked))) is not None:
             raise ValueError(why)
@@ -204,6 +194,13 @@ class Grammars:
             check_size(asked)
         except ValueError as error:
             raise _refusal(error) from None
+        return None
+
+    def _keep(self, asked: StructuredOutputsParams, grammar: CompiledGrammar):
+        self._in_use[asked] = self._newest[asked] = grammar
+        self._newest.move_to_end(asked)
+        while len(self._newest) > KEPT_GRAMMARS or sum(one.num_bytes for one in self._newest.values()) > KEPT_BYTES:
+            self._newest.popitem(last=False)
 
     def _has_left(self, asked: StructuredOutputsParams, shared: _Shared, compilation: Future):
         """Call a trial off that nobody waits for any more."""

@@ -104,6 +104,7 @@ def test_every_list_has_a_limit():
 def server(tmp_path_factory) -> Iterator[tuple[psutil.Process, str]]:
     options = ("--max-grammar-seconds", str(SECONDS), "--max-grammar-wait", "2")
     with serving(tmp_path_factory.mktemp("floods"), *options) as (process, address):
+        assert tried(process) == []  # the process that tries grammars is there before anybody asks
         yield process, address
 
 

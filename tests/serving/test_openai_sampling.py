@@ -7,6 +7,7 @@ import math
 import pytest
 
 import jspec
+from jspec.serving.openai.entries import most_entries
 from jspec.serving.openai.errors import ApiError, shown
 from jspec.serving.openai.limits import LIMIT_HELP, Limits
 from jspec.serving.openai.logprobs import LEAST, chat_logprobs, completion_logprobs, prompt_logprobs
@@ -14,6 +15,7 @@ from jspec.serving.openai.protocol import ChatRequest, CompletionRequest, parsed
 from jspec.serving.openai.sampling import num_choices, of_value_error, params_of
 
 FIELDS = {field.name for field in dataclasses.fields(jspec.SamplingParams)}
+MOST = most_entries(Limits(), vocab_size=100, max_len=100)
 DEFAULTS = jspec.SamplingParams(temperature=0.3, top_k=9)
 # Values that ask for something, of fields that a SamplingParams may not have yet.
 LATER = {
@@ -33,11 +35,11 @@ LATER = {
 
 
 def completion(**fields) -> jspec.SamplingParams:
-    return params_of(parsed(CompletionRequest, {"prompt": "a", **fields}), DEFAULTS, Limits())
+    return params_of(parsed(CompletionRequest, {"prompt": "a", **fields}, MOST), DEFAULTS, Limits())
 
 
 def chat(**fields) -> jspec.SamplingParams:
-    return params_of(parsed(ChatRequest, {"messages": [], **fields}), DEFAULTS, Limits())
+    return params_of(parsed(ChatRequest, {"messages": [], **fields}, MOST), DEFAULTS, Limits())
 
 
 def test_what_is_left_open_comes_from_the_defaults():
@@ -99,12 +101,12 @@ def test_logprobs_of_a_chat_and_of_an_echo(monkeypatch):
     ],
 )
 def test_errors_of_the_engine_name_a_field_of_the_request(message, param, told):
-    error = of_value_error(ValueError(message), parsed(CompletionRequest, {"prompt": "a"}), "prompt[3]")
+    error = of_value_error(ValueError(message), parsed(CompletionRequest, {"prompt": "a"}, MOST), "prompt[3]")
     assert (error.status, error.param, error.message) == (400, param, told)
 
 
 def test_how_many_completions():
-    asked = parsed(CompletionRequest, {"prompt": "a", "n": 3})
+    asked = parsed(CompletionRequest, {"prompt": "a", "n": 3}, MOST)
     assert num_choices(asked, 2, Limits(), None) == 6
     assert num_choices(asked, 2, Limits(), 6) == 6
     with pytest.raises(ApiError, match="2 prompts with n=3 are 6 completions: expected at most 5"):

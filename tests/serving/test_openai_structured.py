@@ -8,6 +8,7 @@ import pytest
 from openai_server import ask, assert_nothing_is_held, error_of, events, family, service_of
 
 import jspec
+from jspec.grammar.process import GrammarBusy
 from jspec.serving.openai.limits import Limits
 
 PATHS = {
@@ -161,3 +162,42 @@ def test_without_llguidance(service, monkeypatch):
     error = error_of(ask(service, "/v1/completions", body), 400)
     assert error["param"] == "response_format"
     assert "pip install 'jspec[structured]'" in error["message"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_grammar_that_nobody_has_the_time_for(service, monkeypatch, path, stream):
+    """It is not refused for good: the client is told to come again."""
+
+    async def busy(_):
+        raise GrammarBusy("ask again later")
+
+    monkeypatch.setattr(service.engine, "grammar", busy)
+    body = {**PATHS[path], "response_format": {"type": "json_object"}, "stream": stream}
+    answer = ask(service, path, body)
+    assert error_of(answer, 503)["message"] == "ask again later"
+    assert int(answer.headers["retry-after"]) > 0
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_from_asyncio(service, by_name):
+    """``AsyncEngine.generate`` takes a form in its parameters or by name, and compiles it outside of its worker threads."""
+    fields = {"structured_outputs": {"choice": ["a queue", "a stack"]}, "seed": 5, "max_tokens": 20}
+    given = fields if by_name else {"params": jspec.SamplingParams(**fields)}
+
+    async def text() -> str:
+        return "".join([delta.text or "" async for delta in service.engine.generate("config = ", **given)])
+
+    expected = jspec.generate(family(), "config = ", **given)
+    assert isinstance(expected, jspec.Result)
+    assert asyncio.run(text()) == expected.text
+    assert expected.text in ("a queue", "a stack")
+
+
+def test_a_form_that_cannot_be_from_asyncio(service):
+    async def first():
+        async for delta in service.engine.generate("config = ", structured_outputs={"regex": "("}):
+            return delta
+
+    with pytest.raises(ValueError, match="structured_outputs has no usable grammar"):
+        asyncio.run(first())
