@@ -39,11 +39,9 @@ def grammars() -> Iterator[Grammars]:
     made.close()
 
 
-def worker() -> psutil.Process:
+def worker(grammars: Grammars) -> psutil.Process:
     """The process that forks others to try grammars."""
-    alive = [one for one in psutil.Process().children() if one.status() != psutil.STATUS_ZOMBIE]
-    (found,) = [one for one in alive if "jspec.grammar.worker" in one.cmdline()]
-    return found
+    return psutil.Process(grammars._process._process.pid)
 
 
 def until(condition):
@@ -88,7 +86,7 @@ def test_without_the_limits_at_a_glance_the_child_is_ended(grammars, monkeypatch
 def test_cpu_time_decides_however_busy_the_machine_is(grammars):
     """A worker that is stopped for a while, as by a busy machine, makes no refusal: the grammar is compiled afterwards."""
     grammars.limits = GrammarLimits(seconds=0.5)
-    process = worker()
+    process = worker(grammars)
     process.suspend()
     compilation = grammars.compile(GOOD)
     with pytest.raises(concurrent.futures.TimeoutError):
@@ -100,7 +98,7 @@ def test_cpu_time_decides_however_busy_the_machine_is(grammars):
 def test_one_that_finds_no_child_free_may_come_again(grammars):
     grammars.limits = GrammarLimits(seconds=60.0, wait=0.2)
     endless = [grammars.compile(ENDLESS_ONE), grammars.compile(ENDLESS_TWO)]
-    until(lambda: len(worker().children()) == 2)
+    until(lambda: len(worker(grammars).children()) == 2)
     with pytest.raises(GrammarBusy, match="ask again later"):
         grammars.constraint(GOOD, [EOS])
     for compilation in endless:
@@ -111,7 +109,7 @@ def test_one_that_finds_no_child_free_may_come_again(grammars):
 def test_the_same_grammar_is_compiled_once_for_all_who_wait(grammars, monkeypatch):
     tried, try_out = [], grammars._process.try_out
     monkeypatch.setattr(grammars._process, "try_out", lambda *given: tried.append(given) or try_out(*given))
-    process = worker()
+    process = worker(grammars)
     process.suspend()
     compilations = [grammars.compile(GOOD) for _ in range(3)]
     compilations[0].cancel()  # the others still wait
@@ -141,12 +139,12 @@ def test_kept_grammars_have_a_budget(grammars, monkeypatch):
 def test_nothing_is_tried_for_those_who_have_left(grammars):
     grammars.limits = GrammarLimits(seconds=60.0)
     both = [grammars.compile(ENDLESS_ONE), grammars.compile(ENDLESS_ONE)]
-    until(lambda: worker().children())
+    until(lambda: worker(grammars).children())
     both[0].cancel()
     time.sleep(0.1)
-    assert len(worker().children()) == 1
+    assert len(worker(grammars).children()) == 1
     both[1].cancel()
-    until(lambda: not worker().children())
+    until(lambda: not worker(grammars).children())
     assert not grammars._under_way
 
 
@@ -154,26 +152,26 @@ def test_an_interrupt_calls_it_off(grammars):
     grammars.limits = GrammarLimits(seconds=60.0)
 
     def interrupt():
-        until(lambda: worker().children())
+        until(lambda: worker(grammars).children())
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         grammars.constraint(ENDLESS_ONE, [EOS])
-    until(lambda: not worker().children())
+    until(lambda: not worker(grammars).children())
     grammars.constraint(GOOD, [EOS])
 
 
 def test_a_worker_that_is_lost_is_started_again(grammars):
     grammars.limits = GrammarLimits(seconds=60.0)
-    lost = worker()
+    lost = worker(grammars)
     compilation = grammars.compile(ENDLESS_THREE)
     until(lambda: lost.children())
     (child,) = lost.children()
     lost.kill()
     assert grammars.constraint(GOOD, [EOS]).forced(1) == []
-    assert worker().pid != lost.pid
-    until(lambda: worker().children())  # what was tried when it was lost is tried again
+    assert worker(grammars).pid != lost.pid
+    until(lambda: worker(grammars).children())  # what was tried when it was lost is tried again
     compilation.cancel()
     child.kill()
 
@@ -182,8 +180,8 @@ def test_a_killed_child_is_no_refusal(grammars):
     """The kernel kills processes where memory is short, whosever fault that is."""
     grammars.limits = GrammarLimits(seconds=60.0)
     compilation = grammars.compile(ENDLESS_ONE)
-    until(lambda: worker().children())
-    worker().children()[0].kill()
+    until(lambda: worker(grammars).children())
+    worker(grammars).children()[0].kill()
     with pytest.raises(GrammarBusy, match="ask again later"):
         compilation.result(PATIENCE)
     assert not grammars._refused
@@ -192,7 +190,7 @@ def test_a_killed_child_is_no_refusal(grammars):
 def test_the_worker_ends_with_its_grammars():
     made = Grammars(load_tokenizer(FAMILY / "target"), V, [EOS])
     made.constraint(GOOD, [EOS])
-    process = worker()
+    process = worker(made)
     del made
     gc.collect()
     until(lambda: not process.is_running())
