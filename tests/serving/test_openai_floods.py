@@ -66,7 +66,7 @@ def filled(size: int, item: str, opening: str = "[", closing: str = "]") -> str:
 
 def floods(size: int) -> dict[str, str]:
     """Values of so many bytes, in JSON."""
-    names = ",".join(f'"{i}":1' for i in range(size // 10))
+    names = ",".join(f'"{i}":1' for i in range(size // 12))
     return {
         "numbers": filled(size, "7"),
         "texts": filled(size, '"a"'),
