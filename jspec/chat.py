@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jspec._arguments import require
+from jspec._arguments import is_int, require
 from jspec.messages import plain_messages, short
 from jspec.text import COUNTED_CONTEXTS, encode_within, kept_tokens
 
@@ -49,6 +49,9 @@ def prompt_tokens(
     conversation, options = plain_messages(messages, where), dict(template_kwargs or {})
     require(isinstance(add_generation_prompt, bool), "add_generation_prompt", add_generation_prompt, "True or False")
     require(isinstance(continue_final_message, bool), "continue_final_message", continue_final_message, "True or False")
+    kept = truncate_prompt_tokens
+    ok = kept is None or (is_int(kept) and (kept == -1 or kept >= 1))
+    require(ok, "truncate_prompt_tokens", kept, "None, an integer of at least 1, or -1")
     if continue_final_message and add_generation_prompt:
         raise ValueError(
             "continue_final_message=True goes on with the last message, and add_generation_prompt=True begins another: "
@@ -61,10 +64,9 @@ def prompt_tokens(
     options |= {"tools": tools, "documents": _documents(documents)}
     options |= {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
     text = _render(where, tokenizer, conversation, template, options)
-    cut = truncate_prompt_tokens is not None
-    most = COUNTED_CONTEXTS * max_len if not cut else kept_tokens(truncate_prompt_tokens, max_len)
+    most = COUNTED_CONTEXTS * max_len if kept is None else kept_tokens(kept, max_len)
     what = f"the text that the chat template made of {where}"
-    tokens = encode_within(tokenizer, text, what, most, last=cut, add_special_tokens=False)
+    tokens = encode_within(tokenizer, text, what, most, last=kept is not None, add_special_tokens=False)
     if tokens is None:
         raise ValueError(
             f"{where} make a prompt of {len(text)} characters, which max_len={max_len} tokens cannot hold; shorten them, "

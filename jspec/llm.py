@@ -171,8 +171,8 @@ class LLM:
             checkpoint, or the path of a file, as a ``pathlib.Path``.
           documents: texts to answer from, ``{"title": ..., "text": ...}``, for templates that know them.
           truncate_prompt_tokens: return at least so many tokens at the end of a conversation that has more, which a
-            request with the same ``SamplingParams.truncate_prompt_tokens`` cuts; None refuses one that is longer than
-            the context.
+            request with the same ``SamplingParams.truncate_prompt_tokens`` cuts; None refuses one that is several
+            times longer than the context.
           **template_kwargs: variables of the template by name, ``enable_thinking=False`` for example. As in transformers,
             variables that the template does not know have no effect.
 

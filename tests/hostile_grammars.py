@@ -30,6 +30,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
     "deep brackets": ({"grammar": "start: " + "(" * 900 + '"a"' + ")" * 900}, "levels deep: expected at most 64"),
     "deep groups": ({"regex": "(" * 5000 + "a" + ")" * 5000}, "no usable grammar"),
     "patterns": ({"json": {"allOf": [{"pattern": "a"}] * 300}}, "300 patterns: expected at most 256"),
+    "a string that is not closed": ({"grammar": "start: " + '\\"' * 15_000}, "no usable grammar"),
     "a rule that is itself": ({"grammar": "start: start"}, "no text fits it"),
     "a schema that is itself": ({"json": {"$ref": "#"}}, "no text fits it"),
     "optional and not": ({"regex": "(a?){1000}a{1000}"}, "no usable grammar"),

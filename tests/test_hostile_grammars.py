@@ -1,6 +1,7 @@
 """Grammars that harm the process which compiles them harm no other, and what was refused once is refused at once."""
 
 import concurrent.futures
+import contextlib
 import gc
 import json
 import os
@@ -271,6 +272,55 @@ def test_what_is_usual_passes_at_a_glance():
     check_size(StructuredOutputsParams(json=json.dumps(schema)))
     rules = "".join(f'r{i}.{i}: "(" r{i + 1} ")" | /[a-z:(]+/ // r: a comment\n' for i in range(250))
     check_size(StructuredOutputsParams(grammar=f'start: r0\n{rules}r250: "["'))
+
+
+UNITS = [
+    "a",
+    "a ",
+    '"',
+    '\\"',
+    '"\\"',
+    "/",
+    "\\/",
+    "/a",
+    "(",
+    "a:",
+    "a\n",
+    ":",
+    "|",
+    "?a",
+    "[",
+    "\\",
+    "//",
+    "i/x",
+    '"/',
+    "\t",
+]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_first_look_takes_time_in_proportion(unit):
+    """It runs on the event loop of a server. Any of these texts took seconds if a pattern went back over it."""
+    grammar = StructuredOutputsParams(grammar="start: " + unit * (2**18 // len(unit)))
+    started = time.thread_time()
+    with contextlib.suppress(ValueError):
+        check_size(grammar)
+    assert time.thread_time() - started < 0.5
+
+
+def test_a_schema_as_deep_as_python_goes(grammars):
+    """However deep the stack is already on which it is looked at, it is a refusal and no other error."""
+
+    def refused(frames: int, depth: int) -> bool:
+        if frames:
+            return refused(frames - 1, depth)
+        try:
+            grammars.constraint(StructuredOutputsParams(json='{"items":' * depth + "{}" + "}" * depth), [EOS])
+        except ValueError:
+            return True
+        return False
+
+    assert all(refused(frames, depth) for frames in (0, 40, 300) for depth in range(500, 1200, 7))
 
 
 def test_threads_that_compile_have_more_stack_than_the_child():

@@ -54,9 +54,8 @@ class Frontend:
         self._vocab_size, self._eos_token_ids = vocab_size, tuple(eos_token_ids)
         self._method, self._reproducible = method, reproducible
         self._warned_of_limit = False
-        self._encoded_bad_words = functools.lru_cache(maxsize=8)(
-            self._bad_words
-        )  # the copies of a request have the same
+        # The copies of a request have the same bad words, which are encoded once.
+        self._encoded_bad_words = functools.lru_cache(maxsize=8)(self._bad_words)
         self.grammars = Grammars(tokenizer, vocab_size, eos_token_ids)
 
     def single(

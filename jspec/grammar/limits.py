@@ -15,8 +15,10 @@ MAX_REFERENCES = 512  # different values of ``$ref`` in a schema
 MAX_PATTERNS = 256  # regular expressions in a schema or in a Lark grammar
 MAX_RULES = 1000  # rules and terminals of a Lark grammar
 
-_STRINGS = re.compile(r'"(?:\\.|[^"\\\n])*"i?|/(?:\\.|[^/\\\n])+/[imslux]*|//[^\n]*')  # and comments, in Lark
-_RULE = re.compile(r"^[ \t]*[?!]?[A-Za-z_]\w*[^:\n|]*:", re.MULTILINE)
+# Comments, strings and regular expressions of Lark. One that is not closed ends with its line: each alternative matches
+# wherever it begins, and gives nothing back (``++``), so that no text is looked at twice.
+_STRINGS = re.compile(r'//[^\n]*+|"(?:\\.|[^"\\\n])*+"?+i?|/(?:\\.|[^/\\\n])++/?+[imslux]*+')
+_RULE = re.compile(r"^[ \t]*+[?!]?+[A-Za-z_][^:\n|]*+:", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,14 +54,18 @@ class GrammarLimits:
 def check_size(asked: StructuredOutputsParams):
     """Refuse a form whose schema or grammar is deeper, or has more rules, patterns or references, than any in use.
 
-    It looks at every part once, and takes no more stack however deep they lie in each other. What passes may still cost
-    too much: that shows when it is compiled.
+    It looks at every part once, because it runs on a server's event loop. What passes may still cost too much: that shows
+    when it is compiled.
 
     Raises:
       ValueError: one sentence with the number that is too large and with the limit.
     """
     if asked.json is not None:
-        _check_schema(json.loads(asked.json))
+        try:
+            schema = json.loads(asked.json)
+        except RecursionError:  # which depends on how deep the caller's own stack is
+            raise ValueError(f"its schema is nested too deeply: expected at most {MAX_DEPTH} levels") from None
+        _check_schema(schema)
     elif asked.grammar is not None:
         _check_lark(asked.grammar)
 
@@ -87,8 +93,9 @@ def _parts(schema: Any) -> Iterator[tuple[int, Any]]:
 
 
 def _check_lark(grammar: str):
-    strings = [found[0] for found in _STRINGS.finditer(grammar)]
-    _require_at_most("it has", sum(text[0] == "/" != text[1] for text in strings), MAX_PATTERNS, "regular expressions")
+    quoted = [found[0] for found in _STRINGS.finditer(grammar)]
+    patterns = sum(text.startswith("/") and not text.startswith("//") for text in quoted)
+    _require_at_most("it has", patterns, MAX_PATTERNS, "regular expressions")
     plain = _STRINGS.sub("", grammar)
     _require_at_most("it has", len(_RULE.findall(plain)), MAX_RULES, "rules")
     depth = deepest = 0

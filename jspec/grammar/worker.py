@@ -134,9 +134,8 @@ def _try(connection: socket.socket, tokens: Any, grammar: str, seconds: float, m
       seconds, memory: as of ``GrammarLimits``.
     """
     signal.set_wakeup_fd(-1)
-    os.dup2(
-        os.open(os.devnull, os.O_WRONLY), 2
-    )  # what Rust says of itself when it is ended is not for the server's log
+    # What Rust says of itself when it is ended is not for the server's log.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     _limit(seconds, memory)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     answer: dict[str, Any] = {}

@@ -105,6 +105,7 @@ class AsyncEngine:
           ValueError: the prompt is empty, too long, or several, or a value is out of range.
           TypeError: an option is unknown or given twice. The message says what may have been meant.
           QueueFull: ``max_waiting`` requests wait already.
+          GrammarBusy: too many forms of other requests are being compiled.
           RuntimeError: the engine is closed, or its thread met an exception, which is the cause of this one.
         """
         form = StructuredOutputsParams.of(self._form(params, options))

@@ -84,15 +84,12 @@ def require_supported(settings: Settings, windows: Sequence[int | None], anchor_
     """
     settings.require_fixed(_FIXED)
     projector(settings)
-    label = (holder := settings.object_with("shift_label")).flag(
-        "shift_label", anchor_first
-    )  # of SpecForge's Domino heads
+    holder = settings.object_with("shift_label")  # of SpecForge's Domino heads
+    label = holder.flag("shift_label", anchor_first)
     if label != anchor_first:
         drafts = "drafts" if anchor_first else "does not draft"
-        expected = (
-            f"{str(anchor_first).lower()}, because the anchor's slot {drafts} unless {ANCHOR_KEYS[0]} says otherwise"
-        )
-        raise holder.refuse("shift_label", expected)
+        said = f"the anchor's slot {drafts} unless {ANCHOR_KEYS[0]} says otherwise"
+        raise holder.refuse("shift_label", f"{str(anchor_first).lower()}, because {said}")
     holder = settings.object_with("use_swa")
     if holder.flag("use_swa") and not any(windows):
         raise holder.refuse("use_swa", "false, because no layer has a window; else say which in layer_types")
