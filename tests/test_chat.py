@@ -233,6 +233,8 @@ def test_refused_messages(tokenizer, messages, words):
         ({"chat_template": FAMILY}, "cannot be read .Is a directory.: expected a Jinja file"),
         ({"chat_template": FAMILY / "target/model.safetensors"}, "expected a Jinja file, text in UTF-8"),
         ({"chat_template": FAMILY / "losses.csv"}, "losses.csv': expected a Jinja file"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens=0: expected None, an integer of at least 1, or -1"),
+        ({"truncate_prompt_tokens": "9"}, "truncate_prompt_tokens='9': expected None, an integer"),
         ({"continue_final_message": True}, "continue_final_message=True goes on .* give add_generation_prompt=False"),
         ({"continue_final_message": "content"}, "continue_final_message='content': expected True or False"),
         ({"add_generation_prompt": 1}, "add_generation_prompt=1: expected True or False"),
