@@ -14,9 +14,11 @@ from pathlib import Path
 
 import jax
 import pytest
+from costs import Costs
 from jax._src.lru_cache import LRUCache
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
+from jspec.drafting import drawing
 from jspec.engine import kept, kept_costs, kept_programs
 
 # XLA compiles small programs faster as one piece of code than as many, and with its older emitter for CPUs, which only jax
@@ -38,6 +40,10 @@ LONGEST = ("lossless", "engine", "train")  # folders whose files take a minute o
 def pytest_addoption(parser):
     choices = ("float32", "bfloat16")
     parser.addoption("--logits", choices=choices, default="float32", help="as tests/lossless has its models store them")
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Costs(config))
 
 
 def pytest_collection_modifyitems(items):
@@ -130,14 +136,17 @@ def compiled_anew(request):
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_in_a_hurry(request):
-    """Most programs of the tests run for a moment and compile for seconds; the losslessness suite's run for long. Kernels
-    are tested on a GPU as users have them."""
+    """Most programs of the tests run for a moment and compile for seconds: XLA optimises little, and the passes of a drafter are
+    a loop (``tests/test_draft_loops.py`` compares the two). The losslessness suite's programs run for long. Kernels are
+    tested on a GPU as users have them."""
     folder = request.path.parent.name
     if folder in ("lossless", "compiled") or (folder == "pallas" and jax.default_backend() != "cpu"):
         yield
         return
     jax.config.update("jax_disable_most_optimizations", True)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "UNROLLED_PASSES", 1)
+        yield
     jax.config.update("jax_disable_most_optimizations", False)
 
 

@@ -134,4 +134,4 @@ class Block:
             return state, at(logits) + added
 
         state, first = of_slot(markov.start(len(hidden)), anchor, 0)
-        return drawing.chain(first, state, of_slot, room, unroll=self.num_draft_tokens)[1]
+        return drawing.chain(first, state, of_slot, room, unroll_all=True)[1]

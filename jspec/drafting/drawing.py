@@ -16,7 +16,8 @@ from jspec.sampling.draft_vocabulary import DraftVocabulary
 from jspec.sampling.params import GREEDY_BELOW
 from jspec.sampling.verify import Proposal
 
-# Up to so many passes are unrolled, so that one CUDA graph holds the whole round. More of them would compile too slowly.
+# Up to so many passes are unrolled, so that one CUDA graph holds the whole round. More of them would compile too slowly:
+# they are a loop, of which so many passes are unrolled at a time.
 UNROLLED_PASSES = 8
 
 
@@ -90,7 +91,7 @@ class Drawing:
         point_mass = self.warp.greedy[:, None] | self.context.forced_among(tokens)
         return Proposal(tokens, leading(distribution.finite & usable), distribution, point_mass)
 
-    def chain(self, logits, carry, read: Callable, room, unroll: int = UNROLLED_PASSES) -> tuple[Any, Proposal]:
+    def chain(self, logits, carry, read: Callable, room, unroll_all: bool = False) -> tuple[Any, Proposal]:
         """Draw K tokens one after another.
 
         Args:
@@ -99,7 +100,9 @@ class Drawing:
           read: ``(carry, token int32 [B, 1], i) -> (carry, logits [B, 1, Vd])``, the pass that reads draft i - 1 and
             returns the logits of draft i.
           room: int32 ``[B]``, the largest number of drafts that the row can use.
-          unroll: with at most this many passes they are unrolled, and i is a Python integer. With more they are a loop.
+          unroll_all: whether all passes are unrolled, however many they are, because each has weights of its own or takes hardly
+            any time. Then i is a Python integer.
+            Else more than ``UNROLLED_PASSES`` passes are a loop, in which i is traced.
 
         Returns:
           the carry after the last pass, and the proposal.
@@ -107,7 +110,7 @@ class Drawing:
         later = self.speculation.most_draft_tokens - 1
         distribution, token = self.draw(logits, 0)
         drawn = [(distribution.warped, token)]
-        if later <= unroll:
+        if unroll_all or later <= UNROLLED_PASSES:
             for i in range(1, later + 1):
                 carry, logits = read(carry, token, i)
                 distribution, token = self.draw(logits, i, jnp.concatenate([token for _, token in drawn], axis=1))
@@ -122,7 +125,8 @@ class Drawing:
                 return (carry, token, drafts), (distribution.warped, token)
 
             state = carry, token, jnp.zeros((len(token), later), jnp.int32)
-            (carry, *_), rest = jax.lax.scan(next_pass, state, jnp.arange(1, later + 1, dtype=jnp.int32), unroll=unroll)
+            index = jnp.arange(1, later + 1, dtype=jnp.int32)
+            (carry, *_), rest = jax.lax.scan(next_pass, state, index, unroll=UNROLLED_PASSES)
             drawn.append(jax.tree.map(lambda x: jnp.moveaxis(x[:, :, 0], 0, 1), rest))
         warped, tokens = jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=1), *drawn)
         distribution = dataclasses.replace(distribution, warped=WarpedLogits(*warped))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jspec.config import Speculation
 from jspec.drafting.base import Context, Prompt, Setup
-from jspec.drafting.drawing import UNROLLED_PASSES, Drawing
+from jspec.drafting.drawing import Drawing
 from jspec.drafting.window import make_window
 from jspec.models.cache import PagedView, init_pool
 from jspec.models.contract import DraftHead, Target
@@ -87,13 +87,13 @@ class Eagle:
             return (hidden, cache), self.head.logits(hidden, self.target)
 
         logits = self.head.logits(hidden, self.target)
-        (_, cache), proposal = drawing.chain(logits, (hidden, cache), next_pass, room, self.unrolled)
+        (_, cache), proposal = drawing.chain(logits, (hidden, cache), next_pass, room, self.passes_differ)
         return cache, proposal
 
     @property
-    def unrolled(self) -> int:
-        """The largest number of passes over the draft head's own outputs that are unrolled: see ``Drawing.chain``."""
-        return UNROLLED_PASSES
+    def passes_differ(self) -> bool:
+        """Whether each pass over the draft head's own outputs has weights of its own: see ``Drawing.chain``."""
+        return False
 
     def read(self, i, embedded, features, positions, cache, view):
         """The pass that reads draft i - 1; arguments and results as of the draft head."""

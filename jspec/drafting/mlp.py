@@ -43,5 +43,5 @@ class MLP(Stateless):
         newest = context.tokens_at(context.length[:, None] - 1)
         carry, logits = next_pass(self.head.start(context.newest_feature), newest, 0)
         room = jnp.where(context.length > 1, context.room, 0)
-        _, proposal = drawing.chain(logits, carry, next_pass, room, unroll=self.num_draft_tokens)
+        _, proposal = drawing.chain(logits, carry, next_pass, room, unroll_all=True)
         return state, proposal

@@ -16,9 +16,8 @@ class MTP(Eagle):
     head: MTPHead
 
     @property
-    def unrolled(self) -> int:
-        """Passes through several layers differ, so they cannot be a loop."""
-        return self.num_draft_tokens if len(self.head.layers) > 1 else super().unrolled
+    def passes_differ(self) -> bool:
+        return len(self.head.layers) > 1
 
     def read(self, i, embedded, features, positions, cache, view):
         last = len(self.head.layers) - 1

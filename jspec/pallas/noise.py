@@ -9,6 +9,7 @@ low token ids; here the tail reaches 22.9."""
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.random import threefry2x32_p
 
 _ALMOST_ONE = 1 - 2.0**-24
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -31,29 +32,38 @@ def random_bits(key_data, size: int):
     return jax.vmap(draw)(keys.reshape(-1)).reshape(*key_data.shape[:-1], size)
 
 
-def first_bits(key_0, key_1):
-    """The first word of ``random_bits`` of keys whose words are apart, uint32, for programs outside of kernels.
-
-    On a CPU it is JAX's own loop over the rounds. If XLA fuses a key's 20 rounds and 20 of its bits with a reduction, LLVM
-    does not finish in minutes in jax 0.11 and 0.12. On a GPU they are fused with what follows, which JAX's are not."""
-    return jax.lax.platform_dependent(
-        key_0,
-        key_1,
-        cpu=lambda key_0, key_1: random_bits(jnp.stack([key_0, key_1], axis=-1), 1)[..., 0],
-        default=lambda key_0, key_1: threefry_bits(key_0, key_1, jnp.zeros_like(key_0)),
-    )
-
-
 def threefry_bits(key_0, key_1, index):
-    """Words ``index`` (uint32) of ``random_bits`` of one key, by integer operations that lower inside a kernel."""
+    """Words ``index`` (uint32) of ``random_bits`` of keys whose two words are apart, for programs outside of kernels."""
     x_0, x_1 = threefry(key_0, key_1, index)
     return x_0 ^ x_1
 
 
-def threefry(key_0, key_1, index):
-    """The two words of Threefry-2x32 with 20 rounds (Salmon et al., 2011) of the counter (0, index).
+def threefry_bits_unrolled(key_0, key_1, index):
+    """What ``threefry_bits`` returns, inside a kernel."""
+    x_0, x_1 = threefry_unrolled(key_0, key_1, index)
+    return x_0 ^ x_1
 
-    They are the key that ``jax.random.fold_in`` makes of the index."""
+
+def threefry(key_0, key_1, index):
+    """The two words of Threefry-2x32 with 20 rounds (Salmon et al., 2011) of the counter (0, index), uint32.
+
+    They are the key that ``jax.random.fold_in`` makes of the index. This function is for programs outside of kernels.
+
+    On a CPU it is JAX's own primitive, a loop over the rounds. Unrolled rounds made up nearly half of a decode program there,
+    and where XLA fuses 20 rounds of a key and 20 of its bits with a reduction, LLVM does not finish in minutes in jax 0.11 and
+    0.12. On a GPU the rounds are unrolled, so that XLA fuses them with what follows; it cannot fuse JAX's primitive.
+    """
+    shape = jnp.broadcast_shapes(*map(jnp.shape, (key_0, key_1, index)))
+    words = (jnp.broadcast_to(word, shape) for word in (key_0, key_1, index))
+    return jax.lax.platform_dependent(*words, cpu=_threefry_primitive, default=threefry_unrolled)
+
+
+def _threefry_primitive(key_0, key_1, index):
+    return tuple(threefry2x32_p.bind(key_0, key_1, jnp.zeros_like(index), index))
+
+
+def threefry_unrolled(key_0, key_1, index):
+    """What ``threefry`` returns, by integer operations that lower inside a kernel."""
     keys = (key_0, key_1, key_0 ^ key_1 ^ np.uint32(0x1BD11BDA))
     x_1 = index + key_1
     x_0 = jnp.broadcast_to(key_0, jnp.shape(x_1))

@@ -6,7 +6,7 @@ place of 128,256. Token v takes word v of the key, and group g takes word 2^32 -
 
 import jax.numpy as jnp
 
-from jspec.pallas.noise import gumbel_of_bits, threefry_bits
+from jspec.pallas.noise import gumbel_of_bits, threefry_bits, threefry_bits_unrolled
 from jspec.pallas.warped_logits import in_groups
 
 
@@ -32,7 +32,7 @@ def group_scores(log_mass, key_data):
 
     How far the highest is ahead of the next says how much rounding the decision bears."""
     group = jnp.arange(log_mass.shape[-1], dtype=jnp.int32)
-    return log_mass + gumbel_of(key_data[:, :1], key_data[:, 1:], group_words(group)[None])
+    return log_mass + _gumbel(key_data, group_words(group)[None])
 
 
 def token_scores(log_weight, key_data, group):
@@ -41,7 +41,7 @@ def token_scores(log_weight, key_data, group):
     size = by_group.shape[-1]
     token = group[:, None] * size + jnp.arange(size, dtype=jnp.int32)[None]
     inside = jnp.take_along_axis(by_group, group[:, None, None], axis=1)[:, 0]
-    return inside + gumbel_of(key_data[:, :1], key_data[:, 1:], token.astype(jnp.uint32))
+    return inside + _gumbel(key_data, token.astype(jnp.uint32))
 
 
 def group_words(group):
@@ -49,9 +49,14 @@ def group_words(group):
     return ~group.astype(jnp.uint32)
 
 
+def _gumbel(key_data, words):
+    """Gumbel noise, float32 ``[R, n]``, from the words ``words``, uint32 ``[R or 1, n]``, of each key."""
+    return gumbel_of_bits(threefry_bits(key_data[:, :1], key_data[:, 1:], words))
+
+
 def gumbel_of(key_0, key_1, words):
-    """Gumbel noise, float32, from the words ``words`` (uint32) of a key."""
-    return gumbel_of_bits(threefry_bits(key_0, key_1, words))
+    """In a kernel: Gumbel noise, float32, from the words ``words`` (uint32) of a key."""
+    return gumbel_of_bits(threefry_bits_unrolled(key_0, key_1, words))
 
 
 def gumbel_block(key_ref, at, words):

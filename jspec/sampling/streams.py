@@ -12,7 +12,7 @@ import enum
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.noise import first_bits, threefry, uniform_of_bits
+from jspec.pallas.noise import threefry, threefry_bits, threefry_unrolled, uniform_of_bits
 
 
 class Stream(enum.IntEnum):
@@ -22,7 +22,7 @@ class Stream(enum.IntEnum):
     RESIDUAL = 3
 
 
-def draw_key(words, stream: Stream, position, index) -> tuple:
+def draw_key(words, stream: Stream, position, index, in_kernel: bool = False) -> tuple:
     """The two words of the Threefry key of one draw, uint32.
 
     Position takes 22 bits of the counter, index 8 and stream 2: see ``MAX_POSITIONS`` and ``MAX_DRAFTS`` in ``config``.
@@ -32,10 +32,11 @@ def draw_key(words, stream: Stream, position, index) -> tuple:
       stream: what the draw is for.
       position: int32, an absolute position, or the committed length when the round began.
       index: int32, the place in the block of drafts.
+      in_kernel: whether the key is computed inside a kernel.
     """
     counter = (position.astype(jnp.uint32) << 10) | (index.astype(jnp.uint32) << 2) | jnp.uint32(stream)
     key_0, key_1 = words
-    return threefry(key_0, key_1, counter)
+    return (threefry_unrolled if in_kernel else threefry)(key_0, key_1, counter)
 
 
 @jax.tree_util.register_dataclass
@@ -46,10 +47,12 @@ class RoundNoise:
     Attributes:
       key_data: uint32 ``[B, 2]``, the requests' keys.
       length: int32 ``[B]``, committed tokens when the round began, which is the position of the next token.
+      in_kernel: whether keys are computed inside a kernel.
     """
 
     key_data: jax.Array
     length: jax.Array
+    in_kernel: bool = dataclasses.field(default=False, metadata={"static": True})
 
     def sample_keys(self, offset) -> jax.Array:
         """Keys of the target's own draws at positions length + offset: int32 ``[B, J]`` -> uint32 ``[B, J, 2]``."""
@@ -63,7 +66,7 @@ class RoundNoise:
         """Uniforms of the accept tests, float32 ``[B, K]`` in (0, 1)."""
         index = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), (self.length.shape[0], K))
         key_0, key_1 = self._of_rows()._round_key(Stream.ACCEPT, index)  # apart, they need no kernel to be put together
-        return uniform_of_bits(first_bits(key_0, key_1))
+        return uniform_of_bits(threefry_bits(key_0, key_1, jnp.uint32(0)))
 
     def last_key(self, accepted, count) -> tuple:
         """The two words of the key of a round's last draw: of its correction token or of its bonus token.
@@ -79,7 +82,7 @@ class RoundNoise:
         """In a kernel, of refs: the noise of one request, numbers in place of arrays."""
         column = jnp.int32(0)  # a literal index does not trace in interpret mode of jax 0.10
         words = self.key_data[b, column], self.key_data[b, column + 1]
-        return dataclasses.replace(self, key_data=words, length=self.length[b])
+        return RoundNoise(words, self.length[b], in_kernel=True)
 
     def of_requests(self) -> "RoundNoise":
         """The two words of every key apart, each ``[B]``."""
@@ -92,7 +95,7 @@ class RoundNoise:
     # The methods below are for noise whose key words are apart (``of_requests``), of any shapes that broadcast.
 
     def sample_key(self, offset) -> tuple:
-        return draw_key(self.key_data, Stream.SAMPLE, self.length + offset, jnp.zeros_like(offset))
+        return draw_key(self.key_data, Stream.SAMPLE, self.length + offset, jnp.zeros_like(offset), self.in_kernel)
 
     def draft_key(self, index) -> tuple:
         return self._round_key(Stream.DRAFT, index)
@@ -101,4 +104,4 @@ class RoundNoise:
         return self._round_key(Stream.RESIDUAL, index)
 
     def _round_key(self, stream: Stream, index) -> tuple:
-        return draw_key(self.key_data, stream, self.length, index)
+        return draw_key(self.key_data, stream, self.length, index, self.in_kernel)

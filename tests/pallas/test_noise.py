@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
-from jspec.pallas.noise import first_bits, gumbel_of_bits, random_bits, threefry, threefry_bits, uniform_of_bits
+from jspec.pallas.noise import (
+    gumbel_of_bits,
+    random_bits,
+    threefry,
+    threefry_bits,
+    threefry_bits_unrolled,
+    threefry_unrolled,
+    uniform_of_bits,
+)
 from jspec.pallas.triton import block_ids, kernel_call
 from jspec.sampling.streams import RoundNoise
 
@@ -16,7 +24,9 @@ from jspec.sampling.streams import RoundNoise
 def _bits_block(key_ref, out_ref, *, size):
     row, block, column = pl.program_id(0), pl.program_id(1), jnp.int32(0)
     ids = block_ids(block, size).astype(jnp.uint32)
-    out_ref[row, pl.ds(block * size, size)] = threefry_bits(key_ref[row, column], key_ref[row, column + 1], ids)
+    out_ref[row, pl.ds(block * size, size)] = threefry_bits_unrolled(
+        key_ref[row, column], key_ref[row, column + 1], ids
+    )
 
 
 def _bits_reference(key_data, size):
@@ -42,25 +52,27 @@ def test_bits_in_a_kernel_are_those_of_jax_random(implementation):
 
 
 @pytest.mark.parametrize("size", [1, 2, 127, 1031])
-def test_bits_do_not_depend_on_the_size(size):
+@pytest.mark.parametrize("bits_of", [threefry_bits, threefry_bits_unrolled])
+def test_bits_do_not_depend_on_the_size(size, bits_of):
     key = jax.random.key(11)
     key_0, key_1 = jax.random.key_data(key)
-    bits = threefry_bits(key_0, key_1, jnp.arange(size, dtype=jnp.uint32))
+    bits = bits_of(key_0, key_1, jnp.arange(size, dtype=jnp.uint32))
     np.testing.assert_array_equal(bits, jax.random.bits(key, (size,), jnp.uint32))
     np.testing.assert_array_equal(bits, random_bits(jax.random.key_data(key), 2048)[:size])
 
 
-def test_the_first_word_of_many_keys():
+@pytest.mark.parametrize("bits_of", [threefry_bits, threefry_bits_unrolled])
+def test_first_word_of_many_keys(bits_of):
     key_data = jax.random.key_data(jax.random.split(jax.random.key(5), (3, 4)))
     expected = random_bits(key_data, 7)[..., 0]
-    np.testing.assert_array_equal(jax.jit(first_bits)(key_data[..., 0], key_data[..., 1]), expected)
+    np.testing.assert_array_equal(jax.jit(bits_of)(key_data[..., 0], key_data[..., 1], jnp.uint32(0)), expected)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_outside_of_kernels_only_a_gpu_unrolls_the_rounds(platform):
     """A CPU's compiler needs very long for the unrolled rounds of a key and of its bits beside a reduction."""
     keys = jax.ShapeDtypeStruct((3, 4), jnp.uint32)
-    lowered = jax.jit(first_bits).trace(keys, keys).lower(lowering_platforms=(platform,)).as_text()
+    lowered = jax.jit(threefry_bits).trace(keys, keys, keys).lower(lowering_platforms=(platform,)).as_text()
     assert ("stablehlo.while" in lowered) == (platform == "cpu")
 
 
@@ -71,9 +83,10 @@ def test_coins_compile_beside_a_reduction():
     np.testing.assert_array_equal(lowest, np.min(noise.accept_uniforms(3), axis=1))
 
 
-def test_the_two_words_are_those_of_fold_in():
+@pytest.mark.parametrize("threefry_of", [threefry, threefry_unrolled])
+def test_the_two_words_are_those_of_fold_in(threefry_of):
     key, data = jax.random.key(11), jnp.array([0, 1, 77, 2**31 + 5, 2**32 - 1], jnp.uint32)
-    words = jnp.stack(threefry(*jax.random.key_data(key), data), axis=-1)
+    words = jnp.stack(threefry_of(*jax.random.key_data(key), data), axis=-1)
     np.testing.assert_array_equal(words, jax.vmap(lambda d: jax.random.key_data(jax.random.fold_in(key, d)))(data))
 
 
