@@ -136,9 +136,9 @@ def compiled_anew(request):
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_in_a_hurry(request):
-    """Most programs of the tests run for a moment and compile for seconds: XLA optimises little, and the passes of a drafter are
-    a loop (``tests/test_draft_loops.py`` compares the two). The losslessness suite's programs run for long. Kernels are
-    tested on a GPU as users have them."""
+    """Programs of most tests compile for seconds and run for a moment: XLA optimises little, and a drafter's passes are a loop
+    (``tests/test_draft_loops.py`` compares it with unrolled passes). The losslessness suite's programs run for long.
+    Kernels are tested on a GPU as users have them."""
     folder = request.path.parent.name
     if folder in ("lossless", "compiled") or (folder == "pallas" and jax.default_backend() != "cpu"):
         yield

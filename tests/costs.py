@@ -3,8 +3,8 @@
 ``build/test-costs.json`` is written at the end of every run. Seconds depend on the machine; the numbers of traces, of
 compilations and of StableHLO operations hardly do, so ``make test`` fails where they pass the budget in
 ``test_costs_budget.json``. A file that shares engines with others pays for them if it comes first, which is why a file may
-exceed its own figure by more than all files together may exceed theirs. ``make budget`` writes the figures of the last run as the
-new budget.
+exceed its own figure by more than all files together may exceed theirs. ``make budget`` writes the figures of the last
+run as the new budget.
 """
 
 import collections

@@ -100,9 +100,9 @@ class Drawing:
           read: ``(carry, token int32 [B, 1], i) -> (carry, logits [B, 1, Vd])``, the pass that reads draft i - 1 and
             returns the logits of draft i.
           room: int32 ``[B]``, the largest number of drafts that the row can use.
-          unroll_all: whether all passes are unrolled, however many they are, because each has weights of its own or takes hardly
-            any time. Then i is a Python integer.
-            Else more than ``UNROLLED_PASSES`` passes are a loop, in which i is traced.
+          unroll_all: whether all passes are unrolled, however many they are, because each has weights of its own or takes
+            hardly any time. Then i is a Python integer. Otherwise more than ``UNROLLED_PASSES`` passes are a loop, in which
+            i is traced.
 
         Returns:
           the carry after the last pass, and the proposal.

@@ -49,9 +49,10 @@ def threefry(key_0, key_1, index):
 
     They are the key that ``jax.random.fold_in`` makes of the index. This function is for programs outside of kernels.
 
-    On a CPU it is JAX's own primitive, a loop over the rounds. Unrolled rounds made up nearly half of a decode program there,
-    and where XLA fuses 20 rounds of a key and 20 of its bits with a reduction, LLVM does not finish in minutes in jax 0.11 and
-    0.12. On a GPU the rounds are unrolled, so that XLA fuses them with what follows; it cannot fuse JAX's primitive.
+    On a CPU it is JAX's own primitive, a loop over the rounds. Unrolled rounds made up nearly half of a decode program
+    there, and where XLA fuses 20 rounds of a key and 20 of its bits with a reduction, LLVM does not finish in minutes in
+    jax 0.11 and 0.12. On a GPU the rounds are unrolled, so that XLA fuses them with what follows; it cannot fuse JAX's
+    primitive.
     """
     shape = jnp.broadcast_shapes(*map(jnp.shape, (key_0, key_1, index)))
     words = (jnp.broadcast_to(word, shape) for word in (key_0, key_1, index))
