@@ -136,8 +136,8 @@ def compiled_anew(request):
 
 @pytest.fixture(scope="module", autouse=True)
 def compiled_in_a_hurry(request):
-    """Programs of most tests compile for seconds and run for a moment: XLA optimises little, and a drafter's passes are a loop
-    (``tests/test_draft_loops.py`` compares it with unrolled passes). The losslessness suite's programs run for long.
+    """Programs of most tests compile for seconds and run for a moment: XLA optimises little, and a drafter's passes are a
+    loop (``tests/test_draft_loops.py`` compares it with unrolled passes). The losslessness suite's programs run for long.
     Kernels are tested on a GPU as users have them."""
     folder = request.path.parent.name
     if folder in ("lossless", "compiled") or (folder == "pallas" and jax.default_backend() != "cpu"):
