@@ -18,6 +18,7 @@ from jax._src import compiler
 
 ROOT = Path(__file__).parents[1]
 REPORT, BUDGET = ROOT / "build" / "test-costs.json", Path(__file__).with_name("test_costs_budget.json")
+QUICK = "not long and not nightly and not gpu"  # the tests that pyproject.toml has run
 COUNTED = ("traces", "compilations", "operations")
 SLACK_OF_ALL, SLACK_OF_A_FILE = 1.1, 1.5
 ONE_ENGINE = {"traces": 3000, "compilations": 40, "operations": 60_000}  # which another file may have paid for
@@ -124,9 +125,9 @@ def exceeded(files: dict[str, dict[str, float]], budget: dict[str, dict[str, flo
 def _selected(config) -> bool:
     """Whether the run was one of some tests only."""
     option = config.option
-    return bool(
-        option.keyword or option.lf or option.failedfirst or config.args_source != config.ArgsSource.TESTPATHS
-    ) or (option.markexpr != "not long and not nightly and not gpu")
+    some = ("keyword", "lf", "failedfirst", "collectonly", "deselect", "ignore")
+    everything = config.args_source == config.ArgsSource.TESTPATHS and option.markexpr == QUICK
+    return not everything or any(getattr(option, name, None) for name in some)
 
 
 def _operations(operation) -> int:

@@ -23,8 +23,27 @@ S, P = 40, 8  # past every window, and past the original length of the longrope
 SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16}
 PROMPTS = [[5], [7, 8, 9] * 3, list(range(3, 27))]  # the last is read in two pieces
 DRAFTS = ("draft_model", "ngram", "eagle", "eagle3", "p_eagle")
+# Families whose layers have nothing that another family's do not: their engines are made at night.
+ALIKE = (
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "GraniteForCausalLM",
+    "Olmo2ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+)
+
+
+def marks(j: int, i: int) -> list:
+    if i != j % len(DRAFTS):
+        return [pytest.mark.long]
+    return [pytest.mark.nightly] if ARCHITECTURES[j] in ALIKE else []
+
+
 CASES = [
-    pytest.param(architecture, draft, marks=[] if i == j % len(DRAFTS) else pytest.mark.long)
+    pytest.param(architecture, draft, marks=marks(j, i))
     for (j, architecture), (i, draft) in itertools.product(enumerate(ARCHITECTURES), enumerate(DRAFTS))
 ]
 

@@ -27,22 +27,22 @@ from jspec.sampling.params import SamplingParams
 
 QUICK = (
     "draft_model",
-    "ngram",
     "eagle",
-    "p-eagle",
     "dspark",
-    "dflash-wide",
-    "latents",
     "latents/expanded",
     "eagle+lookup",
-    "draft_model/2",
     "eagle/2/dealt",
-)  # the last two in two shards
+)  # the last in two shards
+NIGHTLY = ("ngram", "p-eagle", "dflash-wide", "latents", "draft_model/2")
 LONG = ("none", "eagle3", "pard", "mlp", "medusa", "mtp")
 LONG += ("draft_model/2/2", "ngram/4", "eagle/4", "eagle3/2", "p-eagle/2", "mlp/2", "medusa/4", "mtp/2", "latents/2")
 LONG += ("draft_model+lookup/2/2", "dspark+lookup", "p-eagle+lookup/2", "eagle+lookup/2/dealt")
 LONG += ("draft_model/2/2/dealt", "ngram/4/dealt", "mtp/2/dealt", "dflash/4", "dspark/2/dealt")
-KINDS = [*QUICK, *(pytest.param(kind, marks=pytest.mark.long) for kind in LONG)]
+KINDS = [
+    *QUICK,
+    *(pytest.param(kind, marks=pytest.mark.nightly) for kind in NIGHTLY),
+    *(pytest.param(kind, marks=pytest.mark.long) for kind in LONG),
+]
 
 
 @dataclasses.dataclass

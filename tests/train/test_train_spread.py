@@ -34,17 +34,22 @@ CHOICES = {  # of targets: how their embeddings and output heads differ
     "experts": {"experts": Experts(4, 2, 8)},
 }
 BORROWED = Sizes(num_draft_tokens=2, borrow_head=True)
+NIGHTLY = pytest.mark.nightly
 CASES = [
-    *((method, sizes, "plain", count) for method, sizes in SIZES.items() for count in (2, 4)),
+    *((method, sizes, "plain", 2) for method, sizes in SIZES.items()),
     *(
-        (method, SIZES[method], target, 2)
+        pytest.param(method, sizes, "plain", 4, marks=() if method == "eagle3" else NIGHTLY)
+        for method, sizes in SIZES.items()
+    ),
+    *(
+        pytest.param(method, SIZES[method], target, 2, marks=() if method == "eagle" else NIGHTLY)
         for method in ("eagle", "mtp", "dflash")
         for target in CHOICES
         if target != "plain"
     ),
     ("medusa", BORROWED, "tied", 2),
-    ("medusa", BORROWED, "plain", 4),
-    ("eagle3", SIZES["eagle3"], "int8", 4),
+    pytest.param("medusa", BORROWED, "plain", 4, marks=NIGHTLY),
+    pytest.param("eagle3", SIZES["eagle3"], "int8", 4, marks=NIGHTLY),
 ]
 
 
@@ -118,13 +123,9 @@ def test_loss_and_gradients_are_those_of_one_device(method, sizes, choice, count
 
 
 def test_dealt_experts():
-    whole = one_device("experts")
-    objective = make_objective("eagle3", whole.config, SIZES["eagle3"])
-    start = start_of(objective, whole)
-    wanted = loss_and_gradients(objective, whole, start)
-    assert (
-        max(errors(loss_and_gradients(objective, in_shards(whole, 2, by_expert=True), start), wanted).values()) < 1e-5
-    )
+    whole, objective, start, wanted = on_one_device("eagle3", SIZES["eagle3"], "experts")
+    found = loss_and_gradients(objective, in_shards(whole, 2, by_expert=True), start)
+    assert max(errors(found, wanted).values()) < 1e-5
 
 
 def logits_of_others(patch):
@@ -169,10 +170,7 @@ def gradients_of_one(patch):
     ],
 )
 def test_faults_are_seen(fault, method, seen_in_loss, monkeypatch):
-    whole = one_device("plain")
-    objective = make_objective(method, whole.config, SIZES[method])
-    start = start_of(objective, whole)
-    wanted = loss_and_gradients(objective, whole, start)
+    whole, objective, start, wanted = on_one_device(method, SIZES[method], "plain")
     fault(monkeypatch)
     found = errors(loss_and_gradients(objective, in_shards(whole, 2), start), wanted)
     assert (found.pop("loss") > 1e-4) == seen_in_loss
@@ -186,7 +184,16 @@ def test_an_output_head_starts_as_the_targets(count):
         np.testing.assert_array_equal(output_head_of(in_shards(whole, count)), output_head_of(whole))
 
 
-@pytest.mark.parametrize(("method", "sizes"), [*SIZES.items(), ("medusa", BORROWED)])
+@pytest.mark.parametrize(
+    ("method", "sizes"),
+    [
+        *(
+            pytest.param(*item, marks=() if item[0] in ("eagle3", "dflash", "mlp") else NIGHTLY)
+            for item in SIZES.items()
+        ),
+        ("medusa", BORROWED),
+    ],
+)
 def test_no_device_has_the_logits_of_all_windows(method, sizes):
     """Of the arrays of the compiled step, the largest is that of the logits of a device's own windows. The loss of a DFlash
     head looks at the text alone, so that the target computes no logits."""
