@@ -14,6 +14,11 @@ from jspec.engine.kept_programs import KeptPrograms, compile_lowered
 
 MANY_QUERIES = 32  # query tokens of all rows that the target reads in a pass
 
+# XLA computes values again in place of storing them where a program seems to need more memory than there is. Pages of the KV
+# cache fill the memory of a GPU and cannot be computed again, so XLA would search every program in vain and print a warning.
+_DISABLED = "xla_disable_hlo_passes"
+_IN_VAIN = {} if _DISABLED in os.environ.get("XLA_FLAGS", "") else {_DISABLED: "rematerialization"}
+
 _GRAPHS = "xla_gpu_enable_command_buffer"
 # XLA's own list, and loops whose end the device decides: otherwise the host launches one round after another and has to
 # wait for each, so that it cannot send the next call ahead.
@@ -32,12 +37,13 @@ class Program:
     Args:
       function: what to compile.
       donate: the place of the argument whose buffers the results may take over.
-      options: XLA's, as ``jax.jit`` takes them.
+      options: XLA's, as ``jax.jit`` takes them, besides those that every program has.
       name: what messages and profiles call it; None is the function's own name.
 
     Attributes:
       name: what messages and profiles call it.
-      function, donate, options: as given.
+      function, donate: as given.
+      options: XLA's.
       kept: where it may be found compiled, and is kept for the next start.
     """
 
@@ -49,7 +55,7 @@ class Program:
         name: str | None = None,
     ):
         self.name = name or getattr(function, "__name__", type(function).__name__)
-        self.function, self.donate, self.options = function, donate, None if options is None else dict(options)
+        self.function, self.donate, self.options = function, donate, _IN_VAIN | dict(options or {})
         self.kept = KeptPrograms(None)
 
         def named(*args):

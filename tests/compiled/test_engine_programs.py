@@ -40,12 +40,12 @@ WHICH = [
 
 
 @functools.cache
-def built():
+def built(config: EngineConfig = CONFIG):
     """The programs of an engine with an EAGLE head, its weights, and its state, as shapes."""
     target, head = abstract_module(SHAPE), head_for(SHAPE, "eagle")
     (target_leaves, merge_target), (draft_leaves, merge_draft) = split(target), split(abstract_module(head))
     make = drafter_for(head, SHAPE, Speculation(K))
-    builder = StepBuilder(merge_target, merge_draft, make, "rejection", CONFIG, RoundNoise, K, SHAPE.vocab_size)
+    builder = StepBuilder(merge_target, merge_draft, make, "rejection", config, RoundNoise, K, SHAPE.vocab_size)
     leaves = target_leaves, draft_leaves
     return Programs(builder, target_leaves, (K,)), leaves, jax.eval_shape(lambda: builder.empty_state(leaves))
 
@@ -94,3 +94,14 @@ def test_who_enters_touches_no_pool():
     programs, _, state = built()
     entering = jax.eval_shape(programs.admit.function, of_rows(state), programs.admit.idle)
     assert set(entering[0]) == set(of_rows(state))
+
+
+def test_pages_that_fill_the_memory_are_no_reason_to_compute_anything_again(capfd):
+    """XLA would try, and warn that it could not. The warning comes where the option is missing, so it would be seen."""
+    programs, leaves, state = built(dataclasses.replace(CONFIG, num_pages=170_000))
+    one = programs.prefill[2]
+    warned = []
+    for options in (one.options, {}):
+        compiled_for_h200(one.function, leaves, state, one.idle, donate_argnums=one.donate, compiler_options=options)
+        warned.append("rematerialization" in capfd.readouterr().err)
+    assert warned == [False, True]
