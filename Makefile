@@ -31,9 +31,11 @@ types: $(VENV)/dev
 # Lowering of the kernels, the decode step as XLA compiles it for a card that is not here, and a trip through every layer,
 # with another Python or jax in an environment of its own:
 #     make smoke PYTHON=python3.12 JAX=0.12.0.1 VENV=.venv312-jax0.12.0.1
-SMOKE = tests/pallas/test_lowering.py tests/pallas/test_product_lowering.py tests/pallas/test_prefill.py \
-	tests/pallas/test_triton.py tests/pallas/test_norm.py tests/pallas/test_noise.py tests/pallas/test_expanded_attention.py \
-	tests/compiled tests/test_api.py tests/test_greedy.py
+SMOKE = tests/pallas/test_lowering.py tests/pallas/matmul/test_matmul_lowering.py \
+	tests/pallas/attention/test_prefill_sm90.py \
+	tests/pallas/test_triton.py tests/pallas/norm/test_rms_norm.py \
+	tests/pallas/sampling/test_threefry.py tests/pallas/mla/test_mla_prefill.py \
+	tests/compiled tests/test_api.py tests/drafting/test_greedy.py
 smoke: export JAX_PLATFORMS = cpu
 smoke: export JAX_SKIP_CUDA_CONSTRAINTS_CHECK = 1
 smoke: $(VENV)/smoke

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 
 from benchmarks import bandwidth, results
 from benchmarks.verify import FULL, L2_BYTES, SMOKE, seconds_per_call
-from jspec.pallas.attention import paged_attention_kernel, paged_attention_reference
-from jspec.pallas.flash import Tiling
+from jspec.pallas.attention.flash import Tiling
+from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
 
 POSITIONS = 4  # which argument ties a call to the one before
 MOST_COPIES = 16

@@ -7,8 +7,9 @@
 
 Weights are random, so that drafts are accepted by chance: with one probability in half of the requests, and with another in
 the others. Rounds verify every one of K drafts, for several K; or the target reads R tokens of all rows together, and those
-drafts that are likeliest to be accepted by what was accepted in the rounds before (``jspec.engine.survival``). Such rounds
-begin with no estimates at all, and their tokens are those of all rounds. The floors are as in ``benchmarks.round``.
+drafts that are likeliest to be accepted by what was accepted in the rounds before
+(``jspec.engine.adaptive.draft_admission``). Such rounds begin with no estimates at all, and their tokens are those of
+all rounds. The floors are as in ``benchmarks.round``.
 
 With ``--family``, real drafts of the family are judged, 64 prompts over 16 rows. Tokens a round with a budget of three
 tokens for each request stand beside those that as many verified drafts would give if every request had as many of them,
@@ -31,9 +32,9 @@ from benchmarks.markdown import paragraph, table
 from benchmarks.programs import Bench, Decoding
 from benchmarks.round import Figure
 from benchmarks.shapes import SHAPES
-from jspec.demo import FAMILY
+from jspec.commands.demo import FAMILY
 
-LINE = 20  # of docs/performance.md
+LINE = 20  # of docs/results/performance.md
 START, NEW, SMALLER = 512, 512, 16
 
 
@@ -103,7 +104,7 @@ def family(names: Sequence[str]) -> str:
 
 
 def section(found: Sequence[results.Result]) -> str:
-    """The section of docs/performance.md, from results of this benchmark."""
+    """The section of docs/results/performance.md, from results of this benchmark."""
     last = found[-1]
     figures, batch = results.latest([last]), last.settings["batch"]
     gain, rounds = figures.pop(str(LINE)), figures.values()

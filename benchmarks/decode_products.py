@@ -27,9 +27,9 @@ import jax.numpy as jnp
 from benchmarks import bandwidth
 from benchmarks.shapes import LLAMA_8B, TINY
 from jspec.config import ModelConfig, Shards
-from jspec.engine.compiling import decode_options
+from jspec.engine.runner.compile import decode_options
 from jspec.models.layers import _reduction, project
-from jspec.pallas.norm import add_norm
+from jspec.pallas.norm.rms_norm import add_norm
 
 LAYERS = 8
 ENOUGH = 1 << 30  # bytes of weights that a timed program reads, so that none of them is in the L2 cache

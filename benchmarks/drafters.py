@@ -5,9 +5,9 @@ are.
     python -m benchmarks.drafters --only eagle3 mlp     # these alone
     python -m benchmarks.drafters --rates               # how fast rounds are, and nothing else
 
-It writes a result into benchmarks/results/, from which ``python -m benchmarks.tables`` makes docs/drafters.md and its plot;
-what a run leaves out is taken from earlier results. Prompts are pieces of standard-library files that the family was not
-trained on, completions a fixed number of tokens.
+It writes a result into benchmarks/results/, from which ``python -m benchmarks.tables`` makes docs/results/drafters.md
+and its plot; what a run leaves out is taken from earlier results. Prompts are pieces of standard-library files that the
+family was not trained on, completions a fixed number of tokens.
 """
 
 import argparse
@@ -27,15 +27,15 @@ import jspec
 from benchmarks import results
 from benchmarks.expected import Recorder, Texts
 from benchmarks.markdown import paragraph, table
-from family.corpus import is_held_out, read_sources
 from jspec.checkpoints.loading import load_draft, load_folder
+from jspec.commands.demo import FAMILY, drafters
 from jspec.config import EngineConfig, ModelConfig, Speculation
-from jspec.demo import FAMILY, drafters
 from jspec.drafting.methods import drafter_for
 from jspec.llm import LLM
-from jspec.loading import build_draft_module
+from jspec.loading.pair import build_draft_module
 from jspec.models import build
 from jspec.registry import NGRAM, argmax_below
+from recipes.corpus import is_held_out, read_sources
 
 TEMPERATURES = (0.0, 0.3, 0.5, 0.7, 1.0, 1.3, 1.5, 2.0)
 K = 4
@@ -189,11 +189,11 @@ def comparison_of(found: Sequence[results.Result]) -> Comparison:
 
 
 def markdown(found: Comparison) -> str:
-    """docs/drafters.md."""
+    """docs/results/drafters.md."""
     last, how = found.last, found.last.settings
     versions = f"Python {last.versions['python']}, jax {last.versions['jax']}, {last.device['kind']}, {how['dtype']}"
     written = f"""Measured by `python -m benchmarks.drafters` ({versions}); written by `python -m benchmarks.tables` from
-    [`benchmarks/results/`](../benchmarks/results)."""
+    [`benchmarks/results/`](../../benchmarks/results)."""
     introduction = f"""The shipped family, K = {K}, and two draft heads for it that are not shipped, marked *: a DFlash head
     of two layers, trained with `--loss soft` as the DSpark head was, and three Medusa heads, which give K = 3. An acceptance
     length is the number of tokens that a round gives, the bonus or correction token included, so plain decoding is at 1.00.

@@ -14,7 +14,8 @@ are worth nothing. So there are two sets of tasks: ``any`` are the first tasks a
 edited copy the target, greedily and without any drafts, continues word for word for 32 tokens. Every drafter has the same
 prompts.
 
-It writes a result into benchmarks/results/, from which ``python -m benchmarks.tables`` makes a section of docs/drafters.md.
+It writes a result into benchmarks/results/, from which ``python -m benchmarks.tables`` makes a section of
+docs/results/drafters.md.
 """
 
 import argparse
@@ -37,9 +38,9 @@ import numpy as np
 import jspec
 from benchmarks import results
 from benchmarks.markdown import paragraph, table
-from family.corpus import read_sources
-from jspec.demo import FAMILY
+from jspec.commands.demo import FAMILY
 from jspec.registry import NGRAM
+from recipes.corpus import read_sources
 
 DRAFTS, DRAFTERS = (4, 8), ("eagle3", "parallel", "draft", NGRAM)
 TEMPERATURES = (0.0, 1.0)
@@ -134,7 +135,7 @@ def measure(draft: str, K: int, sets: dict[str, list[Task]]) -> dict[str, dict[s
 
 
 def markdown(found: results.Result) -> str:
-    """A section of docs/drafters.md."""
+    """A section of docs/results/drafters.md."""
     how, many = found.settings, found.settings["tasks"]
     rows = []
     for K, by_draft in found.measured.items():

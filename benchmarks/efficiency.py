@@ -60,7 +60,7 @@ class Costs:
 
     @property
     def table(self) -> dict:
-        """The table of costs that ``jspec.engine.costs.CostTable`` reads."""
+        """The table of costs that ``jspec.engine.adaptive.cost_table.CostTable`` reads."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[:-1]}
 
     def speed_up(self, batch: str, K: str, length: float, floors: bool = False) -> float | None:
@@ -94,13 +94,13 @@ def costs_of(found: Sequence[results.Result]) -> Costs:
 
 
 def markdown(costs: Costs) -> str:
-    """docs/efficiency-<method>.md: a section for each batch size."""
+    """docs/results/efficiency-<method>.md: a section for each batch size."""
     introduction = f"""Measured by `python -m benchmarks.efficiency --method {costs.method}` on {costs.device},
     {costs.dtype},
     random weights, synthetic acceptance {costs.synthetic_acceptance:g} of every draft; written by `python -m
-    benchmarks.tables` from [`benchmarks/results/`](../benchmarks/results). The floor is the time in which what a round needs
-    can be read and multiplied. Speed-up is in tokens per second over K = 0, at an acceptance length (bonus token included).
-    The same round times are in [efficiency-{costs.method}.json](efficiency-{costs.method}.json), for
+    benchmarks.tables` from [`benchmarks/results/`](../../benchmarks/results). The floor is the time in which
+    what a round needs can be read and multiplied. Speed-up is in tokens per second over K = 0, at an acceptance length
+    (bonus token included). The same round times are in [efficiency-{costs.method}.json](efficiency-{costs.method}.json), for
     `jspec.load(costs=...)`."""
     parts = [f"# What rounds cost: {costs.shape}, {costs.method}", paragraph(introduction)]
     parts.append(f"![Speed-up by drafts per round](efficiency-{costs.method}.png)")

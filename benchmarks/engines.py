@@ -10,7 +10,7 @@ from benchmarks.programs import PAGE, Bench
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.engine import Engine
-from jspec.engine.frontend import Frontend
+from jspec.engine.processor import Frontend
 from jspec.sampling.synthetic import rule_of
 from jspec.sampling.verify import RULES
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.config import EngineConfig
-from jspec.engine.exchange import Segments
-from jspec.engine.state import Entries, RequestArrays, admit, init_state, of_rows
-from jspec.engine.step import DecodeStep
+from jspec.engine.runner.state import Entries, RequestArrays, admit, init_state, of_rows
+from jspec.engine.runner.step import DecodeStep
+from jspec.engine.runner.step_io import Segments
+from jspec.models.flatten import split
 from jspec.models.params import DTYPES
-from jspec.models.split import split
 from jspec.sampling.distribution import Warp, make_distribution
 from jspec.sampling.params import MAX_STOP_TOKENS
 from jspec.sampling.verify import rejection

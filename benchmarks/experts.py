@@ -25,12 +25,12 @@ import jax.numpy as jnp
 
 from benchmarks import bandwidth, results
 from benchmarks.verify import FULL, SMOKE, seconds_per_call
-from jspec import mxfp4
-from jspec.pallas.expert_tiles import Stacked, Tiling
-from jspec.pallas.experts import experts_kernel, experts_reference, tilings_of
-from jspec.pallas.norm import whole
-from jspec.pallas.routing import route_kernel
-from jspec.pallas.routing_reference import Routing, route_reference
+from jspec.pallas.moe.grouped_mlp import experts_kernel, experts_reference, tilings_of
+from jspec.pallas.moe.router import route_kernel
+from jspec.pallas.moe.router_reference import Routing, route_reference
+from jspec.pallas.moe.tiles import Stacked, Tiling
+from jspec.pallas.norm.rms_norm import whole
+from jspec.quantization import mxfp4
 
 TOKENS = (1, 5, 16, 64, 80, 320, 4096)
 COPIES = 4  # sets of tokens that a timed loop goes through, each with experts of its own

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.models import experts
-from jspec.models.cache import PagedView
+from jspec.models import moe
+from jspec.models.kv_cache import PagedView
 
 
 def experts_hit(target, tokens, positions, cache, table) -> float | None:
@@ -18,7 +18,7 @@ def experts_hit(target, tokens, positions, cache, table) -> float | None:
     if target.config.experts is None:
         return None
     found: list[int] = []
-    route = experts.route
+    route = moe.route
 
     def counting(*args):
         routed = route(*args)
@@ -26,7 +26,7 @@ def experts_hit(target, tokens, positions, cache, table) -> float | None:
         return routed
 
     jax.clear_caches()  # of layers that do not count
-    with mock.patch.object(experts, "route", counting):
+    with mock.patch.object(moe, "route", counting):
         view = PagedView(table, positions, jnp.ones(positions.shape, bool))
         jax.block_until_ready(target(tokens, positions, cache, view)[0])
         jax.effects_barrier()

@@ -13,7 +13,7 @@ import sys
 import time
 
 import jspec
-from jspec.demo import FAMILY, PROMPTS
+from jspec.commands.demo import FAMILY, PROMPTS
 
 K = 4
 WAYS = (

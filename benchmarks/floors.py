@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
-from jspec.models.block import BlockHead
-from jspec.models.eagle import EagleHead
-from jspec.models.eagle3 import Eagle3Head
-from jspec.models.mtp import MTPHead
+from jspec.models.heads.block import BlockHead
+from jspec.models.heads.eagle import EagleHead
+from jspec.models.heads.eagle3 import Eagle3Head
+from jspec.models.heads.mtp import MTPHead
 
 FLOPS = 790e12  # of bfloat16 products on one H200, four fifths of its peak
 ITEMSIZE = 2  # of a number in the cache

@@ -24,16 +24,16 @@ import numpy as np
 
 from benchmarks import results
 from benchmarks.markdown import table
-from family.corpus import read_sources
 from jspec.checkpoints.tokenizer import load_tokenizer
-from jspec.demo import FAMILY
-from jspec.grammar.constraint import GrammarConstraint
-from jspec.grammar.grammars import Grammars
-from jspec.grammar.matcher import make_matcher, prepare
-from jspec.grammar.process import Trial
-from jspec.grammar.source import grammar_text
+from jspec.commands.demo import FAMILY
 from jspec.sampling.processors import num_words
 from jspec.sampling.structured import StructuredOutputsParams
+from jspec.text.grammar.constraint import GrammarConstraint
+from jspec.text.grammar.grammars import Grammars
+from jspec.text.grammar.matcher import make_matcher, prepare
+from jspec.text.grammar.process import Trial
+from jspec.text.grammar.source import grammar_text
+from recipes.corpus import read_sources
 
 K = 4
 ROUNDS = 12

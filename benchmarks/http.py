@@ -47,11 +47,11 @@ from benchmarks.shapes import SHAPES
 from jspec.compilation_cache import enable_compilation_cache
 from jspec.config import Speculation
 from jspec.engine.engine import Engine
-from jspec.engine.frontend import Frontend
+from jspec.engine.processor import Frontend
 from jspec.llm import LLM
 from jspec.serving.async_engine import AsyncEngine
-from jspec.serving.openai.listening import listener
-from jspec.serving.openai.process import run
+from jspec.serving.openai.http_server import listener
+from jspec.serving.openai.lifecycle import run
 from jspec.serving.openai.service import Service
 
 NAME = "random-weights-synthetic-acceptance-0.7"

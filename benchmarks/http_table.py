@@ -1,4 +1,5 @@
-"""What the server costs beside its engine, in docs/performance.md: written from the figures of ``benchmarks.http``."""
+"""What the server costs beside its engine, in docs/results/performance.md: written from the figures of
+``benchmarks.http``."""
 
 from collections.abc import Mapping
 
@@ -11,7 +12,7 @@ SHARE = 0.97  # of the engine's rate that the server is to reach
 
 
 def section(figures: Mapping[str, Figure]) -> str:
-    """The section "Over HTTP" of docs/performance.md."""
+    """The section "Over HTTP" of docs/results/performance.md."""
     share = figures["queue, HTTP over engine with text"].measured
     verdict = "met" if share >= SHARE else f"short by {100 * (SHARE - share):.1f} points"
     others = {key: one for key, one in figures.items() if not key.startswith(("tpot", "drafting"))}

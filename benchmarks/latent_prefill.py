@@ -22,11 +22,11 @@ import numpy as np
 from benchmarks.shapes import GLM_47_FLASH
 from jspec.config import Latent
 from jspec.models.layers import rotation_at
-from jspec.pallas.attention_reference import Rotation, Scores, rotated
-from jspec.pallas.expand_latents import HeadMaps, expand_latents_kernel
-from jspec.pallas.expanded_attention import expanded_attention_kernel, expanded_attention_reference, room
-from jspec.pallas.latent_attention import latent_attention_kernel
-from jspec.pallas.latent_queries import latent_queries
+from jspec.pallas.attention.reference import Rotation, Scores, rotated
+from jspec.pallas.mla.absorb_queries import latent_queries
+from jspec.pallas.mla.attention import latent_attention_kernel
+from jspec.pallas.mla.prefill import expanded_attention_kernel, expanded_attention_reference, room
+from jspec.pallas.mla.up_project import HeadMaps, expand_latents_kernel
 
 P, T = 64, 128
 PEAK = 790e12  # operations per second
@@ -57,7 +57,7 @@ class Pass(NamedTuple):
 
 
 PASSES = (Pass(16, 0, 4), Pass(1, 0, 64), Pass(1, 8192, 64), Pass(1, 24_000 // P * P, 64), Pass(1, 32_000 // P * P, 4))
-CHECKED = Pass(1, 192, 6), Pass(3, 0, 2)  # within the room of ``jspec.pallas.expanded_attention``
+CHECKED = Pass(1, 192, 6), Pass(3, 0, 2)  # within the room of ``jspec.pallas.mla.prefill``
 SMOKE = Pass(1, 64, 1)
 
 
@@ -101,7 +101,7 @@ def _rotation(positions) -> Rotation:
 
 
 def over_latents(q, pool, table, positions, valid, maps: HeadMaps):
-    """Attention to the latents themselves, as ``jspec.models.latent`` has it."""
+    """Attention to the latents themselves, as ``jspec.models.mla`` has it."""
     latent = _latent()
     q = latent_queries(q, maps.keys, None, _rotation(positions))
     sums = latent_attention_kernel(q, pool, table, positions, valid, latent.rank, SCORES)

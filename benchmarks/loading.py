@@ -32,13 +32,13 @@ import numpy as np
 from benchmarks import results
 from benchmarks.shapes import LLAMA_70B, TINY
 from convert import convert
+from jspec.checkpoints.files.ranges import PIECE, THREADS
+from jspec.checkpoints.huggingface.names import tensor_table
 from jspec.checkpoints.loading import open_folder
-from jspec.checkpoints.names import tensor_table
-from jspec.checkpoints.ranges import PIECE, THREADS
 from jspec.config import ModelConfig, Shards
 from jspec.models import build
-from jspec.models.split import split
-from jspec.models.spread import indices_of
+from jspec.models.flatten import split
+from jspec.models.sharding import indices_of
 
 VOCABULARY = 8192  # tokens: embedding and output head of all 128,256 would be 4.2 GB of any number of layers
 SAMPLES = 1000  # pages of a file that are looked for in the page cache

@@ -1,5 +1,5 @@
-"""How fast mixtures of experts are, in docs/performance.md: written from the figures of ``benchmarks.mixtures``, of
-``benchmarks.experts``, and of ``benchmarks.serving`` for such shapes."""
+"""How fast mixtures of experts are, in docs/results/performance.md: written from the figures of
+``benchmarks.mixtures``, of ``benchmarks.experts``, and of ``benchmarks.serving`` for such shapes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,7 +10,7 @@ from benchmarks.serving import FIRST_TOKENS_GOALS
 
 
 def section(figures: Mapping[str, Figure], served: Sequence[Result], layers: Sequence[Result]) -> str:
-    """The section "Mixtures of experts" of docs/performance.md.
+    """The section "Mixtures of experts" of docs/results/performance.md.
 
     Args:
       figures: of ``benchmarks.mixtures``, by key.

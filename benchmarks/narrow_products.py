@@ -7,10 +7,10 @@
 
 A line is a weight and a number of tokens. Floors are the times in which weights of sixteen, eight and four bits can be read
 once. The other columns say how the product is computed: in bfloat16 as ``project`` does it; in int8 as XLA does it, with the
-weight as the right operand and as the left one; by the kernel of ``jspec.pallas.narrow_product``; and for tokens that are
-rounded to int8, by XLA and by the kernel of ``jspec.pallas.rounded_product``. The launch that rounds them is not timed. The
-kernel for bfloat16 is that of ``jspec.pallas.streamed_floats``. Where results come in parts, their sum is timed, too; in a
-model the norm computes it.
+weight as the right operand and as the left one; by the kernel of ``jspec.pallas.matmul.weight_only``; and for tokens
+that are rounded to int8, by XLA and by the kernel of ``jspec.pallas.matmul.w8a8``. The launch that rounds them is not
+timed. The kernel for bfloat16 is that of ``jspec.pallas.matmul.bf16``. Where results come in parts, their sum is timed,
+too; in a model the norm computes it.
 Every result is compared with that of the definition, and a time with a ``!`` is of one that differs.
 
 ``--tune`` starts from the tiling that the kernel has. It changes one field after the other, and keeps what is faster."""
@@ -32,14 +32,14 @@ import jax.numpy as jnp
 from benchmarks import bandwidth
 from benchmarks.decode_products import shape_of, weights_of
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B
-from jspec.engine.compiling import decode_options
+from jspec.engine.runner.compile import decode_options
 from jspec.models.layers import project
-from jspec.models.quantized import random_weight
-from jspec.pallas import streamed_product
-from jspec.pallas.narrow_product import Tiling, narrow_product_kernel, narrow_product_reference
-from jspec.pallas.rounded_product import rounded_product_kernel, rounded_product_reference
-from jspec.pallas.rounding import Rounded, round_tokens_reference
-from jspec.pallas.streamed_floats import streamed_product_kernel
+from jspec.models.quantization import random_weight
+from jspec.pallas.matmul import small_batch
+from jspec.pallas.matmul.bf16 import streamed_product_kernel
+from jspec.pallas.matmul.quantize_activations import Rounded, round_tokens_reference
+from jspec.pallas.matmul.w8a8 import rounded_product_kernel, rounded_product_reference
+from jspec.pallas.matmul.weight_only import Tiling, narrow_product_kernel, narrow_product_reference
 
 TOKENS = (1, 5, 16, 64, 80, 320)
 SHAPES = [shape for name, shape in weights_of(LLAMA_8B).items() if name != "output head"]
@@ -88,7 +88,7 @@ def in_float32(x: Rounded, weight, scale):
     return (project(numbers, wide) * x.scale[:, None] * scale[None]).astype(x.dtype)
 
 
-def streamed_kernel(x, weight, *scale, tiling: streamed_product.Tiling | None = None, interpret=False):
+def streamed_kernel(x, weight, *scale, tiling: small_batch.Tiling | None = None, interpret=False):
     """The kernel of rounded tokens, or without a scale that of floats, and the sum if that gives parts."""
     kernel = rounded_product_kernel if scale else streamed_product_kernel
     tiling = tiling or streamed_tiling(x.shape[0], *weight.shape, weight.dtype.itemsize)
@@ -96,9 +96,9 @@ def streamed_kernel(x, weight, *scale, tiling: streamed_product.Tiling | None = 
     return y if y.ndim == 2 else jnp.sum(y.astype(jnp.float32), axis=1).astype(x.dtype)
 
 
-def streamed_tiling(tokens: int, outputs: int, inputs: int, itemsize: int) -> streamed_product.Tiling:
+def streamed_tiling(tokens: int, outputs: int, inputs: int, itemsize: int) -> small_batch.Tiling:
     """That of a map in a layer. What ``out`` and ``down`` add to the residual stream, and no other, may come in parts."""
-    return streamed_product.Tiling.of(tokens, outputs, inputs, outputs <= inputs, itemsize)
+    return small_batch.Tiling.of(tokens, outputs, inputs, outputs <= inputs, itemsize)
 
 
 FORMS: dict[str, tuple[str, Callable]] = {  # what is multiplied, and how the product is computed

@@ -1,6 +1,6 @@
-"""docs/performance.md and the tables of times in other documents, written from the results of ``benchmarks.round``,
-``benchmarks.verify``, ``benchmarks.serving``, ``benchmarks.http``, ``benchmarks.mixtures``, ``benchmarks.experts`` and
-``benchmarks.efficiency`` on one kind of card."""
+"""docs/results/performance.md and the tables of times in other documents, written from the results of
+``benchmarks.round``, ``benchmarks.verify``, ``benchmarks.serving``, ``benchmarks.http``, ``benchmarks.mixtures``,
+``benchmarks.experts`` and ``benchmarks.efficiency`` on one kind of card."""
 
 import dataclasses
 import re
@@ -118,20 +118,21 @@ def readme(found: Measurements) -> str:
     can be read once, or the products made if that takes longer. The goal is what this project wants to reach: {short} of
     these {len(shown)} figures are short of it. Times are in milliseconds, those of verification in microseconds."""
     more = f"""Every line of the benchmark, the run that it was measured in and its command:
-    [docs/performance.md](docs/performance.md); what was tried to get nearer: [benchmarks/LOG.md](benchmarks/LOG.md). The
-    wall time of `generate` at batch 1 differs by {figures["13"].measured:.2f}% from the time of its rounds on the device:
-    they run as one CUDA graph, and the host stays a call behind."""
+    [docs/results/performance.md](docs/results/performance.md); what was tried to get nearer:
+    [benchmarks/LOG.md](benchmarks/LOG.md).
+    The wall time of `generate` at batch 1 differs by {figures["13"].measured:.2f}% from the time of its rounds on the
+    device: they run as one CUDA graph, and the host stays a call behind."""
     pays = f"""Speculation pays only if enough drafts are accepted. Four drafts of an EAGLE-3 head give more tokens per
     second than plain decoding from an acceptance length of {even["1", "4"]} on at batch 1 and of {even["64", "4"]} at batch
     64; one draft does from {even["1", "1"]} and {even["64", "1"]}
-    ([every batch and number of drafts](docs/efficiency-{found.costs.method}.md))."""
+    ([every batch and number of drafts](docs/results/efficiency-{found.costs.method}.md))."""
     columns = ("", "", "floor", "goal", "measured", "short by")
     parts = [paragraph(introduction), table(columns, rows), paragraph(more), paragraph(pays)]
     return "\n\n".join([*parts, serving_table.readme(found.serving)])
 
 
 def document(found: Measurements) -> str:
-    """docs/performance.md."""
+    """docs/results/performance.md."""
     groups = found.rounds, found.verification, found.serving, found.http, found.mixtures
     figures = [one for group in groups for one in group.values()]
     runs: list[Result] = []
@@ -145,13 +146,13 @@ def document(found: Measurements) -> str:
     of_runs = ("date", "command", "commit", "jax", "Python", "driver", "transcribed from")
     parts = [
         "# Decode rounds, verification and serving beside their floors and goals",
-        paragraph(f"""Written by `python -m benchmarks.tables` from [`benchmarks/results/`](../benchmarks/results),
+        paragraph(f"""Written by `python -m benchmarks.tables` from [`benchmarks/results/`](../../benchmarks/results),
         which also
         has launches, versions and commands. All figures are of one {CARD} and random weights, of the Llama-3.1-8B
         shape and in bfloat16 where nothing else is said."""),
         "\n".join(paragraph(text, bullet=True) for text in TERMS),
         paragraph(f"""{len(short)} figures are short of their goals. What was tried on them is in
-        [benchmarks/LOG.md](../benchmarks/LOG.md)."""),
+        [benchmarks/LOG.md](../../benchmarks/LOG.md)."""),
         "## Decode rounds and verify passes",
         paragraph("""`python -m benchmarks.round`. A verify pass is written as rows of the batch x query tokens of each row.
         Lines 7 and 8 are those of verification, below."""),
@@ -177,7 +178,7 @@ def document(found: Measurements) -> str:
 
 
 def quantized_distribution(found: Measurements) -> str:
-    """The table in docs/quantization.md of how far quantised weights move the distribution."""
+    """The table in docs/guides/quantization.md of how far quantised weights move the distribution."""
     rows = []
     for kind in QUANTIZATIONS:
         more = found.quantization[f"kl, {kind}"].details
@@ -192,7 +193,7 @@ def _scientific(x: float) -> str:
 
 
 def quantized_speed(found: Measurements) -> str:
-    """The paragraph on speed in docs/quantization.md."""
+    """The paragraph on speed in docs/guides/quantization.md."""
     rounds, passes = found.rounds, found.quantization
     int8, fp8, plain = (rounds[key] for key in ("15, int8", "15, fp8", "1"))
     fp8_pass, int8_pass, wide = (

@@ -21,9 +21,9 @@ import numpy as np
 
 from benchmarks.attention import Shape
 from benchmarks.attention import inputs as ragged_inputs
-from jspec.pallas.attention import paged_attention_kernel, paged_attention_reference
-from jspec.pallas.flash import Tiling
-from jspec.pallas.prefill import prefill_attention_kernel
+from jspec.pallas.attention.flash import Tiling
+from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
+from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel
 
 N, G, H, P = 32, 8, 128, 64
 PAGES = 512  # of a row: 32,768 slots

@@ -19,15 +19,15 @@ from benchmarks.profile import kernel_times, report
 from benchmarks.shapes import Pair, head_for, random_module, random_shards
 from jspec.config import EngineConfig, Shards, Speculation
 from jspec.drafting.methods import drafter_for
-from jspec.engine.compiling import decode_options
-from jspec.engine.exchange import RoundLog
-from jspec.engine.spread import Spread
-from jspec.engine.state import LIVE, init_state
-from jspec.engine.step import DecodeStep
-from jspec.models.cache import PagedView, init_pool
+from jspec.engine.multihost.shard_map import Spread
+from jspec.engine.runner.compile import decode_options
+from jspec.engine.runner.state import LIVE, init_state
+from jspec.engine.runner.step import DecodeStep
+from jspec.engine.runner.step_io import RoundLog
+from jspec.models.flatten import split
+from jspec.models.kv_cache import PagedView, init_pool
 from jspec.models.params import DTYPES
-from jspec.models.split import split
-from jspec.models.spread import mesh_of, on_every_device
+from jspec.models.sharding import mesh_of, on_every_device
 from jspec.sampling.distribution import Warp
 from jspec.sampling.stops import forbid_early_stops
 from jspec.sampling.synthetic import rule_of

@@ -27,8 +27,8 @@ from benchmarks.shapes import LLAMA_8B, TINY, Pair
 from convert import convert
 from convert.verify import LENGTHS, Comparison, compare, jspec_logits
 from jspec.checkpoints.loading import load_folder
+from jspec.commands.demo import FAMILY
 from jspec.config import QUANTIZATIONS
-from jspec.demo import FAMILY
 from jspec.models import build
 
 FORMATS = QUANTIZATIONS

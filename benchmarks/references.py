@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.draw import draw_kernel, draw_reference, weigh
-from jspec.pallas.pick import group_scores, token_scores
-from jspec.pallas.residual import (
+from jspec.pallas.sampling.gumbel_max import group_scores, token_scores
+from jspec.pallas.sampling.residual import (
     Residual,
     log_left,
     residual_draw_kernel,
@@ -18,8 +17,9 @@ from jspec.pallas.residual import (
     residual_masses_kernel,
     residual_masses_reference,
 )
-from jspec.pallas.threshold import threshold_reference
-from jspec.pallas.warped_logits import WarpedLogits
+from jspec.pallas.sampling.sample import draw_kernel, draw_reference, weigh
+from jspec.pallas.sampling.top_k_top_p import threshold_reference
+from jspec.pallas.sampling.warped_logits import WarpedLogits
 from jspec.sampling.streams import RoundNoise
 
 MARGIN = 1e-5  # a decision closer than this may fall otherwise in the kernel ...

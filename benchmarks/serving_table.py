@@ -1,4 +1,5 @@
-"""How requests are served, in docs/performance.md and README.md: written from the figures of ``benchmarks.serving``."""
+"""How requests are served, in docs/results/performance.md and README.md: written from the figures of
+``benchmarks.serving``."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -33,7 +34,7 @@ IN_README = (
 
 
 def section(figures: Mapping[str, Figure]) -> str:
-    """The section "Serving" of docs/performance.md."""
+    """The section "Serving" of docs/results/performance.md."""
     columns = ("line", "what", "", "vLLM 0.26", "goal", "beyond", "measured", "verdict", "measured on")
     parts = [
         "## Serving",
@@ -62,7 +63,7 @@ def readme(figures: Mapping[str, Figure]) -> str:
     text = f"""Serving is timed from outside of the engine, and stands beside what vLLM 0.26 reaches on the same kind of
     card. The table has {len(IN_README)} of its figures. Of all that have goals, {short} of {len(with_goals)} are short
     of them; of all that have a figure of vLLM, {behind} of {len(beside_vllm)} are behind it
-    ([every figure](docs/performance.md#serving))."""
+    ([every figure](docs/results/performance.md#serving))."""
     if missing:
         text += f" Not measured yet: {_listed(missing)}."
     rows = []

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from jspec.config import Experts, Latent, ModelConfig, Rope, Shards
-from jspec.heads import (
+from jspec.config.heads import (
     BlockConfig,
     Eagle3Config,
     EagleConfig,
@@ -22,7 +22,7 @@ from jspec.heads import (
     mtp_layers,
 )
 from jspec.models import Decoder, init
-from jspec.models.spread import abstract_shards, with_leaves
+from jspec.models.sharding import abstract_shards, with_leaves
 
 DRAFT_VOCABULARY = 32_000  # of published EAGLE-3 heads
 

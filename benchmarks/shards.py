@@ -1,5 +1,5 @@
 """What a GPU holds of a model that several GPUs share, in bfloat16, and how many GPUs a model needs at least: the tables of
-docs/distributed.md. And what a GPU holds of a draft head that is trained for one of them: the table of
+docs/guides/distributed.md. And what a GPU holds of a draft head that is trained for one of them: the table of
 docs/guides/training.md.
 
     python -m benchmarks.shards

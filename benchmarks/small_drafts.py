@@ -8,7 +8,8 @@ lengths of the shipped family.
 An acceptance length is the number of tokens that a round gives, by exact expectation under ``rejection`` with sampled
 drafts, as in ``benchmarks.drafters``, on the same prompts. A draft vocabulary is counted on the standard-library files that
 the family was trained on. Keys of the result are ``<drafter>, <weights>``, with ``, <Vd> tokens`` for a draft vocabulary.
-``python -m benchmarks.tables`` writes the tables in docs/quantization.md and docs/draft-vocabularies.md from it.
+``python -m benchmarks.tables`` writes the tables in docs/guides/quantization.md and docs/guides/draft-vocabularies.md
+from it.
 """
 
 import argparse
@@ -22,9 +23,9 @@ from benchmarks import results
 from benchmarks.drafters import PROMPT_TOKENS, K, expected, prompts
 from benchmarks.markdown import table
 from convert import convert
-from family.corpus import is_held_out, read_sources
 from jspec.checkpoints.loading import read_draft_config
-from jspec.demo import FAMILY, drafters
+from jspec.commands.demo import FAMILY, drafters
+from recipes.corpus import is_held_out, read_sources
 
 TEMPERATURES = (0.0, 1.0)
 KINDS = ("bf16", "int8", "fp8", "int4")
@@ -67,7 +68,7 @@ def corpus_in(folder: Path) -> Path:
 
 
 def quantized_table(found: dict[str, results.Figure]) -> str:
-    """The table of docs/quantization.md: acceptance lengths by the type of the drafter's weights."""
+    """The table of docs/guides/quantization.md: acceptance lengths by the type of the drafter's weights."""
     columns = ("drafter", *(f"{kind}, at {t:g}" for t in TEMPERATURES for kind in KINDS))
     measured = [name for name in drafters(FAMILY) if key_of(name, KINDS[0], None) in found]
     lengths = {name: [found[key_of(name, kind, None)].details["lengths"] for kind in KINDS] for name in measured}
@@ -78,7 +79,7 @@ def quantized_table(found: dict[str, results.Figure]) -> str:
 
 
 def vocabulary_table(found: dict[str, results.Figure]) -> str:
-    """The table of docs/draft-vocabularies.md: acceptance lengths by the size of the draft vocabulary."""
+    """The table of docs/guides/draft-vocabularies.md: acceptance lengths by the size of the draft vocabulary."""
     sizes = (None, *SIZES)
     columns = ("drafter", *(f"{size or 'all'} tokens, at {t:g}" for t in TEMPERATURES for size in sizes))
     rows = []

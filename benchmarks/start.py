@@ -18,7 +18,7 @@ from benchmarks.engines import Setting, make_engine
 from benchmarks.programs import Bench
 from benchmarks.shapes import SHAPES
 from jspec.compilation_cache import enable_compilation_cache
-from jspec.models.split import split
+from jspec.models.flatten import split
 
 
 def seconds(shape: str, setting: Setting, cache: pathlib.Path) -> float:

@@ -6,7 +6,7 @@
 Two such sums are in every layer: behind attention, and behind the MLP. Each device has a part ``y [tokens, D]`` of what is
 to be added up, and the residual stream ``x [tokens, D]``. What follows reads the norm of ``x`` and the sum.
 
-    sum         XLA's sum, then the kernel of ``jspec.pallas.norm``. It is what models do
+    sum         XLA's sum, then the kernel of ``jspec.pallas.norm.rms_norm``. It is what models do
     scattered   the residual stream is split by tokens: each device receives the sum of its own tokens, norms these, and
                 gathers what the others normed (Korthikanti et al., "Reducing activation recomputation", 2022)
     peer        one kernel that reads the other devices' memory, adds up and norms (Pallas Mosaic)
@@ -31,9 +31,9 @@ from jax.sharding import Mesh, PartitionSpec
 
 from benchmarks.shapes import LLAMA_8B
 from jspec.config import Shards
-from jspec.engine.compiling import decode_options
-from jspec.models.spread import mesh_of
-from jspec.pallas.norm import add_norm
+from jspec.engine.runner.compile import decode_options
+from jspec.models.sharding import mesh_of
+from jspec.pallas.norm.rms_norm import add_norm
 
 SHARDS = Shards(2)
 AXIS = SHARDS.axis

@@ -3,9 +3,9 @@
     python -m benchmarks.tables            # writes the documents
     python -m benchmarks.tables --check    # writes nothing; exits 1 if a document differs from what it would write
 
-Whole documents are docs/performance.md, docs/drafters.md and docs/efficiency-<method>.md, the last with the table of costs
-beside it. In README.md, docs/quantization.md and docs/draft-vocabularies.md it writes only what stands between the
-comments ``<!-- name: ... -->`` and ``<!-- /name -->``. The plot of a
+Whole documents are docs/results/performance.md, docs/results/drafters.md and docs/results/efficiency-<method>.md, the
+last with the table of costs beside it. In README.md, docs/guides/quantization.md and docs/guides/draft-vocabularies.md
+it writes only what stands between the comments ``<!-- name: ... -->`` and ``<!-- /name -->``. The plot of a
 document is written with it, but not compared: its bytes depend on the version of matplotlib."""
 
 import argparse
@@ -16,7 +16,7 @@ import sys
 
 from benchmarks import drafters, editing, efficiency, performance, results, small_drafts
 
-DOCS = results.ROOT / "docs"
+GUIDES, PAGES = results.ROOT / "docs" / "guides", results.ROOT / "docs" / "results"
 
 
 def documents() -> dict[pathlib.Path, str]:
@@ -24,20 +24,20 @@ def documents() -> dict[pathlib.Path, str]:
     found, small = performance.measurements(), results.latest(results.read_all("small_drafts"))
     blocks = {
         results.ROOT / "README.md": {"speed": performance.readme(found)},
-        DOCS / "quantization.md": {
+        GUIDES / "quantization.md": {
             "distribution": performance.quantized_distribution(found),
             "speed": performance.quantized_speed(found),
             "acceptance": small_drafts.quantized_table(small),
         },
-        DOCS / "draft-vocabularies.md": {"acceptance": small_drafts.vocabulary_table(small)},
+        GUIDES / "draft-vocabularies.md": {"acceptance": small_drafts.vocabulary_table(small)},
     }
     written = {file: with_blocks(file, contents) for file, contents in blocks.items()}
-    written[DOCS / "performance.md"] = performance.document(found)
+    written[PAGES / "performance.md"] = performance.document(found)
     edited = [editing.markdown(one) for one in results.read_all("editing")[-1:]]
-    written[DOCS / "drafters.md"] = "\n".join([drafters.markdown(comparison()), *edited])
+    written[PAGES / "drafters.md"] = "\n".join([drafters.markdown(comparison()), *edited])
     for method, costs in costs_by_method().items():
-        written[DOCS / f"efficiency-{method}.md"] = efficiency.markdown(costs)
-        written[DOCS / f"efficiency-{method}.json"] = json.dumps(costs.table, indent=1) + "\n"
+        written[PAGES / f"efficiency-{method}.md"] = efficiency.markdown(costs)
+        written[PAGES / f"efficiency-{method}.json"] = json.dumps(costs.table, indent=1) + "\n"
     return written
 
 
@@ -81,11 +81,11 @@ def main() -> int:
     texts = documents()
     for file in changed:
         file.write_text(texts[file])
-    if DOCS / "drafters.md" in changed:
-        drafters.plot(comparison(), DOCS / "drafters.png")
+    if PAGES / "drafters.md" in changed:
+        drafters.plot(comparison(), PAGES / "drafters.png")
     for method, costs in costs_by_method().items():
-        if DOCS / f"efficiency-{method}.md" in changed:
-            efficiency.plot(costs, DOCS / f"efficiency-{method}.png")
+        if PAGES / f"efficiency-{method}.md" in changed:
+            efficiency.plot(costs, PAGES / f"efficiency-{method}.png")
     print(f"wrote {names}" if names else "every document is as it should be")
     return 0
 

@@ -26,13 +26,13 @@ import jax.numpy as jnp
 
 from benchmarks import bandwidth, results
 from benchmarks.references import COMPARISONS, FLAT, PEAKED, K, check, residual_inputs, row_keys
-from jspec.pallas.draw import draw_kernel, draw_reference
-from jspec.pallas.residual import (
+from jspec.pallas.sampling.residual import (
     residual_draw_kernel,
     residual_draw_reference,
     residual_masses_kernel,
     residual_masses_reference,
 )
+from jspec.pallas.sampling.sample import draw_kernel, draw_reference
 from jspec.sampling.distribution import Warp, make_distribution
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES, Proposal

@@ -17,7 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 
-from jspec.checkpoints.orbax import quietly
+from jspec.checkpoints.converted.orbax import quietly
 
 _MARKER = "commit_success.txt"
 

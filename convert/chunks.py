@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jspec.checkpoints.manifest import SMALL
+from jspec.checkpoints.converted.manifest import SMALL
 from jspec.config import Shards
-from jspec.heads import DraftConfig
+from jspec.config.heads import DraftConfig
 
 MOST = 16  # chunks of an array, so that 2, 4, 8 and 16 shards have whole ones; Llama-3.3-70B then has 3,400 files
 SMALLEST = SMALL  # bytes of a chunk, because files up to this size are hashed whenever the folder is loaded

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from convert.conversion import VERIFICATIONS, convert, mtp_beside, prepared
 from convert.listing import listing, matches
+from jspec.checkpoints.converted.manifest import check
+from jspec.checkpoints.files.refusal import Mismatch, Refusal
+from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.manifest import check
-from jspec.checkpoints.refusal import Mismatch, Refusal
-from jspec.checkpoints.source import open_source
-from jspec.checkpoints.tensor import NUMPY_DTYPES
+from jspec.checkpoints.huggingface.source import open_source
 from jspec.config import QUANTIZATIONS
-from jspec.heads import AUX_CONVENTIONS, NORM_OUTPUTS
+from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS
 
 OK, MISMATCH, REFUSED = 0, 1, 2
 

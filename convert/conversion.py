@@ -20,16 +20,16 @@ from convert.quantize import lazy_params, quantized
 from convert.reduce import reduced, require_whole_vocabulary
 from convert.staging import staged
 from convert.verify import require_transformers, verify_logits, verify_shapes, verify_weights
-from jspec._arguments import require
+from jspec._validation import require
+from jspec.checkpoints.converted.manifest import PARAMS, is_converted
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.heads import stored
 from jspec.checkpoints.heads.kinds import describe
 from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.huggingface.source import Source, open_source
 from jspec.checkpoints.layout import holds_mtp
 from jspec.checkpoints.loading import MTP, read_draft_config, refuse_reduced
-from jspec.checkpoints.manifest import PARAMS, is_converted
-from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.source import Source, open_source
-from jspec.checkpoints.tensor import NUMPY_DTYPES
 from jspec.checkpoints.tokenizer import FILES
 from jspec.config import QUANTIZATIONS, ModelConfig
 
@@ -109,9 +109,9 @@ def convert(
         encodes ``corpus`` if ``src`` has none.
       quantize: ``int8`` or ``fp8`` to store the linear maps and the output head in eight bits, with a scale for each
         output channel, or ``int4`` for four bits, with a scale for each 128 inputs. ``dtype`` is then the dtype of the
-        other params. For language models and draft heads; see ``jspec.models.quantized``.
+        other params. For language models and draft heads; see ``jspec.models.quantization``.
         Weights that ``src`` holds in eight bits are kept as they are without it, and refused with it. Weights that it holds
-        with a scale for each block are dequantised first (``jspec.checkpoints.blocks``).
+        with a scale for each block are dequantised first (``jspec.checkpoints.dequantize``).
       mtp: whether to keep the multi-token prediction layers of a language model's checkpoint, in a folder ``mtp`` of
         ``out``, from which ``jspec.load(out, draft="mtp")`` takes them. They are quantised as the model is. None keeps those
         that there are, but not beside a model with a draft vocabulary.

@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from jspec._arguments import is_int
+from jspec._validation import is_int
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.huggingface.source import Source
 from jspec.checkpoints.loading import read_model_config
-from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.source import Source
 from jspec.checkpoints.tokenizer import load_tokenizer
-from jspec.text import Tokenizer, encode
+from jspec.text.detokenizer import Tokenizer, encode
 
 DraftVocabulary = int | str | os.PathLike | Sequence[int]
 LISTS = (".json", ".txt", ".npy")

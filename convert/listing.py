@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.heads.kinds import describe
-from jspec.checkpoints.quantized import stored_params
-from jspec.checkpoints.source import Source
+from jspec.checkpoints.huggingface.source import Source
 
 
 def listing(source: Source, dtype: str) -> Iterator[str]:

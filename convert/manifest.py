@@ -1,4 +1,4 @@
-"""Writes the manifest of a converted folder, which ``jspec.checkpoints.manifest`` reads and checks."""
+"""Writes the manifest of a converted folder, which ``jspec.checkpoints.converted.manifest`` reads and checks."""
 
 import importlib.metadata
 import json
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jspec
-from jspec.checkpoints.manifest import FORMAT, NAME, VERSION, file_names, own_digest, sha256
+from jspec.checkpoints.converted.manifest import FORMAT, NAME, VERSION, file_names, own_digest, sha256
 
 _PACKAGES = {"jax": "jax", "flax": "flax", "orbax": "orbax-checkpoint", "numpy": "numpy"}
 

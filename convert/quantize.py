@@ -1,5 +1,5 @@
 """Quantises the parameters of a language model or a draft head, one weight at a time; the format is that of
-``jspec.models.quantized``.
+``jspec.models.quantization``.
 
 Weights that a checkpoint holds in that format already are taken from it as they are."""
 
@@ -11,11 +11,11 @@ import numpy as np
 
 from convert.checkpoint import LazyArray
 from convert.chunks import chunk_shapes
-from jspec import four_bits
-from jspec.checkpoints.quantized import stored_params
-from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.source import Source
-from jspec.models.quantized import quantize
+from jspec.checkpoints.converted.quantized import stored_params
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.huggingface.source import Source
+from jspec.models.quantization import quantize
+from jspec.quantization import int4
 
 
 def quantized(source: Source, quantization: str) -> Source:
@@ -51,7 +51,7 @@ def lazy_params(source: Source, dtype: str) -> dict[str, LazyArray]:
 
 
 def quantized_param(source: Source, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """``(weight, scale)`` of a quantised parameter, as ``jspec.models.quantized.quantize`` returns them.
+    """``(weight, scale)`` of a quantised parameter, as ``jspec.models.quantization.quantize`` returns them.
 
     It is quantised from the values on disk in a dtype that holds them exactly, so the weights are rounded only once. If
     the files hold it in eight bits, it is as it is stored.
@@ -68,10 +68,10 @@ def quantized_param(source: Source, name: str) -> tuple[np.ndarray, np.ndarray]:
             f"{source.folder.given}: parameter {name!r} has NaN or infinity, which {quantization} weights cannot hold; "
             "convert it without quantize"
         )
-    if quantization == "int4" and (peak := np.abs(weight).max()) >= four_bits.LARGEST:
+    if quantization == "int4" and (peak := np.abs(weight).max()) >= int4.LARGEST:
         raise Refusal(
             f"{source.folder.given}: parameter {name!r} has a number of magnitude {peak:.3g}, and int4 weights hold those "
-            f"below {four_bits.LARGEST:,}; convert it with int8 or without quantize"
+            f"below {int4.LARGEST:,}; convert it with int8 or without quantize"
         )
     return quantize(weight, quantization)
 

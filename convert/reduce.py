@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 
 from convert.draft_vocabulary import Chosen
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.huggingface.names import Placement, tensor_table
+from jspec.checkpoints.huggingface.source import Source
 from jspec.checkpoints.layout import Derived
 from jspec.checkpoints.loading import open_folder
-from jspec.checkpoints.names import Placement, tensor_table
-from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.source import Source
-from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
-from jspec.heads import BlockConfig, Eagle3Config, HeadConfig, MedusaConfig
-from jspec.models.quantized import dequantized
+from jspec.config.heads import BlockConfig, Eagle3Config, HeadConfig, MedusaConfig
+from jspec.models.quantization import dequantized
 
 HEAD, DRAFT_IDS = "head.weight", "draft_ids"
 _OF = "{} (draft vocabulary)"  # names of tensors that no file holds

@@ -16,8 +16,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from jspec.checkpoints.json_files import reason_of
-from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.files.json_files import reason_of
+from jspec.checkpoints.files.refusal import Refusal
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -18,13 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from convert.quantize import quantized_param
-from jspec.checkpoints.json_files import reason_of
+from jspec.checkpoints.files.json_files import reason_of
+from jspec.checkpoints.files.refusal import Mismatch, Refusal
+from jspec.checkpoints.huggingface.source import Source
 from jspec.checkpoints.loading import load_draft, load_folder
-from jspec.checkpoints.refusal import Mismatch, Refusal
-from jspec.checkpoints.source import Source
 from jspec.models.causal import causal_logits
+from jspec.models.flatten import split
 from jspec.models.params import abstract_params, build
-from jspec.models.split import split
 
 LENGTHS = (5, 33, 128)  # of the token sequences whose logits are compared
 MAX_REASON = 500  # characters

@@ -1,14 +1,15 @@
-"""Write the tables of docs/models.md from the registry of families, the tests' table of cases, and results of tests.
+"""Write the tables of docs/guides/models.md from the registry of families, the tests' table of cases, and results of
+tests.
 
-PYTHONPATH=.:tests/convert python docs/models_table.py                       # writes the page
-PYTHONPATH=.:tests/convert python docs/models_table.py --check               # writes nothing; exits 1 if the page differs
-PYTHONPATH=.:tests/convert python docs/models_table.py --results FILE ...    # takes the results of these runs first
+PYTHONPATH=.:tests/helpers python docs/models_table.py                       # writes the page
+PYTHONPATH=.:tests/helpers python docs/models_table.py --check               # writes nothing; exits 1 if the page differs
+PYTHONPATH=.:tests/helpers python docs/models_table.py --results FILE ...    # takes the results of these runs first
 
 The results are files that pytest wrote with --junitxml. Tests that were not run again keep the result that they had, in
 docs/models_results.json:
 
 python -m pytest -m "long or not long" tests/convert/test_convert_output.py tests/convert/test_convert_parity.py \\
-    tests/test_family_serving.py --junitxml FILE
+    tests/models/test_family_serving.py --junitxml FILE
 python -m pytest -m long -k "joint and 00000" tests/lossless/test_families.py tests/lossless/test_heads.py --junitxml FILE
 """
 
@@ -22,12 +23,12 @@ import re
 import sys
 import xml.etree.ElementTree
 
-from jspec.checkpoints.families import FAMILIES
-from jspec.checkpoints.fields import Fields
-from jspec.checkpoints.hf_config import model_config
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.huggingface.config import model_config
+from jspec.checkpoints.huggingface.families import FAMILIES
 from jspec.config import ModelConfig
 
-PAGE = pathlib.Path(__file__).parent / "models.md"
+PAGE = pathlib.Path(__file__).parent / "guides" / "models.md"
 RESULTS = pathlib.Path(__file__).parent / "models_results.json"
 BLOCKS = {name: re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- /{name} -->)", re.S) for name in ("families", "tests")}
 PACKAGES = ("jax", "flax", "transformers")
@@ -90,7 +91,7 @@ def choices(config: ModelConfig) -> list[str]:
 
 
 def table(cases) -> str:
-    """The rows of all families; ``cases`` are those of tests/convert/parity_cases.py."""
+    """The rows of all families; ``cases`` are those of tests/helpers/parity_cases.py."""
     lines = ["| `architectures` | models | by default | logits compared with transformers |", "|---|---|---|---|"]
     for architecture, family in FAMILIES.items():
         config = model_config(Fields(SIZES, architecture), architecture)
@@ -145,7 +146,7 @@ def add_results(files: list[pathlib.Path]):
 
 
 def page(cases) -> str:
-    """What docs/models.md should contain."""
+    """What docs/guides/models.md should contain."""
     results = json.loads(RESULTS.read_text("utf-8"))
     text = PAGE.read_text("utf-8")
     for name, block in {"families": table(cases), "tests": tested(cases, results)}.items():

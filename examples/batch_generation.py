@@ -7,7 +7,7 @@ folders of your own with ``--target`` and ``--draft``.
 import argparse
 
 import jspec
-from jspec.demo import FAMILY
+from jspec.commands.demo import FAMILY
 
 PROMPTS = {
     "def main(argv=None):": jspec.SamplingParams(temperature=0.0, max_tokens=24),

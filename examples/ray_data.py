@@ -16,7 +16,7 @@ import pathlib
 import ray
 
 import jspec
-from jspec.demo import FAMILY
+from jspec.commands.demo import FAMILY
 
 
 class Completer:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 import jspec
-from jspec.demo import FAMILY
+from jspec.commands.demo import FAMILY
 
 ROWS = 8  # requests that an engine decodes together
 

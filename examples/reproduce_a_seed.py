@@ -4,7 +4,7 @@ Run it with ``python examples/reproduce_a_seed.py``.
 """
 
 import jspec
-from jspec.demo import FAMILY
+from jspec.commands.demo import FAMILY
 
 PROMPT = "class Queue:\n"
 PARAMS = jspec.SamplingParams(temperature=0.8, seed=7, max_tokens=16)

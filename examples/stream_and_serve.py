@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 
 import jspec
-from jspec.demo import FAMILY
+from jspec.commands.demo import FAMILY
 
 PROMPTS = ("import os\n", "class Queue:\n", "def main(argv=None):")
 

@@ -10,7 +10,7 @@ import tempfile
 
 import jspec
 from jspec import cli
-from jspec.demo import FAMILY
+from jspec.commands.demo import FAMILY
 
 
 def main():

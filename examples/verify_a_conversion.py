@@ -9,7 +9,7 @@ import tempfile
 
 import jspec
 from convert import check, convert
-from jspec.demo import FAMILY
+from jspec.commands.demo import FAMILY
 
 
 def main():

@@ -8,13 +8,13 @@ if TYPE_CHECKING:
     from jspec.api import load as load
     from jspec.api import stream as stream
     from jspec.config import Speculation as Speculation
-    from jspec.engine.costs import CostTable as CostTable
+    from jspec.engine.adaptive.cost_table import CostTable as CostTable
     from jspec.engine.engine import QueueFull as QueueFull
     from jspec.engine.metrics import Metrics as Metrics
     from jspec.llm import LLM as LLM
-    from jspec.results import Delta as Delta
-    from jspec.results import Result as Result
-    from jspec.results import Stats as Stats
+    from jspec.outputs import Delta as Delta
+    from jspec.outputs import Result as Result
+    from jspec.outputs import Stats as Stats
     from jspec.sampling.params import SamplingParams as SamplingParams
     from jspec.sampling.structured import StructuredOutputsParams as StructuredOutputsParams
     from jspec.serving.async_engine import AsyncEngine as AsyncEngine
@@ -25,15 +25,15 @@ __version__ = "0.1.0"
 # loads neither JAX nor anything that reads checkpoints.
 _PUBLIC = {
     "AsyncEngine": "jspec.serving.async_engine",
-    "CostTable": "jspec.engine.costs",
-    "Delta": "jspec.results",
+    "CostTable": "jspec.engine.adaptive.cost_table",
+    "Delta": "jspec.outputs",
     "LLM": "jspec.llm",
     "Metrics": "jspec.engine.metrics",
     "QueueFull": "jspec.engine.engine",
-    "Result": "jspec.results",
+    "Result": "jspec.outputs",
     "SamplingParams": "jspec.sampling.params",
     "Speculation": "jspec.config",
-    "Stats": "jspec.results",
+    "Stats": "jspec.outputs",
     "StructuredOutputsParams": "jspec.sampling.structured",
     "generate": "jspec.api",
     "load": "jspec.api",

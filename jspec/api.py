@@ -11,22 +11,22 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 import jax
 from tqdm import tqdm
 
-from jspec._arguments import is_int, is_number, require, resolve_names
+from jspec._validation import is_int, is_number, require, resolve_names
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.loading import read_model_config, require_intact
 from jspec.compilation_cache import enable_compilation_cache
 from jspec.config import VERIFY_RULES, EngineConfig, ModelConfig, Speculation, shards_of
 from jspec.drafting.corpus import Corpus
 from jspec.drafting.methods import method_of
-from jspec.engine.costs import CostTable, Way, every_way
-from jspec.keys import request_keys
+from jspec.engine.adaptive.cost_table import CostTable, Way, every_way
 from jspec.llm import LLM, check_lossless, same_text_for_every_K
-from jspec.loading import Path, default_params, find_source, load_modules, read_pair, require_shards
-from jspec.memory import fitted
-from jspec.prompts import Prompt, as_list, flat_ids, text_or_ids
+from jspec.loading.memory_budget import fitted
+from jspec.loading.pair import Path, default_params, find_source, load_modules, read_pair, require_shards
+from jspec.outputs import Delta, Result
 from jspec.registry import MTP
-from jspec.results import Delta, Result
 from jspec.sampling.params import SamplingParams
+from jspec.sampling.request_keys import request_keys
+from jspec.text.prompts import Prompt, as_list, flat_ids, text_or_ids
 
 
 def load(
@@ -92,7 +92,8 @@ def load(
       costs: the seconds that rounds take, for ``num_draft_tokens="auto"`` and ``verify_budget="auto"``: a ``CostTable``, or
         the path of one as JSON. With None the engine measures them, in ``warmup`` or when the first prompts come.
       tensor_parallel: over how many devices the target and its KV cache are split, from the first that JAX sees on
-        (docs/distributed.md). It divides the number of attention heads, and is a divisor or a multiple of that of KV heads.
+        (docs/guides/distributed.md). It divides the number of attention heads, and is a divisor or a multiple of that
+        of KV heads.
       draft_tensor_parallel: over how many devices a draft model is split, 1 or ``tensor_parallel``. With 1 every device has
         all of it, as every device has all of a draft head.
       expert_parallel: whether each of these devices has some of a mixture's experts, and not a part of each. Experts in
@@ -106,13 +107,13 @@ def load(
         every row can use.
       reproducible: with True a seed means one text, whatever else the engine does; with False the engine may choose
         between programs of several sizes, which is faster, and whose results differ in the last bits
-        (docs/reproducibility.md). None is True, but under ``num_draft_tokens="auto"`` or a ``verify_budget`` a seed means
-        no one text all the same. True by name is refused for ``auto``, and with a ``verify_budget`` of n tokens each
-        request verifies n - 1 drafts at most, whatever the others do.
+        (docs/guides/reproducibility.md). None is True, but under ``num_draft_tokens="auto"`` or a ``verify_budget`` a
+        seed means no one text all the same. True by name is refused for ``auto``, and with a ``verify_budget`` of n
+        tokens each request verifies n - 1 drafts at most, whatever the others do.
       prefix_cache, swap_space, max_waiting, read_ahead, logprobs_mode: see ``EngineConfig``.
       gpu_memory_utilization: the share of the GPU's free memory that jspec may use.
       compilation_cache: whether compiled programs are kept on disk for the next start, or the folder for them. True
-        takes ``~/.cache/jspec/xla``, unless JAX has been told of another folder (docs/compilation.md).
+        takes ``~/.cache/jspec/xla``, unless JAX has been told of another folder (docs/guides/compilation.md).
       generation_config: where ``generate`` takes a temperature, top_k, top_p or min_p that a call leaves open. ``auto``
         takes it from the target's ``generation_config.json``, as vLLM does; ``jspec`` takes it from ``SamplingParams``.
         See ``LLM.default_sampling_params``.

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 
 import jspec
-from jspec._arguments import MISTAKES
+from jspec._validation import MISTAKES
 from jspec.bench.command import add_arguments as add_bench_arguments
-from jspec.chat_command import add_arguments as add_chat_arguments
+from jspec.commands.chat import add_arguments as add_chat_arguments
+from jspec.commands.generate import add_arguments as add_generate_arguments
+from jspec.commands.model_args import add_verifying_options, drafts
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
-from jspec.generate_command import add_arguments as add_generate_arguments
-from jspec.heads import AUX_CONVENTIONS, NORM_OUTPUTS
-from jspec.model_options import add_verifying_options, drafts
+from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS
 from jspec.serving.openai.command import add_arguments as add_serve_arguments
 from jspec.train.command import add_arguments as add_train_arguments
 
@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _demo(args) -> int:
-    from jspec import demo
+    from jspec.commands import demo
 
     if args.all and args.draft:
         raise ValueError(f"--all compares every drafter: leave out --draft {args.draft}")
@@ -137,13 +137,13 @@ def _demo(args) -> int:
 
 
 def _generate(args) -> int:
-    from jspec import generate_command
+    from jspec.commands import generate as generate_command
 
     return generate_command.run(args, _speculation(args))
 
 
 def _chat(args) -> int:
-    from jspec import chat_command
+    from jspec.commands import chat as chat_command
 
     return chat_command.run(args, _speculation(args))
 

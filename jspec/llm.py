@@ -9,25 +9,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec._arguments import require
-from jspec.chat import prompt_tokens
+from jspec._validation import require
 from jspec.config import EngineConfig, Speculation
-from jspec.engine.costs import CostTable, Way
+from jspec.engine.adaptive.cost_table import CostTable, Way
 from jspec.engine.engine import Engine
-from jspec.engine.following import Following
-from jspec.engine.frontend import Frontend
 from jspec.engine.interrupts import ignoring_interrupts
-from jspec.engine.processes import Follower
-from jspec.engine.programs import every_token_is_read
-from jspec.keys import copied_keys
-from jspec.messages import is_conversation_list
+from jspec.engine.multihost.follower import Following
+from jspec.engine.multihost.leader import Follower
+from jspec.engine.processor import Frontend
+from jspec.engine.runner.programs import every_token_is_read
 from jspec.models.causal import causal_logits
-from jspec.models.contract import Target
-from jspec.models.split import split
-from jspec.prompts import Prompt, checked_ids
-from jspec.results import Result
+from jspec.models.flatten import split
+from jspec.models.protocols import Target
+from jspec.outputs import Result
 from jspec.sampling.params import SamplingParams
-from jspec.text import Tokenizer
+from jspec.sampling.request_keys import copied_keys
+from jspec.text.chat_messages import is_conversation_list
+from jspec.text.chat_template import prompt_tokens
+from jspec.text.detokenizer import Tokenizer
+from jspec.text.prompts import Prompt, checked_ids
 
 
 def check_lossless(speculation: Speculation):

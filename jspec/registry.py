@@ -11,7 +11,7 @@ messages can read it without JAX. Code that needs a part of a method looks it up
     jspec.train         builds config and objective          ``DraftMethod.objective``, ``sizes``
     jspec.api           checks options, prepares data        ``DraftMethod.options``, ``argument``, ``prepare``
 
-docs/adding-a-drafter.md shows how a new entry is made.
+docs/guides/adding-a-drafter.md shows how a new entry is made.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jspec.heads import DraftConfig
+    from jspec.config.heads import DraftConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,8 @@ class DraftMethod:
       name: the name that users see: ``LLM.method``, the method of a cost table, ``jspec train --method``.
       help: one line that says what the method is.
       drafter: a class that implements ``jspec.drafting.base.Drafter``.
-      config: the dataclass that describes a checkpoint, with the properties of ``jspec.heads.DraftConfig``. None for a
-        method that has no checkpoint.
+      config: the dataclass that describes a checkpoint, with the properties of ``jspec.config.heads.DraftConfig``. None
+        for a method that has no checkpoint.
       module: the NNX module that is built from the config and holds its parameters, ``module(config, dtype=, rngs=)``.
       formats: the public layouts of its checkpoints, each a ``jspec.checkpoints.heads.format.HeadFormat``. An export
         writes the first of them that can be written. An unknown checkpoint is tried against the formats in the order of
@@ -44,7 +44,7 @@ class DraftMethod:
       prepare: ``prepare(value, tokenizer, target config)`` turns the value of that argument into the arrays that the
         drafter reads, a pytree. They are arguments of the compiled programs, as weights are.
       argmax_below: the temperature from which ``draft_sampling="auto"`` samples its drafts, as measured in
-        docs/drafters.md. None for a method that draws nothing.
+        docs/results/drafters.md. None for a method that draws nothing.
       options: those fields of ``jspec.Speculation`` that this method uses and some other methods do not.
       objective: ``objective(target config, sizes)`` builds the ``jspec.train.objectives.Objective`` of a new draft head.
         None for a method that ``jspec train`` does not train.
@@ -84,8 +84,8 @@ METHODS = (
         name="dspark",
         help="a DSpark head: one pass fills a block of mask tokens, and each draft depends on the one before it",
         drafter="jspec.drafting.block:Block",
-        config="jspec.heads.block:BlockConfig",
-        module="jspec.models.block:BlockHead",
+        config="jspec.config.heads.block:BlockConfig",
+        module="jspec.models.heads.block:BlockHead",
         formats=BLOCK_FORMATS,
         argmax_below=0.6,
         options=DRAWN,
@@ -96,8 +96,8 @@ METHODS = (
         name="dflash",
         help="a DFlash or JetSpec head: one pass fills a block of mask tokens",
         drafter="jspec.drafting.block:Block",
-        config="jspec.heads.block:BlockConfig",
-        module="jspec.models.block:BlockHead",
+        config="jspec.config.heads.block:BlockConfig",
+        module="jspec.models.heads.block:BlockHead",
         formats=BLOCK_FORMATS,
         argmax_below=0.3,
         options=DRAWN,
@@ -108,8 +108,8 @@ METHODS = (
         name="eagle3",
         help="an EAGLE-3 head: K passes over its own outputs, fed with hidden states of several layers of the target",
         drafter="jspec.drafting.eagle:Eagle",
-        config="jspec.heads.eagle3:Eagle3Config",
-        module="jspec.models.eagle3:Eagle3Head",
+        config="jspec.config.heads.eagle3:Eagle3Config",
+        module="jspec.models.heads.eagle3:Eagle3Head",
         formats=EAGLE3_FORMATS,
         argmax_below=0.4,
         options=DRAWN,
@@ -120,8 +120,8 @@ METHODS = (
         name="parallel",
         help="a P-EAGLE head: an EAGLE-3 head that fills K - 1 mask slots in one pass",
         drafter="jspec.drafting.parallel:ParallelHead",
-        config="jspec.heads.eagle3:Eagle3Config",
-        module="jspec.models.eagle3:Eagle3Head",
+        config="jspec.config.heads.eagle3:Eagle3Config",
+        module="jspec.models.heads.eagle3:Eagle3Head",
         formats=EAGLE3_FORMATS,
         argmax_below=0.4,
         options=DRAWN,
@@ -132,8 +132,8 @@ METHODS = (
         name="eagle",
         help="an EAGLE or EAGLE-2 head: K passes over its own outputs, fed with the target's last hidden state",
         drafter="jspec.drafting.eagle:Eagle",
-        config="jspec.heads.eagle:EagleConfig",
-        module="jspec.models.eagle:EagleHead",
+        config="jspec.config.heads.eagle:EagleConfig",
+        module="jspec.models.heads.eagle:EagleHead",
         formats=("jspec.checkpoints.heads.eagle:FORMAT",),
         argmax_below=0.3,
         options=DRAWN,
@@ -144,8 +144,8 @@ METHODS = (
         name=MTP,
         help="the target's own multi-token prediction layers: K passes, fed with its last hidden state",
         drafter="jspec.drafting.mtp:MTP",
-        config="jspec.heads.mtp:MTPConfig",
-        module="jspec.models.mtp:MTPHead",
+        config="jspec.config.heads.mtp:MTPConfig",
+        module="jspec.models.heads.mtp:MTPHead",
         formats=("jspec.checkpoints.heads.mtp:FORMAT",),
         draft=MTP,
         argmax_below=0.3,  # that of EAGLE heads; no checkpoint with such layers was measured
@@ -157,8 +157,8 @@ METHODS = (
         name="mlp",
         help="an MLP speculator: a small recurrent state, one stage a token",
         drafter="jspec.drafting.mlp:MLP",
-        config="jspec.heads.mlp:MLPConfig",
-        module="jspec.models.mlp_speculator:MLPSpeculator",
+        config="jspec.config.heads.mlp:MLPConfig",
+        module="jspec.models.heads.mlp_speculator:MLPSpeculator",
         formats=("jspec.checkpoints.heads.mlp:FORMAT",),
         argmax_below=0.3,
         options=DRAWN,
@@ -169,8 +169,8 @@ METHODS = (
         name="medusa",
         help="Medusa heads: head i predicts the token i + 2 places ahead, none sees another's",
         drafter="jspec.drafting.medusa:MedusaHeads",
-        config="jspec.heads.medusa:MedusaConfig",
-        module="jspec.models.medusa:Medusa",
+        config="jspec.config.heads.medusa:MedusaConfig",
+        module="jspec.models.heads.medusa:Medusa",
         formats=("jspec.checkpoints.heads.medusa:FORMAT",),
         argmax_below=0.6,
         options=DRAWN,
@@ -181,7 +181,7 @@ METHODS = (
         name="parallel",
         help="a PARD model: a small language model that fills K - 1 mask tokens in one pass",
         drafter="jspec.drafting.parallel:ParallelModel",
-        config="jspec.heads.pard:PardConfig",
+        config="jspec.config.heads.pard:PardConfig",
         module="jspec.models.decoder:Decoder",
         formats=("jspec.checkpoints.heads.language_model:PARD",),
         argmax_below=0.4,

@@ -19,7 +19,9 @@ from jax._src.lru_cache import LRUCache
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 from jspec.drafting import drawing
-from jspec.engine import kept, kept_costs, kept_programs
+from jspec.engine.aot_cache import costs as aot_costs
+from jspec.engine.aot_cache import executables as aot_executables
+from jspec.engine.aot_cache import files as aot_files
 
 # XLA compiles small programs faster as one piece of code than as many, and with its older emitter for CPUs, which only jax
 # 0.10 still has: an unknown flag ends the process.
@@ -37,6 +39,11 @@ DAYS_KEPT = 7  # of a compiled program, which nobody may need any more
 LONGEST = ("lossless", "engine", "train")  # folders whose files take a minute or more
 
 
+def is_in(path: Path, *folders: str) -> bool:
+    """Whether a file of tests is in one of these folders of tests/, at any depth."""
+    return path.relative_to(Path(__file__).parent).parts[0] in folders
+
+
 def pytest_addoption(parser):
     choices = ("float32", "bfloat16")
     parser.addoption("--logits", choices=choices, default="float32", help="as tests/lossless has its models store them")
@@ -48,7 +55,7 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     """Long files go first: ``make test`` deals whole files to its workers in this order, and they end together."""
-    items.sort(key=lambda item: item.path.parent.name not in LONGEST)
+    items.sort(key=lambda item: not is_in(item.path, *LONGEST))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -87,7 +94,7 @@ def put_as_a_whole(cache: LRUCache, key: str, value: bytes):
 def nothing_left_to_the_next_start():
     """What engines would leave in that folder is not for tests, which count what is traced and measured."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (kept_programs, kept_costs):
+        for module in (aot_executables, aot_costs):
             patch.setattr(module, "file_of", lambda *_: None)
         yield
 
@@ -95,8 +102,8 @@ def nothing_left_to_the_next_start():
 @pytest.fixture
 def left_to_the_next_start(tmp_path, monkeypatch) -> Iterator[Path]:
     """An empty folder of JAX's compilation cache, in which engines leave things to the next start."""
-    for module in (kept_programs, kept_costs):
-        monkeypatch.setattr(module, "file_of", kept.file_of)
+    for module in (aot_executables, aot_costs):
+        monkeypatch.setattr(module, "file_of", aot_files.file_of)
     settings = {"jax_compilation_cache_dir": str(tmp_path), "jax_persistent_cache_min_compile_time_secs": 1e9}
     before = {name: getattr(jax.config, name) for name in settings}  # JAX itself keeps nothing there
     for name, value in settings.items():
@@ -124,7 +131,7 @@ def few_mappings():
 @pytest.fixture(scope="module", autouse=True)
 def compiled_anew(request):
     """What XLA makes for a GPU that is not here is looked at, never run."""
-    if request.path.parent.name != "compiled":
+    if not is_in(request.path, "compiled"):
         yield
         return
     jax.config.update("jax_enable_compilation_cache", False)
@@ -137,10 +144,10 @@ def compiled_anew(request):
 @pytest.fixture(scope="module", autouse=True)
 def compiled_in_a_hurry(request):
     """Programs of most tests compile for seconds and run for a moment: XLA optimises little, and a drafter's passes are a
-    loop (``tests/test_draft_loops.py`` compares it with unrolled passes). The losslessness suite's programs run for long.
-    Kernels are tested on a GPU as users have them."""
-    folder = request.path.parent.name
-    if folder in ("lossless", "compiled") or (folder == "pallas" and jax.default_backend() != "cpu"):
+    loop (``tests/drafting/test_draft_loops.py`` compares it with unrolled passes). The losslessness suite's programs
+    run for long. Kernels are tested on a GPU as users have them."""
+    on_gpu = is_in(request.path, "pallas") and jax.default_backend() != "cpu"
+    if on_gpu or is_in(request.path, "lossless", "compiled"):
         yield
         return
     jax.config.update("jax_disable_most_optimizations", True)

@@ -136,7 +136,7 @@ def start(home: Path, **environment: str) -> list[str]:
         import jax
         import jax.numpy as jnp
         from jspec.compilation_cache import enable_compilation_cache
-        from jspec.engine.compiling import Program, compile_all
+        from jspec.engine.runner.compile import Program, compile_all
 
         events = []
         jax.monitoring.register_event_listener(lambda event, **_: events.append(event.split("/")[-1]))

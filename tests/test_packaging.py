@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import jspec
-from jspec.demo import FAMILY
+from jspec.commands.demo import FAMILY
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("jspec", "convert")

@@ -25,15 +25,15 @@ from engines import (
 )
 from heads import HEADS, SHORT, random_head, serving
 
+from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.heads import stored
 from jspec.checkpoints.heads.format import HeadFormat
-from jspec.checkpoints.quantized import stored_params
 from jspec.config import ModelConfig, Speculation
+from jspec.config.heads import HeadConfig
 from jspec.drafting.corpus import prepare
 from jspec.drafting.methods import drafter_for, method_of
 from jspec.engine.engine import Engine
-from jspec.fitting import check_options
-from jspec.heads import HeadConfig
+from jspec.loading.compatibility import check_options
 from jspec.models import abstract_params, build, flat_params
 from jspec.registry import (
     METHODS,
@@ -230,11 +230,11 @@ def test_the_same_key_gives_the_same_drafts(case):
 
 
 def test_the_guide_shows_what_is_there():
-    """docs/adding-a-drafter.md quotes code that exists, and names every field of an entry."""
+    """docs/guides/adding-a-drafter.md quotes code that exists, and names every field of an entry."""
     root = pathlib.Path(__file__).parents[1]
-    blocks = re.findall(r"```python\n(.*?)```", (root / "docs/adding-a-drafter.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (root / "docs/guides/adding-a-drafter.md").read_text(), re.DOTALL)
     sources = "jspec/drafting/corpus.py", "jspec/registry.py", "tests/test_registry.py"
     for block, source in zip(blocks, sources, strict=True):
         assert "".join(block.split()) in "".join((root / source).read_text().split())
     fields = {field.name for field in dataclasses.fields(DraftMethod)}
-    assert all(f"`{name}`" in (root / "docs/adding-a-drafter.md").read_text() for name in fields)
+    assert all(f"`{name}`" in (root / "docs/guides/adding-a-drafter.md").read_text() for name in fields)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from jspec._arguments import require
+from jspec._validation import require
 
 
 def send_times(count: int, rate: float, burstiness: float = 1.0, seed: int = 0) -> list[float]:

@@ -4,7 +4,7 @@ import argparse
 import pathlib
 from typing import TYPE_CHECKING
 
-from jspec._arguments import require
+from jspec._validation import require
 
 if TYPE_CHECKING:
     from jspec.bench.datasets import Dataset

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jspec._arguments import require
-from jspec.text import Tokenizer, encode
+from jspec._validation import require
+from jspec.text.detokenizer import Tokenizer, encode
 
 # ShareGPT is filtered as in vLLM: tokens of prompt, of answer, and of both together.
 SHORTEST, LONGEST_PROMPT, LONGEST = 4, 1024, 2048

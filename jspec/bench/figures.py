@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jspec._arguments import is_number, require
+from jspec._validation import is_number, require
 from jspec.bench.answers import Answer
 
 METRICS = {

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
-from jspec._arguments import require
+from jspec._validation import require
 from jspec.bench.engine_options import engine_record, params_of
 from jspec.bench.files import write_json
-from jspec.model_options import chosen_model
+from jspec.commands.model_args import chosen_model
 
 if TYPE_CHECKING:
     import jspec

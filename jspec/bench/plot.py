@@ -4,7 +4,7 @@ import importlib.util
 import pathlib
 from collections.abc import Sequence
 
-from jspec._arguments import require
+from jspec._validation import require
 from jspec.bench.answers import Answer
 from jspec.bench.figures import Figures, concurrency, tokens_by_second
 

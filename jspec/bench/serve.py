@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from tqdm import tqdm
 
-from jspec._arguments import require
+from jspec._validation import require
 from jspec.bench.answers import Answer
 from jspec.bench.arrivals import send_times
 from jspec.bench.client import CHAT, PATHS, Endpoint
@@ -26,8 +26,8 @@ from jspec.bench.plot import check_plot, plot
 from jspec.bench.report import Settings, details, file_name, printed, record
 from jspec.bench.serve_command import base_url, fields_of, headers_of, pairs_of
 from jspec.bench.server import models_of
-from jspec.model_options import found
-from jspec.text import Tokenizer, encode
+from jspec.commands.model_args import found
+from jspec.text.detokenizer import Tokenizer, encode
 
 COUNTED = ("random", "sharegpt")  # datasets that need a tokenizer
 

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from jspec._arguments import require
+from jspec._validation import require
 from jspec.bench.dataset_options import add_dataset_options
 from jspec.bench.sampling_options import add_sampling_options, sampling_of
 

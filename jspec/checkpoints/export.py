@@ -9,11 +9,11 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
-from jspec._arguments import require
-from jspec.checkpoints.names import Placement, tensor_table
-from jspec.checkpoints.source import param_dtype
-from jspec.checkpoints.tensor import NUMPY_DTYPES
-from jspec.heads import HeadConfig
+from jspec._validation import require
+from jspec.checkpoints.files.tensor import NUMPY_DTYPES
+from jspec.checkpoints.huggingface.names import Placement, tensor_table
+from jspec.checkpoints.huggingface.source import param_dtype
+from jspec.config.heads import HeadConfig
 from jspec.registry import entry_of, resolve
 
 Params = Mapping[str, jax.typing.ArrayLike]

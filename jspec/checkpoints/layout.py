@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from jspec.checkpoints.names import OUTPUT_HEAD, Placement, is_buffer, renamed, tensor_table
-from jspec.checkpoints.parts import taken_apart
-from jspec.checkpoints.stacked_experts import in_form_of_parameters
-from jspec.checkpoints.tensor import Tensor
+from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, Placement, is_buffer, renamed, tensor_table
+from jspec.checkpoints.huggingface.parts import taken_apart
+from jspec.checkpoints.huggingface.stacked_experts import in_form_of_parameters
 from jspec.config import ModelConfig
-from jspec.heads import HeadConfig
-from jspec.tensor_names import names_of
+from jspec.config.heads import HeadConfig
+from jspec.config.tensor_names import names_of
 
 PREFIX = "model."
 FOUR_BITS = "the experts stay in MXFP4, four bits a weight"

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import numpy as np
 
-from jspec._arguments import require
-from jspec.checkpoints.fields import Fields
-from jspec.checkpoints.folder import Folder
+from jspec._validation import require
+from jspec.checkpoints.converted.manifest import NAME, PARAMS, is_converted, read_manifest, require_whole
+from jspec.checkpoints.converted.orbax import METADATA, load_param, read_shapes
+from jspec.checkpoints.converted.params import Index, StoredParams
+from jspec.checkpoints.converted.quantized import stored_params
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.heads import stored
 from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
 from jspec.checkpoints.heads.speculators import verifier
-from jspec.checkpoints.hf_config import read_config, read_fields
-from jspec.checkpoints.manifest import NAME, PARAMS, is_converted, read_manifest, require_whole
-from jspec.checkpoints.orbax import METADATA, load_param, read_shapes
-from jspec.checkpoints.params import Index, StoredParams
-from jspec.checkpoints.quantized import stored_params
-from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.source import Source, open_model, open_source
-from jspec.checkpoints.tensor import NUMPY_DTYPES
+from jspec.checkpoints.huggingface.config import read_config, read_fields
+from jspec.checkpoints.huggingface.source import Source, open_model, open_source
 from jspec.config import ModelConfig
-from jspec.heads import Eagle3Config, HeadConfig, MTPConfig
+from jspec.config.heads import Eagle3Config, HeadConfig, MTPConfig
 
 Params = dict[str, np.ndarray]
 GENERATION_CONFIG = "generation_config.json"

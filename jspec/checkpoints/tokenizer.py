@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from jspec.checkpoints.folder import Folder
-from jspec.checkpoints.json_files import LARGER, MAX_BYTES, read_bytes, reason_of, require_depth
-from jspec.checkpoints.refusal import Refusal
-from jspec.text import Tokenizer
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.json_files import LARGER, MAX_BYTES, read_bytes, reason_of, require_depth
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.text.detokenizer import Tokenizer
 
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")  # a folder with a tokenizer has one of these
 SETTINGS = "tokenizer_config.json"

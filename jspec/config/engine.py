@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from jspec._arguments import LARGEST_INT, LARGEST_NUMBER, is_int, is_number, require
+from jspec._validation import LARGEST_INT, LARGEST_NUMBER, is_int, is_number, require
 from jspec.config.model import ModelConfig
 
 MAX_POSITIONS = 2**22  # a noise key has 22 bits for the position: see sampling/streams.py
@@ -45,7 +45,7 @@ class EngineConfig:
       read_ahead: how many prompts may be read, or have been read, while all rows decode, so that a row never waits for
         its next request's prompt. None is half of ``max_batch``, but at most 16, and 0 below 4 rows.
       expand_latents: whether prefill may compute keys and values of all heads from latents, on GPUs that have a kernel for
-        it (``jspec.pallas.expanded_attention``). Passes then read texts of no more than ``pages_of_pass`` pages.
+        it (``jspec.pallas.mla.prefill``). Passes then read texts of no more than ``pages_of_pass`` pages.
       logprobs_mode: which distribution log-probabilities are of: ``raw_logprobs``, the target's own, or
         ``processed_logprobs``, the one that tokens are drawn from (at temperature 0: that of temperature 1).
     """

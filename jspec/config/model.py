@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from jspec._arguments import is_int, is_number, require
-from jspec.config.experts import Experts
-from jspec.config.latent import Latent
+from jspec._validation import is_int, is_number, require
+from jspec.config.decoder_params import language_model
+from jspec.config.mla import Latent
+from jspec.config.moe import Experts
+from jspec.config.param_specs import Declared, Parameter
 from jspec.config.rope import Rope
-from jspec.decoder_parameters import language_model
-from jspec.parameters import Declared, Parameter
-from jspec.tensor_names import names_of
+from jspec.config.tensor_names import names_of
 
 PLAIN_ROPE = Rope()
 QUANTIZATIONS = ("int8", "fp8", "int4")
@@ -49,16 +49,17 @@ def require_part(name: str, size: Any, vocab_size: int | None):
 class ModelConfig(Declared):
     """The architecture of a dense decoder. It says nothing about devices, kernels or sampling.
 
-    It has every property of ``jspec.heads.DraftConfig``, because a language model can draft too.
+    It has every property of ``jspec.config.heads.DraftConfig``, because a language model can draft too.
 
     Attributes:
-      architecture: the transformers class, which decides what checkpoints call the weights (``jspec.tensor_names``).
+      architecture: the transformers class, which decides what checkpoints call the weights
+        (``jspec.config.tensor_names``).
       rms_norm_eps: the epsilon of all norms, whatever their kind.
       rope: the rotary embedding of all layers that ``layer_ropes`` does not list otherwise. None for no rotation.
       windows: one entry for each layer: None for full attention, or W for a sliding window of W cache slots, the query
         token's own included.
-      quantization: the type in which linear maps and the output head are stored (``jspec.models.quantized``); with None
-        they are stored as all other weights are.
+      quantization: the type in which linear maps and the output head are stored (``jspec.models.quantization``); with
+        None they are stored as all other weights are.
       quantized_head: whether ``quantization`` is that of the output head too. If not, the output head is stored as the
         weights that are not quantised are, and so is an embedding that is tied to it.
       layer_ropes: one rotary embedding for each layer, or None for a layer that does not rotate; ``()`` if ``rope`` is
@@ -315,7 +316,7 @@ class ModelConfig(Declared):
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
-        """Every parameter, declared once: see ``jspec.parameters``."""
+        """Every parameter, declared once: see ``jspec.config.param_specs``."""
         return language_model(self)
 
     @property

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from jspec._arguments import is_int, is_number, require
+from jspec._validation import is_int, is_number, require
 
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any, ClassVar, Literal
 
-from jspec._arguments import LARGEST_NUMBER, is_int, is_number, named_arguments, require
+from jspec._validation import LARGEST_NUMBER, is_int, is_number, named_arguments, require
 
 VERIFY_RULES = ("match", "rejection", "block")
 DRAFT_SAMPLINGS = ("sample", "argmax", "coupled", "auto")
@@ -48,7 +48,7 @@ class Speculation:
         or ``auto``, which is argmax for requests whose temperature is below ``argmax_below`` and ``sample`` for others.
         N-gram drafts are looked up and not drawn, so it does not concern them. Alias ``draft_sample_method``.
       argmax_below: the temperature below which ``auto`` takes the argmax. None takes the one that was measured for the
-        drafting method, in docs/drafters.md.
+        drafting method, in docs/results/drafters.md.
       draft_temperature: the temperature of the drafter's distribution. None takes the request's. Any value is lossless.
       lookup: whether prompt lookup drafts beside a draft head or a draft model. A request whose newest ``ngram_min`` tokens
         or more occur earlier in its own text drafts what followed them there, in that round; in other rounds the drafter

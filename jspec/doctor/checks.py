@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.config import ModelConfig
+from jspec.config.heads import DraftConfig, Eagle3Config
 from jspec.doctor.trials import Text
-from jspec.heads import DraftConfig, Eagle3Config
-from jspec.text import Tokenizer
+from jspec.text.detokenizer import Tokenizer
 
 COVERED = 0.9  # the share of the tokens written by the target that a draft vocabulary should have
 

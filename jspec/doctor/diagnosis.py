@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jspec._arguments import is_int, require
+from jspec._validation import is_int, require
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.loading import load_draft, load_folder, read_draft_config, read_model_config
 from jspec.checkpoints.tokenizer import load_tokenizer
@@ -21,13 +21,13 @@ from jspec.doctor.checks import Check
 from jspec.doctor.trials import Text
 from jspec.doctor.variants import Trial, tried
 from jspec.drafting.methods import drafter_for, method_of
-from jspec.fitting import with_positions, within_reach
 from jspec.llm import LLM, Prompt
-from jspec.loading import Path, build_draft_module, check_fit, find_folders
-from jspec.memory import fitted
+from jspec.loading.compatibility import with_positions, within_reach
+from jspec.loading.memory_budget import fitted
+from jspec.loading.pair import Path, build_draft_module, check_fit, find_folders
 from jspec.models import build
+from jspec.outputs import Stats
 from jspec.registry import MTP
-from jspec.results import Stats
 from jspec.sampling.params import SamplingParams
 
 PROMPTS = (

@@ -13,14 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.heads import BlockConfig, Eagle3Config
+from jspec.config.heads import BlockConfig, Eagle3Config
 from jspec.models import build_head
-from jspec.models.anchors import Anchored
-from jspec.models.branches import Branches
-from jspec.models.cache import CausalView
-from jspec.models.draft_vocabulary import tokens_of
-from jspec.models.split import split
-from jspec.results import Stats
+from jspec.models.flatten import split
+from jspec.models.heads.draft_vocabulary import tokens_of
+from jspec.models.kv_cache import CausalView
+from jspec.outputs import Stats
+from jspec.train.block_attention import Anchored
+from jspec.train.ttt_attention import Branches
 
 TriedConfig = Eagle3Config | BlockConfig  # of the heads that have settings to try
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.config import ModelConfig
+from jspec.config.heads import BlockConfig, DraftConfig, Eagle3Config
 from jspec.doctor.trials import Text, Trials, TriedConfig
-from jspec.heads import BlockConfig, DraftConfig, Eagle3Config
-from jspec.results import Stats
+from jspec.outputs import Stats
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from jspec.config import ModelConfig, Speculation
-from jspec.heads import DraftConfig
-from jspec.models.cache import PagedView
-from jspec.models.contract import Target
+from jspec.config.heads import DraftConfig
+from jspec.models.kv_cache import PagedView
+from jspec.models.protocols import Target
 from jspec.sampling.distribution import Warp
 from jspec.sampling.processors import Processing
 from jspec.sampling.streams import RoundNoise

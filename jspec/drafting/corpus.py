@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec._arguments import is_int, require
+from jspec._validation import is_int, require
 from jspec.config import ModelConfig
 from jspec.drafting.base import Context, Setup
 from jspec.drafting.ngram import NGram, copied
-from jspec.text import Tokenizer
+from jspec.text.detokenizer import Tokenizer
 
 MAX_CORPUS_TOKENS = 2**22
 LONGEST_MATCH = 2**31 // MAX_CORPUS_TOKENS - 1  # because (length, place) of a match is packed into one int32

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jspec.config import Speculation
 from jspec.drafting.base import Context
-from jspec.pallas.warped_logits import WarpedLogits
+from jspec.pallas.sampling.warped_logits import WarpedLogits
 from jspec.registry import argmax_below
 from jspec.sampling.distribution import Distribution, Warp, leading, make_distribution
 from jspec.sampling.draft_vocabulary import DraftVocabulary

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jspec.config import Speculation
 from jspec.drafting.base import Context, Setup, Stateless
 from jspec.drafting.drawing import Drawing
-from jspec.models.contract import Target
-from jspec.models.medusa import Medusa
+from jspec.models.heads.medusa import Medusa
+from jspec.models.protocols import Target
 from jspec.sampling.draft_vocabulary import DraftVocabulary
 
 

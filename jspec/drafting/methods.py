@@ -5,11 +5,11 @@ from collections.abc import Callable
 from typing import Any
 
 from jspec.config import ModelConfig, Speculation
+from jspec.config.heads import DraftConfig
 from jspec.drafting.base import Drafter, Setup
 from jspec.drafting.lookup import with_lookup
 from jspec.drafting.plain import NoDrafts
-from jspec.heads import DraftConfig
-from jspec.models.contract import Target
+from jspec.models.protocols import Target
 from jspec.registry import entry_of, resolve
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jspec.config import Speculation
 from jspec.drafting.base import Context, Setup, Stateless
 from jspec.drafting.drawing import Drawing
-from jspec.models.mlp_speculator import MLPSpeculator
+from jspec.models.heads.mlp_speculator import MLPSpeculator
 from jspec.sampling.draft_vocabulary import DraftVocabulary
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from jspec.drafting.eagle import Eagle
-from jspec.models.mtp import MTPHead
+from jspec.models.heads.mtp import MTPHead
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.drawing import Drawing
 from jspec.drafting.eagle import Eagle
 from jspec.drafting.window import make_window
-from jspec.models.contract import MaskedHead
+from jspec.models.protocols import MaskedHead
 from jspec.sampling.draft_vocabulary import DraftVocabulary
 
 

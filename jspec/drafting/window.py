@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.drafting.base import Context
-from jspec.models.cache import PagedView
+from jspec.models.kv_cache import PagedView
 
 
 @jax.tree_util.register_dataclass

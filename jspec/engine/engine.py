@@ -11,24 +11,24 @@ import jax
 
 from jspec.config import EngineConfig, count
 from jspec.drafting.base import Drafter
-from jspec.engine.adaptive import Controller
-from jspec.engine.costs import Way
-from jspec.engine.frontend import Frontend
-from jspec.engine.guard import CompilationGuard
+from jspec.engine.adaptive.controller import Controller
+from jspec.engine.adaptive.cost_table import Way
 from jspec.engine.inbox import Inbox, Progress
 from jspec.engine.loop import Loop
 from jspec.engine.metrics import Metrics
-from jspec.engine.processes import require_leading
-from jspec.engine.programs import Budgets, every_token_is_read
+from jspec.engine.multihost.leader import require_leading
+from jspec.engine.processor import Frontend
 from jspec.engine.request import FAILED, LIVE, ActiveRequest, Request
-from jspec.engine.runner import Runner
-from jspec.engine.scheduler import Scheduler
+from jspec.engine.runner.model_runner import Runner
+from jspec.engine.runner.programs import Budgets, every_token_is_read
+from jspec.engine.runner.recompilation_guard import CompilationGuard
+from jspec.engine.scheduler.scheduler import Scheduler
 from jspec.engine.turns import Turn
-from jspec.models.contract import Target
-from jspec.prompts import Prompt
-from jspec.results import Delta, Result
+from jspec.models.protocols import Target
+from jspec.outputs import Delta, Result
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise
+from jspec.text.prompts import Prompt
 
 
 class QueueFull(RuntimeError):

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jspec.config import EngineConfig
-from jspec.engine.adaptive import Controller
-from jspec.engine.costs import Way, drafts_of
-from jspec.engine.exchange import CallLogs
+from jspec.engine.adaptive.controller import Controller
+from jspec.engine.adaptive.cost_table import Way, drafts_of
 from jspec.engine.inbox import Inbox, Progress
 from jspec.engine.interrupts import uninterrupted
 from jspec.engine.metrics import Meter
-from jspec.engine.plan import Plan
 from jspec.engine.request import ABORTED, FAILED, LIVE, ActiveRequest, Request
-from jspec.engine.runner import Runner
-from jspec.engine.scheduler import Scheduler
+from jspec.engine.runner.model_runner import Runner
+from jspec.engine.runner.step_io import CallLogs
+from jspec.engine.scheduler.schedule import Plan
+from jspec.engine.scheduler.scheduler import Scheduler
 
 
 class Loop:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jspec.engine.request import FINISH_REASONS, FULL, STOPPED, ActiveRequest
 
 if TYPE_CHECKING:
-    from jspec.engine.scheduler import Scheduler
+    from jspec.engine.scheduler.scheduler import Scheduler
 
 # Upper bounds of the histograms' buckets, in seconds: vLLM's for the time to the first token, between tokens, to the end.
 FIRST_TOKEN_BOUNDS = (

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from jspec._arguments import LARGEST_INT, require
-from jspec.results import sources_of
+from jspec._validation import LARGEST_INT, require
+from jspec.outputs import sources_of
 from jspec.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from jspec.engine.exchange import RoundLog
+    from jspec.engine.runner.step_io import RoundLog
 
 # What has become of a request: it still decodes; a stop token or stop string ended it; the length limit; logits that are
 # not finite; its caller; an exception. The device knows the first four.
@@ -22,7 +22,7 @@ FINISH_REASONS = {STOPPED: "stop", FULL: "length", BROKEN: "error", ABORTED: "ab
 
 
 class Watcher(Protocol):
-    """What looks at the tokens of a request as the host learns of them: ``jspec.completion.Completion``."""
+    """What looks at the tokens of a request as the host learns of them: ``jspec.text.stop_strings.Completion``."""
 
     def add(self, tokens: Sequence[int]) -> int | None:
         """Look at new tokens. Returns how many tokens of the completion to keep if it ends with them, else None."""

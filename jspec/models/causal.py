@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from jspec.models.cache import CausalView
-from jspec.models.contract import LanguageModel
+from jspec.models.kv_cache import CausalView
+from jspec.models.protocols import LanguageModel
 
 
 def causal_logits(model: LanguageModel, tokens) -> jax.Array:

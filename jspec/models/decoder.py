@@ -1,12 +1,13 @@
-"""The decoder of all families in ``jspec.checkpoints.families``, which differ in the choices of their configs.
+"""The decoder of all families in ``jspec.checkpoints.huggingface.families``, which differ in the choices of their
+configs.
 
-A call reads T new tokens of each row through a *view* (``jspec.models.cache``), which knows where keys and values are
-kept:
+A call reads T new tokens of each row through a *view* (``jspec.models.kv_cache``), which knows where keys and values
+are kept:
 
     hidden, cache = model(tokens, positions, cache, view)
     logits = model.logits(hidden)
 
-``jspec.models.contract`` lists the methods that the rest of jspec calls, and that any other target has to have.
+``jspec.models.protocols`` lists the methods that the rest of jspec calls, and that any other target has to have.
 """
 
 import functools
@@ -17,14 +18,14 @@ import numpy as np
 from flax import nnx
 
 from jspec.config import ModelConfig, Shards
-from jspec.models.cache import CacheShape, cache_shape
 from jspec.models.decoder_layer import Layer, apply_layer
-from jspec.models.draft_vocabulary import first_tokens, with_draft_tokens
+from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
+from jspec.models.kv_cache import CacheShape, cache_shape
 from jspec.models.layers import Linear, Norm, added_up, project, times
-from jspec.models.quantized import random_weight, wide
-from jspec.models.rounded_inputs import round_inputs
-from jspec.pallas.rounded_product import rounded_product
-from jspec.pallas.rounding import round_tokens
+from jspec.models.quantization import random_weight, wide
+from jspec.models.w8a8 import round_inputs
+from jspec.pallas.matmul.quantize_activations import round_tokens
+from jspec.pallas.matmul.w8a8 import rounded_product
 
 
 class Decoder(nnx.Module):
@@ -42,8 +43,8 @@ class Decoder(nnx.Module):
       positions: ``[Pe, D]``, the vectors that are added to embeddings, by position. None with rotary embeddings.
       project_in, project_out: the linear maps from embeddings to the layers, and from these to the output head; or None.
       head: the output head, or the rows of a draft vocabulary of it, which every shard has. None if the embedding is tied.
-      draft_ids: as ``jspec.models.draft_vocabulary`` has it, of a draft model that knows a part of the vocabulary only; None
-        of any other, and of every target.
+      draft_ids: as ``jspec.models.heads.draft_vocabulary`` has it, of a draft model that knows a part of the vocabulary
+        only; None of any other, and of every target.
       embedding_scale: one scale for each token, float32 ``[V]``, or those of its groups. None for an embedding that is not
         quantised.
       rounds: whether the output head rounds hidden states to int8, as a draft model in int8 does.

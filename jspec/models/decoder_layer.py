@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jspec.config import ModelConfig, Shards
-from jspec.config.shards import axis_of
-from jspec.models.experts import Mixture
-from jspec.models.latent import LatentAttention
+from jspec.config.sharding import axis_of
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear, Norm, rotation_at, times
-from jspec.pallas.attention_reference import Scores
-from jspec.pallas.norm import whole
-from jspec.pallas.norm_heads import norm_heads
-from jspec.pallas.rounding import activate_and_round
+from jspec.models.mla import LatentAttention
+from jspec.models.moe import Mixture
+from jspec.pallas.attention.reference import Scores
+from jspec.pallas.matmul.quantize_activations import activate_and_round
+from jspec.pallas.norm.qk_norm import norm_heads
+from jspec.pallas.norm.rms_norm import whole
 
 
 class Attention(nnx.Module):

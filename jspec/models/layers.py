@@ -13,16 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jspec import four_bits
 from jspec.config import Rope
-from jspec.models.quantized import random_weight
-from jspec.pallas.attention_reference import Rotation
+from jspec.models.quantization import random_weight
+from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.narrow_product import has_kernel, narrow_product, product
-from jspec.pallas.norm import add_norm, norm
-from jspec.pallas.rounded_product import rounded_product
-from jspec.pallas.rounding import Rounded, round_tokens
-from jspec.pallas.streamed_floats import streamed_product, streams
+from jspec.pallas.matmul.bf16 import streamed_product, streams
+from jspec.pallas.matmul.quantize_activations import Rounded, round_tokens
+from jspec.pallas.matmul.w8a8 import rounded_product
+from jspec.pallas.matmul.weight_only import has_kernel, narrow_product, product
+from jspec.pallas.norm.rms_norm import add_norm, norm
+from jspec.quantization import int4
 
 # On a GPU, a product with a single token is computed as a reduction where the weight has more numbers than this, and no more
 # input features. On an H200 a reduction of bfloat16 weights is up to 15% faster than the matrix product that XLA makes
@@ -41,9 +41,9 @@ class Linear(nnx.Module):
       bias: ``[out]`` of ``dtype``, or None.
       over: the mesh axis whose shards have parts of the inputs each, and over which products are therefore added up; None
         if all inputs are here.
-      rounds: whether x is rounded to int8, as the weight is (``jspec.models.rounded_inputs``). It may come rounded.
+      rounds: whether x is rounded to int8, as the weight is (``jspec.models.w8a8``). It may come rounded.
       in_parts: whether ``y`` may come in parts, ``[..., Y, out]``, because it is added to the residual stream as
-        ``jspec.pallas.norm.whole`` has it. Not if a bias is added before that, or shards add it up.
+        ``jspec.pallas.norm.rms_norm.whole`` has it. Not if a bias is added before that, or shards add it up.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ def wide_project(x, weight, scale=None):
 
 
 def _quantized_product(x, weight, scale, dtype):
-    if weight.dtype == four_bits.STORED or has_kernel(x, weight):
+    if weight.dtype == int4.STORED or has_kernel(x, weight):
         return narrow_product(x, weight, scale, dtype)
     weight = weight.astype(x.dtype)
     one_token = x.size == x.shape[-1]
@@ -147,7 +147,7 @@ def _padded_product(x, weight):
 
 
 class Norm(nnx.Module):
-    """A norm over the last axis, of a kind that ``jspec.pallas.norm`` knows.
+    """A norm over the last axis, of a kind that ``jspec.pallas.norm.rms_norm`` knows.
 
     Attributes:
       weight: ``[features]`` of ``dtype``.
@@ -168,7 +168,7 @@ class Norm(nnx.Module):
 
     def after_adding(self, x, y) -> tuple[jax.Array, Any]:
         """(x + y, norm of x + y): the residual stream x after a layer has added y to it, and what the next part reads. y may
-        be in parts, as for ``jspec.pallas.norm.whole``."""
+        be in parts, as for ``jspec.pallas.norm.rms_norm.whole``."""
         return add_norm(x, y, self.weight[...], self._bias, self.eps, self.kind, self.rounds)
 
     @property

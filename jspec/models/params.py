@@ -12,9 +12,9 @@ import numpy as np
 from flax import nnx
 
 from jspec.config import ModelConfig
-from jspec.heads import DraftConfig, HeadConfig
+from jspec.config.heads import DraftConfig, HeadConfig
 from jspec.models.decoder import Decoder
-from jspec.models.quantized import STORED
+from jspec.models.quantization import STORED
 from jspec.registry import entry_of, resolve
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
@@ -118,7 +118,7 @@ def _require_stored(name: str, array: jax.typing.ArrayLike, expected):
     found = jnp.result_type(array)
     if expected in STORED.values() and found != expected:
         raise ValueError(
-            f"parameter {name!r} is {found}: expected {expected}, as jspec.models.quantized.quantize has it"
+            f"parameter {name!r} is {found}: expected {expected}, as jspec.models.quantization.quantize has it"
         )
 
 

@@ -1,1 +1,11 @@
-"""Pallas kernels for NVIDIA GPUs, each beside the jnp reference implementation that is its specification."""
+"""Pallas kernels for NVIDIA GPUs, each beside the jnp reference implementation that is its specification.
+
+attention/    paged attention, and the rotary embedding
+mla/          multi-head latent attention
+moe/          mixtures of experts
+matmul/       matmuls of few tokens, quantised or not
+norm/         norms
+sampling/     from logits to tokens
+dispatch.py   kernel or reference implementation, chosen when a program is lowered
+triton.py     how a kernel is called
+"""

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.pallas.draw import draw
-from jspec.pallas.warped_logits import WarpedLogits
+from jspec.pallas.sampling.sample import draw
+from jspec.pallas.sampling.warped_logits import WarpedLogits
 from jspec.sampling.draft_vocabulary import DraftVocabulary
 
 

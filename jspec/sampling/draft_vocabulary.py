@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.warped_logits import over_vocabulary
+from jspec.pallas.sampling.warped_logits import over_vocabulary
 
 
 @jax.tree_util.register_dataclass

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from jspec._arguments import LARGEST_INT, LARGEST_NUMBER, is_int, is_number, named_arguments, require
+from jspec._validation import LARGEST_INT, LARGEST_NUMBER, is_int, is_number, named_arguments, require
 from jspec.config import MAX_POSITIONS
 from jspec.sampling.structured import StructuredOutputsParams
 

@@ -12,7 +12,7 @@ import enum
 import jax
 import jax.numpy as jnp
 
-from jspec.pallas.noise import threefry, threefry_bits, threefry_unrolled, uniform_of_bits
+from jspec.pallas.sampling.threefry import threefry, threefry_bits, threefry_unrolled, uniform_of_bits
 
 
 class Stream(enum.IntEnum):

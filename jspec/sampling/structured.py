@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jspec._arguments import require
+from jspec._validation import require
 
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
 

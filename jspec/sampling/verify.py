@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.pallas.residual import Residual, residual_draw, residual_masses
+from jspec.pallas.sampling.residual import Residual, residual_draw, residual_masses
 from jspec.sampling.distribution import Distribution, Warp, leading, make_distribution
 from jspec.sampling.streams import RoundNoise
 

@@ -13,15 +13,15 @@ from typing import Any, ClassVar, TypeVar
 
 import jax
 
-from jspec._arguments import require
+from jspec._validation import require
 from jspec.engine.inbox import Inbox, Progress
 from jspec.engine.request import ActiveRequest, Request
-from jspec.grammar.grammars import Compilation, CompiledGrammar
 from jspec.llm import LLM
-from jspec.prompts import Prompt
-from jspec.results import Delta
+from jspec.outputs import Delta
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.structured import StructuredOutputsParams
+from jspec.text.grammar.grammars import Compilation, CompiledGrammar
+from jspec.text.prompts import Prompt
 
 # Threads that encode prompts. Python runs one thread at a time, and with twenty of them the one that steps the engine
 # got its turn so late that 512 prompts at once cost 3% of an H200's rate.

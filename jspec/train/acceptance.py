@@ -12,14 +12,14 @@ import jax
 import numpy as np
 
 from jspec.config import EngineConfig, Speculation
+from jspec.config.heads import HeadConfig
 from jspec.drafting.methods import drafter_for
-from jspec.heads import HeadConfig
 from jspec.llm import LLM
 from jspec.models import build_head
-from jspec.results import Stats
+from jspec.outputs import Stats
 from jspec.sampling.params import SamplingParams
+from jspec.train.data_parallel import beside
 from jspec.train.loop import Params
-from jspec.train.spread import beside
 
 TEMPERATURES = (0.0, 1.0)
 MAX_DRAFT_TOKENS = 4

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jspec.heads import BlockConfig
-from jspec.models.anchors import Anchored
-from jspec.models.contract import Target
+from jspec.config.heads import BlockConfig
 from jspec.models.layers import wide_project
+from jspec.models.protocols import Target
+from jspec.train.block_attention import Anchored
 from jspec.train.loop import Params
 from jspec.train.losses import TrainingBatch, float32_logits, soft_cross_entropy
 from jspec.train.objectives import frequent_tokens, known_tokens, output_head_of
@@ -183,7 +183,7 @@ def label_cross_entropy(log_q, label, draft_ids) -> jax.Array:
     Args:
       log_q: float32 ``[B, A, Vd]``.
       label: int32 ``[B, A]``.
-      draft_ids: int32 ``[V]``, as ``jspec.models.draft_vocabulary`` has it; None if every token can be proposed.
+      draft_ids: int32 ``[V]``, as ``jspec.models.heads.draft_vocabulary`` has it; None if every token can be proposed.
     """
     index = label if draft_ids is None else draft_ids[...][label]
     chosen = jnp.take_along_axis(log_q, jnp.maximum(index, 0)[:, :, None], axis=-1)[..., 0]

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from jspec.checkpoints.orbax import quiet
+from jspec.checkpoints.converted.orbax import quiet
 from jspec.train.loop import TrainState
 
 MAX_KEPT = 2

@@ -3,7 +3,7 @@
 import argparse
 import pathlib
 
-from jspec.model_options import add_shard_options
+from jspec.commands.model_args import add_shard_options
 from jspec.registry import trained
 
 METHODS = tuple(trained())

@@ -36,7 +36,7 @@ def read_corpus(path: pathlib.Path, tokenizer: Any, vocab_size: int, eos_token_i
     * .txt, .py, .md: one document.
     * .jsonl: one document per line, an object with the text under ``text``, or with a conversation under ``messages``,
       which goes through the tokenizer's chat template.
-    * .npz: token ids in two arrays, ``train`` and ``held_out``, as ``family.corpus`` writes them. Such a file must be
+    * .npz: token ids in two arrays, ``train`` and ``held_out``, as ``recipes.corpus`` writes them. Such a file must be
       the only one.
 
     Of documents, about one token in fifty is held out, and at least one window. Whole documents are held out, and a hash

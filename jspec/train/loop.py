@@ -23,7 +23,7 @@ import numpy as np
 import optax
 from tqdm import tqdm
 
-from jspec._arguments import is_int, is_number, require
+from jspec._validation import is_int, is_number, require
 
 Params = Mapping[str, jax.Array]
 Loss = Callable[[Params, Any, jax.Array, jax.Array], Any]  # a measure that is only reported may return a pytree

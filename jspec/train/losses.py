@@ -11,9 +11,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jspec.models.cache import CausalView
-from jspec.models.contract import Target
+from jspec.models.kv_cache import CausalView
 from jspec.models.layers import wide_project
+from jspec.models.protocols import Target
 
 
 @jax.tree_util.register_dataclass

@@ -7,12 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jspec._arguments import is_int, require
+from jspec._validation import is_int, require
 from jspec.config import ModelConfig, Rope
-from jspec.heads import BlockConfig, Eagle3Config, EagleConfig, MedusaConfig, MLPConfig, MTPConfig, default_aux_layers
-from jspec.heads.block import MARKOVS
+from jspec.config.heads import (
+    BlockConfig,
+    Eagle3Config,
+    EagleConfig,
+    MedusaConfig,
+    MLPConfig,
+    MTPConfig,
+    default_aux_layers,
+)
+from jspec.config.heads.block import MARKOVS
 from jspec.models import flat_params, init
-from jspec.models.contract import Target
+from jspec.models.protocols import Target
 from jspec.registry import resolve, trained
 from jspec.train.block import FilledBlocks
 from jspec.train.objectives import (
@@ -47,7 +55,7 @@ class Sizes:
       tie: whether the stages of an MLP speculator share their weights.
       borrow_head: whether Medusa heads use the target's output head and have none of their own.
       markov: by what a dspark head makes a draft depend on the one before it: ``vanilla``, which is the default, ``gated``
-        or ``rnn``. ``jspec.heads.BlockConfig`` says what they are.
+        or ``rnn``. ``jspec.config.heads.BlockConfig`` says what they are.
       markov_rank: Rm, the rank of that. By default 256.
       loss: what a dspark or dflash head learns from. ``published``, the default, is the loss of the method's authors.
         ``soft`` compares all drafts with the target's distributions by their cross-entropy, as the other methods do.

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jspec.heads import BlockConfig, Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig
+from jspec.config.heads import BlockConfig, Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig
 from jspec.models import build_head
-from jspec.models.branches import Branches
-from jspec.models.contract import Target
-from jspec.models.quantized import wide
+from jspec.models.protocols import Target
+from jspec.models.quantization import wide
 from jspec.train.loop import Loss, Params
 from jspec.train.losses import DepthLogits, TrainingBatch, draft_loss, float32_logits, read_windows, soft_cross_entropy
+from jspec.train.ttt_attention import Branches
 
 
 class Objective(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import jax
 
 import jspec
-from jspec.results import Stats
+from jspec.outputs import Stats
 from jspec.train.loop import TrainingProgress
 
 LOG_FILE, PLOT_FILE, FIGURES_FILE = "losses.csv", "losses.png", "figures.json"

@@ -13,21 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from jspec._arguments import require
+from jspec._validation import require
 from jspec.checkpoints.export import export_draft
 from jspec.checkpoints.loading import open_folder
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.config import shards_of
-from jspec.loading import build_model, require_shards
-from jspec.models.split import split
+from jspec.loading.pair import build_model, require_shards
+from jspec.models.flatten import split
 from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
 from jspec.train.checkpoints import Checkpoints
 from jspec.train.data import Corpus, read_corpus
+from jspec.train.data_parallel import beside, spread_loss
 from jspec.train.loop import Loss, Plan, TrainingProgress, fit, make_evaluator
 from jspec.train.methods import Sizes, initial_params, make_objective
 from jspec.train.objectives import Objective, loss_of
 from jspec.train.report import FIGURES_FILE, Log, versions, write_json
-from jspec.train.spread import beside, spread_loss
 
 HEAD_FOLDER, STATE_FOLDER, SETTINGS_FILE = "head", "state", "settings.json"
 MAX_HELD_OUT_TOKENS = 2**18  # more would make evaluations slow and the held-out loss hardly more exact

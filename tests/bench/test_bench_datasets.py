@@ -6,8 +6,8 @@ import pytest
 
 from jspec.bench.datasets import Choice, Custom, RandomText, Sample, ShareGPT, SpecBench
 from jspec.checkpoints.tokenizer import load_tokenizer
-from jspec.demo import FAMILY
-from jspec.text import encode
+from jspec.commands.demo import FAMILY
+from jspec.text.detokenizer import encode
 
 
 @pytest.fixture(scope="module")

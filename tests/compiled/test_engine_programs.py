@@ -15,9 +15,9 @@ from benchmarks.hlo import moves
 from benchmarks.shapes import LLAMA_8B, abstract_module, head_for
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
-from jspec.engine.programs import WEIGHTS_THEN_STATE, PackedProgram, Programs, StepBuilder
-from jspec.engine.state import of_rows, save
-from jspec.models.split import split
+from jspec.engine.runner.programs import WEIGHTS_THEN_STATE, PackedProgram, Programs, StepBuilder
+from jspec.engine.runner.state import of_rows, save
+from jspec.models.flatten import split
 from jspec.sampling.streams import RoundNoise
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")

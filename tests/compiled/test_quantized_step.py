@@ -11,7 +11,7 @@ from benchmarks.hlo import moves
 from benchmarks.programs import Decoding, decoding_program
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, abstract_module, head_for
 from jspec.models.layers import project
-from jspec.models.quantized import SCALES, STORED, quantized_shapes
+from jspec.models.quantization import SCALES, STORED, quantized_shapes
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 

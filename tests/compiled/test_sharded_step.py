@@ -15,9 +15,9 @@ from benchmarks.hlo import launched, moves
 from benchmarks.programs import Decoding, decoding_program
 from benchmarks.shapes import GPT_OSS_20B, LLAMA_8B
 from jspec.config import Shards
-from jspec.config.shards import AXIS
-from jspec.engine.spread import Spread
-from jspec.models.spread import abstract_shards
+from jspec.config.sharding import AXIS
+from jspec.engine.multihost.shard_map import Spread
+from jspec.models.sharding import abstract_shards
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 

@@ -12,10 +12,10 @@ from safetensors.numpy import save_file
 
 from convert import load_draft
 from jspec.checkpoints.export import export_draft
+from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.heads.block_settings import _FIXED, ANCHOR_KEYS, CAUSAL_KEYS
 from jspec.checkpoints.loading import read_draft_config
-from jspec.checkpoints.refusal import Refusal
-from jspec.heads import BlockConfig
+from jspec.config.heads import BlockConfig
 from jspec.models import flat_params
 
 PLAIN = dataclasses.replace(VARIANTS["dflash"].layers, windows=())

@@ -58,11 +58,13 @@ def fail_at(monkeypatch, point: str):
     elif point == "copy":
         monkeypatch.setattr("shutil.copyfile", failing_once(None, lambda *a: True))
     elif point == "params":
-        monkeypatch.setattr("jspec.checkpoints.source.Source.param", failing_once(None, lambda self, name, d: True))
+        monkeypatch.setattr(
+            "jspec.checkpoints.huggingface.source.Source.param", failing_once(None, lambda self, name, d: True)
+        )
     elif point == "late param":
-        original = __import__("jspec.checkpoints.source", fromlist=["Source"]).Source.param
+        original = __import__("jspec.checkpoints.huggingface.source", fromlist=["Source"]).Source.param
         fails = failing_once(original, lambda self, name, dtype: name == "head.weight")
-        monkeypatch.setattr("jspec.checkpoints.source.Source.param", fails)
+        monkeypatch.setattr("jspec.checkpoints.huggingface.source.Source.param", fails)
     elif point == "sync":
         monkeypatch.setattr("os.fsync", failing_once(None, lambda *a: True))
     elif point == "rename into place":
@@ -167,7 +169,7 @@ CHILD = """
     import sys, time
     import convert.conversion, convert.staging
     from convert import convert as run
-    from jspec.checkpoints.source import Source
+    from jspec.checkpoints.huggingface.source import Source
 
     def stop(*args):
         print("here", flush=True)

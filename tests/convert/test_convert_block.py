@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 from convert import convert, load_draft, verifier_of
 from jspec.checkpoints.export import export_draft
-from jspec.checkpoints.refusal import Refusal
-from jspec.heads import BlockConfig
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.config.heads import BlockConfig
 from jspec.models import flat_params
 
 BLOCKS = {

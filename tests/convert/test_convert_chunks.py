@@ -14,12 +14,12 @@ from benchmarks.shapes import GPT_OSS_120B, LLAMA_8B, LLAMA_70B, QWEN3_30B_A3B, 
 from convert import Refusal, check, chunks, convert, load_folder
 from convert.chunks import MOST, chunk_shapes
 from convert.cli import main
+from jspec.checkpoints.converted.manifest import SMALL
+from jspec.checkpoints.converted.orbax import load_param, read_shapes
+from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.loading import open_folder
-from jspec.checkpoints.manifest import SMALL
-from jspec.checkpoints.orbax import load_param, read_shapes
-from jspec.checkpoints.quantized import stored_params
 from jspec.config import Shards
-from jspec.models.spread import indices_of
+from jspec.models.sharding import indices_of
 
 DOWN, OUT = "layers.0.mlp.down.weight", "layers.1.attention.out.weight"
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from tiny import ARCHITECTURES, tiny_config
 
 from benchmarks.shapes import GLM_47_FLASH
-from jspec.checkpoints.fields import Fields
-from jspec.checkpoints.folder import Folder
-from jspec.checkpoints.hf_config import read_config
-from jspec.checkpoints.hf_rope import read_rope, write_rope
-from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.huggingface.config import read_config
+from jspec.checkpoints.huggingface.rope import read_rope, write_rope
 from jspec.config import ModelConfig, Rope
 
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from convert import convert, load_draft, verifier_of
 from jspec.checkpoints.export import export_draft
 from jspec.config import ModelConfig
-from jspec.heads import Eagle3Config, EagleConfig, MedusaConfig, MLPConfig, PardConfig
+from jspec.config.heads import Eagle3Config, EagleConfig, MedusaConfig, MLPConfig, PardConfig
 
 EXPORTED = [(file, case) for file, case in ALL if file != "pard" and case != "final-hidden"]
 TARGET = ModelConfig("LlamaForCausalLM", 97, 64, 96, 8, 4, 2, 16, 256)

@@ -7,7 +7,7 @@ from tiny import tiny_checkpoint
 from convert import Refusal, convert, read_draft_config
 from convert.cli import main
 from jspec.config import ModelConfig
-from jspec.heads import Eagle3Config, MedusaConfig, MLPConfig, PardConfig
+from jspec.config.heads import Eagle3Config, MedusaConfig, MLPConfig, PardConfig
 
 TARGET = ModelConfig("LlamaForCausalLM", 97, 64, 96, 8, 4, 2, 16, 256)
 

@@ -265,7 +265,7 @@ def test_convention_where_there_are_no_ids(tmp_path):
 
 def test_damaged_head_of_a_converted_folder(tmp_path, monkeypatch):
     convert(heads.eagle3(tmp_path / "src"), tmp_path / "out")
-    monkeypatch.setattr("jspec.checkpoints.manifest.own_digest", lambda manifest: manifest["manifest_sha256"])
+    monkeypatch.setattr("jspec.checkpoints.converted.manifest.own_digest", lambda manifest: manifest["manifest_sha256"])
     file = tmp_path / "out" / "manifest.json"
     manifest = json.loads(file.read_text())
     for changed in ({"kind": "Head"}, {"config": {}}, {"config": {**manifest["head"]["config"], "num_aux_layers": -1}}):

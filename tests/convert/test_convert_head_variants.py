@@ -14,9 +14,9 @@ from tiny import tiny_checkpoint
 from convert import Refusal, convert, load_draft, load_folder, read_draft_config
 from convert.cli import main
 from jspec.checkpoints.export import export_draft
-from jspec.heads import Eagle3Config, EagleConfig
+from jspec.config.heads import Eagle3Config, EagleConfig
 from jspec.models import build, build_head
-from jspec.models.cache import CausalView
+from jspec.models.kv_cache import CausalView
 
 T = 12
 

@@ -12,9 +12,9 @@ from tiny import tiny_checkpoint
 
 from convert import Refusal, check, convert, load_draft, load_folder, read_draft_config, verifier_of
 from convert.cli import main
-from jspec.checkpoints.source import open_source
+from jspec.checkpoints.huggingface.source import open_source
 from jspec.config import ModelConfig
-from jspec.heads import Eagle3Config, EagleConfig, MedusaConfig, MLPConfig, PardConfig
+from jspec.config.heads import Eagle3Config, EagleConfig, MedusaConfig, MLPConfig, PardConfig
 from jspec.models.params import abstract_params
 
 

@@ -15,13 +15,13 @@ from tiny import tiny_checkpoint, write_weights
 import jspec
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
+from jspec.checkpoints.converted.manifest import check
 from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.huggingface.source import open_source
 from jspec.checkpoints.loading import read_draft_config
-from jspec.checkpoints.manifest import check
-from jspec.checkpoints.source import open_source
 from jspec.doctor import diagnose
 from jspec.models import build, build_head
-from jspec.models.cache import CausalView
+from jspec.models.kv_cache import CausalView
 
 L = SIZES["num_hidden_layers"]
 SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16, "num_draft_tokens": 3}

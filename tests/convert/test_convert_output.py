@@ -17,7 +17,7 @@ from tiny import ARCHITECTURES, tiny_checkpoint, write_weights
 import jspec
 from convert import check, convert, load_folder
 from convert.cli import main
-from jspec.checkpoints.source import open_source
+from jspec.checkpoints.huggingface.source import open_source
 
 TOKENIZER = {"tokenizer.json": '{"version": "1.0"}', "tokenizer_config.json": "{}", "chat_template.jinja": "{{ x }}"}
 
@@ -219,7 +219,7 @@ def test_dry_run_reads_headers_only(monkeypatch, src):
     def refuse(self):
         raise AssertionError("read a tensor")
 
-    monkeypatch.setattr("jspec.checkpoints.weights.SafeTensor.read", refuse)
+    monkeypatch.setattr("jspec.checkpoints.huggingface.weights.SafeTensor.read", refuse)
     assert main([str(src), "--dry-run"]) == 0
     with pytest.raises(AssertionError):
         load_folder(src)

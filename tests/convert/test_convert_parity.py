@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from convert import load_folder
 from convert.verify import jspec_logits, transformers_logits
-from jspec.checkpoints.source import open_source
+from jspec.checkpoints.huggingface.source import open_source
 from jspec.models.params import abstract_params, build
 
 torch = pytest.importorskip("torch")

@@ -8,9 +8,9 @@ import pytest
 from archives import assert_refused, read, saved, state_dict, tensor
 
 from convert import Refusal
-from jspec.checkpoints import pickles
-from jspec.checkpoints.folder import Folder
-from jspec.checkpoints.pickles import read_pickle_header
+from jspec.checkpoints.files import pickles
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.pickles import read_pickle_header
 
 
 def python(monkeypatch, code: str):

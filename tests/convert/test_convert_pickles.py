@@ -11,9 +11,9 @@ from tiny import tiny_checkpoint
 import jspec
 from convert import Refusal, convert, load_folder
 from convert.cli import main
-from jspec.checkpoints.folder import Folder
-from jspec.checkpoints.pickles import read_pickle_header
-from jspec.checkpoints.source import open_source
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.pickles import read_pickle_header
+from jspec.checkpoints.huggingface.source import open_source
 
 torch = pytest.importorskip("torch")
 load_torch = pytest.importorskip("safetensors.torch").load_file

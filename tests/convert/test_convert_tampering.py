@@ -16,9 +16,9 @@ from tiny import tiny_checkpoint, tiny_tokenizer
 import jspec
 from convert import Refusal, check, convert, load_folder
 from convert.manifest import write_manifest
-from jspec.checkpoints import manifest as manifests
-from jspec.checkpoints.manifest import own_digest
-from jspec.checkpoints.orbax import load_param
+from jspec.checkpoints.converted import manifest as manifests
+from jspec.checkpoints.converted.manifest import own_digest
+from jspec.checkpoints.converted.orbax import load_param
 
 SIZES = {"vocab_size": 264, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 8}
 SMALL = {"max_batch": 1, "max_len": 32, "page_size": 16, "prefill_chunk": 16}
@@ -293,8 +293,8 @@ def test_converted_folder_in_a_hub_cache(out, tmp_path):
 READ = """
     import sys
     from pathlib import Path
-    from jspec.checkpoints.orbax import load_param
-    from jspec.checkpoints.refusal import Refusal
+    from jspec.checkpoints.converted.orbax import load_param
+    from jspec.checkpoints.files.refusal import Refusal
     try:
         load_param(Path(sys.argv[1]), sys.argv[2])
     except Refusal as refusal:

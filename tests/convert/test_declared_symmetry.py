@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from tiny import write_weights
 
 from convert import Refusal, load_folder
-from jspec.checkpoints.source import open_source
+from jspec.checkpoints.huggingface.source import open_source
 
 DOWN = "model.layers.1.mlp.down_proj"  # [64, 96]
 ZEROS = f"{DOWN}.qzeros"  # [12, 8], eight zeros in a number

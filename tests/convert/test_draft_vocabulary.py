@@ -19,10 +19,10 @@ from convert import Refusal, check, convert, load_draft, load_folder, read_draft
 from convert.cli import main
 from jspec.checkpoints.export import export_draft
 from jspec.config import ModelConfig
-from jspec.heads import BlockConfig, MTPConfig
+from jspec.config.heads import BlockConfig, MTPConfig
 from jspec.models import build, build_head, flat_params
 from jspec.models.params import abstract_params
-from jspec.models.quantized import dequantized, quantize
+from jspec.models.quantization import dequantized, quantize
 
 IDS = [2, 3, 5, 7, 11, 90]
 V, Vd = 97, len(IDS)

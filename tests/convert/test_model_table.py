@@ -1,4 +1,4 @@
-"""The table of docs/models.md follows from the registry and the cases that are tested."""
+"""The table of docs/guides/models.md follows from the registry and the cases that are tested."""
 
 import importlib.util
 import json
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from parity_cases import CASES
 
-from jspec.checkpoints.families import FAMILIES
+from jspec.checkpoints.huggingface.families import FAMILIES
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "models_table.py"
 

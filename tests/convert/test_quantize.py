@@ -16,12 +16,12 @@ from convert.checkpoint import LazyArray, save_params
 from convert.cli import main
 from convert.manifest import write_manifest
 from convert.verify import compare, jspec_logits
+from jspec.checkpoints.converted.orbax import load_param, read_shapes
 from jspec.checkpoints.export import export_draft
 from jspec.checkpoints.loading import read_model_config
-from jspec.checkpoints.orbax import load_param, read_shapes
-from jspec.demo import FAMILY
+from jspec.commands.demo import FAMILY
 from jspec.models.params import abstract_params, build, flat_params
-from jspec.models.quantized import STORED, quantize
+from jspec.models.quantization import STORED, quantize
 
 KINDS = ("int8", "fp8", "int4")
 

@@ -15,14 +15,14 @@ from tiny import tiny_config, write_weights
 import jspec
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
-from jspec.checkpoints.blocks.four_bits import IN_TURN, unpacked
-from jspec.checkpoints.blocks.fp8 import FP8BlockWeight
-from jspec.checkpoints.folder import Folder
-from jspec.checkpoints.hf_config import read_config
+from jspec.checkpoints.dequantize.four_bits import IN_TURN, unpacked
+from jspec.checkpoints.dequantize.fp8 import FP8BlockWeight
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.tensor import NUMPY_DTYPES
+from jspec.checkpoints.huggingface.config import read_config
+from jspec.checkpoints.huggingface.source import open_source
 from jspec.checkpoints.loading import read_draft_config, read_model_config
-from jspec.checkpoints.source import open_source
-from jspec.checkpoints.tensor import NUMPY_DTYPES
-from jspec.models.quantized import STORED, quantize
+from jspec.models.quantization import STORED, quantize
 
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
 SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}

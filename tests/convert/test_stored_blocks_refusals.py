@@ -19,8 +19,8 @@ from safetensors.numpy import load_file
 from tiny import tiny_checkpoint, tiny_config, write_weights
 
 from convert import Refusal, load_folder
-from jspec.checkpoints.folder import Folder
-from jspec.checkpoints.hf_config import read_config
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.huggingface.config import read_config
 
 DOWN = "model.layers.1.mlp.down_proj"  # [64, 96]
 # The warning comes before the values are read.

@@ -14,10 +14,10 @@ from tiny import ARCHITECTURES, tiny_checkpoint, tiny_config, write_weights
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
 from convert.verify import compare, jspec_logits
-from jspec.checkpoints.folder import Folder
-from jspec.checkpoints.hf_config import read_config
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.huggingface.config import read_config
+from jspec.checkpoints.huggingface.quantization_config import READERS
 from jspec.checkpoints.loading import read_draft_config, read_model_config
-from jspec.checkpoints.quantization_config import READERS
 from jspec.models.params import abstract_params, build
 
 GPT_OSS = "GptOssForCausalLM"  # its experts are stacked in one tensor

@@ -10,14 +10,14 @@ from tiny import tiny_checkpoint, tiny_config
 
 from convert import convert, load_folder
 from convert.verify import jspec_logits, transformers_logits
-from jspec.checkpoints.folder import Folder
-from jspec.checkpoints.hf_config import read_config
-from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.source import open_source
-from jspec.checkpoints.stacked_experts import repacked
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.huggingface.config import read_config
+from jspec.checkpoints.huggingface.source import open_source
+from jspec.checkpoints.huggingface.stacked_experts import repacked
 from jspec.models.params import abstract_params, build
-from jspec.mxfp4 import factors
-from jspec.pallas import mxfp4
+from jspec.pallas.matmul import mxfp4
+from jspec.quantization.mxfp4 import factors
 
 GPT_OSS = "GptOssForCausalLM"
 MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}

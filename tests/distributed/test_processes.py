@@ -13,11 +13,11 @@ import pytest
 from children import environment
 
 import jspec
-from jspec.engine.processes import fewest, require_leading
-from jspec.models.spread import mesh_of
+from jspec.engine.multihost.leader import fewest, require_leading
+from jspec.models.sharding import mesh_of
 
 FAMILY = Path(jspec.__file__).parent / "family"
-SCRIPT = Path(__file__).parent / "one_process.py"
+SCRIPT = Path(__file__).parents[1] / "helpers" / "one_process.py"
 LOADING = {"tensor_parallel": 2, "max_batch": 3, "max_len": 96, "page_size": 8, "dtype": "float32"}
 PROMPTS = ["def add(a, b):\n", "import os\n\nfor name in", "class A:", "x = ["]
 OPTIONS = [

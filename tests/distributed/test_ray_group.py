@@ -18,7 +18,7 @@ from tiny import tiny_checkpoint, tiny_tokenizer
 
 import jspec
 from jspec import cli
-from jspec.serving.keeper.ray_group import Hosts, hosts_of
+from jspec.serving.supervisor.ray_group import Hosts, hosts_of
 
 ROOT = Path(__file__).parents[2]
 START = 300  # seconds
@@ -103,7 +103,7 @@ def test_a_group_that_ray_starts(tmp_path):
     if jax.config.jax_compilation_cache_dir is not None:
         speed["JAX_COMPILATION_CACHE_DIR"] = jax.config.jax_compilation_cache_dir
         speed["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    with process(tmp_path, "cluster", Path(__file__).with_name("ray_cluster.py")) as cluster:
+    with process(tmp_path, "cluster", Path(__file__).parents[1] / "helpers" / "ray_cluster.py") as cluster:
         address = cluster.stdout.readline().strip()
         with process(tmp_path, "serve", *serve, RAY_ADDRESS=address, JSPEC_API_KEY="a-key", **speed) as driver:
             ask_through_losses(tmp_path, str(target), driver)
@@ -126,7 +126,7 @@ def ask_through_losses(home: Path, target: str, driver: subprocess.Popen):
             assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected
             starts, before = len(addresses()), actors()
             members = [
-                child for actor in before for child in actor.children() if "keeper.member" in str(child.cmdline())
+                child for actor in before for child in actor.children() if "supervisor.worker" in str(child.cmdline())
             ]
             assert (len(before), len(members)) == (2, 2)
             with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from jspec.engine import processes
-from jspec.engine.processes import Follower, Leader, ProcessLost
+from jspec.engine.multihost import leader as leader_module
+from jspec.engine.multihost.leader import Follower, Leader, ProcessLost
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def group(monkeypatch):
         return data
 
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(processes, "_from_process_0", from_process_0)
+    monkeypatch.setattr(leader_module, "_from_process_0", from_process_0)
     return said
 
 
@@ -70,7 +70,7 @@ def test_a_follower_that_ends(joined):
 
 
 def test_strangers_are_turned_away(group, monkeypatch):
-    monkeypatch.setattr(processes, "PATIENCE", 1.0)
+    monkeypatch.setattr(leader_module, "PATIENCE", 1.0)
     failed: queue.Queue[Exception] = queue.Queue()
 
     def lead():
@@ -81,9 +81,9 @@ def test_strangers_are_turned_away(group, monkeypatch):
 
     thread = threading.Thread(target=lead)
     thread.start()
-    port = int(group.get(timeout=60)[processes._TOKEN_BYTES :].decode().split(" ")[2])
+    port = int(group.get(timeout=60)[leader_module._TOKEN_BYTES :].decode().split(" ")[2])
     with socket.create_connection(("localhost", port)) as stranger:
-        stranger.sendall(b"x" * processes._TOKEN_BYTES)
+        stranger.sendall(b"x" * leader_module._TOKEN_BYTES)
         assert stranger.recv(1) == b""
     thread.join()
     assert "not all of 2 processes came" in str(failed.get())
@@ -92,7 +92,7 @@ def test_strangers_are_turned_away(group, monkeypatch):
 def test_a_leader_that_cannot_be_reached(group):
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
-    group.put(b"x" * processes._TOKEN_BYTES + f"elsewhere 127.0.0.1 {port}".encode())
+    group.put(b"x" * leader_module._TOKEN_BYTES + f"elsewhere 127.0.0.1 {port}".encode())
     with pytest.raises(
         ProcessLost, match=rf"process 0 on elsewhere cannot be reached at 127\.0\.0\.1:{port}.*JSPEC_HOST_IP"
     ):
@@ -123,7 +123,7 @@ def test_a_leader_waits_until_all_have_done_what_they_were_told(joined):
 def test_a_leader_notices_a_loss_by_itself(joined, monkeypatch, meets):
     leader, follower = joined
     noticed: queue.Queue[str] = queue.Queue()
-    monkeypatch.setattr(processes, "_when_lost", noticed.put)
+    monkeypatch.setattr(leader_module, "_when_lost", noticed.put)
     threading.Timer(0.3 if meets else 0, follower._socket.close).start()
     if meets:
         with pytest.raises(ProcessLost, match="a process that follows this one was lost"):
@@ -135,15 +135,15 @@ def test_a_leader_notices_a_loss_by_itself(joined, monkeypatch, meets):
 
 def test_a_follower_notices_a_loss_while_it_waits_for_its_devices(group, monkeypatch):
     noticed: queue.Queue[str] = queue.Queue()
-    processes.when_lost(noticed.put)
-    monkeypatch.setattr(processes, "LAST_WORDS", 0.1)
+    leader_module.when_lost(noticed.put)
+    monkeypatch.setattr(leader_module, "LAST_WORDS", 0.1)
     try:
         with socket.create_server(("localhost", 0)) as server:
-            said = processes._END
-            group.put(b"x" * processes._TOKEN_BYTES + f"elsewhere 127.0.0.1 {server.getsockname()[1]}".encode())
+            said = leader_module._END
+            group.put(b"x" * leader_module._TOKEN_BYTES + f"elsewhere 127.0.0.1 {server.getsockname()[1]}".encode())
             follower = Follower()
             one, _ = server.accept()
-            group.put(b"x" * processes._TOKEN_BYTES + f"elsewhere 127.0.0.1 {server.getsockname()[1]}".encode())
+            group.put(b"x" * leader_module._TOKEN_BYTES + f"elsewhere 127.0.0.1 {server.getsockname()[1]}".encode())
             ended = Follower()
             two, _ = server.accept()
         with one, two:
@@ -151,7 +151,7 @@ def test_a_follower_notices_a_loss_while_it_waits_for_its_devices(group, monkeyp
         assert list(ended) == []
         assert noticed.get(timeout=60) == "process 0, which this one follows, was lost"
         with pytest.raises(queue.Empty):
-            noticed.get(timeout=2 * processes._TICK)  # of the one that was let go
+            noticed.get(timeout=2 * leader_module._TICK)  # of the one that was let go
         follower._socket.close()
     finally:
-        processes._when_lost = None
+        leader_module._when_lost = None

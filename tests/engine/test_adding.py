@@ -29,7 +29,7 @@ import jspec
 from jspec.config import Speculation
 from jspec.engine.engine import Engine
 from jspec.llm import LLM
-from jspec.results import Delta
+from jspec.outputs import Delta
 from jspec.sampling.params import SamplingParams
 
 TABLES = (bigram(successor_table() / 10, (EOS,)), bigram(successor_table((2, 3, 7, 11, 14, 19, 20, 28)) / 10, (EOS,)))

@@ -13,8 +13,8 @@ from flax import nnx
 
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.engine.engine import Engine
-from jspec.engine.exchange import no_segments
 from jspec.engine.request import Request
+from jspec.engine.runner.step_io import no_segments
 from jspec.models import init
 from jspec.sampling.params import SamplingParams
 

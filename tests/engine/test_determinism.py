@@ -20,7 +20,7 @@ PARAMS = [
 ]
 KEYS = [key_of(seed) for seed in range(len(PROMPTS))]
 HOT = {"draft_sampling": "sample", "draft_temperature": 1.5}
-ENGINES = {  # all of them compiled for test_greedy.py as well
+ENGINES = {  # all of them compiled for tests/drafting/test_greedy.py as well
     "block": ("draft_model", 4, "block", {}),
     "rejection": ("draft_model", 3, "rejection", HOT),
     "ngram": ("ngram", 4, "block", {}),

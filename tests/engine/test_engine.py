@@ -25,8 +25,8 @@ from jspec.drafting.ngram import NGram
 from jspec.drafting.plain import NoDrafts
 from jspec.engine.engine import Engine
 from jspec.engine.request import BROKEN, FULL, STOPPED, Request
-from jspec.grammar.grammars import available
 from jspec.sampling.params import MAX_STOP_TOKENS, SamplingParams
+from jspec.text.grammar.grammars import available
 
 PROMPTS = ragged_prompts()
 KEYS = [np.array([0, i], np.uint32) for i in range(len(PROMPTS))]

@@ -17,12 +17,12 @@ from shared_prefixes import TEXT, cached_tokens, sharing
 
 from jspec.config import NULL_PAGE
 from jspec.engine.engine import Engine
-from jspec.engine.prefix import PrefixIndex
 from jspec.engine.request import ActiveRequest, Request
-from jspec.engine.step import DecodeStep
+from jspec.engine.runner.step import DecodeStep
+from jspec.engine.scheduler.prefix_cache import PrefixIndex
 from jspec.models import Decoder
-from jspec.models.cache import PagedView
-from jspec.pallas.expanded_attention import expanded_attention_reference
+from jspec.models.kv_cache import PagedView
+from jspec.pallas.mla.prefill import expanded_attention_reference
 from jspec.sampling.params import SamplingParams
 
 QUICK = (
@@ -62,7 +62,7 @@ def _latents_expand_on_any_platform():
     """Where they may: elsewhere that depends on the GPU and on sizes that its kernels know."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PagedView, "expands", lambda view, q, kv, maps: view.expand)
-        patch.setattr("jspec.models.cache.expanded_attention", expanded_attention_reference)
+        patch.setattr("jspec.models.kv_cache.expanded_attention", expanded_attention_reference)
         yield
 
 
@@ -310,7 +310,7 @@ def test_expanded_values_of_another_head_are_seen(monkeypatch):
 
     config = dataclasses.replace(CONFIG, prefill_chunk=2 * P)  # a trace of its own
     expected = alone(engine_of("latents", config), REQUESTS)
-    monkeypatch.setattr("jspec.models.cache.expanded_attention", wrongly)
+    monkeypatch.setattr("jspec.models.kv_cache.expanded_attention", wrongly)
     assert alone(engine_of("latents/expanded", config), REQUESTS) != expected
 
 

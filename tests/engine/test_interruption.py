@@ -17,10 +17,10 @@ import pytest
 from engines import ARMED, CONFIG, GREEDY, Fragile, bigram, decode, key_of, successor_table, table_llm, tokens_of
 
 import jspec
-from jspec.engine.compiling import Program
 from jspec.engine.engine import Engine
-from jspec.engine.programs import StepBuilder
 from jspec.engine.request import Request
+from jspec.engine.runner.compile import Program
+from jspec.engine.runner.programs import StepBuilder
 from jspec.sampling.params import SamplingParams
 
 TABLES = (bigram(successor_table() / 10), bigram(successor_table((2, 3, 7, 11, 14, 19, 20, 28)) / 10))

@@ -12,9 +12,9 @@ from lossless.distributions import Options, processed
 
 import jspec
 from jspec.drafting.plain import NoDrafts
-from jspec.engine.compiling import Program
 from jspec.engine.engine import Engine
-from jspec.engine.scheduler import Scheduler
+from jspec.engine.runner.compile import Program
+from jspec.engine.scheduler.scheduler import Scheduler
 from jspec.models.causal import causal_logits
 from jspec.sampling.params import SamplingParams
 

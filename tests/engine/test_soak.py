@@ -13,12 +13,12 @@ import pytest
 from engines import EOS, LETTERS, MAX_LEN, Letters, V, draft, drafting, plain_greedy, target
 
 import jspec
+from jspec.commands.demo import FAMILY
 from jspec.config import EngineConfig, Speculation
-from jspec.demo import FAMILY
 from jspec.engine.engine import Engine
-from jspec.engine.frontend import Frontend
+from jspec.engine.processor import Frontend
 from jspec.engine.request import ActiveRequest
-from jspec.results import Delta, Result
+from jspec.outputs import Delta, Result
 from jspec.sampling.params import SamplingParams
 
 K = 4

@@ -1,6 +1,6 @@
 """Requests whose tokens a constraint restricts, in an engine: their texts, and those of their neighbours, whatever happens.
 
-The constraints are automata over the tokens; ``tests/test_structured_outputs.py`` has those of llguidance.
+The constraints are automata over the tokens; ``tests/text/grammar/test_grammars.py`` has those of llguidance.
 """
 
 import dataclasses

@@ -10,8 +10,8 @@ from engines import GREEDY, Letters, bigram, decode, key_of, ragged_prompts, suc
 
 import jspec
 from jspec.engine.request import Request
-from jspec.grammar.grammars import available
 from jspec.sampling.params import SamplingParams
+from jspec.text.grammar.grammars import available
 
 PROMPTS = ragged_prompts()
 THREADS, CALLS = 8, 3

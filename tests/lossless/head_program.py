@@ -14,11 +14,10 @@ from flax import nnx
 from heads import before_serving, compile_fast, random_head, serving
 from tiny import ARCHITECTURES, FAMILY_KEYS, tiny_config
 
-from jspec.checkpoints.fields import Fields
-from jspec.checkpoints.hf_config import model_config
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.huggingface.config import model_config
 from jspec.config import ModelConfig, Speculation
-from jspec.drafting.methods import drafter_for
-from jspec.heads import (
+from jspec.config.heads import (
     BlockConfig,
     Eagle3Config,
     EagleConfig,
@@ -28,6 +27,7 @@ from jspec.heads import (
     MTPConfig,
     PardConfig,
 )
+from jspec.drafting.methods import drafter_for
 from jspec.models import build_head, causal_logits, flat_params, init
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.models.packed import PackedView
-from jspec.pallas.attention import gather_pages
+from jspec.models.ragged_view import PackedView
+from jspec.pallas.attention.paged import gather_pages
 
 V = 4
 CONTEXTS = 2 * (V + 1) * V

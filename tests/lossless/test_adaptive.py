@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.engine import adaptive
+from jspec.engine.adaptive import controller
 from lossless.adaptive import Adapted, play_adaptively
 from lossless.distributions import round_distribution
 from lossless.judge import FIRST, p_values
@@ -35,7 +35,7 @@ class TestAdaptiveSteps(Losslessness):
 
     @classmethod
     def play(cls, run: Run) -> list[Adapted]:
-        with mock.patch.multiple(adaptive, GAIN=1.0, FIRST_REST=1, LONGEST_REST=1):  # six rounds are all there is
+        with mock.patch.multiple(controller, GAIN=1.0, FIRST_REST=1, LONGEST_REST=1):  # six rounds are all there is
             return play_adaptively(run.program, cls.tables, run.samples, cls.seed, SECONDS)
 
     def test_acceptance_of_every_round(self, played):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jspec.drafting.block import Block
-from jspec.engine import step
-from jspec.engine.survival import admitted
+from jspec.engine.adaptive.draft_admission import admitted
+from jspec.engine.runner import step
 from lossless.head_program import HeadOracle, HeadProgram
 from lossless.judge import FIRST, p_values
 from lossless.losslessness import Losslessness, Run

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from disturbances import attribute
 
-from jspec.engine.step import DecodeStep
+from jspec.engine.runner.step import DecodeStep
 from jspec.sampling.verify import RULES
 from lossless import served, steps
 from lossless.distributions import Warp

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.pallas.noise import random_bits, uniform_of_bits
+from jspec.pallas.sampling.threefry import random_bits, uniform_of_bits
 from jspec.sampling.streams import RoundNoise, Stream, draw_key
 from lossless import rounds, steps
 from lossless.judge import p_values

@@ -13,10 +13,10 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jspec.config import Shards
-from jspec.engine.dealing import Dealing
-from jspec.engine.spread import Spread
+from jspec.engine.multihost.batch_sharded_verify import Dealing
+from jspec.engine.multihost.shard_map import Spread
 from jspec.models import flat_params, layers
-from jspec.models.spread import build_shards, mesh_of, on_every_device
+from jspec.models.sharding import build_shards, mesh_of, on_every_device
 from jspec.sampling.streams import RoundNoise
 from lossless.head_program import FOUR_HEADS, HEADS, HeadOracle, HeadProgram, head_of, serving, target
 from lossless.judge import LAST, p_values

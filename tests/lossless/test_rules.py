@@ -133,7 +133,7 @@ def test_acceptance(play_of):
 def groups_of_two(monkeypatch):
     """Programs in which the vocabulary spans two groups of noise; those of other tests must not be taken for them."""
     jax.clear_caches()
-    monkeypatch.setattr("jspec.pallas.warped_logits.GROUP", 2)
+    monkeypatch.setattr("jspec.pallas.sampling.warped_logits.GROUP", 2)
     yield
     jax.clear_caches()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jspec.drafting.base import Context
-from jspec.engine.state import processing_of
+from jspec.engine.runner.state import processing_of
 from jspec.sampling.streams import RoundNoise
 from lossless.oracle import Oracle
 from lossless.rounds import deal

@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 from disturbances import attribute
 
-from jspec.engine.step import DecodeStep
+from jspec.engine.runner.step import DecodeStep
 from lossless import served
 from lossless.distributions import Grammar, Options, Warp
 from lossless.judge import FIRST, p_values

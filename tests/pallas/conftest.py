@@ -31,7 +31,9 @@ def _compiled(reference, kernel):
 def implementation(request, monkeypatch):
     """(reference, kernel) -> the one that this run is about, jitted."""
     if request.param is not _compiled:
-        monkeypatch.setattr("jspec.pallas.warped_logits.GROUP", SMALL_GROUP)
-        monkeypatch.setattr("jspec.pallas.threshold._BLOCK", 2 * SMALL_GROUP)
-        monkeypatch.setattr("jspec.pallas.threshold._UNROLL", 2)  # half of what an interpreted kernel compiles
+        monkeypatch.setattr("jspec.pallas.sampling.warped_logits.GROUP", SMALL_GROUP)
+        monkeypatch.setattr("jspec.pallas.sampling.top_k_top_p._BLOCK", 2 * SMALL_GROUP)
+        monkeypatch.setattr(
+            "jspec.pallas.sampling.top_k_top_p._UNROLL", 2
+        )  # half of what an interpreted kernel compiles
     return request.param

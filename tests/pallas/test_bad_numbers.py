@@ -80,9 +80,9 @@ class TestBadNumbers:
     @pytest.fixture(autouse=True)
     def small(self, implementation, monkeypatch):
         if implementation is interpreted:
-            monkeypatch.setattr("jspec.pallas.warped_logits.GROUP", SMALL_GROUP)
-            monkeypatch.setattr("jspec.pallas.threshold._BLOCK", 2 * SMALL_GROUP)
-            monkeypatch.setattr("jspec.pallas.threshold._UNROLL", 2)
+            monkeypatch.setattr("jspec.pallas.sampling.warped_logits.GROUP", SMALL_GROUP)
+            monkeypatch.setattr("jspec.pallas.sampling.top_k_top_p._BLOCK", 2 * SMALL_GROUP)
+            monkeypatch.setattr("jspec.pallas.sampling.top_k_top_p._UNROLL", 2)
 
     @pytest.mark.parametrize("name", PROBLEMS)
     def test_reaches_its_own_row_and_no_other(self, implementation, name):

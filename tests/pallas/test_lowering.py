@@ -10,24 +10,24 @@ import jax.numpy as jnp
 import pytest
 from cuda_lowering import for_cuda, kernels_of
 
-from jspec import mxfp4
-from jspec.models.cache import LayerKV, PagedView
-from jspec.models.packed import PackedView
-from jspec.pallas.attention import paged_attention
-from jspec.pallas.attention_reference import PLAIN, Rotation, Scores
-from jspec.pallas.draw import draw
-from jspec.pallas.expert_tiles import Stacked
-from jspec.pallas.experts import experts
-from jspec.pallas.flash import Packing
-from jspec.pallas.latent_attention import latent_attention
-from jspec.pallas.latent_queries import latent_queries
-from jspec.pallas.norm import add_norm
-from jspec.pallas.norm_heads import norm_heads
-from jspec.pallas.residual import Residual, residual_draw, residual_masses
-from jspec.pallas.route_few import MOST_TOKENS
-from jspec.pallas.routing import route
-from jspec.pallas.routing_reference import Routing
-from jspec.pallas.warped_logits import WarpedLogits, num_groups
+from jspec.models.kv_cache import LayerKV, PagedView
+from jspec.models.ragged_view import PackedView
+from jspec.pallas.attention.flash import Packing
+from jspec.pallas.attention.paged import paged_attention
+from jspec.pallas.attention.reference import PLAIN, Rotation, Scores
+from jspec.pallas.mla.absorb_queries import latent_queries
+from jspec.pallas.mla.attention import latent_attention
+from jspec.pallas.moe.grouped_mlp import experts
+from jspec.pallas.moe.router import route
+from jspec.pallas.moe.router_reference import Routing
+from jspec.pallas.moe.router_small_batch import MOST_TOKENS
+from jspec.pallas.moe.tiles import Stacked
+from jspec.pallas.norm.qk_norm import norm_heads
+from jspec.pallas.norm.rms_norm import add_norm
+from jspec.pallas.sampling.residual import Residual, residual_draw, residual_masses
+from jspec.pallas.sampling.sample import draw
+from jspec.pallas.sampling.warped_logits import WarpedLogits, num_groups
+from jspec.quantization import mxfp4
 from jspec.sampling.streams import RoundNoise
 
 B, K = 2, 4

@@ -469,7 +469,7 @@ print("exits")
 
 def test_a_process_that_ends_before_its_requests():
     """A daemon thread inside of XLA would abort it."""
-    folders = [Path(jspec.__file__).parents[1], Path(__file__).parents[1], Path(__file__).parent]
+    folders = [Path(jspec.__file__).parents[1], Path(__file__).parents[1] / "helpers", Path(__file__).parent]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), "JAX_PLATFORMS": "cpu"}
     ended = subprocess.run([sys.executable, "-c", ABRUPT], env=environment, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (0, "exits\n"), ended.stderr

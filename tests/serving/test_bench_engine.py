@@ -8,7 +8,7 @@ from openai_server import family
 
 import jspec
 from jspec import cli
-from jspec.demo import FAMILY
+from jspec.commands.demo import FAMILY
 
 MODEL = [str(FAMILY / "target"), "--draft", str(FAMILY / "draft"), "--num-speculative-tokens", "3"]
 

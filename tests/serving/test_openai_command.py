@@ -10,7 +10,7 @@ import pytest
 
 import jspec
 from jspec import cli
-from jspec.model_options import found, group_of, loading_of, speculation_of
+from jspec.commands.model_args import found, group_of, loading_of, speculation_of
 from jspec.serving.openai import command
 
 
@@ -183,7 +183,7 @@ def test_options_that_cannot_be_are_told_before_a_model_is_loaded(options, error
 
 
 def test_a_port_that_is_taken(tmp_path, capsys):
-    from jspec.serving.openai.listening import listener
+    from jspec.serving.openai.http_server import listener
 
     with listener("127.0.0.1", 0) as bound:
         bound.listen()

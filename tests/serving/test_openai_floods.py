@@ -20,8 +20,8 @@ from test_openai_soak import serving
 
 from jspec.sampling.params import MAX_STOP_TOKENS
 from jspec.serving.openai import protocol
-from jspec.serving.openai.entries import most_entries
 from jspec.serving.openai.limits import Limits
+from jspec.serving.openai.list_limits import most_entries
 
 PATHS = {
     "/v1/completions": protocol.CompletionRequest,
@@ -263,7 +263,7 @@ def test_work_for_a_client_that_left_ends(server):
 
 def tried(process: psutil.Process) -> list[psutil.Process]:
     """The processes in which grammars are tried at the moment."""
-    (compiler,) = [child for child in process.children() if "jspec.grammar.worker" in child.cmdline()]
+    (compiler,) = [child for child in process.children() if "jspec.text.grammar.worker" in child.cmdline()]
     return [child for child in compiler.children() if child.status() != psutil.STATUS_ZOMBIE]
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from openai_server import asked, assert_nothing_is_held, service_of
 
 from jspec.checkpoints.tokenizer import load_tokenizer
+from jspec.commands.demo import FAMILY
 from jspec.config import EngineConfig, Speculation
-from jspec.demo import FAMILY
 from jspec.llm import LLM
 from jspec.serving.openai import protocol
 from jspec.serving.openai.limits import Limits

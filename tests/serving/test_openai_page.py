@@ -11,7 +11,7 @@ from openai_server import ask, service_of
 from page_server import HTML, KEY
 from test_openai_process import running
 
-from jspec.serving.openai.keys import Keys
+from jspec.serving.openai.auth import Keys
 
 BROWSER = {"chromium": shutil.which("chromium"), "chromedriver": shutil.which("chromedriver")}
 SECONDS = 60  # that anything may take

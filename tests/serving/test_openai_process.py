@@ -21,7 +21,7 @@ from test_async_engine import slow_model
 
 import jspec
 from jspec import cli
-from jspec.demo import FAMILY
+from jspec.commands.demo import FAMILY
 
 ROOT = Path(__file__).parents[2]
 KEY = "a-key"
@@ -33,7 +33,7 @@ START = 300  # seconds
 @contextlib.contextmanager
 def running(command: list[str], folder: Path) -> Iterator[tuple[subprocess.Popen, str]]:
     """A process that serves, and its address."""
-    variables = environment(ROOT / "tests", ROOT / "tests" / "serving")
+    variables = environment(ROOT / "tests" / "helpers", ROOT / "tests" / "serving")
     log = folder / "log"
     streams = {"stdout": subprocess.PIPE, "stderr": log.open("w"), "text": True}
     with streams["stderr"], subprocess.Popen(command, env=variables, cwd=folder, **streams) as process:
@@ -188,8 +188,8 @@ def test_a_header_that_is_too_long(server):
 SLOW = """
 import sys
 import jspec
-from jspec.serving.openai.listening import listener
-from jspec.serving.openai.process import run
+from jspec.serving.openai.http_server import listener
+from jspec.serving.openai.lifecycle import run
 from jspec.serving.openai.service import Service
 from test_async_engine import slow_model
 

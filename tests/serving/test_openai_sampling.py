@@ -7,9 +7,9 @@ import math
 import pytest
 
 import jspec
-from jspec.serving.openai.entries import most_entries
 from jspec.serving.openai.errors import ApiError, shown
 from jspec.serving.openai.limits import LIMIT_HELP, Limits
+from jspec.serving.openai.list_limits import most_entries
 from jspec.serving.openai.logprobs import LEAST, chat_logprobs, completion_logprobs, prompt_logprobs
 from jspec.serving.openai.protocol import ChatRequest, CompletionRequest, parsed
 from jspec.serving.openai.sampling import num_choices, of_value_error, params_of
@@ -126,7 +126,7 @@ def test_values_are_shown_in_short():
 
 @dataclasses.dataclass(frozen=True)
 class Logprob:
-    """As ``jspec.results`` has it."""
+    """As ``jspec.outputs`` has it."""
 
     logprob: float
     rank: int

@@ -8,9 +8,9 @@ import pytest
 from openai_server import ask, asked, assert_nothing_is_held, error_of, events, family, service_of
 from test_async_engine import slow_model, until
 
-from jspec.results import Result
+from jspec.outputs import Result
 from jspec.serving.openai.app import make_app
-from jspec.serving.openai.keys import Keys
+from jspec.serving.openai.auth import Keys
 from jspec.serving.openai.limits import Limits
 
 PROMPT = {"prompt": "def main(", "max_tokens": 2}

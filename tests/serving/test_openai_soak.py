@@ -19,7 +19,7 @@ import pytest
 from openai_server import CHAT, MAX_LEN
 from test_openai_process import running
 
-from jspec.demo import FAMILY
+from jspec.commands.demo import FAMILY
 
 ROWS, WAITING, CLIENTS = 4, 6, 14  # clients at a time are more than decode and wait together, so that some are refused
 PAUSE = 0.1  # seconds until one that was refused asks again

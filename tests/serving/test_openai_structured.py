@@ -8,8 +8,8 @@ import pytest
 from openai_server import ask, assert_nothing_is_held, error_of, events, family, service_of
 
 import jspec
-from jspec.grammar.process import GrammarBusy
 from jspec.serving.openai.limits import Limits
+from jspec.text.grammar.process import GrammarBusy
 
 PATHS = {
     "/v1/completions": {"prompt": "config = "},
@@ -157,7 +157,7 @@ def test_a_form_that_cannot_be(service, fields, param, message, path):
 
 
 def test_without_llguidance(service, monkeypatch):
-    monkeypatch.setattr("jspec.grammar.grammars.available", lambda: False)
+    monkeypatch.setattr("jspec.text.grammar.grammars.available", lambda: False)
     body = {**PATHS["/v1/completions"], "response_format": {"type": "json_object"}}
     error = error_of(ask(service, "/v1/completions", body), 400)
     assert error["param"] == "response_format"

@@ -14,9 +14,9 @@ from test_block_parity import Lender, assert_close, checkpoint, golden, head_of
 from test_block_parity import features as golden_features
 from train_toys import TARGET, V, objective, target
 
-from jspec.heads.block import MARKOVS
+from jspec.config.heads.block import MARKOVS
 from jspec.models import Decoder, build_head
-from jspec.models.split import split
+from jspec.models.flatten import split
 from jspec.train.block import FilledBlocks, draft_logits, filled
 from jspec.train.losses import TrainingBatch, read_windows
 from jspec.train.methods import Sizes, initial_params, make_objective

@@ -14,7 +14,7 @@ from train_toys import learnable
 import jspec
 from convert import load_draft
 from jspec.cli import main
-from jspec.results import Stats
+from jspec.outputs import Stats
 from jspec.train import command
 from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
 from jspec.train.report import Log

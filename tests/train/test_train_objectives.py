@@ -10,10 +10,10 @@ from flax import nnx
 from train_toys import SIZES, TARGET, V, Vd, head_params, module, objective, target
 
 from jspec.config import Rope
-from jspec.heads import default_aux_layers
+from jspec.config.heads import default_aux_layers
 from jspec.models import Decoder, flat_params
-from jspec.models.cache import CausalView
-from jspec.models.split import split
+from jspec.models.flatten import split
+from jspec.models.kv_cache import CausalView
 from jspec.train.losses import DepthLogits, TrainingBatch, draft_loss, float32_logits, read_windows, soft_cross_entropy
 from jspec.train.methods import Sizes, initial_params, make_objective
 from jspec.train.objectives import frequent_tokens, loss_of, output_head_of

@@ -13,7 +13,7 @@ from train_toys import learnable
 import jspec
 from convert import load_draft
 from jspec.cli import main
-from jspec.results import Stats
+from jspec.outputs import Stats
 from jspec.train import loop
 from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
 from jspec.train.report import Log
@@ -36,7 +36,7 @@ PLAN = "--steps 20 --evaluate-every 10 --tokens-per-step 256 --length 32 --peak-
 def small_groups():
     """Every shard has some of the few tokens."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jspec.config.shards.VOCABULARY_GROUP", 8)
+        patch.setattr("jspec.config.sharding.VOCABULARY_GROUP", 8)
         yield
 
 

@@ -14,11 +14,11 @@ embedding, which is id -1 in ``target_layer_ids``. DeepSpec's EAGLE-3 heads neve
 
 from typing import Any
 
-from jspec._arguments import is_int
-from jspec.checkpoints.fields import Fields
+from jspec._validation import is_int
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.heads.eagle3_settings import Settings
-from jspec.checkpoints.refusal import Refusal
-from jspec.heads import AUX_CONVENTIONS
+from jspec.config.heads import AUX_CONVENTIONS
 
 IDS, OUTPUT_IDS = "eagle_aux_hidden_state_layer_ids", "target_layer_ids"
 OTHER_IDS = "layer_ids"  # vLLM alone reads it

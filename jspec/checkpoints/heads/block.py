@@ -22,9 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from jspec._arguments import require
-from jspec.checkpoints.fields import Fields
-from jspec.checkpoints.folder import Folder
+from jspec._validation import require
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads.aux_layers import OUTPUT_IDS, given_aux_layers
 from jspec.checkpoints.heads.block_settings import (
     ANCHOR_KEYS,
@@ -41,11 +43,9 @@ from jspec.checkpoints.heads.format import HeadFormat, architectures, refuse_gem
 from jspec.checkpoints.heads.layers import layer_fields, read_layers, window_fields
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.heads.vocabulary import D2T, T2D, draft_ids, offsets, require_identity
+from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, tensor_table
 from jspec.checkpoints.layout import Layout
-from jspec.checkpoints.names import OUTPUT_HEAD, tensor_table
-from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.tensor import Tensor
-from jspec.heads import EMBEDDING, BlockConfig
+from jspec.config.heads import EMBEDDING, BlockConfig
 
 TYPE_OF_SPECULATORS = "speculators_model_type"  # in that format alone
 MARKOV, CONFIDENCE = "markov_head.markov_w1.weight", "confidence_head.proj.weight"

@@ -5,10 +5,10 @@ are not supported, are refused, because ignoring them would only show in how man
 
 from collections.abc import Sequence
 
-from jspec.checkpoints.fields import Fields
-from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.heads.eagle3_settings import Settings
-from jspec.checkpoints.refusal import Refusal
 
 DFLASH = "dflash_config"
 # Whether the anchor's slot drafts: it is query zero of the block, and the next token is the one behind it. The first name is

@@ -7,9 +7,10 @@ k in ``aux_hidden_state_layer_ids`` means the residual stream after k layers. A 
 from collections.abc import Sequence
 from typing import Any
 
-from jspec._arguments import require
-from jspec.checkpoints.fields import Fields
-from jspec.checkpoints.folder import Folder
+from jspec._validation import require
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads import block
 from jspec.checkpoints.heads.aux_layers import listed_after
 from jspec.checkpoints.heads.block_settings import ANCHOR_KEYS, refuse_mask_embedding, said_of_anchor, settings_of
@@ -28,8 +29,7 @@ from jspec.checkpoints.heads.speculators import (
     trained_drafts,
 )
 from jspec.checkpoints.layout import Layout
-from jspec.checkpoints.tensor import Tensor
-from jspec.heads import BlockConfig
+from jspec.config.heads import BlockConfig
 
 KINDS = ("dflash", "dspark")
 IDS = "aux_hidden_state_layer_ids"

@@ -5,8 +5,9 @@ There is no norm around the layers."""
 
 from typing import Any
 
-from jspec._arguments import require
-from jspec.checkpoints.fields import Fields
+from jspec._validation import require
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.heads.layers import (
     has_tensor,
@@ -15,11 +16,10 @@ from jspec.checkpoints.heads.layers import (
     refuse_draft_vocabulary,
     require_no_windows,
 )
+from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, tensor_table
 from jspec.checkpoints.layout import Layout
-from jspec.checkpoints.names import OUTPUT_HEAD, tensor_table
-from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
-from jspec.heads import EMBEDDING, EagleConfig
+from jspec.config.heads import EMBEDDING, EagleConfig
 
 
 def read(fields: Fields, tensors: dict[str, Tensor]) -> Layout:

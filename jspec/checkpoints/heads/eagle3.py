@@ -11,7 +11,9 @@ from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads.aux_layers import OUTPUT_IDS, aux_ids_key, given_aux_layers
 from jspec.checkpoints.heads.eagle3_settings import (
     MASK,
@@ -27,11 +29,9 @@ from jspec.checkpoints.heads.format import HeadFormat, architectures, refuse_gem
 from jspec.checkpoints.heads.layers import has_tensor, read_layers
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.heads.vocabulary import D2T, T2D, draft_ids, offsets, require_identity
+from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, Placement, renamed, tensor_table
 from jspec.checkpoints.layout import Layout, reshaped
-from jspec.checkpoints.names import OUTPUT_HEAD, Placement, renamed, tensor_table
-from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.tensor import Tensor
-from jspec.heads import EMBEDDING, Eagle3Config
+from jspec.config.heads import EMBEDDING, Eagle3Config
 
 OLD_AUX_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")
 

@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from jspec.checkpoints.fields import Fields
-from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.refusal import Refusal
 
 MASK = "mask_hidden"
 MASK_KEYS = ("dflash_config.mask_token_id", "mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")

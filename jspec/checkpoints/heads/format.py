@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from jspec.checkpoints.fields import Fields
-from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.huggingface.weights import SINGLE
 from jspec.checkpoints.layout import Layout
-from jspec.checkpoints.tensor import Tensor
-from jspec.checkpoints.weights import SINGLE
 
 
 @dataclasses.dataclass(frozen=True)

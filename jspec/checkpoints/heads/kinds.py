@@ -5,18 +5,18 @@ The package docstring (``jspec.checkpoints.heads``) says how the layouts are ask
 import dataclasses
 from collections.abc import Callable, Iterable
 
-from jspec.checkpoints.blocks.format import BlockFormat
-from jspec.checkpoints.fields import Fields
-from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.dequantize.format import BlockFormat
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads.format import HeadFormat, architectures
 from jspec.checkpoints.heads.mtp import FORMAT as MTP
 from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
 from jspec.checkpoints.heads.wrapping import WRAPPER, names_without_prefix, unwrap
-from jspec.checkpoints.hf_config import require_size, stored_quantization
+from jspec.checkpoints.huggingface.config import require_size, stored_quantization
+from jspec.checkpoints.huggingface.quantization_config import refuse_quantized_head
 from jspec.checkpoints.layout import Layout
-from jspec.checkpoints.quantization_config import refuse_quantized_head
-from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.tensor import Tensor
 from jspec.registry import METHODS, resolve
 
 # Kinds of checkpoints that jspec refuses, each with the test that finds it. A supported layout would recognise them too:

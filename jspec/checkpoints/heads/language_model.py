@@ -4,19 +4,19 @@
 
 import dataclasses
 
-from jspec.checkpoints.blocks.layout import dequantized, require_some, stored_shapes, with_note
-from jspec.checkpoints.fields import Fields
-from jspec.checkpoints.folder import Folder
+from jspec.checkpoints.dequantize.layout import dequantized, require_some, stored_shapes, with_note
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads.format import HeadFormat
-from jspec.checkpoints.hf_config import decoder_config, stored_quantization
+from jspec.checkpoints.huggingface.config import decoder_config, stored_quantization
+from jspec.checkpoints.huggingface.multimodal import is_multimodal, text_tensors
+from jspec.checkpoints.huggingface.names import tensor_table
+from jspec.checkpoints.huggingface.parts import wholes
+from jspec.checkpoints.huggingface.quantization_config import StoredQuantization
+from jspec.checkpoints.huggingface.scales import with_scales
 from jspec.checkpoints.layout import Layout, decoder_layout
-from jspec.checkpoints.multimodal import is_multimodal, text_tensors
-from jspec.checkpoints.names import tensor_table
-from jspec.checkpoints.parts import wholes
-from jspec.checkpoints.quantization_config import StoredQuantization
-from jspec.checkpoints.scales import with_scales
-from jspec.checkpoints.tensor import Tensor
-from jspec.heads import PardConfig
+from jspec.config.heads import PardConfig
 
 
 def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:

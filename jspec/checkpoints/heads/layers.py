@@ -4,14 +4,14 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from jspec._arguments import require
-from jspec.checkpoints.fields import Fields
-from jspec.checkpoints.hf_config import model_config, sizes
-from jspec.checkpoints.hf_windows import from_a_layer_on, listed_windows
-from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.tensor import Tensor
+from jspec._validation import require
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.huggingface.config import model_config, sizes
+from jspec.checkpoints.huggingface.windows import from_a_layer_on, listed_windows
 from jspec.config import ModelConfig
-from jspec.heads import EagleConfig, MedusaConfig, MLPConfig, MTPConfig
+from jspec.config.heads import EagleConfig, MedusaConfig, MLPConfig, MTPConfig
 
 # Keys that the target decides; the config of a draft head only repeats them.
 _DECIDED_BY_TARGET = ("bos_token_id", "eos_token_id", "tie_word_embeddings")

@@ -18,16 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from jspec._arguments import require
-from jspec.checkpoints.fields import Fields
+from jspec._validation import require
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import STORED_DTYPES, Tensor
 from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.heads.layers import refuse_draft_vocabulary
+from jspec.checkpoints.huggingface.names import Placement, tensor_table
+from jspec.checkpoints.huggingface.weights import MEDUSA
 from jspec.checkpoints.layout import Layout, derived
-from jspec.checkpoints.names import Placement, tensor_table
-from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.tensor import STORED_DTYPES, Tensor
-from jspec.checkpoints.weights import MEDUSA
-from jspec.heads import MedusaConfig
+from jspec.config.heads import MedusaConfig
 
 _FASTER_DECODING = re.compile(r"(\d{1,2})\.(\d{1,2})\.linear\.weight")
 _VLLM = re.compile(r"blocks\.(\d{1,2})\.layers\.(\d{1,2})\.weight")

@@ -4,13 +4,13 @@ Tensor names may begin with ``speculator.``, as in ``speculator.emb.0.weight``, 
 
 from typing import Any
 
-from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.heads.layers import refuse_draft_vocabulary
+from jspec.checkpoints.huggingface.names import renamed, tensor_table
 from jspec.checkpoints.layout import Layout
-from jspec.checkpoints.names import renamed, tensor_table
-from jspec.checkpoints.tensor import Tensor
-from jspec.heads import MLPConfig
+from jspec.config.heads import MLPConfig
 
 PREFIX = "speculator."
 ARCHITECTURE = "MLPSpeculatorPreTrainedModel"

@@ -8,20 +8,20 @@ layout of SGLang's ``export_deepseek_nextn``: the class of config.json ends with
 import dataclasses
 from typing import Any
 
-from jspec._arguments import require
-from jspec.checkpoints.blocks.layout import dequantized, stored_shapes, with_note
-from jspec.checkpoints.fields import Fields
-from jspec.checkpoints.folder import Folder
+from jspec._validation import require
+from jspec.checkpoints.dequantize.layout import dequantized, stored_shapes, with_note
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.heads.layers import layer_fields, refuse_draft_vocabulary, require_no_windows
 from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.hf_config import decoder_config, stored_quantization
+from jspec.checkpoints.huggingface.config import decoder_config, stored_quantization
+from jspec.checkpoints.huggingface.names import renamed, tensor_table
+from jspec.checkpoints.huggingface.parts import taken_apart, wholes
 from jspec.checkpoints.layout import PREFIX, Layout, mtp_mark
-from jspec.checkpoints.names import renamed, tensor_table
-from jspec.checkpoints.parts import taken_apart, wholes
-from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.tensor import Tensor
-from jspec.heads import MTPConfig, mtp_layers
+from jspec.config.heads import MTPConfig, mtp_layers
 
 ALONE = "NextN"
 COPIES = ("embed_tokens.weight", "shared_head.head.weight")  # of the target's weights

@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from jspec._arguments import is_int, require
-from jspec.checkpoints.refusal import Refusal
-from jspec.heads import AUX_CONVENTIONS, NORM_OUTPUTS, MTPConfig
+from jspec._validation import is_int, require
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS, MTPConfig
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jspec._arguments import require
-from jspec.checkpoints.fields import Fields
+from jspec._validation import require
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads import eagle, eagle3
 from jspec.checkpoints.heads.aux_layers import IDS, given_aux_layers
 from jspec.checkpoints.heads.eagle3_settings import MASK, Settings, final_norm
@@ -18,10 +20,8 @@ from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.heads.layers import has_tensor, layer_fields, read_layers, window_fields
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.layout import Layout
-from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.tensor import Tensor
 from jspec.config import ModelConfig
-from jspec.heads import Eagle3Config
+from jspec.config.heads import Eagle3Config
 
 KINDS = ("eagle3", "peagle", "eagle")
 VERSION = "0.5.0"  # the version of the format that ``hf_config`` writes

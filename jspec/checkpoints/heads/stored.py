@@ -5,10 +5,10 @@ Everything that its source left open was settled when it was converted, so loadi
 import dataclasses
 from typing import Any
 
-from jspec.checkpoints.hf_config import MAX_LAYERS, require_size
-from jspec.checkpoints.refusal import Refusal
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.huggingface.config import MAX_LAYERS, require_size
 from jspec.config import Experts, Latent, ModelConfig, Rope
-from jspec.heads import HeadConfig
+from jspec.config.heads import HeadConfig
 from jspec.registry import METHODS, resolve
 
 # Former name -> present name, of config fields and parameters. Folders that earlier versions wrote have the former ones.

@@ -11,10 +11,10 @@ jspec."""
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from jspec.checkpoints.fields import Fields
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.heads.layers import has_tensor
-from jspec.checkpoints.refusal import Refusal
-from jspec.checkpoints.tensor import Tensor
 
 PREFIX = "model."
 WRAPPER = "eagle"  # the model_type in vLLM's wrapping config.json

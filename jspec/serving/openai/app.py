@@ -13,11 +13,11 @@ import jspec
 from jspec.serving.openai.chat import chat
 from jspec.serving.openai.completions import completions
 from jspec.serving.openai.errors import ApiError
-from jspec.serving.openai.gate import Gate
 from jspec.serving.openai.metrics import EngineCollector
+from jspec.serving.openai.middleware import Gate
 from jspec.serving.openai.page import page
 from jspec.serving.openai.service import Service
-from jspec.serving.openai.tokens import detokenize, tokenize
+from jspec.serving.openai.tokenize import detokenize, tokenize
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 

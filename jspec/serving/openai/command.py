@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import importlib.util
 
-from jspec.model_options import add_group_options, add_model_options, add_speculation_options, group_of
+from jspec.commands.model_args import add_group_options, add_model_options, add_speculation_options, group_of
 from jspec.serving.openai.limits import LIMIT_HELP, Limits
 
 PACKAGES = ("starlette", "uvicorn", "pydantic", "prometheus_client")  # of the extra ``serve``
@@ -54,23 +54,23 @@ def _add_server(parser: argparse.ArgumentParser):
 def run(args: argparse.Namespace) -> int:
     """Serve until the process is told to end; returns the exit code.
 
-    Where several processes run the target, this one is a keeper (``jspec.serving.keeper``), and needs no JAX.
+    Where several processes run the target, this one is a keeper (``jspec.serving.supervisor``), and needs no JAX.
 
     Raises:
       ValueError: an option cannot be used.
     """
     several = group_of(args) is not None
     require_packages(several)
-    from jspec.serving.openai.settings import log_to_stderr, settings_of
+    from jspec.serving.openai.server_settings import log_to_stderr, settings_of
 
     settings = settings_of(args)
     if several:
-        from jspec.serving.keeper.command import keep
+        from jspec.serving.supervisor.command import keep
 
         return keep(args, settings)
-    from jspec.serving.openai.listening import listener
-    from jspec.serving.openai.model import load_service
-    from jspec.serving.openai.process import run as serve
+    from jspec.serving.openai.http_server import listener
+    from jspec.serving.openai.lifecycle import run as serve
+    from jspec.serving.openai.served_model import load_service
 
     load = load_service(args, settings)
     log_to_stderr(settings)

@@ -5,14 +5,14 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from jspec.results import Delta, Result
-from jspec.serving.openai.answers import Answer
-from jspec.serving.openai.asking import answered, requests_of, settings_of, tenant_of
-from jspec.serving.openai.bodies import read_object
+from jspec.outputs import Delta, Result
 from jspec.serving.openai.errors import ApiError, require_that, wrong
+from jspec.serving.openai.json_body import read_object
 from jspec.serving.openai.logprobs import completion_logprobs, prompt_logprobs
 from jspec.serving.openai.protocol import CompletionRequest, parsed
+from jspec.serving.openai.responses import Answer
 from jspec.serving.openai.service import Service
+from jspec.serving.openai.serving_base import answered, requests_of, settings_of, tenant_of
 
 
 async def completions(service: Service, http: HttpRequest) -> Response:

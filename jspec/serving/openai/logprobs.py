@@ -7,7 +7,7 @@ LEAST = -9999.0  # what JSON gets for the logarithm of 0, as from OpenAI
 
 
 class TokenLogprob(Protocol):
-    """What is known of one token at one place: ``jspec.results.Logprob``."""
+    """What is known of one token at one place: ``jspec.outputs.Logprob``."""
 
     @property
     def logprob(self) -> float: ...

@@ -9,8 +9,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from jspec.serving.openai.entries import Most, require_few
 from jspec.serving.openai.errors import ApiError, shown, wrong
+from jspec.serving.openai.list_limits import Most, require_few
 
 T = TypeVar("T")
 # The first entry that is wrong ends validation, which would otherwise make an error for each.
@@ -173,7 +173,7 @@ def parsed(kind: type[B], body: dict[str, Any], most: Mapping[str, Most]) -> B:
     Args:
       kind: what it is to be.
       body: the JSON object.
-      most: for each field that is a list or an object, how many entries it may have; of ``entries.most_entries``.
+      most: for each field that is a list or an object, how many entries it may have; of ``list_limits.most_entries``.
 
     Raises:
       ApiError: 400, with the field's name: it is missing, of another type, too long, unknown, or asks for what jspec

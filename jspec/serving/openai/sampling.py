@@ -8,7 +8,7 @@ from jspec.sampling.params import SamplingParams
 from jspec.serving.openai.errors import ApiError, require_that, shown, wrong
 from jspec.serving.openai.limits import Limits
 from jspec.serving.openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
-from jspec.serving.openai.structured import structured_outputs_of
+from jspec.serving.openai.response_format import structured_outputs_of
 
 # Fields of a request that are fields of SamplingParams, with the value that asks for nothing.
 _PASSED_ON: dict[str, Any] = {

@@ -9,18 +9,18 @@ from typing import Any, TypeVar
 
 from jspec.engine.engine import QueueFull
 from jspec.engine.request import Request
-from jspec.grammar.grammars import CompiledGrammar
-from jspec.grammar.process import GrammarBusy
 from jspec.llm import LLM
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.structured import StructuredOutputsParams
 from jspec.serving.async_engine import AsyncEngine, Group
-from jspec.serving.openai.entries import Most, most_entries
+from jspec.serving.openai.auth import Keys
 from jspec.serving.openai.errors import ApiError
-from jspec.serving.openai.keys import Keys
 from jspec.serving.openai.limits import Limits
+from jspec.serving.openai.list_limits import Most, most_entries
 from jspec.serving.openai.protocol import token_ids
-from jspec.text import COUNTED_CONTEXTS, encode_within, kept_tokens
+from jspec.text.detokenizer import COUNTED_CONTEXTS, encode_within, kept_tokens
+from jspec.text.grammar.grammars import CompiledGrammar
+from jspec.text.grammar.process import GrammarBusy
 
 # Variables that well-known chat templates have, and that a request may set. None of them names a file or code.
 TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "preserve_thinking")

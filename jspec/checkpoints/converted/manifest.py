@@ -1,0 +1,149 @@
+"""``manifest.json`` of a converted folder: what it was made from, and the size and SHA-256 of every file."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jspec._validation import is_int
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import NUMPY_DTYPES
+
+NAME = "manifest.json"
+PARAMS = "params"  # the folder of the Orbax checkpoint, beside the manifest
+FORMAT = "jspec-checkpoint"
+VERSION = 1
+SMALL = 2**20  # bytes; a file up to this size is hashed whenever its folder is loaded
+UNREAD = ("README.md", "LICENSE")  # may be added to a converted folder, as hidden files may, because nothing reads them
+
+
+def is_converted(path: str | os.PathLike) -> bool:
+    """Whether ``path`` is a folder that ``convert`` wrote; its files may be damaged."""
+    return os.path.isfile(os.path.join(path, NAME)) and os.path.isdir(os.path.join(path, PARAMS))
+
+
+def read_manifest(folder: Folder) -> dict[str, Any]:
+    """The manifest of a converted folder.
+
+    Raises:
+      Refusal: it is missing, unreadable or altered, or its format is that of another version.
+    """
+    where, manifest = f"{folder.given}/{NAME}", folder.json(NAME)
+    if manifest.get("format") != FORMAT:
+        raise Refusal(f"{where}: format={manifest.get('format')!r}: expected {FORMAT!r}")
+    if manifest.get("format_version") != VERSION:
+        raise Refusal(
+            f"{where}: format_version={manifest.get('format_version')!r}: this jspec reads {VERSION}; convert again"
+        )
+    if manifest.get("manifest_sha256") != own_digest(manifest):
+        raise Refusal(f"{where}: damaged, its own SHA-256 does not match; convert the checkpoint again")
+    _require_form(manifest, where)
+    return manifest
+
+
+def _require_form(manifest: dict[str, Any], where: str):
+    """Raise a ``Refusal`` unless every entry of the manifest has the right type.
+
+    Manifests that earlier versions wrote have no ``sizes``."""
+    fields = Fields(manifest, where)
+    if fields.text("dtype") not in NUMPY_DTYPES:
+        raise fields.refuse("dtype", f"one of {', '.join(NUMPY_DTYPES)}")
+    for name in ("quantization", "architecture"):
+        fields.text(name, None)
+    for name in ("source", "versions", "head"):
+        fields.nested(name)
+    for name in ("tensor_count", "parameter_count", "draft_vocab_size"):
+        fields.integer(name, None, low=0, high=2**63)
+    files, sizes = manifest.get("files"), manifest.get("sizes")
+    if not isinstance(files, dict) or not files or not all(isinstance(digest, str) for digest in files.values()):
+        raise fields.refuse("files", "an object of file names and their SHA-256")
+    if sizes is not None and not (
+        isinstance(sizes, dict) and sizes.keys() == files.keys() and all(is_int(n) and n >= 0 for n in sizes.values())
+    ):
+        raise fields.refuse("sizes", "an object of the same file names and their sizes in bytes")
+
+
+def check(path: str | os.PathLike) -> list[str]:
+    """One sentence for each damaged, missing or extra file of a converted folder, after every file was hashed again.
+
+    An empty list means that the folder is what was written.
+
+    Raises:
+      Refusal: ``path`` is no converted folder.
+    """
+    folder = Folder(path)
+    if not folder.has(NAME):
+        raise Refusal(f"{folder.given}/{NAME}: missing, so this is no converted folder")
+    try:
+        manifest = read_manifest(folder)
+    except Refusal as refusal:
+        return [str(refusal)]
+    return list(_problems(folder, manifest, hash_all=True))
+
+
+def require_whole(folder: Folder, hash_all: bool = False):
+    """Raise a ``Refusal`` unless a converted folder holds exactly the files of its manifest.
+
+    Args:
+      folder: the folder.
+      hash_all: whether to hash every file. If not, names, sizes and links are compared and only files of up to ``SMALL``
+        bytes are hashed. That finds every change except one inside a large file that keeps its size.
+
+    Raises:
+      Refusal: a file is damaged, missing, or not in the manifest; or the manifest itself cannot be read.
+    """
+    problems = list(_problems(folder, read_manifest(folder), hash_all))
+    if problems:
+        more = f" ({len(problems) - 1} more; jspec-convert --check names them all)" if len(problems) > 1 else ""
+        raise Refusal(f"{problems[0]}{more}; convert the checkpoint again, or fetch the folder again")
+
+
+def _problems(folder: Folder, manifest: dict[str, Any], hash_all: bool) -> Iterator[str]:
+    """One sentence for each problem: missing files first, then unexpected ones, then damaged ones."""
+    expected, sizes, found = manifest["files"], manifest.get("sizes") or {}, file_names(folder.root)
+    for name in sorted(expected.keys() - set(found)):
+        yield f"{folder.given}/{name}: missing"
+    for name in sorted(set(found) - expected.keys()):
+        yield f"{folder.given}/{name}: not in the manifest"
+    for name in found:
+        try:
+            path = folder.below(name)
+        except Refusal as refusal:
+            yield str(refusal)
+            continue
+        size = path.stat().st_size
+        if size != sizes.get(name, size):
+            yield f"{folder.given}/{name}: damaged, it has {size} bytes where the manifest says {sizes[name]}"
+        elif name in expected and (hash_all or size <= SMALL) and sha256(path) != expected[name]:
+            yield f"{folder.given}/{name}: damaged, its SHA-256 does not match"
+
+
+def file_names(folder: Path) -> list[str]:
+    """The sorted paths, relative to ``folder``, of every file and symbolic link in its tree; no link is followed.
+
+    The manifest itself, hidden names and those of ``UNREAD`` at the top level are left out.
+    """
+    names: list[str] = []
+    for at, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(at, name))]
+        if Path(at) == folder:
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            files = [name for name in files if not name.startswith(".") and name not in (NAME, *UNREAD)]
+        names += [Path(at, name).relative_to(folder).as_posix() for name in (*files, *links)]
+    return sorted(names)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def own_digest(manifest: dict[str, Any]) -> str:
+    """The SHA-256 of a manifest without the key ``manifest_sha256``, under which the manifest holds this digest."""
+    rest = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,72 @@
+"""AWQ weights of four bits (Lin et al., 2023), in the layout ``gemm`` of AutoAWQ."""
+
+import dataclasses
+
+import numpy as np
+
+from jspec.checkpoints.dequantize.format import Parts, read_group_size, read_plain, read_scales
+from jspec.checkpoints.dequantize.four_bits import FourBitFormat, FourBitWeight, in_words, unpacked
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.huggingface.quantization_fields import INSTEAD, require_one_of
+
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the place of each code of a number among eight output channels, lowest bits first
+
+
+@dataclasses.dataclass(frozen=True)
+class AWQWeight(FourBitWeight):
+    """A weight ``[out, in]``, of which the codes of eight output channels are in one number, in the order ``ORDER``.
+
+    Attributes:
+      codes: int32 ``[in, out / 8]``.
+      zeros: int32 ``[groups, out / 8]``.
+      scales: ``[groups, out]``.
+    """
+
+    codes: Tensor
+    zeros: Tensor
+    scales: Tensor
+
+    def numbers(self, outputs: slice, inputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        words, within = in_words(outputs)
+        codes = unpacked(self.codes.read_part((inputs, words)), 1, ORDER)[:, within]
+        zeros = unpacked(self.zeros.read_part((groups, words)), 1, ORDER)[:, within]
+        return codes, zeros, read_scales(self.scales, True, (groups, outputs))
+
+
+@dataclasses.dataclass(frozen=True)
+class AWQ(FourBitFormat):
+    """AWQ of four bits."""
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return ".qweight", ".qzeros", ".scales"
+
+    @property
+    def summary(self) -> str:
+        return f"AWQ, four bits with a scale for each {self.groups}"
+
+    def weight(self, name: str, shape: tuple[int, int], parts: Parts) -> AWQWeight:
+        outputs, inputs = shape
+        parts.require_multiple("output", outputs, 8)
+        group = self.group(inputs, parts)
+        codes = parts.take(".qweight", (inputs, outputs // 8), ("int32",))
+        zeros = parts.take(".qzeros", (inputs // group, outputs // 8), ("int32",))
+        scales = parts.take(".scales", (inputs // group, outputs))
+        return AWQWeight(name, codes.file, codes.path, shape, "float32", group, codes, zeros, scales)
+
+
+def read_awq(fields: Fields) -> AWQ:
+    """The ``quantization_config`` of the method ``awq``.
+
+    Raises:
+      Refusal: it says something that is not read.
+    """
+    require_one_of(fields, "bits", 4)
+    require_one_of(fields, "zero_point", True, absent=True)
+    require_one_of(fields, "desc_act", False, absent=False)
+    for key in ("version", "format", "checkpoint_format"):
+        if fields.text(key, "gemm").lower() != "gemm":
+            raise fields.refuse(key, f"'gemm', because weights lie in other orders elsewhere; {INSTEAD}")
+    plain, listed = read_plain(fields, "modules_to_not_convert")
+    return AWQ(plain, listed, fields.where, read_group_size(fields), f"{fields.prefix}group_size")

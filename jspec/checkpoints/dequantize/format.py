@@ -1,0 +1,165 @@
+"""``BlockFormat``: what the formats of weights have in common that are dequantised while they are read."""
+
+import abc
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from jspec.checkpoints.converted.params import Index
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import FLOAT_DTYPES, Tensor
+
+MAX_BLOCK = 2**20  # no weight has more rows or columns
+
+
+@dataclasses.dataclass(frozen=True)
+class Dequantized(Tensor):
+    """The weight of a linear map, float32 ``[out, in]``, that is computed from what the files hold when it is read."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The tensors in the files that stand for the weight ``[out, in]`` of one linear map.
+
+    Attributes:
+      module: name of the linear map in the checkpoint.
+      found: how the name of a tensor ends -> the tensor, ``.qweight``, for those that are there.
+      where: the folder, for messages.
+    """
+
+    module: str
+    found: Mapping[str, Tensor]
+    where: str
+
+    def take(self, end: str, shape: tuple[int, ...], dtypes: Collection[str] = tuple(FLOAT_DTYPES)) -> Tensor:
+        """The tensor whose name ends with ``end``.
+
+        Raises:
+          Refusal: it is missing, or has another shape than ``shape`` or none of the ``dtypes``.
+        """
+        tensor = self.found.get(end)
+        if tensor is None:
+            others = ", ".join(repr(self.module + one) for one in self.found)
+            raise Refusal(
+                f"{self.where}: tensor {self.module + end!r} is missing, and {others} needs it; fetch it again"
+            )
+        if tensor.shape != shape or tensor.dtype not in dtypes:
+            raise Refusal(
+                f"{self.where}/{tensor.file}: tensor {tensor.name!r} is {tensor.dtype} {list(tensor.shape)}, but "
+                f"config.json asks for {' or '.join(dtypes)} {list(shape)}; fetch both again"
+            )
+        return tensor
+
+    def require_multiple(self, what: str, size: int, of: int):
+        """Raise a ``Refusal`` unless ``size``, the number of the features ``what``, is a multiple of ``of``."""
+        if size % of:
+            raise Refusal(
+                f"{self.where}/config.json: {self.module!r} has {size} {what} features: expected a multiple of {of}, "
+                "because eight codes of four bits are stored in one number"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockFormat(abc.ABC):
+    """How a checkpoint stores weights, with one scale for many numbers of each.
+
+    Attributes:
+      plain: names of modules that config.json says are not quantised. Which others are not, the tensors in the files say.
+      key: the key of config.json that lists them, for messages.
+      where: the file that says all this, for messages.
+    """
+
+    plain: frozenset[str]
+    key: str
+    where: str
+
+    bytes_each: ClassVar[str]  # of a number in the files, in words
+
+    @property
+    @abc.abstractmethod
+    def summary(self) -> str:
+        """What it is, for messages: ``FP8 with a scale for each block of 128 x 128``."""
+
+    @property
+    @abc.abstractmethod
+    def ends(self) -> tuple[str, ...]:
+        """How the names of the tensors end that stand for a weight."""
+
+    @abc.abstractmethod
+    def weight(self, name: str, shape: tuple[int, int], parts: Parts) -> Dequantized:
+        """The weight that is made of ``parts``.
+
+        Args:
+          name: its name, ``<module>.weight``.
+          shape: ``[out, in]``.
+          parts: the tensors in the files.
+
+        Raises:
+          Refusal: a tensor is missing, or does not fit the weight.
+        """
+
+    def is_quantized(self, found: Mapping[str, Tensor]) -> bool:
+        """Whether ``found``, some of the tensors of a linear map by the ends of their names, are those of this format."""
+        return bool(found)
+
+    @property
+    def note(self) -> str:
+        """The sentence for the user: what is stored, that it is dequantised, and what that costs."""
+        return (
+            f"the weights are stored in {self.summary}, for which there is no kernel, so they are dequantised as they are "
+            f"read: in bfloat16 they take two bytes each instead of {self.bytes_each}"
+        )
+
+
+def read_scales(tensor: Tensor, signed: bool = False, index: Index = ()) -> np.ndarray:
+    """The values of a tensor of scales, as float32.
+
+    Args:
+      tensor: the tensor.
+      signed: whether a scale may be negative, as some quantisers of four bits choose it.
+      index: which part of it.
+
+    Raises:
+      Refusal: one of them is zero, NaN or infinite, or negative where none may be.
+    """
+    values = tensor.read_part(index).astype(np.float32)
+    wrong = values[~(np.isfinite(values) & ((values != 0) if signed else (values > 0)))]
+    if wrong.size:
+        expected = "numbers other than 0" if signed else "positive numbers"
+        raise Refusal(
+            f"{tensor.file}: tensor {tensor.name!r} holds {wrong.flat[0]}: expected {expected}; fetch it again"
+        )
+    return values
+
+
+def read_plain(fields: Fields, *keys: str) -> tuple[frozenset[str], str]:
+    """The modules that config.json lists as not quantised, by their whole names, and the key of the list.
+
+    Args:
+      fields: the ``quantization_config``.
+      keys: what the list may be called; the first one that is there counts. Patterns in the list have no effect.
+    """
+    key = next((key for key in keys if fields.raw.get(key) is not None), keys[0])
+    listed = fields.raw.get(key) or []
+    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+        raise fields.refuse(key, "a list of module names")
+    return frozenset(listed), fields.prefix + key
+
+
+def read_block(fields: Fields, key: str) -> tuple[int, int]:
+    """The height and the width of a block, from the list under ``key``."""
+    block = fields.raw.get(key)
+    if not isinstance(block, list) or len(block) != 2 or not all(type(b) is int and 0 < b <= MAX_BLOCK for b in block):
+        raise fields.refuse(key, f"two integers in 1..{MAX_BLOCK}, the height and the width of a block")
+    return block[0], block[1]
+
+
+def read_group_size(fields: Fields) -> int:
+    """How many input features share a scale; -1 if all do."""
+    size = fields.integer("group_size", low=-1)
+    if size == 0:
+        raise fields.refuse("group_size", "a positive integer, or -1 for one group of all input features")
+    return size

@@ -1,0 +1,136 @@
+"""Weights of four bits: eight codes in an int32, and a zero and a scale for each group of input features."""
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jspec.checkpoints.converted.params import Index, bounds_of
+from jspec.checkpoints.dequantize.format import BlockFormat, Dequantized, Parts
+from jspec.checkpoints.files.refusal import Refusal
+
+IN_TURN = tuple(range(8))
+MIDDLE = np.uint8(8)  # the code that stands for 0 where a weight is symmetric
+
+
+class Numbers(NamedTuple):
+    """What a weight, or a part of one, is computed from.
+
+    Attributes:
+      codes: uint8 ``[in, out]``.
+      zeros: uint8 ``[groups, out]``, the codes that stand for 0.
+      scales: float32 ``[groups, out]``.
+      groups: int ``[in]``, the group of each input feature.
+    """
+
+    codes: np.ndarray
+    zeros: np.ndarray
+    scales: np.ndarray
+    groups: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class FourBitWeight(Dequantized):
+    """A weight ``[out, in]``, each number of which is ``(code - zero) * scale``.
+
+    Attributes:
+      group: how many input features share a zero and a scale.
+    """
+
+    group: int
+
+    def read(self) -> np.ndarray:
+        return self.read_part(())
+
+    def read_part(self, index: Index) -> np.ndarray:
+        """``read()[index]``. It reads the codes of that part and of what shares an int32 with it, and their groups alone."""
+        outputs, inputs = (slice(*one) for one in bounds_of(index, self.shape))
+        if outputs.start >= outputs.stop or inputs.start >= inputs.stop:
+            return np.empty(self.shape, np.float32)[index]
+        groups = self.groups()[inputs]
+        used = slice(groups.min(), groups.max() + 1)
+        codes, zeros, scales = self.numbers(outputs, inputs, used)
+        return dequantized(Numbers(codes, zeros, scales, groups - used.start)).T
+
+    @abc.abstractmethod
+    def numbers(self, outputs: slice, inputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The codes, zeros and scales in the files, as ``Numbers`` has them, for some features and groups."""
+
+    def groups(self) -> np.ndarray:
+        """The group of each input feature, int ``[in]``."""
+        return self.consecutive()
+
+    def consecutive(self) -> np.ndarray:
+        """The groups of the input features, ``[in]``, if those of a group follow each other."""
+        return np.arange(self.shape[1]) // self.group
+
+
+@dataclasses.dataclass(frozen=True)
+class FourBitFormat(BlockFormat):
+    """How a checkpoint stores weights of four bits.
+
+    Attributes:
+      group_size: how many input features share a scale; -1 if all do.
+      group_key: the key of config.json that says so, for messages.
+    """
+
+    group_size: int
+    group_key: str
+
+    bytes_each = "half a one"
+
+    @property
+    def groups(self) -> str:
+        """What has a scale, in words."""
+        return "output channel" if self.group_size == -1 else f"{self.group_size} input features"
+
+    def group(self, inputs: int, parts: Parts) -> int:
+        """How many of the ``inputs`` input features of a linear map share a scale.
+
+        Raises:
+          Refusal: the groups would not have the same size.
+        """
+        if self.group_size == -1:
+            return inputs
+        if inputs % self.group_size:
+            raise Refusal(
+                f"{self.where}: {self.group_key}={self.group_size}: expected -1 or a divisor of {inputs}, the number of "
+                f"input features of {parts.module!r}"
+            )
+        return self.group_size
+
+
+def in_words(part: slice) -> tuple[slice, slice]:
+    """Which int32 hold the codes of consecutive features, and which of the codes in these they are."""
+    words = slice(part.start // 8, -(-part.stop // 8))
+    return words, slice(part.start - 8 * words.start, part.stop - 8 * words.start)
+
+
+def unpacked(words: np.ndarray, axis: int, order: Sequence[int] = IN_TURN) -> np.ndarray:
+    """The codes in ``words``, uint8 with eight times the length along ``axis``.
+
+    Args:
+      words: int32 or uint32, of two dimensions.
+      axis: the one along which the eight codes of a number follow each other.
+      order: the place among these eight of the code in the lowest four bits, of that in the next four, and so on.
+    """
+    words = words.view(np.uint32)
+    codes = np.empty([8 * size if i == axis else size for i, size in enumerate(words.shape)], np.uint8)
+    places = codes.swapaxes(0, axis)  # a view, like the next line's
+    for i, place in enumerate(order):
+        places[place::8] = (words.swapaxes(0, axis) >> np.uint32(4 * i)) & np.uint32(15)
+    return codes
+
+
+def dequantized(numbers: Numbers) -> np.ndarray:
+    """``(code - zero) * scale``, float32 ``[in, out]``."""
+    codes, zeros, scales, groups = numbers
+    codes, zeros, values = codes.view(np.int8), zeros.view(np.int8), np.empty_like(codes, np.float32)
+    # Neighbours of one group are multiplied together. Differences of codes fit into eight bits.
+    starts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist()]
+    for start, stop in zip(starts, [*starts[1:], len(codes)], strict=True):
+        group = groups[start]
+        np.multiply(codes[start:stop] - zeros[group], scales[group], out=values[start:stop])
+    return values

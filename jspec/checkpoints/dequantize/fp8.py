@@ -1,0 +1,96 @@
+"""FP8 weights with a scale for each block, as DeepSeek-V3 and Qwen3 publish them, and llm-compressor writes them."""
+
+import dataclasses
+
+import numpy as np
+
+from jspec.checkpoints.converted.params import Index, bounds_of
+from jspec.checkpoints.dequantize.format import BlockFormat, Dequantized, Parts, read_block, read_plain, read_scales
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.huggingface.quantization_fields import require_one_of
+
+FP8 = "float8_e4m3fn"
+
+
+@dataclasses.dataclass(frozen=True)
+class FP8BlockWeight(Dequantized):
+    """A weight ``[out, in]`` whose numbers are multiplied by the scales of their blocks.
+
+    Attributes:
+      stored: float8_e4m3fn ``[out, in]``.
+      scales: ``[ceil(out / height), ceil(in / width)]``. Blocks at the lower and right edges may be smaller.
+      block: height and width of a block.
+    """
+
+    stored: Tensor
+    scales: Tensor
+    block: tuple[int, int]
+
+    def read(self) -> np.ndarray:
+        return self.read_part(())
+
+    def read_part(self, index: Index) -> np.ndarray:
+        """``read()[index]``. It reads no other numbers, but all scales, which are few."""
+        scales, (height, width) = read_scales(self.scales), self.block
+        (first, stop), (left, right) = bounds_of(index, self.shape)
+        values, columns = self.stored.read_part(index).astype(np.float32), np.arange(left, right) // width
+        for i in range(first // height, -(-stop // height)):
+            values[max(i * height - first, 0) : (i + 1) * height - first] *= scales[i, columns]
+        return values
+
+
+@dataclasses.dataclass(frozen=True)
+class FP8Blocks(BlockFormat):
+    """FP8 with a scale for each block.
+
+    Attributes:
+      block: height and width of a block.
+      scale_end: how the name of a tensor of scales ends.
+    """
+
+    block: tuple[int, int]
+    scale_end: str
+
+    bytes_each = "one"
+
+    @property
+    def summary(self) -> str:
+        return f"FP8 with a scale for each block of {self.block[0]} x {self.block[1]}"
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return ".weight", self.scale_end
+
+    def is_quantized(self, found) -> bool:
+        return self.scale_end in found or (".weight" in found and found[".weight"].dtype == FP8)
+
+    def weight(self, name: str, shape: tuple[int, int], parts: Parts) -> FP8BlockWeight:
+        blocks = tuple(-(-size // of) for size, of in zip(shape, self.block, strict=True))
+        stored, scales = parts.take(".weight", shape, (FP8,)), parts.take(self.scale_end, blocks)
+        return FP8BlockWeight(name, stored.file, stored.path, shape, "float32", stored, scales, self.block)
+
+
+def read_fp8_blocks(fields: Fields) -> FP8Blocks:
+    """The ``quantization_config`` of DeepSeek's layout, whose ``weight_block_size`` is not null.
+
+    Raises:
+      Refusal: it says something that is not read.
+    """
+    require_one_of(fields, "fmt", "e4m3", absent="e4m3")
+    plain, key = read_plain(fields, "modules_to_not_convert", "ignored_layers")
+    return FP8Blocks(plain, key, fields.where, read_block(fields, "weight_block_size"), ".weight_scale_inv")
+
+
+def read_compressed_blocks(fields: Fields, weights: Fields) -> FP8Blocks:
+    """The ``quantization_config`` of llm-compressor with ``strategy: block``.
+
+    Args:
+      fields: the whole of it.
+      weights: what it says of weights, of which the caller has checked all but the block.
+
+    Raises:
+      Refusal: the block is none.
+    """
+    plain, key = read_plain(fields, "ignore")
+    return FP8Blocks(plain, key, fields.where, read_block(weights, "block_structure"), ".weight_scale")

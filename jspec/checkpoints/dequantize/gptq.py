@@ -1,0 +1,151 @@
+"""GPTQ weights of four bits (Frantar et al., 2022), as AutoGPTQ, GPTQModel and AutoRound publish them."""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from jspec.checkpoints.dequantize.format import Parts, read_group_size, read_plain, read_scales
+from jspec.checkpoints.dequantize.four_bits import MIDDLE, FourBitFormat, FourBitWeight, in_words, unpacked
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.huggingface.quantization_fields import INSTEAD, require_one_of
+
+_ONES = np.uint32(0x11111111)  # one in each of eight codes
+_STORED_MIDDLES = (int(MIDDLE) - 1, int(MIDDLE))  # how the zero of a symmetric weight is stored
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTQWeight(FourBitWeight):
+    """A weight ``[out, in]``, of which the codes of eight input features are in one number, the first in the lowest bits.
+
+    Attributes:
+      codes: int32 ``[in / 8, out]``.
+      zeros: int32 ``[groups, out / 8]``.
+      scales: ``[groups, out]``.
+      order: int32 ``[in]``, the group of each input feature; None if the groups follow each other.
+      ordered: whether they may not.
+      less_one: whether one was subtracted from the zeros, as the first version of the format does.
+      symmetric: whether code 8 is the zero of all numbers, whatever ``less_one`` says.
+    """
+
+    codes: Tensor
+    zeros: Tensor
+    scales: Tensor
+    order: Tensor | None
+    ordered: bool
+    less_one: bool
+    symmetric: bool
+
+    def numbers(self, outputs: slice, inputs: slice, groups: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        of_inputs, rows = in_words(inputs)
+        codes = unpacked(self.codes.read_part((of_inputs, outputs)), 0)[rows]
+        scales = read_scales(self.scales, True, (groups, outputs))
+        if self.symmetric:
+            return codes, np.broadcast_to(self._middle, scales.shape), scales
+        words, columns = in_words(outputs)
+        zeros = self.zeros.read_part((groups, words)).view(np.uint32)
+        if self.less_one:
+            # To whole numbers, as GPTQModel does: it subtracts so when it writes, and a zero of 0 borrows from the next.
+            zeros = zeros + _ONES
+        return codes, unpacked(zeros, 1)[:, columns], scales
+
+    @functools.cached_property
+    def _middle(self) -> np.uint8:
+        """The zero of all numbers of a symmetric weight.
+
+        Some writers store it as 8 and some less one, as 7, and ``checkpoint_format`` does not tell which it was. Kernels for
+        symmetric weights never look at what is stored. All zeros are read once, also where parts of the weight are read, so
+        that a file is refused or not whatever the parts are.
+
+        Raises:
+          Refusal: something else is stored, which contradicts ``sym``.
+        """
+        words = self.zeros.read().view(np.uint32)
+        if not any(np.all(words == zero * _ONES) for zero in _STORED_MIDDLES):
+            found = np.unique(unpacked(words, 1)).tolist()
+            held = next((zero for zero in found if zero not in _STORED_MIDDLES), "both 7 and 8")
+            raise Refusal(
+                f"{self.file}: tensor {self.zeros.name!r} holds {held}: expected 7 everywhere or 8 everywhere, because "
+                "quantization_config.sym, which is true unless config.json says otherwise, puts the zero of each number in "
+                "the middle; set sym to false if the weights were not quantised symmetrically, else fetch the file again"
+            )
+        return MIDDLE
+
+    def groups(self) -> np.ndarray:
+        consecutive = self.consecutive()
+        if self.order is None:
+            return consecutive
+        groups, count = self.order.read(), self.scales.shape[0]
+        if not self.ordered and not np.array_equal(groups, consecutive):
+            raise Refusal(
+                f"{self.file}: tensor {self.order.name!r} has groups that do not follow each other, but desc_act is false; "
+                "set it to true in config.json if the weights were quantised in another order"
+            )
+        wrong = groups[(groups < 0) | (groups >= count)]
+        if len(wrong):
+            raise Refusal(
+                f"{self.file}: tensor {self.order.name!r} holds {wrong[0]}: expected groups in 0..{count - 1}; fetch it "
+                "again"
+            )
+        return groups
+
+
+@dataclasses.dataclass(frozen=True)
+class GPTQ(FourBitFormat):
+    """GPTQ of four bits.
+
+    Attributes:
+      ordered: whether input features were quantised in another order than they have (``desc_act``).
+      less_one, symmetric: as in ``GPTQWeight``.
+    """
+
+    ordered: bool
+    less_one: bool
+    symmetric: bool
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return ".qweight", ".qzeros", ".scales", ".g_idx"
+
+    @property
+    def summary(self) -> str:
+        return f"GPTQ, four bits with a scale for each {self.groups}"
+
+    def weight(self, name: str, shape: tuple[int, int], parts: Parts) -> GPTQWeight:
+        (outputs, inputs), order = shape, None
+        parts.require_multiple("input", inputs, 8)
+        parts.require_multiple("output", outputs, 8)
+        group = self.group(inputs, parts)
+        if self.ordered or ".g_idx" in parts.found:
+            order = parts.take(".g_idx", (inputs,), ("int32",))
+        codes = parts.take(".qweight", (inputs // 8, outputs), ("int32",))
+        zeros = parts.take(".qzeros", (inputs // group, outputs // 8), ("int32",))
+        scales = parts.take(".scales", (inputs // group, outputs))
+        about = name, codes.file, codes.path, shape, "float32", group
+        return GPTQWeight(*about, codes, zeros, scales, order, self.ordered, self.less_one, self.symmetric)
+
+
+def read_gptq(fields: Fields) -> GPTQ:
+    """The ``quantization_config`` of the method ``gptq``.
+
+    Raises:
+      Refusal: it says something that is not read.
+    """
+    require_one_of(fields, "bits", 4)
+    require_one_of(fields, "pack_dtype", "int32", absent="int32")
+    require_one_of(fields, "is_marlin_format", False, absent=False)
+    key = "checkpoint_format" if fields.raw.get("checkpoint_format") is not None else "format"
+    require_one_of(fields, key, "gptq", "gptq_v2", absent="gptq")
+    if fields.raw.get("rotation") is not None:
+        raise fields.refuse("rotation", f"none, because rotated weights are not read; {INSTEAD}")
+    # An entry that begins with - says which modules are not quantised. The tensors in the files say that as well.
+    dynamic = fields.nested("dynamic")
+    changed = [] if dynamic is None else [module for module in dynamic.raw if not module.startswith("-")]
+    if dynamic is not None and changed:
+        raise dynamic.refuse(changed[0], f"none, because all modules are quantised alike; {INSTEAD}")
+    plain, listed = read_plain(fields, "modules_to_not_convert")
+    size, ordered, less_one = read_group_size(fields), fields.flag("desc_act"), fields.raw.get(key) != "gptq_v2"
+    symmetric = fields.flag("sym", True)  # as in AutoGPTQ, GPTQModel and transformers
+    return GPTQ(plain, listed, fields.where, size, f"{fields.prefix}group_size", ordered, less_one, symmetric)

@@ -1,0 +1,117 @@
+"""``Folder``: a checkpoint folder from which only its own files can be opened, whatever names its files contain."""
+
+import os
+import stat
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+from jspec.checkpoints.files.gguf import refuse_gguf
+from jspec.checkpoints.files.json_files import read_json, reason_of
+from jspec.checkpoints.files.refusal import Refusal
+
+
+class Folder:
+    """An untrusted checkpoint folder, whose files are opened by their bare names.
+
+    A symbolic link is followed if it stays inside the folder. It is also followed if it leads to the ``blobs`` of the
+    same repository in a Hugging Face hub cache, because that cache stores every file in this way:
+    ``<repository>/snapshots/<revision>/name -> ../../blobs/<hash>``.
+
+    Attributes:
+      given: the path as the user gave it, for messages.
+      root: the resolved path.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.given = str(path)
+        if not os.path.isdir(path):
+            refuse_gguf([str(path)])
+            raise Refusal(f"{path}: not a folder; give the folder that holds config.json and model.safetensors")
+        self.root = Path(path).resolve()
+
+    @property
+    def revision(self) -> str | None:
+        """The commit hash if the folder is a snapshot in a hub cache, else None."""
+        return self.root.name if self.root.parent.name == "snapshots" else None
+
+    def names(self) -> list[str]:
+        """Names of everything in the folder, sorted."""
+        return sorted(os.listdir(self.root))
+
+    def paths(self) -> list[str]:
+        """The same behind the path that the user gave, for messages."""
+        return [f"{self.given}/{name}" for name in self.names()]
+
+    def has(self, name: str) -> bool:
+        """Whether the folder has an entry ``name``, be it a link that leads nowhere."""
+        return os.path.lexists(self.root / name)
+
+    def path(self, name: str, named_by: str | None = None) -> Path:
+        """The resolved path of the file ``name``.
+
+        Args:
+          name: a bare file name, ``model.safetensors``.
+          named_by: the file that contains this name, such as an index of shards, for messages.
+
+        Raises:
+          Refusal: the name is no bare name, the file lies outside the folder, or it is no regular file.
+        """
+        where = named_by or f"{self.given}/{name}"
+        if not is_bare_name(name):
+            raise Refusal(f"{where}: the file name {name!r} is refused, because only a bare name stays in the folder")
+        try:
+            path = (self.root / name).resolve(strict=True)
+            regular = stat.S_ISREG(path.stat().st_mode)
+        except (OSError, RuntimeError) as error:
+            raise Refusal(f"{where}: cannot open {name!r} ({reason_of(error)})") from None
+        if path.parent != self.root and path.parent != self._blobs():
+            raise Refusal(f"{where}: {name!r} is a symbolic link that leaves the folder, which is refused")
+        if not regular:
+            raise Refusal(f"{where}: {name!r} is not a regular file")
+        return path
+
+    def below(self, name: str) -> Path:
+        """The resolved path of a file that may lie in a subfolder.
+
+        Args:
+          name: a path relative to this folder with ``/`` between its parts, found by listing the folder.
+
+        Raises:
+          Refusal: the file lies outside the folder, or it is no regular file.
+        """
+        where = f"{self.given}/{name}"
+        try:
+            path = (self.root / name).resolve(strict=True)
+            regular = stat.S_ISREG(path.stat().st_mode)
+        except (OSError, RuntimeError) as error:
+            raise Refusal(f"{where}: cannot be opened ({reason_of(error)})") from None
+        if not path.is_relative_to(self.root) and path.parent != self._blobs():
+            raise Refusal(f"{where}: is a symbolic link that leaves the folder, which is refused")
+        if not regular:
+            raise Refusal(f"{where}: is not a regular file")
+        return path
+
+    def json(self, name: str) -> dict:
+        """The JSON object in the file ``name``.
+
+        Raises:
+          Refusal: it holds no JSON object, or exceeds the limits on size and depth of ``json_files``.
+        """
+        where = f"{self.given}/{name}"
+        value = read_json(self.path(name), where)
+        if not isinstance(value, dict):
+            raise Refusal(f"{where}: holds a {type(value).__name__}, expected a JSON object")
+        return value
+
+    def _blobs(self) -> Path | None:
+        return self.root.parent.parent / "blobs" if self.revision else None
+
+
+def is_bare_name(name) -> bool:
+    """Whether ``name`` is a file name without path: no separator, no drive, no NUL, and neither ``.`` nor ``..``."""
+    return (
+        isinstance(name, str)
+        and name not in ("", ".", "..")
+        and "\0" not in name
+        and PurePosixPath(name).name == name
+        and PureWindowsPath(name).name == name
+    )

@@ -1,0 +1,114 @@
+"""Parts of an array that lies in a file number by number, read without the bytes of its other parts.
+
+Both safetensors and the uncompressed arrays of a converted folder are such files. A part is cut into *runs*, which are
+bytes that follow each other in the file and in the part. Several threads read them side by side, because one alone neither
+keeps a disk busy nor copies as fast as memory allows."""
+
+import functools
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from jspec.checkpoints.converted.params import Index, bounds_of
+
+PIECE = 8 << 20  # bytes that a thread reads at a time
+THREADS = 8
+SHORTEST = 1 << 10  # bytes of a run that is read alone: disks read whole pages, and a call costs more than shorter ones
+
+
+def read_range(path: Path, dtype: np.dtype, shape: tuple[int, ...], index: Index = (), start: int = 0) -> np.ndarray:
+    """A part of the array of this dtype and shape in the file ``path``, in C order from the byte ``start`` on.
+
+    Args:
+      path, dtype, shape, start: of the whole array.
+      index: which part. Where its rows have runs of less than ``SHORTEST`` bytes, the bytes between these are read too.
+
+    Raises:
+      OSError: the file cannot be read.
+      ValueError: it ends before the part does.
+    """
+    bounds = bounds_of(index, shape)
+    out = np.empty([max(stop - first, 0) for first, stop in bounds], dtype)
+    if out.size == 0:
+        return out
+    # Axis ``cut`` is the last that the part has not all of. A run is what the part has of it, and a row all of it.
+    cut = max((axis for axis, size in enumerate(shape) if bounds[axis] != (0, size)), default=0)
+    unit = dtype.itemsize * math.prod(shape[cut + 1 :])
+    first, stop = bounds[cut] if shape else (0, 1)
+    row, skipped, run = unit * (shape[cut] if shape else 1), unit * first, unit * (stop - first)
+    rows = _rows(bounds[:cut], shape[:cut])
+    into = out.reshape(-1).view(np.uint8).reshape(len(rows), run)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if run >= SHORTEST or len(rows) == 1:
+            reads = _of_runs(descriptor, start + rows * row + skipped, into)
+        else:
+            reads = _of_rows(descriptor, start + rows * row, row, skipped, into)
+        _side_by_side(list(reads))
+    finally:
+        os.close(descriptor)
+    return out
+
+
+def _rows(bounds: list[tuple[int, int]], shape: tuple[int, ...]) -> np.ndarray:
+    """The numbers, int ``[rows]``, of the rows that a part has, from what it has of the axes before those of a row."""
+    rows = np.zeros(1, np.int64)
+    for (first, stop), size in zip(bounds, shape, strict=True):
+        rows = (rows[:, None] * size + np.arange(first, stop)).reshape(-1)
+    return rows
+
+
+def _of_runs(descriptor: int, starts: np.ndarray, into: np.ndarray) -> Iterator[Callable[[], None]]:
+    """Functions that read the runs from ``starts`` on, int ``[rows]``, into uint8 ``[rows, run]``."""
+    run = into.shape[1]
+    each = max(PIECE // run, 1)
+    for row, offset in itertools.product(range(0, len(starts), each), range(0, run, PIECE)):
+        some = slice(row, row + each), slice(offset, offset + PIECE)
+        yield functools.partial(_read_runs, descriptor, starts[some[0]] + offset, into[some])
+
+
+def _read_runs(descriptor: int, starts: np.ndarray, into: np.ndarray):
+    for start, run in zip(starts.tolist(), into, strict=True):
+        _fill(descriptor, start, run)
+
+
+def _of_rows(
+    descriptor: int, starts: np.ndarray, row: int, skipped: int, into: np.ndarray
+) -> Iterator[Callable[[], None]]:
+    """Functions that read whole rows of ``row`` bytes, and copy what lies behind the first ``skipped`` of each."""
+    ends = np.flatnonzero(np.diff(starts) != row) + 1  # of rows that follow each other in the file
+    each = max(PIECE // row, 1)
+    for first, stop in itertools.pairwise([0, *ends.tolist(), len(starts)]):
+        for begin in range(first, stop, each):
+            some = slice(begin, min(begin + each, stop))
+            yield functools.partial(_read_rows, descriptor, int(starts[begin]), row, skipped, into[some])
+
+
+def _read_rows(descriptor: int, start: int, row: int, skipped: int, into: np.ndarray):
+    rows = np.empty((len(into), row), np.uint8)
+    _fill(descriptor, start, rows.reshape(-1))
+    into[:] = rows[:, skipped : skipped + into.shape[1]]
+
+
+def _fill(descriptor: int, start: int, into: np.ndarray):
+    """Read bytes from ``start`` on until ``into``, uint8 of one dimension, is full."""
+    view, done = into.data, 0
+    while done < len(view):
+        read = os.preadv(descriptor, [view[done:]], start + done)
+        if read == 0:
+            raise ValueError(f"it ends {len(view) - done} bytes early")
+        done += read
+
+
+def _side_by_side(reads: list[Callable[[], None]]):
+    if len(reads) == 1:
+        reads[0]()
+        return
+    with ThreadPoolExecutor(min(THREADS, len(reads))) as pool:
+        for done in [pool.submit(read) for read in reads]:
+            done.result()

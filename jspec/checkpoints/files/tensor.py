@@ -1,0 +1,46 @@
+"""``Tensor``: one tensor of a checkpoint on disk, in any file format."""
+
+import abc
+import dataclasses
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from jspec.checkpoints.converted.params import Index
+
+FLOAT_DTYPES = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "float16": np.dtype(np.float16),
+}
+NUMPY_DTYPES = {name: FLOAT_DTYPES[name] for name in ("float32", "bfloat16")}  # of parameters
+STORED_DTYPES = FLOAT_DTYPES | {name: np.dtype(name) for name in ("int64", "int32", "uint32", "uint8", "bool")}
+STORED_DTYPES["float8_e4m3fn"] = np.dtype(ml_dtypes.float8_e4m3fn)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor(abc.ABC):
+    """A tensor on disk, of which name, shape and dtype are known and the values are not read yet.
+
+    Attributes:
+      name: its name in the checkpoint, ``model.norm.weight``.
+      file: the bare name of its file, for messages.
+      path: the resolved path of its file.
+      shape: its shape.
+      dtype: its dtype on disk, a key of ``STORED_DTYPES``.
+    """
+
+    name: str
+    file: str
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+    @abc.abstractmethod
+    def read(self) -> np.ndarray:
+        """The values, as an array of this shape and dtype."""
+
+    def read_part(self, index: Index) -> np.ndarray:
+        """``read()[index]``. Tensors that may be large and are loaded in parts read the bytes of that part alone."""
+        return self.read()[index]

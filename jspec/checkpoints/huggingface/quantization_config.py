@@ -1,0 +1,157 @@
+"""What config.json says of weights that are quantised already (``quantization_config``).
+
+``READERS`` has one entry for each method that is read. FP8 weights with a scale for each output channel, as jspec stores
+them itself, or with a single scale for each weight are a ``StoredQuantization``. Weights with a scale for each block are a
+``BlockFormat``. A family of models may read another method by itself (``Family.reads_quantization``). Everything else is
+refused by its name."""
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Literal
+
+from jspec.checkpoints.dequantize.awq import read_awq
+from jspec.checkpoints.dequantize.format import BlockFormat
+from jspec.checkpoints.dequantize.fp8 import read_compressed_blocks, read_fp8_blocks
+from jspec.checkpoints.dequantize.gptq import read_gptq
+from jspec.checkpoints.dequantize.packed import read_pack_quantized
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.huggingface.quantization_fields import INSTEAD, Modules, read_modules, require_one_of
+
+KEYS = ("quantization_config", "compression_config")  # the second is what early llm-compressor wrote
+NVIDIA = "hf_quant_config.json"  # stands beside config.json in checkpoints of NVIDIA Model Optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredQuantization:
+    """How the weights in the files are quantised.
+
+    Attributes:
+      quantization: the value of ``ModelConfig.quantization`` that they can be read as.
+      scales: whether there is a scale for each output ``channel``, or one for a whole ``tensor``.
+      targets: which modules are quantised.
+      ignored: which of these are not, after all.
+      where: the file that says so, for messages.
+    """
+
+    quantization: Literal["fp8"]
+    scales: Literal["channel", "tensor"]
+    targets: Modules
+    ignored: Modules
+    where: str
+
+    def includes(self, names: Iterable[str]) -> bool:
+        """Whether a linear map is quantised, to which the checkpoint may give any of these names."""
+        names = tuple(names)
+        return self.targets.include(names) and not self.ignored.include(names)
+
+
+def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> StoredQuantization | BlockFormat | None:
+    """How the linear maps of a checkpoint are quantised; None if they are not.
+
+    Args:
+      fields: its config.json.
+      elsewhere: methods that are read elsewhere, for which None is returned too.
+
+    Raises:
+      Refusal: in a way that jspec does not read.
+    """
+    own = next((found for found in map(fields.nested, KEYS) if found is not None), None)
+    if own is None:
+        return None
+    method = own.text("quant_method", _unnamed_method(own))
+    if method in elsewhere:
+        return None
+    if method not in READERS:
+        algorithm = own.raw.get("quant_algo")
+        more = f" ({algorithm})" if isinstance(algorithm, str) else ""
+        raise Refusal(f"{own.where}: {own.prefix}quant_method={method!r}{more} is not read; {INSTEAD}")
+    return READERS[method](own)
+
+
+def refuse_model_optimizer(folder: Folder):
+    """Raise a ``Refusal`` if a file beside config.json says that NVIDIA Model Optimizer has quantised the weights."""
+    if not folder.has(NVIDIA):
+        return
+    fields = Fields(folder.json(NVIDIA), f"{folder.given}/{NVIDIA}").nested("quantization")
+    algorithm = None if fields is None else fields.text("quant_algo", None)
+    if fields is not None and algorithm is not None:
+        raise Refusal(
+            f"{fields.where}: {fields.prefix}quant_algo={algorithm!r}, of NVIDIA Model Optimizer, is not read; {INSTEAD}"
+        )
+
+
+def refuse_quantized_head(fields: Fields):
+    """Raise a ``Refusal`` if the config.json ``fields`` of a draft head says that its weights are quantised."""
+    for own in map(fields.nested, KEYS):
+        if own is not None:
+            method = own.raw.get("quant_method")
+            raise Refusal(
+                f"{own.where}: {own.prefix}quant_method={method!r} says that the weights of this draft head are quantised; "
+                "those of targets and draft models may be, for a draft head use its bfloat16 checkpoint"
+            )
+
+
+def _unnamed_method(fields: Fields) -> str:
+    """The method of a ``quantization_config`` that does not name it: transformers once wrote that for bitsandbytes."""
+    legacy = fields.raw.get("load_in_8bit") or fields.raw.get("load_in_4bit")
+    return "bitsandbytes" if legacy else "unnamed"
+
+
+def _compressed_tensors(fields: Fields) -> StoredQuantization | BlockFormat:
+    """The library compressed-tensors, which llm-compressor writes with."""
+    require_one_of(fields, "format", "float-quantized", "pack-quantized")
+    for name in ("sparsity_config", "transform_config"):
+        nested = fields.nested(name)
+        if nested is not None and nested.raw.get("format") != "dense":
+            raise fields.refuse(name, f"none, because neither sparse nor rotated weights are read; {INSTEAD}")
+    groups = fields.nested("config_groups")
+    names = list(groups.raw) if groups is not None else []
+    if groups is None or len(names) != 1:
+        raise fields.refuse("config_groups", f"one group, of all linear maps; {INSTEAD}")
+    group = groups.nested(names[0])
+    weights = None if group is None else group.nested("weights")
+    if group is None or weights is None:
+        raise groups.refuse(names[0], "an object with weights, because no others are quantised here")
+    require_one_of(group, "format", fields.raw["format"], absent=fields.raw["format"])
+    if fields.raw["format"] == "pack-quantized":
+        return read_pack_quantized(fields, weights)
+    return _float_quantized(fields, group, weights)
+
+
+def _float_quantized(fields: Fields, group: Fields, weights: Fields) -> StoredQuantization | BlockFormat:
+    """The format ``float-quantized`` of compressed-tensors, with its only group, and what this says of weights."""
+    for name, only, absent in (
+        ("num_bits", 8, 8),
+        ("type", "float", "int"),
+        ("symmetric", True, True),
+        ("dynamic", False, False),
+    ):
+        require_one_of(weights, name, only, absent=absent)
+    require_one_of(weights, "strategy", "channel", "tensor", "block", absent="tensor")
+    scales: Any = weights.text("strategy", "tensor")
+    if scales == "block":
+        return read_compressed_blocks(fields, weights)
+    return StoredQuantization(
+        "fp8", scales, read_modules(group, "targets", ["Linear"]), read_modules(fields, "ignore"), fields.where
+    )
+
+
+def _fp8(fields: Fields) -> StoredQuantization | BlockFormat:
+    """The method ``fp8``: of vLLM, with a scale for each weight, or of DeepSeek, with a scale for each block."""
+    if fields.raw.get("weight_block_size") is not None:
+        return read_fp8_blocks(fields)
+    require_one_of(fields, "fmt", "e4m3", absent="e4m3")
+    key = "modules_to_not_convert" if "modules_to_not_convert" in fields.raw else "ignored_layers"
+    every = Modules(frozenset(("Linear",)), (), "")
+    return StoredQuantization("fp8", "tensor", every, read_modules(fields, key), fields.where)
+
+
+# quant_method of config.json -> the function that reads the rest of ``quantization_config``.
+READERS: dict[str, Callable[[Fields], StoredQuantization | BlockFormat]] = {
+    "awq": read_awq,
+    "compressed-tensors": _compressed_tensors,
+    "fp8": _fp8,
+    "gptq": read_gptq,
+}

@@ -1,0 +1,77 @@
+"""What the readers of a ``quantization_config`` share: checks of its keys, and the lists of modules in it."""
+
+import dataclasses
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.refusal import Refusal
+
+INSTEAD = (
+    "of quantised checkpoints jspec reads FP8 (compressed-tensors float-quantized, fp8), GPTQ, AWQ and compressed-tensors "
+    "pack-quantized in four bits, and gpt-oss in MXFP4; else use the original bfloat16 checkpoint, with jspec-convert "
+    "--quantize int8 or fp8"
+)
+# The names of modules are matched with regular expressions that a checkpoint brings. Only simple ones are taken, because
+# others can keep a matcher busy forever: its work grows with the power of how many repetitions and choices there are.
+MAX_PATTERNS, MAX_PATTERN_LENGTH, MAX_CHOICES = 20, 100, 3
+_ATOM = r"(?:\w|-|\.|\\[.dw]|\[\^?[\w.-]+\]|\((?:\?:)?(?:[\w.|-]|\\\.)*\)(?![*+?]))"
+_SIMPLE = re.compile(rf"\^?(?:{_ATOM}[*+?]?)*\$?", re.ASCII)
+_CHOICE = re.compile(r"\(|(?<!\()[*+?]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Modules:
+    """Which modules of a network a list in config.json means.
+
+    Attributes:
+      names: their names, ``lm_head``, or classes, of which only ``Linear`` is known.
+      patterns: regular expressions that the beginnings of their names match.
+      key: the key of config.json, for messages.
+    """
+
+    names: frozenset[str]
+    patterns: tuple[re.Pattern, ...]
+    key: str
+
+    def include(self, names: Iterable[str]) -> bool:
+        """Whether a linear map, to which a checkpoint may give any of these names, is among them."""
+        if "Linear" in self.names:
+            return True
+        return any(name in self.names or any(one.match(name) for one in self.patterns) for name in names)
+
+
+def require_one_of(fields: Fields, name: str, *known: Any, absent: Any = None):
+    """Raise a ``Refusal`` unless the value under ``name``, or without one ``absent``, is one of ``known``."""
+    value = absent if fields.raw.get(name) is None else fields.raw[name]
+    if not any(type(value) is type(one) and value == one for one in known):
+        raise fields.refuse(name, f"{' or '.join(map(repr, known))}; {INSTEAD}")
+
+
+def read_modules(fields: Fields, name: str, absent: Iterable[str] = ()) -> Modules:
+    """The list of modules under ``name``: names, and after ``re:`` regular expressions."""
+    listed = absent if fields.raw.get(name) is None else fields.raw[name]
+    if not isinstance(listed, list | tuple) or not all(isinstance(one, str) for one in listed):
+        raise fields.refuse(name, "a list of module names")
+    patterns = [one.removeprefix("re:") for one in listed if one.startswith("re:")]
+    if len(patterns) > MAX_PATTERNS:
+        raise fields.refuse(name, f"at most {MAX_PATTERNS} patterns; list the names of modules")
+    return Modules(
+        frozenset(one for one in listed if not one.startswith("re:")),
+        tuple(_compiled(fields, name, pattern) for pattern in patterns),
+        fields.prefix + name,
+    )
+
+
+def _compiled(fields: Fields, name: str, pattern: str) -> re.Pattern:
+    simple = len(pattern) <= MAX_PATTERN_LENGTH and _SIMPLE.fullmatch(pattern)
+    try:
+        if simple and len(_CHOICE.findall(pattern)) <= MAX_CHOICES:
+            return re.compile(pattern)
+    except re.error:
+        pass
+    raise Refusal(
+        f"{fields.where}: {fields.prefix}{name} has the pattern {pattern[:80]!r}: expected names of modules, or patterns of "
+        f"at most {MAX_PATTERN_LENGTH} letters, ., [..] and up to {MAX_CHOICES} of *, +, ? and (a|b); list the names instead"
+    )

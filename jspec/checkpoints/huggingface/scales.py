@@ -1,0 +1,146 @@
+"""Weights that a checkpoint stores in eight bits, and their scales: which there have to be, and what fills a parameter.
+
+A checkpoint has the scales of ``model.layers.0.mlp.down_proj.weight`` in the tensor ``....down_proj.weight_scale``. They
+become the parameter ``layers.0.mlp.down.scale``. Weights are read as they are stored, bit for bit."""
+
+import dataclasses
+from collections.abc import Callable, Container, Iterable
+
+import numpy as np
+
+from jspec.checkpoints.dequantize.format import BlockFormat, read_scales
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, Placement, tensor_table
+from jspec.checkpoints.huggingface.parts import modules_of_parts
+from jspec.checkpoints.huggingface.quantization_config import StoredQuantization
+from jspec.checkpoints.huggingface.quantization_fields import INSTEAD
+from jspec.checkpoints.layout import Layout
+from jspec.config import ModelConfig
+from jspec.config.model import count
+from jspec.config.tensor_names import names_of
+
+# How the names of tensors end that hold scales of activations, or of keys and values in a cache of eight bits.
+_ACTIVATIONS = (".input_scale", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
+_NAMED = 3  # modules that an error names
+
+
+@dataclasses.dataclass(frozen=True)
+class Scales(Tensor):
+    """The scales of a weight ``[out, in]``, one for each output channel: of shape ``[out]``, and float32 when read.
+
+    Attributes:
+      stored: the tensor in the files, with as many numbers, or with one that counts for all output channels.
+    """
+
+    stored: Tensor
+
+    def read(self) -> np.ndarray:
+        """The scales.
+
+        Raises:
+          Refusal: one of them is zero, negative, NaN or infinite.
+        """
+        return np.broadcast_to(read_scales(self.stored).reshape(-1), self.shape)
+
+
+def with_stored_quantization(
+    config: ModelConfig, stored: StoredQuantization | BlockFormat, called: Callable[[str], tuple[str, ...]]
+) -> ModelConfig:
+    """``config`` with the quantisation of the weights in the files; ``config`` itself if they are dequantised when read.
+
+    Args:
+      config: the model's config, without quantisation.
+      stored: what config.json says of its weights.
+      called: module name -> the names that the checkpoint may have for the module.
+
+    Raises:
+      Refusal: some linear maps of layers are quantised and some are not, or the files hold the experts of a layer in one
+        tensor.
+    """
+    if names_of(config.architecture).stacked_maps is not None:
+        what = stored.summary if isinstance(stored, BlockFormat) else stored.quantization
+        raise Refusal(
+            f"{stored.where}: quantization_config says that the weights are {what}, which is not read of "
+            f"{config.architecture}, whose experts are in one tensor; {INSTEAD}"
+        )
+    if isinstance(stored, BlockFormat):
+        return config
+    # An embedding is no linear map, so it is never quantised, and neither is an output head that is tied to it.
+    quantized = dataclasses.replace(config, quantization=stored.quantization, quantized_head=not config.tie_embeddings)
+    scales, suffix = quantized.scale_names(), ".weight"
+    modules = modules_of_parts(config)
+    maps = [name.removesuffix(suffix) for name, at in tensor_table(quantized).items() if at.param in scales]
+    maps = list(dict.fromkeys(modules.get(name, name) for name in maps))
+    plain = [name for name in maps if not stored.includes(called(name))]
+    if OUTPUT_HEAD.removesuffix(suffix) in plain:
+        plain.remove(OUTPUT_HEAD.removesuffix(suffix))
+        quantized = dataclasses.replace(quantized, quantized_head=False)
+    if plain:
+        more = f" and {len(plain) - _NAMED} more" if len(plain) > _NAMED else ""
+        raise Refusal(
+            f"{stored.where}: {stored.ignored.key or 'ignore'} and targets leave {', '.join(plain[:_NAMED])}{more} as they "
+            f"were: expected none but the output head and routers, because all linear maps of layers are stored alike; "
+            f"{INSTEAD}"
+        )
+    return quantized
+
+
+def with_scales(layout: Layout, stored: StoredQuantization, where: str) -> Layout:
+    """``layout`` with the tensors that hold the scales of its quantised weights.
+
+    Args:
+      layout: that of a language model whose config says what is quantised.
+      stored: what config.json says of its weights.
+      where: the folder, for messages.
+
+    Raises:
+      Refusal: scales have a shape that they cannot have, or count for blocks of a weight.
+    """
+    params, table, tensors = layout.config.scale_names(), {}, dict(layout.tensors)
+    for name, at in layout.table.items():
+        table[name] = at
+        if at.param not in params:
+            continue
+        scale, channels = f"{name}_scale", at.shape[0]
+        table[scale] = Placement(params[at.param], at.start, (channels,))
+        if f"{scale}_inv" in tensors:
+            raise Refusal(f"{where}: tensor '{scale}_inv' holds scales of blocks, expected {scale!r}; {INSTEAD}")
+        if scale in tensors:
+            tensors[scale] = _scales(tensors[scale], channels, stored, where)
+    left_out, notes = scales_left_out(tensors, table)
+    note = f"the {stored.quantization} weights and their scales are kept as they are stored"
+    return dataclasses.replace(
+        layout,
+        table=table,
+        tensors=tensors,
+        left_out=layout.left_out | left_out,
+        notes=(*layout.notes, note, *notes),
+        holds_scales=True,
+    )
+
+
+def scales_left_out(names: Iterable[str], table: Container[str]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """The names of tensors that hold scales of activations or of the cache, and a note that says how many are left out.
+
+    Args:
+      names: of the tensors in the files.
+      table: names of those that the model needs.
+
+    Returns:
+      both empty if there are none.
+    """
+    found = frozenset(name for name in names if name not in table and name.endswith(_ACTIVATIONS))
+    note = f"{count(len(found), 'scale')} of activations or of the cache left out, because neither is quantised"
+    return found, (note,) if found else ()
+
+
+def _scales(tensor: Tensor, channels: int, stored: StoredQuantization, where: str) -> Scales:
+    """The tensor of scales ``tensor``, of a weight with ``channels`` output channels."""
+    shapes = [(channels, 1), (channels,)] if stored.scales == "channel" else [(1,), (), (1, 1)]
+    if tensor.shape not in shapes:
+        raise Refusal(
+            f"{where}/{tensor.file}: tensor {tensor.name!r} has shape {list(tensor.shape)}: expected {list(shapes[0])}, "
+            f"a scale for each {'output channel' if stored.scales == 'channel' else 'weight'}; fetch it again"
+        )
+    return Scales(tensor.name, tensor.file, tensor.path, (channels,), tensor.dtype, tensor)

@@ -1,0 +1,253 @@
+"""``Source``: an open Hugging Face folder, from which parameters are assembled one at a time.
+
+It also compares the tensors in the files with those that config.json asks for."""
+
+import dataclasses
+import functools
+import os
+
+import numpy as np
+
+from jspec.checkpoints.converted.params import Index, bounds_of
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.pickles import PickledTensor
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.files.tensor import FLOAT_DTYPES, NUMPY_DTYPES, Tensor
+from jspec.checkpoints.heads.kinds import is_head, recognise
+from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
+from jspec.checkpoints.heads.speculators import verifier
+from jspec.checkpoints.huggingface.config import read_fields
+from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, Placement
+from jspec.checkpoints.huggingface.weights import read_headers
+from jspec.checkpoints.layout import Layout
+from jspec.config import ModelConfig
+from jspec.config.heads import HeadConfig
+from jspec.models.quantization import STORED
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An open Hugging Face folder: its config, its tensors, and where each tensor goes.
+
+    The tensors stay on disk until ``param`` reads those of one parameter.
+
+    Attributes:
+      folder: the folder.
+      layout: what it was recognised as.
+      verifier: name or path of the target that a draft head was made for; None if the checkpoint does not say.
+    """
+
+    folder: Folder
+    layout: Layout
+    verifier: str | None = None
+
+    @property
+    def config(self) -> ModelConfig | HeadConfig:
+        """The config of the language model or the draft head."""
+        return self.layout.config
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Tensor name -> tensor, for every tensor in the files."""
+        return self.layout.tensors
+
+    @property
+    def table(self) -> dict[str, Placement]:
+        """Tensor name -> where the tensor goes, for every tensor that the config needs."""
+        return self.layout.table
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the tensors that the config needs and the files lack."""
+        return [name for name in self.table if name not in self.tensors]
+
+    @property
+    def ignored(self) -> list[str]:
+        """Names of the tensors in the files that are not loaded, because nothing needs them or they repeat others."""
+        return sorted(n for n in self.tensors if n not in self.table and self.layout.ignores(n))
+
+    @property
+    def unused(self) -> list[str]:
+        """Names of the tensors in the files that the config has no place for; ``require_match`` refuses them."""
+        return sorted(n for n in self.tensors if n not in self.table and not self.layout.ignores(n))
+
+    @property
+    def misshapen(self) -> list[str]:
+        """Names of the tensors whose shape in the files is not the one that config.json asks for."""
+        return [
+            name for name, at in self.table.items() if name in self.tensors and self.tensors[name].shape != at.shape
+        ]
+
+    @property
+    def exact_dtype(self) -> str:
+        """The narrower of ``bfloat16`` and ``float32`` that holds every tensor without rounding.
+
+        Weights that are stored in eight bits, and their scales, are not counted: they are kept as they are."""
+        return "bfloat16" if self._plain_dtypes == {"bfloat16"} else "float32"
+
+    @property
+    def default_dtype(self) -> str:
+        """The dtype of the parameters if nobody asks for one: ``exact_dtype``, and ``bfloat16`` for weights that are
+        dequantised, because float32 would take four bytes where the files have one or less."""
+        return "bfloat16" if self.layout.dequantized else self.exact_dtype
+
+    @property
+    def has_float16(self) -> bool:
+        return "float16" in self._plain_dtypes
+
+    @property
+    def is_pickled(self) -> bool:
+        return any(isinstance(tensor, PickledTensor) for tensor in self.tensors.values())
+
+    @functools.cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Parameter name -> shape of the whole parameter, for all that the files hold: scales are left out if they are yet
+        to be computed."""
+        shapes = self.config.param_shapes()
+        scales = self.config.scale_names() if self.layout.holds_scales else {}
+        return shapes | {scale: shapes[name][:1] for name, scale in scales.items()}
+
+    @property
+    def mistyped(self) -> dict[str, str]:
+        """Tensor name -> the dtypes that its parameter can be made of, for tensors of another dtype."""
+        eight_bits = {name: kind.name for name, kind in self._kept.items() if kind.itemsize == 1}
+        wanted = {name: eight_bits.get(self.table[name].param) for name in self._floats}
+        return {
+            name: kind or f"one of {', '.join(FLOAT_DTYPES)}"
+            for name, kind in wanted.items()
+            if self.tensors[name].dtype not in ((kind,) if kind else FLOAT_DTYPES)
+        }
+
+    def require_match(self):
+        """Raise a ``Refusal`` that names the first disagreement between config.json and the tensors."""
+        where = self.folder.given
+        for name in self.misshapen:
+            raise Refusal(
+                f"{where}/{self.tensors[name].file}: tensor {name!r} has shape {list(self.tensors[name].shape)}, "
+                f"but config.json asks for {list(self.table[name].shape)}"
+            )
+        for name, expected in self.mistyped.items():
+            why = ", quantised as quantization_config says," if self.layout.holds_scales else ""
+            raise Refusal(
+                f"{where}/{self.tensors[name].file}: tensor {name!r} is stored as {self.tensors[name].dtype}, "
+                f"but {self.layout.label}{why} needs {expected}"
+            )
+        for name in self.missing:
+            hint = "; is the output head tied to the embedding (tie_word_embeddings)?" if name == OUTPUT_HEAD else ""
+            raise Refusal(f"{where}: tensor {name!r} is missing, and {self.layout.label} needs it{hint}")
+        for name in self.unused:
+            raise Refusal(
+                f"{where}/{self.tensors[name].file}: tensor {name!r} has no place in {self.layout.label} "
+                "as config.json describes it"
+            )
+        self._require_equal_duplicates()
+
+    def param(self, name: str, dtype: str, index: Index = ()) -> np.ndarray:
+        """The values of the parameter ``name``, read from the files and stacked along axis 0.
+
+        Args:
+          name: the parameter, for example ``layers.0.attention.qkv.weight``.
+          dtype: ``float32`` or ``bfloat16``; integer parameters are int32 whatever it is, and weights that the files hold
+            in eight bits, and their scales, are as they are stored.
+          index: which part of them, slices with steps of 1. Bytes of other parts are not read (``Tensor.read_part``).
+        """
+        kept = self._kept
+        kind = kept[name] if name in kept else param_dtype(self.config, name, dtype)
+        sizes = self.shapes[name]
+        (start, stop), *others = bounds_of(index, sizes)
+        shape = stop - start, *(end - begin for begin, end in others)
+        parts = []
+        for tensor in self._tensors_of[name]:
+            at = self.table[tensor]
+            first, last = max(start, at.start), min(stop, at.start + at.shape[0])
+            if first < last:
+                parts.append((tensor, slice(first - start, last - start), slice(first - at.start, last - at.start)))
+
+        def read(tensor: str, rows: slice) -> np.ndarray:
+            whole = shape[1:] == sizes[1:] and rows == slice(0, self.table[tensor].shape[0])
+            return self.tensors[tensor].read() if whole else self.tensors[tensor].read_part((rows, *index[1:]))
+
+        if len(parts) == 1:  # it is copied only if it is of another dtype, or transposed
+            return np.ascontiguousarray(read(parts[0][0], parts[0][2]), kind)
+        out = np.empty(shape, kind)
+        for tensor, into, rows in parts:
+            out[into] = read(tensor, rows)
+        return out
+
+    @functools.cached_property
+    def _tensors_of(self) -> dict[str, list[str]]:
+        """Parameter name -> names of the tensors that fill it."""
+        tensors: dict[str, list[str]] = {}
+        for tensor, at in self.table.items():
+            tensors.setdefault(at.param, []).append(tensor)
+        return tensors
+
+    @functools.cached_property
+    def _kept(self) -> dict[str, np.dtype]:
+        """Parameter name -> dtype, of the weights that the files hold in eight bits, and of their scales."""
+        quantization = self.config.quantization
+        if not self.layout.holds_scales or quantization is None:
+            return {}
+        names = self.config.scale_names()
+        weights = {name: STORED[quantization] for name in names}
+        return weights | {scale: np.dtype(np.float32) for scale in names.values()}
+
+    @property
+    def _plain_dtypes(self) -> set[str]:
+        """The dtypes of the tensors whose parameter takes the dtype of the weights."""
+        others = self._kept.keys() | self.config.param_dtypes().keys()
+        return {self.tensors[name].dtype for name in self._floats if self.table[name].param not in others}
+
+    @property
+    def _floats(self) -> list[str]:
+        """Names of the tensors in the files whose parameter holds floats."""
+        integers = {name for name, dtype in self.config.param_dtypes().items() if dtype not in FLOAT_DTYPES}
+        return [name for name, at in self.table.items() if name in self.tensors and at.param not in integers]
+
+    def _require_equal_duplicates(self):
+        for duplicate, name in self.layout.duplicates.items():
+            copy, original = self.tensors[duplicate], self.tensors[name]
+            if copy.shape != original.shape or not np.array_equal(copy.read(), original.read()):
+                raise Refusal(
+                    f"{self.folder.given}/config.json: {self.layout.tied_by} is true, but {duplicate} differs from {name}; "
+                    "set it to false"
+                )
+
+
+def open_source(path: str | os.PathLike, allow_pickle: bool = False, options: HeadOptions = NO_OPTIONS) -> Source:
+    """The ``Source`` of a Hugging Face folder that holds a language model or a draft head.
+
+    Only config.json and the headers of the weight files are read, and ``d2t`` and ``t2d`` of a draft head with a reduced
+    draft vocabulary.
+
+    Args:
+      path: the folder.
+      allow_pickle: whether to read the tensors of ``torch.save`` files if there is no safetensors file.
+      options: the settings of an EAGLE-3 head that the user gave.
+
+    Raises:
+      Refusal: see ``read_fields``, ``read_headers`` and ``recognise``.
+    """
+    folder = Folder(path)
+    fields = read_fields(folder)
+    layout = recognise(folder, fields, read_headers(folder, allow_pickle), options)
+    return Source(folder, layout, verifier(fields))
+
+
+def open_model(path: str | os.PathLike) -> Source:
+    """The ``Source`` of a Hugging Face folder that holds a language model.
+
+    Raises:
+      Refusal: it holds a draft head, or as ``open_source`` raises it.
+    """
+    folder = Folder(path)
+    fields = read_fields(folder)
+    tensors = read_headers(folder)
+    if is_head(fields, tensors):
+        raise Refusal(f"{path}: holds a draft head, not a language model; give it as draft=, with its target")
+    return Source(folder, recognise(folder, fields, tensors))
+
+
+def param_dtype(config: ModelConfig | HeadConfig, name: str, dtype: str) -> np.dtype:
+    """The dtype of the parameter ``name``: its own, such as int32 of ``draft_ids``, or else that of the weights."""
+    return NUMPY_DTYPES.get(own := config.param_dtypes().get(name, dtype), np.dtype(own))

@@ -1,0 +1,81 @@
+"""Reads which layers of a Hugging Face config have an attention window, and how wide it is."""
+
+from collections.abc import Callable
+
+from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.huggingface.rope import rotated_layers
+
+Windows = tuple[int | None, ...]
+Slides = Callable[[Fields, int], tuple[bool, ...]]  # (config.json, layers) -> whether each layer has a window
+
+
+def never(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """No layer has a window."""
+    del fields
+    return (False,) * layers
+
+
+def always(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Every layer has the window, if config.json has one."""
+    del fields
+    return (True,) * layers
+
+
+def from_a_layer_on(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """The layers from ``max_window_layers`` on have it."""
+    first = fields.integer("max_window_layers", 28, low=0)
+    return tuple(layer >= first for layer in range(layers))
+
+
+def without_rotation(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """The layers without rotary embedding have it (SmolLM3)."""
+    return tuple(not rotated for rotated in rotated_layers(fields, layers))
+
+
+def all_but_every_nth(fields: Fields, layers: int) -> tuple[bool, ...]:
+    """Every n-th layer has full attention, n being ``sliding_window_pattern``, and the others the window (Gemma)."""
+    n = fields.integer("sliding_window_pattern")
+    return tuple((layer + 1) % n != 0 for layer in range(layers))
+
+
+def read_windows(fields: Fields, layers: int, slides: Slides, switch: bool, listed: bool) -> Windows:
+    """The attention window of each layer, in tokens; None for full attention.
+
+    Args:
+      fields: config.json.
+      layers: the number of layers.
+      slides: which layers have the window, if config.json has no ``layer_types``.
+      switch: whether they have it only if ``use_sliding_window`` is set.
+      listed: whether ``layer_types`` may differ from what ``slides`` says.
+    """
+    sliding = slides(fields, layers)
+    window = fields.integer("sliding_window", None)
+    if not (any(sliding) or listed) or (switch and not fields.flag("use_sliding_window")):
+        window = None
+    derived = tuple(window if slid else None for slid in sliding)
+    if fields.raw.get("layer_types") is None:
+        return derived
+    found = listed_windows(fields, window, layers)
+    if not listed and found != derived:
+        raise fields.refuse("layer_types", "the same attention in every layer, as this architecture has")
+    return found
+
+
+def listed_windows(fields: Fields, window: int | None, layers: int) -> Windows:
+    """The attention window of each layer, as the key ``layer_types`` lists them.
+
+    Args:
+      fields: the config; it has to have ``layer_types``.
+      window: the window, in tokens, of each ``sliding_attention`` layer; None if config.json has none.
+      layers: the number of layers.
+
+    Returns:
+      ``window`` for a ``sliding_attention`` layer, None for a ``full_attention`` layer.
+    """
+    kinds = fields.raw["layer_types"]
+    known = {"full_attention": None, "sliding_attention": window}
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(isinstance(k, str) and k in known for k in kinds):
+        raise fields.refuse("layer_types", f"{layers} entries, each full_attention or sliding_attention")
+    if window is None and "sliding_attention" in kinds:
+        raise fields.refuse("layer_types", "a sliding_window for its sliding_attention layers, and its use switched on")
+    return tuple(known[kind] for kind in kinds)

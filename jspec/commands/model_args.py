@@ -1,0 +1,364 @@
+"""Options that say which model a command runs and how it drafts, under vLLM's names; ``jspec serve`` and ``jspec bench``
+have them."""
+
+import argparse
+import dataclasses
+import json
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from jspec._validation import require, resolve_names
+from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES, Speculation
+from jspec.registry import MTP, NGRAM
+
+if TYPE_CHECKING:
+    from jspec.llm import LLM
+
+# Option of the command -> argument of ``jspec.load``, where they are the same.
+_LOADING = {
+    "max_model_len": "max_len",
+    "max_num_seqs": "max_batch",
+    "dtype": "dtype",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "num_gpu_blocks_override": "num_pages",
+    "block_size": "page_size",
+    "swap_space": "swap_space",
+    "max_waiting": "max_waiting",  # which a server alone has
+    "ngram_corpus": "ngram_corpus",
+    "tensor_parallel_size": "tensor_parallel",
+    "enable_expert_parallel": "expert_parallel",
+}
+ENVIRONMENT, RAY = "environment", "ray"  # who says which processes belong together
+_HOSTS = ("nnodes", "node_rank", "master_addr")  # which belong together
+_LEAST_LOST_AFTER = 5  # seconds; a process is busy for as long now and then
+# What JAX is told of the seconds within which a loss has to be noticed: it looks for heartbeats in intervals.
+_HEARTBEAT = 0.8
+_DRAFT_PARALLEL = "draft_tensor_parallel_size"  # a key of vLLM's --speculative-config
+# vLLM's name of a drafting method -> jspec's. It has called ``mtp`` by the name of each family as well.
+_METHODS = {
+    "deepseek_mtp": MTP,
+    "dflash": "dflash",
+    "dspark": "dspark",
+    "draft_model": "draft_model",
+    "eagle": "eagle",
+    "eagle3": "eagle3",
+    "glm4_moe_lite_mtp": MTP,
+    "medusa": "medusa",
+    "mlp_speculator": "mlp",
+    "mtp": MTP,
+    "ngram": NGRAM,
+    "parallel": "parallel",
+}
+_IN_TARGET = (MTP, NGRAM)  # methods that need no checkpoint beside the target's
+
+
+@dataclasses.dataclass(frozen=True)
+class ChosenModel:
+    """What the options of a command name. Nothing is loaded yet.
+
+    Attributes:
+      target: the folder of the target.
+      draft: the folder of the draft, ``mtp``, ``ngram``, or None.
+      speculation: how to draft and to verify.
+      method: the drafting method that the draft has to have; None if nobody said.
+      loading: further arguments of ``jspec.load``.
+      group: arguments of ``jax.distributed.initialize``, where several processes run the target; None for one.
+    """
+
+    target: str
+    draft: str | None
+    speculation: Speculation
+    method: str | None
+    loading: dict[str, Any]
+    group: dict[str, Any] | None = None
+
+    def followed(self) -> bool:
+        """Join the other processes, if there are any. All but the first of them load the model, do what the first says until
+        it ends, and return True; nothing is left to be done then.
+
+        Raises:
+          ValueError, RuntimeError: the group does not come together; JAX says why.
+        """
+        if self.group is None:
+            return False
+        import jax
+
+        jax.distributed.initialize(**self.group)
+        if not jax.process_index():
+            return False
+        self.load().follow()
+        return True
+
+    def load(self) -> "LLM":
+        """The model.
+
+        Raises:
+          ValueError: as for ``jspec.load``, or the draft is of another method.
+        """
+        import jspec  # here, so that whoever declares or reads options needs no JAX
+
+        llm = jspec.load(self.target, self.draft, speculation=self.speculation, **self.loading)
+        ok = self.method in (None, llm.method)
+        require(ok, "speculative_config.method", self.method, f"{llm.method}, which the draft is")
+        return llm
+
+
+def chosen_model(args: argparse.Namespace) -> ChosenModel:
+    """The model that options name.
+
+    Raises:
+      ValueError: an option is given twice, a value cannot be used, or a folder is none.
+      TypeError: a key of ``--speculative-config`` is unknown.
+    """
+    draft, speculation, method = speculation_of(args)
+    target = found(args.target)
+    require_draft(args, target, draft)
+    return ChosenModel(target, draft, speculation, method, loading_of(args), group_of(args))
+
+
+def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None = 64):
+    """Declare the target, and how to load it.
+
+    Args:
+      parser: of a command.
+      max_num_seqs: the default of that option; None where the command has one of its own.
+    """
+    parser.add_argument("target", help="checkpoint folder, or the name of a model in the local hub cache")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument("--max-model-len", type=int, help="longest prompt plus completion; the target's, up to 2048")
+    most = "as many as the batch has" if max_num_seqs is None else "%(default)s"
+    parser.add_argument("--max-num-seqs", type=int, default=max_num_seqs, help=f"requests decoded together; {most}")
+    parser.add_argument("--gpu-memory-utilization", type=float, help="share of the GPU's free memory; 0.9")
+    add_shard_options(parser)
+    parser.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="pages of the KV cache; what fits")
+    parser.add_argument("--block-size", type=int, help="tokens of a page; 64")
+    parser.add_argument("--swap-space", type=float, metavar="GIB", help="host memory for preempted requests; 4")
+    parser.add_argument("--no-enable-prefix-caching", action="store_true", help="read every prompt as a whole")
+    parser.add_argument("--reproducible", action="store_true", help="a seed means one text; slower")
+    parser.add_argument(
+        "--generation-config",
+        choices=("auto", "jspec", "vllm"),
+        default="auto",
+        help="auto: sampling defaults are the checkpoint's; jspec or vllm: they are those of SamplingParams",
+    )
+
+
+def add_shard_options(parser: argparse.ArgumentParser):
+    """Declare how many GPUs share the target; ``jspec train`` has these options, too."""
+    parser.add_argument("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs of the target; 1")
+    parser.add_argument(
+        "--enable-expert-parallel", action="store_true", default=None, help="each of these GPUs has some of the experts"
+    )
+
+
+def add_group_options(parser: argparse.ArgumentParser, ray: bool = False):
+    """Declare the processes, on one host or on several, whose GPUs run the target together.
+
+    Args:
+      parser: of a command.
+      ray: whether the command can have Ray start them.
+    """
+    group = parser.add_argument_group("several hosts", "the same command runs on each; the first host answers")
+    group.add_argument(
+        "--distributed",
+        nargs="?",
+        const=ENVIRONMENT,
+        choices=(ENVIRONMENT, RAY) if ray else (ENVIRONMENT,),
+        help=f"{ENVIRONMENT} (the default): SLURM, Open MPI or Kubernetes say who belongs together"
+        + (f"; {RAY}: this command alone starts a process on each host of a cluster" if ray else ""),
+    )
+    group.add_argument("--nnodes", type=int, metavar="N", help="number of hosts")
+    group.add_argument("--node-rank", type=int, metavar="I", help="which of them this is, from 0")
+    group.add_argument("--master-addr", metavar="HOST", help="the first host, as the others reach it")
+    group.add_argument("--master-port", type=int, default=29501, metavar="PORT", help="a free port there; %(default)s")
+    group.add_argument(
+        "--lost-after",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="a host that has been silent for so long is lost; %(default)s",
+    )
+
+
+def add_speculation_options(parser: argparse.ArgumentParser):
+    """Declare how to draft and to verify."""
+    group = parser.add_argument_group("speculation")
+    group.add_argument("--draft", help="checkpoint folder, the name of a model in the local hub cache, mtp, or ngram")
+    group.add_argument("--num-speculative-tokens", type=drafts, metavar="K", help="drafts of a round, or auto; 4")
+    group.add_argument("--verify", choices=VERIFY_RULES)
+    group.add_argument("--draft-sampling", choices=DRAFT_SAMPLINGS)
+    group.add_argument("--ngram-corpus", metavar="FILE", help="text to look drafts up in, with --draft ngram")
+    add_verifying_options(group)
+    group.add_argument(
+        "--speculative-config", metavar="JSON", help='vLLM\'s: {"model": .., "num_speculative_tokens": .., ..}'
+    )
+
+
+def add_verifying_options(parser):
+    """Declare ``--verify-budget`` and ``--lookup``, for a parser or a group of its options."""
+    budget = "tokens that the target reads in a round for each request, on average, or auto; every draft"
+    parser.add_argument("--verify-budget", type=budget_of, metavar="N", help=budget)
+    parser.add_argument(
+        "--lookup",
+        action="store_true",
+        default=None,
+        help="beside a draft: where the newest tokens occur earlier in a request's text, draft what followed them",
+    )
+
+
+def loading_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of ``jspec.load`` that options give, those of speculation apart."""
+    given_options = vars(args)
+    given = {name: given_options[option] for option, name in _LOADING.items() if given_options.get(option) is not None}
+    if given.get("dtype") == "auto":
+        del given["dtype"]
+    given["reproducible"] = args.reproducible
+    given["prefix_cache"] = not args.no_enable_prefix_caching
+    if args.speculative_config is not None and _DRAFT_PARALLEL in json.loads(args.speculative_config):
+        given["draft_tensor_parallel"] = json.loads(args.speculative_config)[_DRAFT_PARALLEL]
+    given["generation_config"] = "auto" if args.generation_config == "auto" else "jspec"
+    return given
+
+
+def group_of(args: argparse.Namespace) -> dict[str, Any] | None:
+    """What ``jax.distributed.initialize`` is told of the processes that run the target together; None if there is one.
+
+    With Ray it lacks what only Ray knows: where they are.
+
+    Raises:
+      ValueError: an option is missing, or cannot be used.
+    """
+    given = {name: getattr(args, name) for name in _HOSTS if getattr(args, name) is not None}
+    count, rank, lost_after = args.nnodes, args.node_rank, args.lost_after
+    ok = _LEAST_LOST_AFTER <= lost_after < 1e6
+    require(ok, "lost_after", lost_after, f"a number of seconds, at least {_LEAST_LOST_AFTER}")
+    seconds = {
+        "heartbeat_timeout_seconds": int(_HEARTBEAT * lost_after),
+        "shutdown_timeout_seconds": int(lost_after),  # that those wait for each other who end in order
+    }
+    if args.distributed is not None:
+        allowed = ("nnodes",) if args.distributed == RAY else ()
+        beside = [f"--{name.replace('_', '-')}" for name in given if name not in allowed]
+        require(not beside, "distributed", args.distributed, f"it alone, without {' and '.join(beside)}")
+        require(count is None or count >= 1, "nnodes", count, "a number of hosts, at least 1")
+        return seconds
+    if not given:
+        return None
+    for name in _HOSTS:
+        require(name in given, name, None, f"a value beside --{next(iter(given)).replace('_', '-')}")
+    require(count >= 1, "nnodes", count, "a number of hosts, at least 1")
+    require(0 <= rank < count, "node_rank", rank, f"an integer in 0..{count - 1}")
+    require(0 < args.master_port < 2**16, "master_port", args.master_port, "an integer in 1..65535")
+    if count == 1:
+        return None
+    address = f"{args.master_addr}:{args.master_port}"
+    # Else JAX asks SLURM or MPI as well, and takes only one of the GPUs of this process, as if it was one of several tasks.
+    everything = {"cluster_detection_method": "deactivate"}
+    return {"coordinator_address": address, "num_processes": count, "process_id": rank, **everything, **seconds}
+
+
+def speculation_of(args: argparse.Namespace) -> tuple[str | None, Speculation, str | None]:
+    """The draft, how to speculate, and the method that was asked for, from ``--speculative-config`` or single options.
+
+    Raises:
+      ValueError: an option is given twice, or a value cannot be used.
+      TypeError: a key of the JSON is unknown.
+    """
+    options = {
+        "num_draft_tokens": args.num_speculative_tokens,
+        "verify": args.verify,
+        "draft_sampling": args.draft_sampling,
+        "verify_budget": args.verify_budget,
+        "lookup": args.lookup,
+    }
+    fields = {name: value for name, value in options.items() if value is not None}
+    draft, method = args.draft, None
+    if args.speculative_config is not None:
+        beside = [name for name, value in {"draft": draft, **fields}.items() if value is not None]
+        ok = not beside
+        require(ok, "speculative_config", args.speculative_config, f"it alone, without --{beside and beside[0]}")
+        draft, fields, method = _config(args.speculative_config)
+    draft = draft if draft in (None, *_IN_TARGET) else found(draft)
+    return draft, Speculation(**fields), method
+
+
+def require_draft(args: argparse.Namespace, target: str, draft: str | None):
+    """Refuse options of speculation where nothing drafts: there is no draft, and the target is no head that names its own.
+
+    Raises:
+      ValueError: that is so.
+    """
+    from jspec.loading.pair import find_folders
+
+    options = ("num_speculative_tokens", "verify", "draft_sampling", "verify_budget", "ngram_corpus", "lookup")
+    given = [name for name in options if getattr(args, name) is not None]
+    if draft is None and given and find_folders(target, None)[1] is None:
+        value = getattr(args, given[0])
+        raise ValueError(f"{given[0]}={value!r}: expected --draft beside it, a checkpoint folder, mtp or ngram")
+
+
+def _config(text: str) -> tuple[str, dict[str, Any], str | None]:
+    """What vLLM's JSON says: the draft, fields of ``Speculation``, and the method."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        given = None
+    example = '{"model": "FOLDER", "num_speculative_tokens": 4}'
+    if not isinstance(given, dict):
+        raise ValueError(f"speculative_config={text!r}: expected a JSON object, {example} for example")
+    known = [field.name for field in dataclasses.fields(Speculation) if field.name != "synthetic_acceptance"]
+    aliases = {**Speculation.aliases, "prompt_lookup_max": "ngram_max", "prompt_lookup_min": "ngram_min"}
+    fields = resolve_names("speculative_config", given, [*known, "model", "method", _DRAFT_PARALLEL], aliases)
+    fields.pop(_DRAFT_PARALLEL, None)  # an argument of ``load``
+    draft, method = fields.pop("model", None), fields.pop("method", None)
+    ok = method is None or method in _METHODS
+    require(ok, "speculative_config.method", method, f"one of {', '.join(sorted(_METHODS))}, or none")
+    asked = None if method is None else _METHODS[method]
+    if asked in _IN_TARGET:
+        require(draft in (None, asked), "speculative_config.model", draft, f"none beside the method {method}")
+        draft, asked = asked, None
+    expected = "a checkpoint folder, or the method mtp or ngram"
+    require(isinstance(draft, str), "speculative_config.model", draft, expected)
+    return draft, fields, asked
+
+
+def found(name: str) -> str:
+    """The folder of a checkpoint: ``name`` itself, or where the local hub cache has the model of that name.
+
+    Nothing is downloaded.
+
+    Raises:
+      ValueError: it is neither.
+    """
+    if os.path.exists(name):
+        return name
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(name, local_files_only=True)
+    except (HFValidationError, LocalEntryNotFoundError, OSError):
+        raise ValueError(
+            f"{name!r} is no folder, and the local hub cache has no such model: expected a checkpoint folder, or run "
+            f"hf download {name} first"
+        ) from None
+
+
+def drafts(text: str) -> int | str:
+    """The number of drafts that an option gives, or ``auto``."""
+    return _number_or_auto(text, int, "an integer")
+
+
+def budget_of(text: str) -> float | str:
+    """The verification budget that an option gives: a number of tokens, or ``auto``."""
+    return _number_or_auto(text, float, "a number of tokens")
+
+
+def _number_or_auto(text: str, kind: Callable[[str], Any], expected: str) -> Any:
+    if text == "auto":
+        return text
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}, or auto") from None

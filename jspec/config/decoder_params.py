@@ -1,0 +1,187 @@
+"""The declarations (``jspec.config.param_specs``) of the parameters of decoder layers and of language models."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from jspec.config.param_specs import (
+    CACHED,
+    DOWNS,
+    DRAFT_IDS,
+    DRAFT_VOCAB,
+    EMBED,
+    EXPERT_MLP,
+    EXPERTS,
+    GATE_UPS,
+    HEAD_COUNT,
+    HEAD_DIM,
+    HEADS,
+    KV,
+    LATENT,
+    MLP,
+    PAIR,
+    POSITIONS,
+    QUERY_RANK,
+    UNROTATED,
+    VALUES,
+    VOCAB,
+    WORD_EMBED,
+    Axis,
+    Parameter,
+    in_eight_bits,
+    indices,
+    linear,
+    matrix,
+    norm,
+    vector,
+)
+from jspec.config.tensor_names import LLAMA, TensorNames, names_of
+
+if TYPE_CHECKING:
+    from jspec.config import Experts, ModelConfig
+
+Copies = Sequence[tuple[int, ...]]  # as in ``Parameter``
+
+
+def decoder_layers(
+    config: "ModelConfig",
+    copies: Copies,
+    *,
+    names: TensorNames = LLAMA,
+    prefix: str = "",
+    attention_inputs: Axis = EMBED,
+    attention_norms: Mapping[str, str] | None = None,
+) -> tuple[Parameter, ...]:
+    """The parameters of decoder layers.
+
+    Args:
+      config: the config that their sizes, norms, biases and quantisation are taken from.
+      copies: the indices of the layers, as in ``Parameter``.
+      names: what the checkpoint calls them.
+      prefix: what stands before ``layers.{}.`` in the checkpoint.
+      attention_inputs: the axis that the attention reads. In a language model that is the width D.
+      attention_norms: the norms before the attention of a draft head's first layer, name in the params -> name in the
+        checkpoint. None means that of a language model.
+    """
+    ours, theirs = "layers.{}.", prefix + "layers.{}."
+    norms = {one: names.norms[one] for one in config.layer_norms}
+    if attention_norms is not None:
+        norms = {**attention_norms, **{one: tensor for one, tensor in norms.items() if one != "attention_norm"}}
+    found: list[Parameter] = []
+    for name, tensor in norms.items():
+        found += norm(ours + name, theirs + tensor, EMBED, copies, kind=config.norm)
+
+    def add_map(
+        name: str,
+        tensors: Sequence[str] | str,
+        axes: tuple[Axis, ...],
+        inputs: Axis,
+        bias: bool,
+        copies=copies,
+        kind: str | None = config.quantization,
+    ):
+        joined = theirs + tensors if isinstance(tensors, str) and len(axes) > 1 else None
+        parts = [tensors] if isinstance(tensors, str) else tensors
+        parts = parts if joined is None else [f"{tensors}.{i}" for i in range(len(axes))]
+        prefixed = {theirs + part: axis for part, axis in zip(parts, axes, strict=True)}
+        found.extend(linear(ours + name, prefixed, inputs, copies, bias=bias, quantization=kind, joined=joined))
+
+    eight_bits = in_eight_bits(config.quantization)
+    sparse, dense = (tuple(one for one in copies if config.has_experts(one[0]) is has) for has in (True, False))
+    latent = config.latent
+    if latent is None:
+        add_map("attention.qkv", names.qkv, (HEADS, KV, KV), attention_inputs, config.qkv_bias)
+    else:
+        query, axis = (names.query, HEADS) if latent.query_rank is None else (names.query_down, QUERY_RANK)
+        both = [query, names.latent_down]
+        add_map("attention.compress", both, (axis, CACHED), attention_inputs, config.qkv_bias)
+        if latent.query_rank is not None:
+            found += norm(f"{ours}attention.query_norm", theirs + names.query_norm, QUERY_RANK, copies)
+            add_map("attention.queries", names.query_up, (HEADS,), QUERY_RANK, False)
+        found += norm(f"{ours}attention.latent_norm", theirs + names.latent_norm, LATENT, copies)
+        add_map("attention.keys", f"{names.latent_up}.keys", (UNROTATED,), LATENT, False, kind=eight_bits)
+        add_map("attention.values", f"{names.latent_up}.values", (VALUES,), LATENT, False, kind=eight_bits)
+    add_map("attention.out", names.out, (EMBED,), HEADS if latent is None else VALUES, config.output_bias)
+    if config.gated_mlp:
+        add_map("mlp.gate_up", names.gate_up, (MLP, MLP), EMBED, config.mlp_bias, dense)
+    else:
+        add_map("mlp.up", names.up, (MLP,), EMBED, config.mlp_bias, dense)
+    add_map("mlp.down", names.down, (EMBED,), MLP, config.mlp_bias, dense)
+    if config.experts is not None:
+        found += _experts(config.experts, names, theirs, sparse, eight_bits)
+    for name, tensor, axis in (("q_norm", names.q_norm, HEADS), ("k_norm", names.k_norm, KV)) if config.qk_norm else ():
+        size = axis if config.qk_norm_over == "projection" else HEAD_DIM
+        found += norm(f"{ours}attention.{name}", theirs + tensor, size, copies, kind=config.norm)
+    if config.attention_sinks:
+        found.append(vector(f"{ours}attention.sinks", theirs + names.sinks, HEAD_COUNT, copies))
+    return tuple(found)
+
+
+def _experts(
+    experts: "Experts", names: TensorNames, prefix: str, copies: Copies, quantization: str | None
+) -> Iterator[Parameter]:
+    """The parameters of a mixture of experts, whose maps are stacked along the output channels: one expert after another,
+    and of each expert gate before up."""
+    yield from linear("layers.{}.mlp.router", {prefix + names.router: EXPERTS}, EMBED, copies, bias=experts.biases)
+    if experts.corrected:
+        correction = vector("layers.{}.mlp.correction", prefix + names.correction, EXPERTS, copies)
+        yield dataclasses.replace(correction, dtype="float32")
+    if names.stacked_maps is not None:
+        yield from _stacked_maps(experts, [prefix + name for name in names.stacked_maps], copies, quantization)
+        return
+    gate, up, down = names.expert_maps
+    every = [f"{names.experts}.{expert}.{{}}" for expert in range(experts.count)]
+    # A single shared expert has the names of an MLP. Of several, each is a part of the tensors of all of them.
+    shared = [""] if experts.shared == 1 else [f".{i}" for i in range(experts.shared)]
+    every += [f"{names.shared_experts}.{{}}{i}" for i in shared]
+    gate_up = {prefix + expert.format(tensor): EXPERT_MLP for expert in every for tensor in (gate, up)}
+    more = {"bias": experts.biases, "quantization": quantization}
+    yield from linear("layers.{}.mlp.gate_up", gate_up, EMBED, copies, **more)
+    downs = {prefix + expert.format(down): EMBED for expert in every}
+    yield from linear("layers.{}.mlp.down", downs, EXPERT_MLP, copies, **more)
+
+
+def _stacked_maps(
+    experts: "Experts", tensors: Sequence[str], copies: Copies, quantization: str | None
+) -> Iterator[Parameter]:
+    """The same maps, where the checkpoint has two ``tensors`` for those of all experts: gate and up, and down."""
+    maps = ("gate_up", GATE_UPS, EMBED, "Dp"), ("down", DOWNS, EXPERT_MLP, "Fp")
+    for (name, outputs, inputs, pairs), tensor in zip(maps, tensors, strict=True):
+        ours = f"layers.{{}}.mlp.{name}"
+        if experts.stored is None:
+            yield dataclasses.replace(
+                matrix(f"{ours}.weight", tensor, outputs, inputs, copies), quantization=quantization
+            )
+        else:
+            in_pairs = Axis(pairs, inputs.name)
+            weight = matrix(f"{ours}.weight", f"{tensor}_blocks", in_pairs, outputs, copies)
+            yield dataclasses.replace(weight, other_axes=(outputs, PAIR), dtype="uint8", weights_each=2)
+            scale = matrix(f"{ours}.scale", f"{tensor}_scales", in_pairs, outputs, copies)
+            yield dataclasses.replace(scale, dtype="uint32", weights_each=0)
+        if experts.biases:
+            yield vector(f"{ours}.bias", f"{tensor}_bias", outputs, copies)
+
+
+def language_model(config: "ModelConfig") -> tuple[Parameter, ...]:
+    """The parameters of a causal language model.
+
+    A tied embedding is also the output head and is quantised if that is. An embedding that is not tied is never quantised.
+    """
+    kind, tied, names = config.quantization, config.tie_embeddings, names_of(config.architecture)
+    start, wide = names.prefix, config.embedding_size is None
+    width = EMBED if wide else WORD_EMBED
+    embedding = matrix("embedding", f"{start}{names.embedding}.weight", VOCAB, width)
+    found = [dataclasses.replace(embedding, quantization=config.head_quantization if tied else None)]
+    if config.position_offset is not None:
+        found.append(matrix("positions", f"{start}{names.positions}.weight", POSITIONS, EMBED))
+    if not wide:
+        found += linear("project_in", {start + names.project_in: EMBED}, WORD_EMBED, quantization=kind)
+    found += decoder_layers(config, indices(0, config.num_layers), names=names, prefix=start)
+    if config.final_norm:
+        found += norm("norm", start + names.norm, EMBED, kind=config.norm)
+    if not wide:
+        found += linear("project_out", {start + names.project_out: WORD_EMBED}, EMBED, quantization=kind)
+    if not tied:
+        rows = DRAFT_VOCAB if config.reduced else VOCAB
+        found += linear("head", {names.head: rows}, width, quantization=config.head_quantization)
+    return (*found, DRAFT_IDS) if config.reduced else tuple(found)

@@ -1,0 +1,27 @@
+"""What a trained draft head is: one frozen dataclass for each kind, validated when it is built.
+
+A draft head drafts for one target. It reads the target's hidden states, and it may borrow the target's embedding or
+output head. The configs here describe draft heads as ``jspec.config.ModelConfig`` describes a language model. Their
+dimension letters are those of ``jspec.config``, and five more:
+
+    E   size of a feature: how many numbers of the target one slot of the draft head reads
+    Vd  draft vocabulary: how many of the V tokens the draft head can propose
+    Dt  width of the target, where the draft head has a width D of its own
+    W   width of the state of an MLP speculator
+    Rm  rank of the Markov head of a DSpark head
+"""
+
+from jspec.config.heads.base import EMBEDDING as EMBEDDING
+from jspec.config.heads.base import DraftConfig as DraftConfig
+from jspec.config.heads.base import HeadConfig as HeadConfig
+from jspec.config.heads.block import BlockConfig as BlockConfig
+from jspec.config.heads.eagle import EagleConfig as EagleConfig
+from jspec.config.heads.eagle3 import AUX_CONVENTIONS as AUX_CONVENTIONS
+from jspec.config.heads.eagle3 import NORM_OUTPUTS as NORM_OUTPUTS
+from jspec.config.heads.eagle3 import Eagle3Config as Eagle3Config
+from jspec.config.heads.eagle3 import default_aux_layers as default_aux_layers
+from jspec.config.heads.medusa import MedusaConfig as MedusaConfig
+from jspec.config.heads.mlp import MLPConfig as MLPConfig
+from jspec.config.heads.mtp import MTPConfig as MTPConfig
+from jspec.config.heads.mtp import mtp_layers as mtp_layers
+from jspec.config.heads.pard import PardConfig as PardConfig

@@ -1,0 +1,172 @@
+"""What every config of a draft head has in common: the protocols, shared axes and shared checks."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol, Self
+
+from jspec._validation import is_int, require
+from jspec.config import ModelConfig
+from jspec.config.param_specs import Axis, Declared, Parameter
+
+EMBEDDING = "embed_tokens.weight"  # what checkpoints of draft heads call their token embedding
+
+# (embedding, feature) side by side: the input of EAGLE's ``fc`` and of EAGLE-3's first attention.
+TWICE_EMBED = Axis("2D", "embed_pair")
+
+
+class DraftConfig(Protocol):
+    """The properties that every drafter's config has, whether it describes a language model or a draft head.
+
+    The rest of jspec asks a config nothing else. A new kind of draft head is therefore a frozen dataclass with these
+    properties and an entry in ``jspec.registry``.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def method(self) -> str:
+        """Name of the drafting method, as its entry in ``jspec.registry`` has it."""
+        ...
+
+    @property
+    def dimensions(self) -> Mapping[str, int]:
+        """Size of each dimension letter, such as ``{"D": 4096, "V": 128256}``."""
+        ...
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """Declarations of all parameters, from which the next five members follow: see ``jspec.config.param_specs``."""
+        ...
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of weights and biases. ``jspec.config.param_specs.Declared`` implements this and the next four."""
+        ...
+
+    def weight_bytes(self, itemsize: int) -> int:
+        """Bytes of all parameters, where a number that is not quantised takes ``itemsize`` bytes."""
+        ...
+
+    def param_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each parameter by its name in the params. The scales of quantised weights are left out."""
+        ...
+
+    def scale_names(self) -> dict[str, str]:
+        """Name of the scales of each quantised parameter, by the name of that parameter."""
+        ...
+
+    def quantizations(self) -> dict[str, str]:
+        """How each quantised parameter is stored, by its name: ``int8``, ``fp8`` or ``int4``."""
+        ...
+
+    def param_dtypes(self) -> dict[str, str]:
+        """Dtype of each parameter that has not the dtype of the weights, by its name."""
+        ...
+
+    @property
+    def decoder(self) -> ModelConfig | None:
+        """Config of the decoder layers whose keys and values are cached. None if the drafter caches nothing."""
+        ...
+
+    @property
+    def language_model(self) -> ModelConfig | None:
+        """Config of the language model, if a whole language model drafts. None for a draft head, which needs its target."""
+        ...
+
+    @property
+    def max_drafts(self) -> int | None:
+        """Largest number of drafts per round that the weights allow. None if they allow any number."""
+        ...
+
+    @property
+    def trained_drafts(self) -> int | None:
+        """Number of drafts per round that the drafter was trained for. None if its checkpoint does not say."""
+        ...
+
+    @property
+    def borrowable(self) -> tuple[tuple[str, str], ...]:
+        """Pairs (field, parameter), where the parameter may be a copy of the target's.
+
+        An example is ``("own_embedding", "embedding")``. A checkpoint may carry a copy of the target's embedding. Whoever
+        loads it then drops the copy and sets the field to False, so that the target's embedding serves instead.
+        """
+        ...
+
+    @property
+    def summary(self) -> str:
+        """The sizes in a few words, such as ``1 layer, draft vocabulary 32000 of 128256``."""
+        ...
+
+    def require_fit(self, target: ModelConfig):
+        """Raise a ValueError that names both sizes if the drafter was made for another target."""
+        ...
+
+    @property
+    def quantization(self) -> str | None:
+        """The type in which linear maps and output head are stored: ``int8``, ``fp8`` or ``int4``; None if in floats."""
+        ...
+
+    @property
+    def reduced(self) -> bool:
+        """Whether only a part of the vocabulary can be drafted, Vd < V. The parameter ``draft_ids`` says which."""
+        ...
+
+    def with_quantization(self, quantization: str) -> Self:
+        """A copy of this config whose linear maps and output head are stored as ``int8``, ``fp8`` or ``int4``."""
+        ...
+
+    def with_draft_vocabulary(self, size: int) -> Self:
+        """A copy of this config whose output head has logits for ``size`` tokens only.
+
+        Raises:
+          ValueError: it has no output head that could be reduced, or ``size`` does not fit.
+        """
+        ...
+
+
+class HeadConfig(DraftConfig, Protocol):
+    """The config of a draft head or a PARD model: every drafter with a checkpoint but a plain language model.
+
+    A converted folder describes it in its manifest.
+    """
+
+
+class LayeredConfig(Declared):
+    """Base of the configs of draft heads with decoder layers. Their other linear maps are quantised if the layers are."""
+
+    layers: ModelConfig
+    language_model = None
+
+    @property
+    def decoder(self) -> ModelConfig:
+        return self.layers
+
+    @property
+    def quantization(self) -> str | None:
+        return self.layers.quantization
+
+    def with_quantization(self, quantization: str) -> Self:
+        return dataclasses.replace(self, layers=self.layers.with_quantization(quantization))  # pyright: ignore
+
+
+def require_count(name: str, value: Any, least: int = 1):
+    """Raise a ValueError unless ``value`` is an integer in ``least .. 2^31 - 1``."""
+    require(is_int(value) and least <= value < 2**31, name, value, f"an integer of at least {least} and below 2^31")
+
+
+def require_same_target(method: str, target: ModelConfig, width: int, vocab_size: int | None):
+    """Raise a ValueError if a draft head was made for a target of another width or vocabulary.
+
+    Args:
+      method: name of the drafting method, for the message.
+      target: the target that the draft head is to draft for.
+      width: width of the target that the draft head was made for.
+      vocab_size: vocabulary of that target. None if the checkpoint does not say.
+    """
+    sizes = (("hidden size", width, target.hidden_size), ("vocabulary", vocab_size, target.vocab_size))
+    for what, ours, theirs in sizes:
+        if ours is not None and ours != theirs:
+            raise ValueError(
+                f"the {method} head was made for a target with a {what} of {ours}, and this target's is {theirs}; "
+                "expected the target that the head was trained on"
+            )

@@ -1,0 +1,192 @@
+"""The config of a block drafter: DFlash, JetSpec or DSpark."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Self
+
+from jspec._validation import is_int, require
+from jspec.config import ModelConfig, count
+from jspec.config.decoder_params import decoder_layers
+from jspec.config.heads.base import EMBEDDING, LayeredConfig, require_count, require_same_target
+from jspec.config.heads.eagle3 import FEATURE
+from jspec.config.param_specs import (
+    DRAFT_IDS,
+    DRAFT_VOCAB,
+    EMBED,
+    VOCAB,
+    Axis,
+    Parameter,
+    indices,
+    linear,
+    matrix,
+    vector,
+)
+
+RANK, GATE, CELL = Axis("Rm", "markov"), Axis("Dg", "gate"), Axis("Dc", "gate")
+MARKOVS = ("vanilla", "gated", "rnn")
+CONFIDENCES = ("hidden", "markov")
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockConfig(LayeredConfig):
+    """DFlash (2026), JetSpec (2026) and DSpark (2026): decoder layers that fill a block of mask tokens in one pass.
+
+    The block is the newest committed token, its *anchor*, and mask tokens. Every layer attends to the *context*, which is
+    what the target computed for the tokens before the anchor: auxiliary hidden states, fused into ``[D]``, from which each
+    layer makes keys and values of its own. It attends to the block as well, in both directions or causally.
+
+    Attributes:
+      layers: the decoder layers. The vocabulary is the target's, V. A layer with a window W sees the W newest tokens of the
+        context before the anchor and the whole block; if it is causal, the W newest slots up to its own.
+      draft_vocab_size: Vd, how many tokens the output head has logits for.
+      target_hidden_size: Dt, width of the target's residual stream.
+      aux_layers: which auxiliary hidden states the context joins: k is the residual stream after k layers of the target.
+      block_size: slots of the block, the anchor's included.
+      mask_token_id: the token that the other slots read.
+      anchor_first: whether slot i of the block predicts the token behind it, so that the anchor's slot makes draft 0 and
+        the block as many drafts as it has slots. If not, slot i > 0 predicts the token in its own place, and the anchor's
+        slot none.
+      causal: of each layer, whether a slot sees none of the slots behind it.
+      markov: what makes each draft of a DSpark head depend on the one before it, whose embedding ``[Rm]`` a linear map turns
+        into a part of the logits: as it is (``vanilla``), times a gate of the hidden state and the embedding (``gated``),
+        or by way of a recurrent cell with a state ``[Rm]`` (``rnn``). None in a DFlash head.
+      markov_rank: Rm; 0 without ``markov``.
+      confidence: whether there is a confidence head, and of what: of the hidden state of a slot (``hidden``), or of that and
+        the embedding of the draft before it (``markov``). None if there is none.
+      own_embedding, own_head: whether the checkpoint has a token embedding and an output head. If not, the target's serve.
+    """
+
+    layers: ModelConfig
+    draft_vocab_size: int
+    target_hidden_size: int
+    aux_layers: tuple[int, ...]
+    block_size: int
+    mask_token_id: int
+    anchor_first: bool
+    causal: tuple[bool, ...]
+    markov: str | None = None
+    markov_rank: int = 0
+    confidence: str | None = None
+    own_embedding: bool = False
+    own_head: bool = False
+
+    def __post_init__(self):
+        V, Vd, mask = self.layers.vocab_size, self.draft_vocab_size, self.mask_token_id
+        require_count("target_hidden_size", self.target_hidden_size)
+        require_count("block_size", self.block_size, least=1 if self.anchor_first else 2)
+        require(is_int(Vd) and 1 <= Vd <= V, "draft_vocab_size", Vd, f"an integer in 1..{V}, the target's vocabulary")
+        if not self.own_head:
+            require(Vd == V, "draft_vocab_size", Vd, f"{V}, the target's vocabulary, because its head is borrowed")
+        require(is_int(mask) and 0 <= mask < V, "mask_token_id", mask, f"in 0..{V - 1}")
+        ordered = all(is_int(k) and k >= 0 for k in self.aux_layers) and list(self.aux_layers) == sorted(
+            set(self.aux_layers)
+        )
+        require(
+            ordered and len(self.aux_layers) > 0, "aux_layers", self.aux_layers, "layer ids of at least 0, ascending"
+        )
+        layers = self.layers.num_layers
+        each = len(self.causal) == layers and all(isinstance(one, bool) for one in self.causal)
+        require(each, "causal", self.causal, f"True or False for each of {layers} layers")
+        require(self.markov in (None, *MARKOVS), "markov", self.markov, f"None or one of {', '.join(MARKOVS)}")
+        rank = self.markov_rank
+        fits = is_int(rank) and (0 < rank < 2**31 if self.markov is not None else rank == 0)
+        require(fits, "markov_rank", rank, "an integer of at least 1 with a Markov head, 0 without")
+        known = (None, *CONFIDENCES) if self.markov is not None else (None, "hidden")
+        require(self.confidence in known, "confidence", self.confidence, f"one of {known}")
+
+    @property
+    def method(self) -> str:
+        return "dflash" if self.markov is None else "dspark"
+
+    @property
+    def max_drafts(self) -> int:
+        return self.block_size if self.anchor_first else self.block_size - 1
+
+    @property
+    def trained_drafts(self) -> int:
+        return self.max_drafts
+
+    @property
+    def borrowable(self) -> tuple[tuple[str, str], ...]:
+        output = () if self.reduced else (("own_head", "head.weight"),)
+        return (("own_embedding", "embedding"), *output)
+
+    @property
+    def dimensions(self) -> Mapping[str, int]:
+        E = len(self.aux_layers) * self.target_hidden_size
+        D, Rm = self.layers.hidden_size, self.markov_rank
+        joined = {
+            "Dg": D + Rm,
+            "Dc": D + 2 * Rm,
+        }  # what gate and confidence head read, and what the recurrent cell does
+        more = {"Vd": self.draft_vocab_size, "Dt": self.target_hidden_size, "E": E, "Rm": Rm}
+        return {**self.layers.dimensions, **more, **joined}
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        c, kind = self.layers, self.quantization
+        return (
+            *((matrix("embedding", EMBEDDING, VOCAB, EMBED),) if self.own_embedding else ()),
+            *linear("fuse_in", {"fc": EMBED}, FEATURE, quantization=kind),
+            vector("context_norm.weight", "hidden_norm.weight", EMBED),
+            *decoder_layers(c, indices(0, c.num_layers)),
+            vector("norm.weight", "norm.weight", EMBED),
+            *(linear("head", {"lm_head": DRAFT_VOCAB}, EMBED, quantization=kind) if self.own_head else ()),
+            *((DRAFT_IDS,) if self.reduced else ()),
+            *self._markov_parameters,
+            *self._confidence_parameters,
+        )
+
+    @property
+    def _markov_parameters(self) -> tuple[Parameter, ...]:
+        if self.markov is None:
+            return ()
+        kind, states = self.quantization, Axis("3Rm", "markov")
+        cell = {
+            "vanilla": (),
+            "gated": linear("markov.gate", {"markov_head.gate_proj": RANK}, GATE, bias=True, quantization=kind),
+            "rnn": linear("markov.cell", {"markov_head.joint_proj": states}, CELL, bias=True, quantization=kind),
+        }[self.markov]
+        return (
+            matrix("markov.embedding", "markov_head.markov_w1.weight", VOCAB, RANK),
+            *linear("markov.out", {"markov_head.markov_w2": DRAFT_VOCAB}, RANK, quantization=kind),
+            *cell,
+        )
+
+    @property
+    def _confidence_parameters(self) -> tuple[Parameter, ...]:
+        """They are never quantised: the map has one output channel, and is computed in float32."""
+        if self.confidence is None:
+            return ()
+        read = EMBED if self.confidence == "hidden" else GATE
+        return linear("confidence", {"confidence_head.proj": Axis("1", "one")}, read, bias=True)
+
+    @property
+    def summary(self) -> str:
+        block = f"{'causal ' if all(self.causal) else ''}block of {self.block_size}, {count(self.max_drafts, 'draft')}"
+        markov = "" if self.markov is None else f", {self.markov} Markov head of rank {self.markov_rank}"
+        aux = f"auxiliary layers {', '.join(map(str, self.aux_layers))}"
+        return f"{count(self.layers.num_layers, 'layer')}, {block}{markov}, {self.vocabulary_summary}, {aux}"
+
+    def with_draft_vocabulary(self, size: int) -> Self:
+        """The same config with an output head of its own, which has logits for ``size`` tokens only."""
+        return dataclasses.replace(self, draft_vocab_size=size, own_head=True)
+
+    def resolved_aux_layers(self, target: ModelConfig) -> tuple[int, ...]:
+        """The auxiliary hidden states that a feature of ``target`` joins."""
+        del target
+        return self.aux_layers
+
+    def require_fit(self, target: ModelConfig):
+        require_same_target(self.method, target, self.target_hidden_size, self.layers.vocab_size)
+        ours, theirs = self.layers.hidden_size, target.hidden_size
+        if ours != theirs and not (self.own_embedding and self.own_head):
+            raise ValueError(
+                f"the {self.method} head has a width of {ours} and borrows the embedding or the output head of the "
+                f"target, whose width is {theirs}; expected a checkpoint that has its own"
+            )
+        if self.aux_layers[-1] > target.num_layers:
+            raise ValueError(
+                f"the {self.method} head reads auxiliary layers {self.aux_layers}, and the target has {target.num_layers} "
+                "layers; expected the target that the head was trained on"
+            )

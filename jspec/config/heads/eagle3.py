@@ -1,0 +1,193 @@
+"""The config of an EAGLE-3 or P-EAGLE draft head."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Self
+
+from jspec._validation import is_int, require
+from jspec.config import ModelConfig, count
+from jspec.config.decoder_params import decoder_layers
+from jspec.config.heads.base import EMBEDDING, TWICE_EMBED, LayeredConfig, require_count, require_same_target
+from jspec.config.param_specs import (
+    DRAFT_IDS,
+    DRAFT_VOCAB,
+    EMBED,
+    VOCAB,
+    Axis,
+    Parameter,
+    indices,
+    linear,
+    matrix,
+    vector,
+)
+
+FEATURE, TARGET_EMBED = Axis("E", "feature"), Axis("Dt", "target_embed")
+
+# Two settings that an EAGLE-3 checkpoint may leave open. ``jspec.checkpoints.heads.options`` explains their values.
+AUX_CONVENTIONS = ("input_of", "output_of")  # whether layer id k means the input or the output of layer k
+NORM_OUTPUTS = ("recycled", "before_head")  # ``norm_output`` norms what is fed back, or what the output head reads
+
+
+def default_aux_layers(num_layers: int) -> tuple[int, ...]:
+    """Which hidden states of a target with L layers an EAGLE-3 head reads when its checkpoint does not say.
+
+    They are the residual streams after 2, L // 2 and L - 3 layers, as in vLLM: ``(2, 16, 29)`` for 32
+    layers. In a target too shallow for three different ones, they are those after 1, L // 2 and L - 1 layers:
+    ``(1, 3, 5)`` for 6.
+    """
+    L = num_layers
+    usual = tuple(sorted({2, L // 2, L - 3}))
+    return usual if len(usual) == 3 and usual[0] > 0 else tuple(sorted({1, L // 2, L - 1}))
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle3Config(LayeredConfig):
+    """EAGLE-3 (Li et al., 2025) and P-EAGLE (2026): decoder layers over pairs of a token and a feature of the target.
+
+    The feature joins auxiliary hidden states: the target's residual streams after some of its layers, side by side
+    ``[E]``, which a linear map fuses to the draft head's width ``[D]``. A draft head with a mask token is a P-EAGLE head:
+    it drafts K tokens in one pass.
+
+    Attributes:
+      layers: the decoder layers. The attention of the first reads (embedding, feature) ``[2D]``. The vocabulary is the
+        target's, V.
+      draft_vocab_size: Vd, how many tokens the draft head's output head has logits for.
+      target_hidden_size: Dt, width of the target's residual stream.
+      num_aux_layers: number of auxiliary hidden states that one feature joins. With 0, the feature is the target's hidden
+        state after its final norm, and it is not fused.
+      aux_layers: which auxiliary hidden states: k is the residual stream after k layers of the target. None takes
+        ``default_aux_layers``.
+      norm_before_fuse: whether one RMS norm is applied to the joined states ``[E]`` before they are fused.
+      norm_each_aux: whether each auxiliary hidden state ``[Dt]`` has an RMS norm before they are joined.
+      norm_before_residual: whether the first layer adds its attention to the normed feature. If not, it adds to the
+        feature as it was fused.
+      norm_output: whether the next slot reads the draft head's output after the final norm, as in EAGLE-3.1. If not, it
+        reads the output before that norm.
+      norm_before_head: whether a final norm stands before the output head, as in nearly every checkpoint. If not, there
+        is no final norm.
+      fuse_bias: whether the linear map that fuses the states has a bias.
+      own_embedding, own_head: whether the checkpoint has a token embedding and an output head. If not, the target's
+        serve.
+      mask_token_id: the token that mask slots read. None for an EAGLE-3 head, which has no mask slots.
+      trained_drafts: number of drafts per round that the draft head was trained for. None if the checkpoint does not say.
+    """
+
+    layers: ModelConfig
+    draft_vocab_size: int
+    target_hidden_size: int
+    num_aux_layers: int = 3
+    aux_layers: tuple[int, ...] | None = None
+    norm_before_fuse: bool = False
+    norm_each_aux: bool = False
+    norm_before_residual: bool = False
+    norm_output: bool = False
+    norm_before_head: bool = True
+    fuse_bias: bool = False
+    own_embedding: bool = False
+    own_head: bool = True
+    mask_token_id: int | None = None
+    trained_drafts: int | None = None
+
+    max_drafts = None
+
+    def __post_init__(self):
+        V, Vd = self.layers.vocab_size, self.draft_vocab_size
+        require_count("target_hidden_size", self.target_hidden_size)
+        require_count("num_aux_layers", self.num_aux_layers, least=0)
+        require(is_int(Vd) and 1 <= Vd <= V, "draft_vocab_size", Vd, f"an integer in 1..{V}, the target's vocabulary")
+        if not self.own_head:
+            require(Vd == V, "draft_vocab_size", Vd, f"{V}, the target's vocabulary, because its head is borrowed")
+        if self.num_aux_layers == 0:
+            D = self.layers.hidden_size
+            require(
+                self.target_hidden_size == D, "target_hidden_size", self.target_hidden_size, f"{D}, the head's width"
+            )
+        if self.aux_layers is not None:
+            ordered = all(is_int(k) and k >= 0 for k in self.aux_layers) and list(self.aux_layers) == sorted(
+                set(self.aux_layers)
+            )
+            right = ordered and len(self.aux_layers) == self.num_aux_layers
+            require(right, "aux_layers", self.aux_layers, f"{self.num_aux_layers} layer ids of at least 0, ascending")
+        if self.norm_before_fuse and self.norm_each_aux:
+            raise ValueError("norm_before_fuse and norm_each_aux are both set: expected at most one of them")
+        if self.norm_output and not self.norm_before_head:
+            raise ValueError("norm_output is set and norm_before_head is not: expected a final norm to feed back from")
+        if self.fuse_bias and self.num_aux_layers == 0:
+            raise ValueError("fuse_bias is set and num_aux_layers is 0: expected auxiliary hidden states to fuse")
+        if self.trained_drafts is not None:
+            require_count("trained_drafts", self.trained_drafts)
+        mask = self.mask_token_id
+        require(mask is None or (is_int(mask) and 0 <= mask < V), "mask_token_id", mask, f"None or in 0..{V - 1}")
+
+    @property
+    def method(self) -> str:
+        return "eagle3" if self.mask_token_id is None else "parallel"
+
+    @property
+    def feature_size(self) -> int:
+        """E, the length of the joined auxiliary hidden states at one position."""
+        return max(self.num_aux_layers, 1) * self.target_hidden_size
+
+    @property
+    def borrowable(self) -> tuple[tuple[str, str], ...]:
+        output = () if self.reduced else (("own_head", "head.weight"),)
+        return (("own_embedding", "embedding"), *output)
+
+    @property
+    def dimensions(self) -> Mapping[str, int]:
+        more = {"Vd": self.draft_vocab_size, "Dt": self.target_hidden_size, "E": self.feature_size}
+        return {**self.layers.dimensions, **more}
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        c, kind = self.layers, self.quantization
+        norms = {"token_norm": "input_layernorm", "feature_norm": "hidden_norm"}
+        fuse_in = linear("fuse_in", {"fc": EMBED}, FEATURE, bias=self.fuse_bias, quantization=kind)
+        aux = indices(0, self.num_aux_layers if self.norm_each_aux else 0)
+        return (
+            *((matrix("embedding", EMBEDDING, VOCAB, EMBED),) if self.own_embedding else ()),
+            *(fuse_in if self.num_aux_layers else ()),
+            *((vector("fuse_norm.weight", "input_norm.weight", FEATURE),) if self.norm_before_fuse else ()),
+            vector("aux_norms.{}.weight", "fc_norm.{}.weight", TARGET_EMBED, aux),
+            *decoder_layers(c, indices(0, 1), attention_inputs=TWICE_EMBED, attention_norms=norms),
+            *decoder_layers(c, indices(1, c.num_layers)),
+            *((vector("norm.weight", "norm.weight", EMBED),) if self.norm_before_head else ()),
+            *(linear("head", {"lm_head": DRAFT_VOCAB}, EMBED, quantization=kind) if self.own_head else ()),
+            *((DRAFT_IDS,) if self.reduced else ()),
+            *((vector("mask_hidden", "mask_hidden", FEATURE),) if self.mask_token_id is not None else ()),
+        )
+
+    @property
+    def summary(self) -> str:
+        aux = "" if self.aux_layers is None else f", auxiliary layers {', '.join(map(str, self.aux_layers))}"
+        return f"{count(self.layers.num_layers, 'layer')}, {self.vocabulary_summary}{aux}"
+
+    def with_draft_vocabulary(self, size: int) -> Self:
+        """The same config with an output head of its own, which has logits for ``size`` tokens only."""
+        return dataclasses.replace(self, draft_vocab_size=size, own_head=True)
+
+    def resolved_aux_layers(self, target: ModelConfig) -> tuple[int, ...]:
+        """The auxiliary hidden states that a feature of ``target`` joins. ``()`` is the state after the final norm."""
+        if self.num_aux_layers == 0:
+            return ()
+        return default_aux_layers(target.num_layers) if self.aux_layers is None else self.aux_layers
+
+    def require_fit(self, target: ModelConfig):
+        require_same_target(self.method, target, self.target_hidden_size, self.layers.vocab_size)
+        ours, theirs, aux_layers = self.layers.hidden_size, target.hidden_size, self.resolved_aux_layers(target)
+        if ours != theirs and not (self.own_embedding and self.own_head):
+            raise ValueError(
+                f"the {self.method} head has a width of {ours} and borrows the embedding or the output head of the "
+                f"target, whose width is {theirs}; expected a checkpoint that has its own"
+            )
+        if len(aux_layers) != self.num_aux_layers:
+            raise ValueError(
+                f"the {self.method} head reads {self.num_aux_layers} auxiliary hidden states and does not say which, and a "
+                f"target of {target.num_layers} layers has {len(aux_layers)} by default, {aux_layers}; "
+                "expected a config that lists layer ids"
+            )
+        if aux_layers and (aux_layers[0] < 0 or aux_layers[-1] > target.num_layers):
+            raise ValueError(
+                f"the {self.method} head reads auxiliary layers {aux_layers}, and the target has {target.num_layers} "
+                "layers; expected the target that the head was trained on"
+            )

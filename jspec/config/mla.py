@@ -1,0 +1,64 @@
+"""What multi-head latent attention has in place of keys and values for each head."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from jspec._validation import is_int, is_number, require
+
+
+@dataclasses.dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2, 2024): the keys and values of all heads follow from one *latent* of a token.
+
+    What is cached for a token is its latent, ``rank`` numbers, and one rotated key of ``rotated`` numbers that all heads
+    share. The key of a head is ``[up-projection of the latent | rotated key]``, its value is another up-projection.
+    ``ModelConfig.head_dim`` is the size of a query and of a key, both parts together.
+
+    Attributes:
+      rank: Ck, the size of a latent.
+      rotated: Hr, how many numbers of a query and a key are rotated: the last ones.
+      value_dim: Hv, the size of a value.
+      query_rank: Cq, the size of the vector from which all queries of a token follow; None if they follow from the hidden
+        state itself.
+      norm_eps: the epsilon of the norms of both vectors. transformers has 1e-6 whatever ``rms_norm_eps`` says.
+      interleaved: whether checkpoints hold the two numbers of a rotary pair side by side. The parameters do not: theirs is
+        the order of all other models, so that one rotation serves (``jspec.checkpoints.huggingface.parts``).
+    """
+
+    rank: int
+    rotated: int
+    value_dim: int
+    query_rank: int | None = None
+    norm_eps: float = 1e-6
+    interleaved: bool = True
+
+    def __post_init__(self):
+        for name in ("rank", "rotated", "value_dim"):
+            value = getattr(self, name)
+            require(is_int(value) and 1 <= value < 2**31, f"latent.{name}", value, "an integer of at least 1")
+        require(self.rotated % 2 == 0, "latent.rotated", self.rotated, "an even number (rotary pairs)")
+        rank, eps = self.query_rank, self.norm_eps
+        known = rank is None or (is_int(rank) and 1 <= rank < 2**31)
+        require(known, "latent.query_rank", rank, "None or an integer of at least 1")
+        require(is_number(eps) and eps > 0, "latent.norm_eps", eps, "a positive number")
+        require(isinstance(self.interleaved, bool), "latent.interleaved", self.interleaved, "True or False")
+
+    def require_fit(self, head_dim: int):
+        """Raise a ValueError unless a query of ``head_dim`` numbers has some that are rotated and some that are not."""
+        require(self.rotated < head_dim, "latent.rotated", self.rotated, f"below head_dim, {head_dim}")
+
+    @property
+    def cached(self) -> int:
+        """How many numbers are cached for a token in a layer."""
+        return self.rank + self.rotated
+
+    def dimensions(self, head_dim: int) -> Mapping[str, int]:
+        """Dimension letter -> size; ``Cc`` is what is cached, Ck + Hr."""
+        return {
+            "Ck": self.rank,
+            "Cc": self.cached,
+            "Cq": self.query_rank or 0,
+            "Hr": self.rotated,
+            "Hn": head_dim - self.rotated,
+            "Hv": self.value_dim,
+        }

@@ -1,0 +1,110 @@
+"""What a mixture of experts has in place of the MLP of a layer."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+from jspec._validation import is_int, is_number, require
+from jspec.quantization import mxfp4
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """A mixture of experts (Shazeer et al., 2017). An expert is a gated MLP, and a token goes through a few of them.
+
+    A router gives each expert a logit. The experts with the highest are chosen, and their outputs are added, each times
+    its probability. *Shared* experts are experts that every token goes through (DeepSeekMoE, 2024).
+
+    Attributes:
+      count: X, how many experts the router chooses from.
+      chosen: Y, how many of them a token goes through.
+      width: Fe, the width of an expert.
+      renormalise: whether the probabilities of the chosen experts are divided by their sum.
+      layers: for each layer, whether it has experts; ``()`` if all of them have. The others have an MLP.
+      biases: whether router and experts have biases.
+      clamp: None, or c if the MLP of an expert is that of gpt-oss, which clamps gate and up
+        (``jspec.pallas.moe.grouped_mlp``).
+      stored: ``mxfp4`` if the experts are stored in four bits (``jspec.quantization.mxfp4``). None if they are stored
+        as the other weights are, eight bits included.
+      scores, groups, chosen_groups, scale: see ``jspec.pallas.moe.router_reference.Routing``.
+      corrected: whether a learned number of each expert is added to its probability when experts are chosen; it does not
+        change the weight of a chosen expert.
+      shared: how many shared experts there are besides.
+    """
+
+    count: int
+    chosen: int
+    width: int
+    renormalise: bool = True
+    layers: tuple[bool, ...] = ()
+    biases: bool = False
+    clamp: float | None = None
+    stored: Literal["mxfp4"] | None = None
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    groups: int = 1
+    chosen_groups: int = 1
+    scale: float = 1.0
+    corrected: bool = False
+    shared: int = 0
+
+    def __post_init__(self):
+        for name in ("count", "chosen", "width", "groups", "chosen_groups"):
+            value = getattr(self, name)
+            require(is_int(value) and 1 <= value < 2**31, f"experts.{name}", value, "an integer of at least 1")
+        require(
+            self.chosen <= self.count, "experts.chosen", self.chosen, f"at most the {self.count} experts that there are"
+        )
+        flags = isinstance(self.layers, tuple) and all(isinstance(one, bool) for one in self.layers)
+        require(flags, "experts.layers", self.layers, "a tuple of True or False, one a layer")
+        for name in ("renormalise", "biases", "corrected"):
+            require(isinstance(getattr(self, name), bool), f"experts.{name}", getattr(self, name), "True or False")
+        clamp = self.clamp
+        require(clamp is None or (is_number(clamp) and clamp > 0), "experts.clamp", clamp, "None or a positive number")
+        require(self.stored in (None, "mxfp4"), "experts.stored", self.stored, "None or 'mxfp4'")
+        self._require_routing()
+
+    def _require_routing(self):
+        known = ("softmax", "sigmoid")
+        require(self.scores in known, "experts.scores", self.scores, f"one of {', '.join(known)}")
+        require(is_number(self.scale) and self.scale > 0, "experts.scale", self.scale, "a positive number")
+        require(
+            is_int(self.shared) and 0 <= self.shared < 2**31, "experts.shared", self.shared, "an integer of at least 0"
+        )
+        groups, size = self.groups, self.count // self.groups
+        whole = self.count % groups == 0 and (groups == 1 or size >= 2)
+        require(
+            whole, "experts.groups", groups, f"groups of at least two that the {self.count} experts are dealt to evenly"
+        )
+        fits = self.chosen_groups <= groups and self.chosen_groups * size >= self.chosen
+        require(
+            fits,
+            "experts.chosen_groups",
+            self.chosen_groups,
+            f"at most {groups} groups, which together have the {self.chosen} experts of a token",
+        )
+        corrects = not self.corrected or (self.scores == "sigmoid" and not self.biases)
+        require(
+            corrects, "experts.corrected", self.corrected, "False, unless scores are sigmoid and there are no biases"
+        )
+        plain = not self.shared or (self.stored is None and not self.biases and self.clamp is None)
+        require(plain, "experts.shared", self.shared, "0 for experts with biases, clamps or four bits")
+
+    @property
+    def all(self) -> int:
+        """How many experts a layer has, shared ones included."""
+        return self.count + self.shared
+
+    def require_stored_in_groups(self, hidden_size: int):
+        """Raise a ValueError unless the inputs of both maps, hidden_size and width, are whole groups of MXFP4."""
+        for name, inputs in (("hidden_size", hidden_size), ("experts.width", self.width)):
+            require(
+                inputs % mxfp4.GROUP == 0,
+                name,
+                inputs,
+                f"a multiple of {mxfp4.GROUP} with experts stored in {self.stored}",
+            )
+
+    def dimensions(self, hidden_size: int) -> Mapping[str, int]:
+        """Dimension letter -> size; hidden_size is D. A row of four-bit weights has ``Dp`` or ``Fp`` pairs of groups."""
+        pairs = {"Dp": mxfp4.num_pairs(hidden_size), "Fp": mxfp4.num_pairs(self.width)}
+        return {"X": self.count, "Fe": self.width, **pairs}

@@ -1,0 +1,174 @@
+"""How a model is split over the devices of one mesh axis: which part of each parameter every device has.
+
+It is tensor parallelism as in Megatron-LM (Shoeybi et al., 2019). Attention heads, the columns of MLPs and of experts, and
+the vocabulary are dealt to the *shards*, one shard for each device. The linear maps behind attention and MLP have a part of
+their inputs in each shard, so what they give is added up over the shards. Everything else is the same in every shard."""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+from jspec._validation import is_int, require
+from jspec.config.model import ModelConfig
+from jspec.config.moe import Experts
+from jspec.config.param_specs import DOWNS, GATE_UPS, GROUP, ONCE, Parameter, bytes_of, expanded
+
+AXIS = "tp"  # of the mesh
+VOCABULARY_GROUP = 1024  # tokens; every shard has whole groups of the vocabulary, the last of them padded
+SPLIT = ("heads", "kv", "mlp", "expert_mlp", "vocab")  # the logical axes that are dealt to the shards
+
+
+class Split(NamedTuple):
+    """How one array is split.
+
+    Attributes:
+      parameter: its declaration.
+      axis: the axis of the array that is dealt to the shards, None if every shard has all of it.
+      by_tensor: whether each of the tensors that fill axis 0 is dealt to the shards, as queries, keys and values are.
+        Otherwise it is the axis as a whole.
+    """
+
+    parameter: Parameter
+    axis: int | None
+    by_tensor: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Shards:
+    """A number of shards, two or more.
+
+    Attributes:
+      count: how many.
+      axis: of the mesh.
+      by_expert: whether a shard has some of the experts, and not a part of each. Experts with biases or in MXFP4 are dealt
+        so in any case.
+      deal_from: bytes of a round's logits from which on each shard judges some of the rows alone
+        (``jspec.engine.multihost.batch_sharded_verify``). The default is an estimate: with fewer bytes, to exchange
+        verdicts, some 12 us, costs as much as it saves.
+    """
+
+    count: int
+    axis: str = AXIS
+    by_expert: bool = False
+    deal_from: int = 8 << 20
+
+    def local(self, config: ModelConfig) -> ModelConfig:
+        """The sizes of one shard's layers, as the config of a model. Its ``vocab_size`` is that of the whole model.
+
+        Raises:
+          ValueError: the model cannot be split into so many shards.
+        """
+        self._require_fit(config)
+        n, experts = self.count, config.experts
+        if experts is not None and not self.splits_experts(experts):
+            experts = dataclasses.replace(experts, width=experts.width // n)
+        return dataclasses.replace(
+            config,
+            num_heads=config.num_heads // n,
+            num_kv_heads=config.num_heads // n if config.latent is not None else max(config.num_kv_heads // n, 1),
+            intermediate_size=config.intermediate_size // n,
+            experts=experts,
+        )
+
+    def splits_experts(self, experts: Experts) -> bool:
+        """Whether a shard has some of the experts, and not a part of each."""
+        return self.by_expert or experts.stored is not None or experts.biases
+
+    def vocabulary(self, vocab_size: int) -> int:
+        """How many rows of embedding and output head a shard has. Those behind the last token are padding."""
+        groups = -(-vocab_size // VOCABULARY_GROUP)
+        return -(-groups // self.count) * VOCABULARY_GROUP
+
+    def weight_bytes(self, config: ModelConfig, itemsize: int) -> int:
+        """Bytes of the weights that one shard has, where a number that is not quantised takes ``itemsize`` bytes."""
+        total, dimensions = 0, config.dimensions
+        for parameter in config.parameters:
+            each = bytes_of(dataclasses.replace(parameter, copies=ONCE), dimensions, itemsize)
+            if self._split(parameter, config).axis is not None:
+                rows = parameter.tensor_lengths(dimensions)[0]
+                each *= self.vocabulary(rows) / rows if _of_vocabulary(parameter) else 1 / self.count
+            total += len(parameter.copies) * math.ceil(each)
+        return total
+
+    def splits(self, config: ModelConfig) -> dict[str, Split]:
+        """How each array of a model is split, by its name in the params."""
+        found = {}
+        for parameter, copy in expanded(config.parameters):
+            split = self._split(parameter, config)
+            found[parameter.name.format(*copy)] = split
+            if parameter.quantization is not None:  # scales [out] or [out, groups], with weights [out, in]
+                dealt = split.axis == 0 or parameter.quantization == "int4"
+                found[parameter.scale.format(*copy)] = split if dealt else split._replace(axis=None)
+        return found
+
+    def _split(self, parameter: Parameter, config: ModelConfig) -> Split:
+        axes = [*parameter.tensors.values(), *parameter.other_axes]
+        of_experts = any(axis.name == "expert_mlp" or axis in (GATE_UPS, DOWNS) for axis in axes)
+        if of_experts and config.experts is not None and self.splits_experts(config.experts):
+            return Split(parameter, 0 if parameter.dtype is None else 1, False)  # in MXFP4, pairs of groups come first
+        if any(axis.name in SPLIT or axis == GATE_UPS for axis in parameter.tensors.values()):
+            return Split(parameter, 0, True)
+        return Split(
+            parameter, next((i for i, axis in enumerate(parameter.other_axes, 1) if axis.name in SPLIT), None), False
+        )
+
+    def _require_fit(self, config: ModelConfig):
+        n, heads = self.count, config.num_kv_heads
+        name = "tensor_parallel"
+        require(config.num_heads % n == 0, name, n, f"a divisor of num_heads, {config.num_heads}")
+        grouped = config.latent is not None or heads % n == 0 or n % heads == 0
+        require(grouped, name, n, f"a divisor or a multiple of num_kv_heads, {heads}")
+        width = config.intermediate_size
+        require(width % n == 0, name, n, f"a divisor of intermediate_size, {width}")
+        self._require_whole_groups(config)
+        experts = config.experts
+        if experts is None:
+            return
+        if self.splits_experts(experts):
+            require(experts.all % n == 0, name, n, f"a divisor of the number of experts, {experts.all}")
+        else:
+            require(experts.width % n == 0, name, n, f"a divisor of the width of an expert, {experts.width}")
+
+    def _require_whole_groups(self, config: ModelConfig):
+        """Raise a ValueError if a shard would have a part of a group of inputs that have one scale."""
+        for parameter in config.parameters:
+            if parameter.quantization == "int4" and self._split(parameter, config).axis == 1:
+                inputs, name = parameter.shape(config.dimensions)[1], parameter.name.format("i")
+                what = (
+                    f"a divisor of the groups of {GROUP} inputs that have a scale in {name}, which has {inputs} inputs"
+                )
+                whole = inputs % (GROUP * self.count) == 0
+                require(whole, "tensor_parallel", self.count, f"{what}; int8 and fp8 weights have no groups")
+
+
+def axis_of(shards: Shards | None) -> str | None:
+    """The mesh axis of ``shards``; None if there are none."""
+    return None if shards is None else shards.axis
+
+
+def shards_of(
+    tensor_parallel: int, draft_tensor_parallel: int, draft_is_model: bool, expert_parallel: bool = False
+) -> tuple[Shards | None, Shards | None]:
+    """The shards of a target and of its draft; None for what is whole on every device.
+
+    Args:
+      tensor_parallel: over how many devices the target is split.
+      draft_tensor_parallel: over how many the draft is.
+      draft_is_model: whether the draft is a language model, or there is none. Draft heads are never split.
+      expert_parallel: whether a device has some of the experts, and not a part of each.
+
+    Raises:
+      ValueError: the numbers do not fit together.
+    """
+    n, of_draft = tensor_parallel, draft_tensor_parallel
+    require(is_int(n) and n >= 1, "tensor_parallel", n, "an integer of at least 1")
+    require(is_int(of_draft) and of_draft in (1, n), "draft_tensor_parallel", of_draft, f"1 or tensor_parallel, {n}")
+    whole = of_draft == 1 or draft_is_model
+    require(whole, "draft_tensor_parallel", of_draft, "1 for a draft that is no language model")
+    require(isinstance(expert_parallel, bool), "expert_parallel", expert_parallel, "True or False")
+    one = Shards(n, by_expert=expert_parallel)
+    return (None if n == 1 else one), (None if of_draft == 1 else one)
+
+
+def _of_vocabulary(parameter: Parameter) -> bool:
+    return any(axis.name == "vocab" for axis in parameter.tensors.values())

@@ -1,0 +1,105 @@
+"""What checkpoints call the weights of a language model, by transformers class.
+
+A new architecture that names its weights in its own way has an entry in ``NAMES``; one that takes Llama's names has none.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorNames:
+    """Names of tensors in a checkpoint, without their last part, ``.weight`` or ``.bias``.
+
+    The names of layers stand behind ``layers.{}.``, and all others but ``head`` behind ``prefix``.
+
+    Attributes:
+      prefix: what all names but that of the output head begin with.
+      embedding, positions, project_in, project_out, norm, head: names outside the layers.
+      norms: name of a layer's norm in the params -> its name in the checkpoint, for each norm that any placement has.
+      qkv, gate_up: the tensors that are stacked into one weight, in this order. A single name means that the checkpoint
+        holds them stacked already.
+      out, q_norm, k_norm, up, down: further names in a layer; ``up`` is that of an MLP without a gate.
+      query_down, query_norm, query_up, query, latent_down, latent_norm, latent_up: of latent attention; ``query`` is the
+        map of queries that have no rank.
+      sinks: the sinks of the attention heads; the name is whole.
+      router, experts: of a mixture of experts; behind ``experts`` stand the number of an expert and one of ``expert_maps``,
+        which are gate, up and down. Behind ``shared_experts`` stand the same three maps of all shared experts.
+      correction: what is added to the probabilities of experts when they are chosen; the name is whole.
+      stacked_maps: None, or the two tensors in which a layer has the maps of all its experts: those of gate and up, row by
+        row in turn, and those of down. They have no last part ``.weight``
+        (``jspec.checkpoints.huggingface.stacked_experts``).
+    """
+
+    prefix: str = "model."
+    embedding: str = "embed_tokens"
+    positions: str = "embed_positions"
+    project_in: str = "project_in"
+    project_out: str = "project_out"
+    norm: str = "norm"
+    head: str = "lm_head"
+    norms: Mapping[str, str] = dataclasses.field(
+        default_factory=lambda: {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    )
+    qkv: tuple[str, str, str] | str = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    out: str = "self_attn.o_proj"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    query: str = "self_attn.q_proj"
+    query_down: str = "self_attn.q_a_proj"
+    query_norm: str = "self_attn.q_a_layernorm"
+    query_up: str = "self_attn.q_b_proj"
+    latent_down: str = "self_attn.kv_a_proj_with_mqa"
+    latent_norm: str = "self_attn.kv_a_layernorm"
+    latent_up: str = "self_attn.kv_b_proj"
+    sinks: str = "self_attn.sinks"
+    gate_up: tuple[str, str] | str = ("mlp.gate_proj", "mlp.up_proj")
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    experts: str = "mlp.experts"
+    shared_experts: str = "mlp.shared_experts"
+    correction: str = "mlp.gate.e_score_correction_bias"
+    expert_maps: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    stacked_maps: tuple[str, str] | None = None
+
+
+LLAMA = TensorNames()
+_AROUND = {
+    "attention_norm": "input_layernorm",
+    "attention_out_norm": "post_attention_layernorm",
+    "mlp_norm": "pre_feedforward_layernorm",
+    "mlp_out_norm": "post_feedforward_layernorm",
+}
+NAMES = {
+    "Gemma2ForCausalLM": TensorNames(norms=_AROUND),
+    "Gemma3ForCausalLM": TensorNames(norms=_AROUND),
+    "GptOssForCausalLM": TensorNames(
+        router="mlp.router", stacked_maps=("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+    ),
+    "MixtralForCausalLM": TensorNames(
+        router="block_sparse_moe.gate", experts="block_sparse_moe.experts", expert_maps=("w1", "w3", "w2")
+    ),
+    "OPTForCausalLM": TensorNames(
+        prefix="model.decoder.",
+        norm="final_layer_norm",
+        norms={
+            "attention_norm": "self_attn_layer_norm",
+            "attention_out_norm": "self_attn_layer_norm",
+            "mlp_norm": "final_layer_norm",
+            "mlp_out_norm": "final_layer_norm",
+        },
+        out="self_attn.out_proj",
+        up="fc1",
+        down="fc2",
+    ),
+    "Olmo2ForCausalLM": TensorNames(
+        norms={"attention_out_norm": "post_attention_layernorm", "mlp_out_norm": "post_feedforward_layernorm"}
+    ),
+    "Phi3ForCausalLM": TensorNames(qkv="self_attn.qkv_proj", gate_up="mlp.gate_up_proj"),
+}
+
+
+def names_of(architecture: str) -> TensorNames:
+    """The names of an architecture: those of its entry in ``NAMES``, or else Llama's."""
+    return NAMES.get(architecture, LLAMA)

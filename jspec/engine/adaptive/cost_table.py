@@ -1,0 +1,162 @@
+"""What rounds cost: a table of seconds by batch size, number of drafts, and how many tokens the target reads.
+
+The engine measures it, or ``benchmarks/efficiency.py`` does.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from jspec._validation import is_int, is_number, require
+
+Way = int | tuple[int, int]  # rounds of K drafts each, all of them verified; or (K, R), where the target reads R tokens
+
+
+def drafts_of(way: Way) -> int:
+    """K."""
+    return way[0] if isinstance(way, tuple) else way
+
+
+def budget_of(way: Way) -> int | None:
+    """R; None if every draft is verified."""
+    return way[1] if isinstance(way, tuple) else None
+
+
+def every_way(
+    draft_lengths: Iterable[int], budgets: Callable[[int, int], Iterable[int | None]], rows: int
+) -> list[Way]:
+    """Every way of making rounds of so many rows, in ascending order of K.
+
+    Args:
+      draft_lengths: every K.
+      budgets: for so many rows and a K, how many tokens the target may be told to read in a round, None for all.
+      rows: B.
+    """
+    return [K if R is None else (K, R) for K in sorted(draft_lengths) for R in budgets(rows, K)]
+
+
+@dataclasses.dataclass(frozen=True)
+class CostTable:
+    """Seconds per decode round of one target with one drafter on one device.
+
+    As JSON it is ``{"device": str, "method": str, "rounds": {"<batch>": {"<K>": seconds, "<K>/<R>": seconds}}}``; other keys
+    are ignored.
+
+    Args:
+      device: the ``device_kind`` that JAX gives the device.
+      method: how drafts are made, the name of an entry in ``jspec.registry``.
+      rounds: batch size -> K, the drafts of a round, 0 for plain decoding -> seconds per round. Where the target reads R
+        tokens of all rows together, and not every draft, (K, R) takes the place of K.
+    """
+
+    device: str
+    method: str
+    rounds: Mapping[int, Mapping[Way, float]]
+
+    def __post_init__(self):
+        require(isinstance(self.device, str), "device", self.device, "the name of a device")
+        require(isinstance(self.method, str), "method", self.method, "the name of a drafting method")
+        require(
+            isinstance(self.rounds, Mapping) and len(self.rounds) > 0,
+            "rounds",
+            self.rounds,
+            "seconds by batch, then by K",
+        )
+        for batch, by_drafts in self.rounds.items():
+            require(is_int(batch) and batch >= 1, "rounds", batch, "batch sizes of at least 1")
+            ok = isinstance(by_drafts, Mapping) and len(by_drafts) > 0
+            require(ok, f"rounds[{batch}]", by_drafts, "seconds by K")
+            for way, seconds in by_drafts.items():
+                known = not isinstance(way, tuple) or len(way) == 2
+                require(known, f"rounds[{batch}]", way, "K, or (K, R)")
+                K, R = drafts_of(way), budget_of(way)
+                require(is_int(K) and K >= 0, f"rounds[{batch}]", way, "numbers of drafts, 0 or more")
+                ok = R is None or (is_int(R) and K > 0 and batch <= R < batch * (K + 1))
+                require(ok, f"rounds[{batch}]", way, "R of (K, R) between the batch and batch x (K + 1), for K > 0")
+                ok = is_number(seconds) and seconds > 0
+                require(ok, f"rounds[{batch}][{way}]", seconds, "seconds, a positive number")
+            require(
+                any(is_int(way) for way in by_drafts), f"rounds[{batch}]", by_drafts, "seconds of some K without an R"
+            )
+
+    @staticmethod
+    def read(path: str | pathlib.Path) -> "CostTable":
+        """Read the table that a JSON file holds.
+
+        Raises:
+          ValueError: the file is no such table.
+        """
+        file = pathlib.Path(path)
+        require(file.is_file(), "costs", str(path), "the path of a JSON file of round times, or a CostTable")
+        try:
+            found = json.loads(file.read_text())
+            rounds = {int(batch): {_way(key): s for key, s in ways.items()} for batch, ways in found["rounds"].items()}
+            return CostTable(found["device"], found["method"], rounds)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            shape = '{"device": str, "method": str, "rounds": {"<batch>": {"<K>": seconds}}}'
+            raise ValueError(f"costs={str(path)!r}: expected {shape}; {type(error).__name__}: {error}") from error
+
+    def write(self, path: str | pathlib.Path):
+        """Write the table as the JSON that ``read`` reads."""
+        pathlib.Path(path).write_text(self.as_json())
+
+    def as_json(self) -> str:
+        """What ``write`` writes."""
+        rounds = {
+            batch: {"/".join(map(str, way)) if isinstance(way, tuple) else way: s for way, s in ways.items()}
+            for batch, ways in self.rounds.items()
+        }
+        return json.dumps({"device": self.device, "method": self.method, "rounds": rounds}, indent=2) + "\n"
+
+    def seconds(self, batch: int, ways: Iterable[Way]) -> dict[Way, float]:
+        """Way -> seconds per round of ``batch`` rows, interpolated linearly between what was measured.
+
+        Raises:
+          ValueError: ``batch``, a K or an R lies outside of what was measured.
+        """
+        sizes = sorted(self.rounds)
+        if not sizes[0] <= batch <= sizes[-1]:
+            raise ValueError(
+                f"costs has batches {sizes[0]}..{sizes[-1]}: expected max_batch={batch} among them; measure that batch, or "
+                "leave costs out to let the engine measure"
+            )
+
+        def at(size: int, way: Way) -> float:
+            return self._at(size, way) if isinstance(way, int) else self._under(size, way[0], way[1] / batch)
+
+        near = [size for size in sizes if size == batch] or [
+            max(size for size in sizes if size < batch),
+            min(size for size in sizes if size > batch),
+        ]
+        return {way: float(np.interp(batch, near, [at(size, way) for size in near])) for way in ways}
+
+    def _at(self, batch: int, K: int) -> float:
+        by_drafts = {way: seconds for way, seconds in self.rounds[batch].items() if isinstance(way, int)}
+        measured = sorted(by_drafts)
+        if not measured[0] <= K <= measured[-1]:
+            raise ValueError(
+                f"costs has {measured[0]}..{measured[-1]} drafts for batch {batch}: expected {K} among them; measure it, "
+                "lower max_draft_tokens, or leave costs out to let the engine measure"
+            )
+        return float(np.interp(K, measured, [by_drafts[k] for k in measured]))
+
+    def _under(self, batch: int, K: int, tokens: float) -> float:
+        """Seconds of rounds of K drafts in which the target reads so many tokens for each row on average."""
+        ways = self.rounds[batch].items()
+        some = {way[1] / batch: seconds for way, seconds in ways if isinstance(way, tuple) and way[0] == K}
+        if not some or min(some) > tokens:
+            raise ValueError(
+                f"costs has no rounds of batch {batch} and {K} drafts of which the target reads {tokens:g} tokens for each "
+                "request or fewer: measure them, leave verify_budget out, or leave costs out to let the engine measure"
+            )
+        some[K + 1] = self._at(batch, K)
+        measured = sorted(some)
+        return float(np.interp(tokens, measured, [some[share] for share in measured]))
+
+
+def _way(key: str) -> Way:
+    K, _, R = key.partition("/")
+    return (int(K), int(R)) if R else int(K)

@@ -1,0 +1,264 @@
+"""From prompts to requests, and from tokens to deltas and results: what stands between the engine and its users."""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jspec._validation import is_int, require, resolve_names
+from jspec.config import EngineConfig, Speculation
+from jspec.engine.request import FAILED, FINISH_REASONS, ActiveRequest, Request
+from jspec.outputs import Delta, Logprob, Result, Stats
+from jspec.sampling import processors
+from jspec.sampling.logprobs import TokenLogprobs
+from jspec.sampling.params import SamplingParams
+from jspec.sampling.request_keys import request_keys
+from jspec.text.detokenizer import Detokenizer, Tokenizer, encode
+from jspec.text.grammar.grammars import Grammars
+from jspec.text.prompts import Prompt, as_list, checked_ids, text_or_ids
+from jspec.text.stop_strings import Completion
+
+
+class Frontend:
+    """Knows the tokenizer and the vocabulary, which the engine does not.
+
+    Args:
+      tokenizer: the target's tokenizer; None if its checkpoint has none.
+      vocab_size: V of the target.
+      eos_token_ids: the target's end-of-sequence tokens.
+      method: how drafts are made, for messages; None for plain decoding.
+      reproducible: what ``Result.reproducible`` says.
+      default_params: what a request without SamplingParams starts from.
+      max_len: the longest prompt plus completion, to which ``truncate_prompt_tokens=-1`` cuts prompts.
+
+    Attributes:
+      grammars: compiles those of requests with structured outputs.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        eos_token_ids: Sequence[int] = (),
+        method: str | None = None,
+        reproducible: bool = True,
+        default_params: SamplingParams | None = None,
+        max_len: int | None = None,
+    ):
+        self._max_len = max_len
+        self.tokenizer, self.default_params = tokenizer, default_params or SamplingParams()
+        self._vocab_size, self._eos_token_ids = vocab_size, tuple(eos_token_ids)
+        self._method, self._reproducible = method, reproducible
+        self._warned_of_limit = False
+        # The copies of a request have the same bad words, which are encoded once.
+        self._encoded_bad_words = functools.lru_cache(maxsize=8)(self._bad_words)
+        self.grammars = Grammars(tokenizer, vocab_size, eos_token_ids)
+
+    def single(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        options: Mapping[str, Any],
+        key: jax.Array | None,
+        priority: int,
+        salt: str,
+    ) -> Request:
+        """The request that the arguments of ``Engine.request`` make, ``options`` being those that have other names.
+
+        Raises:
+          ValueError: the prompt or a value cannot be served, or there is not exactly one prompt.
+          TypeError: an option is unknown or given twice.
+        """
+        sampling = resolve_names("a request", options, _SAMPLING, SamplingParams.aliases, _LOADING)
+        if params is not None and sampling:
+            raise TypeError(f"{', '.join(sampling)}: give either params or its fields, not both")
+        hint = f": SamplingParams(**{params!r})" if isinstance(params, Mapping) else ""
+        require(params is None or isinstance(params, SamplingParams), "params", params, f"SamplingParams or None{hint}")
+        require(is_int(priority), "priority", priority, "an integer; lower numbers go first")
+        require(isinstance(salt, str), "salt", salt, "a string")
+        prompts, _ = as_list(prompt)
+        if len(prompts) != 1:
+            raise ValueError(f"prompt has {len(prompts)} prompts: expected one; jspec.generate() takes several")
+        if params is None:
+            params = dataclasses.replace(self.default_params, **sampling)
+        return self.request(0, prompts[0], params, request_keys([params], key)[0], priority, salt)
+
+    def request(
+        self,
+        index: int,
+        prompt: Prompt,
+        params: SamplingParams,
+        key_data: np.ndarray,
+        priority: int = 0,
+        salt: str = "",
+    ) -> Request:
+        """The request that a prompt makes, whose number for messages is ``index``.
+
+        Raises:
+          ValueError: the prompt or a parameter cannot be served.
+        """
+        if params.n != 1:
+            raise ValueError(
+                f"n={params.n}: a request has one completion here; jspec.generate() makes several, or ask for each of "
+                "params.copies()"
+            )
+        tokens = self._truncated(self._tokens(index, prompt), params.truncate_prompt_tokens)
+        stop_tokens = params.stop_tokens(self._eos_token_ids)
+        checked_ids(params.stop_token_ids, self._vocab_size, "stop_token_ids")
+        bad_words = self._encoded_bad_words(params.bad_words)
+        processors.check(params, self._vocab_size, bad_words, f"prompt {index}")
+        completion = None
+        if self.tokenizer is not None and params.detokenize:
+            decode = functools.partial(self.tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
+            stopping = tuple(params.stop), params.min_tokens, params.include_stop_str_in_output
+            completion = Completion(Detokenizer(decode, tokens), *stopping)
+        elif params.stop:
+            raise ValueError(f"stop={params.stop!r} is text, but the checkpoint has no tokenizer; use stop_token_ids")
+        asked = params.structured_outputs
+        constraint = None if asked is None else self.grammars.constraint(asked, stop_tokens)
+        return Request(index, tokens, params, key_data, stop_tokens, completion, priority, salt, bad_words, constraint)
+
+    def delta(
+        self,
+        id: int,
+        active: ActiveRequest,
+        token_ids: list[int],
+        start: int,
+        finished: bool,
+        longest_text: int | None,
+        K: int,
+    ) -> Delta:
+        """What is new of a request, ``start`` being the number of its first new token; ``longest_text`` and ``K`` are the
+        engine's.
+
+        Raises:
+          Exception: what the tokenizer raised, unless the request has failed already.
+        """
+        completion = active.request.watcher
+        result = self.result(active, longest_text, K) if finished else None
+        text = None
+        if isinstance(completion, Completion):
+            text = "" if active.outcome == FAILED else completion.take()
+        end = start + len(token_ids)
+        sources, logprobs = active.sources[start:end], self._logprobs(active, start, end)
+        return Delta(id, token_ids, text, finished, result, sources, logprobs)
+
+    def result(self, active: ActiveRequest, longest_text: int | None, K: int) -> Result:
+        """The result of a request that has ended."""
+        request, tokens = active.request, active.tokens
+        finish_reason = FINISH_REASONS[active.outcome]
+        text = stop_reason = None
+        completion = request.watcher
+        if isinstance(completion, Completion):
+            if active.outcome == FAILED:  # perhaps because of the tokenizer, which is not asked again
+                text = completion.shown
+            else:
+                completion.end()
+                text, stop_reason = completion.text, completion.stop
+        if finish_reason == "stop" and stop_reason is None and tokens[-1] in request.params.stop_token_ids:
+            stop_reason = tokens[-1]
+        elif finish_reason == "error":
+            stop_reason = f"the target's logits at position {len(request.prompt) + len(tokens)} are not finite"
+            if request.constraint is not None:
+                stop_reason += ", or structured_outputs allows no token there that other options allow"
+            if active.error is not None:
+                stop_reason = f"{type(active.error).__name__}: {active.error}"
+        if request.params.max_drafts == 0:
+            longest_text = None  # it is not for lack of positions that rounds drafted nothing
+        stats = Stats.of(K, active.drafted, active.accepted, len(request.prompt), longest_text)
+        self._warn_of_limit(request, stats, longest_text)
+        return Result(
+            text=text,
+            token_ids=tokens,
+            prompt_token_ids=list(request.prompt),
+            finish_reason=finish_reason,
+            stop_reason=stop_reason,
+            stats=stats,
+            sources=active.sources,
+            reproducible=self._reproducible,
+            num_cached_tokens=active.num_cached_tokens,
+            logprobs=self._logprobs(active, 0, len(tokens)),
+            prompt_logprobs=self._prompt_logprobs(active),
+        )
+
+    def _logprobs(self, active: ActiveRequest, start: int, end: int) -> list[dict[int, Logprob]] | None:
+        """Those of the new tokens from the one of number ``start`` to before the one of number ``end``."""
+        count = active.request.params.logprobs
+        if count is None:
+            return None
+        return self._described(active.tokens[start:end], active.logprobs[start:end], count)
+
+    def _prompt_logprobs(self, active: ActiveRequest) -> list[dict[int, Logprob] | None] | None:
+        """Those of the whole prompt; None if they are not wanted, or if it was not read to its end."""
+        prompt, count = active.request.prompt, active.request.params.prompt_logprobs
+        if count is None or active.outcome == FAILED:  # a device that failed has them no more
+            return None
+        lines = {}
+        for start, (length, packed, place) in active.prompt_logprobs.items():
+            lines |= dict(enumerate(np.asarray(packed)[place, :length], start + 1))
+        if len(lines) < len(prompt) - 1:
+            return None
+        return [None, *self._described(prompt[1:], [lines[i] for i in range(1, len(prompt))], count)]
+
+    def _described(self, tokens: Sequence[int], packed: Sequence[np.ndarray], count: int) -> list[dict[int, Logprob]]:
+        """For each token its ``Logprob`` and those of the ``count`` likeliest, from lines of ``TokenLogprobs.packed``."""
+        described = []
+        for token, line in zip(tokens, packed, strict=True):
+            found = TokenLogprobs.unpacked(line)
+            one = {token: Logprob(float(found.chosen), int(found.rank), self._decoded(token))}
+            likeliest = zip(found.tokens[:count].tolist(), found.values[:count].tolist(), strict=True)
+            for rank, (other, value) in enumerate(likeliest, 1):
+                if other >= 0 and other != token:
+                    one[other] = Logprob(value, rank, self._decoded(other))
+            described.append(one)
+        return described
+
+    def _decoded(self, token: int) -> str | None:
+        return None if self.tokenizer is None else self.tokenizer.decode([token], skip_special_tokens=False)
+
+    def _truncated(self, tokens: list[int], kept: int | None) -> list[int]:
+        """The last ``kept`` tokens; -1 is as many as leave room for one new token."""
+        if kept == -1:
+            kept = None if self._max_len is None else self._max_len - 1
+        return tokens if kept is None else tokens[-kept:]
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each bad word, as it stands and with a space in front."""
+        if not words:
+            return ()
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise ValueError(f"bad_words={words!r} is text, but the checkpoint has no tokenizer; use logit_bias")
+        texts = dict.fromkeys(text for word in words for text in (word.lstrip(), f" {word.lstrip()}"))
+        found = [encode(tokenizer, text, "bad_words", add_special_tokens=False) for text in texts]
+        return tuple(dict.fromkeys(tuple(tokens) for tokens in found if tokens))
+
+    def _tokens(self, index: int, prompt: Prompt) -> list[int]:
+        prompt = text_or_ids(index, prompt)
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError(f"prompt {index} is text, but the checkpoint has no tokenizer; pass token ids")
+            prompt = encode(self.tokenizer, prompt, f"prompt {index}")
+        return checked_ids(prompt, self._vocab_size, f"prompt {index}", "a string or ")
+
+    def _warn_of_limit(self, request: Request, stats: Stats, limit: int | None):
+        if stats.num_steps_past_draft_limit and not self._warned_of_limit:
+            self._warned_of_limit = True
+            warnings.warn(
+                f"the {self._method} drafter has no positions for texts of more than {limit} tokens: "
+                f"{stats.num_steps_past_draft_limit} of {stats.num_steps} rounds of prompt {request.index} drafted nothing "
+                "(stats.num_steps_past_draft_limit)",
+                stacklevel=4,
+            )
+
+
+_SAMPLING = [field.name for field in dataclasses.fields(SamplingParams)]
+_LOADED = [*dataclasses.fields(EngineConfig), *dataclasses.fields(Speculation)]
+_LOADING = dict.fromkeys(
+    [*(field.name for field in _LOADED), *Speculation.aliases],
+    "it is chosen when a model is loaded: give it to jspec.load()",
+)

@@ -1,0 +1,214 @@
+"""How programs are compiled: before their first call, and with which options."""
+
+import contextlib
+import os
+import pathlib
+import queue
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+
+from jspec.engine.aot_cache.executables import KeptPrograms, compile_lowered
+
+MANY_QUERIES = 32  # query tokens of all rows that the target reads in a pass
+
+# XLA computes values again in place of storing them where a program seems to need more memory than there is. Pages of the KV
+# cache fill the memory of a GPU and cannot be computed again, so XLA would search every program in vain and print a warning.
+_DISABLED = "xla_disable_hlo_passes"
+_IN_VAIN = {} if _DISABLED in os.environ.get("XLA_FLAGS", "") else {_DISABLED: "rematerialization"}
+
+_GRAPHS = "xla_gpu_enable_command_buffer"
+# XLA's own list, and loops whose end the device decides: otherwise the host launches one round after another and has to
+# wait for each, so that it cannot send the next call ahead.
+_IN_GRAPHS = "CONDITIONAL,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,FUSION,WHILE"
+if jax.__version_info__ >= (0, 12):  # sums over several GPUs; with an older XLA each of them ends a graph
+    _IN_GRAPHS += ",COLLECTIVES_KERNEL"
+
+
+class Program:
+    """A function of arrays, compiled once for arguments of one shape.
+
+    ``compile`` is a call of its own, and not a part of the first call as in ``jax.jit``, because it may take minutes in
+    which Ctrl-C has to work, while calls are shielded from Ctrl-C. Arguments of other shapes are a TypeError: nothing
+    is ever compiled again.
+
+    Args:
+      function: what to compile.
+      donate: the place of the argument whose buffers the results may take over.
+      options: XLA's, as ``jax.jit`` takes them, besides those that every program has.
+      name: what messages and profiles call it; None is the function's own name.
+
+    Attributes:
+      name: what messages and profiles call it.
+      function, donate: as given.
+      options: XLA's.
+      kept: where it may be found compiled, and is kept for the next start.
+    """
+
+    def __init__(
+        self,
+        function: Callable,
+        donate: int,
+        options: Mapping[str, str | int] | None = None,
+        name: str | None = None,
+    ):
+        self.name = name or getattr(function, "__name__", type(function).__name__)
+        self.function, self.donate, self.options = function, donate, _IN_VAIN | dict(options or {})
+        self.kept = KeptPrograms(None)
+
+        def named(*args):
+            return function(*args)
+
+        named.__name__ = named.__qualname__ = self.name
+        self._jitted = jax.jit(named, donate_argnums=donate, compiler_options=self.options)
+        self._compiled: jax.stages.Compiled | None = None
+
+    @property
+    def compiled(self) -> bool:
+        """Whether it can be called."""
+        return self._compiled is not None
+
+    def compile(self, *args):
+        """Compile for these arguments, unless that has been done.
+
+        Args:
+          *args: arrays, or ``jax.ShapeDtypeStruct`` in place of any of them.
+        """
+        if self.compiled:  # asked before every call, so nothing may be looked at here
+            return
+        file = self.file(*args)
+        if not self.find(file, args):
+            self._finish(self._lower(*args), file)
+
+    def file(self, *args) -> pathlib.Path | None:
+        """Where it is kept, if it is. To be asked in the thread that traces it, whose settings of JAX count."""
+        return self.kept.file(self.name, self.options, args)
+
+    def find(self, file: pathlib.Path | None, args: tuple) -> bool:
+        """Have it callable if an earlier start has kept it in this file; whether it is callable now."""
+        if self._compiled is None:
+            self._compiled = self.kept.read(file, self.name, args)
+        return self._compiled is not None
+
+    def __call__(self, *args) -> Any:
+        """Send it to the device; returns at once with arrays that are still being computed.
+
+        This costs as much host time as calling what ``jax.jit`` returns: from the second call on, both are the same
+        loop over the arguments in C++.
+
+        Raises:
+          TypeError: an argument differs in structure, shape or dtype from what was compiled for.
+        """
+        assert self._compiled is not None, f"compile() of program {self.name!r} comes first"
+        try:
+            return self._compiled(*args)
+        except TypeError as error:
+            error.add_note(f"Program {self.name!r} was compiled for arguments of one shape, and is not compiled again.")
+            raise
+
+    def _lower(self, *args) -> jax.stages.Lowered:
+        """What XLA gets to compile; Python's part of the work."""
+        with self._named("traced"):
+            return self._jitted.lower(*args)
+
+    def _finish(self, lowered: jax.stages.Lowered, file: pathlib.Path | None):
+        """XLA's part, during which other threads may run. It becomes callable in a single assignment."""
+        with self._named("compiled"):
+            self._compiled, may_be_kept = compile_lowered(lowered)
+        if may_be_kept:
+            self.kept.write(file, self.name, self._compiled)
+
+    @contextlib.contextmanager
+    def _named(self, stage: str) -> Iterator[None]:
+        """An exception keeps its type, and says which program it is about."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"This happened while program {self.name!r} was being {stage}.")
+            raise
+
+
+def compile_all(programs: Sequence[tuple[Program, tuple]], threads: int | None = None):
+    """Compile every program for its arguments; those that are compiled already are left as they are.
+
+    Those that an earlier start has kept are read, as many at a time as there are CPU cores. The others are traced one after
+    the other in the calling thread, and each is compiled in a thread of a pool while the next is traced. The options of
+    the compiler are those that ``jax.config.update`` has set for all threads; those that a ``with`` sets for the calling
+    thread alone do not apply.
+
+    An exception, Ctrl-C included, ends the call at once. Every program is then either compiled or not. A compilation
+    that has begun cannot be broken off: it goes on in its thread, the program is compiled when it ends, and Python
+    waits for it before it exits. (Threads that Python does not wait for would be killed inside of XLA, which aborts the
+    process.) No other compilation begins.
+
+    Args:
+      programs: each with the arguments that ``Program.compile`` takes, in the order in which they are begun.
+      threads: how many are compiled at a time; None is one for each program, but not more than there are CPU cores. On a
+        GPU, where XLA times kernels while it compiles, many at a time wait for each other and may take longer than two.
+
+    Raises:
+      ValueError: threads is less than 1.
+      Exception: what tracing or compiling one of them raised, with a note that names the program.
+    """
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads={threads}: expected at least 1, or None for one for each program")
+    missing = [(program, args) for program, args in programs if not program.compiled]
+    if not missing:
+        return
+    files = {program: program.file(*args) for program, args in missing}
+    kept = [(program.find, (files[program], args)) for program, args in missing if files[program] is not None]
+    _in_threads(os.cpu_count() or 1, kept)
+    missing = [(program, args) for program, args in missing if not program.compiled]
+    # The generator traces a program when the thread pool is given it.
+    compilations = ((program._finish, (program._lower(*args), files[program])) for program, args in missing)
+    _in_threads(threads or min(len(missing), os.cpu_count() or 1), compilations)
+
+
+def _in_threads(threads: int, calls: Iterable[tuple[Callable, tuple]]):
+    """Make calls of functions with arguments in so many threads, and wait for all of them; an exception ends that."""
+    # A queue written in C, and not the pool's futures, which an exception at a bad moment would leave locked for ever.
+    ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    def make(function: Callable, args: tuple):
+        try:
+            function(*args)
+        except Exception as error:
+            ended.put(error)
+        else:
+            ended.put(None)
+
+    pool = ThreadPoolExecutor(max(threads, 1), "compile")
+    try:
+        for _ in [pool.submit(make, *call) for call in calls]:
+            error = _wait_for(ended)
+            if error is not None:
+                raise error
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _wait_for(ended: queue.SimpleQueue) -> Any:
+    """The next item. Python looks for interrupts in between, of which not all wake a thread that waits for a lock."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return ended.get(timeout=0.1)
+
+
+def decode_options(target_leaves: Sequence[jax.Array], queries: int) -> dict[str, str | int]:
+    """Compiler options for a program in which the target reads ``queries`` tokens, of all rows, at a time. Platforms
+    other than GPUs ignore them.
+
+    The whole program becomes one CUDA graph, unless the user's ``XLA_FLAGS`` say what graphs are for.
+
+    With few query tokens a matrix product is split along its sums to occupy a GPU. XLA decides that by timing each
+    product on its own, which does not count the kernels that add the parts up: with many query tokens a pass is faster
+    without splitting. This does not hold for quantised weights (``benchmarks/LOG.md`` has both)."""
+    options: dict[str, str | int] = {}
+    if _GRAPHS not in os.environ.get("XLA_FLAGS", ""):
+        options = {_GRAPHS: _IN_GRAPHS, "xla_gpu_graph_min_graph_size": 1}
+    quantized = any(leaf.dtype.itemsize == 1 for leaf in target_leaves)
+    if queries >= MANY_QUERIES and not quantized:
+        options["xla_gpu_experimental_force_split_k"] = 1
+    return options

@@ -1,0 +1,323 @@
+"""The state of the batch on the device, and how requests enter and leave it.
+
+The state is ONE pytree. It is donated to every program, which gives a new one back in the same memory.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.config import EngineConfig
+from jspec.drafting.base import Drafter
+from jspec.engine.adaptive.draft_admission import Seen, nothing_seen
+from jspec.engine.request import LIVE, STOPPED, Request
+from jspec.models.kv_cache import NULL_PAGE, LayerKV, init_pool
+from jspec.models.protocols import Target
+from jspec.sampling.distribution import Warp
+from jspec.sampling.params import MAX_STOP_TOKENS
+from jspec.sampling.processors import Processing, Processors
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class RequestArrays:
+    """What each row needs to know of its request.
+
+    In ``DecodeState`` the arrays have an axis of rows in front, as given below. ``request_arrays`` makes those of a
+    single request, without that axis: ``length`` is then ``[]``.
+
+    Attributes:
+      length: int32 ``[B]``, how many tokens are committed. When a request enters, that is the length of its prompt. The
+        target's cache holds keys and values of all of them but the newest, which is query token 0 of the next verify
+        pass.
+      limit: int32 ``[B]``, the length at which the request is complete.
+      min_length: int32 ``[B]``, the first position at which a stop token may stand.
+      stop_tokens: int32 ``[B, MAX_STOP_TOKENS]``, ids of the tokens that end the request, padded with -1.
+      key_data: uint32 ``[B, 2]``, the request's Threefry key.
+      table: int32 ``[B, M]``, the request's pages in the order of its tokens, padded with the null page. Which pages a
+        row has is decided on the host, which gives them to every call: what stands here is of the last one.
+      max_drafts: int32 ``[B]``, the most drafts of a round that the request wants; K and more is as many as there are.
+      warp: the request's temperature, top-k, top-p and min-p, each ``[B]``.
+      processors: what the request does to logits before that; None where no request does anything.
+    """
+
+    length: jax.Array
+    limit: jax.Array
+    min_length: jax.Array
+    stop_tokens: jax.Array
+    key_data: jax.Array
+    table: jax.Array
+    max_drafts: jax.Array
+    warp: Warp
+    processors: Processors | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DecodeState:
+    """Everything that a round reads and writes, apart from weights.
+
+    Attributes:
+      tokens: int32 ``[B, S]``, the committed tokens of each row, prompt included. Entries at ``length`` and past it
+        mean nothing.
+      outcome: int32 ``[B]``, LIVE while the row decodes. Every other row is masked: it drafts, writes and emits nothing.
+      request: settings and length of each row's request.
+      previous: int32 ``[B]``, ``length`` when the row's last round with drafts began. When a request enters, and after
+        ``DecodeStep.catch_up``, it is one less than ``length``. What a drafter has read at positions previous - 1 and
+        later may have been drafts of its own.
+      cache: the target's pages, one ``LayerKV`` for each layer.
+      features: ``[B, K + 1, E]`` for the largest K, what the drafter reads of the target. Entry j belongs to position
+        previous - 1 + j, and entries up to position length - 2 mean something. None if the drafter reads no features.
+      draft: the drafter's own state: a pytree of pools ``[G, pages, P, H]``, as those of the cache, or nothing.
+      seen_of_request: float32 ``[B, 2, K]`` for the largest K, ``Seen.of_request`` of ``engine.survival``. None if every
+        draft is verified.
+      seen_of_confidence: float32 ``[2, BINS]``, ``Seen.of_confidence``, of all requests together. None likewise.
+    """
+
+    tokens: jax.Array
+    outcome: jax.Array
+    request: RequestArrays
+    previous: jax.Array
+    cache: tuple[LayerKV, ...]
+    features: jax.Array | None
+    draft: Any
+    seen_of_request: jax.Array | None = None
+    seen_of_confidence: jax.Array | None = None
+
+    @property
+    def seen(self) -> Seen | None:
+        """What estimates of acceptance are made of; None if every draft is verified."""
+        if self.seen_of_request is None or self.seen_of_confidence is None:
+            return None
+        return Seen(self.seen_of_request, self.seen_of_confidence)
+
+    @property
+    def live(self) -> jax.Array:
+        """bool ``[B]``, whether the row decodes."""
+        return self.outcome == LIVE
+
+
+def init_state(
+    config: EngineConfig,
+    target: Target,
+    drafter: Drafter,
+    dtype,
+    num_rows: int | None = None,
+    vocab_size: int | None = None,
+    estimates: bool = False,
+) -> DecodeState:
+    """An empty batch: every row is free and every page unwritten.
+
+    ``num_rows`` is B; None takes ``config.max_batch``. With ``vocab_size``, V of the target, requests may have processors.
+    With ``estimates``, rounds may verify some of their drafts only.
+    """
+    B, S, M = num_rows or config.max_batch, config.max_len, config.pages_per_row
+
+    def every_row(value, dtype=jnp.int32):  # a buffer of its own each time: a donated buffer may appear only once
+        return jnp.full(B, value, dtype)
+
+    request = RequestArrays(
+        length=every_row(1),
+        limit=every_row(1),
+        min_length=every_row(0),
+        stop_tokens=jnp.full((B, MAX_STOP_TOKENS), -1, jnp.int32),
+        key_data=jnp.zeros((B, 2), jnp.uint32),
+        table=jnp.full((B, M), NULL_PAGE, jnp.int32),
+        max_drafts=every_row(S),
+        warp=Warp(
+            temperature=every_row(0, jnp.float32),
+            top_k=every_row(0),
+            top_p=every_row(1, jnp.float32),
+            min_p=every_row(0, jnp.float32),
+        ),
+        processors=None if vocab_size is None else Processors.none(B, vocab_size),
+    )
+    seen = nothing_seen(B, drafter.num_draft_tokens) if estimates else None
+    E = 0 if drafter.aux_layers is None else target.feature_size(drafter.aux_layers)
+    return DecodeState(
+        tokens=jnp.zeros((B, S), jnp.int32),
+        outcome=every_row(STOPPED),
+        request=request,
+        previous=every_row(0),
+        cache=init_pool(target.cache_shape(), config.pool_pages, config.page_size, dtype),
+        features=None if drafter.aux_layers is None else jnp.zeros((B, drafter.num_draft_tokens + 1, E), dtype),
+        draft=drafter.init(config.pool_pages, config.page_size, dtype),
+        seen_of_request=None if seen is None else seen.of_request,
+        seen_of_confidence=None if seen is None else seen.of_confidence,
+    )
+
+
+def with_processors(state: DecodeState, processors: Processors | None) -> DecodeState:
+    """The batch with these processors; with None, as programs see it that know of none."""
+    return dataclasses.replace(state, request=dataclasses.replace(state.request, processors=processors))
+
+
+def processing_of(state: DecodeState) -> Processing:
+    """What a round needs to know to process logits."""
+    request = state.request
+    return Processing(
+        processors=request.processors,
+        stop_tokens=request.stop_tokens,
+        min_length=request.min_length,
+        tokens=state.tokens,
+        length=request.length,
+    )
+
+
+OF_ROWS = ("tokens", "outcome", "request", "previous", "features", "seen_of_request")
+
+
+def of_rows(state: DecodeState) -> dict[str, Any]:
+    """Every array of the state that has an axis of rows in front, by field."""
+    return {name: getattr(state, name) for name in OF_ROWS}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """Requests that enter rows, in arrays on the host.
+
+    Attributes:
+      row: int32 ``[n]``, the row of each; B, which is no row, fills up the number.
+      prompt: int32 ``[n, S]``, their prompts, followed by zeros.
+      request: what each row needs to know of its request, with an axis of n in front.
+    """
+
+    row: Any
+    prompt: Any
+    request: RequestArrays
+
+    @staticmethod
+    def of(config: EngineConfig, vocab_size: int, most: int, entries: Sequence[tuple[int, Request]]) -> "Entries":
+        """At most ``most`` entries, each a row and its request. ``vocab_size`` is V of the target."""
+        row = np.full(most, config.num_rows, np.int32)
+        row[: len(entries)] = [row for row, _ in entries]
+        prompts = [padded_prompt(request, config) for _, request in entries]
+        arrays = [request_arrays(request, config, vocab_size) for _, request in entries]
+
+        def stacked(*values):
+            return np.stack([*values, *[np.zeros_like(values[0])] * (most - len(values))])
+
+        return Entries(row, stacked(*prompts), jax.tree.map(stacked, *arrays))
+
+
+def padded_prompt(request: Request, config: EngineConfig) -> np.ndarray:
+    """The prompt on the host, int32 ``[S]``, followed by zeros."""
+    prompt = np.zeros(config.max_len, np.int32)
+    prompt[: len(request.prompt)] = request.prompt
+    return prompt
+
+
+def request_arrays(request: Request, config: EngineConfig, vocab_size: int) -> RequestArrays:
+    """What a row needs to know of this one request, in arrays on the host.
+
+    They stay on the host because an argument of a program needs no transfer of its own.
+
+    Args:
+      request: the request that is about to enter.
+      config: what the engine may use; its ``max_len`` bounds the text.
+      vocab_size: V of the target.
+    """
+    params, length, S = request.params, len(request.prompt), config.max_len
+    stop_tokens = [*request.stop_tokens, *[-1] * (MAX_STOP_TOKENS - len(request.stop_tokens))]
+
+    def array(value, dtype) -> Any:
+        return np.asarray(value, dtype)
+
+    return RequestArrays(
+        length=array(length, np.int32),
+        limit=array(request.limit(S), np.int32),
+        min_length=array(length + params.min_tokens, np.int32),
+        stop_tokens=array(stop_tokens, np.int32),
+        key_data=array(request.key_data, np.uint32),
+        table=array([NULL_PAGE] * config.pages_per_row, np.int32),
+        max_drafts=array(request.max_drafts, np.int32),
+        warp=Warp(
+            temperature=array(0.0 if params.greedy else params.temperature, np.float32),
+            top_k=array(max(params.top_k, 0), np.int32),
+            top_p=array(params.top_p, np.float32),
+            min_p=array(params.min_p, np.float32),
+        ),
+        processors=Processors.of(params, length, vocab_size, request.bad_words),
+    )
+
+
+def admit(rows: dict[str, Any], entries: Entries) -> dict[str, Any]:
+    """Put requests into free rows, so that the next round decodes them. Prefill has read their prompts before.
+
+    Args:
+      rows: the part of the state that has rows, ``of_rows(state)``.
+      entries: the requests, and the free row that each of them enters.
+
+    Returns:
+      that part of the new state.
+    """
+    at, request, seen = entries.row, entries.request, rows["seen_of_request"]
+    return rows | {
+        "tokens": rows["tokens"].at[at].set(entries.prompt, mode="drop"),
+        "outcome": rows["outcome"].at[at].set(LIVE, mode="drop"),
+        "request": jax.tree.map(lambda x, new: x.at[at].set(new, mode="drop"), rows["request"], request),
+        "previous": rows["previous"].at[at].set(request.length - 1, mode="drop"),
+        "seen_of_request": None if seen is None else seen.at[at].set(0.0, mode="drop"),
+    }
+
+
+def take(state: DecodeState, rows, table) -> DecodeState:
+    """The state of b of the rows alone, in which the pages are those of the whole batch.
+
+    Args:
+      state: the batch.
+      rows: int32 ``[b]``, the rows. B stands for no row, so that a program for b rows can decode fewer.
+      table: int32 ``[b, M]``, the pages of each row, which take the place of those in ``state``.
+    """
+    some = jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), of_rows(state))
+    some["outcome"] = jnp.where(rows < state.outcome.shape[0], some["outcome"], STOPPED)
+    some["request"] = dataclasses.replace(some["request"], table=table)
+    return dataclasses.replace(state, **some)
+
+
+def put(state: DecodeState, rows, some: DecodeState) -> DecodeState:
+    """The batch after ``some``, which began as ``take(state, rows, table)``, has gone on."""
+    both = of_rows(state), of_rows(some)
+    placed = jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), *both)
+    return dataclasses.replace(some, **placed)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A copy of one row, or of a part of its pages.
+
+    Attributes:
+      row: the row's part of every array of ``DecodeState`` that has an axis of rows, by field.
+      pages: the contents of m pages in every pool of the target and of the drafter, ``[G, m, P, H]`` each.
+    """
+
+    row: dict[str, Any]
+    pages: Any
+
+
+def save(state: DecodeState, row, pages) -> Saved:
+    """Copy a row, int32 ``[]``, and the contents of ``pages``, int32 ``[m]``."""
+    return Saved(
+        row=jax.tree.map(lambda x: x[row], of_rows(state)),
+        pages=jax.tree.map(lambda pool: jnp.take(pool, pages, axis=1), (state.cache, state.draft)),
+    )
+
+
+def restore(state: DecodeState, row, pages, saved: Saved) -> DecodeState:
+    """Put a copy back, bit for bit, into a row and pages that may be others than before.
+
+    Entries of ``pages`` that are the null page receive nothing.
+    """
+    placed = jax.tree.map(lambda x, old: x.at[row].set(old), of_rows(state), saved.row)
+
+    def put_pages(pool, old):
+        return pool.at[:, jnp.where(pages == NULL_PAGE, pool.shape[1], pages)].set(old, mode="drop")
+
+    cache, draft = jax.tree.map(put_pages, (state.cache, state.draft), saved.pages)
+    return dataclasses.replace(state, cache=cache, draft=draft, **placed)

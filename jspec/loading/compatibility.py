@@ -1,0 +1,128 @@
+"""Whether a target, a draft and the user's settings fit together, and what is cut where they fit in part."""
+
+import dataclasses
+import warnings
+
+from jspec._validation import require
+from jspec.config import MAX_POSITIONS, ModelConfig, Speculation
+from jspec.config.heads import BlockConfig, DraftConfig, Eagle3Config, EagleConfig, HeadConfig, MTPConfig, PardConfig
+from jspec.registry import LOOKED_UP, NGRAM, entry_of, particular_options
+from jspec.text.detokenizer import Tokenizer
+
+
+def check_options(draft: DraftConfig | str | None, speculation: Speculation):
+    """Refuse an option of ``speculation`` that the drafting method has no use for.
+
+    Args:
+      draft: the config of a draft model or draft head, the name of a method that has no checkpoint, or None for plain
+        decoding.
+      speculation: how to draft.
+    """
+    if draft is None:
+        beside = f"draft= beside it, a draft head or a draft model; draft={NGRAM!r} looks drafts up alone"
+        require(not speculation.lookup, "lookup", speculation.lookup, beside)
+        budget = speculation.verify_budget
+        require(
+            budget is None, "verify_budget", budget, "None without drafts, or draft= and num_draft_tokens beside it"
+        )
+        return
+    method, default = entry_of(draft), Speculation()
+    used = {*method.options, *(LOOKED_UP if speculation.lookup else ())}
+    for option in sorted(particular_options() - used):
+        value = getattr(speculation, option)
+        if value != getattr(default, option):
+            raise ValueError(
+                f"{option}={value!r} has no place with the drafting method {method.name!r}, {method.help}; leave it out"
+            )
+
+
+def within_reach(speculation: Speculation, draft: ModelConfig | HeadConfig) -> Speculation:
+    """``speculation`` with no more drafts than the draft has weights for.
+
+    It warns if that is fewer than the user asked for, or if the draft head was trained to draft fewer.
+    """
+    K, field = speculation.most_draft_tokens, "max_draft_tokens" if speculation.auto else "num_draft_tokens"
+    asked = not speculation.auto or speculation.max_draft_tokens is not None
+    if draft.max_drafts is not None and draft.max_drafts < K:
+        if asked:
+            warnings.warn(
+                f"{field}={K}: the {draft.method} checkpoint has weights for {draft.max_drafts}, so a round drafts "
+                f"{draft.max_drafts}",
+                stacklevel=4,
+            )
+        return dataclasses.replace(speculation, **{field: draft.max_drafts})
+    if asked and draft.trained_drafts is not None and draft.trained_drafts < K:
+        warnings.warn(
+            f"{field}={K}: the {draft.method} head was trained to draft {draft.trained_drafts}; later drafts "
+            "may be accepted rarely",
+            stacklevel=4,
+        )
+    return speculation
+
+
+def with_positions(target: ModelConfig, draft: ModelConfig | HeadConfig, max_len: int) -> ModelConfig | HeadConfig:
+    """``draft`` as it serves texts of up to ``max_len`` tokens, with as many positions as it can draft at.
+
+    It warns if they are fewer than ``max_len``. A ``longrope`` takes the factors for that length: see ``Rope.for_length``.
+
+    An EAGLE head or a block drafter drafts at every position of its target, whatever its config.json states. Many EAGLE
+    heads were trained on texts of 2048 tokens and state that number, but their authors and vLLM draft past it, because the
+    rotary embedding is a formula without an end. There are exceptions: ``yarn`` ends at the length that it was stretched to,
+    and ``dynamic`` and ``longrope`` end at ``max_position``. A language model that drafts keeps the limit that it states: it
+    has not learnt to predict anything past it, and each of its passes costs more than one of a draft head.
+    """
+    if isinstance(draft, ModelConfig):
+        draft = draft.for_length(max_len)
+    elif isinstance(draft, PardConfig):
+        draft = dataclasses.replace(draft, model=draft.model.for_length(max_len))
+    if not isinstance(draft, EagleConfig | Eagle3Config | MTPConfig | BlockConfig):
+        decoder = draft.decoder
+        limit = max_len if decoder is None else decoder.max_position
+    else:
+        layers = draft.layers.for_length(max_len)
+        limit = max(layers.max_position, min(_rope_limit(layers), target.max_position))
+        draft = dataclasses.replace(draft, layers=dataclasses.replace(layers, max_position=limit))
+    if limit < max_len:
+        warnings.warn(
+            f"the {draft.method} checkpoint has {limit} positions, and max_len={max_len}: nothing is drafted after "
+            "longer texts",
+            stacklevel=4,
+        )
+    return draft
+
+
+def _rope_limit(layers: ModelConfig) -> int:
+    """How many positions the rotary embedding of these layers has a meaning for."""
+    rope = layers.rope
+    if rope is not None and rope.kind == "yarn":
+        return int(rope.factor * rope.original_max_position)
+    ends = rope is None or rope.kind in ("dynamic", "longrope")
+    return layers.max_position if ends else MAX_POSITIONS
+
+
+def check_tokenizers(
+    target: ModelConfig, draft: ModelConfig, tokenizer: Tokenizer | None, draft_tokenizer: Tokenizer | None
+):
+    """Refuse a draft model whose token ids mean other tokens than the target's.
+
+    Sizes may differ where a vocabulary is padded. Without both tokenizers nothing can be compared but the sizes, and
+    these have to be equal then.
+
+    Args:
+      target, draft: their configurations.
+      tokenizer, draft_tokenizer: their tokenizers, None where a checkpoint has none.
+    """
+    if tokenizer is None or draft_tokenizer is None:
+        if target.vocab_size != draft.vocab_size:
+            raise ValueError(
+                f"draft has a vocabulary of {draft.vocab_size} and the target of {target.vocab_size}, and without both "
+                "tokenizers nothing shows that they agree; expected equal sizes"
+            )
+        return
+    ours, theirs = tokenizer.get_vocab(), draft_tokenizer.get_vocab()
+    for token, index in ours.items():
+        if theirs.get(token, None if index < len(theirs) else index) != index:
+            raise ValueError(
+                f"draft's tokenizer differs from the target's: token {token!r} is {index} for the target and "
+                f"{theirs.get(token)} for the draft; expected a draft model with the target's tokenizer"
+            )

@@ -1,0 +1,334 @@
+"""From checkpoint folders to configs that fit together, and from these to the modules of a target and a draft."""
+
+import dataclasses
+import os
+import pathlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jspec._validation import require
+from jspec.checkpoints.files.gguf import refuse_gguf
+from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.loading import (
+    mtp_folder,
+    open_draft,
+    open_folder,
+    read_draft_config,
+    read_generation_config,
+    verifier_of,
+)
+from jspec.checkpoints.tokenizer import load_tokenizer
+from jspec.config import ModelConfig, Shards, Speculation
+from jspec.config.heads import DraftConfig, HeadConfig
+from jspec.drafting.base import Drafter
+from jspec.drafting.methods import drafter_for
+from jspec.loading.compatibility import check_options, check_tokenizers, with_positions, within_reach
+from jspec.models import Decoder, build, build_head
+from jspec.models.sharding import build_shards, mesh_of, on_every_device
+from jspec.registry import MTP, DraftMethod, choose, chosen_by_name, resolve
+from jspec.sampling.params import SamplingParams
+from jspec.text.detokenizer import Tokenizer
+
+Path = str | pathlib.Path
+# The fields of generation_config.json that jspec follows.
+ADOPTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Where a target, and what drafts for it, come from.
+
+    At most one of ``draft`` and ``method`` is given. With neither, the target decodes plainly.
+
+    Attributes:
+      target: the target's checkpoint folder.
+      draft: the draft's checkpoint folder, or None.
+      method: a drafting method that has no checkpoint, as n-gram lookup, or None.
+      arguments: the arguments of ``jspec.load`` that such methods need -> their values.
+    """
+
+    target: pathlib.Path
+    draft: pathlib.Path | None
+    method: DraftMethod | None
+    arguments: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """A target and what drafts for it, after their configs were read and found to fit. No weights are read yet.
+
+    Attributes:
+      source: where both come from.
+      target: the target's config.
+      draft: what drafts: the config of a draft model or draft head, the name of a method that has no checkpoint, or None
+        for plain decoding.
+      tokenizer: the target's tokenizer; None if its checkpoint has none.
+      speculation: how to draft, with no more drafts than the draft has weights for.
+      options: what the user said of the draft head.
+    """
+
+    source: Source
+    target: ModelConfig
+    draft: DraftConfig | str | None
+    tokenizer: Tokenizer | None
+    speculation: Speculation
+    options: HeadOptions
+
+    @property
+    def draft_config(self) -> DraftConfig | None:
+        """The draft's config; None if there is no draft checkpoint."""
+        return None if isinstance(self.draft, str) else self.draft
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """K, the largest if the engine chooses it; 0 for plain decoding."""
+        return 0 if self.draft is None else self.speculation.most_draft_tokens
+
+
+def find_source(target: Path, draft: Path | None, arguments: Mapping[str, Any], speculation: Speculation) -> Source:
+    """What the arguments of ``jspec.load`` mean. A draft that never drafts, because K is 0, is left out.
+
+    Raises:
+      ValueError: a folder that is none, or an argument that the drafting method does not take.
+    """
+    method = choose(draft, arguments)
+    target_path, draft_path = find_folders(target, draft)
+    if draft_path is not None:
+        method = None
+    if speculation.most_draft_tokens == 0:
+        method = draft_path = None
+    return Source(target_path, draft_path, method, arguments)
+
+
+def find_folders(target: Path, draft: Path | None) -> tuple[pathlib.Path, pathlib.Path | None]:
+    """The checkpoint folders of a target and of its draft, None if it has no folder.
+
+    A draft head in the speculators format names its target. It can be given alone, as ``target``. Multi-token prediction
+    layers are in the folder of the target.
+    """
+    folder = _folder("target", target)
+    if draft == MTP:
+        return folder, mtp_folder(folder)
+    if draft is not None:
+        return folder, None if draft in chosen_by_name() else _folder("draft", draft)
+    verifier = verifier_of(folder)
+    return (folder, None) if verifier is None else (_verifier(folder, verifier), folder)
+
+
+def default_params(target: pathlib.Path, generation_config: str) -> SamplingParams:
+    """What the arguments of ``generate`` default to.
+
+    As in vLLM, the fields ``ADOPTED`` come from the checkpoint's ``generation_config.json``. Other fields of that file,
+    ``do_sample`` for example, are ignored.
+
+    Args:
+      target: the checkpoint folder.
+      generation_config: ``auto`` reads that file, ``jspec`` does not.
+
+    Raises:
+      ValueError: ``generation_config`` is neither, or the file holds a value that cannot be used.
+    """
+    known = ("auto", "jspec")
+    ok = isinstance(generation_config, str) and generation_config in known
+    require(ok, "generation_config", generation_config, "'auto', the checkpoint's own defaults, or 'jspec', jspec's")
+    if generation_config == "jspec":
+        return SamplingParams()
+    fields = read_generation_config(target)
+    given = {name: fields.raw[name] for name in ADOPTED if fields.raw.get(name) is not None}
+    try:
+        return SamplingParams(**given)
+    except ValueError as error:
+        raise ValueError(f"{fields.where}: {error}; correct it, or load with generation_config='jspec'") from None
+
+
+def read_pair(
+    source: Source, target: ModelConfig, options: HeadOptions, speculation: Speculation, max_len: int
+) -> Pair:
+    """Read everything but weights, and check that it fits together.
+
+    Args:
+      source: where target and draft come from.
+      target: the target's config.
+      options: what the user said of a draft head.
+      speculation: how to draft.
+      max_len: the longest text, in tokens.
+
+    Raises:
+      ValueError: the draft was made for another target, or has no use for an option of ``speculation``.
+    """
+    tokenizer, target = load_tokenizer(source.target), target.for_length(max_len)
+    draft: DraftConfig | str | None = None if source.method is None else source.method.name
+    if source.draft is not None:
+        config = read_draft_config(source.draft, **dataclasses.asdict(options))
+        speculation = within_reach(speculation, config)
+        check_fit(target, config, tokenizer, source.draft)
+        draft = with_positions(target, config, max_len)
+    check_options(draft, speculation)
+    return Pair(source, target, draft, tokenizer, speculation, options)
+
+
+def require_shards(shards: Sequence[Shards | None], target: ModelConfig, draft: DraftConfig | None):
+    """Raise a ValueError unless target and draft can be split into ``shards``, and there are so many devices."""
+    for one, config in zip(shards, (target, None if draft is None else draft.language_model), strict=True):
+        if one is not None:
+            mesh_of(one.count, one.axis)
+        if one is not None and config is not None:
+            one.local(config)
+
+
+def load_modules(
+    pair: Pair, dtype: str, shards: Shards | None = None, draft_shards: Shards | None = None
+) -> tuple[Decoder, Any, Callable[..., Drafter]]:
+    """Read the weights.
+
+    Args:
+      pair: target and draft.
+      dtype: ``bfloat16`` or ``float32``.
+      shards: those of the target, each on a device of its own; None for one device.
+      draft_shards: those of the draft; None if it is whole on every device.
+
+    Returns:
+      the target's module; the draft's module, or the arrays that a method without a checkpoint reads, or None; and what
+      builds the drafter around both, as ``drafter_for`` does.
+    """
+    draft, module = pair.draft, _prepared(pair)
+    params = open_folder(pair.source.target, dtype)[1]
+    target = build_model(pair.target, params, dtype, shards)
+    if pair.source.draft is not None and pair.draft_config is not None:
+        draft, module = load_draft_module(
+            pair.source.draft, dtype, pair.options, pair.draft_config, target, draft_shards
+        )
+    if shards is not None and draft_shards is None and module is not None:
+        module = on_every_device(module, mesh_of(shards.count, shards.axis))
+    return target, module, drafter_for(draft, pair.target, pair.speculation)
+
+
+def build_model(config: ModelConfig, params: Mapping[str, np.ndarray], dtype: str, shards: Shards | None) -> Decoder:
+    """The module of a language model, on one device or in shards; arguments and errors as for ``build_shards``."""
+    if shards is None:
+        return build(config, params, dtype)
+    return build_shards(config, params, dtype, shards, mesh_of(shards.count, shards.axis))
+
+
+def check_fit(
+    target: ModelConfig, draft: ModelConfig | HeadConfig, tokenizer: Tokenizer | None, draft_path: pathlib.Path
+):
+    """Refuse a draft head of another target, or a draft model with other token ids.
+
+    Args:
+      target, draft: their configurations.
+      tokenizer: the target's, None if its checkpoint has none.
+      draft_path: the folder that may hold the draft's tokenizer. That of a draft head is not opened, because a head
+        needs none.
+    """
+    draft.require_fit(target)
+    if draft.language_model is not None:
+        check_tokenizers(target, draft.language_model, tokenizer, load_tokenizer(draft_path))
+
+
+def load_draft_module(
+    path: pathlib.Path,
+    dtype: str,
+    options: HeadOptions,
+    config: ModelConfig | HeadConfig,
+    target: Decoder,
+    shards: Shards | None = None,
+):
+    """Config and module of a draft, ready to serve.
+
+    Args:
+      path: its checkpoint folder.
+      dtype: ``bfloat16`` or ``float32``.
+      options: what the user said of a draft head.
+      config: what the checkpoint was read as.
+      target: the target's module, whose weights a draft head may borrow.
+      shards: those of a draft model; None if it is whole.
+    """
+    _, params = open_draft(path, dtype, options)
+    if config.language_model is not None:
+        return config, build_model(config.language_model, params, dtype, shards).prepare()
+    return build_draft_module(config, dict(params), dtype, target)
+
+
+def build_draft_module(config: ModelConfig | HeadConfig, params: dict, dtype: str, target: Decoder):
+    """Config and module of a draft, ready to serve.
+
+    Where a draft head holds a copy of the target's embedding or output head, its module borrows the target's own array.
+    The copy is deleted from ``params``, and the config that is returned says so.
+    """
+    if config.language_model is not None:
+        return config, build(config.language_model, params, dtype).prepare()
+    config = _borrow(config, params, target)
+    return config, build_head(config, params, dtype).prepare()
+
+
+def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
+    """Delete from ``params`` what is a copy of a weight of the target; returns ``config`` without these weights.
+
+    A weight of another type is not equal, so a draft head that is not quantised keeps its own beside a target that is. A
+    target that divides or caps its logits would do so with the draft head's as well, so it lends no output head.
+    """
+    plain = target.config.logit_softcap is None and target.config.logit_divisor == 1
+    lent = {
+        "own_embedding": None if target.embedding_scale is not None else (target.embedding[...],),
+        "own_head": (target.output_weight, target.output_scale) if plain else None,
+    }
+    for field, name in config.borrowable:
+        if not getattr(config, field):
+            continue
+        names = [one for one in (name, config.scale_names().get(name)) if one is not None]
+        theirs = [array for array in lent[field] or () if array is not None]
+        rows = target.config.vocab_size  # of shards, the last has padding behind them
+        alike = len(names) == len(theirs) and all(_same(params[n], a, rows) for n, a in zip(names, theirs, strict=True))
+        if alike:
+            for one in names:
+                del params[one]
+            config = dataclasses.replace(config, **{field: False})  # pyright: ignore[reportArgumentType]
+    return config
+
+
+def _prepared(pair: Pair) -> Any:
+    """The arrays that the drafter of a method without a checkpoint reads, the tokens of a corpus say; None if none."""
+    method = pair.source.method
+    if method is None or method.prepare is None or method.argument is None:
+        return None
+    return resolve(method.prepare)(pair.source.arguments[method.argument], pair.tokenizer, pair.target)
+
+
+def _same(ours, theirs, rows: int) -> bool:
+    alike = ours.shape == (rows, *theirs.shape[1:]) and ours.dtype == theirs.dtype
+    return alike and np.array_equal(ours, np.asarray(theirs)[:rows])
+
+
+def _folder(what: str, path: Path) -> pathlib.Path:
+    if not isinstance(path, str | os.PathLike):
+        also = f", {', '.join(map(repr, chosen_by_name()))} or None" if what == "draft" else ""
+        raise ValueError(f"{what}={path!r}: expected the path of a checkpoint folder{also}")
+    folder, name = pathlib.Path(path), str(path)
+    if folder.is_dir():
+        return folder
+    if folder.is_file():
+        refuse_gguf([name])
+        raise ValueError(f"{what}={name!r} is a file: expected the checkpoint folder that it is in")
+    hint = ""
+    if HUB_NAME.fullmatch(name):
+        hint = (
+            "; jspec reads local folders, so if this is a name on the Hugging Face hub, download it with "
+            f"'hf download {name} --local-dir {folder.name}' and give the folder {folder.name!r}"
+        )
+    raise ValueError(f"{what}={name!r}: expected a checkpoint folder{hint}")
+
+
+def _verifier(head: pathlib.Path, name: str) -> pathlib.Path:
+    """The folder of the target that a head names: as it stands, or from the head's own folder."""
+    for folder in (pathlib.Path(name), head / name):
+        if folder.is_dir():
+            return folder
+    raise ValueError(
+        f"target={str(head)!r} is a draft head for {name!r}, which is no folder here; download that checkpoint and give "
+        f"its folder as target and {str(head)!r} as draft"
+    )

@@ -1,0 +1,10 @@
+"""Flax (NNX) modules of draft heads; ``jspec.config.heads`` has their configs.
+
+eagle.py              EAGLE and EAGLE-2
+eagle3.py             EAGLE-3 and P-EAGLE
+medusa.py             Medusa
+mlp_speculator.py     MLP speculators
+mtp.py                multi-token prediction layers
+block.py              block drafters: DFlash, JetSpec and DSpark
+draft_vocabulary.py   from tokens of a draft vocabulary to the target's, and back
+"""

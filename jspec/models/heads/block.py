@@ -1,0 +1,213 @@
+"""Block drafters: DFlash (2026), JetSpec (2026) and DSpark (2026), whose layers fill a block of mask tokens in one pass.
+
+The *context* of a block are the tokens before its first slot, the anchor. Of each, the layers know what ``fuse`` makes of
+the target's auxiliary hidden states: all layers compute their keys and values from that, and so nothing of the context goes
+through attention or MLPs.
+
+    context = head.fuse(features)                                    # [B, C, D]
+    cache = head.keep(context, positions, cache, view)               # the context of a prompt
+    hidden, cache = head(context, head.embed(block, target), positions, cache, view)  # new context, then the block
+    logits = head.draft_logits(hidden, target)                       # [B, n, Vd], over the draft vocabulary
+
+A DSpark head adds to the logits of a slot what its Markov head makes of the draft before it, so its drafts are drawn one
+after another (``MarkovHead``)."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jspec.config.heads import BlockConfig
+from jspec.models.decoder_layer import Layer
+from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
+from jspec.models.heads.eagle import init_embedding
+from jspec.models.kv_cache import CacheShape, LayerKV, PagedView, cache_shape
+from jspec.models.layers import Linear, Norm, wide_project
+from jspec.models.w8a8 import round_inputs
+from jspec.pallas.attention.prefill_sm90 import prefill_attention
+from jspec.pallas.attention.reference import PLAIN, Rotation, Scores
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class BlockView(PagedView):
+    """A view through which new tokens of the context are kept, and a block behind them attends.
+
+    Keys and values of the block are written, too, behind the context. What is there later replaces them: the context of
+    the next round begins where the block did, at the latest.
+
+    Attributes:
+      block: n, how many of the call's tokens are the block; they are the last.
+      causal: whether a slot of the block sees none of the slots behind it. If not, it sees all valid ones.
+    """
+
+    block: int = dataclasses.field(default=1, metadata={"static": True})
+    causal: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    def extend(
+        self,
+        qkv,
+        rotation: Rotation | None,
+        kv: LayerKV,
+        num_kv_heads: int,
+        window: int | None,
+        scores: Scores = PLAIN,
+    ):
+        """As ``View.extend``, with the attention of the block alone, ``[B, n, N, H]``.
+
+        With a window W, a slot of a block that is not causal sees W tokens of the context."""
+        n = self.block
+        q, kv = self.rotate_and_write(qkv, rotation, kv, num_kv_heads)
+        last, valid = self.positions[:, -n:], self.valid[:, -n:]
+        if not self.causal:
+            newest = jnp.max(jnp.where(valid, last, -1), axis=1, keepdims=True)
+            last = jnp.broadcast_to(newest, last.shape)
+            window = None if window is None else window + n
+        return prefill_attention(q[:, -n:], kv.k, kv.v, self.table, last, valid, window, scores), kv
+
+
+class MarkovHead(nnx.Module):
+    """What a DSpark head adds to the logits of a draft, by the draft before it; ``BlockConfig.markov`` has the kinds.
+
+    Attributes:
+      embedding: ``[V, Rm]``, of the draft before.
+      out: the map to logits ``[Rm] -> [Vd]``.
+      gate: reads hidden state and embedding, of the kind ``gated``.
+      cell: reads state, embedding and hidden state, of the kind ``rnn``.
+    """
+
+    def __init__(self, config: BlockConfig, *, dtype, rngs: nnx.Rngs):
+        V, D, Rm = config.layers.vocab_size, config.layers.hidden_size, config.markov_rank
+        self.rank = Rm
+        self.embedding = nnx.Param(0.02 * jax.random.normal(rngs.params(), (V, Rm), dtype))
+        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
+        self.out = linear(Rm, config.draft_vocab_size)
+        self.gate = linear(D + Rm, Rm, bias=True) if config.markov == "gated" else None
+        self.cell = linear(D + 2 * Rm, 3 * Rm, bias=True) if config.markov == "rnn" else None
+
+    def start(self, rows: int) -> jax.Array:
+        """The state before the first draft of a block, ``[B, 1, Rm]``."""
+        return jnp.zeros((rows, 1, self.rank), self.embedding.dtype)
+
+    def __call__(self, hidden, previous, state):
+        """What is added to the logits of a slot.
+
+        Args:
+          hidden: ``[B, 1, D]``, of the slot, after the final norm.
+          previous: int32 ``[B, 1]``, the draft before, or the anchor.
+          state: ``[B, 1, Rm]``, of the cell before this slot.
+
+        Returns:
+          ``[B, 1, Vd]``, and the state behind this slot.
+        """
+        read, state = self.read(hidden, previous, state)
+        return self.out(read), state
+
+    def read(self, hidden, previous, state):
+        """What ``out`` turns into a part of the logits, ``[B, 1, Rm]``, and the state behind the slot; arguments as above.
+
+        In training the axis of slots is that of blocks, and may have any size: each is the same slot of another block."""
+        read = embedded = self.embedding[...][previous]
+        if self.gate is not None:
+            read = jax.nn.sigmoid(self.gate(jnp.concatenate([hidden, embedded], axis=-1))) * embedded
+        elif self.cell is not None:
+            both = self.cell(jnp.concatenate([state, embedded, hidden], axis=-1))
+            keep, new, read = jnp.split(both, 3, axis=-1)
+            keep, read = jax.nn.sigmoid(keep), jnp.tanh(read)
+            state = keep * state + (1 - keep) * jnp.tanh(new)
+        return read, state
+
+
+class BlockHead(nnx.Module):
+    """The layers, what fuses auxiliary hidden states, and what turns hidden states into logits.
+
+    Attributes:
+      draft_ids: as ``jspec.models.heads.draft_vocabulary`` has it; None if every token can be proposed.
+      markov: of a DSpark head; None in others.
+      confidence: a linear map of what ``BlockConfig.confidence`` says to a logit: that of the probability that the draft of
+        a slot is accepted if those before it are. None in a head without.
+    """
+
+    def __init__(self, config: BlockConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+        c, D, Rm, E = config.layers, config.layers.hidden_size, config.markov_rank, config.dimensions["E"]
+        self.config = config
+        self.embedding = init_embedding(c, rngs, dtype) if config.own_embedding else None
+        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
+        self.fuse_in = linear(E, D)
+        self.context_norm = Norm(D, c.rms_norm_eps, dtype=dtype)
+        self.layers: Any = nnx.List([Layer(c, i, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
+        self.norm = Norm(D, c.rms_norm_eps, dtype=dtype)
+        self.head = linear(D, config.draft_vocab_size) if config.own_head else None
+        ids = first_tokens(c.vocab_size, config.draft_vocab_size) if config.reduced else None
+        self.draft_ids = None if ids is None else nnx.Param(ids)
+        self.draft_tokens = None  # before ``prepare``
+        self.markov = MarkovHead(config, dtype=dtype, rngs=rngs) if config.markov is not None else None
+        sizes = {None: 0, "hidden": D, "markov": D + Rm}
+        read = sizes[config.confidence]
+        self.confidence = Linear(read, 1, bias=True, dtype=dtype, rngs=rngs) if read else None
+
+    def embed(self, tokens, target):
+        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
+        return target.embed(tokens) if self.embedding is None else self.embedding[...][tokens]
+
+    def fuse(self, features):
+        """Context ``[..., D]`` from joined auxiliary hidden states ``[..., E]``."""
+        return self.context_norm(self.fuse_in(features))
+
+    def keep(self, context, positions, cache, view):
+        """The cache with keys and values of context ``[B, C, D]`` at int32 positions ``[B, C]``."""
+        pairs = zip(self.layers, cache, strict=True)
+        return tuple(layer.attention.keep(context, positions, kv, view) for layer, kv in pairs)
+
+    def __call__(self, context, embedded, positions, cache, view: BlockView):
+        """Keep new context and read a block behind it.
+
+        Args:
+          context: ``[B, C, D]``, fused.
+          embedded: ``[B, n, D]``, the embeddings of anchor and mask tokens.
+          positions: int32 ``[B, C + n]``, of both.
+          cache: the keys and values of each layer.
+          view: of the same positions.
+
+        Returns:
+          the hidden state of each slot of the block ``[B, n, D]``, after the final norm, and the cache.
+        """
+        x, normed, written = embedded, self.layers[0].attention_norm(embedded), []
+        norms = [*(layer.attention_norm for layer in self.layers[1:]), self.norm]
+        for layer, after, causal, kv in zip(self.layers, norms, self.config.causal, cache, strict=True):
+            seen = dataclasses.replace(view, causal=causal)
+            x, normed, kv = layer(x, jnp.concatenate([context, normed], axis=1), positions, kv, seen, after)
+            written.append(kv)
+        return normed, tuple(written)
+
+    def draft_logits(self, hidden, target):
+        """``[..., D] -> [..., Vd]``, over the draft vocabulary, without what a Markov head adds."""
+        return target.logits(hidden) if self.head is None else self.head(hidden)
+
+    def confidence_logits(self, hidden, previous):
+        """What the confidence head says of the draft of each slot, float32 ``[B, n]``: the logit of a probability.
+
+        Args:
+          hidden: ``[B, n, D]``, after the final norm.
+          previous: int32 ``[B, n]``, the draft before each slot, or the anchor.
+        """
+        assert self.confidence is not None
+        read = hidden
+        if self.config.confidence == "markov":
+            assert self.markov is not None
+            read = jnp.concatenate([hidden, self.markov.embedding[...][previous]], axis=-1)
+        assert self.confidence.bias is not None
+        logits = wide_project(read.astype(jnp.float32), self.confidence.weight[...].astype(jnp.float32))
+        return (logits + self.confidence.bias[...].astype(jnp.float32).reshape(1, 1, -1))[..., 0]
+
+    def prepare(self) -> "BlockHead":
+        """Compute once, before serving, which token each logit is of; returns this draft head, changed in place."""
+        round_inputs(self.layers, self.head, concatenated=True)
+        return with_draft_tokens(self)
+
+    def cache_shape(self) -> CacheShape:
+        """What is cached for a token of the context."""
+        return cache_shape(self.config.layers)

@@ -1,0 +1,89 @@
+"""EAGLE and EAGLE-2 draft heads (Li et al., 2024): a decoder layer that predicts the target's next feature.
+
+A feature is the target's hidden state after its final norm. Slot i reads feature i and token i + 1, and its output is an
+estimate of feature i + 1. The target's output head therefore turns that output into the logits of token i + 2, and slot
+i + 1 reads it where the true feature is not known yet.
+
+    hidden, cache = head(head.embed(tokens, target), head.fuse(features), positions, cache, view)
+    logits = head.logits(hidden, target)             # [B, T, Vd], over the draft vocabulary
+    features = head.recycle(hidden)                  # the features that the next slots read; they need no ``fuse``
+
+``Eagle3Head`` has the same methods.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jspec.config.heads import EagleConfig
+from jspec.models.decoder_layer import Layer
+from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
+from jspec.models.kv_cache import CacheShape, cache_shape
+from jspec.models.layers import Linear
+from jspec.models.w8a8 import round_inputs
+
+
+class EagleHead(nnx.Module):
+    """The decoder layers. The output head is the target's, and so is the embedding unless the checkpoint has one.
+
+    Attributes:
+      head: some rows of the target's output head, ``[Vd, D]``. None if all of it serves, that of the target itself.
+      draft_ids: which rows: as ``jspec.models.heads.draft_vocabulary`` has it. None without ``head``.
+    """
+
+    def __init__(self, config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+        c = config.layers
+        self.config = config
+        self.embedding = init_embedding(c, rngs, dtype) if config.own_embedding else None
+        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
+        self.fuse_in = linear(2 * c.hidden_size, c.hidden_size, bias=config.fuse_bias)
+        self.layers = nnx.List([Layer(c, i, norm=i > 0, dtype=dtype, rngs=rngs) for i in range(c.num_layers)])
+        V, Vd = c.vocab_size, config.dimensions["Vd"]
+        self.head = linear(c.hidden_size, Vd) if config.reduced else None
+        self.draft_ids = nnx.Param(first_tokens(V, Vd)) if config.reduced else None
+        self.draft_tokens = None  # before ``prepare``
+
+    def embed(self, tokens, target):
+        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
+        return target.embed(tokens) if self.embedding is None else self.embedding[...][tokens]
+
+    def fuse(self, features):
+        """Return features of the target ``[..., D]`` unchanged, because the layers read them as they are."""
+        return features
+
+    def __call__(self, embedded, features, positions, cache, view):
+        """Read T slots of each row; arguments as in ``jspec.models.protocols.DraftHead``.
+
+        Returns:
+          the hidden state of each slot ``[B, T, D]``, and the cache with the new keys and values.
+        """
+        x = normed = self.fuse_in(jnp.concatenate([embedded, features], axis=-1))  # the embedding comes first
+        written, norms = [], [*(layer.attention_norm for layer in self.layers[1:]), None]
+        for layer, after, kv in zip(self.layers, norms, cache, strict=True):
+            x, normed, kv = layer(x, normed, positions, kv, view, after)
+            written.append(kv)
+        return x, tuple(written)
+
+    def logits(self, hidden, target):
+        """``[..., D] -> [..., Vd]``. The target's output head, or some rows of it, is applied without a norm before it."""
+        return target.logits(hidden) if self.head is None else rows_of_target(self.head, hidden, target)
+
+    def prepare(self):
+        """Compute once, before serving, which token each logit is of; returns this draft head, changed in place."""
+        round_inputs(self.layers, self.head)
+        return with_draft_tokens(self)
+
+    def recycle(self, hidden):
+        """Return hidden states ``[B, T, D]`` unchanged: they are the features that the next slots read."""
+        return hidden
+
+    def cache_shape(self) -> CacheShape:
+        """What is cached for a slot."""
+        return cache_shape(self.config.layers)
+
+
+def init_embedding(config, rngs: nnx.Rngs, dtype) -> nnx.Param:
+    """A random embedding ``[V, D]``."""
+    return nnx.Param(0.02 * jax.random.normal(rngs.params(), (config.vocab_size, config.hidden_size), dtype))

@@ -1,0 +1,132 @@
+"""EAGLE-3 draft heads (Li et al., 2025) and P-EAGLE draft heads (2026), which add mask slots.
+
+Slot i reads token i + 1 and the feature of position i: auxiliary hidden states of the target side by side ``[E]``, which
+``fuse`` maps to the draft head's width ``[D]``. The output head may have logits for only Vd of the V tokens. The methods
+are those of ``jspec.models.heads.eagle``.
+"""
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jspec.config.heads import Eagle3Config
+from jspec.models.decoder_layer import MLP, Attention, Layer, add
+from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
+from jspec.models.heads.eagle import init_embedding
+from jspec.models.kv_cache import CacheShape, cache_shape
+from jspec.models.layers import Linear, Norm
+from jspec.models.w8a8 import round_inputs
+
+
+class FusedLayer(nnx.Module):
+    """The first layer: its attention reads (normed embedding, normed feature) ``[2D]``.
+
+    Its residual stream begins with the feature, normed if ``norm_before_residual`` says so.
+    """
+
+    def __init__(self, config: Eagle3Config, *, dtype, rngs: nnx.Rngs):
+        c, D, eps = config.layers, config.layers.hidden_size, config.layers.rms_norm_eps
+        self.norm_before_residual = config.norm_before_residual
+        self.token_norm = Norm(D, eps, dtype=dtype)
+        self.feature_norm = Norm(D, eps, dtype=dtype)
+        self.attention = Attention(c, 0, in_features=2 * D, dtype=dtype, rngs=rngs)
+        self.mlp_norm = Norm(D, eps, dtype=dtype)
+        self.mlp = MLP(c, dtype=dtype, rngs=rngs)
+
+    def __call__(self, embedded, feature, positions, kv, view, after: Norm | None):
+        """Apply the layer; results, ``positions``, ``kv``, ``view`` and ``after`` as for ``Layer``.
+
+        Args:
+          embedded: ``[B, T, D]``, the embedding of the token after each slot.
+          feature: ``[B, T, D]``, the fused feature of each slot.
+        """
+        normed = self.feature_norm(feature)
+        x = jnp.concatenate([self.token_norm(embedded), normed], axis=-1)
+        attended, kv = self.attention(x, positions, kv, view)
+        x, normed = add(normed if self.norm_before_residual else feature, attended, self.mlp_norm)
+        return *add(x, self.mlp(normed), after), kv
+
+
+class Eagle3Head(nnx.Module):
+    """The decoder layers, the norms around them and the output head.
+
+    Attributes:
+      draft_ids: int32 ``[V]``, for each token of the target its index in the draft vocabulary, and -1 for a token that the
+        draft head cannot propose. None if it can propose every token.
+      mask_hidden: ``[E]``, the learnt feature that mask slots read, for want of one of the target. None in a draft head
+        without mask slots, and after ``prepare``.
+      mask_feature: ``[D]``, the same feature after ``fuse``. None before ``prepare``, and in a head without mask slots.
+    """
+
+    def __init__(self, config: Eagle3Config, *, dtype=jnp.float32, rngs: nnx.Rngs):
+        c, D, E = config.layers, config.layers.hidden_size, config.feature_size
+        Dt, eps = config.target_hidden_size, config.layers.rms_norm_eps
+        self.config = config
+        self.embedding = init_embedding(c, rngs, dtype) if config.own_embedding else None
+        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
+        self.fuse_in = linear(E, D, bias=config.fuse_bias) if config.num_aux_layers else None
+        self.fuse_norm = Norm(E, eps, dtype=dtype) if config.norm_before_fuse else None
+        aux_layers = range(config.num_aux_layers if config.norm_each_aux else 0)
+        self.aux_norms = nnx.List([Norm(Dt, eps, dtype=dtype) for _ in aux_layers])
+        rest = [Layer(c, i, dtype=dtype, rngs=rngs) for i in range(1, c.num_layers)]
+        self.layers: Any = nnx.List(
+            [FusedLayer(config, dtype=dtype, rngs=rngs), *rest]
+        )  # the first is of another class
+        self.norm = Norm(D, eps, dtype=dtype) if config.norm_before_head else None
+        self.head = linear(D, config.draft_vocab_size) if config.own_head else None
+        self.draft_ids = nnx.Param(first_tokens(c.vocab_size, config.draft_vocab_size)) if config.reduced else None
+        self.draft_tokens = None  # before ``prepare``
+        self.mask_hidden = nnx.Param(jnp.zeros(E, dtype)) if config.method == "parallel" else None
+        self.mask_feature = None
+
+    def embed(self, tokens, target):
+        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
+        return target.embed(tokens) if self.embedding is None else self.embedding[...][tokens]
+
+    def fuse(self, features):
+        """Turn joined auxiliary hidden states ``[..., E]`` into the features ``[..., D]`` that the layers read."""
+        if self.fuse_norm is not None:
+            features = self.fuse_norm(features)
+        if self.aux_norms:
+            parts = jnp.split(features, len(self.aux_norms), axis=-1)
+            features = jnp.concatenate([norm(part) for norm, part in zip(self.aux_norms, parts, strict=True)], axis=-1)
+        return features if self.fuse_in is None else self.fuse_in(features)
+
+    def __call__(self, embedded, features, positions, cache, view):
+        """Read T slots of each row; arguments as in ``jspec.models.protocols.DraftHead``.
+
+        Returns:
+          the hidden state of each slot ``[B, T, D]``, before the final norm, and the cache with the new keys and values.
+        """
+        norms = [*(layer.attention_norm for layer in self.layers[1:]), None]
+        x, normed, kv = self.layers[0](embedded, features, positions, cache[0], view, norms[0])
+        written = [kv]
+        for layer, after, kv in zip(self.layers[1:], norms[1:], cache[1:], strict=True):
+            x, normed, kv = layer(x, normed, positions, kv, view, after)
+            written.append(kv)
+        return x, tuple(written)
+
+    def logits(self, hidden, target):
+        """``[..., D] -> [..., Vd]``, over the draft vocabulary."""
+        normed = hidden if self.norm is None else self.norm(hidden)
+        return target.logits(normed) if self.head is None else self.head(normed)
+
+    def recycle(self, hidden):
+        """Turn hidden states ``[B, T, D]`` into the fused features of the next slots, normed if ``norm_output`` says so."""
+        return self.norm(hidden) if self.norm is not None and self.config.norm_output else hidden
+
+    def prepare(self) -> "Eagle3Head":
+        """Fuse the feature of the mask slots once, before serving, and find out which token each logit is of; returns this
+        draft head, changed in place."""
+        if self.mask_hidden is not None:
+            fused = self.fuse(self.mask_hidden[...].reshape(1, -1))[0]
+            self.mask_feature = nnx.data(nnx.Param(fused))
+            self.mask_hidden = nnx.data(None)
+        round_inputs(self.layers, self.head if self.norm is not None else None)
+        return with_draft_tokens(self)
+
+    def cache_shape(self) -> CacheShape:
+        """What is cached for a slot."""
+        return cache_shape(self.config.layers)

@@ -1,0 +1,277 @@
+"""The KV cache: a pool of pages for each layer, a block table for each row, and the views that read and write it.
+
+A pool has the shape ``[G, pages, P, H]``. The KV heads come first, so that gathering the pages of all rows gives
+``[G, B, S, H]`` and no step transposes a cache. Page 0 is the null page: block tables are padded with it, and nothing is
+ever written there.
+
+Attention with latents (``jspec.models.mla``) has a single pool in a layer, ``[1, pages, P, Ck + Hr]``: the keys of one
+KV head that all attention heads share, and whose first Ck numbers are its values.
+
+Rolling back rejected drafts only changes a row's length. A cache slot at or past that length may hold anything, because
+it is rewritten before a query can see it: a query at position p attends to slots j <= p, and the keys and values of every
+valid token are written before any query attends.
+"""
+
+import dataclasses
+import functools
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jspec.config import NULL_PAGE, ModelConfig
+from jspec.pallas.attention.decode import extend_kernel, has_extend_kernel
+from jspec.pallas.attention.paged import has_kernel
+from jspec.pallas.attention.prefill_sm90 import prefill_attention
+from jspec.pallas.attention.reference import PLAIN, Rotation, Scores, causal_mask, grouped_attention, rotated
+from jspec.pallas.attention.rope_and_write_kv import rotate_and_write_kernel
+from jspec.pallas.dispatch import by_platform, on_hopper
+from jspec.pallas.mla.attention import has_kernel as has_latent_kernel
+from jspec.pallas.mla.attention import latent_attention
+from jspec.pallas.mla.norm_rope_write_kv import keep_latents_kernel, kept_latents
+from jspec.pallas.mla.prefill import expanded_attention, has_expanded_kernel
+from jspec.pallas.mla.up_project import HeadMaps
+
+
+class LayerKV(NamedTuple):
+    """Keys and values of one layer: ``[G, pages, P, H]`` in a pool, ``[G, B, T, H]`` with a ``CausalView``.
+
+    There are no values apart from keys where latents are kept."""
+
+    k: jax.Array
+    v: jax.Array | None
+
+
+class CacheShape(NamedTuple):
+    """What a model caches for a token: L layers, G KV heads, and H numbers of each, for keys and once more for values.
+
+    With ``latents``, there are H numbers for both together."""
+
+    layers: int
+    heads: int
+    size: int
+    latents: bool = False
+
+
+def cache_shape(config: ModelConfig, shards: int = 1) -> CacheShape:
+    """What decoder layers cache for a token. If there are more shards than KV heads, each has a copy of its own."""
+    if config.latent is not None:
+        return CacheShape(config.num_layers, 1, config.latent.cached, latents=True)
+    return CacheShape(config.num_layers, max(config.num_kv_heads, shards), config.head_dim)
+
+
+def init_pool(shape: tuple, pages: int, page_size: int, dtype) -> tuple[LayerKV, ...]:
+    """An empty pool for each layer of a model with this ``CacheShape``. ``pages`` counts the null page too."""
+    L, G, H, latents = CacheShape(*shape)
+
+    def zeros():
+        return jnp.zeros((G, pages, page_size, H), dtype)
+
+    return tuple(LayerKV(zeros(), None if latents else zeros()) for _ in range(L))
+
+
+class View:
+    """Decides where the keys and values of T new tokens of each row are kept, and what these tokens attend to.
+
+    Attributes:
+      keeps_latents: whether attention with latents is to keep these, by ``keep_latents``; otherwise it has ``write`` keep
+        keys and values of all heads.
+    """
+
+    keeps_latents: ClassVar[bool] = False
+
+    def write(self, kv, k, v):
+        """Keep rotated keys and values ``[B, T, G, H]``; returns the updated ``kv``. Latents have no values apart."""
+        raise NotImplementedError
+
+    def attend(self, q, kv, window: int | None, scores: Scores = PLAIN) -> jax.Array:
+        """Attention of rotated queries ``[B, T, N, H]`` over the slots that each may see; returns the same shape."""
+        raise NotImplementedError
+
+    def extend(self, qkv, rotation: Rotation | None, kv, num_kv_heads: int, window: int | None, scores: Scores = PLAIN):
+        """Rotate queries and keys, write keys and values, and attend.
+
+        Args:
+          qkv: ``[B, T, N + 2G, H]``: the queries, keys and values of the new tokens.
+          rotation: the rotary embedding of the tokens' positions, None if nothing is rotated.
+          kv: the keys and values of this layer that are kept so far.
+          num_kv_heads: G.
+          window: W if each query sees the W newest slots only, its own among them. None if it sees all.
+          scores: what becomes of products of queries and keys, and the sinks of the attention heads.
+
+        Returns:
+          the attention's output ``[B, T, N, H]``, and ``kv`` with the new keys and values.
+        """
+        q, kv = self.rotate_and_write(qkv, rotation, kv, num_kv_heads)
+        return self.attend(q, kv, window, scores), kv
+
+    def keep_latents(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv):
+        """Norm, rotate and keep latents and keys of the new tokens; arguments as of ``kept_latents``.
+
+        Returns:
+          the vectors of queries ``[B, T, Cq]`` after their norm, and ``kv`` with the new latents.
+        """
+        raise NotImplementedError
+
+    def attend_latents(self, q, kv, rank: int, scores: Scores) -> jax.Array:
+        """Attention to latents as to keys and values of one KV head.
+
+        Args:
+          q: ``[B, T, N, Ck + Hr]``, queries times the maps of keys of their heads, and their rotated parts.
+          kv: the latents of this layer, those of the new tokens among them.
+          rank: Ck.
+          scores: what products of queries and keys are multiplied by.
+
+        Returns:
+          weighted sums of latents ``[B, T, N, Ck]``.
+        """
+        raise NotImplementedError
+
+    def expands(self, q, kv, maps: HeadMaps) -> bool:
+        """Whether attention with latents is to use ``attend_expanded``, with the same arguments, and not
+        ``attend_latents``."""
+        return False
+
+    def attend_expanded(self, q, kv, maps: HeadMaps, scores: Scores) -> jax.Array:
+        """Attention to keys and values of all heads, computed from latents.
+
+        Args:
+          q: ``[B, T, N, Hn + Hr]``, the last Hr numbers rotated.
+          kv: the latents of this layer, those of the new tokens among them.
+          maps: from latents to keys and values.
+          scores: what products of queries and keys are multiplied by.
+
+        Returns:
+          weighted sums of values ``[B, T, N, Hv]``.
+        """
+        raise NotImplementedError
+
+    def rotate_and_write(self, qkv, rotation: Rotation | None, kv, num_kv_heads: int):
+        """The rotated queries ``[B, T, N, H]``, and ``kv`` with the rotated keys and the values; arguments as in
+        ``extend``."""
+        N = qkv.shape[2] - 2 * num_kv_heads
+        q, k, v = jnp.split(qkv, [N, N + num_kv_heads], axis=2)
+        return rotated(q, rotation), self.write(kv, rotated(k, rotation), v)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PagedView(View):
+    """Keeps keys and values in a pool of pages.
+
+    Attributes:
+      table: int32 ``[B, M]``, the pages of each row in the order of its text, padded with the null page.
+      positions: int32 ``[B, T]``, the cache slot of each token. The slots of a row's valid tokens are consecutive.
+      valid: bool ``[B, T]``, whether a token counts. One that does not is written nowhere, and its output means nothing.
+      shared: whether several rows may be parts of one text, which share pages. Then no row may attend before all rows
+        have written.
+      expand: whether attention with latents may compute keys and values of all heads. Then the rows' texts have no more
+        pages than ``jspec.pallas.mla.prefill.room``.
+    """
+
+    table: jax.Array
+    positions: jax.Array
+    valid: jax.Array
+    shared: bool = dataclasses.field(default=False, metadata={"static": True})
+    expand: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    keeps_latents = True
+
+    def write(self, kv: LayerKV, k, v) -> LayerKV:
+        """Scatter k and v ``[B, T, G, H]`` into their pages. Tokens that are invalid or past the table are dropped."""
+        pages, page_size = kv.k.shape[1:3]
+        index = self.positions // page_size
+        inside = (self.positions >= 0) & (index < self.table.shape[1])
+        page = jnp.take_along_axis(self.table, jnp.clip(index, 0, self.table.shape[1] - 1), axis=1)
+        page = jnp.where(self.valid & inside & (page != NULL_PAGE), page, pages)  # ``pages`` is out of range: dropped
+        slot = self.positions % page_size
+
+        def put(pool, new):
+            new = jnp.moveaxis(new, 2, 0).astype(pool.dtype)  # [G, B, T, H], small
+            return pool.at[:, page, slot].set(new, mode="drop")
+
+        return LayerKV(put(kv.k, k), None if kv.v is None else put(kv.v, v))
+
+    def attend(self, q, kv: LayerKV, window: int | None, scores: Scores = PLAIN) -> jax.Array:
+        """Attention of each query in ``[B, T, N, H]`` over its row's slots up to the query's position; the same shape."""
+        return prefill_attention(q, kv.k, kv.v, self.table, self.positions, self.valid, window, scores)
+
+    def keep_latents(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv: LayerKV):
+        """As ``View.keep_latents``. On an NVIDIA GPU it is one kernel."""
+
+        def composed(view, compressed, query_weight, latent_weight, rotation, kv):
+            q, latents = kept_latents(compressed, query_weight, latent_weight, eps, rotation)
+            return q, view.write(kv, latents[:, :, None], None)
+
+        def kernel(view, compressed, query_weight, latent_weight, rotation, kv):
+            where = view.table, view.positions, view.valid
+            q, pool = keep_latents_kernel(compressed, query_weight, latent_weight, eps, rotation, kv.k, *where)
+            return q, LayerKV(pool, None)
+
+        args = self, compressed, query_weight, latent_weight, rotation, kv
+        known = has_latent_kernel(compressed, kv.k, latent_weight.shape[0])
+        return by_platform(kernel, composed, *args) if known else composed(*args)
+
+    def attend_latents(self, q, kv: LayerKV, rank: int, scores: Scores) -> jax.Array:
+        """As ``View.attend_latents``."""
+        return latent_attention(q, kv.k, self.table, self.positions, self.valid, rank, scores)
+
+    def expands(self, q, kv: LayerKV, maps: HeadMaps) -> bool:
+        """As ``View.expands``: on Hopper GPUs, for many query tokens of sizes that their kernel knows."""
+        return self.expand and on_hopper() and has_expanded_kernel(q, kv.k, self.table, maps)
+
+    def attend_expanded(self, q, kv: LayerKV, maps: HeadMaps, scores: Scores) -> jax.Array:
+        """As ``View.attend_expanded``."""
+        return expanded_attention(q, kv.k, self.table, self.positions, self.valid, maps, scores)
+
+    def rotate_and_write(self, qkv, rotation: Rotation | None, kv: LayerKV, num_kv_heads: int):
+        """As ``View.rotate_and_write``. On an NVIDIA GPU it is one kernel."""
+        composed = functools.partial(View.rotate_and_write, num_kv_heads=num_kv_heads)
+        if not has_kernel(qkv, kv.k):
+            return composed(self, qkv, rotation, kv)
+
+        def kernel(view, qkv, rotation, kv):
+            q, *kv = rotate_and_write_kernel(qkv, rotation, *kv, view.table, view.positions, view.valid)
+            return q, LayerKV(*kv)
+
+        return by_platform(kernel, composed, self, qkv, rotation, kv)
+
+    def extend(
+        self,
+        qkv,
+        rotation: Rotation | None,
+        kv: LayerKV,
+        num_kv_heads: int,
+        window: int | None,
+        scores: Scores = PLAIN,
+    ):
+        """As ``View.extend``. On an NVIDIA GPU one kernel does all of it, where each row has few tokens and pages of its
+        own. In that kernel a row attends to what other rows have written before the call, and may miss what they write
+        in it."""
+        composed = functools.partial(View.extend, num_kv_heads=num_kv_heads, window=window, scores=scores)
+        if self.shared or not has_extend_kernel(qkv, kv.k):
+            return composed(self, qkv, rotation, kv)
+
+        def kernel(view, qkv, rotation, kv):
+            where = view.table, view.positions, view.valid
+            out, *kv = extend_kernel(qkv, rotation, *kv, *where, window, scores)
+            return out, LayerKV(*kv)
+
+        return by_platform(kernel, composed, self, qkv, rotation, kv)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class CausalView(View):
+    """Causal attention among the T tokens of the call. Nothing is cached: for whole texts and for training."""
+
+    positions: jax.Array  # int32 [B, T]
+
+    def write(self, kv, k, v) -> LayerKV:
+        del kv
+        return LayerKV(jnp.moveaxis(k, 2, 0), jnp.moveaxis(v, 2, 0))  # [G, B, T, H]
+
+    def attend(self, q, kv: LayerKV, window: int | None, scores: Scores = PLAIN) -> jax.Array:
+        slots = jnp.arange(q.shape[1], dtype=jnp.int32)
+        mask = causal_mask(jnp.broadcast_to(slots[None], q.shape[:2]), slots, window)
+        return grouped_attention(q, kv.k, kv.v, mask, scores)

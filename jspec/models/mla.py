@@ -1,0 +1,111 @@
+"""Multi-head latent attention (DeepSeek-V2, 2024), computed from latents or from keys and values of every head.
+
+The key of head n at a token is ``[keys[n] @ latent | rotated key]``, its value ``values[n] @ latent``. Its score with a
+query ``[q | rotated query]`` is therefore ``(q @ keys[n]) @ latent + rotated query @ rotated key``. With a cache, ``q @
+keys[n]`` is computed once for a query, and all heads attend to the same latents as if these were keys and values of a single
+KV head; the weighted sum of latents then becomes one of values. Without a cache, and in prefill passes on some GPUs, keys
+and values of all heads are computed, because there are half as many products for each pair of a query and a key.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jspec.config import ModelConfig, Shards
+from jspec.config.param_specs import in_eight_bits
+from jspec.config.sharding import axis_of
+from jspec.models.layers import Linear, Norm, rotation_at
+from jspec.pallas.attention.reference import Scores, rotated
+from jspec.pallas.mla.absorb_queries import latent_queries
+from jspec.pallas.mla.norm_rope_write_kv import kept_latents
+from jspec.pallas.mla.up_project import HeadMaps
+
+
+class LatentAttention(nnx.Module):
+    """Attention over latents; see ``jspec.config.Latent`` for the letters.
+
+    Attributes:
+      compress: the linear maps to the vector of queries ``[Cq, D]``, or to the queries themselves ``[N H, D]``, and to the
+        latent and the key that is rotated ``[Ck + Hr, D]``, one after the other.
+      query_norm, queries: what leads from the vector of queries to queries, a norm and ``[N H, Cq]``; or None.
+      latent_norm: the norm of latents.
+      keys: ``[N Hn, Ck]``, from a latent to the unrotated parts of all keys.
+      values: ``[N Hv, Ck]``, from a latent to all values.
+      out: ``[D, N Hv]``.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int, *, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
+        del layer  # all layers are alike
+        latent = config.latent
+        assert latent is not None
+        N, H, D, Cq = config.num_heads, config.head_dim, config.hidden_size, latent.query_rank
+        self.num_heads, self.head_dim, self.latent, self.rope = N, H, latent, config.rope
+        self.scores = Scores(H**-0.5 if config.attention_scale is None else config.attention_scale)
+        linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
+        self.compress = linear(D, (Cq or N * H) + latent.cached, bias=config.qkv_bias)
+        self.query_norm = None if Cq is None else Norm(Cq, latent.norm_eps, dtype=dtype)
+        self.queries = None if Cq is None else linear(Cq, N * H)
+        self.latent_norm = Norm(latent.rank, latent.norm_eps, dtype=dtype)
+        of_heads = functools.partial(linear, quantization=in_eight_bits(config.quantization))
+        self.keys = of_heads(latent.rank, N * (H - latent.rotated))
+        self.values = of_heads(latent.rank, N * latent.value_dim)
+        self.out = linear(N * latent.value_dim, D, bias=config.output_bias, over=axis_of(shards), in_parts=True)
+
+    def __call__(self, x, positions, kv, view):
+        rotation = rotation_at(positions, self.rope, self.latent.rotated)
+        attend = self._from_latents if view.keeps_latents else self._from_heads
+        attended, kv = attend(self.compress(x), rotation, kv, view)
+        return self.out(attended.reshape(*x.shape[:2], -1)), kv
+
+    def _from_latents(self, compressed, rotation, kv, view):
+        """Attention ``[B, T, N, Hv]`` over latents that ``view`` keeps, and ``kv`` with the new ones."""
+        q, kv = view.keep_latents(compressed, *self._norms, rotation, kv)
+        q = self._queries(q)
+        maps = HeadMaps(*self._by_head(self.keys), *self._by_head(self.values))
+        if view.expands(q, kv, maps):
+            return view.attend_expanded(self._rotated(q, rotation), kv, maps, self.scores), kv
+        q = latent_queries(q, maps.keys, maps.key_scale, rotation)
+        return self._times_values(view.attend_latents(q, kv, self.latent.rank, self.scores)), kv
+
+    def _from_heads(self, compressed, rotation, kv, view):
+        """The same over keys and values of all heads."""
+        q, latents = kept_latents(compressed, *self._norms, rotation)
+        latents, shared = jnp.split(latents, [self.latent.rank], axis=-1)
+        q, key = self._queries(q), shared[:, :, None]
+        B, T, N, _ = q.shape
+        k = self.keys(latents).reshape(B, T, N, -1)
+        k = jnp.concatenate([k, jnp.broadcast_to(key, (B, T, N, key.shape[-1]))], axis=-1)
+        kv = view.write(kv, k, self.values(latents).reshape(B, T, N, -1))
+        return view.attend(self._rotated(q, rotation), kv, None, self.scores), kv
+
+    @property
+    def _norms(self) -> tuple[jax.Array | None, jax.Array, float]:
+        """The weights of the norms of vectors of queries and of latents, and their epsilon."""
+        query = None if self.query_norm is None else self.query_norm.weight[...]
+        return query, self.latent_norm.weight[...], self.latent_norm.eps
+
+    def _queries(self, vectors):
+        """The queries ``[B, T, N, Hn + Hr]``, of which the last Hr numbers are to be rotated."""
+        q = vectors if self.queries is None else self.queries(vectors)
+        return q.reshape(*vectors.shape[:2], self.num_heads, self.head_dim)
+
+    def _rotated(self, q, rotation):
+        """The queries with their last Hr numbers rotated."""
+        q, turning = jnp.split(q, [self.head_dim - self.latent.rotated], axis=-1)
+        return jnp.concatenate([q, rotated(turning, rotation)], axis=-1)
+
+    def _times_values(self, attended) -> jax.Array:
+        """Sums of latents ``[B, T, N, Ck]`` times the map of values of their head: ``[B, T, N, Hv]``."""
+        (weight, scale), dtype = self._by_head(self.values), attended.dtype
+        precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+        product = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
+        sums = product("btnc,nhc->btnh", attended, weight.astype(dtype))
+        return (sums if scale is None else sums * scale[None, None]).astype(dtype)
+
+    def _by_head(self, linear: Linear):
+        """The weight ``[N, n, Ck]`` of a linear map to n numbers of every head, and its scales ``[N, n]`` or None."""
+        N, weight = self.num_heads, linear.weight[...]
+        scale = None if linear.scale is None else linear.scale[...].reshape(N, -1)
+        return weight.reshape(N, -1, weight.shape[-1]), scale

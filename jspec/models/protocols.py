@@ -1,0 +1,168 @@
+"""The protocols that the engine, the drafters and training expect of a model.
+
+Any object with the methods of a protocol can take the model's place. Shapes use the letters of ``jspec.config``: B rows,
+T tokens in a row, D width, V vocabulary, L layers, G key/value heads, H head dimension. E is the size of a feature.
+
+A *cache* holds one ``LayerKV`` for each layer (``jspec.models.kv_cache``). With a ``PagedView`` these are pools of
+pages, with a ``CausalView`` the keys and values of the call's own tokens.
+"""
+
+from typing import Any, Protocol, Self
+
+import jax
+
+from jspec.config import ModelConfig
+from jspec.config.heads import Eagle3Config, EagleConfig, MTPConfig
+from jspec.models.kv_cache import CacheShape, View
+
+
+class LanguageModel(Protocol):
+    """A causal language model that reads tokens through a view. A draft model needs no more than this."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """The architecture. Drafters and engine read ``vocab_size``, ``max_position`` and ``eos_token_ids`` only."""
+        ...
+
+    def __call__(self, tokens, positions, cache, view: View) -> tuple[jax.Array, Any]:
+        """Read T new tokens of each row.
+
+        Args:
+          tokens: int32 ``[B, T]``.
+          positions: int32 ``[B, T]``, the absolute position of each token.
+          cache: the keys and values that ``view`` keeps, one entry for each layer.
+          view: decides where keys and values are written and what the tokens attend to.
+
+        Returns:
+          hidden states after the final norm ``[B, T, D]``, and the cache with the new keys and values.
+        """
+        ...
+
+    def logits(self, hidden) -> jax.Array:
+        """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution. Of a draft
+        model with a draft vocabulary they are ``[..., Vd]``."""
+        ...
+
+    def cache_shape(self) -> CacheShape:
+        """What is cached for a token."""
+        ...
+
+
+class Target(LanguageModel, Protocol):
+    """A language model that draft heads can draft for.
+
+    It also returns auxiliary hidden states, and it lends its embedding and its output head.
+    """
+
+    def embed(self, tokens) -> jax.Array:
+        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``."""
+        ...
+
+    def with_auxiliary(
+        self, tokens, positions, cache, view: View, aux_layers: tuple[int, ...]
+    ) -> tuple[jax.Array, jax.Array, Any]:
+        """Read tokens as ``__call__`` does, and also return auxiliary hidden states.
+
+        Args:
+          tokens, positions, cache, view: as for ``__call__``.
+          aux_layers: which residual streams to return: k is the one after k layers, so 0 is the embeddings and L is the
+            input of the final norm.
+
+        Returns:
+          hidden states after the final norm ``[B, T, D]``, features ``[B, T, E]``, and the cache. The features are the
+          chosen residual streams side by side. If ``aux_layers`` is ``()``, they are the hidden states.
+        """
+        ...
+
+    def feature_size(self, aux_layers: tuple[int, ...]) -> int:
+        """E, the size of the features that ``with_auxiliary`` returns for ``aux_layers``."""
+        ...
+
+    def before_head(self, hidden) -> jax.Array:
+        """What the output head reads of hidden states ``[..., D]``."""
+        ...
+
+    def scaled_logits(self, products) -> jax.Array:
+        """Logits ``[..., V]`` from the products of ``before_head`` and the output weight, in their dtype."""
+        ...
+
+    @property
+    def output_weight(self) -> jax.Array:
+        """The weight ``[V, D]`` of the output head as it is stored. A tied output head is the embedding."""
+        ...
+
+    @property
+    def output_scale(self) -> jax.Array | None:
+        """The scale of each output channel of a quantised ``output_weight``, float32 ``[V]``, or None."""
+        ...
+
+    @property
+    def output_norm(self) -> jax.Array:
+        """What the final norm multiplies by, ``[D]``."""
+        ...
+
+
+class DraftHead(Protocol):
+    """A draft head made of decoder layers, whose slot i reads feature i and token i + 1: EAGLE, EAGLE-3, P-EAGLE and MTP.
+
+    hidden, cache = head(head.embed(tokens, target), head.fuse(features), positions, cache, view)
+    logits = head.logits(hidden, target)             # slot i has the logits of token i + 2
+    features = head.recycle(hidden)                  # the features that slot i + 1 reads; they need no ``fuse``
+    """
+
+    @property
+    def config(self) -> EagleConfig | Eagle3Config | MTPConfig:
+        """The config of the draft head, with that of its decoder layers."""
+        ...
+
+    def embed(self, tokens, target: Target) -> jax.Array:
+        """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, by the draft head's own embedding or the target's."""
+        ...
+
+    def fuse(self, features) -> jax.Array:
+        """Turn features of the target ``[..., E]`` into the features ``[..., D]`` that the layers read."""
+        ...
+
+    def __call__(self, embedded, features, positions, cache, view: View) -> tuple[jax.Array, Any]:
+        """Read T slots of each row.
+
+        Args:
+          embedded: ``[B, T, D]``, the embedding of the token after each slot.
+          features: ``[B, T, D]``, the feature of each slot, fused.
+          positions: int32 ``[B, T]``, the slots.
+          cache, view: as for ``LanguageModel``.
+
+        Returns:
+          the hidden state of each slot ``[B, T, D]``, and the cache with the new keys and values.
+        """
+        ...
+
+    def logits(self, hidden, target: Target) -> jax.Array:
+        """``[..., D] -> [..., Vd]``, over the draft vocabulary: all V tokens if ``config.reduced`` is False."""
+        ...
+
+    def recycle(self, hidden) -> jax.Array:
+        """Turn hidden states ``[B, T, D]`` into the fused features ``[B, T, D]`` of the next slots."""
+        ...
+
+    def prepare(self) -> Self:
+        """Compute once what does not depend on a request, before serving; returns the draft head that serves."""
+        ...
+
+    def cache_shape(self) -> CacheShape:
+        """What is cached for a slot."""
+        ...
+
+
+class MaskedHead(DraftHead, Protocol):
+    """A draft head that drafts through mask slots: P-EAGLE, once ``prepare`` was called."""
+
+    @property
+    def config(self) -> Eagle3Config:
+        """The config of the draft head, with the token that mask slots read."""
+        ...
+
+    @property
+    def mask_feature(self) -> Any:
+        """The fused feature of mask slots, a parameter ``[D]``. None before ``prepare`` and without mask slots."""
+        ...

@@ -1,0 +1,104 @@
+"""Weights of eight bits, int8 or fp8 numbers ``[out, in]`` with one float32 scale for each output channel, or of four bits.
+
+Output channel o of the weight W stands for ``scale[o] * weight[o]``. Quantisation is symmetric, as in W8A16 checkpoints:
+the largest magnitude of an output channel becomes 127 (int8) or 448 (fp8). Those of four bits (``int4``) have scales of
+groups of inputs, see ``jspec.quantization.int4``. Activations are not quantised, but for drafters in int8
+(``jspec.models.w8a8``).
+"""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+from flax import nnx
+
+from jspec.config.param_specs import GROUP, four_bit_groups
+from jspec.pallas.matmul import quantize_activations
+from jspec.quantization import int4
+
+STORED = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn), "int4": int4.STORED}
+SCALES = {"int8": np.dtype(np.float32), "fp8": np.dtype(np.float32), "int4": int4.SCALE}
+LARGEST = {"int8": quantize_activations.LARGEST, "fp8": 448}  # the largest magnitude that is used
+_BLOCK = 2**20  # weights that are converted at a time, so that their float32 copies stay in a CPU's cache
+
+
+def quantize(weight: np.ndarray, quantization: str) -> tuple[np.ndarray, np.ndarray]:
+    """The quantised weight ``[out, in]``, rounded to nearest even, and its scales, float32 ``[out]``.
+
+    With ``int4``: what ``four_bits.quantize`` returns.
+
+    Args:
+      weight: ``[out, in]``, finite, of any float dtype.
+      quantization: ``int8``, ``fp8`` (float8_e4m3fn) or ``int4``.
+    """
+    if quantization == "int4":
+        return int4.quantize(weight)
+    largest, step = np.float32(LARGEST[quantization]), max(1, _BLOCK // weight.shape[1])
+    rounded = np.empty(weight.shape, STORED[quantization])
+    scale = np.empty(len(weight), np.float32)
+    for start in range(0, len(weight), step):
+        channels = slice(start, start + step)
+        block = weight[channels].astype(np.float32)
+        scale[channels] = _scale(np.abs(block).max(axis=1), largest)
+        block = np.clip(block / scale[channels, None], -largest, largest)
+        rounded[channels] = np.rint(block) if quantization == "int8" else block
+    return rounded, scale
+
+
+def _scale(peak: np.ndarray, largest: np.float32) -> np.ndarray:
+    """Scales, float32 ``[out]``, from the largest magnitude of each output channel.
+
+    An output channel of zeros gets 1, and so does one whose scale would be subnormal, which a GPU may flush to zero.
+    """
+    scale = peak / largest
+    return np.where(scale < np.finfo(np.float32).tiny, np.float32(1), scale)
+
+
+def quantized_shapes(shape: tuple[int, ...], quantization: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of the two arrays in which a weight ``shape`` = (out, in) is stored: the weight's and the scales'."""
+    if quantization != "int4":
+        return shape, shape[:1]
+    groups = four_bit_groups(shape[1])
+    return (shape[0], groups * GROUP // 2), (shape[0], groups)
+
+
+def dequantized(weight: np.ndarray, scale: np.ndarray, inputs: int) -> np.ndarray:
+    """What quantised output channels with their scales stand for, float32 ``[out, inputs]``; both as they are stored."""
+    if weight.dtype == int4.STORED:
+        return int4.unpacked(weight, scale, inputs)
+    return weight.astype(np.float32) * scale[:, None]
+
+
+def wide(weight, scale, inputs: int) -> jax.Array:
+    """Weights in float32 ``[..., inputs]``, multiplied by their scales if they are quantised.
+
+    Args:
+      weight: whole output channels, or tokens of an embedding, as stored: ``[..., inputs]``, or packed in four bits.
+      scale: float32 ``[...]``, one scale for each of them, or those of their groups. None if they are not quantised.
+      inputs: how many numbers each of them has.
+    """
+    if weight.dtype == int4.STORED:
+        return int4.unpacked(weight, scale, inputs)
+    weight = weight.astype(jnp.float32)
+    return weight if scale is None else weight * scale[..., None]
+
+
+def random_weight(key, shape: tuple[int, int], std: float, dtype, quantization: str | None):
+    """A weight of normal numbers and its scales, as params. The scales are None without quantisation.
+
+    Args:
+      key: the PRNG key.
+      shape: (out, in).
+      std: standard deviation of the numbers, once they are multiplied by their scales.
+      dtype: of a weight that is not quantised.
+      quantization: ``int8``, ``fp8``, ``int4`` or None.
+    """
+    if quantization is None:
+        return nnx.Param(std * jax.random.normal(key, shape, dtype)), None
+    if quantization == "int4":
+        return tuple(nnx.Param(array) for array in int4.random_codes(key, shape, std))
+    largest = LARGEST[quantization]
+    numbers = jnp.clip(jax.random.normal(key, shape) * largest / 4, -largest, largest)
+    numbers = jnp.round(numbers) if quantization == "int8" else numbers
+    scale = jnp.full(shape[0], 4 * std / largest, jnp.float32)
+    return nnx.Param(numbers.astype(STORED[quantization])), nnx.Param(scale)

@@ -1,0 +1,179 @@
+"""Modules whose arrays lie on the devices of a mesh: split into shards, or the same on every device.
+
+A module of shards has the structure of one shard, and arrays that are those of all shards side by side. It is called
+inside of ``jax.shard_map``, where every device sees the arrays of its own shard. Outside of that it only says what it is."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jspec.config import ModelConfig, Shards
+from jspec.config.param_specs import GATE_UPS, Axis
+from jspec.config.sharding import SPLIT, Split
+from jspec.models.decoder import Decoder
+from jspec.models.params import DTYPES, abstract_params, named_leaves, require_params, stored_parts
+
+
+def mesh_of(count: int, axis: str) -> Mesh:
+    """A mesh of the first ``count`` devices along one axis.
+
+    Raises:
+      ValueError: there are fewer devices.
+    """
+    devices = jax.devices()
+    if len(devices) < count:
+        raise ValueError(
+            f"tensor_parallel={count}: expected at most {len(devices)}, the number of devices that JAX sees"
+        )
+    if jax.process_count() > 1 and count != len(devices):
+        raise ValueError(
+            f"tensor_parallel={count}: expected {len(devices)}, the number of devices of all {jax.process_count()} processes"
+        )
+    return Mesh(np.array(devices[:count]), (axis,))
+
+
+def build_shards(
+    config: ModelConfig, params: Mapping[str, jax.typing.ArrayLike], dtype: str, shards: Shards, mesh: Mesh
+) -> Decoder:
+    """The module of ``config`` in shards on the devices of ``mesh``.
+
+    Each device is sent its own parts, one array after another. So one array at a time is in host memory if ``params`` reads
+    them when they are asked for, and of each the part of one device if it reads parts (``stored_parts``).
+
+    Args:
+      config: the architecture.
+      params, dtype: as for ``jspec.models.params.build``.
+      shards: how many shards, along which axis of the mesh.
+      mesh: of one axis.
+
+    Raises:
+      ValueError: as for ``build``, or the model cannot be split so.
+    """
+    require_params(config, params, dtype)
+    splits, dimensions = shards.splits(config), config.dimensions
+    whole = abstract_params(config, dtype)
+
+    def filled(name: str, leaf) -> jax.Array:
+        split, places = splits[name], leaf.sharding.addressable_devices_indices_map(leaf.shape)
+        numbers = {device: _shard_of(index, leaf.shape, split, shards) for device, index in places.items()}
+        own = sorted(set(numbers.values()))
+        indices = {shard: indices_of(whole[name].shape, split, dimensions, shards, shard) for shard in own}
+        read = stored_parts(params, name, leaf.dtype, [index for shard in own for index in indices[shard]])
+        size, arrays = leaf.sharding.shard_shape(leaf.shape), []
+        for shard in own:
+            part = _joined(read, len(indices[shard]), size, leaf.dtype)
+            arrays += [jax.device_put(part, device) for device, number in numbers.items() if number == shard]
+            del part  # before the next one is read
+        return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays)
+
+    return with_leaves(abstract_shards(config, shards, mesh, dtype), filled)
+
+
+def abstract_shards(config: ModelConfig, shards: Shards, mesh: Mesh, dtype: str = "bfloat16") -> Decoder:
+    """The same module with shapes in place of arrays, which say how the arrays lie on the devices."""
+    splits = shards.splits(config)
+
+    def placed(name: str, leaf) -> jax.ShapeDtypeStruct:
+        axis = splits[name].axis
+        shape = tuple(n * (shards.count if i == axis else 1) for i, n in enumerate(leaf.shape))
+        spec = PartitionSpec(*(shards.axis if i == axis else None for i in range(leaf.ndim)))
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
+
+    one = nnx.eval_shape(lambda: Decoder(config, shards=shards, dtype=DTYPES[dtype], rngs=nnx.Rngs(0)))
+    return with_leaves(one, placed)
+
+
+def with_leaves(module: Decoder, make: Callable[[str, Any], Any]) -> Decoder:
+    """The module with ``make(name, leaf)`` in place of each of its arrays, or of their shapes."""
+    graph, state = nnx.split(module)
+    leaves, tree = named_leaves(state)
+    return nnx.merge(graph, jax.tree.unflatten(tree, [make(name, leaf) for name, leaf in leaves]))
+
+
+def on_every_device(model: Any, mesh: Mesh) -> Any:
+    """A module, or any pytree that acts as one, with all of its arrays on each device of ``mesh``."""
+    sharding = NamedSharding(mesh, PartitionSpec())
+
+    def placed(tree):
+        if not mesh.is_multi_process:
+            return jax.device_put(tree, sharding)
+        here = lambda x: jax.make_array_from_callback(x.shape, sharding, np.asarray(x).__getitem__)  # noqa: E731
+        return jax.tree.map(here, tree)
+
+    if not isinstance(model, nnx.Module):
+        return placed(model)
+    graph, state = nnx.split(model)
+    return nnx.merge(graph, placed(state))
+
+
+def _shard_of(index: Any, shape: tuple[int, ...], split: Split, shards: Shards) -> int:
+    """The number of the shard that has a part of an array of all shards, or 0 if they all have all of it."""
+    return 0 if split.axis is None else (index[split.axis].start or 0) * shards.count // shape[split.axis]
+
+
+def _joined(parts: Iterator[np.ndarray], count: int, shape: tuple[int, ...], dtype) -> np.ndarray:
+    """The next ``count`` parts one after the other along axis 0, with zeros behind them up to a shape."""
+    if count == 1:
+        whole = next(parts)
+        if whole.shape != shape:
+            whole = np.pad(whole, [(0, size - found) for size, found in zip(shape, whole.shape, strict=True)])
+        return whole.astype(dtype, copy=False)
+    whole, rows = np.zeros(shape, dtype), 0
+    for part in itertools.islice(parts, count):
+        whole[rows : rows + len(part)] = part
+        rows += len(part)
+        del part  # before the next one is read
+    return whole
+
+
+def indices_of(
+    shape: tuple[int, ...], split: Split, dimensions: Mapping[str, int], shards: Shards, shard: int
+) -> list[tuple[slice, ...]]:
+    """Which parts of an array a shard has, one after the other along axis 0. Behind them a shard of the vocabulary may have
+    padding.
+
+    Args:
+      shape: of the whole array.
+      split: how it is split.
+      dimensions: of the model's config.
+      shards: of the model.
+      shard: the number of the shard, from 0.
+    """
+    if split.axis is None:
+        return [()]
+    if not split.by_tensor:
+        return [(slice(None),) * split.axis + (_block(0, shape[split.axis], shards, shard),)]
+    found, start = [], 0
+    parameter = split.parameter
+    for axis, length in zip(parameter.tensors.values(), parameter.tensor_lengths(dimensions), strict=True):
+        found += [(rows,) for rows in _rows_of_outputs(start, length, axis, dimensions, shards, shard)]
+        start += length
+    return found
+
+
+def _rows_of_outputs(
+    start: int, length: int, axis: Axis, dimensions: Mapping[str, int], shards: Shards, shard: int
+) -> list[slice]:
+    """What a shard has of the outputs of one tensor, which are rows ``start .. start + length - 1``."""
+    n, G, stop = shards.count, dimensions["G"], start + length
+    if axis == GATE_UPS:  # of each expert the rows of gate, then those of up
+        size = dimensions["Fe"]
+        return [_block(first, size, shards, shard) for first in range(start, stop, size)]
+    if axis.name == "vocab":
+        rows = shards.vocabulary(dimensions["V"])
+        return [slice(min(start + shard * rows, stop), min(start + (shard + 1) * rows, stop))]
+    if axis.name == "kv" and n > G:  # shards whose attention heads share a KV head have it each
+        size, head = length // G, shard * G // n
+        return [slice(start + head * size, start + (head + 1) * size)]
+    return [_block(start, length, shards, shard) if axis.name in SPLIT else slice(start, stop)]
+
+
+def _block(start: int, length: int, shards: Shards, shard: int) -> slice:
+    """A shard's part of the places ``start .. start + length - 1``, of which all have as many."""
+    size = length // shards.count
+    return slice(start + shard * size, start + (shard + 1) * size)

@@ -1,0 +1,130 @@
+"""Attention over the pages of the KV cache, which reads the live slots of each row and nothing else.
+
+The T query tokens of a row times the R attention heads of one KV head make one matrix, so keys and values are read once
+for all of them (Ainslie et al., 2023). The live slots of a row are dealt to several programs, whose partial softmaxes
+are merged afterwards (Dao et al., 2023), so even a single row keeps a whole GPU busy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from jspec.pallas.attention.flash import (
+    SMALLEST,
+    TILINGS,
+    Plan,
+    Queries,
+    Tiling,
+    attend_pages,
+    each,
+    rows,
+    run,
+    store,
+    tile_loader,
+)
+from jspec.pallas.attention.reference import PLAIN, Scores, causal_mask, grouped_attention
+from jspec.pallas.dispatch import by_platform
+
+_LARGEST_HEAD = 256
+
+
+def paged_attention(
+    q, k_pool, v_pool, table, positions, valid, window: int | None, scores: Scores = PLAIN
+) -> jax.Array:
+    """``paged_attention_reference``, and on an NVIDIA GPU the kernel, which reads live slots only.
+
+    The kernel is for bfloat16 and float32, and for head dimensions that are powers of two in 16..256. Any other model
+    runs the reference implementation, on a GPU as well.
+    """
+    kernel, reference = (
+        functools.partial(f, window=window, scores=scores) for f in (paged_attention_kernel, paged_attention_reference)
+    )
+    args = q, k_pool, v_pool, table, positions, valid
+    return by_platform(kernel, reference, *args) if has_kernel(q, k_pool) else reference(*args)
+
+
+def paged_attention_reference(
+    q, k_pool, v_pool, table, positions, valid, window: int | None, scores: Scores = PLAIN
+) -> jax.Array:
+    """Attention of T query tokens per row over the slots of the row's pages, up to the query token's own slot.
+
+    Args:
+      q: ``[B, T, N, H]``.
+      k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of q.
+      table: int32 ``[B, M]``, the pages of each row in order. Past the newest valid query token it may hold anything.
+      positions: int32 ``[B, T]``, the slot of each query token, which is on the table if the query token is valid.
+      valid: bool ``[B, T]``; the attention of an invalid query token means nothing. Slots past a row's newest valid
+        query token may hold anything, NaN included.
+      window: None, or W: a query token sees W slots, its own included.
+      scores: what becomes of products of queries and keys, and the sinks of the attention heads.
+
+    Returns:
+      ``[B, T, N, H]`` in the dtype of q.
+    """
+    return attend_slots(q, gather_pages(k_pool, table), gather_pages(v_pool, table), positions, valid, window, scores)
+
+
+def attend_slots(q, k, v, positions, valid, window: int | None, scores: Scores) -> jax.Array:
+    """``paged_attention_reference`` over keys ``[G, B, S, H]`` and values ``[G, B, S, Hv]`` that were gathered from pages:
+    ``[B, T, N, Hv]``."""
+    slots = jnp.arange(k.shape[2], dtype=jnp.int32)
+    # Slots past the newest query token may hold stale numbers of an earlier owner, NaN included, and 0 x NaN is NaN.
+    newest = jnp.max(jnp.where(valid, positions, -1), axis=1, keepdims=True)
+    known = slots[None] <= newest  # [B, S]
+    v = jnp.where(known[None, :, :, None], v, jnp.zeros((), v.dtype))
+    return grouped_attention(q, k, v, causal_mask(positions, slots, window), scores)
+
+
+def gather_pages(pool, table) -> jax.Array:
+    """All slots of each row: ``[G, pages, P, H]``, int32 ``[B, M] -> [G, B, M P, H]``."""
+    G, _, P, H = pool.shape
+    B, M = table.shape
+    return pool[:, table].reshape(G, B, M * P, H)
+
+
+def has_kernel(q, pool) -> bool:
+    """Whether the kernels know queries and pools like these."""
+    H = q.shape[-1]
+    head = pl.next_power_of_2(H) == H and SMALLEST <= H <= _LARGEST_HEAD
+    return head and q.dtype == pool.dtype and q.dtype in TILINGS
+
+
+def last_slots(table, positions, valid, page_size: int):
+    """The last slot that each query token sees, int32 ``[B, T]``; -1 if it is invalid or has no page."""
+    return jnp.where(valid & (positions < table.shape[1] * page_size), positions, -1)
+
+
+@functools.partial(jax.jit, static_argnames=("window", "tiling", "interpret"))  # layers share one trace
+def paged_attention_kernel(
+    q,
+    k_pool,
+    v_pool,
+    table,
+    positions,
+    valid,
+    window: int | None,
+    scores: Scores = PLAIN,
+    *,
+    tiling: Tiling | None = None,
+    interpret=False,
+):
+    """``paged_attention_reference`` as a kernel; the attention of an invalid query token is 0."""
+    (B, T, N, H), (G, pages, P, _) = q.shape, k_pool.shape
+    tiling = tiling or TILINGS[q.dtype]
+    plan = Plan.of(B, T, N, k_pool, table, window, scores, tiling)
+    pools = (pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool))
+    last = last_slots(table, positions, valid, P)
+    args = q.reshape(B, T * N, H), *pools, table, last, scores.sinks
+    (out,) = run(_attend_split, plan, args, last, q.dtype, tiling, interpret=interpret)
+    return out
+
+
+def _attend_split(q_ref, k_ref, v_ref, table_ref, last_ref, sinks_ref, *out_refs, plan: Plan):
+    queries = Queries.of(plan, last_ref)
+    at = rows(queries.among(plan.N, plan.R), plan.H)
+    q = pltriton.load(q_ref.at[queries.b, *at], mask=each(queries.real, plan.H), other=0.0)
+    load = tile_loader(k_ref, v_ref, queries.g, plan.H)
+    softmax = attend_pages((q,), queries, jnp.max(queries.last), load, table_ref, sinks_ref, plan)
+    store(softmax, queries, plan, *out_refs)

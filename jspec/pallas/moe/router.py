@@ -1,0 +1,99 @@
+"""``route_reference`` as kernels: one for few tokens (``jspec.pallas.moe.router_small_batch``), and two for any
+number."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from jspec.pallas.dispatch import by_platform
+from jspec.pallas.moe.router_reference import Routed, Routing, route_reference
+from jspec.pallas.moe.router_small_batch import MOST_TOKENS, choose_experts, route_few_kernel
+from jspec.pallas.triton import block_ids, block_size, kernel_call
+
+_BLOCK = 4096  # assignments that a program looks at together
+
+
+def route(logits, bias, routing: Routing) -> Routed:
+    """``route_reference``, and on an NVIDIA GPU the kernels."""
+    kernel, reference = (functools.partial(f, routing=routing) for f in (route_kernel, route_reference))
+    return by_platform(kernel, reference, logits, bias)
+
+
+def route_kernel(logits, bias, routing: Routing, *, interpret=False) -> Routed:
+    """``route_reference`` as one or two kernels."""
+    M, X = logits.shape
+    if M <= MOST_TOKENS:
+        return route_few_kernel(logits, bias, routing, interpret=interpret)
+    expert, weight = choose_kernel(logits, bias, routing, interpret=interpret)
+    return Routed(expert, weight, *group_kernel(expert, X + routing.shared, interpret=interpret))
+
+
+@functools.partial(jax.jit, static_argnames=("routing", "interpret"))  # layers share one trace
+def choose_kernel(logits, bias, routing: Routing, *, interpret=False) -> tuple[jax.Array, jax.Array]:
+    """``choose_reference`` as a kernel; each of its programs has one token."""
+    shape = logits.shape[0], routing.each
+    expert, weight = kernel_call(
+        _choose,
+        logits,
+        bias,
+        grid=(shape[0],),
+        out_shape=[jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)],
+        num_warps=1,
+        interpret=interpret,
+        routing=routing,
+    )
+    return expert, weight
+
+
+def _choose(logits_ref, bias_ref, expert_ref, weight_ref, *, routing: Routing):
+    token = jnp.full(1, pl.program_id(0), jnp.int32)
+    choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing)
+
+
+@functools.partial(jax.jit, static_argnames=("num_experts", "interpret"))
+def group_kernel(expert, num_experts: int, *, interpret=False) -> tuple[jax.Array, jax.Array]:
+    """``group_reference`` as a kernel; each of its programs has one expert, and looks at all assignments."""
+    A = expert.size
+    size = block_size(A, _BLOCK)
+    shapes = [jax.ShapeDtypeStruct((n,), jnp.int32) for n in (num_experts, A)]
+    sizes, order = kernel_call(
+        _group,
+        expert.reshape(A),
+        grid=(num_experts,),
+        out_shape=shapes,
+        num_warps=4 if size <= 1024 else 8,
+        interpret=interpret,
+        size=size,
+    )
+    return sizes, order
+
+
+def _group(expert_ref, count_ref, order_ref, *, size: int):
+    e, A = pl.program_id(0), expert_ref.shape[0]
+    nobody = count_ref.shape[0]  # stands behind the last assignment
+
+    def load(block):
+        ids = block_ids(block, size)
+        return ids, pltriton.load(expert_ref.at[ids], mask=ids < A, other=nobody)
+
+    def look(block, found):  # each thread counts on its own
+        _, expert = load(block)
+        earlier, mine = found
+        return earlier + (expert < e).astype(jnp.int32), mine + (expert == e).astype(jnp.int32)
+
+    def place(block, at):
+        ids, expert = load(block)
+        mine = (expert == e).astype(jnp.int32)
+        rank = jnp.cumsum(mine)  # 1 for the first
+        # An interpreted kernel writes masked elements back as they were, which must not be where others are written.
+        to = jnp.where(mine == 1, at + rank - 1, A)
+        pltriton.store(order_ref.at[to], ids, mask=mine == 1)
+        return at + jnp.sum(mine)
+
+    blocks, none = pl.cdiv(A, size), jnp.zeros(size, jnp.int32)
+    earlier, mine = jax.lax.fori_loop(0, blocks, look, (none, none))
+    count_ref[e] = jnp.sum(mine)
+    jax.lax.fori_loop(0, blocks, place, jnp.sum(earlier))

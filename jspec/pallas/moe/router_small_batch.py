@@ -1,0 +1,124 @@
+"""Routing of few tokens in one launch: a single program chooses the experts of all tokens and puts the tokens in order."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as pltriton
+
+from jspec.pallas.moe.router_reference import TINY, Routed, Routing
+from jspec.pallas.triton import kernel_call
+
+MOST_TOKENS = 4  # for more, two kernels are faster: a single program chooses for one token after the other
+
+
+@functools.partial(jax.jit, static_argnames=("routing", "interpret"))  # layers share one trace
+def route_few_kernel(logits, bias, routing: Routing, *, interpret=False) -> Routed:
+    """``route_reference`` as a kernel, for at most ``MOST_TOKENS`` tokens."""
+    M, X = logits.shape
+    assert M <= MOST_TOKENS, M
+    Y, shared = routing.each, routing.shared
+    shapes = ((M, Y), jnp.int32), ((M, Y), jnp.float32), ((X + shared,), jnp.int32), ((M * Y,), jnp.int32)
+    return Routed(
+        *kernel_call(
+            _route_few,
+            logits,
+            bias,
+            grid=(1,),
+            out_shape=[jax.ShapeDtypeStruct(*shape) for shape in shapes],
+            num_warps=4,
+            interpret=interpret,
+            routing=routing,
+        )
+    )
+
+
+def _route_few(logits_ref, bias_ref, expert_ref, weight_ref, sizes_ref, order_ref, *, routing: Routing):
+    (M, Y), X = expert_ref.shape, sizes_ref.shape[0]
+    token, ids = (jnp.arange(pl.next_power_of_2(n), dtype=jnp.int32) for n in (M, X))
+    here = token < M
+    experts = choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing)
+    experts = [jnp.where(here, expert, X) for expert in experts]  # X stands behind the last expert
+
+    everyone = jnp.broadcast_to(ids[None, :], (token.shape[0], ids.shape[0]))
+    sizes = jnp.sum(sum((expert[:, None] == everyone).astype(jnp.int32) for expert in experts), axis=0)
+    pltriton.store(sizes_ref.at[ids], sizes, mask=ids < X)
+    # An assignment stands behind those of earlier experts, and behind the earlier ones of its own expert. A token has an
+    # expert twice only if its logits are no numbers.
+    earlier, not_later = (compare(token[None, :], token[:, None]) for compare in (jnp.less, jnp.less_equal))
+    for c, expert in enumerate(experts):
+        before = jnp.zeros(earlier.shape, jnp.int32)
+        for other_c, other in enumerate(experts):
+            same = (other[None, :] == expert[:, None]) & (not_later if other_c < c else earlier)
+            before += ((other[None, :] < expert[:, None]) | same).astype(jnp.int32)
+        # An interpreted kernel writes masked elements back as they were, which must not be where others are written.
+        place = jnp.where(here, jnp.sum(before, axis=1), M * Y)
+        pltriton.store(order_ref.at[place], token * Y + c, mask=here)
+
+
+def choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing: Routing) -> list[jax.Array]:
+    """In a kernel: write the experts of some tokens and their weights.
+
+    Args:
+      token: int32 ``[m]``, a power of two of them; those past the last token are none.
+      logits_ref, bias_ref, routing: as ``route_reference`` has them.
+      expert_ref, weight_ref: of ``Routed``.
+
+    Returns:
+      the Y experts of each token, int32 ``[m]`` each.
+    """
+    M, X = logits_ref.shape
+    real, shape = token < M, (token.shape[0], pl.next_power_of_2(X))
+    row, ids = jnp.broadcast_to(token[:, None], shape), jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+    logits = pltriton.load(logits_ref.at[row, ids], mask=real[:, None] & (ids < X), other=-jnp.inf)
+    probability = jax.nn.sigmoid(logits) if routing.scores == "sigmoid" else None
+    choice = logits if probability is None else jnp.where(ids < X, probability, -jnp.inf)
+    if bias_ref is not None:
+        choice += pltriton.load(bias_ref.at[ids], mask=ids < X, other=0.0).astype(jnp.float32)
+    left = choice if routing.groups == 1 else jnp.where(_in_best_groups(choice, ids, X, routing), choice, -jnp.inf)
+    experts, found = [], []
+    for _ in range(routing.chosen):
+        best = jnp.max(left, axis=1)
+        expert = jnp.min(jnp.where(left == best[:, None], ids, X), axis=1)
+        expert = jnp.minimum(expert, X - 1)  # no id is there if a logit is NaN
+        experts.append(expert)
+        found.append(best)
+        left = jnp.where(ids == expert[:, None], -jnp.inf, left)
+
+    if probability is None:
+        weights = [jnp.exp(best - found[0]) for best in found]
+        total = jnp.sum(jnp.exp(choice - found[0][:, None]), axis=1)
+    else:
+        weights = [jnp.sum(jnp.where(ids == expert[:, None], probability, 0.0), axis=1) for expert in experts]
+        total = None
+    if routing.renormalise:
+        total = functools.reduce(jnp.add, weights) + (0.0 if probability is None else TINY)
+    weights = [(weight if total is None else weight / total) * routing.scale for weight in weights]
+    # The maxima above drop a NaN. One of integers does not.
+    broken = jnp.max((choice != choice).astype(jnp.int32), axis=1) > 0
+    weights = [jnp.where(broken, jnp.nan, weight) for weight in weights]
+    experts += [jnp.full(token.shape, X + i, jnp.int32) for i in range(routing.shared)]
+    weights += [jnp.ones(token.shape, jnp.float32)] * routing.shared
+    for c, (expert, weight) in enumerate(zip(experts, weights, strict=True)):
+        at = token, jnp.full(token.shape, c, jnp.int32)
+        pltriton.store(expert_ref.at[at], expert, mask=real)
+        pltriton.store(weight_ref.at[at], weight, mask=real)
+    return experts
+
+
+def _in_best_groups(choice, ids, X: int, routing: Routing):
+    """In a kernel: which experts each token may choose, bool of the shape of ``choice`` and ``ids``."""
+    group, sums = ids // (X // routing.groups), []
+    for g in range(routing.groups):
+        mine = jnp.where(group == g, choice, -jnp.inf)
+        first = jnp.max(mine, axis=1)
+        at = jnp.min(jnp.where(mine == first[:, None], ids, X), axis=1)
+        sums.append(first + jnp.max(jnp.where(ids == at[:, None], -jnp.inf, mine), axis=1))
+    allowed = jnp.zeros(choice.shape, bool)
+    for g, mine in enumerate(sums):
+        # Equal groups with lower numbers go first.
+        ahead = [(other >= mine if h < g else other > mine).astype(jnp.int32) for h, other in enumerate(sums) if h != g]
+        beaten = functools.reduce(jnp.add, ahead)
+        allowed |= (group == g) & (beaten < routing.chosen_groups)[:, None]
+    return allowed

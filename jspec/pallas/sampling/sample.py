@@ -1,0 +1,172 @@
+"""From logits to distributions and tokens: temperature, threshold, log-normaliser, and one draw from every distribution."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from jspec.pallas.dispatch import by_platform
+from jspec.pallas.sampling.gumbel_max import best_of, group_words, gumbel_block, pick_reference
+from jspec.pallas.sampling.top_k_top_p import ROW_WARPS, row_folder, threshold_if_any, threshold_of_row
+from jspec.pallas.sampling.warped_logits import (
+    WarpedLogits,
+    group_size,
+    in_groups,
+    load_groups,
+    num_groups,
+    store_groups,
+)
+from jspec.pallas.triton import LOG2_E, block_ids, exp, exp2, kernel_call, load_block
+
+_GROUPS = 4  # groups that one program sums
+_WARPS = 4
+
+
+def draw(logits, temperature, top_k, top_p, min_p, key_data=None):
+    """``draw_reference``, and on an NVIDIA GPU the kernel, which takes the same decisions."""
+    return by_platform(draw_kernel, draw_reference, logits, temperature, top_k, top_p, min_p, key_data)
+
+
+def draw_reference(logits, temperature, top_k, top_p, min_p, key_data=None):
+    """J distributions for each of B rows, under the settings of the row's request, and a token of each.
+
+    Args:
+      logits: ``[B, J, V]``, float32 or bfloat16, as stored.
+      temperature: float32 ``[B]``; 0 is greedy, and a greedy request has no filters.
+      top_k, top_p, min_p: int32, float32 and float32 ``[B]``, as in ``threshold_reference``.
+      key_data: uint32 ``[B, J, 2]``, Threefry keys; None draws nothing.
+
+    Returns:
+      The tokens, int32 ``[B, J]``. A greedy request gets the likeliest token, the lowest id among equals, and any other
+      request gets -1 if nothing is drawn. And the distributions, ``WarpedLogits``, whose lse is NaN or infinite where
+      the logits make no distribution.
+    """
+    B, J, V = logits.shape
+    greedy = temperature == 0
+    by_request = (
+        _scale(temperature),
+        jnp.where(greedy, 0, top_k),
+        jnp.where(greedy, 1.0, top_p),
+        jnp.where(greedy, 0.0, min_p),
+    )
+    scale, *filters = (jnp.broadcast_to(x[:, None], (B, J)).reshape(B * J) for x in by_request)
+    flat = logits.reshape(B * J, V)
+    threshold = threshold_if_any(flat, scale, *filters)
+    log_weight, log_mass, lse = weigh(flat, scale, threshold)
+    drawn = -1 if key_data is None else pick_reference(log_mass, log_weight, key_data.reshape(B * J, 2))
+    token = jnp.where(jnp.repeat(greedy, J), jnp.argmax(log_weight, axis=-1).astype(jnp.int32), drawn)
+    return token.reshape(B, J), WarpedLogits(logits, *(x.reshape(B, J) for x in (scale, threshold, lse)))
+
+
+def weigh(logits, scale, threshold):
+    """What a token of each of R distributions is drawn by, float32.
+
+    Returns:
+      the log weights of tokens ``[R, V]``, those of groups ``[R, groups]``, and lse ``[R]``.
+    """
+    z = logits.astype(jnp.float32)
+    scaled = z * scale[:, None]
+    cut = z < threshold[:, None]  # False for NaN, so that a NaN reaches the sum
+    log_weight = jnp.where(cut, -jnp.inf, scaled)
+    peak = jnp.max(in_groups(scaled), axis=-1)
+    shift = jnp.where(peak > -jnp.inf, peak, 0.0)  # a group may well be -inf everywhere, a distribution may not
+    total = jnp.sum(jnp.exp(in_groups(log_weight) - shift[..., None]), axis=-1)
+    top = jnp.max(peak, axis=-1)
+    lse = top + jnp.log(jnp.sum(total * jnp.exp(peak - top[:, None]), axis=-1))
+    return log_weight, peak + jnp.log(total), lse
+
+
+def draw_kernel(logits, temperature, top_k, top_p, min_p, key_data=None, *, interpret=False):
+    """``draw_reference`` as two kernels: one weighs the groups of every distribution, the other draws from them.
+
+    Where tokens are cut, the second kernel reads the logits again, because it has to search the threshold.
+    """
+    B, J, V = logits.shape
+    groups, size = num_groups(V), group_size(V)
+    of_groups = [jax.ShapeDtypeStruct((B, J, groups), jnp.float32)] * 2
+    of_rows = lambda dtype: jax.ShapeDtypeStruct((B, J), dtype)  # noqa: E731
+    peak, total = kernel_call(
+        _weigh_groups,
+        *(logits, temperature),
+        grid=(B, J, pl.cdiv(groups, _GROUPS)),
+        out_shape=of_groups,
+        num_warps=_WARPS,
+        interpret=interpret,
+        shape=(_GROUPS, size),
+    )
+    token, *distribution = kernel_call(
+        _finish_row,
+        *(logits, temperature, top_k, top_p, min_p, peak, total, *(() if key_data is None else (key_data,))),
+        grid=(B, J),
+        out_shape=[of_rows(jnp.int32), *[of_rows(jnp.float32)] * 3],
+        num_warps=ROW_WARPS,
+        interpret=interpret,
+        size=size,
+    )
+    return token, WarpedLogits(logits, *distribution)
+
+
+def _scale(temperature):
+    return 1.0 / jnp.where(temperature == 0, 1.0, temperature)
+
+
+def _weigh_groups(logits_ref, temperature_ref, peak_ref, total_ref, *, shape):
+    at, block = (pl.program_id(0), pl.program_id(1)), pl.program_id(2)
+    ids = block_ids(block, shape[0] * shape[1])
+    z = load_block(logits_ref, at, block, ids, logits_ref.shape[2]).astype(jnp.float32).reshape(shape)
+    peak, scale = jnp.max(z, axis=1), _scale(temperature_ref[at[0]])
+    shift = jnp.where(peak > -jnp.inf, peak, 0.0)
+    store_groups(peak_ref, at, block, peak * scale)
+    store_groups(total_ref, at, block, jnp.sum(exp2((z - shift[:, None]) * (scale * LOG2_E)), axis=1))
+
+
+def _finish_row(logits_ref, temperature_ref, top_k_ref, top_p_ref, min_p_ref, peak_ref, total_ref, *refs, size):
+    *key_refs, token_ref, scale_ref, threshold_ref, lse_ref = refs
+    at = b, _ = pl.program_id(0), pl.program_id(1)
+    V = logits_ref.shape[2]
+    temperature, top_k, top_p, min_p = temperature_ref[b], top_k_ref[b], top_p_ref[b], min_p_ref[b]
+    noisy, scale = temperature > 0, _scale(temperature)
+    cuts = noisy & (((top_k > 0) & (top_k < V)) | (top_p < 1) | (min_p > 0))
+    peaks, groups = load_groups(peak_ref, at, other=-jnp.inf)
+    totals, _ = load_groups(total_ref, at, other=0.0)
+    peak = jnp.max(peaks)
+
+    def cut():
+        floor = threshold_of_row(logits_ref, at, scale, top_k, top_p, min_p)
+        return floor, _totals_above(floor, logits_ref, at, scale, peak, size)
+
+    floor, totals = jax.lax.cond(cuts, cut, lambda: (scale, totals))  # a branch that returns a literal does not lower
+    floor, shifts = jnp.where(cuts, floor, -jnp.inf), jnp.where(cuts, peak, peaks)
+    scale_ref[at], threshold_ref[at] = scale, floor
+    lse_ref[at] = peak + jnp.log(jnp.sum(totals * jnp.exp(shifts - peak)))
+
+    def pick(noise, rank):
+        _, group = best_of(rank, groups, peak_ref.shape[2])
+        ids = block_ids(group, size)
+        z = load_block(logits_ref, at, group, ids, V).astype(jnp.float32)
+        score = jnp.where(z < floor, -jnp.inf, z * scale) + noise(ids.astype(jnp.uint32))
+        return best_of(score, ids, V)[1]
+
+    def draw_one():
+        noise = functools.partial(gumbel_block, key_refs[0], at)
+        return pick(noise, shifts + jnp.log(totals) + noise(group_words(groups)))
+
+    def likeliest():
+        return pick(jnp.zeros_like, peaks)
+
+    token_ref[at] = jax.lax.cond(noisy, draw_one if key_refs else lambda: jnp.minimum(b, 0) - 1, likeliest)
+
+
+def _totals_above(floor, logits_ref, at, scale, peak, size: int):
+    """What the groups of distribution ``at`` weigh, relative to its peak, when tokens below ``floor`` are cut."""
+    fold, block_width = row_folder(logits_ref, at)
+    shape = pl.next_power_of_2(pl.cdiv(logits_ref.shape[2], block_width)), block_width // size
+
+    def add(totals, z, block):
+        weight = jnp.where(z < floor, 0.0, exp(z * scale - peak))
+        of_block = jnp.sum(weight.reshape(shape[1], size), axis=1)
+        here = jnp.arange(shape[0], dtype=jnp.int32)[:, None] == block
+        return jnp.where(here, of_block[None], totals)
+
+    return fold(add, jnp.zeros(shape, jnp.float32)).reshape(shape[0] * shape[1])

@@ -1,0 +1,60 @@
+"""Who may ask, and whose cached prompts a request may find."""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Sequence
+
+from starlette.types import Scope
+
+from jspec._validation import require
+from jspec.serving.openai.errors import ApiError
+
+ENVIRONMENT = "JSPEC_API_KEY"
+
+
+class Keys:
+    """The API keys of a server. A client sends one as ``Authorization: Bearer KEY``.
+
+    The keys themselves are not kept, only their digests under a secret that is drawn anew at every start.
+
+    Args:
+      keys: any of them will do; with none, everybody may ask.
+
+    Raises:
+      ValueError: a key is empty, or has characters that no header can have.
+    """
+
+    def __init__(self, keys: Sequence[str] = ()):
+        for key in keys:
+            ok = isinstance(key, str) and key.isascii() and key.isprintable() and key.strip() == key != ""
+            require(ok, "api_key", "(hidden)", "printable ASCII characters without spaces around them")
+        self._secret = secrets.token_bytes(32)
+        self._digests = [self._digest(key.encode()) for key in keys]
+
+    def tenant(self, scope: Scope) -> bytes:
+        """The digest of the key that a request came with; empty if no key is needed.
+
+        Comparing takes the same time whatever the key is, and however many there are.
+
+        Raises:
+          ApiError: 401.
+        """
+        if not self._digests:
+            return b""
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = header.partition(b" ")
+        digest, known = self._digest(key.strip()), False
+        for other in self._digests:
+            known |= hmac.compare_digest(digest, other)
+        if scheme.lower() != b"bearer" or not known:
+            message = "no API key, or a wrong one: expected the header Authorization: Bearer KEY"
+            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        return digest
+
+    def salt(self, tenant: bytes, cache_salt: str | None) -> str:
+        """The salt of the prefix cache: requests share cached pages if both the key and ``cache_salt`` are the same."""
+        return self._digest(tenant + (cache_salt or "").encode(), b"salt").hex() if tenant or cache_salt else ""
+
+    def _digest(self, value: bytes, use: bytes = b"key") -> bytes:
+        return hmac.digest(self._secret, use + b"\0" + value, hashlib.sha256)

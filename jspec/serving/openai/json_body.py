@@ -1,0 +1,114 @@
+"""The JSON of a request's body, read within limits and without the liberties that Python's parser takes."""
+
+import functools
+import json
+import math
+from typing import Any
+
+from starlette.requests import Request
+
+from jspec.serving.openai.errors import ApiError, shown, wrong
+from jspec.serving.openai.limits import Limits
+from jspec.serving.openai.request_body import read_body
+from jspec.serving.openai.service import Service
+
+BIG = 2**15  # bytes; a larger body is parsed in another thread, so that others do not wait
+LARGEST = 2**64  # of an integer; no field takes more
+
+
+async def read_object(service: Service, request: Request) -> dict[str, Any]:
+    """The object that is a request's body.
+
+    Raises:
+      ApiError: 408, 413 or 415, or 400 with what is wrong.
+      ClientDisconnect: the client left before the body had arrived.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # which no web page can send without being allowed to
+        raise ApiError(415, f"Content-Type is {shown(kind)}: expected application/json")
+    body = await read_body(request, limits := service.limits)
+    if len(body) > BIG:
+        return await service.prepare(functools.partial(parse_object, body, limits))
+    return parse_object(body, limits)
+
+
+def parse_object(body: bytes, limits: Limits) -> dict[str, Any]:
+    """The object that ``body`` is, in UTF-8.
+
+    Raises:
+      ApiError: it is no JSON object, or has something that JSON does not: NaN, Infinity, one name twice, half a
+        character. Numbers beyond what a float holds and too deep values are refused as well.
+    """
+    try:
+        value = json.loads(
+            body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_float
+        )
+    except ApiError:
+        raise
+    except UnicodeDecodeError:
+        raise ApiError(400, "the body is not UTF-8") from None
+    except RecursionError:
+        raise ApiError(400, f"the body is nested too deeply: expected at most {limits.max_json_depth} levels") from None
+    except ValueError as error:
+        raise ApiError(400, f"the body is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ApiError(400, f"the body is {shown(value)}: expected a JSON object")
+    for name, field in value.items():
+        _check(name, name, limits)
+        _check(name, field, limits)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen = set()
+        name = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ApiError(400, f"{shown(name)} is given twice in one object", param=name if _is_text(name) else None)
+    return found
+
+
+def _refuse_constant(name: str):
+    raise ApiError(400, f"the body has {name}, which is no JSON")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ApiError(400, f"the body has the number {shown(text)}: expected at most 1.8e308")
+    return value
+
+
+def _check(field: str, value: Any, limits: Limits):
+    """Look at everything in the value of a field."""
+    param = field if _is_text(field) else None
+    level, depth = [value], 1
+    while level:
+        if depth > limits.max_json_depth:
+            message = f"{shown(field)} is nested too deeply: expected at most {limits.max_json_depth} levels"
+            raise ApiError(400, message, param)
+        inner: list[Any] = []
+        for item in level:
+            if type(item) is int:
+                if not -LARGEST < item < LARGEST:
+                    raise wrong(field, item, "integers of at most 64 bits")
+            elif type(item) is str:
+                if not _is_text(item):
+                    raise ApiError(400, f"{shown(field)} has half of a surrogate pair, which is no character", param)
+            elif type(item) is list:
+                inner += item
+            elif type(item) is dict:
+                inner += item
+                inner += item.values()
+        level, depth = inner, depth + 1
+
+
+def _is_text(value: str) -> bool:
+    """Whether UTF-8 can hold it."""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

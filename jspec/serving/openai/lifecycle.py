@@ -1,0 +1,141 @@
+"""The process of a server: it serves, and ends when it is told to, without cutting answers off."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import socket
+import sys
+from collections.abc import Callable, Iterator
+
+from jspec.serving.openai.app import make_app
+from jspec.serving.openai.http_server import (
+    LAST_WORDS,
+    MAX_HEADER_BYTES,
+    TICK,
+    Server,
+    address_of,
+    make_server,
+    signalled,
+)
+from jspec.serving.openai.service import Service
+from jspec.serving.supervisor.link import Link
+from jspec.serving.supervisor.messages import Ready
+from jspec.serving.supervisor.private import Private
+
+log = logging.getLogger("jspec.serve")
+
+
+def run(
+    service: Service,
+    bound: socket.socket,
+    *,
+    shutdown_timeout: float,
+    log_level: str = "info",
+    certificate: tuple[str, str] | None = None,
+):
+    """Serve until SIGTERM or SIGINT.
+
+    Then ``/health`` says 503, new requests are refused with 503, and those that are being answered have so many seconds to
+    end; after that, or at a second signal, they are given up.
+
+    Args:
+      service: what is served.
+      bound: where to listen, of ``http_server.listener``.
+      shutdown_timeout: seconds that answers have to end.
+      log_level: how much uvicorn logs, ``info`` for example.
+      certificate: the files of a certificate and of its key, for HTTPS.
+    """
+    server = make_server(
+        make_app(service),
+        max_header_seconds=service.limits.max_header_seconds,
+        log_level=log_level,
+        certificate=certificate,
+    )
+    where = address_of(bound, certificate)
+
+    def started():
+        print(f"jspec serve: {', '.join(service.names)} at {where}", file=sys.stderr, flush=True)
+
+    async def serve():
+        with signalled() as stops:
+            await _serve(server, service, bound, shutdown_timeout, stops, started)
+
+    with _frozen_heap():
+        asyncio.run(serve())
+
+
+def run_privately(service: Service, bound: socket.socket, link: Link, *, shutdown_timeout: float, log_level: str):
+    """Serve the keeper of this process alone, until it says that this is to end; then as ``run`` does.
+
+    Args:
+      service: what is served.
+      bound: where to listen.
+      link: to the keeper.
+      shutdown_timeout: seconds that answers have to end.
+      log_level: how much uvicorn logs.
+    """
+    server = make_server(
+        Private(make_app(service), link.task.token),
+        max_header_seconds=service.limits.max_header_seconds,
+        log_level=log_level,
+        max_header_bytes=2 * MAX_HEADER_BYTES,  # the keeper adds a header to those that it lets through
+        access_log=False,  # the keeper has one
+    )
+
+    async def serve():
+        with link.answering() as stops:
+            await _serve(server, service, bound, shutdown_timeout, stops, lambda: link.say(Ready(address_of(bound))))
+
+    with _frozen_heap():
+        asyncio.run(serve())
+
+
+@contextlib.contextmanager
+def _frozen_heap() -> Iterator[None]:
+    """Have the garbage collector pass over the objects that exist now: modules, the vocabulary, the programs.
+
+    There are so many that one look at all of them stopped the threads of an 8B server for 0.6 seconds."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+async def _serve(
+    server: Server,
+    service: Service,
+    bound: socket.socket,
+    shutdown_timeout: float,
+    stops: "asyncio.Queue[int]",
+    started: Callable[[], None],
+):
+    serving = asyncio.ensure_future(server.serve([bound]))
+    try:
+        while not (server.started or serving.done()):
+            await asyncio.sleep(TICK)
+        if not serving.done():
+            started()
+        stopping = asyncio.ensure_future(stops.get())
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        await _drain(service, stops, shutdown_timeout)
+        server.should_exit = True
+        await serving
+    finally:
+        await service.engine.close()
+
+
+async def _drain(service: Service, stops: "asyncio.Queue[int]", seconds: float):
+    """Refuse new requests, and let those end that are being answered; after so many seconds, give them up."""
+    service.draining = True
+    log.info("no new requests are taken; %d are being answered", service.in_flight)
+    deadline = asyncio.get_running_loop().time() + seconds
+    while service.in_flight and stops.empty() and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(TICK)
+    await service.engine.close()  # whoever is left gets a last delta, which says that it was given up
+    deadline = asyncio.get_running_loop().time() + LAST_WORDS
+    while service.in_flight and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(TICK)

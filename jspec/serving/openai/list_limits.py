@@ -1,0 +1,60 @@
+"""How many entries a field of a request may have. It is looked at before any entry is: clients send millions."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from jspec.serving.openai.errors import ApiError
+from jspec.serving.openai.limits import Limits
+from jspec.text.detokenizer import COUNTED_CONTEXTS
+
+MAX_NAMES = 64  # in an object whose names are known to the server
+
+# Field -> the field of ``Limits`` that says how many entries it may have.
+_LIMITS = {
+    "messages": "max_messages",
+    "tools": "max_tools",
+    "documents": "max_documents",
+    "stop": "max_stop_strings",
+    "stop_token_ids": "max_stop_token_ids",
+    "logit_bias": "max_logit_bias",
+    "bad_words": "max_bad_words",
+}
+_OBJECTS = ("stream_options", "response_format", "structured_outputs", "chat_template_kwargs")
+
+
+class Most(NamedTuple):
+    """How many entries a field may have, and why."""
+
+    entries: int
+    why: str
+
+
+def most_entries(limits: Limits, vocab_size: int, max_len: int) -> dict[str, Most]:
+    """How many entries each field may have that is a list or an object.
+
+    Args:
+      limits: the server's.
+      vocab_size: V of the target.
+      max_len: S, the model's context.
+    """
+    most = {name: Most(getattr(limits, of), f" (--{of.replace('_', '-')})") for name, of in _LIMITS.items()}
+    most["allowed_token_ids"] = Most(vocab_size, ", the tokens of the model's vocabulary")
+    most["tokens"] = Most(COUNTED_CONTEXTS * max_len, f", {COUNTED_CONTEXTS} contexts of the model")
+    return most | dict.fromkeys(_OBJECTS, Most(MAX_NAMES, ""))
+
+
+def require_few(kind: type[BaseModel], given: Mapping[str, Any], most: Mapping[str, Most]):
+    """Refuse lists and objects that have more entries than their field may have.
+
+    Fields of which pydantic looks at no entry, ``prompt`` for example, are left to whoever does.
+
+    Raises:
+      ApiError: 400, with the field's name.
+    """
+    for name, value in given.items():
+        if name in most and name in kind.model_fields and isinstance(value, list | dict):
+            entries, why = most[name]
+            if len(value) > entries:
+                raise ApiError(400, f"{name} has {len(value)} entries: expected at most {entries}{why}", name)

@@ -1,0 +1,43 @@
+"""From the options of ``jspec serve`` to the model that is served."""
+
+import argparse
+import sys
+from collections.abc import Callable
+
+import jspec
+from jspec.commands.model_args import chosen_model
+from jspec.serving.openai.server_settings import Settings
+from jspec.serving.openai.service import TEMPLATE_KWARGS, Service
+from jspec.text.chat_template import read_template
+from jspec.text.grammar.limits import GrammarLimits
+
+
+def load_service(args: argparse.Namespace, settings: Settings) -> Callable[[], Service]:
+    """What loads and compiles a model, and makes a service of it. The options have been looked at by then.
+
+    Raises:
+      ValueError: an option cannot be used; no weight has been read.
+    """
+    model = chosen_model(args)
+    template = None if args.chat_template is None else read_template(args.chat_template)
+
+    def load() -> Service:
+        llm = model.load()
+        if llm.tokenizer is None:
+            print("jspec serve: the target has no tokenizer, so prompts are token ids alone", file=sys.stderr)
+        print("jspec serve: compiling", file=sys.stderr, flush=True)
+        llm.warmup()
+        grammars, limits = llm.engine.frontend.grammars, settings.limits
+        grammars.limits = GrammarLimits(limits.max_grammar_seconds, limits.max_grammar_memory, limits.max_grammar_wait)
+        grammars.start()  # now, and not with the first request
+        return Service(
+            engine=jspec.AsyncEngine(llm),
+            names=args.served_model_name or [args.target],
+            keys=settings.keys,
+            limits=settings.limits,
+            chat_template=template,
+            template_kwargs=TEMPLATE_KWARGS if args.template_kwargs is None else args.template_kwargs,
+            priorities=args.scheduling_policy == "priority",
+        )
+
+    return load

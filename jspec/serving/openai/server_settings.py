@@ -1,0 +1,74 @@
+"""What the options of ``jspec serve`` say of the server itself, whichever model it serves."""
+
+import argparse
+import dataclasses
+import logging
+import os
+
+from jspec._validation import require
+from jspec.serving.openai.auth import ENVIRONMENT, Keys
+from jspec.serving.openai.limits import Limits
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a server is asked, and how it ends.
+
+    Attributes:
+      host, port: where it listens.
+      keys: who may ask.
+      limits: how much one request may ask for.
+      certificate: the files of a certificate and of its key, for HTTPS; None for HTTP.
+      shutdown_timeout: seconds that answers have to end.
+      log_level: how much is logged.
+    """
+
+    host: str
+    port: int
+    keys: Keys
+    limits: Limits
+    certificate: tuple[str, str] | None
+    shutdown_timeout: float
+    log_level: str
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """The settings that options give.
+
+    Raises:
+      ValueError: an option cannot be used.
+    """
+    seconds = args.shutdown_timeout
+    require(0 <= seconds < 1e6, "shutdown_timeout", seconds, "a number of seconds, at least 0")
+    require(0 <= args.port < 2**16, "port", args.port, "an integer in 0..65535")
+    return Settings(
+        host=args.host,
+        port=args.port,
+        keys=Keys(keys_of(args)),
+        limits=Limits(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Limits)}),
+        certificate=_certificate(args),
+        shutdown_timeout=seconds,
+        log_level=args.log_level,
+    )
+
+
+def keys_of(args: argparse.Namespace) -> list[str]:
+    """The API keys of the options, or of the environment."""
+    from_environment = [os.environ[ENVIRONMENT]] if os.environ.get(ENVIRONMENT) else []
+    return args.api_key or from_environment
+
+
+def log_to_stderr(settings: Settings):
+    """Have the log of jspec printed."""
+    logging.basicConfig(format="%(levelname)s: %(name)s: %(message)s")
+    logging.getLogger("jspec").setLevel(settings.log_level.upper())
+
+
+def _certificate(args: argparse.Namespace) -> tuple[str, str] | None:
+    chain, key = args.ssl_certfile, args.ssl_keyfile
+    require(
+        (chain is None) == (key is None), "ssl_certfile", chain, "both --ssl-certfile and --ssl-keyfile, or neither"
+    )
+    for name, file in (("ssl_certfile", chain), ("ssl_keyfile", key)):
+        require(file is None or os.path.isfile(file), name, file, "a file")
+    return None if chain is None else (chain, key)

@@ -1,0 +1,64 @@
+"""``jspec serve`` where several processes run the target: this process keeps one of them, or with Ray all."""
+
+import argparse
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from jspec.commands.model_args import RAY, group_of
+from jspec.serving.openai.server_settings import Settings, keys_of, log_to_stderr
+from jspec.serving.supervisor.messages import Task
+from jspec.serving.supervisor.public import Public
+from jspec.serving.supervisor.supervisor import Keeper
+from jspec.serving.supervisor.worker_process import Child, Started
+
+LOOPBACK = "127.0.0.1"
+
+
+def keep(args: argparse.Namespace, settings: Settings) -> int:
+    """Keep the group running on this host, until it ends; returns the exit code.
+
+    Raises:
+      ValueError: an option cannot be used.
+    """
+    log_to_stderr(settings)
+    return asyncio.run(_keep(args, settings))
+
+
+async def _keep(args: argparse.Namespace, settings: Settings) -> int:
+    group = group_of(args)
+    assert group is not None
+    make_public = functools.partial(Public, settings, args.served_model_name or [args.target])
+    times = {"shutdown_timeout": settings.shutdown_timeout, "lost_after": args.lost_after}
+    if args.distributed == RAY:
+        return await Keeper(_start_by_ray(args, group), make_public, True, **times).run()
+
+    async def start(token: str) -> Started:
+        return await Child.start(Task(options_of(args), group, LOOPBACK, token), args.lost_after)
+
+    rank = group.get("process_id")
+    return await Keeper(start, make_public, None if rank is None else rank == 0, **times).run()
+
+
+def _start_by_ray(args: argparse.Namespace, group: dict[str, Any]) -> Callable[[str], Awaitable[Started]]:
+    """What starts the members of all hosts.
+
+    Raises:
+      ValueError: Ray is not installed, or the cluster has no such hosts.
+      OSError: the cluster cannot be reached.
+    """
+    from jspec.serving.supervisor.ray_group import RayGroup, hosts_of, nodes_of_cluster
+
+    hosts = hosts_of(args.nnodes, args.tensor_parallel_size or 1, nodes_of_cluster())
+
+    async def start(token: str) -> Started:
+        return await RayGroup.start(hosts, options_of(args), group, token, args.lost_after)
+
+    return start
+
+
+def options_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The options of a member: those of its keeper, with the keys that this has from its environment."""
+    options = {name: value for name, value in vars(args).items() if name not in ("command", "run")}
+    return {**options, "api_key": keys_of(args)}

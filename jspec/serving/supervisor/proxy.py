@@ -1,0 +1,265 @@
+"""The application of a keeper: it passes requests on to its member, and answers while there is none."""
+
+import asyncio
+import contextlib
+import functools
+import io
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any
+
+import aiohttp
+from multidict import CIMultiDict
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive, Scope, Send
+from yarl import URL
+
+from jspec.serving.openai.auth import Keys
+from jspec.serving.openai.errors import ApiError, shown
+from jspec.serving.openai.limits import Limits
+from jspec.serving.openai.paths import OPEN
+from jspec.serving.openai.request_body import read_body
+from jspec.serving.openai.streaming import DONE, event, while_there
+from jspec.serving.supervisor.private import HEADER
+
+log = logging.getLogger("jspec.serve")
+
+RETRY_AFTER = 5  # seconds
+LAST_BYTES = 5.0  # seconds in which what a member has sent before it ended still reaches the client
+CONNECT = 5.0  # seconds within which a member that has said that it is ready takes a connection
+# What concerns one connection, and what the server or the client makes anew for the other one.
+_OWN = {
+    *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
+    *(b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"content-length", b"date", HEADER.encode()),
+}
+
+
+class Lost(Exception):
+    """The member is gone."""
+
+
+class Upstream:
+    """A member that answers.
+
+    Every request has a connection of its own: one that is kept may be closed by the member at the moment in which it is
+    used again, and nobody could tell whether the request had been taken. What asks for completions is never sent twice.
+
+    Args:
+      address: where it listens, ``http://127.0.0.1:12345`` for example.
+      token: what it wants to be shown.
+    """
+
+    def __init__(self, address: str, token: str):
+        self._address, self._token = URL(address), token
+        self._gone = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._count = 0  # of requests under way
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(force_close=True, limit=0),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
+        )
+
+    def ask(self, method: str, path: str, query: str = "", headers: Iterable[tuple[str, str]] = (), body: bytes = b""):
+        """The answer to a request, a context manager. ``path`` and ``query`` are quoted already."""
+        there = self._address
+        url = URL.build(
+            scheme=there.scheme,
+            host=there.host or "",
+            port=there.port,
+            path=path,
+            query_string=query,
+            encoded=True,
+        )
+        shown_headers = CIMultiDict(headers)
+        shown_headers[HEADER] = self._token
+        data = io.BytesIO(body) if body else None  # aiohttp sends that in pieces
+        return self._session.request(method, url, headers=shown_headers, data=data, allow_redirects=False)
+
+    async def while_here(self, work: Coroutine[Any, Any, None]):
+        """Do work that asks this member. When the member is gone, there are ``LAST_BYTES`` for the rest of it.
+
+        Raises:
+          Lost: that was not enough.
+        """
+        working, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._gone.wait())
+        with self._counted():
+            try:
+                await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+                if not working.done():
+                    await asyncio.wait((working,), timeout=LAST_BYTES)
+                if not working.done():
+                    raise Lost
+                working.result()
+            finally:
+                for task in (working, gone):
+                    task.cancel()
+                await asyncio.gather(working, gone, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count a request as under way, whatever ends it; a client that leaves may cancel its own end."""
+        self._count += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._idle.set()
+
+    async def leave(self):
+        """The member is gone: wait until nothing is under way."""
+        self._gone.set()
+        await self._idle.wait()
+        await self.close()
+
+    async def close(self):
+        """Close its connections."""
+        await self._session.close()
+
+
+class Proxy:
+    """An ASGI application that answers as the member does.
+
+    API keys and the limits of headers and bodies are checked here already, before the member hears of a request. A body is
+    read as a whole; of an answer only what is no stream.
+
+    Args:
+      keys: who may ask.
+      limits: of bodies.
+
+    Attributes:
+      upstream: the member that answers; None while there is none.
+      why: what clients are told while there is none.
+    """
+
+    def __init__(self, keys: Keys, limits: Limits):
+        self._keys, self._limits = keys, limits
+        self.upstream: Upstream | None = None
+        self.why = "the server has not started yet"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send):
+        assert scope["type"] == "http", scope["type"]
+        reply = _Reply(send)
+        try:
+            upstream = self._let_in(scope)
+            body = await read_body(Request(scope, receive), self._limits)
+            await while_there(receive, self._answer(upstream, scope, body, reply))
+        except (ClientDisconnect, OSError):  # nobody is there to be answered
+            if not reply.begun:
+                await ApiError(499, "the client left").response()(scope, receive, send)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+        except Exception as error:
+            if reply.begun:
+                raise
+            log.error("a request could not be passed on", exc_info=error)
+            await ApiError(500, "the server failed; its log says why").response()(scope, receive, send)
+
+    def _let_in(self, scope: Scope) -> Upstream:
+        """The member that answers a request.
+
+        Raises:
+          ApiError: 401, 404 or 503.
+        """
+        if scope["path"] not in OPEN:
+            self._keys.tenant(scope)
+        if not scope["raw_path"].startswith(b"/"):  # an address of its own, which is not for this server
+            raise ApiError(404, f"Not Found: {scope['method']} {shown(scope['path'])}")
+        if self.upstream is None:
+            raise self._unavailable()
+        return self.upstream
+
+    def _unavailable(self) -> ApiError:
+        return ApiError(503, self.why, headers={"Retry-After": str(RETRY_AFTER)})
+
+    async def _answer(self, upstream: Upstream, scope: Scope, body: bytes, reply: "_Reply"):
+        """Pass a request on, and its answer back.
+
+        Raises:
+          ApiError: 503; the member was lost before there was anything to pass back.
+        """
+        headers = [(_text(name), _text(value)) for name, value in scope["headers"] if name not in _OWN]
+        path, query = _text(scope["raw_path"]), _text(scope["query_string"])
+        asking = functools.partial(upstream.ask, scope["method"], path, query, headers, body)
+        try:
+            await upstream.while_here(_pass_back(asking, reply))
+        except (Lost, aiohttp.ClientError, OSError, TimeoutError) as error:
+            if isinstance(error, _ClientGone):
+                raise
+            log.info("a request was lost with the member that answered it: %r", error)
+            message = "the request was lost with a process that runs the model: ask again"
+            await reply.fail(ApiError(503, message, headers={"Retry-After": str(RETRY_AFTER)}))
+
+
+class _ClientGone(OSError):
+    """The connection to the client has ended."""
+
+
+class _Reply:
+    """What a client gets.
+
+    Attributes:
+      begun: whether it has got anything.
+    """
+
+    def __init__(self, send: Send):
+        self._send, self.begun = send, False
+        self._tail = b""  # of the events that were sent
+
+    async def start(self, response: aiohttp.ClientResponse, length: int | None = None):
+        """Send the status and the headers."""
+        headers = [(name.lower(), value) for name, value in response.raw_headers if name.lower() not in _OWN]
+        if length is not None:
+            headers.append((b"content-length", b"%d" % length))
+        await self._say({"type": "http.response.start", "status": response.status, "headers": headers})
+
+    async def add(self, data: bytes, more: bool = True):
+        """Send a part of the body; the last one without ``more``."""
+        self._tail = (self._tail + data)[-len(DONE) :]
+        await self._say({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def fail(self, error: ApiError):
+        """End with an error: as a last event of a stream that has begun.
+
+        Raises:
+          ApiError: ``error``; nothing has begun yet.
+        """
+        if not self.begun:
+            raise error
+        await self.add(b"" if self._tail == DONE else event(error.body) + DONE, more=False)
+
+    async def _say(self, message: Message):
+        self.begun = True
+        try:
+            await self._send(message)
+        except OSError as error:
+            raise _ClientGone from error
+
+
+async def _pass_back(asking: Callable[[], Any], reply: _Reply):
+    """Send a member's answer to the client: a stream event by event, anything else as a whole."""
+    async with asking() as response:
+        if response.content_type != "text/event-stream":
+            content = await response.read()  # so that what is lost half-way is no answer, but an error
+            await reply.start(response, None if response.status in (204, 304) else len(content))
+            await reply.add(content, more=False)
+            return
+        await reply.start(response)
+        rest = b""  # the beginning of an event, which nobody could read without its end
+        async for data in response.content.iter_any():
+            events, end, rest = (rest + data).rpartition(b"\n\n")
+            if end:
+                await reply.add(events + end)
+        await reply.add(rest, more=False)
+
+
+def _text(value: bytes) -> str:
+    """A part of a head, so that it is sent on as it came: in UTF-8 where it is that."""
+    with contextlib.suppress(UnicodeDecodeError):
+        return value.decode()
+    return value.decode("latin-1")

@@ -1,0 +1,107 @@
+"""How far one completion has come in its grammar: which tokens may come next, and which ones have to."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jspec.sampling.processors import num_words
+from jspec.text.grammar.matcher import error_of, forced_tokens
+
+
+class GrammarConstraint:
+    """How far one completion has come in its grammar; an ``engine.request.Constraint``.
+
+    Args:
+      matcher: llguidance's, at the beginning.
+      tokens: llguidance's view of the tokenizer, which knows at least V tokens.
+      vocab_size: V of the target.
+      stop_tokens: the tokens that end the request.
+    """
+
+    def __init__(self, matcher: Any, tokens: Any, vocab_size: int, stop_tokens: Sequence[int]):
+        self._matcher, self._tokens = matcher, tokens
+        self._vocab_size, self._stop_tokens = vocab_size, frozenset(stop_tokens)
+        self._flags = np.zeros((1, num_words(tokens.vocab_size)), np.int32)
+        self._count, self._ended = 0, False
+        self._newest: list[int] = []  # tokens of the text
+        self._ahead: Sequence[int] = ()  # tokens that have to come next, as far as they have been found
+
+    def forced(self, most: int) -> list[int]:
+        """The tokens of the text that has to come next, as the tokenizer splits it."""
+        if len(self._ahead) < most:
+            self._ahead = self._forced_tokens()  # perhaps there are more
+        tokens = [*self._ahead[:most]]
+        if not tokens and self._matcher.is_stopped() and self._stop_tokens:
+            tokens = [token for token in self._allowed() if token in self._stop_tokens][:most]
+        return [token for token in tokens if token < self._vocab_size]
+
+    def allow(self, drafts: Sequence[int], flags: np.ndarray):
+        """Take out the tokens that cannot come, at each position up to the first draft that cannot."""
+        advanced, size, ahead = 0, flags.shape[1], self._ahead
+        try:
+            for place, draft in enumerate([*drafts, None]):
+                self._fill()
+                flags[place] = self._flags[0, :size].view(np.uint32)
+                if draft is None or not flags[place, draft // 32] >> np.uint32(draft % 32) & 1:
+                    return
+                if draft in self._stop_tokens:  # whatever is behind it is not emitted
+                    return
+                self._consume(draft)
+                advanced += 1
+                if self._complete():
+                    return
+        finally:
+            del self._newest[len(self._newest) - advanced :]
+            self._ahead = ahead
+            if advanced and not self._matcher.rollback(advanced):
+                raise RuntimeError(f"llguidance cannot go back: {error_of(self._matcher)}")
+
+    def add(self, tokens: Sequence[int]) -> int | None:
+        """Go on with tokens of the completion. Returns how many to keep if it ends with them, else None."""
+        for token in tokens:
+            if self._ended:
+                break
+            self._count += 1
+            if token in self._stop_tokens:
+                self._ended = True
+                continue
+            self._consume(token)
+            self._ended = self._complete()
+        del self._newest[:-1]  # those before cannot be taken back any more
+        return self._count if self._ended else None
+
+    def _complete(self) -> bool:
+        """Whether the text ends here without a token that says so: nothing can follow, and no stop token is expected."""
+        return self._matcher.is_stopped() and not (
+            self._stop_tokens and any(token in self._stop_tokens for token in self._allowed())
+        )
+
+    def _allowed(self) -> list[int]:
+        """The tokens that may come next, where few may."""
+        self._fill()
+        bits = np.unpackbits(self._flags.view(np.uint8), bitorder="little")
+        return np.flatnonzero(bits).tolist()
+
+    def _fill(self):
+        """Set the flags of the tokens that may come next: one, if the text has to go on in one way."""
+        self._ahead = self._ahead or self._forced_tokens()
+        if self._ahead:
+            self._flags[:] = 0
+            self._flags.view(np.uint32)[0, self._ahead[0] // 32] = np.uint32(1) << np.uint32(self._ahead[0] % 32)
+            return
+        from llguidance.numpy import fill_next_token_bitmask
+
+        fill_next_token_bitmask(self._matcher, self._flags, 0)
+        if self._matcher.is_error():
+            raise RuntimeError(f"the grammar cannot be followed: {error_of(self._matcher)}")
+
+    def _forced_tokens(self) -> Sequence[int]:
+        """The tokens of the text that has to come next, as far as they are found at once."""
+        return forced_tokens(self._tokens, self._matcher, self._newest)
+
+    def _consume(self, token: int):
+        if not self._matcher.consume_token(token):
+            raise RuntimeError(f"the grammar does not allow token {token}: {error_of(self._matcher)}")
+        self._newest.append(token)
+        self._ahead = self._ahead[1:] if self._ahead and self._ahead[0] == token else ()

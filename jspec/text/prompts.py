@@ -1,0 +1,101 @@
+"""What callers may pass as prompts: text, token ids, vLLM's dictionaries of either, one or many."""
+
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jspec._validation import is_int
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+_FORMS = "text, token ids, {'prompt': text} or {'prompt_token_ids': ids}"
+
+
+def as_list(prompts: Any) -> tuple[list[Any], bool]:
+    """The prompts in a list, and whether a single prompt was given: text, a flat sequence of ids, or a dictionary.
+
+    Raises:
+      ValueError: what was given is neither a prompt nor an ordered collection of prompts.
+    """
+    if isinstance(prompts, str | Mapping):
+        return [prompts], True
+    if isinstance(prompts, set | frozenset):
+        raise ValueError("prompts is a set, which has no order for the results to follow; give a list")
+    if isinstance(prompts, bytes | bytearray):
+        raise ValueError("prompts is bytes; decode them first, as in prompts.decode('utf-8')")
+    if hasattr(prompts, "ndim"):  # an array. Iterating over one on a device would fetch each number by itself
+        prompts = np.asarray(prompts)
+    if not isinstance(prompts, Iterable) or (isinstance(prompts, np.ndarray) and prompts.ndim == 0):
+        raise ValueError(f"prompts={prompts!r}: expected {_FORMS}, or a list of such")
+    listed = list(prompts)
+    if listed and _is_scalar(listed[0]):
+        return [prompts if isinstance(prompts, np.ndarray) else listed], True
+    return listed, False
+
+
+def _is_scalar(value) -> bool:
+    """Whether ``value`` is a number, so that the sequence that holds it is one prompt's ids."""
+    return not isinstance(value, str) and (isinstance(value, numbers.Number) or getattr(value, "ndim", None) == 0)
+
+
+def text_or_ids(index: int, prompt: Prompt) -> str | Sequence[int]:
+    """What prompt ``index`` says, without the dictionary around it.
+
+    Raises:
+      ValueError: the dictionary holds neither text nor ids, or other things too.
+    """
+    if not isinstance(prompt, Mapping):
+        return prompt
+    keys = list(map(str, prompt))
+    if "role" in keys:
+        raise ValueError(
+            f"prompt {index} is a chat message: call llm.chat(messages), or give llm.chat_prompt(messages), the tokens of "
+            "the conversation, as a prompt"
+        )
+    if "input_ids" in keys:
+        raise ValueError(f"prompt {index} is what a tokenizer returns; give its ['input_ids'] alone")
+    unknown = [key for key in keys if key not in ("prompt", "prompt_token_ids")]
+    if unknown:
+        raise ValueError(f"prompt {index} is a dictionary with {unknown[0]!r}: expected {_FORMS}")
+    ids, text = prompt.get("prompt_token_ids"), prompt.get("prompt")
+    if ids is not None and not isinstance(ids, str | Mapping):
+        return ids  # vLLM lets the text stand beside them
+    if ids is None and isinstance(text, str):
+        return text
+    name, value = ("prompt", text) if ids is None else ("prompt_token_ids", ids)
+    raise ValueError(f"prompt {index} is a dictionary with {name}={value!r}: expected {_FORMS}")
+
+
+def flat_ids(token_ids: Any, what: str, expected: str = "") -> np.ndarray:
+    """Token ids as an array ``[n]`` of integers. It holds Python integers if one of them does not fit in 64 bits.
+
+    Args:
+      token_ids: any flat sequence of integers, or an array.
+      what: what an error message calls them, ``prompt 3`` for example.
+      expected: what else a caller could have given, for the message: ``a string or ``, for example.
+
+    Raises:
+      ValueError: ``token_ids`` is no flat sequence of integers.
+    """
+    try:
+        tokens = np.asarray(token_ids)
+    except (ValueError, TypeError):  # lists of different lengths in a list
+        tokens = np.asarray(None)
+    integers = np.issubdtype(tokens.dtype, np.integer) or tokens.size == 0
+    if tokens.ndim != 1 or not (integers or (tokens.dtype == object and all(map(is_int, tokens)))):
+        raise ValueError(f"{what}: expected {expected}a flat list of integer token ids")
+    return tokens
+
+
+def checked_ids(token_ids: Any, vocab_size: int, what: str, expected: str = "") -> list[int]:
+    """``flat_ids`` as a list of int.
+
+    Raises:
+      ValueError: as for ``flat_ids``, or an id is not in 0 .. vocab_size - 1.
+    """
+    tokens = flat_ids(token_ids, what, expected)
+    for token in tokens[(tokens < 0) | (tokens >= vocab_size)][:1]:
+        raise ValueError(f"{what} has token id {token}: expected 0..{vocab_size - 1}, the target's vocabulary")
+    return tokens.astype(np.int64).tolist()

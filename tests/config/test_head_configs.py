@@ -1,0 +1,234 @@
+"""Configs of draft heads: the values that they refuse, the parameters that they count, the targets that they fit."""
+
+import dataclasses
+import math
+
+import pytest
+from engines import TARGET
+
+from jspec.config import EngineConfig
+from jspec.config.heads import (
+    BlockConfig,
+    Eagle3Config,
+    EagleConfig,
+    MedusaConfig,
+    MLPConfig,
+    MTPConfig,
+    PardConfig,
+    default_aux_layers,
+)
+from jspec.config.param_specs import Declared
+from jspec.loading.memory_budget import budget
+from jspec.models import abstract_params
+
+V, D = TARGET.vocab_size, TARGET.hidden_size
+ONE_LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
+TWO_LAYERS = dataclasses.replace(TARGET, num_layers=2, windows=(), qk_norm=True, qkv_bias=True)
+EAGLE3 = Eagle3Config(ONE_LAYER, 20, D, 3, (1, 2, 3))
+BLOCK = BlockConfig(TWO_LAYERS, V, D, (1, 3), 5, 0, False, (False, False), confidence="hidden")
+HEADS = [
+    EagleConfig(ONE_LAYER),
+    EagleConfig(TWO_LAYERS, fuse_bias=True, own_embedding=True),
+    EAGLE3,
+    Eagle3Config(TWO_LAYERS, V, 24, 2, (0, 3), norm_before_fuse=True, own_embedding=True, mask_token_id=3),
+    Eagle3Config(ONE_LAYER, V, D, 3, (0, 1, 2), norm_each_aux=True, own_head=False),
+    Eagle3Config(ONE_LAYER, 7, D, 0),
+    Eagle3Config(ONE_LAYER, 7, D, norm_before_head=False, fuse_bias=True),
+    PardConfig(TARGET, 5),
+    MLPConfig(V, D, 12, 4),
+    MLPConfig(V, D, 12, 4, tied=True),
+    MLPConfig(V, D, 12, 1, tied=True),
+    MedusaConfig(V, D, 3),
+    MedusaConfig(V, D, 3, num_blocks=2, own_head=False),
+    BLOCK,
+    dataclasses.replace(BLOCK, markov="rnn", markov_rank=5, confidence="markov"),
+    BlockConfig(TWO_LAYERS, 9, D, (0, 2), 4, 3, True, (False, True), "gated", 4, own_embedding=True, own_head=True),
+]
+# The draft vocabularies of heads whose checkpoints have none, and heads whose linear maps take eight bits.
+REDUCED = [
+    EagleConfig(TWO_LAYERS, draft_vocab_size=9),
+    PardConfig(TARGET, 5).with_draft_vocabulary(9),
+    MLPConfig(V, D, 12, 4, draft_vocab_size=9),
+    MedusaConfig(V, D, 3, draft_vocab_size=9),
+    MedusaConfig(V, D, 3, own_head=False, draft_vocab_size=9),
+    MTPConfig(TWO_LAYERS, draft_vocab_size=9),
+    BLOCK.with_draft_vocabulary(9),
+    HEADS[4].with_draft_vocabulary(9),
+]
+QUANTIZED = [
+    head.with_quantization(kind)
+    for kind in ("int8", "fp8", "int4")
+    for head in (*HEADS, *REDUCED, MTPConfig(ONE_LAYER))
+]
+
+
+@pytest.mark.parametrize("head", [*HEADS, *REDUCED])
+def test_parameters_are_counted_right(head):
+    assert head.num_parameters == sum(math.prod(leaf.shape) for leaf in abstract_params(head).values())
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_an_engine_counts_the_head(head):
+    config = EngineConfig(max_batch=2, max_len=16)
+    alone, with_head = budget(TARGET, None, config, 5), budget(TARGET, head, config, 5)
+    assert with_head.weights - alone.weights == 4 * head.num_parameters
+    layers = head.decoder
+    slots = config.pool_pages * config.page_size
+    assert with_head.cache - alone.cache == (0 if layers is None else layers.kv_bytes(slots, 4))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"draft_vocab_size": V + 1}, rf"draft_vocab_size={V + 1}: expected an integer in 1..{V}"),
+        ({"draft_vocab_size": 0}, "draft_vocab_size=0"),
+        ({"own_head": False}, rf"draft_vocab_size=20: expected {V}, .*because its head is borrowed"),
+        ({"aux_layers": (1, 2)}, r"aux_layers=\(1, 2\): expected 3 layer ids"),
+        ({"aux_layers": (2, 1, 3)}, "ascending"),
+        ({"aux_layers": (1, 1, 3)}, "ascending"),
+        ({"aux_layers": (-1, 1, 3)}, "at least 0"),
+        (
+            {"num_aux_layers": 0, "aux_layers": None, "target_hidden_size": D + 1},
+            f"target_hidden_size={D + 1}: expected {D}",
+        ),
+        ({"mask_token_id": V}, f"mask_token_id={V}"),
+        ({"trained_drafts": 0}, "trained_drafts=0"),
+        ({"norm_before_fuse": True, "norm_each_aux": True}, "expected at most one of them"),
+        ({"norm_output": True, "norm_before_head": False}, "expected a final norm to feed back from"),
+        ({"num_aux_layers": 0, "aux_layers": None, "fuse_bias": True}, "expected auxiliary hidden states to fuse"),
+    ],
+)
+def test_what_no_eagle3_head_can_be(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(EAGLE3, **change)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PardConfig(TARGET, V), f"mask_token_id={V}"),
+        (lambda: MLPConfig(V, D, 0, 3), "inner_size=0"),
+        (lambda: MLPConfig(V, D, 8, 0), "num_stages=0"),
+        (lambda: MedusaConfig(V, D, 0), "num_heads=0"),
+        (lambda: MedusaConfig(V, D, 1, num_blocks=-1), "num_blocks=-1"),
+        (
+            lambda: MLPConfig(V, D, 8, 3, quantization="int2"),
+            "quantization='int2': expected one of None, int8, fp8, int4",
+        ),
+        (
+            lambda: MedusaConfig(V, D, 1, quantization="int2"),
+            "quantization='int2': expected one of None, int8, fp8, int4",
+        ),
+        (
+            lambda: MLPConfig(V, D, 8, 3, draft_vocab_size=V),
+            rf"draft_vocab_size={V}: expected None or .* in 1..{V - 1}",
+        ),
+        (
+            lambda: MedusaConfig(None, D, 3, own_head=False, draft_vocab_size=5),
+            "draft_vocab_size=5: .* a known vocab_size",
+        ),
+        (lambda: EagleConfig(ONE_LAYER, draft_vocab_size=0), "draft_vocab_size=0"),
+        (
+            lambda: MTPConfig(ONE_LAYER).with_draft_vocabulary(V),
+            rf"draft_vocab_size={V}: expected None or .* in 1..{V - 1}",
+        ),
+        (
+            lambda: Declared().with_draft_vocabulary(5),
+            "draft_vocab_size=5: Declared has no draft vocabulary; leave it out",
+        ),
+        (
+            lambda: dataclasses.replace(TARGET, tie_embeddings=True, draft_vocab_size=5),
+            "tie_embeddings=True: expected False",
+        ),
+    ],
+)
+def test_what_no_other_head_can_be(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_methods():
+    methods = [head.method for head in HEADS]
+    assert methods == ["eagle"] * 2 + ["eagle3", "parallel", "eagle3", "eagle3", "eagle3", "parallel"] + ["mlp"] * 3 + [
+        "medusa"
+    ] * 2 + ["dflash", "dspark", "dspark"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"block_size": 1}, "block_size=1: expected an integer of at least 2"),
+        ({"aux_layers": ()}, r"aux_layers=\(\): expected layer ids of at least 0, ascending"),
+        ({"aux_layers": (3, 1)}, "ascending"),
+        ({"causal": (True,)}, "expected True or False for each of 2 layers"),
+        ({"mask_token_id": V}, f"mask_token_id={V}"),
+        ({"markov": "chain"}, "markov='chain': expected None or one of vanilla, gated, rnn"),
+        ({"markov_rank": 4}, "markov_rank=4: expected an integer of at least 1 with a Markov head, 0 without"),
+        ({"markov": "rnn"}, "markov_rank=0"),
+        ({"confidence": "markov"}, "confidence='markov': expected one of"),
+        ({"draft_vocab_size": 9}, rf"draft_vocab_size=9: expected {V}, .*because its head is borrowed"),
+    ],
+)
+def test_what_no_block_drafter_can_be(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(BLOCK, **change)
+
+
+def test_block_drafters_fit_their_target():
+    BLOCK.require_fit(TARGET)
+    with pytest.raises(ValueError, match=r"reads auxiliary layers \(1, 9\), and the target has 3 layers"):
+        dataclasses.replace(BLOCK, aux_layers=(1, 9)).require_fit(TARGET)
+    with pytest.raises(ValueError, match="hidden size of 24"):
+        dataclasses.replace(BLOCK, target_hidden_size=24).require_fit(TARGET)
+
+
+def test_how_many_drafts_there_are_weights_for():
+    assert MLPConfig(V, D, 8, 3).max_drafts == 3
+    assert MLPConfig(V, D, 8, 3, tied=True).max_drafts is None
+    assert MedusaConfig(V, D, 5).max_drafts == 5
+    assert EAGLE3.max_drafts is None
+    assert (BLOCK.max_drafts, dataclasses.replace(BLOCK, anchor_first=True).max_drafts) == (4, 5)
+
+
+def test_default_aux_layers():
+    assert default_aux_layers(32) == (2, 16, 29)
+    assert default_aux_layers(6) == (1, 3, 5)  # 2, 3 and 3 are not three different ones
+    assert default_aux_layers(3) == (1, 2)
+    deep = dataclasses.replace(TARGET, num_layers=36, windows=())
+    assert dataclasses.replace(EAGLE3, aux_layers=None).resolved_aux_layers(deep) == (2, 18, 33)
+    assert EAGLE3.resolved_aux_layers(deep) == (1, 2, 3)
+    assert Eagle3Config(ONE_LAYER, 7, D, 0).resolved_aux_layers(deep) == ()
+    assert EagleConfig(ONE_LAYER).resolved_aux_layers(deep) == ()
+
+
+def test_a_head_that_fits():
+    EAGLE3.require_fit(TARGET)
+    EagleConfig(ONE_LAYER).require_fit(TARGET)
+    MLPConfig(V, D, 12, 4).require_fit(TARGET)
+    MedusaConfig(V, D, 3).require_fit(TARGET)
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (EagleConfig(dataclasses.replace(ONE_LAYER, hidden_size=32)), f"hidden size of 32, and this target's is {D}"),
+        (dataclasses.replace(EAGLE3, target_hidden_size=32), f"hidden size of 32, and this target's is {D}"),
+        (MLPConfig(V, 32, 12, 4), f"mlp head .*hidden size of 32, and this target's is {D}"),
+        (MedusaConfig(V, 32, 3), f"hidden size of 32, and this target's is {D}"),
+        (EagleConfig(dataclasses.replace(ONE_LAYER, vocab_size=31)), f"vocabulary of 31, and this target's is {V}"),
+        (MedusaConfig(31, D, 3), f"vocabulary of 31, and this target's is {V}"),
+        (dataclasses.replace(EAGLE3, aux_layers=(1, 2, 4)), r"layers \(1, 2, 4\), and the target has 3 layers"),
+    ],
+)
+def test_a_head_of_another_target_is_refused_with_both_numbers(head, message):
+    with pytest.raises(ValueError, match=message):
+        head.require_fit(TARGET)
+
+
+def test_a_shallow_target():
+    six, three = (dataclasses.replace(TARGET, num_layers=n, windows=()) for n in (6, 3))
+    anywhere = dataclasses.replace(EAGLE3, aux_layers=None)
+    anywhere.require_fit(six)
+    assert anywhere.resolved_aux_layers(six) == (1, 3, 5)
+    with pytest.raises(ValueError, match=r"reads 3 auxiliary hidden states .*target of 3 layers has 2 by default"):
+        anywhere.require_fit(three)

@@ -1,0 +1,84 @@
+"""The module built from a config has exactly the parameters that the config declares."""
+
+import dataclasses
+import math
+
+import pytest
+from test_head_configs import HEADS, QUANTIZED, REDUCED, TARGET
+
+from jspec.checkpoints.converted.quantized import stored_params
+from jspec.checkpoints.huggingface.names import tensor_table
+from jspec.config import Experts
+from jspec.config.param_specs import EMBED, KV, Parameter, size_of
+from jspec.config.param_specs import HEADS as QUERIES
+from jspec.models import abstract_params
+
+MODELS = [
+    dataclasses.replace(TARGET, quantization=kind, **options)
+    for kind in (None, "int8", "fp8", "int4")
+    for options in (
+        {},
+        {"tie_embeddings": True},
+        {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "qk_norm": True},
+        {"qk_norm": True, "qk_norm_over": "projection", "norm_placement": "after", "architecture": "Olmo2ForCausalLM"},
+        {"norm_placement": "around", "norm": "rms_offset", "rope": None, "architecture": "Gemma2ForCausalLM"},
+        {"norm": "layer", "gated_mlp": False, "position_offset": 2, "qk_norm": True, "mlp_bias": True},
+        {"norm": "layer", "norm_placement": "after_sum", "final_norm": False, "architecture": "OPTForCausalLM"},
+        {"embedding_size": 6},
+        {"experts": Experts(5, 2, 12)},
+        {"experts": Experts(5, 2, 12, layers=(True, False, True)), "architecture": "Qwen3MoeForCausalLM"},
+        {"embedding_size": 6, "tie_embeddings": True, "architecture": "OPTForCausalLM"},
+        {"architecture": "Phi3ForCausalLM", "qkv_bias": True},
+        {"quantized_head": False},
+        {"quantized_head": False, "tie_embeddings": True},
+        {"attention_sinks": True},
+        {"draft_vocab_size": 9},
+    )
+]
+CONFIGS = [*MODELS, *HEADS, *REDUCED, *QUANTIZED]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_modules_have_the_declared_parameters(config, dtype):
+    built = {name: (leaf.shape, leaf.dtype) for name, leaf in abstract_params(config, dtype).items()}
+    assert stored_params(config, dtype) == built
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_counts_and_bytes_follow(config):
+    built = abstract_params(config, "bfloat16")
+    scales, kinds = set(config.scale_names().values()), config.quantizations()
+    numbers = {name: math.prod(leaf.shape) for name, leaf in built.items() if name not in scales}
+    shapes = config.param_shapes()  # of what is packed in four bits, in place of the bytes
+    numbers |= {name: math.prod(shapes[name]) for name, kind in kinds.items() if kind == "int4"}
+    assert config.num_parameters == sum(numbers.values())
+    assert config.weight_bytes(2) == sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in built.values())
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_tensors_fill_every_parameter_once(config):
+    """The tensors of a parameter fill its axis 0 one after another, without gap or overlap, up to its end."""
+    filled = dict.fromkeys(config.param_shapes(), 0)
+    for param, start, shape in tensor_table(config).values():
+        assert start == filled[param]
+        assert shape[1:] == config.param_shapes()[param][1:]
+        filled[param] += shape[0]
+    assert filled == {name: shape[0] for name, shape in config.param_shapes().items()}
+
+
+def test_a_stacked_parameter():
+    tensors = {"q.{}": QUERIES, "k.{}": KV, "v.{}": KV}
+    stacked = Parameter("layers.{}.qkv.weight", tensors, (EMBED,), ((0,), (1,)), "int8")
+    dimensions = {"N": 4, "G": 2, "H": 3, "D": 5}
+    assert stacked.tensor_lengths(dimensions) == (12, 6, 6)
+    assert stacked.shape(dimensions) == (24, 5)
+    assert stacked.axes == (("heads", "kv", "kv"), ("embed",))
+    assert stacked.scale == "layers.{}.qkv.scale"
+
+
+def test_sizes_are_products():
+    assert size_of("2NH", {"N": 4, "H": 3}) == 24
+    assert size_of("Vd", {"V": 7, "Vd": 5}) == 5
+    with pytest.raises(AssertionError, match="no product"):
+        size_of("N+G", {"N": 4, "G": 3})

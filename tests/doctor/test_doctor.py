@@ -1,0 +1,230 @@
+"""``jspec doctor``: a good draft is called healthy, and of a bad one the reason is named."""
+
+import dataclasses
+import json
+import shutil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_heads
+from causal_heads import causal_drafts
+from engines import TARGET, V, plain_greedy, ragged_prompts, target
+from heads import HEADS, VARIANTS, random_head, trained_head
+from tiny import tiny_checkpoint, tiny_tokenizer
+
+from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.loading import load_draft
+from jspec.checkpoints.tokenizer import load_tokenizer
+from jspec.cli import main
+from jspec.commands.demo import FAMILY
+from jspec.doctor import Trial, diagnose, read_prompts
+from jspec.doctor.diagnosis import token_ids, verdict
+from jspec.doctor.trials import Text, Trials
+from jspec.doctor.variants import tried
+from jspec.models import flat_params
+from jspec.outputs import Stats
+
+PROMPTS = [
+    "import os\nimport sys\n\n\ndef main(argv=None):\n",
+    "class Queue:\n    def __init__(self, maxsize=0):\n",
+    'def read_config(path):\n    """Return the configuration',
+]
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    file.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in PROMPTS))
+    return file
+
+
+def native(folder, ids):
+    """The family's EAGLE-3 head in a native layout, which does not say what its layer ids mean."""
+    config = json.loads((FAMILY / "eagle3" / "config.json").read_text())
+    written = {key: config[key] for key in ("draft_vocab_size", "target_hidden_size")}
+    written |= {**config["transformer_layer_config"], "eagle_config": {"eagle_aux_hidden_state_layer_ids": ids}}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLMEagle3"], **written}))
+    shutil.copy(FAMILY / "eagle3" / "model.safetensors", folder)
+    return folder
+
+
+def test_a_healthy_head(prompts, capsys):
+    command = ["doctor", "--target", str(FAMILY / "target"), "--draft", str(FAMILY / "eagle3")]
+    assert main([*command, "--prompts", str(prompts), "--max-tokens", "48"]) == 0
+    out = capsys.readouterr().out
+    for words in (
+        "healthy: An acceptance length of 2.",
+        "after layers 1, 3, 5 of 6",
+        "1024 of 2048 tokens",
+        "as read",
+    ):
+        assert words in out
+    lengths = [float(line.split()[-5]) for line in out.splitlines() if line.split()[:1] in (["served"], ["as"])]
+    assert len(lengths) == 2
+    assert abs(lengths[0] - lengths[1]) < 0.15  # the engine's rounds, but for those that end past the text
+    assert min(lengths) > 2
+
+
+def test_a_wrong_convention_is_named(prompts, tmp_path):
+    """The head was trained with aux_layers 1, 3, 5: the outputs of layers 0, 2, 4."""
+    head = native(tmp_path / "head", [0, 2, 4])
+    read = {"prompts": read_prompts(prompts), "max_tokens": 32, "num_draft_tokens": 3}
+    found = diagnose(FAMILY / "target", head, aux_convention="input_of", **read)
+    assert found.verdict == "wrong_setting"
+    assert "was trained with aux_convention='output_of'" in found.explanation
+    labels = [trial.setting for trial in found.trials]
+    assert labels[:2] == [None, "the normed output fed back"]
+    assert "aux_convention='output_of' and the normed output fed back" in labels
+    assert found.trials[2].stats.mean_acceptance_length > found.trials[0].stats.mean_acceptance_length + 0.3
+
+
+def test_a_random_head_is_called_untrained(tmp_path):
+    folder = tiny_checkpoint(tmp_path / "target", num_hidden_layers=8)
+    prompts = [[3, 4, 5], [7, 8], list(range(20, 45))]
+    settings = {"prompts": prompts, "max_tokens": 24, "num_draft_tokens": 2}
+    found = diagnose(folder, tiny_heads.eagle3(tmp_path / "head"), **settings)
+    assert found.verdict == "untrained"
+    assert "knows next to nothing of this target" in found.explanation
+    assert len(found.trials) == 6
+    again = diagnose(folder, tmp_path / "head", **settings)
+    assert [one.rounds.tolist() for one in again.trials] == [one.rounds.tolist() for one in found.trials]
+    assert again.explanation == found.explanation
+
+
+@pytest.mark.parametrize("name", ["draft", "eagle"])
+def test_another_tokenizer_is_named(tmp_path, capsys, name):
+    folder = tmp_path / name
+    shutil.copytree(FAMILY / name, folder)
+    tiny_tokenizer(folder, first="!")
+    assert main(["doctor", "--target", str(FAMILY / "target"), "--draft", str(folder)]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "mismatch: Target and draft do not belong together:" in out
+    assert "tokens have other ids in the draft's tokenizer" in out
+
+
+def test_a_head_of_another_target_is_named(tmp_path):
+    other = tiny_checkpoint(tmp_path / "target", num_hidden_layers=8)
+    found = diagnose(other, tiny_heads.eagle3(tmp_path / "head", vocab_size=90), prompts=[[1, 2]])
+    assert (found.verdict, found.served, found.trials) == ("mismatch", None, ())
+    assert "vocabulary of 90, and this target's is 97" in found.explanation
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--draft", "nowhere"], "draft='nowhere': expected a checkpoint folder"),
+        (["--draft", "{head}", "--max-tokens", "1"], "max_tokens=1: expected an integer of at least 2"),
+        (["--draft", "{head}"], "the target has no tokenizer: expected prompts of token ids"),
+    ],
+)
+def test_a_mistake_is_no_finding(tmp_path, capsys, arguments, words):
+    folder = tiny_checkpoint(tmp_path / "target", num_hidden_layers=8)
+    head = tiny_heads.eagle3(tmp_path / "head")
+    assert main(["doctor", "--target", str(folder), *(argument.format(head=head) for argument in arguments)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_texts_that_say_too_little(tmp_path):
+    folder, draft = tiny_checkpoint(tmp_path / "target"), tiny_heads.mlp_speculator(tmp_path / "draft")
+    with pytest.raises(ValueError, match=r"the target wrote [1-4] tokens in all .* expected at least 16"):
+        diagnose(folder, draft, [[5, 6]], max_tokens=4, num_draft_tokens=1)
+
+
+def test_texts_become_messages_where_there_is_a_chat_template(tmp_path):
+    tiny_tokenizer(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    template = "{% for message in messages %}[{{ message['role'] }}:{{ message['content'] }}]{% endfor %}>"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": template}))
+    tokenizer, config = load_tokenizer(tmp_path), dataclasses.replace(TARGET, max_position=64)
+    assert tokenizer is not None
+    for chat, text in ((None, "[user:hi]>"), (True, "[user:hi]>"), (False, "hi")):
+        [ids] = token_ids(["hi"], tokenizer, config, chat)
+        assert ids == tokenizer.encode(text)
+    [ids] = token_ids(["x" * 99], tokenizer, config, False)
+    assert len(ids) == 32
+
+
+def test_prompts_of_files(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n")
+    assert read_prompts(tmp_path / "a.txt") == ["one", "two"]
+    (tmp_path / "b.jsonl").write_text('{"prompt": "a\\nb"}\n{"text": "c"}\n')
+    with pytest.raises(ValueError, match="line 2 is no object with a prompt"):
+        read_prompts(tmp_path / "b.jsonl")
+
+
+def trial(rounds, setting=None) -> Trial:
+    counts = np.asarray(rounds)
+    return Trial(setting or "read", setting, Stats.of(3, [3] * len(counts), counts.tolist()), counts)
+
+
+def test_verdicts():
+    base, rng = np.tile([0, 1, 2, 0], 25), np.random.default_rng(0)
+    read, noise = trial(base), trial(rng.permutation(base), "noise")
+    assert verdict(read.stats, [read, noise])[0] == "healthy"
+    slightly, clearly = trial(np.where(np.arange(100) < 5, 3, base), "a little"), trial(base + 1, "more")
+    assert verdict(read.stats, [read, slightly])[0] == "healthy"
+    name, why = verdict(read.stats, [read, slightly, clearly, noise])
+    assert name == "wrong_setting"
+    assert "trained with more: an acceptance length of 2.75 instead of 1.75" in why
+    nothing = trial(np.eye(1, 100)[0].astype(int))
+    assert verdict(nothing.stats, [nothing, nothing])[0] == "untrained"
+    assert verdict(nothing.stats, [])[0] == "untrained"
+    assert verdict(nothing.stats, [nothing, clearly])[0] == "wrong_setting"
+
+
+@pytest.mark.parametrize("name", ["eagle3", "p-eagle", "dflash", "dspark", "jetspec", "dspark-vanilla"])
+def test_trials_are_what_causal_passes_say(name):
+    """Of every round in a text, the drafts that are the text's own tokens, for as long as they are."""
+    config: Any = VARIANTS[name]
+    head, K, S = random_head(config), 3, 16
+    model, aux_layers = target(), config.resolved_aux_layers(TARGET)
+    lengths = np.arange(2, S - K + 1)
+    compute = jax.jit(lambda text: causal_drafts(config, head, model, text, jnp.asarray(lengths), K).logits)
+    tokens = np.random.default_rng(1).integers(V, size=S)
+    for length in range(2, S - K + 1):  # the text goes on, now and then, as the head drafts
+        drafts = np.argmax(compute(np.tile(tokens, (len(lengths), 1)))[length - 2], axis=-1)
+        if length % 4 == 2:
+            tokens[length] = drafts[0]
+        if length % 4 == 3:
+            tokens[length] = drafts[0] if length % 8 == 3 else (drafts[0] + 1) % V
+    drafts = np.argmax(compute(np.tile(tokens, (len(lengths), 1))), axis=-1)
+    right = drafts == tokens[lengths[:, None] + np.arange(K)]
+    expected = np.cumprod(right, axis=1).sum(axis=1)
+    trials = Trials(model, [Text(tuple(tokens.tolist()), 2)], [*aux_layers, 2])
+    [found] = trials.accepted(config, flat_params(head), aux_layers, K, "float32")
+    assert found[: len(lengths)].tolist() == expected.tolist()
+    assert {0, 1, 2} <= set(expected.tolist())
+    stats = trials.stats([found], K)
+    assert stats.num_steps + stats.num_accepted_draft_tokens >= S - 2
+
+
+@pytest.mark.parametrize("name", ["dflash", "dspark"])
+def test_a_block_drafter_of_the_other_layout_is_named(name):
+    """Whether the anchor's slot drafts is no matter of shapes: a checkpoint that says it wrongly drafts one token early or
+    late."""
+    right: Any = HEADS[name]
+    flipped = dataclasses.replace(right, anchor_first=not right.anchor_first)
+    prompts = ragged_prompts()
+    written = zip(prompts, plain_greedy(target(), prompts), strict=True)
+    texts = [Text((*prompt, *tokens), len(prompt)) for prompt, tokens in written]
+    params = flat_params(trained_head(right))
+
+    def found(config):
+        trials = tried(target(), config, params, texts, 3, "float32", HeadOptions())
+        return verdict(trials[0].stats, trials)
+
+    assert found(right)[0] == "healthy"
+    kind, said = found(flipped)
+    assert kind == "wrong_setting"
+    assert f"sample_from_anchor {str(right.anchor_first).lower()}" in said
+
+
+def test_the_family_head_in_a_native_layout_is_the_same(tmp_path):
+    config, params = load_draft(native(tmp_path / "head", [1, 3, 5]), aux_convention="input_of")
+    known, theirs = load_draft(FAMILY / "eagle3")
+    assert dataclasses.replace(config, trained_drafts=7) == known
+    assert all(np.array_equal(params[name], theirs[name]) for name in theirs)

@@ -1,0 +1,116 @@
+"""What chooses K: estimates from rounds that are over, the best rate, and rests that grow while drafts do not pay."""
+
+import numpy as np
+import pytest
+
+from jspec.engine.adaptive.controller import FIRST_REST, LONGEST_REST, PRIOR_ACCEPTANCE, Controller
+
+FREE = {0: 1.0, 1: 1.001, 2: 1.002, 4: 1.004}  # drafts cost next to nothing
+DEAR = {0: 1.0, 1: 2.1, 2: 3.2, 4: 5.4}  # even perfect drafts lose
+ROUNDS, ROWS = 8, 4  # rounds of a call, and rows of the program
+
+
+def controller_of(seconds) -> Controller:
+    return Controller({ROWS: seconds})
+
+
+def play(controller: Controller, acceptance, calls: int, seed: int = 0, rows: int = 4) -> list[int]:
+    """K of each call, if draft i is accepted with probability ``acceptance[i]`` where those before it were."""
+    rng, chosen = np.random.default_rng(seed), []
+    for _ in range(calls):
+        K = controller.choose(ROWS)
+        stands = rng.random((ROUNDS * rows, K)) < np.asarray(acceptance)[:K]
+        controller.observe(K, ROUNDS, np.cumprod(stands, axis=1).sum(axis=1).tolist())
+        chosen.append(K)
+    return chosen
+
+
+def test_before_anything_is_seen():
+    fresh = controller_of(FREE)
+    np.testing.assert_allclose(fresh.acceptance, PRIOR_ACCEPTANCE)
+    assert fresh.rates(ROWS)[0] == 1.0
+    assert fresh.rates(ROWS)[2] == pytest.approx((1 + 0.7 + 0.49) / 1.002)
+    assert fresh.choose(ROWS) == 4
+    assert controller_of(DEAR).choose(ROWS) == 0
+
+
+def test_acceptance_is_estimated_place_by_place():
+    truth = [0.9, 0.5, 0.8, 0.3]
+    learning = controller_of(FREE)
+    play(learning, truth, calls=40, rows=64)
+    np.testing.assert_allclose(learning.acceptance, truth, atol=0.04)
+
+
+def test_a_place_that_is_never_drafted_is_taken_to_be_as_the_one_before():
+    learning = controller_of({0: 1.0, 2: 1.1, 4: 9.0})
+    assert set(play(learning, [0.9, 0.2, 0.0, 0.0], calls=20, rows=64)) == {2}
+    np.testing.assert_allclose(learning.acceptance[2:], learning.acceptance[1])
+
+
+def test_rounds_without_a_draft_count_as_refused():
+    """N-gram drafts that miss: what matters is what a round of that K brings."""
+    learning = controller_of(FREE)
+    for _ in range(100):
+        learning.observe(learning.choose(ROWS), ROUNDS, [0] * ROUNDS)
+    assert learning.acceptance[0] < 0.06
+
+
+@pytest.mark.parametrize(
+    ("seconds", "acceptance", "best"),
+    [
+        (FREE, [0.9] * 4, 4),
+        ({0: 1.0, 1: 1.03, 2: 1.06, 4: 1.12}, [0.9, 0.9, 0.0, 0.0], 2),
+        (DEAR, [0.9] * 4, 0),
+        ({0: 1.0, 1: 1.3, 2: 1.6, 4: 2.2}, [0.6] * 4, 1),  # 1, 1.23, 1.225 and 1.05 tokens a second
+        ({0: 1.0, 1: 1.3, 2: 1.6, 4: 2.2}, [0.9] * 4, 4),
+        ({0: 1.0, 1: 1.3, 2: 1.6, 4: 2.2}, [0.1] * 4, 0),
+    ],
+)
+def test_most_calls_have_the_best_K(seconds, acceptance, best):
+    chosen = play(controller_of(seconds), acceptance, calls=300, rows=64)[20:]
+    assert chosen.count(best) > 0.9 * len(chosen)
+
+
+def test_rests_double_while_drafts_do_not_pay():
+    chosen = play(controller_of({0: 1.0, 4: 1.5}), [0.05] * 4, calls=1000)
+    tries = [i for i, K in enumerate(chosen) if K]
+    assert tries[0] == 0  # the prior promises more
+    rests = (np.diff(tries) - 1).tolist()
+    assert rests[:5] == [FIRST_REST, 8, 16, 32, LONGEST_REST]
+    assert set(rests[5:]) == {LONGEST_REST}
+
+
+def test_a_trial_of_drafts_after_a_rest_is_known_as_one():
+    controller = controller_of({0: 1.0, 2: 50.0})
+    for _ in range(FIRST_REST + 1):
+        assert not controller.trying
+        controller.choose(ROWS)
+    assert controller.trying
+    controller.choose(ROWS)
+    assert not controller.trying
+
+
+def test_drafts_come_back_when_the_text_changes():
+    controller = controller_of({0: 1.0, 4: 1.5})
+    assert play(controller, [0.0] * 4, calls=200)[-1] == 0
+    again = play(controller, [0.9] * 4, calls=LONGEST_REST + 12)
+    assert again[-10:] == [4] * 10
+    gone = play(controller, [0.0] * 4, calls=40)
+    assert gone[0] == 4
+    assert [K for K in gone if K] == [4] * sum(K > 0 for K in gone)
+    rest = gone.index(0)
+    assert gone[rest : rest + FIRST_REST + 1] == [0] * FIRST_REST + [4]  # short rests again
+
+
+def test_two_that_are_as_good_do_not_alternate():
+    chosen = play(controller_of({0: 1.0, 1: 1.25, 2: 1.45, 3: 1.61}), [0.5, 0.4, 0.4], calls=300, rows=4)
+    assert np.count_nonzero(np.diff(chosen)) < 30
+
+
+def test_only_the_past_decides():
+    """Controllers with one history choose alike, whatever comes next."""
+    one, other = controller_of(FREE), controller_of(FREE)
+    assert play(one, [0.4] * 4, calls=30) == play(other, [0.4] * 4, calls=30)
+    one.observe(one.choose(ROWS), ROUNDS, [4] * ROUNDS)
+    other.observe(other.choose(ROWS), ROUNDS, [0] * ROUNDS)
+    assert one.rates(ROWS) != other.rates(ROWS)

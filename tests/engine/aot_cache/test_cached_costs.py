@@ -1,0 +1,91 @@
+"""Costs of rounds are measured once, kept beside the compiled programs, and found by the next start."""
+
+import json
+
+import jax
+import pytest
+from engines import CONFIG, bigram, drafting, successor_table
+
+from jspec.config import Speculation
+from jspec.engine.aot_cache.costs import kept_or_measured
+from jspec.engine.engine import Engine
+from jspec.engine.runner.model_runner import Runner
+
+BUCKETS, LENGTHS = (1, 4), (0, 2)
+SECONDS = {1: {0: 1.0, 2: 1.5}, 4: {0: 2.0, 2: 2.5}}
+
+
+@pytest.fixture
+def folder(left_to_the_next_start):
+    return left_to_the_next_start
+
+
+class Measurements:
+    """Counts them."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self):
+        self.count += 1
+        return SECONDS
+
+
+def costs(measure, what="eagle", buckets=BUCKETS, lengths=LENGTHS):
+    return kept_or_measured(what, "eagle", dict.fromkeys(buckets, lengths), measure)
+
+
+def test_the_second_start_measures_nothing(folder):
+    measure = Measurements()
+    assert costs(measure) == costs(measure) == SECONDS
+    assert measure.count == 1
+    assert len(list(folder.iterdir())) == 1
+
+
+@pytest.mark.parametrize("other", [{"what": "medusa"}, {"buckets": (1, 4, 16)}, {"lengths": (0, 1, 2)}], ids=str)
+def test_what_is_kept_of_something_else_is_not_taken(folder, other):
+    measure = Measurements()
+    costs(measure)
+    costs(measure, **other)
+    assert measure.count == 2
+
+
+@pytest.mark.parametrize("damaged", ["", "{", "[]", '{"device": "x", "method": "y", "rounds": {"1": {"0": -1}}}'])
+def test_a_damaged_file_is_measured_again_and_replaced(folder, damaged):
+    measure = Measurements()
+    costs(measure)
+    (file,) = folder.iterdir()
+    whole = file.read_text()
+    file.write_text(damaged)
+    assert costs(measure) == SECONDS
+    assert measure.count == 2
+    assert json.loads(file.read_text()) == json.loads(whole)
+
+
+@pytest.mark.parametrize("where", [None, "gs://bucket/cache"])
+def test_without_a_local_folder_nothing_is_kept(folder, where):
+    jax.config.update("jax_compilation_cache_dir", where)
+    measure = Measurements()
+    assert costs(measure) == costs(measure) == SECONDS
+    assert measure.count == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_a_measurement(folder):
+    jax.config.update("jax_compilation_cache_dir", str(folder / "absent"))
+    measure = Measurements()
+    assert costs(measure) == SECONDS
+
+
+def test_an_engine_finds_the_costs_of_the_one_before(folder, monkeypatch):
+    settings = Speculation("auto", max_draft_tokens=2)
+    table = bigram(successor_table())
+
+    def controller():
+        make = drafting("draft_model", settings)
+        engine = Engine(table, table, make, "match", CONFIG, draft_lengths=settings.draft_lengths)
+        engine.warmup()
+        return engine.controller
+
+    first = controller()
+    monkeypatch.setattr(Runner, "measure", lambda *_: pytest.fail("measured again"))
+    assert controller().seconds == first.seconds

@@ -1,0 +1,243 @@
+"""Compiled programs that one start keeps and the next finds: what it finds is right, and what it must not find it does
+not."""
+
+import dataclasses
+import functools
+import os
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines import (
+    CONFIG,
+    GREEDY,
+    TARGET,
+    decode,
+    draft,
+    drafting,
+    key_of,
+    plain_greedy,
+    ragged_prompts,
+    target,
+    tokens_of,
+)
+
+from jspec.compilation_cache import CompilationCacheWarning
+from jspec.config import Shards, Speculation
+from jspec.drafting.methods import drafter_for
+from jspec.engine.aot_cache.executables import DAYS_KEPT, KeptPrograms
+from jspec.engine.engine import Engine
+from jspec.engine.runner.compile import Program, compile_all
+from jspec.models import flat_params
+from jspec.models.sharding import build_shards, mesh_of, on_every_device
+from jspec.sampling.synthetic import rule_of
+from jspec.sampling.verify import RULES
+
+SHAPE = jax.ShapeDtypeStruct((3,), jnp.float32)
+PROMPTS = ragged_prompts()
+
+
+@pytest.fixture
+def folder(left_to_the_next_start):
+    return left_to_the_next_start
+
+
+@pytest.fixture
+def traced(monkeypatch) -> list[str]:
+    """The names of programs that were traced."""
+    names, lower = [], Program._lower
+    monkeypatch.setattr(Program, "_lower", lambda self, *args: names.append(self.name) or lower(self, *args))
+    return names
+
+
+def doubled(made_of: object | None = "doubled", name: str = "double", options=None) -> Program:
+    program = Program(lambda x: 2 * x, 0, options, name)
+    program.kept = KeptPrograms(made_of)
+    return program
+
+
+def files(folder):
+    return sorted(folder.glob("jspec-*.program"))
+
+
+def test_the_next_start_neither_traces_nor_compiles(folder, traced):
+    doubled().compile(SHAPE)
+    assert traced == ["double"]
+    again = doubled()
+    compile_all([(again, (SHAPE,))])
+    assert traced == ["double"]
+    x = jnp.arange(3.0)
+    np.testing.assert_array_equal(again(x), [0, 2, 4])
+    assert x.is_deleted()  # the donated buffer
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="GPUs' programs can be serialized again")
+def test_a_program_out_of_the_cache_of_jax_is_not_kept(folder, traced):
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    doubled("before").compile(SHAPE)
+    assert len(files(folder)) == 1
+    for count in (2, 3):  # new code of jspec, the same program for XLA
+        after = doubled("after")
+        after.compile(SHAPE)
+        np.testing.assert_array_equal(after(jnp.arange(3.0)), [0, 2, 4])
+        assert len(traced) == count
+    assert len(files(folder)) == 1
+
+
+def test_a_program_that_is_compiled_looks_for_no_file(folder, monkeypatch):
+    program = doubled()
+    program.compile(SHAPE)
+    monkeypatch.setattr(KeptPrograms, "file", lambda *_: pytest.fail("its name takes longer than a call"))
+    program.compile(SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("other", "shape"),
+    [
+        ({"made_of": "something else"}, SHAPE),
+        ({"name": "twice"}, SHAPE),
+        ({"options": {"xla_cpu_enable_fast_math": True}}, SHAPE),
+        ({}, jax.ShapeDtypeStruct((4,), jnp.float32)),
+        ({}, jax.ShapeDtypeStruct((3,), jnp.int32)),
+        ({"made_of": None}, SHAPE),
+    ],
+    ids=str,
+)
+def test_anything_else_is_compiled(folder, traced, other, shape):
+    doubled().compile(SHAPE)
+    doubled(**other).compile(shape)
+    assert len(traced) == 2
+
+
+def test_other_settings_of_jax_are_something_else(folder, traced):
+    doubled().compile(SHAPE)
+    with jax.default_matmul_precision("float32"):
+        compile_all([(doubled(), (SHAPE,))])  # in threads that do not have this setting
+    assert len(traced) == len(files(folder)) == 2
+
+
+def test_other_code_of_jspec_is_something_else(folder, traced, monkeypatch):
+    doubled().compile(SHAPE)
+    monkeypatch.setattr("jspec.engine.aot_cache.files._code", lambda: "a line was changed")
+    doubled().compile(SHAPE)
+    assert len(traced) == 2
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", b"\x80\x05N."], ids=["empty", "nonsense", "None"])
+def test_a_damaged_file_is_told_of_and_replaced(folder, traced, data):
+    doubled().compile(SHAPE)
+    (file,) = files(folder)
+    file.write_bytes(data)
+    with pytest.warns(CompilationCacheWarning, match="'double' is compiled again"):
+        doubled().compile(SHAPE)
+    doubled().compile(SHAPE)
+    assert len(traced) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_told_of(folder):
+    compiled = jax.jit(lambda x: 2 * x).lower(SHAPE).compile()
+    jax.config.update("jax_compilation_cache_dir", str(folder / "absent"))
+    program = doubled()
+    with pytest.warns(CompilationCacheWarning, match="the next start compiles program 'double' again"):
+        program.kept.write(program.file(SHAPE), "double", compiled)
+
+
+def test_without_a_cache_nothing_is_kept(folder, traced):
+    jax.config.update("jax_compilation_cache_dir", None)
+    doubled().compile(SHAPE)
+    doubled().compile(SHAPE)
+    assert len(traced) == 2
+    assert not files(folder)
+
+
+def test_a_program_that_nobody_needed_for_long_is_deleted(folder):
+    doubled().compile(SHAPE)
+    doubled(name="twice").compile(SHAPE)
+    long_ago = time.time() - (DAYS_KEPT + 1) * 24 * 3600
+    for file in files(folder):
+        os.utime(file, (long_ago, long_ago))
+    doubled().compile(SHAPE)  # finds it, so it is needed
+    doubled(name="thrice").compile(SHAPE)
+    assert [file.name.split("-")[1] for file in files(folder)] == ["double", "thrice"]
+
+
+def engine(settings: Speculation = Speculation(2), config=CONFIG, shards: Shards | None = None) -> Engine:  # noqa: B008
+    model, by = target(), draft()
+    if shards is not None:
+        mesh = mesh_of(shards.count, shards.axis)
+        model, by = build_shards(TARGET, flat_params(model), "float32", shards, mesh), on_every_device(by, mesh)
+    return Engine(model, by, drafter_for(TARGET, TARGET, settings), settings.verify, config)
+
+
+@pytest.mark.parametrize("shards", [None, Shards(2)], ids=["one device", "two shards"])
+def test_an_engine_that_finds_its_programs_writes_the_same_texts(folder, traced, shards):
+    keys = [key_of(seed) for seed in range(len(PROMPTS))]
+    first = engine(shards=shards)
+    first.warmup()
+    assert len(traced) == first.num_compilations == len(files(folder))
+    wanted = tokens_of(decode(first, PROMPTS, GREEDY, keys))
+    del traced[:]
+    second = engine(shards=shards)
+    second.warmup()
+    assert traced == []
+    assert tokens_of(decode(second, PROMPTS, GREEDY, keys)) == wanted == plain_greedy(target(), PROMPTS)
+    assert second.num_compilations == first.num_compilations
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"settings": Speculation(2, "match")},
+        {"settings": Speculation(2, draft_temperature=0.5)},
+        {"settings": Speculation(2, lookup=True)},
+        {"config": dataclasses.replace(CONFIG, rounds=CONFIG.rounds + 1)},
+        {"shards": Shards(2)},
+    ],
+    ids=str,
+)
+def test_another_engine_does_not_find_them(folder, other):
+    kept, others = (one.runner.programs.admit.kept for one in (engine(), engine(**other)))
+    assert kept.file("x", None, (SHAPE,)) != others.file("x", None, (SHAPE,))
+    assert kept.file("x", None, (SHAPE,)) == engine().runner.programs.admit.kept.file("x", None, (SHAPE,))
+
+
+def test_experts_that_are_dealt_in_another_way_are_something_else(folder):
+    """Their arrays have the same shapes and lie in the same places."""
+    in_parts, whole = (engine(shards=Shards(2, by_expert=dealt)).runner for dealt in (False, True))
+    shapes = [[(leaf.shape, leaf.sharding) for leaf in runner.leaves[0]] for runner in (in_parts, whole)]
+    assert shapes[0] == shapes[1]
+    kept, others = (runner.programs.admit.kept for runner in (in_parts, whole))
+    assert kept.file("x", None, (SHAPE,)) != others.file("x", None, (SHAPE,))
+
+
+def their_rule(logits, warp, proposal, noise):
+    return RULES["match"](logits, warp, proposal, noise)
+
+
+@pytest.mark.parametrize(
+    "rule", [their_rule, functools.partial(RULES["match"], decide=their_rule)], ids=["rule", "part"]
+)
+def test_a_rule_of_others_is_never_found(rule, monkeypatch):
+    monkeypatch.setitem(RULES, "theirs", rule)
+    assert engine(Speculation(2)).runner.programs.admit.kept._made_of is not None
+    make = drafter_for(TARGET, TARGET, Speculation(2))
+    theirs = Engine(target(), draft(), make, "theirs", CONFIG)
+    assert theirs.runner.programs.admit.kept._made_of is None
+
+
+def test_synthetic_acceptance_is_part_of_the_name(folder, monkeypatch):
+    names = []
+    for rate in (0.5, 0.7, 0.7):
+        settings = Speculation(2, synthetic_acceptance=rate)
+        monkeypatch.setitem(RULES, "synthetic", rule_of(settings))
+        one = Engine(target(), draft(), drafter_for(TARGET, TARGET, Speculation(2)), "synthetic", CONFIG)
+        names.append(one.runner.programs.admit.kept.file("x", None, (SHAPE,)))
+    assert names[0] != names[1] == names[2]
+
+
+def test_the_code_of_others_is_never_found():
+    """``drafting`` makes a function, of which nothing tells that it is the same the next time."""
+    own = Engine(target(), draft(), drafting("draft_model", Speculation(2)), "rejection", CONFIG)
+    assert own.runner.programs.admit.kept._made_of is None

@@ -1,0 +1,50 @@
+"""The programs in examples/ run as they stand, and print what they promise; so does a page that says it does."""
+
+import pathlib
+import re
+import runpy
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("batch_generation", [], "acceptance length"),
+        ("reproduce_a_seed", [], "the same text in"),
+        ("stream_and_serve", [], "4 requests"),
+        ("train_and_export_a_head", ["--steps", "2"], "mlp: "),
+        ("verify_a_conversion", [], "config.json: damaged"),
+    ],
+)
+def test_an_example_runs(monkeypatch, capsys, name, arguments, expected):
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert expected in capsys.readouterr().out
+
+
+def test_every_example_is_run():
+    parameters = next(mark for mark in test_an_example_runs.pytestmark if mark.name == "parametrize").args[1]
+    with_ray = {"ray_data", "ray_serve"}  # tests/examples/test_ray_examples.py
+    assert {name for name, *_ in parameters} | with_ray == {file.stem for file in EXAMPLES.glob("*.py")}
+
+
+def test_the_examples_of_the_page_on_serving_run_one_after_the_other(capsys):
+    names = {}
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/serving.md").read_text(), re.DOTALL)
+    printed = []
+    for block in blocks:
+        exec(block, names)
+        printed.append(capsys.readouterr().out)
+    assert len(blocks) == 7
+    assert "length" in printed[1]
+    assert re.search(r"^\d+ abort ", printed[2], re.MULTILINE)
+    assert all(names["answers"])
+    uncached, cached = map(int, printed[4].split())
+    assert uncached < cached
+    assert names["metrics"].num_finished == 10
+    assert names["metrics"].pages_used == 0

@@ -1,0 +1,321 @@
+"""Kernels with arguments of three rows or more, and the places in one of them where a bad number is put."""
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from test_decode import arguments as extension
+from test_grouped_mlp import layer
+from test_mla_attention import CASES as LATENT
+from test_mla_attention import problem as latent_problem
+from test_paged import LIVE, SMALL, WHOLE, G
+from test_paged import Case as Paged
+from test_paged import problem as paged_problem
+from test_qk_norm import problem as heads_problem
+from test_residual import problem as residual_problem
+from test_w8a8 import problem as rounded_problem
+from test_weight_only import problem as narrow_problem
+
+from jspec.models.kv_cache import LayerKV, View
+from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS
+from jspec.pallas.attention.decode import extend_kernel
+from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
+from jspec.pallas.attention.reference import Rotation, Scores
+from jspec.pallas.matmul.bf16 import streamed_product_kernel, streamed_product_reference
+from jspec.pallas.matmul.quantize_activations import (
+    activate_and_round_kernel,
+    activate_and_round_reference,
+    round_tokens_kernel,
+    round_tokens_reference,
+)
+from jspec.pallas.matmul.small_batch import Tiling
+from jspec.pallas.matmul.w8a8 import rounded_product_kernel, rounded_product_reference
+from jspec.pallas.matmul.weight_only import narrow_product_kernel, narrow_product_reference
+from jspec.pallas.mla.absorb_queries import latent_queries_kernel, latent_queries_reference
+from jspec.pallas.mla.attention import latent_attention_kernel, latent_attention_reference
+from jspec.pallas.moe.grouped_mlp import experts_kernel, experts_reference
+from jspec.pallas.moe.router import choose_kernel
+from jspec.pallas.moe.router_reference import Routing, choose_reference, route_reference
+from jspec.pallas.moe.router_small_batch import route_few_kernel
+from jspec.pallas.norm.qk_norm import norm_heads_kernel, norm_heads_reference
+from jspec.pallas.norm.rms_norm import add_norm_kernel, add_norm_reference
+from jspec.pallas.sampling.residual import residual_masses_kernel, residual_masses_reference
+from jspec.pallas.sampling.sample import draw_kernel, draw_reference, weigh
+
+ROW = 1  # has the bad number
+NAN = (np.nan, -np.nan)  # with either sign bit
+EVERY = (*NAN, np.inf, -np.inf)
+
+
+class Spot(NamedTuple):
+    """``args[operand]`` gets a number at the indices ``at``."""
+
+    operand: int
+    at: tuple[int, ...]
+    number: float
+
+
+class Problem(NamedTuple):
+    """A kernel and its arguments.
+
+    Attributes:
+      reference, kernel: functions of ``args``; the kernel also of ``interpret``.
+      args: trees of arrays, those with spots arrays of floats.
+      spots: where bad numbers are put, all of them in row ``row``.
+      row: of the arrays in ``rows``.
+      rows: what of the results belongs to rows, arrays whose first axis is that of rows.
+    """
+
+    reference: Callable
+    kernel: Callable
+    args: tuple
+    spots: list[Spot]
+    row: int = ROW
+    rows: Callable = jax.tree.leaves
+
+
+def uncached(kernel: Callable) -> Callable:
+    """The kernel without ``jax.jit``, whose trace would be that of an earlier test."""
+    return getattr(kernel, "__wrapped__", kernel)
+
+
+def spots(operand: int, shape, before: tuple[int, ...], numbers=EVERY) -> list[Spot]:
+    """The first and the last element of ``array[before]``, the one where its last power of two ends, and two others."""
+    rest = shape[len(before) :]
+    size = int(np.prod(rest))
+    rng = np.random.default_rng([operand, *shape, *before])
+    flat = {0, size - 1, min(1 << (size.bit_length() - 1), size - 1), *rng.integers(size, size=2).tolist()}
+    places = [(*before, *map(int, np.unravel_index(i, rest))) for i in sorted(flat)]
+    return [Spot(operand, at, number) for at in places for number in numbers]
+
+
+def normal(*shape: int, seed: int = 0, dtype="float32"):
+    return jax.random.normal(jax.random.key(seed + sum(shape)), shape).astype(dtype)
+
+
+def simple(reference, kernel, x, *args, rows: Callable = jax.tree.leaves, numbers=EVERY, **how) -> Problem:
+    """A kernel whose first argument ``[M, ...]`` has the bad number, and whose results are those of the M."""
+    reference, kernel = (functools.partial(f, **how) for f in (reference, uncached(kernel)))
+    return Problem(reference, kernel, (x, *args), spots(0, x.shape, (ROW,), numbers), rows=rows)
+
+
+def rounding(dtype: str) -> Problem:
+    return simple(round_tokens_reference, round_tokens_kernel, normal(3, 320, dtype=dtype))
+
+
+def activation(name: str) -> Problem:
+    how = {"activate": ACTIVATE[name]}
+    return simple(activate_and_round_reference, activate_and_round_kernel, normal(3, 2 * 100), **how)
+
+
+def residual_sum(kind: str, rounds: bool, parts: int | None) -> Problem:
+    """Both summands get bad numbers."""
+    x, y = normal(3, 200, dtype="bfloat16"), normal(*((3, 200) if parts is None else (3, parts, 200)), dtype="bfloat16")
+    weight, bias = (normal(200, seed=seed, dtype="bfloat16") for seed in (1, 2))
+    how = {"eps": 1e-5, "kind": kind, "rounds": rounds}
+    problem = simple(add_norm_reference, add_norm_kernel, x, y, weight, bias if kind == "layer" else None, **how)
+    return problem._replace(spots=problem.spots + spots(1, y.shape, (ROW,)))
+
+
+def heads() -> Problem:
+    qkv, *vectors = heads_problem((3, 2, 4, 16), "float32")
+    how = {"num_heads": (2, 1), "eps": 1e-5, "kind": "rms"}
+    return simple(norm_heads_reference, norm_heads_kernel, qkv, *vectors, **how)
+
+
+def valid_rows(out, valid) -> list[jax.Array]:
+    """Attention ``[B, T, N, H]`` with zeros for invalid query tokens, which it means nothing of."""
+    return [jnp.where(valid[:, :, None, None], out, jnp.zeros((), out.dtype))]
+
+
+def everywhere_seen(pool):
+    """Keys whose first numbers are positive: if that of a query is -inf, so are all of its scores."""
+    return pool.at[..., 0].set(jnp.abs(pool[..., 0]))
+
+
+def slots_seen(case, table, positions) -> list[tuple[int, int]]:
+    """Pages and slots of row ``LIVE`` that its newest query token sees: the newest, and the oldest of the text or window."""
+    newest = int(positions[LIVE, -1])
+    oldest = 0 if case.window is None else newest - case.window + 1
+    return [(int(table[LIVE, slot // case.P]), slot % case.P) for slot in (oldest, newest)]
+
+
+def attention(case: Paged) -> Problem:
+    (q, k, v, table, positions, valid), _ = paged_problem(case)
+    how = {"window": case.window, "scores": case.all_scores}
+    places = spots(0, q.shape, (LIVE, case.T - 1))
+    if case.sink is None and case.scores.softcap is None:
+        k = everywhere_seen(k)
+        places.append(Spot(0, (LIVE, case.T - 1, 0, 0), -np.inf))
+    for operand, g, slot in itertools.product((1, 2), range(G), slots_seen(case, table, positions)):
+        places += spots(operand, k.shape, (g, *slot))
+    return Problem(
+        functools.partial(paged_attention_reference, **how),
+        functools.partial(uncached(paged_attention_kernel), tiling=case.tiling, **how),
+        (q, k, v, table, positions, valid),
+        places,
+        LIVE,
+        lambda out: valid_rows(out, valid),
+    )
+
+
+def extending(case: Paged) -> Problem:
+    qkv, rotation, kv, view = extension(case)
+    assert isinstance(rotation, Rotation)
+
+    def reference(qkv, k, v):
+        out, _ = View.extend(view, qkv, rotation, LayerKV(k, v), G, case.window, case.all_scores)
+        return out
+
+    def kernel(qkv, k, v, interpret=False):
+        where = view.table, view.positions, view.valid
+        how = {"tiling": case.tiling, "interpret": interpret}
+        return uncached(extend_kernel)(qkv, rotation, k, v, *where, case.window, case.all_scores, **how)[0]
+
+    places = spots(0, qkv.shape, (LIVE, 0)) + spots(0, qkv.shape, (LIVE, case.T - 1))
+    [oldest, _] = slots_seen(case, view.table, view.positions)
+    for operand in (1, 2) if case.window is None else ():
+        places += spots(operand, kv.k.shape, (0, *oldest))
+    return Problem(reference, kernel, (qkv, *kv), places, LIVE, lambda out: valid_rows(out, view.valid))
+
+
+def latents() -> Problem:
+    case = LATENT[1]
+    (q, pool, table, positions, valid), _ = latent_problem(case)
+    pool, how = everywhere_seen(pool), {"rank": case.rank, "scores": Scores(0.1)}
+    places = [*spots(0, q.shape, (0, case.T - 1)), Spot(0, (0, case.T - 1, 0, 0), -np.inf)]
+    places += spots(1, pool.shape, (0, int(table[0, 0]), 3))
+    return Problem(
+        functools.partial(latent_attention_reference, **how),
+        functools.partial(uncached(latent_attention_kernel), tiling=case.tiling, **how),
+        (q, pool, table, positions, valid),
+        places,
+        0,
+        lambda out: valid_rows(out, valid),
+    )
+
+
+def latent_heads() -> Problem:
+    q, weight = normal(3, 2, 2, 48 + 16), normal(2, 48, 32)
+    angles = Rotation(*(normal(3, 2, 8, seed=seed) for seed in (1, 2)))
+    return simple(latent_queries_reference, latent_queries_kernel, q, weight, None, angles)
+
+
+def routing(way: Routing, M: int, X: int) -> Problem:
+    """Weights are what a bad number has to reach."""
+    both = (route_reference, route_few_kernel) if M <= 4 else (choose_reference, choose_kernel)
+    reference, kernel = (functools.partial(uncached(f), bias=normal(X), routing=way) for f in both)
+    return simple(reference, kernel, 2 * normal(M, X), rows=lambda routed: [routed[1]])
+
+
+def mixture(quantization: str | None, clamp: float | None) -> Problem:
+    x, routed, *weights = layer(5, 64, 32, 6, 2, "float32", quantization)
+    return simple(experts_reference, experts_kernel, x, routed, *weights, clamp=clamp)
+
+
+def narrow(kind: str) -> Problem:
+    (x, *weight), _ = narrow_problem(3, 64, 200, kind)
+    return simple(narrow_product_reference, narrow_product_kernel, x, *weight)
+
+
+def streamed(dtype: str) -> Problem:
+    x, weight, tiling = normal(3, 200, dtype=dtype), normal(64, 200, dtype=dtype), Tiling(64, 32, 64, 4, 3, True)
+    kernel = functools.partial(uncached(streamed_product_kernel), tiling=tiling)
+    return simple(streamed_product_reference, kernel, x, weight)
+
+
+def rounded() -> Problem:
+    """The scale of a token carries what was bad in it."""
+    x, *weight = rounded_problem(3, 64, 200)
+
+    def of_scale(product):
+        return lambda scale, *weight, **how: product(x.__class__(x.numbers, scale, x.dtype), *weight, **how)
+
+    return simple(of_scale(rounded_product_reference), of_scale(uncached(rounded_product_kernel)), x.scale, *weight)
+
+
+def drawing(temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Problem:
+    """The tokens of a row that makes no distribution mean nothing, and its normaliser tells."""
+    settings = (jnp.full(3, x) for x in (temperature, jnp.int32(top_k), top_p, min_p))
+    keys = jax.random.key_data(jax.random.split(jax.random.key(5), 6)).reshape(3, 2, 2)
+    found = lambda drawn: [drawn[1].lse, drawn[0]]  # noqa: E731
+    return simple(draw_reference, draw_kernel, 3 * normal(3, 2, 257), *settings, keys, rows=found)
+
+
+def masses(scattered: bool) -> Problem:
+    """The target's logits, the draft's, and the weights of the drafts get bad numbers, in distributions that count."""
+    residual, *_ = residual_problem(257, 200, "float32", scattered=scattered)
+
+    def of_logits(masses):
+        def run(p, q, log_weight, **how):
+            both = []
+            for logits, like in ((p, residual.p), (q, residual.q)):
+                flat = (x.reshape(-1, *x.shape[2:]) for x in (logits, like.scale, like.threshold))
+                *_, lse = weigh(*flat)
+                both.append(like._replace(logits=logits, lse=lse.reshape(like.lse.shape)))
+            return masses(residual._replace(p=both[0], q=both[1], log_weight=log_weight), **how)
+
+        return run
+
+    assert residual.log_weight is not None
+    args = residual.p.logits, residual.q.logits, residual.log_weight
+    places = [
+        *spots(0, args[0].shape, (2, 0)),
+        *spots(1, args[1].shape, (2, 0)),
+        *spots(2, args[2].shape, (2, 0), NAN),
+    ]
+    return Problem(of_logits(residual_masses_reference), of_logits(residual_masses_kernel), args, places, 2)
+
+
+PROBLEMS: dict[str, Callable[[], Problem]] = {
+    **{f"rounding {dtype}": functools.partial(rounding, dtype) for dtype in ("float32", "bfloat16")},
+    **{f"rounding after {name}": functools.partial(activation, name) for name in ACTIVATED_IN_KERNELS},
+    **{
+        f"norm {kind}{', rounded' * rounds}{'' if parts is None else ', in parts'}": functools.partial(
+            residual_sum, kind, rounds, parts
+        )
+        for kind, rounds, parts in (("rms", False, None), ("rms", True, 3), ("layer", True, None))
+    },
+    "norm of heads": heads,
+    "attention, split": functools.partial(attention, Paged(T=3, R=2, H=32, P=16, pages=4)),
+    "attention, whole": functools.partial(attention, Paged(T=3, R=2, H=32, P=16, pages=4, tiling=WHOLE)),
+    "attention, window": functools.partial(
+        attention, Paged(T=3, R=2, H=32, P=16, pages=4, window=20, dtype="bfloat16", tiling=WHOLE)
+    ),
+    "attention, sinks": functools.partial(attention, Paged(T=3, R=2, H=32, P=16, pages=4, sink=1.0)),
+    "attention, soft cap": functools.partial(
+        attention, Paged(T=1, R=2, H=32, P=16, pages=4, scores=Scores(0.3, 2.0), tiling=WHOLE)
+    ),
+    "extending, split": functools.partial(extending, Paged(T=3, R=2, H=32, P=16, pages=4, tiling=SMALL)),
+    "extending, window": functools.partial(
+        extending, Paged(T=3, R=2, H=32, P=16, pages=4, window=20, dtype="bfloat16", tiling=WHOLE)
+    ),
+    "latent attention": latents,
+    "latent queries": latent_heads,
+    **{
+        f"routing of {M} among {X}: {name}": functools.partial(routing, way, M, X)
+        for M, X in ((3, 6), (5, 16))
+        for name, way in {
+            "softmax": Routing(2),
+            "softmax among all": Routing(2, renormalise=False),
+            "sigmoid, shared": Routing(2, scores="sigmoid", shared=1),
+            "groups": Routing(2, groups=2),
+        }.items()
+    },
+    "experts": functools.partial(mixture, None, None),
+    "experts, clamped": functools.partial(mixture, "int8", 2.0),
+    **{f"product with {kind}": functools.partial(narrow, kind) for kind in ("int8", "int4")},
+    "product of floats": functools.partial(streamed, "bfloat16"),
+    "product of rounded tokens": rounded,
+    "greedy draw": functools.partial(drawing, 0.0),
+    "draw": functools.partial(drawing, 0.8),
+    "draw, top-k": functools.partial(drawing, 0.8, top_k=5),
+    "draw, top-p": functools.partial(drawing, 0.8, top_p=0.7),
+    "draw, min-p": functools.partial(drawing, 0.8, min_p=0.01),
+    "residual masses": functools.partial(masses, False),
+    "residual masses of a draft vocabulary": functools.partial(masses, True),
+}

@@ -1,0 +1,198 @@
+"""Reference implementation of every kind of draft head: its proposals, computed by causal passes over whole texts.
+
+Nothing is cached.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jspec.config.heads import BlockConfig, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig, PardConfig
+from jspec.models.kv_cache import CausalView
+from jspec.models.layers import rotation_at
+from jspec.pallas.attention.reference import grouped_attention, rotated
+from jspec.pallas.sampling.warped_logits import over_vocabulary
+from jspec.sampling.distribution import Distribution
+
+
+class Drafts(NamedTuple):
+    """The drafts after the first ``length`` tokens of a text.
+
+    Attributes:
+      logits: ``[B, K, V]``. Those of draft i assume that the drafts before it are the next tokens of the text.
+      kv: keys and values of the draft head's slots, ``[G, B, S, H]`` for each layer. () for a draft head that caches none.
+      real: int32 ``[B]``, how many slots, from the first on, read committed tokens and true features of the target only.
+    """
+
+    logits: jax.Array
+    kv: Any
+    real: jax.Array
+
+
+def causal_drafts(config: HeadConfig, head, target, text, length, K: int) -> Drafts:
+    """The K drafts after the first ``length`` tokens of each text.
+
+    After a single token there is no feature yet, so that the logits mean nothing, except those of a PARD model.
+
+    Args:
+      config: config of the draft head.
+      head: the draft head, before ``prepare``.
+      target: the target.
+      text: int32 ``[B, S]``, with S at least length + K - 1.
+      length: int32 ``[B]``.
+      K: the number of drafts.
+    """
+    drafts = _drafts(config, head, target, text, length, K)
+    ids = getattr(head, "draft_ids", None)
+    return drafts if ids is None else drafts._replace(logits=over_vocabulary(drafts.logits, ids[...]))
+
+
+def logits_of(distribution: Distribution) -> jax.Array:
+    """The logits of drafts, ``[B, K, V]``, from the distributions that a drafter says they were drawn from."""
+    logits, ids = distribution.warped.logits, distribution.draft_ids
+    return logits if ids is None else over_vocabulary(logits, ids)
+
+
+def _drafts(config: HeadConfig, head, target, text, length, K: int) -> Drafts:
+    """The same with logits over the draft vocabulary, ``[B, K, Vd]``."""
+    if isinstance(config, PardConfig):
+        return _pard(config, head, text, length, K)
+    features = _features(config, target, text)
+    if isinstance(config, BlockConfig):
+        return _block(config, head, target, features, text, length, K)
+    if isinstance(config, MLPConfig):
+        return _mlp(head, features, text, length, K)
+    if isinstance(config, MedusaConfig):
+        return Drafts(head.logits(_at(features, length - 2), target, K)[:, 0], (), length - 1)
+    following = jnp.roll(text, -1, axis=1)  # slot i reads token i + 1
+    if isinstance(config, MTPConfig) and config.layers.num_layers > 1:
+        return _chain_of_layers(head, target, features, following, length, K)
+    if isinstance(config, EagleConfig | MTPConfig) or config.mask_token_id is None:
+        return _chain(head, target, features, following, length, K)
+    return _masked(config, head, target, features, following, length, K)
+
+
+def _chain(head, target, features, following, length, K: int) -> Drafts:
+    """One pass of the whole draft head for each draft. Each pass reads one more of its own outputs instead of a feature."""
+    embedded, rows, slot = head.embed(following, target), jnp.arange(len(length)), _positions(following)[:, :, None]
+
+    def draft(fused, i):
+        newest = length - 2 + i
+        # The attention gives later slots a weight of 0, but 0 x NaN is NaN.
+        known = jnp.where(slot <= newest[:, None, None], embedded, 0)
+        hidden, kv = _read(head, known, fused)
+        hidden = _at(hidden, newest)
+        return fused.at[rows, newest + 1].set(head.recycle(hidden)[:, 0]), (head.logits(hidden, target)[:, 0], kv)
+
+    _, (logits, written) = jax.lax.scan(draft, head.fuse(features), jnp.arange(K, dtype=jnp.int32))
+    return Drafts(jnp.moveaxis(logits, 0, 1), jax.tree.map(lambda kv: kv[0], written), length - 1)
+
+
+def _chain_of_layers(head, target, features, following, length, K: int) -> Drafts:
+    """As ``_chain``, with another layer for each draft until there is none; every layer has read the true features."""
+    rows, slot = jnp.arange(len(length)), _positions(following)[:, :, None]
+    embedded, last, drafts = head.embed(following, target), head.config.layers.num_layers - 1, []
+    positions, none = _positions(following), (None,) * (last + 1)
+    _, written = head(embedded, features, positions, none, CausalView(positions))
+    for i in range(K):
+        newest = length - 2 + i
+        known = jnp.where(slot <= newest[:, None, None], embedded, 0)
+        hidden, _ = head.read(min(i, last), known, features, positions, none, CausalView(positions))
+        hidden = _at(hidden, newest)
+        features = features.at[rows, newest + 1].set(head.recycle(hidden)[:, 0])
+        drafts.append(head.logits(hidden, target))
+    return Drafts(jnp.concatenate(drafts, axis=1), written, length - 1)
+
+
+def _masked(config, head, target, features, following, length, K: int) -> Drafts:
+    mask = jnp.arange(following.shape[1], dtype=jnp.int32)[None] > length[:, None] - 2
+    embedded = head.embed(jnp.where(mask, config.mask_token_id, following), target)
+    fused = jnp.where(mask[:, :, None], head.fuse(head.mask_hidden[...].reshape(1, 1, -1)), head.fuse(features))
+    hidden, kv = _read(head, embedded, fused)
+    hidden = jnp.concatenate([_at(hidden, length - 2 + i) for i in range(K)], axis=1)
+    return Drafts(head.logits(hidden, target), kv, length - 1)
+
+
+def _block(config, head, target, features, text, length, K: int) -> Drafts:
+    """A block behind a context, in one softmax over both. Slots at positions that the draft head does not have are no part
+    of the block."""
+    first, S = (0 if config.anchor_first else 1), text.shape[1]
+    n = first + K if all(config.causal) else config.block_size
+    anchor, place = length[:, None] - 1, jnp.arange(n, dtype=jnp.int32)[None]
+    tokens = jnp.where(place == 0, jnp.take_along_axis(text, anchor, axis=1), config.mask_token_id)
+    positions = jnp.concatenate([_positions(text), anchor + place], axis=1)
+    fused, x, written = head.fuse(features), head.embed(tokens, target), []
+    for i, layer in enumerate(head.layers):
+        a, window = layer.attention, config.layers.windows[i]
+        qkv = a._queries_keys_values(jnp.concatenate([fused, layer.attention_norm(x)], axis=1))
+        q, k, v = jnp.split(qkv, [a.num_heads, a.num_heads + a.num_kv_heads], axis=2)
+        q, k = (rotated(part, rotation_at(positions, a.rope, a.head_dim)) for part in (q, k))
+        seen = _seen(positions, anchor, config.causal[i], window, S, config.layers.max_position)
+        k, v = (jnp.moveaxis(part, 2, 0) for part in (k, v))
+        written.append((k[:, :, :S], v[:, :, :S]))
+        v = jnp.where(jnp.any(seen, axis=1)[None, :, :, None], v, 0)  # what nobody sees may be NaN
+        x = x + a.out(grouped_attention(q[:, S:], k, v, seen).reshape(len(x), n, -1))
+        x = x + layer.mlp(layer.mlp_norm(x))
+    hidden = head.norm(x)[:, first : first + K]
+    logits = head.draft_logits(hidden, target)
+    if head.markov is not None:
+        state, added = head.markov.start(len(text)), []
+        for i in range(K):
+            one, state = head.markov(hidden[:, i : i + 1], _at(text, length - 1 + i), state)
+            added.append(one)
+        logits = logits + jnp.concatenate(added, axis=1)
+    return Drafts(logits, written, length - 1)
+
+
+def _seen(positions, anchor, causal: bool, window: int | None, S: int, max_position: int):
+    """Which of the S tokens of a text and of the slots behind them each slot of a block sees, bool ``[B, n, S + n]``."""
+    key, query = positions[:, None], positions[:, S:, None]
+    of_context = jnp.arange(positions.shape[1])[None, None] < S
+    seen = jnp.where(of_context, key < anchor[:, None], key < max_position)
+    if causal:
+        seen = seen & (of_context | (key <= query))
+        return seen if window is None else seen & (key > query - window)
+    seen = jnp.broadcast_to(seen, (len(key), query.shape[1], key.shape[2]))
+    if window is None:
+        return seen
+    last = jnp.max(jnp.where(positions[:, S:] < max_position, positions[:, S:], -1), axis=1)[:, None, None]
+    return seen & (~of_context | (key > last - window - query.shape[1]))
+
+
+def _pard(config, model, text, length, K: int) -> Drafts:
+    positions = _positions(text)
+    tokens = jnp.where(positions >= length[:, None], config.mask_token_id, text)
+    hidden, kv = model(tokens, positions, (None,) * config.model.num_layers, CausalView(positions))
+    hidden = jnp.concatenate([_at(hidden, length - 1 + i) for i in range(K)], axis=1)
+    return Drafts(model.logits(hidden), kv, length)
+
+
+def _mlp(head, features, text, length, K: int) -> Drafts:
+    state, logits = head.start(_at(features, length - 2)), []
+    for i in range(K):
+        state = head.stage(i, state, _at(text, length - 1 + i))
+        logits.append(head.logits(i, state))
+    return Drafts(jnp.concatenate(logits, axis=1), (), length - 1)
+
+
+def _features(config, target, text):
+    """The target's features at all positions, ``[B, S, E]``."""
+    positions = _positions(text)
+    aux_layers = config.resolved_aux_layers(target.config) if config.decoder else ()
+    view = CausalView(positions)
+    return target.with_auxiliary(text, positions, (None,) * target.config.num_layers, view, aux_layers)[1]
+
+
+def _read(head, embedded, fused):
+    positions = _positions(embedded)
+    return head(embedded, fused, positions, (None,) * head.config.layers.num_layers, CausalView(positions))
+
+
+def _positions(like):
+    return jnp.broadcast_to(jnp.arange(like.shape[1], dtype=jnp.int32)[None], like.shape[:2])
+
+
+def _at(values, index):
+    """The entry at ``index``: ``[B, S, ...], [B] -> [B, 1, ...]``. A negative index gives an arbitrary entry."""
+    return jnp.take_along_axis(values, jnp.maximum(index, 0).reshape(-1, *(1,) * (values.ndim - 1)), axis=1)

@@ -1,0 +1,113 @@
+"""Tiny checkpoints whose linear maps are FP8 with scales, as llm-compressor and vLLM lay them out."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import load_file
+from tiny import tiny_checkpoint, write_weights
+
+from jspec.models.quantization import STORED, quantize
+
+# The tensors of linear maps, by what their names end with; an output head and routers are none of them.
+LINEAR = re.compile(r"(proj|proj_with_mqa|fc1|fc2|w1|w2|w3|project_in|project_out)\.weight$")
+FP8 = STORED["fp8"]
+
+
+def compressed_tensors(strategy: str = "channel", ignore: Sequence[str] = ("lm_head",), **changes) -> dict[str, Any]:
+    """``quantization_config`` as llm-compressor writes it.
+
+    Args:
+      strategy: what has a scale: each output ``channel``, or a whole ``tensor``.
+      ignore: the modules that are not quantised.
+      changes: keys in which it differs; those of ``weights`` begin with ``weights__``, and those of the group with
+        ``group__``.
+    """
+    weights = {
+        "num_bits": 8,
+        "type": "float",
+        "symmetric": True,
+        "group_size": None,
+        "strategy": strategy,
+        "block_structure": None,
+        "dynamic": False,
+        "actorder": None,
+        "observer": "minmax",
+    }
+    activations = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
+    group: dict[str, Any] = {"weights": weights, "input_activations": activations, "targets": ["Linear"]}
+    whole = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": list(ignore),
+        "kv_cache_scheme": None,
+        "quantization_status": "compressed",
+        "global_compression_ratio": 1.5,
+    }
+    for key, value in changes.items():
+        within = {"weights": weights, "group": group}.get(key.partition("__")[0], whole)
+        within[key.partition("__")[2] or key] = value
+    return whole
+
+
+def vllm_fp8(ignored: Sequence[str] = ("lm_head",), **changes) -> dict[str, Any]:
+    """``quantization_config`` of the method ``fp8``, with a scale for each weight."""
+    return {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": list(ignored), **changes}
+
+
+def fp8_checkpoint(
+    path: Path,
+    architecture: str = "LlamaForCausalLM",
+    *,
+    quantization: dict[str, Any] | None = None,
+    head: bool = False,
+    scale_dtype=ml_dtypes.bfloat16,
+    shards: int = 1,
+    **overrides,
+) -> Path:
+    """Write a random checkpoint with FP8 weights, and beside it, as ``<name>-wide``, the float32 one that it stands for.
+
+    Args:
+      path: the folder; the wide one holds float32 weights, each an FP8 number times its scale.
+      architecture: as for ``tiny_checkpoint``.
+      quantization: its ``quantization_config``; None for that of ``compressed_tensors()``.
+      head: whether the output head is quantised too.
+      scale_dtype: of the scales in the files.
+      shards, overrides: as for ``tiny_checkpoint``.
+    """
+    quantization = compressed_tensors() if quantization is None else quantization
+    wide = tiny_checkpoint(path.with_name(f"{path.name}-wide"), architecture, **overrides)
+    tensors = load_file(wide / "model.safetensors")
+    stored = {name: array.astype(ml_dtypes.bfloat16) for name, array in tensors.items()}
+    one_scale = quantization["quant_method"] == "fp8" or (
+        quantization["config_groups"]["group_0"]["weights"]["strategy"] == "tensor"
+    )
+    for name, array in tensors.items():
+        if LINEAR.search(name) or (head and name == "lm_head.weight"):
+            weight, scale = _quantized(array, one_scale, scale_dtype)
+            stored |= {name: weight, f"{name}_scale": scale}
+            tensors[name] = weight.astype(np.float32) * scale.astype(np.float32).reshape(-1, 1)
+        else:
+            tensors[name] = stored[name].astype(np.float32)
+    path.mkdir()
+    config = {**json.loads((wide / "config.json").read_text()), "quantization_config": quantization}
+    (path / "config.json").write_text(json.dumps(config))
+    write_weights(path, stored, shards)
+    write_weights(wide, tensors)
+    return path
+
+
+def _quantized(weight: np.ndarray, one_scale: bool, scale_dtype) -> tuple[np.ndarray, np.ndarray]:
+    """FP8 numbers ``[out, in]``, and scales ``[out, 1]`` or ``[1]``, which are rounded to their dtype first."""
+    if not one_scale:
+        _, scale = quantize(weight, "fp8")
+        scale = scale.astype(scale_dtype)[:, None]
+    else:
+        scale = np.array([np.abs(weight).max() / 448], scale_dtype)
+    scaled = weight / scale.astype(np.float32)
+    return np.clip(scaled, -448, 448).astype(FP8), scale

@@ -1,0 +1,211 @@
+"""Tiny draft heads of every kind for the target in ``engines.py``, with random weights or trained to agree with it."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from causal_heads import causal_drafts
+from engines import CONFIG, DRAFT, LATENTS, MAX_LEN, TARGET, V, plain_greedy, ragged_prompts, shared, target
+from flax import nnx
+
+from jspec.config import Speculation
+from jspec.config.heads import (
+    BlockConfig,
+    Eagle3Config,
+    EagleConfig,
+    HeadConfig,
+    MedusaConfig,
+    MLPConfig,
+    MTPConfig,
+    PardConfig,
+)
+from jspec.drafting.methods import drafter_for
+from jspec.engine.engine import Engine
+from jspec.models import build_head, flat_params
+from jspec.models.flatten import split
+from jspec.models.quantization import dequantized, quantize
+
+D, REDUCED = TARGET.hidden_size, 20
+LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
+LAYERS = dataclasses.replace(TARGET, num_layers=2, windows=(None, 9))
+MASK = 5
+BLOCK = dataclasses.replace(
+    TARGET, architecture="Qwen3ForCausalLM", num_layers=2, windows=(None, 9), qk_norm=True, max_position=MAX_LEN
+)
+
+HEADS: dict[str, HeadConfig] = {
+    "eagle": EagleConfig(LAYERS, fuse_bias=True),
+    "mtp": MTPConfig(LAYER),
+    "eagle3": Eagle3Config(LAYER, REDUCED, D, 3, aux_layers=(0, 1, 3)),
+    "p-eagle": Eagle3Config(LAYERS, REDUCED, D, 2, aux_layers=(1, 3), mask_token_id=MASK),
+    "pard": PardConfig(DRAFT, MASK),
+    "mlp": MLPConfig(V, D, 24, 4),
+    "medusa": MedusaConfig(V, D, 4),
+    "dflash": BlockConfig(BLOCK, V, D, (0, 2, 3), 5, MASK, False, (False, True)),
+    "dspark": BlockConfig(
+        BLOCK, REDUCED, D, (1, 3), 4, MASK, True, (False, False), "gated", 6, "markov", own_head=True
+    ),
+    "eagle-small": EagleConfig(LAYER, draft_vocab_size=REDUCED).with_quantization("int8"),
+}
+SHORT = 27  # number of positions of a draft head that has fewer than its target
+VARIANTS: dict[str, HeadConfig] = HEADS | {
+    "eagle-short": EagleConfig(dataclasses.replace(LAYER, max_position=SHORT), own_embedding=True),
+    "mtp-two": MTPConfig(LAYERS),
+    "mtp-plain-output": MTPConfig(dataclasses.replace(LAYER, max_position=SHORT), norm_output=False, mask_first=True),
+    "mtp-latents": MTPConfig(dataclasses.replace(LATENTS, num_layers=1, windows=())),
+    "eagle3-final-feature": Eagle3Config(LAYER, V, D, num_aux_layers=0, norm_output=True, own_head=False),
+    "eagle3-norms": Eagle3Config(
+        LAYERS, REDUCED, D, aux_layers=(1, 2, 3), norm_each_aux=True, norm_before_residual=True, own_embedding=True
+    ),
+    "eagle3-bare": Eagle3Config(LAYERS, REDUCED, D, aux_layers=(1, 2, 3), norm_before_head=False, fuse_bias=True),
+    "p-eagle-short": Eagle3Config(
+        dataclasses.replace(LAYER, max_position=SHORT),
+        V,
+        D,
+        aux_layers=(1, 2, 3),
+        norm_before_fuse=True,
+        own_embedding=True,
+        mask_token_id=V - 1,
+    ),
+    "pard-short": PardConfig(dataclasses.replace(DRAFT, max_position=SHORT), MASK),
+    "mlp-tied": MLPConfig(V, D, 12, 3, tied=True, scale_input=True),
+    "jetspec": BlockConfig(BLOCK, V, D, (1, 2), 9, MASK, False, (True, True)),
+    "dflash-wide": BlockConfig(BLOCK, V, D, (1, 2), 10, MASK, False, (False, False)),
+    "dflash-short": BlockConfig(
+        dataclasses.replace(BLOCK, max_position=SHORT), V, D, (1, 3), 8, MASK, True, (False, False), own_embedding=True
+    ),
+    "dspark-rnn": BlockConfig(BLOCK, V, D, (2,), 8, MASK, True, (False, False), "rnn", 4, "hidden"),
+    "dspark-vanilla": BlockConfig(BLOCK, V, D, (1, 2), 5, MASK, False, (False, False), "vanilla", 4),
+    "medusa-borrowed-head": MedusaConfig(V, D, 12, num_blocks=2, own_head=False),
+    "eagle3-int8": HEADS["eagle3"].with_quantization("int8"),
+    "p-eagle-fp8": HEADS["p-eagle"].with_quantization("fp8"),
+    "eagle-int4": HEADS["eagle"].with_quantization("int4"),
+    "p-eagle-int4": HEADS["p-eagle"].with_quantization("int4"),
+    "dspark-int4": HEADS["dspark"].with_quantization("int4"),
+    "mtp-int4": HEADS["mtp"].with_quantization("int4"),
+    "mtp-int8": HEADS["mtp"].with_quantization("int8"),
+    "mtp-small": MTPConfig(LAYERS, draft_vocab_size=REDUCED).with_quantization("int8"),
+    "mtp-plain-output-small": MTPConfig(LAYER, norm_output=False, mask_first=True, draft_vocab_size=REDUCED),
+    "dspark-int8": HEADS["dspark"].with_quantization("int8"),
+    "dflash-small": HEADS["dflash"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),
+    "pard-small": HEADS["pard"].with_draft_vocabulary(REDUCED).with_quantization("fp8"),
+    "mlp-small": MLPConfig(V, D, 24, 4, draft_vocab_size=REDUCED, quantization="int8"),
+    "medusa-small": MedusaConfig(V, D, 4, draft_vocab_size=REDUCED),
+    "medusa-rows": MedusaConfig(V, D, 4, own_head=False, draft_vocab_size=REDUCED, quantization="int8"),
+}
+
+
+compile_fast = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+@functools.cache
+def random_head(config: HeadConfig, seed: int = 0):
+    """A draft head in which every parameter is random, biases and norms too.
+
+    A reduced draft vocabulary is a random choice of tokens.
+    """
+    names = config.param_shapes()
+    drawn = {name: _drawn(config, name, shape, seed) for name, shape in names.items()}
+    return quantized_head(config, drawn)
+
+
+def quantized_head(config: HeadConfig, params: dict[str, np.ndarray]):
+    """The draft head of ``config`` from weights of floats, which are quantised if the config says so."""
+    params = dict(params)
+    kinds = config.quantizations()
+    for name, scale in config.scale_names().items():
+        params[name], params[scale] = quantize(np.asarray(params[name]), kinds[name])
+    return build_head(config, params)
+
+
+def plain_config(config: HeadConfig) -> HeadConfig:
+    """The same without quantisation."""
+    return config.with_quantization(None)  # pyright: ignore[reportArgumentType]
+
+
+def dequantized_head(config: HeadConfig, head):
+    """The head that a quantised one stands for, its weights multiplied by their scales in float32."""
+    params = {name: np.asarray(array) for name, array in flat_params(head).items()}
+    shapes = config.param_shapes()
+    for name, scale in config.scale_names().items():
+        params[name] = dequantized(params[name], params.pop(scale), shapes[name][1])
+    return build_head(plain_config(config), params)
+
+
+def _drawn(config: HeadConfig, name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
+    rng = np.random.default_rng([seed, *name.encode()])
+    if name == "draft_ids":
+        ids, Vd = np.full(shape, -1), config.dimensions["Vd"]
+        ids[np.sort(rng.permutation(len(ids))[:Vd])] = np.arange(Vd)
+        return ids
+    noise = rng.standard_normal(shape).astype(np.float32)
+    if len(shape) > 1:
+        return noise * (0.1 if "embedding" in name else shape[1] ** -0.5)
+    return 0.1 * noise if name.endswith("bias") else noise if name == "mask_hidden" else 1 + 0.1 * noise
+
+
+def serving(config: HeadConfig, head):
+    """A copy of ``head`` after ``prepare``, which drafts."""
+    return build_head(config, flat_params(head)).prepare()
+
+
+def before_serving(config: HeadConfig, head):
+    """A copy of ``head`` for a causal pass: not prepared, but its products round what those of a prepared one do."""
+    copy, ready = build_head(config, flat_params(head)), serving(config, head)
+    rounds = {path: part for path, part in nnx.iter_graph(ready) if hasattr(part, "rounds")}
+    for path, part in nnx.iter_graph(copy):
+        if path in rounds:
+            part.rounds = rounds[path].rounds
+            if hasattr(part, "in_parts"):
+                part.in_parts = rounds[path].in_parts
+    return copy
+
+
+@functools.cache
+def trained_head(config: HeadConfig, steps: int = 300, depth: int = 3):
+    """A draft head that was trained on the target's texts after ``ragged_prompts()``, for so few steps that it is often
+    right but not always. One that is quantised is quantised afterwards."""
+    if config.quantization is not None:
+        return quantized_head(config, flat_params(trained_head(plain_config(config), steps, depth)))
+    prompts = ragged_prompts()
+    texts = [prompt + tokens for prompt, tokens in zip(prompts, plain_greedy(target(), prompts), strict=True)]
+    texts = jnp.pad(jnp.array(texts, jnp.int32), ((0, 0), (0, depth)))
+    leaves, merge = split(random_head(config))
+    trainable = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    optimizer = optax.adam(1e-2)
+    target_leaves, merge_target = split(target())
+
+    def loss(weights, target_leaves, length):
+        all_leaves = list(leaves)
+        for i, weight in zip(trainable, weights, strict=True):
+            all_leaves[i] = weight
+        logits = causal_drafts(config, merge(all_leaves), merge_target(target_leaves), texts, length, depth).logits
+        right = jnp.take_along_axis(texts, length[:, None] + jnp.arange(depth)[None], axis=1)
+        log_q = jnp.take_along_axis(jax.nn.log_softmax(logits), right[..., None], axis=-1)
+        return -jnp.mean(jnp.where(jnp.isfinite(log_q), log_q, 0.0))
+
+    def step(state, key, target_leaves):
+        weights, moments = state
+        length = jax.random.randint(key, len(texts), 2, MAX_LEN - depth)
+        updates, moments = optimizer.update(jax.grad(loss)(weights, target_leaves, length), moments)
+        return (optax.apply_updates(weights, updates), moments), None
+
+    @compile_fast
+    def fit(weights, target_leaves):
+        keys = jax.random.split(jax.random.key(0), steps)
+        return jax.lax.scan(lambda s, k: step(s, k, target_leaves), (weights, optimizer.init(weights)), keys)[0][0]
+
+    for i, weight in zip(trainable, fit([leaves[i] for i in trainable], target_leaves), strict=True):
+        leaves[i] = weight
+    return merge(leaves)
+
+
+@shared
+def head_engine(name: str, K: int, verify="rejection", config=CONFIG, **speculation) -> Engine:
+    """An engine with the target and the trained draft head of this name."""
+    settings, head = Speculation(K, verify, **speculation), HEADS[name]
+    drafter = drafter_for(head, TARGET, settings)
+    return Engine(target(), serving(head, trained_head(head)), drafter, verify, config)

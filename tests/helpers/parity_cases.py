@@ -1,0 +1,175 @@
+"""Tiny models whose logits are compared with transformers: what each of them sets in its transformers config.
+
+A family of ``jspec.checkpoints.huggingface.families`` has a few lines here, for each of its choices that a config
+decides. The table in docs/guides/models.md names them."""
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+SLIDING = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+QWEN3_MOE = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.3,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}
+PARTIAL = {"rope_theta": 1e4, "partial_rotary_factor": 0.75}
+# Factors for 8 rotary pairs, which a head of 16 numbers has; longer than the original length, texts take the long ones.
+LONG_FACTORS = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0],
+}
+SIX = {"short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0]}
+GEMMA2 = {
+    "tie_word_embeddings": True,
+    "sliding_window": 7,
+    "query_pre_attn_scalar": 24,
+    "attn_logit_softcapping": 2.0,
+    "final_logit_softcapping": 3.0,
+}
+GEMMA3 = {"tie_word_embeddings": True, "sliding_window": 7, "query_pre_attn_scalar": 24}
+GEMMA3_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+GPT_OSS = {
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": 7,
+    "rope_parameters": {**YARN, "truncate": False},
+    "swiglu_limit": 0.5,
+}
+DEEPSEEK = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "head_dim": 8,  # what transformers rotates
+    "v_head_dim": 20,
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+GLM = {key: value for key, value in DEEPSEEK.items() if key not in ("n_group", "topk_group", "first_k_dense_replace")}
+YARN_SCORES = {"rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 1.1}}
+LONGROPE = {"rope_parameters": LONG_FACTORS, "original_max_position_embeddings": 32}
+
+CASES = {
+    "llama": ("Llama", {}),
+    "llama-wide-head": ("Llama", {"head_dim": 32}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama-one-kv-head": ("Llama", {"num_key_value_heads": 1}),
+    "llama-odd-ratio": ("Llama", {"num_attention_heads": 6, "hidden_size": 96, "num_key_value_heads": 2}),
+    "llama-no-groups": ("Llama", {"num_key_value_heads": 4}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-llama3-rope": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-linear-rope": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}}),
+    "llama-dynamic-rope": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}),
+    "llama-yarn-rope": ("Llama", {"rope_parameters": YARN}),
+    "llama-yarn-mscale": ("Llama", {"rope_parameters": {**YARN, "mscale": 0.707, "mscale_all_dim": 1.1}}),
+    "llama-yarn-attention": ("Llama", {"rope_parameters": {**YARN, "attention_factor": 1.3, "truncate": False}}),
+    "llama-yarn-betas": ("Llama", {"rope_parameters": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0}}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-sliding": ("Mistral", {"sliding_window": 7, "head_dim": 32}),
+    "qwen2": ("Qwen2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True, "sliding_window": 9}),
+    "qwen2-sliding-by-layer": ("Qwen2", SLIDING),
+    "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen3-sliding": ("Qwen3", SLIDING),
+    "qwen3-biases": ("Qwen3", {"attention_bias": True}),
+    "qwen3-yarn": ("Qwen3", {"rope_parameters": YARN}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5}),
+    "mixtral-sliding": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 7}),
+    "qwen3-moe": ("Qwen3Moe", {**QWEN3_MOE, "norm_topk_prob": True}),
+    "qwen3-moe-some-layers": (
+        "Qwen3Moe",
+        {**QWEN3_MOE, "decoder_sparse_step": 2, "num_hidden_layers": 5, "head_dim": 32},
+    ),
+    "qwen3-moe-sliding": ("Qwen3Moe", {**QWEN3_MOE, "use_sliding_window": True, "sliding_window": 7}),
+    "qwen3-moe-dense-layers": ("Qwen3Moe", {**QWEN3_MOE, "mlp_only_layers": [1], "tie_word_embeddings": True}),
+    "granite": ("Granite", GRANITE),
+    "granite-tied": (
+        "Granite",
+        {**GRANITE, "tie_word_embeddings": True, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True},
+    ),
+    "olmo2": ("Olmo2", {"num_key_value_heads": 4}),
+    "olmo2-grouped": ("Olmo2", {"head_dim": 32, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "olmo2-yarn": ("Olmo2", {"rope_parameters": YARN, "attention_bias": True}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1]}),
+    "smollm3-interval": ("SmolLM3", {"no_rope_layer_interval": 2, "num_hidden_layers": 5, "tie_word_embeddings": True}),
+    "smollm3-sliding": (
+        "SmolLM3",
+        {"use_sliding_window": True, "sliding_window": 7, "no_rope_layers": [0, 1, 1], "num_key_value_heads": 1},
+    ),
+    "phi3": ("Phi3", {"num_key_value_heads": 4}),
+    "phi3-sliding": ("Phi3", {"sliding_window": 7, "tie_word_embeddings": True}),
+    "phi4-partial": ("Phi3", {"rope_parameters": {**PARTIAL, "rope_type": "default"}, "num_key_value_heads": 1}),
+    "phi3-longrope": ("Phi3", LONGROPE),
+    "phi4-longrope": ("Phi3", {**LONGROPE, "rope_parameters": {**LONG_FACTORS, **PARTIAL, **SIX}}),
+    "opt": ("OPT", {}),
+    "opt-no-biases": ("OPT", {"enable_bias": False, "tie_word_embeddings": False, "activation_function": "gelu"}),
+    "opt-no-final-norm": ("OPT", {"_remove_final_layer_norm": True}),
+    "opt-350m": ("OPT", {"do_layer_norm_before": False, "word_embed_proj_dim": 24}),
+    "opt-350m-untied": (
+        "OPT",
+        {"do_layer_norm_before": False, "word_embed_proj_dim": 80, "tie_word_embeddings": False},
+    ),
+    "gemma2": ("Gemma2", GEMMA2),
+    "gemma2-one-kv-head": ("Gemma2", {**GEMMA2, "num_key_value_heads": 1, "head_dim": 32}),
+    "gemma2-listed": (
+        "Gemma2",
+        {**GEMMA2, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+    ),
+    "gemma2-no-caps": (
+        "Gemma2",
+        {**GEMMA2, "final_logit_softcapping": None, "attn_logit_softcapping": None, "attention_bias": True},
+    ),
+    "gemma3": ("Gemma3", {**GEMMA3, "num_hidden_layers": 7}),
+    "gemma3-scaled": ("Gemma3", {**GEMMA3, "rope_parameters": GEMMA3_ROPES, "sliding_window_pattern": 2}),
+    "gemma3-capped": ("Gemma3", {**GEMMA3, "final_logit_softcapping": 5.0, "num_key_value_heads": 1, "head_dim": 32}),
+    "gpt-oss": ("GptOss", GPT_OSS),
+    "gpt-oss-listed": (
+        "GptOss",
+        {**GPT_OSS, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "swiglu_limit": 7.0},
+    ),
+    "gpt-oss-default-rope": ("GptOss", {**GPT_OSS, "rope_parameters": None, "num_key_value_heads": 1, "head_dim": 32}),
+    "deepseek": ("DeepseekV3", DEEPSEEK),
+    "deepseek-one-group": ("DeepseekV3", {**DEEPSEEK, "n_group": 1, "topk_group": 1, "norm_topk_prob": False}),
+    "deepseek-no-query-rank": ("DeepseekV3", {**DEEPSEEK, "q_lora_rank": None, "num_mtp_layers": 0}),
+    "deepseek-shared": ("DeepseekV3", {**DEEPSEEK, "n_shared_experts": 3, "first_k_dense_replace": 0}),
+    "deepseek-none-shared": ("DeepseekV3", {**DEEPSEEK, "n_shared_experts": 0, "num_mtp_layers": 2}),
+    "deepseek-dense": ("DeepseekV3", {**DEEPSEEK, "first_k_dense_replace": 3, "tie_word_embeddings": True}),
+    "deepseek-yarn": ("DeepseekV3", {**DEEPSEEK, **YARN_SCORES, "attention_bias": True}),
+    "deepseek-in-halves": ("DeepseekV3", {**DEEPSEEK, "rope_interleave": False, "attention_bias": True}),
+    "glm": ("Glm4MoeLite", GLM),
+    "glm-listed": ("Glm4MoeLite", {**GLM, "mlp_layer_types": ["sparse", "dense", "sparse"], "rms_norm_eps": 1e-3}),
+    "gpt-oss-no-biases": ("GptOss", {**GPT_OSS, "attention_bias": False, "tie_word_embeddings": True}),
+}

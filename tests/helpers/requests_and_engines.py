@@ -1,0 +1,97 @@
+"""Requests of many kinds, engines with a drafter of each kind, and what becomes of a request that is alone on one."""
+
+import dataclasses
+
+from disturbances import outcome_of, serve
+from engines import (
+    GREEDY,
+    LATENTS,
+    MAX_LEN,
+    TARGET,
+    draft,
+    drafting,
+    in_shards,
+    key_of,
+    latents,
+    ragged_prompts,
+    requests_of,
+    shared,
+    target,
+)
+from heads import VARIANTS, random_head, serving
+
+from jspec.config import EngineConfig, Speculation
+from jspec.config.sharding import AXIS
+from jspec.drafting.methods import drafter_for
+from jspec.engine.engine import Engine
+from jspec.engine.request import Request
+from jspec.models.sharding import mesh_of, on_every_device
+from jspec.sampling.params import SamplingParams
+
+K, P = 4, 4
+CONFIG = EngineConfig(max_batch=3, max_len=MAX_LEN, page_size=P, prefill_chunk=P, rounds=4)
+PROMPTS = ragged_prompts((1, 2, 5, 8, 9, 13, 17, 22))
+PARAMS = [
+    SamplingParams(temperature=1.0, max_tokens=20),
+    SamplingParams(temperature=0.6, top_k=9, max_tokens=18),
+    SamplingParams(temperature=1.3, top_p=0.9, max_tokens=7),
+    SamplingParams(temperature=0.9, min_p=0.05, max_tokens=20),
+    dataclasses.replace(GREEDY, max_tokens=18),
+    SamplingParams(temperature=2.0, top_k=20, top_p=0.95, max_tokens=13),
+    SamplingParams(temperature=0.7, max_tokens=18, min_tokens=9, stop_token_ids=[3, 4, 5]),
+    SamplingParams(temperature=1.0, max_tokens=17),
+]
+REQUESTS = requests_of(PROMPTS, PARAMS)
+
+
+@shared
+def engine_of(kind: str, config: EngineConfig = CONFIG, verify: str = "rejection", **speculation) -> Engine:
+    """An engine with a drafter of this kind, whose drafts are drawn, so that they tell of every number behind them.
+
+    For ``latents``, attention is over latents, that of the target and of what drafts for it; for ``latents/expanded``,
+    prefill computes keys and values of all heads. ``eagle/2`` is ``eagle`` with a target in two shards, and
+    ``draft_model/2/2`` has a draft model in as many. In ``eagle/2/dealt`` each device judges two of four rows. Beside the
+    drafter of ``eagle+lookup``, texts are looked up whose newest token occurs earlier."""
+    kind, *shards = kind.split("/")
+    kind, plus, _ = kind.partition("+lookup")
+    if shards == ["expanded"]:
+        config, shards = dataclasses.replace(config, expand_latents=True), []
+    how: dict[str, int] = {}
+    if "dealt" in shards:
+        config, how, shards = dataclasses.replace(config, max_batch=4), {"deal_from": 0}, shards[:-1]
+    beside = {"lookup": True, "ngram_min": 1} if plus else {}
+    speculation = {"num_draft_tokens": K, "draft_sampling": "sample"} | beside | speculation
+    settings, model = Speculation(verify=verify, **speculation), target()
+    if kind == "latents":
+        config_of_head, model = VARIANTS["mtp-latents"], latents()
+        drafter, by = (
+            drafter_for(config_of_head, LATENTS, settings),
+            serving(config_of_head, random_head(config_of_head)),
+        )
+    elif kind in VARIANTS:
+        head = VARIANTS[kind]
+        drafter, by = drafter_for(head, TARGET, settings), serving(head, random_head(head))
+    else:
+        drafter = drafting(None if kind == "none" else kind, settings)
+        by = draft() if kind == "draft_model" else None
+    if shards:
+        count = int(shards[0])
+        model = in_shards(model, count, **how)
+        by = in_shards(by, count) if len(shards) > 1 else on_every_device(by, mesh_of(count, AXIS))
+    lengths = settings.draft_lengths if settings.auto else None
+    return Engine(model, by, drafter, verify, config, draft_lengths=lengths, budgets=settings.budgets)
+
+
+def alone(engine: Engine, requests) -> list[tuple]:
+    """What becomes of each request when there is nothing else, and nothing of an earlier one in the prefix cache."""
+    outcomes = []
+    for request in requests:
+        engine.scheduler.pages.forget_prefixes()
+        outcomes += map(outcome_of, serve(engine, [request]))
+    engine.scheduler.pages.forget_prefixes()
+    return outcomes
+
+
+def passing(i: int) -> Request:
+    """A neighbour that goes before everybody else, and often shares a prompt with one of ``REQUESTS``."""
+    return Request(99, PROMPTS[i % len(PROMPTS)], PARAMS[0], key_of(1000 + i), priority=-1)

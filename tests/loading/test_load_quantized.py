@@ -1,0 +1,143 @@
+"""Quantised targets and drafts behind the front door: drafts change nothing of what the quantised target says."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_heads
+from fp8_checkpoints import compressed_tensors, fp8_checkpoint
+from tiny import tiny_checkpoint
+
+import convert
+import jspec
+from jspec.models.quantization import STORED
+from jspec.train.loop import Plan
+from jspec.train.methods import Sizes
+from jspec.train.run import TrainingRun, train
+
+SMALL = {"max_batch": 2, "max_len": 64, "page_size": 16, "prefill_chunk": 16}
+K3 = jspec.Speculation(num_draft_tokens=3)
+GREEDY = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+PROMPTS = [[3, 4, 5], [7], list(range(20, 45))]
+MODELS = [("int8", True), ("fp8", False)]  # whether the output head is the embedding
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Targets as they came and quantised, with an output head of their own or a tied one; a PARD model likewise."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    for tied in (False, True):
+        tiny_checkpoint(root / f"plain-{tied}", tie_word_embeddings=tied)
+    for kind, tied in MODELS:
+        convert.convert(root / f"plain-{tied}", root / f"{kind}-{tied}", quantize=kind)
+    convert.convert(tiny_heads.pard(root / "pard"), root / "pard-int8", quantize="int8")
+    return root
+
+
+def generated(llm) -> list[list[int]]:
+    return [result.token_ids for result in jspec.generate(llm, PROMPTS, **GREEDY)]
+
+
+@pytest.fixture(scope="module")
+def plain(folders):
+    """Greedy text of every quantised target."""
+    return {model: generated(jspec.load(folders / "{}-{}".format(*model), **SMALL)) for model in MODELS}
+
+
+@pytest.mark.parametrize(("kind", "tied"), MODELS)
+def test_it_is_the_quantised_model(folders, plain, kind, tied):
+    """Close to the original and not equal to it, and consistent with its own logits."""
+    original, llm = (jspec.load(folders / f"{name}-{tied}", **SMALL) for name in ("plain", kind))
+    assert llm.target.config.quantization == kind
+    assert llm.target.output_weight.dtype == STORED[kind]
+    tokens = [*PROMPTS[0], *plain[kind, tied][0]]
+    ours, theirs = llm.logits(tokens), original.logits(tokens)
+    assert 0 < np.abs(ours - theirs).max() < 0.3 * np.abs(theirs).max()
+    assert np.argmax(ours, axis=-1).tolist()[2:-1] == tokens[3:]
+
+
+@pytest.mark.parametrize(("kind", "tied", "draft"), [("int8", True, "plain-True"), ("fp8", False, "fp8-False")])
+def test_a_draft_model_changes_nothing(folders, plain, kind, tied, draft):
+    """The draft is the target's original, or the target itself."""
+    llm = jspec.load(folders / f"{kind}-{tied}", folders / draft, speculation=K3, **SMALL)
+    results = jspec.generate(llm, PROMPTS, **GREEDY)
+    assert [result.token_ids for result in results] == plain[kind, tied]
+    assert sum(result.stats.num_accepted_draft_tokens for result in results) > 0
+    assert llm.engine.num_compilations == 3
+
+
+def test_a_quantised_draft_of_a_target_that_is_not(folders):
+    llm = jspec.load(folders / "plain-True", folders / "pard-int8", speculation=K3, **SMALL)
+    assert llm.method == "parallel"
+    assert generated(llm) == generated(jspec.load(folders / "plain-True", **SMALL))
+
+
+@pytest.mark.parametrize("make", [tiny_heads.eagle, tiny_heads.medusa], ids=lambda make: make.__name__)
+def test_heads_for_a_quantised_target(folders, plain, tmp_path, make):
+    llm = jspec.load(folders / "int8-True", make(tmp_path / "head"), speculation=K3, **SMALL)
+    assert generated(llm) == plain["int8", True]
+
+
+def test_bfloat16(folders):
+    """At one width the text is the same with drafts and without; the weights stay as they are stored."""
+    folder = folders / "int8-True"
+    alone, drafted = (jspec.load(folder, draft, dtype="bfloat16", width=5, **SMALL) for draft in (None, folder))
+    assert drafted.target.layers[0].mlp.down.weight[...].dtype == jnp.int8
+    assert drafted.target.layers[0].mlp.down.scale[...].dtype == jnp.float32
+    assert drafted.target.embed(jnp.zeros((1, 1), jnp.int32)).dtype == jnp.bfloat16
+    assert generated(drafted) == generated(alone)
+
+
+@pytest.mark.parametrize("kind", ["channel", "tensor"])
+def test_a_checkpoint_that_is_fp8(tmp_path, kind):
+    """Loaded as it came or converted, it is the model of its wide weights; as a draft it changes nothing."""
+    src = fp8_checkpoint(tmp_path / "src", quantization=compressed_tensors(kind))
+    convert.convert(src, tmp_path / "out")
+    wide, stored, converted = (jspec.load(tmp_path / name, **SMALL) for name in ("src-wide", "src", "out"))
+    assert stored.target.layers[1].mlp.down.weight[...].dtype == STORED["fp8"]
+    assert stored.target.output_scale is None
+    expected, texts = wide.logits(PROMPTS[2]), generated(stored)
+    np.testing.assert_allclose(stored.logits(PROMPTS[2]), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(stored.logits(PROMPTS[2]), converted.logits(PROMPTS[2]))
+    for target, draft in ((src, src), (src, tmp_path / "src-wide"), (tmp_path / "src-wide", tmp_path / "out")):
+        llm = jspec.load(target, draft, speculation=K3, **SMALL)
+        results = jspec.generate(llm, PROMPTS, **GREEDY)
+        assert [result.token_ids for result in results] == (texts if target == src else generated(wide))
+        assert sum(result.stats.num_accepted_draft_tokens for result in results) > 0
+
+
+def test_a_head_borrows_an_output_head_that_is_not_quantised(tmp_path):
+    src = fp8_checkpoint(tmp_path / "src")
+    llm = jspec.load(src, tiny_heads.eagle(tmp_path / "head"), speculation=K3, **SMALL)
+    assert generated(llm) == generated(jspec.load(src, **SMALL))
+
+
+def test_a_checkpoint_of_another_kind_is_refused(tmp_path):
+    src = fp8_checkpoint(tmp_path / "src", quantization=compressed_tensors(format="int-quantized"))
+    plain = tiny_checkpoint(tmp_path / "plain")
+    for target, draft in ((src, None), (plain, src)):
+        with pytest.raises(
+            ValueError, match=r"quantization_config\.format='int-quantized': expected 'float-quantized'"
+        ):
+            jspec.load(target, draft, speculation=K3, **SMALL)
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(ValueError, match=r"model\.gguf: GGUF files, which are llama\.cpp's, are not read"):
+        jspec.load(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("method", "sizes"),
+    [
+        ("eagle", Sizes()),
+        ("eagle3", Sizes(num_draft_tokens=2, draft_vocab_size=40)),
+        ("medusa", Sizes(num_draft_tokens=2, borrow_head=True)),
+    ],
+)
+def test_a_head_learns_from_a_quantised_target(folders, tmp_path, method, sizes):
+    pytest.importorskip("matplotlib")
+    tokens = np.random.default_rng(0).integers(3, 20, 2000)
+    np.savez(tmp_path / "tokens.npz", train=tokens[:1600], held_out=tokens[1600:])
+    plan = Plan(6, 1e-2, 0.0, tokens_per_step=64, length=16, evaluate_every=3)
+    target, out = folders / "int8-True", tmp_path / "out"
+    figures = train(TrainingRun(method, target, tmp_path / "tokens.npz", out, plan, sizes, prompts=1, dtype="float32"))
+    assert np.isfinite(figures["held_out_loss"])
+    assert jspec.load(target, out / "head", speculation=jspec.Speculation(2), **SMALL).method == method

@@ -1,0 +1,168 @@
+"""Block drafters compute what their original implementations do, from checkpoints in the originals' layouts.
+
+The outputs of the originals are kept in golden/, and the README.md there says how they were made."""
+
+import functools
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from convert import load_draft
+from jspec.config.heads.block import MARKOVS
+from jspec.models import build_head
+from jspec.models.heads.block import BlockView
+from jspec.models.kv_cache import PagedView, init_pool
+
+TOLERANCE = 1e-5
+GOLDEN = Path(__file__).parents[1] / "golden"
+PAGE, PAGES = 4, 8
+
+
+@functools.cache
+def golden(file: str) -> dict[str, np.ndarray]:
+    with np.load(GOLDEN / f"{file}.npz") as arrays:
+        return dict(arrays)
+
+
+def checkpoint(folder: Path, file: str, markov: str | None = None, **keys) -> Path:
+    """The draft head of a golden file, in the layout of its original."""
+    found, mark = golden(file), f"w.{markov}."
+    weights = {name.removeprefix("w."): array for name, array in found.items() if name.startswith("w.")}
+    weights = {name: array for name, array in weights.items() if name.split(".")[0] not in MARKOVS}
+    weights |= {name.removeprefix(mark): array for name, array in found.items() if name.startswith(mark)}
+    config = json.loads(str(found["config_json"]))
+    config |= {"markov_head_type": markov} if markov else {}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**config, **keys}))
+    save_file({name: np.ascontiguousarray(array) for name, array in weights.items()}, folder / "model.safetensors")
+    return folder
+
+
+class Lender:
+    """The target as far as a block drafter borrows from it."""
+
+    def __init__(self, file: str):
+        self.embedding, self.head = (jnp.asarray(golden(file)[name]) for name in ("embed", "lm_head"))
+
+    def embed(self, tokens):
+        return self.embedding[tokens]
+
+    def logits(self, hidden):
+        return jnp.einsum("...d,vd->...v", hidden, self.head, precision="highest")
+
+
+def head_of(path: Path):
+    config, params = load_draft(path)
+    return build_head(config, params)
+
+
+def features(file: str):
+    found = golden(file)
+    streams = sorted((name for name in found if name.startswith("S_") and name[2:].isdigit()), key=lambda s: int(s[2:]))
+    return jnp.asarray(np.concatenate([found[name] for name in streams], axis=-1))[None]
+
+
+def rounds(head, file: str, starts=None):
+    """Hidden states of the blocks at some anchors ``[rounds, B, D]`` in the order of a text, and the cache behind them.
+
+    The context of the first is kept as that of a prompt, and that of the others as that of the tokens of a round."""
+    found, lender = golden(file), Lender(file)
+    config, tokens = head.config, found["token_ids"]
+    fused, n = head.fuse(features(file)), config.block_size
+    table = 1 + jnp.arange(PAGES - 1, dtype=jnp.int32)[None]
+    cache, kept, hidden = init_pool(head.cache_shape(), PAGES, PAGE, jnp.float32), 0, []
+    for start in map(int, found["starts"] if starts is None else starts):
+        first = max(start - n - 1, 0)  # a window is read once more than it has to be
+        if kept == 0 and first:
+            positions = jnp.arange(first, dtype=jnp.int32)[None]
+            cache = head.keep(fused[:, :first], positions, cache, PagedView(table, positions, positions >= 0))
+        positions = jnp.arange(first, start + n, dtype=jnp.int32)[None]
+        block = jnp.asarray([[tokens[start], *[config.mask_token_id] * (n - 1)]])
+        view = BlockView(table, positions, positions >= 0, block=n)
+        context = fused[:, first:start]
+        out, cache = head(context, head.embed(block, lender), positions, cache, view)
+        hidden.append(out[0])
+        kept = start
+    return jnp.stack(hidden), cache
+
+
+def slots(pool, count: int):
+    """Numbers of the first slots of the only row, ``[count, G, H]``."""
+    return np.moveaxis(np.asarray(pool)[:, 1:].reshape(pool.shape[0], -1, pool.shape[-1])[:, :count], 0, 1)
+
+
+def assert_close(found, expected):
+    assert found.shape == expected.shape
+    assert np.abs(np.asarray(found) - expected).max() < TOLERANCE * max(np.abs(expected).max(), 1)
+
+
+def test_dflash(tmp_path):
+    head, found = head_of(checkpoint(tmp_path / "head", "dflash")), golden("dflash")
+    config = head.config
+    assert (config.method, config.aux_layers, config.max_drafts) == ("dflash", (2, 5, 7), 4)
+    assert_close(head.fuse(features("dflash"))[0], found["ctx"])
+    hidden, cache = rounds(head, "dflash")
+    assert_close(hidden, found["block_hidden"])
+    assert_close(head.draft_logits(hidden, Lender("dflash"))[:, 1:], found["draft_logits"])
+    for layer, kv in enumerate(cache):
+        assert_close(slots(kv.k, 18), found["ctx_k"][layer])
+        assert_close(slots(kv.v, 18), found["ctx_v"][layer])
+
+
+def test_a_context_of_one_token(tmp_path):
+    head = head_of(checkpoint(tmp_path / "head", "dflash"))
+    hidden, _ = rounds(head, "dflash", [1])
+    assert_close(head.draft_logits(hidden, Lender("dflash"))[0, 1:], golden("dflash")["draft_logits_ctx1"])
+
+
+def test_jetspec(tmp_path):
+    settings = {**json.loads(str(golden("dflash")["config_json"]))["dflash_config"], "causal_head": True}
+    head = head_of(checkpoint(tmp_path / "head", "dflash", dflash_config=settings))
+    assert head.config.causal == (True, True)
+    hidden, _ = rounds(head, "dflash")
+    assert_close(head.draft_logits(hidden, Lender("dflash"))[:, 1:], golden("dflash")["draft_logits_causal"])
+
+
+def test_dflash_whose_anchor_drafts(tmp_path):
+    """DeepSpec's blocks in z-lab's class, which alone would mean that the first slot drafts nothing."""
+    keys = {"architectures": ["DFlashDraftModel"], "markov_rank": 0, "query_zero_predicts_next": True}
+    folder, found, lender = checkpoint(tmp_path / "head", "dspark", **keys), golden("dspark"), Lender("dspark")
+    weights = load_file(folder / "model.safetensors")
+    weights = {name: array for name, array in weights.items() if "confidence" not in name}
+    save_file(weights, folder / "model.safetensors")
+    head = head_of(folder)
+    assert (head.config.method, head.config.anchor_first, head.config.max_drafts) == ("dflash", True, 5)
+    hidden, _ = rounds(head, "dspark")
+    assert_close(head.draft_logits(hidden, lender), found["base_logits"])
+
+
+@pytest.mark.parametrize("kind", MARKOVS)
+def test_dspark(tmp_path, kind):
+    head, found, lender = head_of(checkpoint(tmp_path / "head", "dspark", kind)), golden("dspark"), Lender("dspark")
+    config = head.config
+    assert (config.method, config.aux_layers, config.max_drafts, config.markov) == ("dspark", (0, 3, 6), 5, kind)
+    hidden, _ = rounds(head, "dspark")
+    assert_close(hidden, found["block_hidden"])
+    base = head.draft_logits(hidden, lender)
+    assert_close(base, found["base_logits"])
+
+    def after(previous):
+        state, logits = head.markov.start(len(previous)), []
+        for i in range(config.block_size):
+            added, state = head.markov(hidden[:, i : i + 1], previous[:, i : i + 1], state)
+            logits.append(base[:, i : i + 1] + added)
+        return jnp.concatenate(logits, axis=1)
+
+    anchors = found["token_ids"][found["starts"]]
+    greedy = found[f"{kind}.greedy_tokens"]
+    previous = jnp.asarray(np.concatenate([anchors[:, None], greedy[:, :-1]], axis=1))
+    logits = after(previous)
+    assert_close(logits, found[f"{kind}.logits"])
+    np.testing.assert_array_equal(np.argmax(logits, axis=-1), greedy)
+    assert_close(head.confidence_logits(hidden, previous), found[f"{kind}.confidence_logits"])
+    forced = jnp.broadcast_to(jnp.asarray(found["token_ids"][9:14])[None], previous.shape)
+    assert_close(after(forced)[0], found[f"{kind}.forced_logits_start9"])

@@ -1,0 +1,120 @@
+"""Every family of language models through the paged cache and the engine, against one causal pass without a cache."""
+
+import dataclasses
+import itertools
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines import TARGET, causal
+from flax import nnx
+from tiny import ARCHITECTURES, tiny_checkpoint
+from tiny_heads import NO_EMBEDDING, eagle, speculators
+
+import jspec
+from jspec.checkpoints.huggingface.families import FAMILIES
+from jspec.checkpoints.loading import load_folder
+from jspec.models import Decoder, build
+from jspec.models.kv_cache import CausalView, PagedView, init_pool
+
+S, P = 40, 8  # past every window, and past the original length of the longrope
+SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16}
+PROMPTS = [[5], [7, 8, 9] * 3, list(range(3, 27))]  # the last is read in two pieces
+DRAFTS = ("draft_model", "ngram", "eagle", "eagle3", "p_eagle")
+# Families whose layers have nothing that another family's do not: their engines are made at night.
+ALIKE = (
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "GraniteForCausalLM",
+    "Olmo2ForCausalLM",
+    "Gemma2ForCausalLM",
+    "Glm4MoeLiteForCausalLM",
+)
+
+
+def marks(j: int, i: int) -> list:
+    if i != j % len(DRAFTS):
+        return [pytest.mark.long]
+    return [pytest.mark.nightly] if ARCHITECTURES[j] in ALIKE else []
+
+
+CASES = [
+    pytest.param(architecture, draft, marks=marks(j, i))
+    for (j, architecture), (i, draft) in itertools.product(enumerate(ARCHITECTURES), enumerate(DRAFTS))
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_pages_give_the_logits_of_one_causal_pass(tmp_path, architecture, dtype):
+    """A text that is read in two pieces of different lengths, and then by one token and by several."""
+    config, params = load_folder(tiny_checkpoint(tmp_path, architecture), dtype)
+    model = build(config.for_length(S), params, dtype)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(config.vocab_size, size=(2, S)), jnp.int32)
+    wanted = np.asarray(causal(model)(tokens), np.float32)
+    table = jnp.asarray(1 + np.random.default_rng(1).permutation(2 * S // P).reshape(2, S // P), jnp.int32)
+    pool = init_pool(model.cache_shape(), 1 + table.size, P, dtype)
+
+    @jax.jit
+    def read(tokens, positions, pool):
+        hidden, pool = model(tokens, positions, pool, PagedView(table, positions, jnp.ones(positions.shape, bool)))
+        return model.logits(hidden), pool
+
+    for start, end in ((0, 16), (16, 29), (29, 30), (30, 35), (35, S)):
+        positions = jnp.broadcast_to(jnp.arange(start, end, dtype=jnp.int32)[None], (2, end - start))
+        logits, pool = read(tokens[:, start:end], positions, pool)
+        error = np.abs(np.asarray(logits, np.float32) - wanted[:, start:end]).max() / np.abs(wanted).max()
+        assert error < (2e-5 if dtype == "float32" else 0.05), (start, end)
+
+
+@pytest.mark.parametrize(("architecture", "draft"), CASES)
+def test_drafts_leave_the_greedy_text_of_the_target(tmp_path, architecture, draft):
+    """By a draft model that is the target rounded to bfloat16, by lookup, and by draft heads with random weights."""
+    target = tiny_checkpoint(tmp_path / "target", architecture)
+    head = tmp_path / "draft"
+    if draft == "draft_model":
+        shutil.copytree(tiny_checkpoint(tmp_path / "rounded", architecture, dtype="bfloat16"), head)
+    elif draft == "eagle":
+        eagle(head, **NO_EMBEDDING)
+    elif draft == "eagle3":
+        speculators(head, eagle_aux_hidden_state_layer_ids=[0, 1, 2])  # the embeddings, and the layers' outputs
+    elif draft == "p_eagle":
+        speculators(head, "peagle", eagle_aux_hidden_state_layer_ids=[0, 1, 2])
+    llm = jspec.load(target, "ngram" if draft == "ngram" else head, num_draft_tokens=3, **SMALL)
+    results = jspec.generate(llm, PROMPTS, temperature=0, max_tokens=24, ignore_eos=True)
+    for prompt, result in zip(PROMPTS, results, strict=True):
+        text = [*prompt, *result.token_ids]
+        likeliest = np.argmax(llm.logits(text), axis=-1).tolist()
+        assert likeliest[len(prompt) - 1 : -1] == result.token_ids
+    drafted = sum(result.stats.num_draft_tokens for result in results)
+    accepted = sum(result.stats.num_accepted_draft_tokens for result in results)
+    assert drafted > 0
+    if draft == "draft_model":
+        assert accepted > drafted // 2
+
+
+@pytest.mark.parametrize(("dtype", "multiplier"), [(jnp.float32, 3584**0.5), (jnp.bfloat16, 59.75)])
+def test_the_multiplier_of_embeddings_is_rounded_as_the_model_is(dtype, multiplier):
+    """Gemma 2 9B has 59.866 in fp32 and 59.75 in bfloat16; the embeddings that draft heads read have neither."""
+    config = dataclasses.replace(TARGET, embedding_multiplier=3584**0.5)
+    model, tokens = Decoder(config, dtype=dtype, rngs=nnx.Rngs(0)), jnp.arange(6, dtype=jnp.int32)[None]
+    embedded = model.embed(tokens)
+    np.testing.assert_array_equal(embedded[0], model.embedding[...][:6])
+    _, first, _ = model.with_auxiliary(tokens, tokens, (None,) * config.num_layers, CausalView(tokens), (0,))
+    np.testing.assert_array_equal(first, (embedded.astype(jnp.float32) * np.float32(multiplier)).astype(dtype))
+
+
+def test_every_family_is_here():
+    assert set(ARCHITECTURES) == set(FAMILIES)
+
+
+def test_an_engine_chooses_the_factors_of_its_longest_text(tmp_path):
+    """``longrope`` takes the long factors for all texts of an engine whose texts may pass the original length, 32."""
+    folder = tiny_checkpoint(tmp_path, "Phi3ForCausalLM")
+    long, short = (jspec.load(folder, **SMALL | {"max_len": n}) for n in (33, 32))
+    assert (long.target.config.rope.long_texts, short.target.config.rope.long_texts) == (True, False)
+    assert np.abs(np.asarray(long.logits([5, 6, 7])) - np.asarray(short.logits([5, 6, 7]))).max() > 1e-3

@@ -1,0 +1,169 @@
+"""Each kind of draft head computes what its original implementation does.
+
+The outputs of the originals are kept in golden/, and the README.md there says how they were made.
+"""
+
+import functools
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import tiny_checkpoint
+from tiny_heads import CASES, MASK
+
+from convert import convert, load_draft, load_folder
+from jspec.config.heads import default_aux_layers
+from jspec.models import build, build_head, causal_logits
+from jspec.models.kv_cache import CausalView, PagedView, init_pool
+from jspec.sampling.draft_vocabulary import DraftVocabulary
+
+TOLERANCE = 2e-5
+GOLDEN = Path(__file__).parents[1] / "golden"
+STREAMS = {"final-hidden": "final", "layer-ids": "streams-1-3-7", "speculators-layer-ids": "streams-1-6"}
+
+
+@functools.cache
+def golden(file: str) -> dict[str, np.ndarray]:
+    with np.load(GOLDEN / f"{file}.npz") as arrays:
+        return dict(arrays)
+
+
+TOKENS = golden("target")["tokens"]
+T = len(TOKENS) - 1  # slot i reads feature i and token i + 1
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    config, params = load_folder(
+        tiny_checkpoint(tmp_path_factory.mktemp("target"), seed=7, num_hidden_layers=8), "float32"
+    )
+    return build(config, params)
+
+
+def load_case(folder, file: str, case: str):
+    """The draft head of a case, read from disk, and the outputs of the original by their names."""
+    write, keys = CASES[file][case]
+    path = write(folder / "head", **keys)
+    if "pickle" in case:
+        path = convert(path, folder / "converted", allow_pickle=True, verify="shapes").out
+    said = {"layer-ids": {"aux_convention": "input_of"}, "norm-output": {"norm_output": "recycled"}}
+    config, params = load_draft(path, **said.get(case, {}))
+    expected = {name.removeprefix(f"{case}/"): a for name, a in golden(file).items() if name.startswith(f"{case}/")}
+    return build_head(config, params), expected
+
+
+def features_of(file: str, case: str):
+    return jnp.asarray(golden("target")["final" if file == "eagle" else STREAMS.get(case, "streams-2-4-5")])
+
+
+def assert_close(found, expected):
+    assert found.shape == expected.shape
+    assert np.abs(np.asarray(found) - expected).max() < TOLERANCE * np.abs(expected).max()
+
+
+def likeliest(head, logits) -> int:
+    """The likeliest token of logits ``[1, Vd]``."""
+    index = int(jnp.argmax(logits))
+    vocabulary = DraftVocabulary.of(head.prepare())
+    return index if vocabulary is None else int(vocabulary.tokens[index])
+
+
+FED_BACK = [(file, case) for file in ("eagle", "eagle3") for case in CASES[file]]
+
+
+def test_the_targets_features_are_those_that_the_originals_read(target):
+    positions = jnp.arange(T, dtype=jnp.int32)[None]
+    for aux_layers in ((1, 6), (1, 3, 7), default_aux_layers(8)):
+        hidden, streams, _ = target.with_auxiliary(
+            TOKENS[None, :T], positions, (None,) * 8, CausalView(positions), aux_layers
+        )
+        assert_close(streams[0], golden("target")["streams-" + "-".join(map(str, aux_layers))])
+    assert_close(hidden[0], golden("target")["final"])
+
+
+@pytest.mark.parametrize(("file", "case"), FED_BACK)
+def test_a_causal_pass_over_the_targets_features(tmp_path, target, file, case):
+    head, expected = load_case(tmp_path, file, case)
+    positions = jnp.arange(T, dtype=jnp.int32)[None]
+    embedded, features = head.embed(TOKENS[None, 1:], target), head.fuse(features_of(file, case)[None])
+    hidden, _ = head(embedded, features, positions, (None,) * head.cache_shape()[0], CausalView(positions))
+    assert_close(hidden[0], expected["hidden"])
+    assert_close(head.logits(hidden, target)[0], expected["logits"])
+
+
+@pytest.mark.parametrize(("file", "case"), FED_BACK)
+def test_a_slot_that_reads_the_heads_own_output(tmp_path, target, file, case):
+    """Row j reads slots 0 .. j, and then, in slot j + 1, its own output and one more token."""
+    head, expected = load_case(tmp_path, file, case)
+    row = jnp.arange(T, dtype=jnp.int32)
+    table, slots = 1 + row[:, None], jnp.broadcast_to(row[None], (T, T))
+    embedded = head.embed(jnp.broadcast_to(TOKENS[None, 1:], (T, T)), target)
+    fused = head.fuse(features_of(file, case)[None])
+    pool = init_pool(head.cache_shape(), 1 + T, 2 * T, jnp.float32)
+    view = PagedView(table, slots, slots <= row[:, None])
+    hidden, cache = head(embedded, jnp.broadcast_to(fused, (T, *fused.shape[1:])), slots, pool, view)
+
+    own, after = head.recycle(hidden[row, row][:, None]), row[:, None] + 1
+    embedded = head.embed(expected["next-tokens"][:, None], target)
+    hidden, _ = head(embedded, own, after, cache, PagedView(table, after, after > 0))
+    assert_close(hidden[:, 0], expected["next-hidden"])
+    assert_close(head.logits(hidden, target)[:, 0], expected["next-logits"])
+
+
+@pytest.mark.parametrize(("file", "case"), [key for key in FED_BACK if f"{key[1]}/chain" in golden(key[0])])
+def test_greedy_drafts_of_the_originals_own_loop(tmp_path, target, file, case):
+    head, expected = load_case(tmp_path, file, case)
+    table, slots = jnp.ones((1, 1), jnp.int32), jnp.arange(T, dtype=jnp.int32)[None]
+    pool, valid = init_pool(head.cache_shape(), 2, 2 * T, jnp.float32), jnp.ones((1, T), bool)
+    embedded, features = head.embed(TOKENS[None, 1:], target), head.fuse(features_of(file, case)[None])
+    hidden, cache = head(embedded, features, slots, pool, PagedView(table, slots, valid))
+    drafts = []
+    for slot in range(T, T + len(expected["chain"])):
+        drafts.append(likeliest(head, head.logits(hidden[:, -1], target)))
+        position = jnp.full((1, 1), slot, jnp.int32)
+        embedded, features = head.embed(jnp.array([drafts[-1:]]), target), head.recycle(hidden[:, -1:])
+        hidden, cache = head(embedded, features, position, cache, PagedView(table, position, valid[:, :1]))
+    assert drafts == expected["chain"].tolist()
+
+
+@pytest.mark.parametrize("case", CASES["p_eagle"])
+def test_mask_slots_after_every_prefix(tmp_path, target, case):
+    """Row j has real slots 0 .. j and mask slots from j + 1 on."""
+    head, expected = load_case(tmp_path, "p_eagle", case)
+    head = head.prepare()
+    rows, K = expected["logits"].shape[:2]
+    slots = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32)[None], (rows, T))
+    real = slots <= jnp.arange(rows)[:, None]
+    features = head.fuse(features_of("p_eagle", case)[None])
+    features = jnp.where(real[:, :, None], features, head.mask_feature[...].reshape(1, 1, -1))
+    embedded = head.embed(jnp.where(real, TOKENS[None, 1:], head.config.mask_token_id), target)
+    hidden, _ = head(embedded, features, slots, (None,) * head.cache_shape()[0], CausalView(slots))
+    logits = head.logits(hidden, target)
+    assert_close(np.stack([logits[row, row : row + K] for row in range(rows)]), expected["logits"])
+
+
+def test_pard_fills_mask_tokens(tmp_path):
+    model, expected = load_case(tmp_path, "pard", "llama")
+    K = len(expected["logits"])
+    tokens = np.concatenate([TOKENS, np.full(K - 1, MASK)])
+    assert_close(causal_logits(model, tokens[None])[0, -K:], expected["logits"])
+
+
+@pytest.mark.parametrize("case", CASES["mlp_speculator"])
+def test_stages_of_an_mlp_speculator(tmp_path, case):
+    head, expected = load_case(tmp_path, "mlp_speculator", case)
+    stages, rows, _ = expected["logits"].shape
+    state, logits = head.start(golden("target")["final"][None, :rows]), []
+    for i in range(stages):
+        state = head.stage(i, state, TOKENS[None, 1 + i : 1 + i + rows])
+        logits.append(head.logits(i, state)[0])
+    assert_close(jnp.stack(logits), expected["logits"])
+
+
+@pytest.mark.parametrize("case", CASES["medusa"])
+def test_medusa_heads(tmp_path, target, case):
+    head, expected = load_case(tmp_path, "medusa", case)
+    heads, rows, _ = expected["logits"].shape
+    logits = head.logits(jnp.asarray(golden("target")["final"])[None, :rows], target, heads)
+    assert_close(jnp.moveaxis(logits[0], 1, 0), expected["logits"])

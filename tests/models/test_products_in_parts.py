@@ -1,0 +1,81 @@
+"""Models whose products of few tokens come in parts, as on a Hopper GPU: their logits are those of products in one piece."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines import LATENTS, TARGET, in_shards
+from flax import nnx
+
+from jspec.config import Experts
+from jspec.models import Decoder, causal_logits
+from jspec.models.layers import Linear
+from jspec.pallas.matmul import bf16
+from jspec.pallas.matmul.bf16 import streamed_product, streams, tiling_of
+
+WIDE = dataclasses.replace(TARGET, hidden_size=64, intermediate_size=2048, head_dim=256)
+TOKENS = 2, 12
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    """Programs are lowered as for such a GPU, and the products of these small models are of the size for the kernel."""
+    monkeypatch.setattr(bf16, "on_hopper", lambda: True)
+    monkeypatch.setattr(bf16, "_NUMBERS", range(2**14, 2**26))
+
+
+def logits(model) -> np.ndarray:
+    tokens = jnp.asarray(np.random.default_rng(1).integers(model.config.vocab_size, size=TOKENS), jnp.int32)
+    return np.asarray(causal_logits(model, tokens), np.float64)
+
+
+def in_parts(model) -> list[str]:
+    """The maps whose products come in parts with so many tokens."""
+    found = []
+    for path, part in nnx.iter_graph(model):
+        if isinstance(part, Linear):
+            x, weight = jnp.zeros((*TOKENS, part.weight.shape[1]), part.weight.dtype), part.weight[...]
+            if streams(x, weight) and tiling_of(x, weight, part.in_parts).parts > 1:
+                found.append(str(path[-1]))
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("config", "maps"),
+    [
+        (WIDE, ["down"] * 3 + ["out"] * 3),
+        (dataclasses.replace(WIDE, norm_placement="around"), ["down"] * 3 + ["out"] * 3),
+        (dataclasses.replace(WIDE, norm_placement="after"), ["down"] * 3 + ["out"] * 3),
+        (dataclasses.replace(WIDE, norm_placement="after_sum"), ["down"] * 3 + ["out"] * 3),
+        (dataclasses.replace(WIDE, residual_multiplier=0.5), ["down"] * 3 + ["out"] * 3),
+        (dataclasses.replace(WIDE, norm="layer", gated_mlp=False, mlp_bias=True), ["out"] * 3),
+        (dataclasses.replace(WIDE, output_bias=True), ["down"] * 3),
+        (dataclasses.replace(WIDE, experts=Experts(4, 2, 24)), ["out"] * 3),
+        (dataclasses.replace(LATENTS, hidden_size=64, intermediate_size=2048), ["down"] * LATENTS.num_layers),
+    ],
+    ids=["plain", "around", "after", "after sum", "multiplier", "biases", "output bias", "experts", "latents"],
+)
+def test_logits_are_the_same(config, maps, monkeypatch):
+    model = Decoder(config, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    assert in_parts(model) == maps
+    made = []
+
+    def recorded(*args):
+        made.append(streamed_product(*args))
+        return made[-1]
+
+    monkeypatch.setattr("jspec.models.layers.streamed_product", recorded)
+    found = logits(model)
+    assert any(y.ndim == 4 for y in made)
+    for _, part in nnx.iter_graph(model):
+        if isinstance(part, Linear):
+            part.in_parts = False
+    assert in_parts(model) == []
+    wanted = logits(model)
+    # Both are sums in float32 of the same numbers in another order, rounded once.
+    assert np.sqrt(np.mean((found - wanted) ** 2)) < 0.02 * np.sqrt(np.mean(wanted**2))
+
+
+def test_what_shards_add_up_comes_whole():
+    assert in_parts(in_shards(Decoder(WIDE, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)), 2)) == []

@@ -1,0 +1,207 @@
+"""Weights of eight bits, and models of four: rounding in exact arithmetic, products against what a weight stands for."""
+
+import dataclasses
+import re
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from causal_heads import causal_drafts
+from engines import V, target
+from flax import nnx
+from heads import VARIANTS, compile_fast, dequantized_head, plain_config, random_head
+
+from jspec.config import EngineConfig, ModelConfig
+from jspec.config.heads import PardConfig
+from jspec.loading import memory_budget
+from jspec.models import abstract_params, build, flat_params, init, layers, quantization
+from jspec.models.causal import causal_logits
+from jspec.models.layers import Linear, project
+from jspec.models.quantization import LARGEST, SCALES, STORED, quantize, wide
+from jspec.quantization import int4
+
+CONFIG = ModelConfig(
+    architecture="LlamaForCausalLM",
+    vocab_size=29,
+    hidden_size=16,
+    intermediate_size=24,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=4,
+    max_position=64,
+    qkv_bias=True,
+)
+KINDS = ("int8", "fp8")
+ALL = (*KINDS, "int4")
+FP8 = sorted({Fraction(float(x)) for x in np.arange(256, dtype=np.uint8).view(STORED["fp8"]) if np.isfinite(x)})
+FEW = EngineConfig(max_batch=2, max_len=32, page_size=16)
+
+
+def normal(shape, seed=0, dtype=np.float32):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def with_kind(kind: str | None, tied: bool = False, head: bool = True) -> ModelConfig:
+    return dataclasses.replace(CONFIG, quantization=kind, tie_embeddings=tied, quantized_head=head)
+
+
+def nearest(quotient: Fraction, kind: str) -> Fraction:
+    """Round to nearest, ties to even, in exact arithmetic."""
+    if kind == "int8":
+        return Fraction(round(quotient))
+    best = min(abs(code - quotient) for code in FP8)
+    closest = [code for code in FP8 if abs(code - quotient) == best]
+    even = [code for code in closest if np.array(float(code), STORED["fp8"]).view(np.uint8) % 2 == 0]
+    return closest[0] if len(closest) == 1 else even[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_rounding_against_exact_arithmetic(kind, dtype):
+    weight = normal((5, 37), dtype=dtype)
+    weight[1] *= dtype(0.01)
+    rounded, scale = quantize(weight, kind)
+    assert (rounded.dtype, scale.dtype, scale.shape) == (STORED[kind], np.float32, (5,))
+    for row, numbers, by in zip(weight, rounded, scale, strict=True):
+        assert by == np.float32(float(np.abs(row.astype(np.float64)).max()) / LARGEST[kind])
+        for number, stored in zip(row, numbers, strict=True):
+            quotient = Fraction(float(np.float32(float(number) / float(by))))
+            assert Fraction(float(stored)) == nearest(quotient, kind)
+    assert np.abs(rounded.astype(np.float32)).max(axis=1).tolist() == [LARGEST[kind]] * 5
+
+
+def test_ties_go_to_even():
+    """A row whose scale is 1."""
+    row = np.array([[127, 0.5, 1.5, 2.5, -0.5, -1.5, 126.5]], np.float32)
+    assert quantize(row, "int8")[0].tolist() == [[127, 0, 2, 2, 0, -2, 126]]
+    row = np.array([[448, 17, 19, -17, 432, 2**-10, 3 * 2**-10]], np.float32)  # the last two between subnormals
+    assert quantize(row, "fp8")[0].astype(float).tolist() == [[448, 16, 20, -16, 448, 0, 2**-8]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_nothing(kind):
+    """Zeros, and numbers whose scale a GPU would take for zero."""
+    weight = np.zeros((3, 8), np.float32)
+    weight[1, 2], weight[2, 3] = 1e-38, -2.0
+    rounded, scale = quantize(weight, kind)
+    assert scale[:2].tolist() == [1, 1]
+    assert not rounded[:2].astype(np.float32).any()
+    assert rounded[2, 3].astype(np.float32) == -LARGEST[kind]
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_blocks_do_not_show(kind, monkeypatch):
+    weight = normal((23, 8))
+    whole = quantize(weight, kind)
+    monkeypatch.setattr(quantization, "_BLOCK", 40)
+    monkeypatch.setattr(int4, "_BLOCK", 300)
+    for one, other in zip(whole, quantize(weight, kind), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("rows", "gpu"), [((2, 3), False), ((1, 1), False), ((1, 1), True)])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_product(kind, dtype, rows, gpu, monkeypatch):
+    """Sums of the stored numbers, scaled and rounded once; also in the way a GPU takes for one row."""
+    if gpu:
+        monkeypatch.setattr(layers, "by_platform", lambda kernel, reference, *args: kernel(*args))
+    rounded, scale = quantize(normal((13, 64)), kind)
+    x = jnp.asarray(normal((*rows, 64), seed=1), dtype)
+    y = project(x, jnp.asarray(rounded), jnp.asarray(scale))
+    assert y.dtype == dtype
+    exact = np.asarray(x, np.float64) @ (rounded.astype(np.float64) * scale[:, None].astype(np.float64)).T
+    size = np.abs(np.asarray(x, np.float64)) @ np.abs(rounded.astype(np.float64) * scale[:, None]).T
+    half_unit = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 8) if dtype == "bfloat16" else 0
+    assert (np.abs(np.asarray(y, np.float64) - exact) <= half_unit + 1e-6 * size).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_wide_weight_is_scaled(kind):
+    """The scale is applied to sums: scaling the weight would make a copy of it that is as wide as x."""
+    linear = Linear(16, 8, bias=True, quantization=kind, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    jaxpr = str(jax.make_jaxpr(linear)(jnp.ones((3, 16), jnp.bfloat16)))
+    assert re.search(r"f32\[3,8\] = mul", jaxpr)
+    assert not re.search(r"\[8,16\] = (mul|div)", jaxpr)
+    assert jaxpr.count("bf16[8,16] = convert_element_type") == 1
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("head", [False, True])
+def test_a_model_is_the_one_of_its_wide_weights(kind, tied, head):
+    config = with_kind(kind, tied, head)
+    model = init(config, nnx.Rngs(0))
+    params = flat_params(model)
+    scales = {name: value for name, value in params.items() if name.endswith("scale")}
+    assert len(scales) == 2 * 4 + head
+    assert (model.output_scale is not None) == head
+    wider, shapes = {name: value for name, value in params.items() if name not in scales}, config.param_shapes()
+    for name, scale in scales.items():
+        weight = "embedding" if name == "embedding_scale" else f"{name.removesuffix('.scale')}.weight"
+        assert (params[weight].dtype, scale.dtype) == (STORED[kind], SCALES[kind])
+        wider[weight] = wide(params[weight], scale, shapes[weight][1])
+    tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, config.vocab_size)
+    expected = causal_logits(build(with_kind(None, tied), wider), tokens)
+    np.testing.assert_allclose(causal_logits(model, tokens), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(model.embed(tokens), wider["embedding"][tokens])
+
+
+@pytest.mark.parametrize("name", [name for name, config in VARIANTS.items() if config.quantization is not None])
+def test_a_head_is_the_one_of_its_wide_weights(name):
+    """Its drafts over whole texts, and what it keeps in its cache."""
+    model, config, head = target(), VARIANTS[name], random_head(VARIANTS[name])
+    wide_config, wide_head = plain_config(config), dequantized_head(config, head)
+    text = jax.random.randint(jax.random.key(1), (3, 16), 0, V, jnp.int32)
+    length = jnp.array([3, 7, 12], jnp.int32)
+
+    def drafts(config, head):
+        return compile_fast(lambda text, length: causal_drafts(config, head, model, text, length, 3))(text, length)
+
+    found, expected = drafts(config, head), drafts(wide_config, wide_head)
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert np.isneginf(found.logits).any() == config.reduced
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_random_weights_are_as_large_as_those_of_another_model(kind):
+    plain, rounded = (Linear(400, 300, quantization=k, dtype=jnp.float32, rngs=nnx.Rngs(0)) for k in (None, kind))
+    assert rounded.scale is not None
+    weight = wide(rounded.weight[...], rounded.scale[...], 400)
+    assert float(weight.std()) == pytest.approx(float(plain.weight[...].std()), rel=0.02)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", [None, *ALL])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bytes_are_those_of_the_arrays(tied, kind, dtype):
+    config = with_kind(kind, tied)
+    leaves = abstract_params(config, dtype).values()
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    settings = dataclasses.replace(FEW, dtype=dtype)
+    assert memory_budget.budget(config, None, settings, 1).weights == size
+    assert memory_budget.budget(config, PardConfig(config, 0), settings, 1).weights == 2 * size
+    assert config.num_parameters == with_kind(None, tied).num_parameters
+
+
+def test_values_that_are_none():
+    with pytest.raises(ValueError, match="quantization='int2': expected one of None, int8, fp8, int4"):
+        with_kind("int2")
+
+
+def test_params_have_to_be_quantised():
+    """A cast would leave the rounded numbers without the scale that they need."""
+    plain = flat_params(init(CONFIG, nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"parameter 'head\.scale' is missing"):
+        build(with_kind("int8"), plain)
+    params = flat_params(init(with_kind("int8"), nnx.Rngs(0)))
+    params["layers.0.mlp.down.weight"] = plain["layers.0.mlp.down.weight"]
+    with pytest.raises(ValueError, match=r"'layers\.0\.mlp\.down\.weight' is float32: expected int8"):
+        build(with_kind("int8"), params)
+    with pytest.raises(ValueError, match=r"parameter 'head\.scale' is unknown"):
+        build(CONFIG, plain | {"head.scale": params["head.scale"]})

@@ -1,0 +1,195 @@
+"""Models in shards on 2 and 4 devices against the same on one, for every family; what each device has; refusals."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines import LATENTS, TARGET, in_shards
+from flax import nnx
+from tiny import ARCHITECTURES, tiny_checkpoint
+
+import jspec
+from jspec.checkpoints.loading import load_folder
+from jspec.config import Experts, ModelConfig, Shards, shards_of
+from jspec.config.sharding import AXIS, VOCABULARY_GROUP
+from jspec.engine.multihost.shard_map import Spread
+from jspec.models import Decoder, build, causal_logits, flat_params, layers
+from jspec.models.flatten import split
+from jspec.models.sharding import build_shards, indices_of, mesh_of
+
+MIXTURES = ("MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM")
+CASES = [
+    *((architecture, Shards(count)) for architecture in ARCHITECTURES for count in (2, 4)),
+    *((architecture, Shards(2, by_expert=True)) for architecture in MIXTURES),
+]
+EXPERTS = {"num_local_experts": 4, "num_experts": 4}  # which 2 and 4 divide
+
+
+def spread_logits(model, tokens) -> np.ndarray:
+    """The logits of a model in shards."""
+    leaves, merge = split(model)
+    spread = Spread.of(model, None)
+    assert spread is not None
+    return np.asarray(
+        jax.jit(spread.forward(lambda leaves, tokens: causal_logits(merge(leaves), tokens)))(leaves, tokens)
+    )
+
+
+def some_tokens(config: ModelConfig) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(0).integers(config.vocab_size, size=(2, 12)), jnp.int32)
+
+
+def relative_error(found, wanted) -> float:
+    return float(np.abs(np.asarray(found) - np.asarray(wanted)).max() / np.abs(np.asarray(wanted)).max())
+
+
+@pytest.mark.parametrize(("architecture", "shards"), CASES, ids=str)
+def test_logits_are_those_of_one_device(tmp_path, architecture, shards):
+    """Among 4 devices there are more shards than KV heads."""
+    overrides = EXPERTS if architecture in MIXTURES else {}
+    config, params = load_folder(tiny_checkpoint(tmp_path, architecture, **overrides), "float32")
+    model = build_shards(config, params, "float32", shards, mesh_of(shards.count, AXIS))
+    tokens = some_tokens(config)
+    wanted = jax.jit(functools.partial(causal_logits, build(config, params)))(tokens)
+    assert relative_error(spread_logits(model, tokens), wanted) < 1e-5
+
+
+@pytest.mark.parametrize("quantization", ["int8", "fp8"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_quantised_weights_are_split_with_their_scales(quantization, tied):
+    config = dataclasses.replace(TARGET, quantization=quantization, tie_embeddings=tied)
+    model, tokens = Decoder(config, rngs=nnx.Rngs(1)), some_tokens(config)
+    wanted = jax.jit(functools.partial(causal_logits, model))(tokens)
+    assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) < 1e-5
+
+
+def test_every_shard_has_the_rows_of_a_draft_vocabulary():
+    config = dataclasses.replace(TARGET, quantization="int8").with_draft_vocabulary(9)
+    model, tokens = Decoder(config, rngs=nnx.Rngs(1)), some_tokens(config)
+    wanted = np.asarray(jax.jit(functools.partial(causal_logits, model))(tokens))
+    assert wanted.shape == (*tokens.shape, 9)
+    assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) < 1e-5
+
+
+def test_experts_in_mxfp4_are_dealt_whole():
+    experts = Experts(4, 2, 32, biases=True, clamp=7.0, stored="mxfp4")
+    config = dataclasses.replace(TARGET, architecture="GptOssForCausalLM", hidden_size=32, experts=experts)
+    model, tokens = Decoder(config, rngs=nnx.Rngs(1)), some_tokens(config)
+    wanted = jax.jit(functools.partial(causal_logits, model))(tokens)
+    assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) < 1e-5
+
+
+def test_a_sum_that_is_left_out_is_seen(monkeypatch):
+    model, tokens = Decoder(TARGET, rngs=nnx.Rngs(1)), some_tokens(TARGET)
+    wanted = jax.jit(functools.partial(causal_logits, model))(tokens)
+    monkeypatch.setattr(layers, "added_up", lambda x, over: x)
+    jax.clear_caches()  # of layers that add up
+    assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) > 0.01
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("config", [TARGET, LATENTS], ids=["heads", "latents"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_shards_are_the_whole_and_nothing_twice(config, count):
+    """Put side by side again, parts are the array: but for KV heads that several shards have."""
+    shards = Shards(count)
+    for name, split_ in shards.splits(config).items():
+        shape = flat_params(Decoder(config, rngs=nnx.Rngs(0)))[name].shape
+        array = np.arange(np.prod(shape), dtype=np.int64).reshape(shape) + 1
+        indices = [indices_of(shape, split_, config.dimensions, shards, i) for i in range(count)]
+        parts = [np.concatenate([array[index] for index in each]) for each in indices]
+        if split_.axis is None:
+            assert all(np.array_equal(part, array) for part in parts)
+            continue
+        numbers, times = np.unique(np.concatenate([part.reshape(-1) for part in parts]), return_counts=True)
+        assert np.array_equal(numbers, array.reshape(-1))
+        copies = count // config.num_kv_heads if "qkv" in name and count > config.num_kv_heads else 1
+        assert times.max() == copies
+
+
+def test_a_device_has_its_own_bytes_alone():
+    """And ``weight_bytes``, from which the size of the cache follows, counts them."""
+    for config, count in (
+        (TARGET, 2),
+        (TARGET, 4),
+        (LATENTS, 2),
+        (dataclasses.replace(TARGET, quantization="int8"), 2),
+    ):
+        shards, model = Shards(count), in_shards(Decoder(config, rngs=nnx.Rngs(0)), count)
+        for device in mesh_of(count, AXIS).devices.flat:
+            held = [
+                s.data.nbytes for leaf in split(model).leaves for s in leaf.addressable_shards if s.device == device
+            ]
+            assert shards.weight_bytes(config, 4) == pytest.approx(sum(held), rel=0.02)  # KV heads count as if dealt
+
+
+def test_the_vocabulary_is_dealt_in_whole_groups():
+    assert Shards(2).vocabulary(128_256) == 63 * VOCABULARY_GROUP
+    assert Shards(4).vocabulary(29) == VOCABULARY_GROUP
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "error"),
+    [
+        ({}, 3, "tensor_parallel=3: expected a divisor of num_heads, 4"),
+        (
+            {"num_heads": 12, "num_kv_heads": 3},
+            4,
+            "tensor_parallel=4: expected a divisor or a multiple of num_kv_heads, 3",
+        ),
+        ({"intermediate_size": 25}, 2, "tensor_parallel=2: expected a divisor of intermediate_size, 25"),
+        ({"experts": Experts(3, 2, 9)}, 2, "tensor_parallel=2: expected a divisor of the width of an expert, 9"),
+        (
+            {"experts": Experts(3, 2, 8, biases=True)},
+            2,
+            "tensor_parallel=2: expected a divisor of the number of experts, 3",
+        ),
+    ],
+)
+def test_models_that_cannot_be_split(changes, count, error):
+    with pytest.raises(ValueError, match=error):
+        Shards(count).local(dataclasses.replace(TARGET, **changes))
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        ((0, 1, True), "tensor_parallel=0: expected an integer of at least 1"),
+        ((2, 3, True), "draft_tensor_parallel=3: expected 1 or tensor_parallel, 2"),
+        ((2, 2, False), "draft_tensor_parallel=2: expected 1 for a draft that is no language model"),
+        ((2, 1, True, "yes"), "expert_parallel='yes': expected True or False"),
+    ],
+)
+def test_numbers_that_do_not_fit(args, error):
+    with pytest.raises(ValueError, match=error):
+        shards_of(*args)
+
+
+def test_a_checkpoint_is_loaded_into_shards(tmp_path):
+    """The greedy texts, logits and log-probabilities are those of one device; the names are also vLLM's."""
+    target, draft = (tiny_checkpoint(tmp_path / name, seed=seed) for seed, name in enumerate(("target", "draft")))
+    small = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16, "num_draft_tokens": 2}
+    prompts, how = [[5], [7, 8, 9] * 3], {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "logprobs": 2}
+    expected = jspec.load(target, draft, **small)
+    for given in ({"tensor_parallel": 2}, {"tensor_parallel_size": 2, "draft_tensor_parallel_size": 2}):
+        llm = jspec.load(target, draft, **small, **given)
+        assert relative_error(llm.logits([1, 2, 3]), expected.logits([1, 2, 3])) < 1e-5
+        for found, wanted in zip(*(jspec.generate(one, prompts, **how) for one in (llm, expected)), strict=True):
+            assert found.token_ids == wanted.token_ids
+            assert found.logprobs[0].keys() == wanted.logprobs[0].keys()
+        heads = llm.engine.runner.state.cache[0].k.sharding.spec
+        assert heads == jax.sharding.PartitionSpec(AXIS)
+
+
+def test_what_cannot_be_loaded_into_shards_is_refused_before_weights_are_read(tmp_path, monkeypatch):
+    target = tiny_checkpoint(tmp_path)
+    monkeypatch.setattr("jspec.loading.pair.open_folder", lambda *_: pytest.fail("weights were read"))
+    for given, error in (
+        ({"tensor_parallel": 8}, "tensor_parallel=8: expected at most 4, the number of devices that JAX sees"),
+        ({"tensor_parallel": 3}, "tensor_parallel=3: expected a divisor of num_heads"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            jspec.load(target, **given)

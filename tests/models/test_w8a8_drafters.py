@@ -1,0 +1,145 @@
+"""Drafters in int8: which of their products round what they read, and how little that changes what they draft."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines import LATENTS, TARGET, in_shards
+from flax import nnx
+from heads import LAYERS, VARIANTS, random_head, serving
+from test_sharded_models import spread_logits
+
+from jspec.config import Experts
+from jspec.config.heads import EagleConfig
+from jspec.models import Decoder, causal_logits
+from jspec.models.kv_cache import CausalView
+from jspec.models.layers import Linear, Norm
+from jspec.pallas.matmul.small_batch import Tiling
+
+INT8 = dataclasses.replace(TARGET, quantization="int8")
+# Its MLPs are wide enough for products in parts.
+WIDE = dataclasses.replace(INT8, hidden_size=64, intermediate_size=2048)
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    """Programs are lowered as for the GPUs on which products come in parts."""
+    monkeypatch.setattr("jspec.pallas.matmul.w8a8.on_hopper", lambda: True)
+
+
+def rounding(module) -> set[str]:
+    """The paths of the maps that round what they read and of the norms that give them rounded numbers."""
+    found = {".".join(map(str, path)): part for path, part in nnx.iter_graph(module) if isinstance(part, Linear | Norm)}
+    return {path for path, part in found.items() if part.rounds}
+
+
+def distance(found, wanted) -> float:
+    """The root of the mean square of what differs, as a part of that of what is wanted."""
+    found, wanted = (np.asarray(x, np.float64) for x in (found, wanted))
+    return float(np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2)))
+
+
+def tokens_of(config) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(1).integers(config.vocab_size, size=(2, 12)), jnp.int32)
+
+
+def layer(i: int, *names: str) -> set[str]:
+    return {f"layers.{i}.{name}" for name in names}
+
+
+MAPS = "attention.qkv", "attention.out", "mlp.gate_up", "mlp.down"
+NORMS = "attention_norm", "mlp_norm"
+WHICH = {
+    "eagle3-int8": layer(0, *MAPS, "mlp_norm") | {"head"},  # its attention reads two norms side by side
+    "eagle-small": layer(0, *MAPS[1:], "mlp_norm") | {"head"},  # its attention reads the residual stream
+    "mtp-int8": layer(0, *MAPS, *NORMS),  # the output head is the target's
+    "dspark-int8": layer(0, *MAPS, "mlp_norm") | layer(1, *MAPS, "mlp_norm") | {"head"},  # normed, beside the context
+    "eagle": set(),
+    "p-eagle-fp8": set(),
+    "eagle-int4": set(),
+    "mlp-small": set(),
+    "medusa-rows": set(),
+}
+
+
+@pytest.mark.parametrize("name", WHICH)
+def test_which_products_of_a_draft_head_round(name):
+    config = VARIANTS[name]
+    assert rounding(random_head(config)) == set()
+    assert rounding(serving(config, random_head(config))) == WHICH[name]
+
+
+def test_which_products_of_a_draft_model_round():
+    model = Decoder(INT8, rngs=nnx.Rngs(0))
+    assert rounding(model) == set()
+    assert not model.rounds
+    every = set().union(*(layer(i, *MAPS, *NORMS) for i in range(3)))
+    assert rounding(model.prepare()) == every
+    assert model.rounds
+    parts = {path for path, part in nnx.iter_graph(model) if isinstance(part, Linear) and part.in_parts}
+    assert {path[-1] for path in parts} == {"out", "down"}
+
+
+def test_a_residual_stream_without_norms_before_products_is_not_rounded():
+    after = dataclasses.replace(INT8, norm_placement="after")
+    found = rounding(Decoder(after, rngs=nnx.Rngs(0)).prepare())
+    assert found == set().union(*(layer(i, "attention.out", "mlp.down") for i in range(3)))
+
+
+def test_experts_read_what_their_norm_gives():
+    mixed = dataclasses.replace(INT8, experts=Experts(4, 2, 24))
+    found = rounding(Decoder(mixed, rngs=nnx.Rngs(0)).prepare())
+    assert found == set().union(*(layer(i, *MAPS[:2], "attention_norm") for i in range(3)))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        INT8,
+        WIDE,
+        dataclasses.replace(INT8, gated_mlp=False),
+        dataclasses.replace(INT8, activation="gelu", tie_embeddings=True),
+        dataclasses.replace(INT8, norm_placement="around", mlp_bias=True, output_bias=True),
+        dataclasses.replace(INT8, norm_placement="after_sum"),
+        dataclasses.replace(LATENTS, quantization="int8"),
+    ],
+    ids=["plain", "wide", "no gate", "gelu, tied", "around, biases", "after sum", "latents"],
+)
+def test_logits_of_a_draft_model_are_close(config):
+    model, tokens = Decoder(config, rngs=nnx.Rngs(0)), tokens_of(config)
+    wanted = np.asarray(causal_logits(model, tokens))
+    error = distance(causal_logits(model.prepare(), tokens), wanted)
+    assert 1e-4 < error < 0.04  # it rounds, and by little
+
+
+def test_parts_of_products_reach_the_residual_stream():
+    model, tokens = Decoder(WIDE, rngs=nnx.Rngs(0)).prepare(), tokens_of(WIDE)
+    assert Tiling.of(tokens.size, WIDE.hidden_size, WIDE.intermediate_size, in_parts=True).parts == 2
+    in_parts = np.asarray(causal_logits(model, tokens))
+    for one in model.layers:
+        one.attention.out.in_parts = one.mlp.down.in_parts = False
+    assert (
+        0 < distance(in_parts, causal_logits(model, tokens)) < 0.01
+    )  # sums in another order, rounded once more or less
+
+
+def test_hidden_states_of_a_draft_head_are_close():
+    config = EagleConfig(LAYERS).with_quantization("int8")
+    head, rng = random_head(config), np.random.default_rng(0)
+    embedded, features = (jnp.asarray(rng.standard_normal((2, 9, 16)), jnp.float32) for _ in range(2))
+    positions = jnp.broadcast_to(jnp.arange(9, dtype=jnp.int32)[None], (2, 9))
+
+    def hidden(head):
+        return head(embedded, features, positions, (None,) * 2, CausalView(positions))[0]
+
+    assert 1e-4 < distance(hidden(serving(config, head)), hidden(head)) < 0.04
+
+
+def test_a_draft_model_in_shards_rounds_its_own_part_of_inputs():
+    model, tokens = Decoder(INT8, rngs=nnx.Rngs(0)), tokens_of(INT8)
+    wanted = np.asarray(causal_logits(model, tokens))
+    spread = in_shards(model, 2).prepare()
+    assert not any(part.in_parts for _, part in nnx.iter_graph(spread) if isinstance(part, Linear))
+    assert 1e-4 < distance(spread_logits(spread, tokens), wanted) < 0.04

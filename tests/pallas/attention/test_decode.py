@@ -1,0 +1,143 @@
+"""Rotation, cache writes and attention in one launch, against the three of them one after another."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_paged import CASES, DEAD, SMALL, WHOLE, Case, G, problem
+
+from jspec.models.kv_cache import LayerKV, PagedView, View
+from jspec.models.ragged_view import PackedView
+from jspec.pallas.attention.decode import extend_kernel, has_extend_kernel
+from jspec.pallas.attention.flash import Tiling
+from jspec.pallas.attention.reference import Rotation
+
+
+def arguments(case: Case):
+    """The rows of the attention tests, their newest tokens not in the cache yet, which holds NaN from there on."""
+    (_, k_pool, v_pool, table, positions, valid), _ = problem(case)
+    keys = jax.random.split(jax.random.key(case.T), 2)
+    (B, T), P = positions.shape, case.P
+    qkv = jax.random.normal(keys[0], (B, T, G * (case.R + 2), case.H)).astype(case.dtype)
+    angles = 6 * jax.random.uniform(keys[1], (B, T, (case.H if case.rotary is None else case.rotary) // 2))
+    rotation = None if case.rotary == 0 else Rotation(jnp.cos(angles), jnp.sin(angles))
+    table = jnp.where(table < k_pool.shape[1], table, 0)  # pages that nobody has yet are the null page
+    live = jnp.asarray(valid)
+    page = jnp.take_along_axis(table, jnp.clip(positions // P, 0, table.shape[1] - 1), axis=1)
+    page = jnp.where(live, page, k_pool.shape[1])
+    unwritten = [pool.at[:, page, positions % P].set(jnp.nan, mode="drop") for pool in (k_pool, v_pool)]
+    return qkv, rotation, LayerKV(*unwritten), PagedView(table, positions, live)
+
+
+def composed(qkv, rotation, kv, view, case: Case):
+    scores = case.all_scores
+    return jax.jit(lambda *args: View.extend(view, *args, G, case.window, scores))(qkv, rotation, kv)
+
+
+def assert_agrees(got, wanted, view, dtype):
+    """Outputs of valid tokens, and every slot of the pools but the null page's."""
+    tolerance = 2**-6 if dtype == "bfloat16" else 2e-5
+    valid = np.asarray(view.valid)
+    (out, kv), (wanted_out, wanted_kv) = got, wanted
+    assert valid.any()
+    x, y = (np.asarray(o, np.float32)[valid] for o in (out, wanted_out))
+    assert np.isfinite(y).all()
+    np.testing.assert_allclose(x, y, atol=tolerance)
+    for pool, wanted_pool in zip(kv, wanted_kv, strict=True):
+        x, y = (np.asarray(p, np.float32)[:, 1:] for p in (pool, wanted_pool))
+        np.testing.assert_allclose(x, y, rtol=2**-7 if dtype == "bfloat16" else 1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "interpret", [pytest.param(True, id="interpreted"), pytest.param(False, id="compiled", marks=pytest.mark.gpu)]
+)
+@pytest.mark.parametrize("case", [case for case in CASES if case.T < 40], ids=str)
+def test_does_what_the_three_do(case, interpret):
+    args = qkv, rotation, kv, view = arguments(case)
+    wanted = composed(*args, case)
+    where = view.table, view.positions, view.valid
+    how = {"tiling": case.tiling, "interpret": interpret}
+    out, *pools = extend_kernel(*(qkv, rotation, *kv, *where), case.window, case.all_scores, **how)
+    assert_agrees((out, pools), wanted, view, case.dtype)
+
+
+@pytest.mark.parametrize("sink", [None, 1.0])
+@pytest.mark.parametrize("tiling", [SMALL, WHOLE], ids=["split", "whole"])
+def test_rows_without_tokens_get_zeros_and_write_nothing(tiling, sink):
+    case = Case(T=5, R=4, H=64, P=16, pages=6, sink=sink)
+    scores = case.all_scores
+    qkv, rotation, kv, view = arguments(case)
+    where = view.table, view.positions, view.valid
+    out, *pools = extend_kernel(*(qkv, rotation, *kv, *where), None, scores, tiling=tiling, interpret=True)
+    np.testing.assert_array_equal(out[DEAD], 0)
+    nothing = view.table, view.positions, jnp.zeros_like(view.valid)
+    out, *pools = extend_kernel(*(qkv, rotation, *kv, *nothing), None, scores, tiling=tiling, interpret=True)
+    np.testing.assert_array_equal(out, 0)
+    for pool, before in zip(pools, kv, strict=True):
+        np.testing.assert_array_equal(pool, before)
+
+
+def test_a_view_takes_the_three_steps_on_a_cpu():
+    case = Case(T=5, R=4, H=64, P=16, pages=9, window=3, sink=1.0)
+    qkv, rotation, kv, view = arguments(case)
+    assert has_extend_kernel(qkv, kv.k)
+    with jax.default_device(jax.devices("cpu")[0]):
+        extend = functools.partial(jax.jit, static_argnums=(3, 4))(view.extend)
+        out, written = extend(qkv, rotation, kv, G, case.window, case.all_scores)
+        assert_agrees((out, written), composed(qkv, rotation, kv, view, case), view, case.dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("B", "T"), [(1, 1), (1, 5), (16, 5), (64, 5), (3, 9)])
+def test_real_sizes_on_a_gpu(B, T):
+    case = Case(T=T, R=4, H=128, P=64, pages=16, dtype="bfloat16", tiling=Tiling())
+    keys = jax.random.split(jax.random.key(B + T), 6)
+    qkv = jax.random.normal(keys[0], (B, T, 8 * (case.R + 2), case.H)).astype(case.dtype)
+    pools = [jax.random.normal(key, (8, 1 + 16 * B, 64, case.H)).astype(case.dtype) for key in keys[1:3]]
+    table = 1 + jax.random.permutation(keys[3], 16 * B).reshape(B, 16).astype(jnp.int32)
+    positions = jax.random.randint(keys[4], (B, 1), 0, 1024 - T) + jnp.arange(T, dtype=jnp.int32)[None]
+    angles = 6 * jax.random.uniform(keys[5], (B, T, case.H // 2))
+    view, rotation = PagedView(table, positions, jnp.ones((B, T), bool)), Rotation(jnp.cos(angles), jnp.sin(angles))
+    wanted = jax.jit(lambda *args: View.extend(view, *args, 8, None))(qkv, rotation, LayerKV(*pools))
+    out, *written = extend_kernel(qkv, rotation, *pools, table, positions, view.valid, None)
+    assert_agrees((out, written), wanted, view, case.dtype)
+
+
+def packed(case: Case, padding: int):
+    """``arguments`` with the valid tokens of all rows side by side, and padding behind them."""
+    qkv, rotation, kv, view = arguments(case)
+    order = jnp.argsort(~view.valid, axis=1, stable=True)  # a row's valid tokens come first
+    row = jnp.arange(len(order))[:, None]
+    qkv, rotation = jax.tree.map(lambda x: x[row, order], (qkv, rotation))
+    view = dataclasses.replace(view, positions=view.positions[row, order], valid=view.valid[row, order])
+    side_by_side = PackedView.of(view, int(view.valid.sum()) + padding)
+    return side_by_side.packed(qkv), jax.tree.map(side_by_side.packed, rotation), kv, side_by_side
+
+
+@pytest.mark.parametrize(
+    ("interpret", "padding"),
+    [
+        # An interpreted store writes what it masks back as it was, even past the end of an array.
+        pytest.param(True, 64, id="interpreted"),
+        pytest.param(False, 64, id="compiled", marks=pytest.mark.gpu),
+        pytest.param(False, 0, id="compiled, no padding", marks=pytest.mark.gpu),
+    ],
+)
+@pytest.mark.parametrize("case", [case for case in CASES if case.T < 40], ids=str)
+def test_tokens_side_by_side(case, interpret, padding):
+    """They are read and written where they are, and nothing of a row shows in another."""
+    qkv, rotation, kv, view = packed(case, padding)
+    rows, how = view.rows, {"tiling": case.tiling, "interpret": interpret}
+    where = rows.table, rows.positions, rows.valid, case.window, case.all_scores
+    out, *pools = extend_kernel(qkv, rotation, *kv, *where, view.packing, **how)
+    wanted, *wanted_pools = extend_kernel(view.in_rows(qkv), view.in_rows(rotation), *kv, *where, **how)
+    valid = np.asarray(rows.valid)
+    x, y = (np.asarray(o, np.float32)[valid] for o in (view.in_rows(out), wanted))
+    np.testing.assert_allclose(x, y, atol=2**-8 if case.dtype == "bfloat16" else 2e-6)  # programs have fewer queries
+    for pool, wanted_pool in zip(pools, wanted_pools, strict=True):
+        x, y = (np.asarray(p, np.float32)[:, 1:] for p in (pool, wanted_pool))
+        np.testing.assert_array_equal(x, y)
+    assert np.isfinite(np.asarray(out, np.float32)).all()  # of padding, too: experts route it like other tokens

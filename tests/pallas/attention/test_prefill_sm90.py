@@ -1,0 +1,174 @@
+"""prefill_attention: the kernel for many query tokens against the oracle of ``paged_attention``, and when it is chosen.
+
+jax interprets kernels of this kind since 0.11. Before that, these tests lower the kernel and do not run it."""
+
+import functools
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cuda_lowering import for_cuda
+from test_paged import FULL, LIVE, Case, assert_agrees, problem
+
+from jspec.pallas.attention.paged import paged_attention_reference
+from jspec.pallas.attention.prefill_plan import Plan
+from jspec.pallas.attention.prefill_sm90 import has_prefill_kernel, prefill_attention, prefill_attention_kernel
+from jspec.pallas.attention.reference import Scores
+
+INTERPRETS = jax.__version_info__ >= (0, 11)
+interpreted = pytest.mark.skipif(not INTERPRETS, reason="jax 0.10 does not interpret Mosaic kernels of this kind")
+CASES = [
+    Case(T=64, R=4, H=64, P=64, pages=5, dtype="bfloat16"),  # two blocks, and more tiles than stages
+    Case(T=32, R=4, H=128, P=64, pages=5, dtype="bfloat16", window=70),
+    Case(T=16, R=8, H=64, P=128, pages=3, dtype="bfloat16", window=200),
+    Case(T=128, R=1, H=128, P=64, pages=3, dtype="bfloat16"),
+    Case(T=64, R=4, H=64, P=64, pages=3, dtype="bfloat16", scores=Scores(0.3)),
+    Case(T=32, R=8, H=64, P=64, pages=5, dtype="bfloat16", window=128, sink=2.0),
+    Case(T=128, R=1, H=64, P=64, pages=3, dtype="bfloat16", sink=1.0),
+    Case(T=64, R=2, H=128, P=128, pages=2, dtype="bfloat16", scores=Scores(0.3), sink=0.0),
+]
+MOSAIC = "custom_call @mosaic_gpu_v2"
+
+
+def attend(case: Case, args):
+    from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
+
+    stages, programs = 2, 3  # fewer than tiles, and fewer than blocks
+    return prefill_attention_kernel(
+        *args,
+        window=case.window,
+        scores=case.all_scores,
+        stages=stages,
+        programs=programs,
+        interpret=InterpretGPUParams(),
+    )
+
+
+@interpreted
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_agrees_with_the_oracle_and_gives_zeros_to_invalid_query_tokens(case):
+    args, wanted = problem(case)
+    got = attend(case, args)
+    assert_agrees(got, args, *wanted)
+    np.testing.assert_array_equal(np.asarray(got, np.float32)[~np.asarray(args[-1])], 0)
+
+
+@interpreted
+def test_a_segment_gets_the_same_bits_in_any_row_and_beside_any_neighbours():
+    case = CASES[0]
+    (q, k, v, table, positions, valid), _ = problem(case)
+    got = attend(case, (q, k, v, table, positions, valid))
+    order = jnp.asarray([FULL, LIVE])
+    other = attend(case, (q[order], k, v, table[order], positions[order], valid[order].at[0, 7:].set(False)))
+    np.testing.assert_array_equal(other[1], got[LIVE])
+    np.testing.assert_array_equal(other[0, :7], got[FULL, :7])
+
+
+@interpreted
+def test_a_nan_that_a_query_token_sees_reaches_it_and_no_other_row():
+    case = Case(T=32, R=4, H=64, P=64, pages=3, dtype="bfloat16")
+    args, wanted = problem(case)
+    page = args[3][LIVE, 0]
+    for broken in (1, 2):
+        poisoned = list(args)
+        poisoned[broken] = args[broken].at[0, page, 3].set(jnp.nan)
+        got = attend(case, poisoned)
+        assert jnp.isnan(got[LIVE, :, : case.R]).all()
+        restored = got.at[LIVE, :, : case.R].set(wanted[0, LIVE, :, : case.R].astype(got.dtype))
+        assert_agrees(restored, args, *wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operand", [0, 1, 2])
+def test_a_nan_reaches_its_own_row_and_no_other_on_a_gpu(operand):
+    case = Case(T=32, R=4, H=64, P=64, pages=3, dtype="bfloat16")
+    args, _ = problem(case)
+    at = (LIVE, -1, 0, 0) if operand == 0 else (0, args[3][LIVE, 0], 3, 0)
+    poisoned = [x.at[at].set(jnp.nan) if i == operand else x for i, x in enumerate(args)]
+
+    def attention(args):
+        return np.asarray(prefill_attention_kernel(*args, window=None, scores=case.all_scores), np.float32)
+
+    got, clean = attention(poisoned), attention(args)
+    assert np.isnan(got[LIVE, -1, 0]).any()
+    others = np.arange(len(got)) != LIVE
+    np.testing.assert_array_equal(got[others], clean[others])
+
+
+def shapes(B, T, N=32, G=8, H=128, P=64, dtype="bfloat16"):
+    array, M = jax.ShapeDtypeStruct, 1024 // P
+    pool, queries = array((G, 1 + B * M, P, H), dtype), array((B, T, N, H), dtype)
+    return queries, pool, pool, array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_)
+
+
+@pytest.mark.parametrize(("B", "T", "programs"), [(3, 64, 5), (2, 32, 132), (4, 96, 7)])
+def test_every_block_is_dealt_once(B, T, programs):
+    q, pool, *_ = shapes(B, T)
+    plan = Plan.of(q, pool, None, None, 2, programs, None)
+    dealt = [
+        tuple(int(x) for x in plan.block(jnp.int32(program), i))
+        for program in range(plan.programs)
+        for i in range(int(plan.blocks_of(program)))
+    ]
+    assert sorted(dealt) == sorted(itertools.product(range(B), range(plan.G), range(plan.blocks)))
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("shape", [{"B": 8, "T": 64}, {"B": 16, "T": 64, "N": 16, "H": 64, "P": 128}], ids=str)
+@pytest.mark.parametrize("sinks", [False, True])
+def test_lowers_for_hopper(shape, window, sinks, monkeypatch):
+    monkeypatch.setattr("jspec.pallas.attention.prefill_sm90.on_hopper", lambda: True)
+    q, *others = shapes(**shape)
+    scores = Scores(sinks=jax.ShapeDtypeStruct(q.shape[2:3], q.dtype) if sinks else None)  # pyright: ignore
+    text = for_cuda(lambda scores, *args: prefill_attention(*args, window, scores), (scores, q, *others))
+    [operands] = re.findall(rf"{MOSAIC}\((.*?)\)", text)
+    assert len(operands.split(",")) == (7 if sinks else 6)
+    assert "triton" not in text
+
+
+def test_other_gpus_get_paged_attention(monkeypatch):
+    monkeypatch.setattr("jspec.pallas.attention.prefill_sm90.on_hopper", lambda: False)
+    text = for_cuda(functools.partial(prefill_attention, window=None), shapes(8, 64))
+    assert MOSAIC not in text
+    assert "triton" in text
+
+
+@pytest.mark.parametrize(
+    ("shape", "known"),
+    [
+        *[({"B": 8, "T": 64}, True), ({"B": 64, "T": 32}, True), ({"B": 1, "T": 2048}, True)],
+        *[({"B": 64, "T": 40}, False), ({"B": 64, "T": 64, "N": 56}, False), ({"B": 64, "T": 64, "P": 16}, False)],
+        *[({"B": 64, "T": 64, "dtype": "float32"}, False), ({"B": 64, "T": 64, "H": 256}, False)],
+        ({"B": 2, "T": 64}, False),  # too few programs: splitting the rows is better
+    ],
+    ids=str,
+)
+def test_which_shapes_have_the_kernel(shape, known):
+    q, pool, *_ = shapes(**shape)
+    assert has_prefill_kernel(q, pool) == known
+
+
+def test_elsewhere_it_is_the_reference():
+    case = CASES[0]
+    args, _ = problem(case)
+    with jax.default_device(jax.devices("cpu")[0]):
+        got = jax.jit(functools.partial(prefill_attention, window=None))(*args)
+        reference = jax.jit(functools.partial(paged_attention_reference, window=None))
+        np.testing.assert_array_equal(got.astype(jnp.float32), reference(*args).astype(jnp.float32))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("window", "sink"), [(None, None), (100, None), (None, 2.0), (100, 2.0)])
+@pytest.mark.parametrize("T", [32, 64])
+def test_real_sizes_on_a_gpu_among_other_rows_and_alone(T, window, sink):
+    case = Case(T=T, R=4, H=128, P=64, pages=16, dtype="bfloat16", window=window, sink=sink)
+    args, wanted = problem(case)
+    attend = jax.jit(functools.partial(prefill_attention_kernel, window=window, scores=case.all_scores))
+    got = attend(*args)
+    assert_agrees(got, args, *wanted)
+    order = jnp.roll(jnp.arange(len(got)), 1)
+    moved = attend(args[0][order], *args[1:3], *(x[order] for x in args[3:]))
+    np.testing.assert_array_equal(moved, got[order])

@@ -1,0 +1,127 @@
+"""Products of rounded tokens with weights of int8, against sums of the same integers."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.pallas.matmul.quantize_activations import Rounded
+from jspec.pallas.matmul.small_batch import Tiling
+from jspec.pallas.matmul.w8a8 import MOST_TOKENS, rounded_product, rounded_product_kernel, rounded_product_reference
+
+WEIGHT_FIRST = Tiling(64, 32, 64, 4, 3, True)
+TOKENS_FIRST = Tiling(32, 64, 128, 4, 3, False)
+
+
+def problem(M: int, outputs: int, inputs: int, dtype="bfloat16"):
+    """Rounded tokens ``[M, inputs]``, a weight and its scales."""
+    rng = np.random.default_rng(M + outputs + inputs)
+
+    def integers(*shape):
+        return jnp.asarray(rng.integers(-127, 128, shape), jnp.int8)
+
+    scales = (jnp.asarray(np.exp(rng.normal(-3, 1, size)), jnp.float32) for size in (M, outputs))
+    x_scale, scale = scales
+    return Rounded(integers(M, inputs), x_scale, jnp.dtype(dtype)), integers(outputs, inputs), scale
+
+
+def wanted(x: Rounded, weight, scale):
+    """In float64, not rounded."""
+    sums = np.asarray(x.numbers, np.int64) @ np.asarray(weight, np.int64).T
+    return sums * np.asarray(x.scale, np.float64)[:, None] * np.asarray(scale, np.float64)
+
+
+class TestRoundedProduct:
+    @pytest.fixture(autouse=True)
+    def pick(self, implementation):
+        self.implementation = implementation
+
+    def product(self, *args, tiling: Tiling | None = None):
+        def kernel(*args, interpret=False):
+            return rounded_product_kernel(*args, tiling=tiling, interpret=interpret)
+
+        step = None if tiling is None or tiling.parts == 1 else tiling.step(args[0].shape[-1])
+        return self.implementation(lambda *args: rounded_product_reference(*args, step=step), kernel)(*args)
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.parametrize(
+        "shape", [(1, 64, 128), (3, 70, 100), (17, 200, 300), (70, 96, 1536), (130, 300, 128)], ids=str
+    )
+    @pytest.mark.parametrize("tiling", [None, WEIGHT_FIRST, TOKENS_FIRST], ids=["own", "weight first", "tokens first"])
+    def test_agrees_with_integers(self, tiling, shape, dtype):
+        args = problem(*shape, dtype)
+        got, exact = self.product(*args, tiling=tiling), wanted(*args)
+        assert got.dtype == dtype
+        np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=2**-8 if dtype == "bfloat16" else 1e-6)
+
+    @pytest.mark.parametrize("parts", [2, 4])
+    @pytest.mark.parametrize("inputs", [1024, 1000])
+    @pytest.mark.parametrize("tiling", [WEIGHT_FIRST, TOKENS_FIRST], ids=["weight first", "tokens first"])
+    def test_parts_add_up(self, tiling, inputs, parts):
+        args = problem(5, 70, inputs, "float32")
+        tiling = dataclasses.replace(tiling, parts=parts)
+        got = self.product(*args, tiling=tiling)
+        assert got.shape == (5, parts, 70)
+        exact, step = wanted(*args), tiling.step(inputs)
+        np.testing.assert_allclose(got.sum(1), exact, rtol=1e-4, atol=1e-5 * np.abs(exact).max())
+        first = dataclasses.replace(args[0], numbers=args[0].numbers[:, :step])
+        np.testing.assert_allclose(got[:, 0], wanted(first, args[1][:, :step], args[2]), rtol=1e-6)
+
+    def test_the_largest_sums(self):
+        """2^28, which float32 would not add up exactly."""
+        x, weight, scale = problem(2, 16, 16_384, "float32")
+        args = dataclasses.replace(x, numbers=jnp.full_like(x.numbers, 127)), jnp.full_like(weight, -127), scale
+        np.testing.assert_allclose(self.product(*args), wanted(*args), rtol=1e-6)
+
+    def test_a_token_that_is_not_finite_leaves_the_others_alone(self):
+        x, *weight = problem(3, 64, 200)
+        clean = self.product(x, *weight)
+        got = self.product(dataclasses.replace(x, scale=x.scale.at[1].set(jnp.nan)), *weight)
+        assert jnp.isnan(got[1]).all()
+        np.testing.assert_array_equal(got[jnp.array([0, 2])], clean[jnp.array([0, 2])])
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 16, 33, 64, 80, 128, 129, 320, 512])
+@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), [(28672, 4096), (4096, 14336), (2048, 8192), (2048, 2048), (70, 100)])
+def test_tilings_fit_the_chip(tokens, in_parts, outputs, inputs):
+    tiling = Tiling.of(tokens, outputs, inputs, in_parts)
+    assert tiling.parts == 1 or in_parts
+    assert -(-inputs // tiling.inputs) % tiling.parts == 0  # every part has as many trips
+    assert (tiling.outputs if tiling.weight_first else tiling.tokens) >= 16
+    assert (tiling.outputs + tiling.tokens) * tiling.inputs * tiling.num_stages <= 227 * 1024  # shared memory
+    assert tiling.outputs * tiling.tokens <= 128 * 32 * tiling.num_warps  # registers of the sums
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """Programs are lowered as for the GPUs that the kernel is for."""
+    monkeypatch.setattr("jspec.pallas.matmul.w8a8.on_hopper", lambda: True)
+
+
+def test_other_gpus_get_no_parts():
+    assert rounded_product(*problem(6, 2048, 8192), in_parts=True).shape == (6, 2048)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_what_may_come_in_parts_is_the_sum_of_them():
+    x, weight, scale = problem(6, 2048, 8192, "float32")
+    x = x.reshape(2, 3, 8192)
+    parts, whole = rounded_product(x, weight, scale, in_parts=True), rounded_product(x, weight, scale)
+    assert parts.shape == (2, 3, 4, 2048)
+    assert whole.shape == (2, 3, 2048)
+    np.testing.assert_allclose(parts.sum(-2), whole, rtol=1e-4, atol=1e-5 * float(jnp.abs(whole).max()))
+
+
+@pytest.mark.usefixtures("hopper")
+def test_many_tokens_come_whole():
+    x, weight, scale = problem(MOST_TOKENS + 1, 64, 2048)
+    assert rounded_product(x, weight, scale, in_parts=True).shape == (MOST_TOKENS + 1, 64)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_one_part_is_the_default_of_a_small_product():
+    assert Tiling.of(5, 64, 128, True).parts == 1
+    assert jax.eval_shape(lambda *args: rounded_product(*args, in_parts=True), *problem(5, 64, 128)).shape == (5, 64)

@@ -1,0 +1,193 @@
+"""``jspec.pallas.matmul.weight_only`` against sums in float64 of the same numbers."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from test_mxfp4 import carried_out
+
+from jspec.pallas.matmul import unpack
+from jspec.pallas.matmul.unpack import LARGEST_SCALE, SHRINK
+from jspec.pallas.matmul.weight_only import Tiling, narrow_product, narrow_product_kernel, narrow_product_reference
+from jspec.quantization import int4
+
+KINDS = ("int8", "fp8", "int4")
+
+
+def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False):
+    """x of bfloat16, a weight and its scales, and the numbers that are multiplied, before the scales of eight bits."""
+    rng = np.random.default_rng(M + outputs + inputs)
+    x = jnp.asarray(rng.standard_normal((M, inputs)), jnp.bfloat16)
+    if kind == "int4":
+        shape = outputs, -(-inputs // 128)
+        packed = rng.choice([0, 15, 0x0F, 0xF0, 0x88], (shape[0], 64 * shape[1])) if extreme else None
+        packed = rng.integers(256, size=(shape[0], 64 * shape[1])) if packed is None else packed
+        scale = jnp.asarray(rng.choice([1, -1], shape) * np.exp(rng.normal(-3, 1, shape)), jnp.bfloat16)
+        packed = packed.astype(np.uint8)
+        numbers = int4.unpacked(packed, np.asarray(scale), inputs).astype(ml_dtypes.bfloat16)
+        # What is past the last input are codes of zero.
+        past = np.arange(shape[1] * 128).reshape(-1, 2, 64) >= inputs
+        low, high = (np.broadcast_to(past[:, i].reshape(1, -1), packed.shape) for i in (0, 1))
+        packed = np.where(low, packed & 0xF0 | 8, packed)
+        packed = np.where(high, packed & 0x0F | 0x80, packed)
+        return (x, jnp.asarray(packed, jnp.uint8), scale), np.asarray(numbers, np.float64)
+    if kind == "int8":
+        weight = (
+            rng.choice([-128, -127, 0, 127], (outputs, inputs))
+            if extreme
+            else rng.integers(-128, 128, (outputs, inputs))
+        )
+        weight = jnp.asarray(weight, jnp.int8)
+    else:
+        numbers = (
+            rng.choice([-448, 448, 2.0**-9, 0], (outputs, inputs)) if extreme else rng.normal(0, 50, (outputs, inputs))
+        )
+        weight = jnp.asarray(numbers, jnp.float8_e4m3fn)
+    scale = jnp.asarray(np.exp(rng.normal(-3, 1, outputs)), jnp.float32)
+    return (x, weight, scale), np.asarray(weight.astype(jnp.float32), np.float64)
+
+
+def check(got, args, numbers):
+    """Sums in float32 may differ from exact ones by a little of what they add up."""
+    x, weight, scale = args
+    factor = 1.0 if weight.dtype == jnp.uint8 else np.asarray(scale, np.float64)
+    exact = np.asarray(x, np.float64)
+    wanted, size = exact @ numbers.T * factor, np.abs(exact) @ np.abs(numbers).T * factor
+    assert got.shape == wanted.shape
+    assert got.dtype == jnp.float32
+    assert (np.abs(np.asarray(got, np.float64) - wanted) <= 1e-5 * size + 1e-30).all()
+
+
+class TestNarrowProduct:
+    @pytest.fixture(autouse=True)
+    def pick(self, implementation):
+        self.implementation = implementation
+
+    def product(self, *args, tiling: Tiling | None = None, dtype=jnp.float32):
+        kernel = functools.partial(narrow_product_kernel, tiling=tiling, dtype=dtype)
+        return self.implementation(functools.partial(narrow_product_reference, dtype=dtype), kernel)(*args)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize(
+        ("M", "outputs", "inputs"), [(1, 64, 128), (3, 70, 100), (16, 128, 640), (17, 200, 300), (65, 96, 1536)]
+    )
+    def test_agrees_with_float64(self, kind, M, outputs, inputs):
+        args, numbers = problem(M, outputs, inputs, kind)
+        check(self.product(*args), args, numbers)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_the_largest_and_the_smallest_numbers(self, kind):
+        args, numbers = problem(5, 64, 256, kind, extreme=True)
+        check(self.product(*args), args, numbers)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_zeros_give_zeros(self, kind):
+        (x, weight, scale), _ = problem(2, 64, 128, kind)
+        zero = jnp.full_like(weight, 0x88 if kind == "int4" else 0)
+        np.testing.assert_array_equal(self.product(x, zero, scale), 0)
+        np.testing.assert_array_equal(self.product(jnp.zeros_like(x), weight, scale), 0)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("splits", [2, 4, 8])
+    def test_inputs_may_be_split_unevenly(self, kind, splits):
+        args, numbers = problem(5, 70, 128 * 5 - 3, kind)
+        check(self.product(*args, tiling=Tiling(64, 16, 128, splits, 4, 3)), args, numbers)
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("ordered", [False, True])
+    def test_x_may_be_read_in_either_order(self, kind, ordered):
+        args, numbers = problem(20, 70, 600, kind)
+        check(self.product(*args, tiling=Tiling(64, 32, 256, 1, 4, 3, ordered)), args, numbers)
+
+    @pytest.mark.parametrize("splits", [1, 2])
+    def test_results_are_rounded_once(self, splits):
+        for kind in KINDS:
+            args, _ = problem(3, 64, 256, kind)
+            tiling = Tiling(64, 16, 128, splits, 4, 3)
+            wide, rounded = (self.product(*args, dtype=dtype, tiling=tiling) for dtype in (jnp.float32, jnp.bfloat16))
+            np.testing.assert_array_equal(rounded, wide.astype(jnp.bfloat16))
+
+    def test_a_token_that_is_not_finite_leaves_the_others_alone(self):
+        for kind in KINDS:
+            (x, weight, scale), _ = problem(3, 64, 200, kind)
+            clean = self.product(x, weight, scale)
+            got = self.product(x.at[1, 7].set(jnp.nan), weight, scale)
+            assert jnp.isnan(got[1]).any()
+            np.testing.assert_array_equal(got[jnp.array([0, 2])], clean[jnp.array([0, 2])])
+
+
+def test_shapes_before_the_last_are_kept():
+    (x, *weights), _ = problem(6, 32, 128, "int4")
+    flat = narrow_product(x, *weights)
+    np.testing.assert_array_equal(narrow_product(x.reshape(2, 3, -1), *weights), flat.reshape(2, 3, -1))
+
+
+@pytest.mark.parametrize("step", [64, 128])
+def test_places_are_those_of_inputs_in_order(step):
+    tile = unpack.places(256, step, False)
+    np.testing.assert_array_equal(unpack.places(256, step, True), unpack.in_order(tile[None])[0])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_four_bits_are_rounded_before_they_are_multiplied(dtype):
+    (_, packed, scale), _ = problem(1, 16, 256, "int4")
+    wanted = int4.unpacked(np.asarray(packed), np.asarray(scale), 256).astype(dtype)
+    found = jax.jit(narrow_product_reference)(jnp.eye(256, dtype=dtype), packed, scale)
+    np.testing.assert_array_equal(found, wanted.T.astype(np.float32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_has_the_derivative_of_its_reference(kind):
+    (x, *weights), _ = problem(2, 16, 128, kind)
+    derivative = lambda product: jax.grad(lambda x: jnp.sum(jnp.sin(product(x, *weights))))(x)  # noqa: E731
+    np.testing.assert_array_equal(derivative(narrow_product), derivative(narrow_product_reference))
+
+
+def words(byte: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(byte).reshape(-1).view("<u4")
+
+
+def test_the_instructions_for_int8_make_its_numbers():
+    byte = np.arange(256, dtype=np.uint8)
+    found = carried_out(unpack.INT8, {"$2": words(byte)}).astype(np.float32)
+    np.testing.assert_array_equal(found.reshape(-1) * SHRINK, byte.view(np.int8))
+
+
+def test_the_instructions_for_fp8_make_its_numbers():
+    byte = np.arange(256, dtype=np.uint8)
+    found = carried_out(unpack.FP8, {"$2": words(byte)}).astype(np.float32).reshape(-1) * SHRINK
+    wanted = byte.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    wanted[0x7F], wanted[0xFF] = 480, -480  # NaN
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_the_instructions_for_four_bits_make_the_numbers_of_the_definition():
+    rng = np.random.default_rng(0)
+    byte = np.tile(np.arange(256, dtype=np.uint8), 200)
+    scale = rng.choice([1, -1], len(byte) // 4) * np.exp2(rng.uniform(-80, 18.9, len(byte) // 4))
+    scale = scale.astype(ml_dtypes.bfloat16)
+    exact = scale.astype(np.float32)
+    assert LARGEST_SCALE / 2 < np.abs(exact).max() < LARGEST_SCALE
+    twice = lambda x: np.repeat(x.astype(ml_dtypes.bfloat16).view(np.uint16), 2).view(np.uint32)  # noqa: E731
+    factor, zero = twice(exact * np.float32(2.0**129 / SHRINK)), twice(exact * np.float32(-8 / SHRINK))
+    registers = {"$2": words(byte), "$3": factor, "$4": factor, "$5": zero, "$6": zero}
+    for asm, code in ((unpack.LOW, byte & 15), (unpack.HIGH, byte >> 4)):
+        wanted = ((code.astype(np.float32) - 8) * np.repeat(exact, 4)).astype(ml_dtypes.bfloat16)
+        found = carried_out(asm, registers).astype(np.float32).reshape(-1) * SHRINK
+        np.testing.assert_array_equal(found, wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("outputs", "inputs"), [(6144, 4096), (28672, 4096), (4096, 14336), (128256, 2048), (70, 100)])
+def test_tilings_fit_what_they_are_for(bits, outputs, inputs):
+    for tokens in (1, 5, 16, 17, 64, 80, 320, 512):
+        tiling = Tiling.of(tokens, outputs, inputs, bits)
+        for size in (tiling.outputs, tiling.tokens, tiling.inputs, tiling.splits):
+            assert size & (size - 1) == 0
+        assert tiling.inputs >= (128 if bits == 4 else 64)
+        assert tiling.splits <= max(1, -(-inputs // tiling.inputs))
+        stage = tiling.outputs * tiling.inputs * bits // 8 + 2 * tiling.tokens * tiling.inputs
+        assert (tiling.num_stages - 1) * stage + 2 * tiling.tokens * tiling.inputs <= 227 * 1024

@@ -1,0 +1,266 @@
+"""Attention to keys and values that are computed from latents: against a float64 oracle, for its reference implementation
+and its kernel, which jax interprets since 0.11."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cuda_lowering import for_cuda
+from test_prefill_sm90 import MOSAIC, interpreted
+
+from benchmarks import latent_prefill
+from jspec.config import EngineConfig
+from jspec.pallas.attention.reference import Scores
+from jspec.pallas.mla.prefill import (
+    expanded_attention,
+    expanded_attention_kernel,
+    expanded_attention_reference,
+    has_expanded_kernel,
+    pages_in_use,
+    room,
+)
+from jspec.pallas.mla.up_project import HeadMaps, expand_latents_kernel, expand_latents_reference
+
+T, N, RANK, SCORES = 128, 2, 64, Scores(0.1)
+FIRST, SECOND, EMPTY, LONG = range(4)  # rows: two segments of one text, no text, a text of which most was read before
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """The numbers of a head: not rotated, rotated, of a value; ``pages`` of P slots for each row."""
+
+    own: int
+    rotated: int
+    value: int
+    P: int = 64
+    pages: int = 6
+    quantized: bool = False
+
+
+CASES = [
+    Case(64, 64, 128),
+    Case(192, 64, 256, pages=5),  # GLM-4.7-Flash's, tiles of 64 slots
+    Case(128, 64, 128, P=128, pages=3),  # DeepSeek-V3's
+    Case(64, 64, 64, quantized=True),
+]
+
+
+@functools.cache
+def problem(case: Case):
+    """Arguments in bfloat16; pages that no text has, and slots that nobody may see, are NaN."""
+    rng, S, P = np.random.default_rng(case.value), case.pages * case.P, case.P
+    start = np.array([P, P + T, 0, S - T - 5])
+    count = np.array([T, T // 2, 0, T])
+    positions = (start[:, None] + np.arange(T)).astype(np.int32)
+    valid = np.arange(T) < count[:, None]
+    table = 1 + rng.permutation(4 * case.pages).reshape(4, case.pages)
+    table[SECOND] = table[FIRST]
+    pool = np.full((1, 1 + 4 * case.pages, P, RANK + case.rotated), np.nan, "bfloat16")
+    newest = np.where(valid, positions, -1).max(axis=1)
+    newest[FIRST] = newest[SECOND]
+    for b in (FIRST, LONG):
+        text = rng.normal(size=(S, pool.shape[-1]))
+        text[newest[b] + 1 :] = np.nan
+        pool[0, table[b]] = text.reshape(case.pages, P, -1)
+    live = np.arange(case.pages) * P <= np.where(valid, positions, -1).max(axis=1)[:, None]
+    table = np.where(live, table, 2**30).astype(np.int32)
+    keys, values = (rng.normal(size=(N, size, RANK)) * RANK**-0.5 for size in (case.own, case.value))
+    key_scale, value_scale = (rng.uniform(0.02, 0.04, (N, size)).astype("float32") for size in (case.own, case.value))
+    if case.quantized:
+        keys, values = (np.round(40 * weight).astype(np.int8) for weight in (keys, values))
+    else:
+        keys, values, key_scale, value_scale = keys.astype("bfloat16"), values.astype("bfloat16"), None, None
+    q = rng.normal(size=(4, T, N, case.own + case.rotated)).astype("bfloat16")
+    maps = HeadMaps(keys, key_scale, values, value_scale)  # pyright: ignore[reportArgumentType]  # arrays soon
+    return jax.tree.map(jnp.asarray, (q, pool, table, positions, valid, maps))
+
+
+def oracle(args):
+    """float64 ``[B, T, N, Hv]`` by the definition; zeros for invalid query tokens."""
+    q, pool, table, positions, valid, maps = jax.tree.map(np.asarray, args)
+    keys, values = (np.asarray(weight, np.float64) for weight in (maps.keys, maps.values))
+    if maps.key_scale is not None:
+        keys, values = keys * maps.key_scale[..., None], values * maps.value_scale[..., None]
+    out = np.zeros((*q.shape[:3], values.shape[1]))
+    for b in np.flatnonzero(valid.any(axis=1)):
+        text = np.asarray(pool[0][np.minimum(table[b], pool.shape[1] - 1)], np.float64).reshape(-1, pool.shape[-1])
+        latent, rotated = np.split(text, [RANK], axis=1)
+        own = np.einsum("sc,nhc->nsh", latent, keys)
+        k = np.concatenate([own, np.broadcast_to(rotated, (N, *rotated.shape))], axis=-1)
+        v = np.einsum("sc,nhc->nsh", latent, values)
+        for t in np.flatnonzero(valid[b]):
+            seen = slice(positions[b, t] + 1)
+            scores = SCORES.scale * np.einsum("nh,nsh->ns", np.asarray(q[b, t], np.float64), k[:, seen])
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            out[b, t] = np.einsum("ns,nsh->nh", weights / weights.sum(axis=1, keepdims=True), v[:, seen])
+    return out
+
+
+def kernel(*args, **how):
+    from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
+
+    return expanded_attention_kernel(*args, SCORES, programs=3, interpret=InterpretGPUParams(), **how)
+
+
+reference = functools.partial(expanded_attention_reference, scores=SCORES)
+both = pytest.mark.parametrize(
+    "attend", [reference, pytest.param(kernel, marks=interpreted)], ids=["reference", "kernel"]
+)
+
+
+@both
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_the_oracle(case, attend):
+    args = problem(case)
+    got, valid = np.asarray(attend(*args), np.float64), np.asarray(args[4])
+    assert np.abs(got - oracle(args))[valid].max() < 0.02
+    if attend is kernel:
+        assert np.all(got[~valid] == 0)
+
+
+@interpreted
+def test_neighbours_change_nothing():
+    q, pool, table, positions, valid, maps = problem(CASES[0])
+    together = kernel(q, pool, table, positions, valid, maps)
+    order = jnp.array([LONG, SECOND, FIRST, EMPTY])
+    other = kernel(q[order], pool, table[order], positions[order], valid[order], maps)
+    np.testing.assert_array_equal(together[order], other)
+    alone = kernel(q, pool, table, positions, valid & (jnp.arange(4) == LONG)[:, None], maps)
+    np.testing.assert_array_equal(alone[LONG], together[LONG])
+
+
+@interpreted
+def test_more_pages_than_there_is_room_for_make_every_result_nan():
+    """What a pass may read is for the scheduler to see to; a wrong number would be worse than none."""
+    q, pool, table, positions, _, maps = problem(CASES[0])
+    B, M = 3, table.shape[1]
+    own = jnp.arange(1, 1 + B * M, dtype=jnp.int32).reshape(B, M)  # three texts
+    positions = jnp.broadcast_to(M * 64 - T + jnp.arange(T, dtype=jnp.int32), (B, T))
+    assert room(B, T, M, 64) < B * M
+    got = kernel(q[:B], jnp.zeros_like(pool), own, positions, jnp.ones((B, T), bool), maps)
+    assert jnp.isnan(got).all()
+
+
+class TestExpandLatents:
+    @pytest.fixture(autouse=True)
+    def pick(self, implementation):
+        self.expand = implementation(expand_latents_reference, expand_latents_kernel)
+
+    numbers = jnp.array([3, 1, 9, 4, 0, 0, 0], jnp.int32)
+
+    @pytest.mark.parametrize("case", CASES, ids=str)
+    def test_equals_the_definition(self, case):
+        _, pool, *_, maps = problem(case)
+        pool, count = jnp.nan_to_num(pool), 4
+        got = self.expand(pool, self.numbers, jnp.int32(count), maps)
+        k, v = (np.asarray(part, np.float64)[:count] for part in got)
+        text = np.asarray(pool, np.float64)[0, self.numbers[:count]]
+        keys, values = (np.asarray(weight, np.float64) for weight in (maps.keys, maps.values))
+        if maps.key_scale is not None and maps.value_scale is not None:
+            keys, values = keys * maps.key_scale[..., None], values * maps.value_scale[..., None]
+        latents, rotated = np.split(text, [RANK], axis=-1)
+        close = functools.partial(np.testing.assert_allclose, rtol=2**-7, atol=2**-7)
+        close(k[..., : case.own], np.einsum("upc,nhc->upnh", latents, keys))
+        close(v, np.einsum("upc,nhc->upnh", latents, values))
+        np.testing.assert_array_equal(
+            k[..., case.own :], np.broadcast_to(rotated[:, :, None], k[..., case.own :].shape)
+        )
+
+    def test_more_pages_than_listed_make_every_number_nan(self):
+        _, pool, *_, maps = problem(CASES[0])
+        k, v = self.expand(jnp.zeros_like(pool), self.numbers, jnp.int32(8), maps)
+        assert jnp.isnan(v).all()
+        assert jnp.isnan(k).all()
+
+
+class TestPagesInUse:
+    table = jnp.array([[4, 2, 7, 0], [4, 2, 9, 2**30], [5, 1, 1, 1], [0, 3, 0, 0]], jnp.int32)
+
+    def of(self, newest, most):
+        return pages_in_use(self.table, jnp.array(newest, jnp.int32), (10, 8), most)
+
+    def test_each_page_is_listed_once(self):
+        found = self.of([16, 23, 7, -1], 8)
+        np.testing.assert_array_equal(found.numbers, [2, 4, 5, 7, 9, 0, 0, 0])
+        np.testing.assert_array_equal(found.table, [[1, 0, 3, 0], [1, 0, 4, 0], [2, 0, 0, 0], [0, 0, 0, 0]])
+        assert found.total == 5
+
+    def test_null_pages_are_not_listed(self):
+        found = self.of([-1, -1, -1, 31], 3)
+        np.testing.assert_array_equal(found.numbers, [3, 0, 0])
+
+    @pytest.mark.parametrize("most", [5, 4, 1])
+    def test_all_are_counted(self, most):
+        found = self.of([16, 23, 7, -1], most)
+        assert found.total == 5
+        np.testing.assert_array_equal(found.numbers, [2, 4, 5, 7, 9][:most])
+
+    def test_nothing_is_read(self):
+        found = self.of([-1] * 4, 2)
+        np.testing.assert_array_equal(found.numbers, [0, 0])
+        assert found.total == 0
+
+
+@pytest.mark.parametrize("segments", [1, 4, 64])
+def test_a_pass_reads_no_more_pages_than_there_is_room_for(segments):
+    config = EngineConfig(max_len=1000, prefill_chunk=128, expand_latents=True, prefill_tokens=8192, reproducible=False)
+    assert config.pages_of_pass(segments) == room(segments, 128, config.pages_per_row, 64)
+    assert dataclasses.replace(config, expand_latents=False).pages_of_pass(segments) is None
+
+
+def shapes(B=64, T=128, N=20, own=192, rotated=64, value=256, rank=512, P=64, dtype="bfloat16"):
+    array, M = jax.ShapeDtypeStruct, 1024 // P
+    maps = HeadMaps(array((N, own, rank), dtype), None, array((N, value, rank), dtype), None)  # pyright: ignore
+    pool, queries = array((1, 1 + B * M, P, rank + rotated), dtype), array((B, T, N, own + rotated), dtype)
+    return queries, pool, array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_), maps
+
+
+@pytest.mark.parametrize(
+    ("shape", "known"),
+    [
+        *[({}, True), ({"own": 128, "value": 128}, True), ({"own": 128, "value": 128, "P": 128}, True)],
+        *[({"B": 4}, True), ({"B": 2}, False), ({"T": 64}, False), ({"P": 128}, False), ({"P": 16}, False)],
+        *[({"own": 160}, False), ({"own": 64}, False), ({"dtype": "float32"}, False), ({"own": 256}, False)],
+    ],
+    ids=str,
+)
+def test_which_shapes_have_the_kernel(shape, known):
+    q, pool, table, *_, maps = shapes(**shape)
+    assert has_expanded_kernel(q, pool, table, maps) == known
+
+
+def test_lowers_for_hopper():
+    text = for_cuda(functools.partial(expanded_attention, scores=Scores()), shapes())
+    assert text.count(MOSAIC) == 1
+    assert text.count("triton") >= 2
+
+
+@interpreted
+def test_the_benchmark_tells_right_from_wrong(monkeypatch, capsys):
+    from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
+
+    right = latent_prefill.expanded_attention_kernel
+    assert latent_prefill.check(latent_prefill.SMOKE, 1, InterpretGPUParams())
+    wrong = lambda q, *args, **how: right(q[..., ::-1], *args, **how)  # noqa: E731
+    monkeypatch.setattr(latent_prefill, "expanded_attention_kernel", wrong)
+    assert not latent_prefill.check(latent_prefill.SMOKE, 1, InterpretGPUParams())
+    assert capsys.readouterr().out.count("largest error") == 2
+
+
+def test_operations_of_a_pass():
+    """Of two prompts, 256 tokens of each behind 256 others."""
+    which = latent_prefill.Pass(2, 256, 2)
+    pairs = sum(256 + t + 1 for t in range(256))
+    assert which.operations == 2 * 2 * 20 * (pairs * 512 + 512 * 512 * (192 + 256))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_compiled_equals_the_oracle(case):
+    args = problem(case)
+    got, valid = np.asarray(expanded_attention_kernel(*args, SCORES), np.float64), np.asarray(args[4])
+    assert np.abs(got - oracle(args))[valid].max() < 0.02
+    assert np.all(got[~valid] == 0)

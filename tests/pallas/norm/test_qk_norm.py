@@ -1,0 +1,69 @@
+"""Norms of the heads of queries and keys, against the same in float64, for kernel and reference implementation; and their
+derivative."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.pallas.norm.qk_norm import norm_heads, norm_heads_kernel, norm_heads_reference
+
+EPS = 1e-5
+KINDS = ("rms", "rms_wide", "rms_offset", "layer")
+
+
+def problem(shape, dtype, kind="rms"):
+    keys = jax.random.split(jax.random.key(sum(shape)), 5)
+    qkv = (3 * jax.random.normal(keys[0], shape)).astype(dtype)
+    vectors = [(1 + jax.random.normal(key, shape[-1:])).astype(dtype) for key in keys[1:]]
+    return qkv, tuple(vectors[:2]), tuple(vectors[2:]) if kind == "layer" else (None, None)
+
+
+class TestNormHeads:
+    @pytest.fixture(autouse=True)
+    def pick(self, implementation):
+        def norm_heads(*args, num_heads, kind="rms"):
+            static = {"num_heads": num_heads, "eps": EPS, "kind": kind}
+            of_kind = (functools.partial(f, **static) for f in (norm_heads_reference, norm_heads_kernel))
+            return implementation(*of_kind)(*args)
+
+        self.norm_heads = norm_heads
+
+    @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+    @pytest.mark.parametrize(
+        ("B", "T", "N", "G", "H"), [(1, 1, 4, 1, 16), (2, 3, 4, 2, 128), (1, 70, 2, 1, 64), (3, 11, 1, 1, 256)]
+    )
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_agrees_with_float64(self, kind, B, T, N, G, H, dtype):
+        qkv, weights, biases = problem((B, T, N + 2 * G, H), dtype, kind)
+        normed = self.norm_heads(qkv, weights, biases, num_heads=(N, G), kind=kind)
+        assert normed.dtype == qkv.dtype
+        np.testing.assert_array_equal(normed[:, :, N + G :], qkv[:, :, N + G :])
+        for heads, weight, bias in zip((slice(0, N), slice(N, N + G)), weights, biases, strict=True):
+            x = np.asarray(qkv[:, :, heads], np.float64)
+            x = x - x.mean(-1, keepdims=True) if kind == "layer" else x
+            scale = np.asarray(weight, np.float64) + (kind == "rms_offset")
+            added = 0.0 if bias is None else np.asarray(bias, np.float64)
+            wanted = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + EPS) * scale
+            # The normed numbers and the result are rounded by at most 2^-9 of themselves each.
+            bound = 2**-7 * (np.abs(wanted) + np.abs(added)) + 1e-6 if dtype == "bfloat16" else 2e-5
+            assert (np.abs(np.asarray(normed[:, :, heads], np.float64) - wanted - added) <= bound).all()
+
+    def test_a_head_that_is_not_finite_leaves_the_others_alone(self):
+        qkv, *vectors = problem((2, 3, 4, 16), "float32")
+        clean = self.norm_heads(qkv, *vectors, num_heads=(2, 1))
+        normed = self.norm_heads(qkv.at[1, 2, 0, 5].set(jnp.nan), *vectors, num_heads=(2, 1))
+        assert jnp.isnan(normed[1, 2, 0]).all()
+        np.testing.assert_array_equal(normed.at[1, 2, 0].set(0), clean.at[1, 2, 0].set(0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("H", [16, 24])
+def test_has_the_derivative_of_its_reference(H, kind):
+    args = problem((2, 3, 4, H), "float32", kind)
+    loss = lambda f: jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(f(*a, (2, 1), EPS, kind))), argnums=(0, 1)))(*args)  # noqa: E731
+    got, wanted = jax.tree.leaves(loss(norm_heads)), jax.tree.leaves(loss(norm_heads_reference))
+    for x, y in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-6)

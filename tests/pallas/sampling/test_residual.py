@@ -1,0 +1,235 @@
+"""residual_masses and residual_draw against a float64 oracle, for their reference implementations and their kernels."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from picks import shortfall
+
+from jspec.pallas.sampling.residual import (
+    LEAST,
+    Residual,
+    residual_draw,
+    residual_draw_kernel,
+    residual_draw_reference,
+    residual_masses,
+    residual_masses_kernel,
+    residual_masses_reference,
+)
+from jspec.pallas.sampling.sample import weigh
+from jspec.pallas.sampling.warped_logits import WarpedLogits, group_size, num_groups, over_vocabulary
+from jspec.sampling.streams import RoundNoise
+
+B, K, T = 4, 3, 4
+MARGIN = 1e-4  # of the float32 logarithm of a difference, against float64
+CASES = [
+    (1, 1, "bfloat16"),
+    (2, 2, "float32"),
+    (3, 1, "float32"),
+    (127, 127, "bfloat16"),
+    (257, 200, "float32"),
+    (1000, 1000, "bfloat16"),
+    (1031, 640, "bfloat16"),
+    (1031, 1031, "float32"),
+]
+
+
+def distributions(key, J, V, dtype, spread=3.0):
+    """J rows per request, every second one cut below its median."""
+    keys = jax.random.split(key, 2)
+    logits = (spread * jax.random.normal(keys[0], (B, J, V))).astype(dtype)
+    scale = jax.random.uniform(keys[1], (B, J), minval=0.5, maxval=2.0)
+    median = jnp.sort(logits.astype(jnp.float32), axis=-1)[..., V // 2]
+    threshold = jnp.where((jnp.arange(B)[:, None] + jnp.arange(J)[None, :]) % 2 == 0, -jnp.inf, median)
+    *_, lse = weigh(logits.reshape(-1, V), scale.reshape(-1), threshold.reshape(-1))
+    return WarpedLogits(logits, scale, threshold, lse.reshape(B, J))
+
+
+def some_tokens(key, V, V_q):
+    """A draft vocabulary of any tokens in any order, ``draft_ids`` int32 [V]."""
+    tokens = jax.random.permutation(key, V)[:V_q]
+    return jnp.full(V, -1, jnp.int32).at[tokens].set(jnp.arange(V_q, dtype=jnp.int32))
+
+
+def problem(V, V_q, dtype, seed=0, weighed=True, scattered=False):
+    """A residual and the rest of ``residual_draw``: accepted drafts at both ends, of point masses and of few valid
+    ones. The draft has logits for the first ``V_q`` tokens, or for so many of any if ``scattered``."""
+    keys = jax.random.split(jax.random.key(seed), 4)
+    p, q = distributions(keys[0], T, V, dtype), distributions(keys[1], K, V_q, dtype)
+    drafts = jax.random.randint(keys[2], (B, K), 0, V)
+    row, draft = jnp.arange(B)[:, None], jnp.arange(K)[None]
+    point_mass = (row == 3) | ((row == 1) & (draft == K - 1)) | ((row == 0) & (draft == 1))
+    valid = jnp.array([K, K, K, K - 1], jnp.int32)
+    log_weight = jnp.log(jax.random.uniform(keys[2], (B, T), minval=0.2)).at[0].set(0.0) if weighed else None
+    noise = RoundNoise(jax.random.key_data(jax.random.split(keys[3], B)), jnp.arange(B, dtype=jnp.int32) + 9)
+    at, best = jnp.array([0, K - 1, K, 1], jnp.int32), jnp.full((B, T), -1).at[0].set(V - 1)
+    draft_ids = some_tokens(keys[2], V, V_q) if scattered else None
+    return Residual(p, q, drafts, point_mass, valid, log_weight, draft_ids), at, noise, best
+
+
+def widened(residual):
+    """The same residual with the draft's logits over all tokens."""
+    logits = over_vocabulary(residual.q.logits, residual.draft_ids)
+    return residual._replace(q=residual.q._replace(logits=logits), draft_ids=None)
+
+
+def probability(rows, width):
+    """float64 [B, J, width]."""
+    z, scale, threshold, lse = (np.asarray(x, np.float64) for x in rows)
+    p = np.where(z >= threshold[..., None], np.exp(z * scale[..., None] - lse[..., None]), 0.0)
+    return np.pad(p, ((0, 0), (0, 0), (0, width - z.shape[2])))
+
+
+def weights(residual):
+    """float64 [B, T, V] of w p, and of what is left of it."""
+    p, q, drafts, point_mass, valid, log_weight, draft_ids = residual
+    V, row = p.logits.shape[2], np.broadcast_to(np.arange(T), (B, T))
+    refused, known = (
+        row < np.asarray(valid)[:, None],
+        np.take_along_axis(np.asarray(point_mass), np.minimum(row, K - 1), 1),
+    )
+    w = 1.0 if log_weight is None else np.where(refused, np.exp(np.asarray(log_weight, np.float64)), 1.0)[..., None]
+    target = np.where((row <= np.asarray(valid)[:, None])[..., None], probability(p, V), 0.0) * w
+    drafted = np.minimum(row, K - 1)
+    if draft_ids is None:
+        q = probability(q, V)
+    else:
+        q = np.where(np.asarray(draft_ids) >= 0, probability(q, q.logits.shape[2])[..., np.asarray(draft_ids)], 0.0)
+    draft = np.take_along_axis(q, drafted[..., None], axis=1) * (refused & ~known)[..., None]
+    token = np.take_along_axis(np.asarray(drafts), drafted, axis=1)
+    excluded = np.where(refused & known, token, -1)[..., None]
+    return target, np.where(np.arange(V) == excluded, 0.0, np.maximum(target - draft, 0.0))
+
+
+def subtracted(residual):
+    """bool [B, T], where q is taken away from w p."""
+    known = np.take_along_axis(np.asarray(residual.point_mass), np.minimum(np.arange(T), K - 1)[None], 1)
+    return (np.arange(T) < np.asarray(residual.valid)[:, None]) & ~known
+
+
+def by_group(weight):
+    V = weight.shape[-1]
+    groups, size = num_groups(V), group_size(V)
+    return np.pad(weight, ((0, 0), (0, 0), (0, groups * size - V))).reshape(*weight.shape[:2], groups, size).sum(-1)
+
+
+def assert_token_is_best(got, residual, at, noise, best):
+    (token, ok), (target, left) = got, weights(residual)
+    assert token.dtype == jnp.int32
+    assert ok.all()
+    at = np.asarray(at)
+    target, left = (x[np.arange(B), at] for x in (target, left))
+    known, token = np.asarray(best)[np.arange(B), at], np.asarray(token)
+    weight, free = np.where(left.any(-1, keepdims=True), left, target), known < 0
+    keys = jnp.stack(noise.of_requests().last_key(jnp.asarray(at), residual.valid), axis=-1)[free]
+    short_of_best = shortfall(weight[free], keys, np.ones(free.sum(), bool), token[free])
+    assert (short_of_best < MARGIN).all(), short_of_best
+    np.testing.assert_array_equal(token[~free], known[~free])
+
+
+class TestResidual:
+    @pytest.fixture(autouse=True)
+    def pick(self, implementation):
+        self.masses = implementation(residual_masses_reference, residual_masses_kernel)
+        self.draw_one = implementation(residual_draw_reference, residual_draw_kernel)
+
+    def draw(self, residual, *rest):
+        return self.draw_one(residual, self.masses(residual), *rest)
+
+    @pytest.mark.parametrize("scattered", [False, True])
+    @pytest.mark.parametrize(("V", "V_q", "dtype"), CASES)
+    @pytest.mark.parametrize("weighed", [True, False])
+    def test_masses_agree_with_the_oracle(self, V, V_q, dtype, weighed, scattered):
+        residual, at, *_ = problem(V, V_q, dtype, weighed=weighed, scattered=scattered)
+        (_, left), masses, one = weights(residual), self.masses(residual), self.masses(residual, at)
+        assert masses.dtype == one.dtype == jnp.float32
+        np.testing.assert_allclose(masses, by_group(left), atol=3e-6)
+        np.testing.assert_allclose(one[:, 0], by_group(left)[np.arange(B), at], atol=3e-6)
+        assert left.sum(-1).max() > (0.05 if V > 1 else -1)
+
+    @pytest.mark.parametrize("scattered", [False, True])
+    @pytest.mark.parametrize(("V", "V_q", "dtype"), CASES)
+    def test_tokens_agree_with_the_oracle(self, V, V_q, dtype, scattered):
+        for seed in range(3):
+            args = problem(V, V_q, dtype, seed, scattered=scattered)
+            assert_token_is_best(self.draw(*args), *args)
+
+    def test_a_draft_vocabulary_is_the_same_as_minus_infinity_outside_of_it(self):
+        """The masses but for rounding, which differs with what XLA fuses, and every decision."""
+        residual, at, *rest = problem(1031, 640, "bfloat16", scattered=True)
+        wide = widened(residual)
+        np.testing.assert_allclose(self.masses(residual), self.masses(wide), rtol=1e-5)
+        np.testing.assert_array_equal(self.draw(residual, at, *rest), self.draw(wide, at, *rest))
+
+    def test_tokens_past_the_end_of_a_draft_vocabulary_are_not_in_it(self):
+        residual, at, *rest = problem(1031, 640, "bfloat16", scattered=True)
+        cut = residual._replace(draft_ids=residual.draft_ids[:900])
+        padded = residual._replace(draft_ids=residual.draft_ids.at[900:].set(-1))
+        np.testing.assert_allclose(self.masses(cut), self.masses(padded), rtol=1e-6)
+        np.testing.assert_array_equal(self.draw(cut, at, *rest), self.draw(padded, at, *rest))
+
+    def test_the_masses_of_one_row_are_enough(self):
+        residual, at, *rest = problem(1031, 640, "bfloat16")
+        alone = self.draw_one(residual, self.masses(residual, at), at, *rest)
+        np.testing.assert_array_equal(alone, self.draw(residual, at, *rest))
+
+    def test_equal_distributions_leave_next_to_nothing_and_the_draw_is_from_p(self):
+        (p, _, *rest), *args = problem(257, 257, "bfloat16", weighed=False)
+        residual = Residual(p, WarpedLogits(*(x[:, :K] for x in p)), *rest)
+        total = np.asarray(self.masses(residual)).sum(-1)
+        refused = subtracted(residual)
+        np.testing.assert_allclose(total[refused], LEAST, rtol=1e-5)
+        assert_token_is_best(self.draw(residual, *args), residual, *args)
+
+    def test_a_point_mass_is_not_drawn_even_if_it_is_the_likeliest(self):
+        residual, _, noise, best = problem(257, 200, "float32", weighed=False)
+        residual = residual._replace(point_mass=jnp.ones((B, K), bool), drafts=jnp.full((B, K), -1))
+        at, best = jnp.zeros(B, jnp.int32), jnp.full_like(best, -1)
+        first, _ = self.draw(residual, at, noise, best)
+        residual = residual._replace(drafts=jnp.broadcast_to(first[:, None], (B, K)))
+        second = self.draw(residual, at, noise, best)
+        assert (second[0] != first).all()
+        assert_token_is_best(second, residual, at, noise, best)
+
+    def test_a_residual_of_one_rounding_step_is_still_found(self):
+        z = jnp.full((1, 2, 300), -5.0).at[0, :, 130].set(-0.1)
+        p = WarpedLogits(z, jnp.ones((1, 2)), jnp.full((1, 2), -jnp.inf), jnp.zeros((1, 2)))
+        q = WarpedLogits(*(x[:, :1] for x in p))
+        q = q._replace(logits=jnp.full((1, 1, 300), -4.0).at[0, 0, 130].set(jnp.nextafter(-0.1, -1.0)))
+        none = jnp.zeros((1, 1), jnp.int32)
+        residual = Residual(p, q, none, jnp.zeros((1, 1), bool), jnp.ones(1, jnp.int32), None)
+        for length in range(20):
+            noise = RoundNoise(jnp.zeros((1, 2), jnp.uint32), jnp.full(1, length, jnp.int32))
+            token, _ = self.draw(residual, none[0], noise, jnp.full((1, 2), -1))
+            assert token.tolist() == [130]
+
+    def test_bad_numbers_stay_in_their_rows(self):
+        residual, at, *rest = problem(257, 200, "float32")
+        drawn = np.arange(T)[None] == np.asarray(at)[:, None]
+        used = drawn & subtracted(residual)
+        p, q = (
+            rows._replace(lse=jnp.where(keep, rows.lse, jnp.nan))
+            for rows, keep in ((residual.p, drawn), (residual.q, used[:, :K]))
+        )
+        poisoned = residual._replace(p=p, q=q)
+        clean, masses = self.masses(residual), self.masses(poisoned)
+        wanted = np.arange(T) <= np.asarray(residual.valid)[:, None]
+        np.testing.assert_array_equal(np.isnan(masses).any(-1), wanted & ~drawn)
+        np.testing.assert_array_equal(np.asarray(masses)[drawn], np.asarray(clean)[drawn])
+        np.testing.assert_array_equal(self.draw(poisoned, at, *rest), self.draw(residual, at, *rest))
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf])
+    def test_a_row_that_is_no_distribution_is_told(self, bad):
+        residual, at, *rest = problem(257, 200, "float32")
+        lse = residual.p.lse.at[1, at[1]].set(bad).at[2, 0].set(bad)
+        _, ok = self.draw(residual._replace(p=residual.p._replace(lse=lse)), at, *rest)
+        np.testing.assert_array_equal(ok, [True, False, True, True])
+
+
+def test_the_public_functions_are_the_references_on_a_cpu():
+    residual, *rest = problem(127, 100, "float32")
+    with jax.default_device(jax.devices("cpu")[0]):
+        masses = jax.jit(residual_masses)(residual)
+        np.testing.assert_array_equal(masses, jax.jit(residual_masses_reference)(residual))
+        got = jax.jit(residual_draw)(residual, masses, *rest)
+        np.testing.assert_array_equal(got, jax.jit(residual_draw_reference)(residual, masses, *rest))

@@ -1,0 +1,130 @@
+"""draw against a float64 oracle, for its reference implementation and its kernel; thresholds have a file of their
+own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from picks import shortfall
+
+from jspec.pallas.sampling.sample import draw, draw_kernel, draw_reference
+
+MARGIN = 1e-5
+B, J = 8, 2
+
+
+def problem(V, dtype, seed=0):
+    """Requests with and without noise and filters, at several temperatures."""
+    keys = jax.random.split(jax.random.key(seed), 3)
+    logits = (4 * jax.random.normal(keys[0], (B, J, V))).astype(dtype)
+    kind = jnp.arange(B)
+    temperature = jnp.where(kind % 2 == 0, 0.0, jax.random.uniform(keys[1], (B,), minval=0.25, maxval=2.0))
+    temperature = temperature.at[3].set(1.0)
+    top_k = jnp.where(kind % 4 == 1, V // 2, 0).astype(jnp.int32)
+    top_p = jnp.where((kind == 5) | (kind == 7), 0.9, 1.0)
+    min_p = jnp.where(kind == 7, 0.01, 0.0)
+    key_data = jax.random.key_data(jax.random.split(keys[2], B * J)).reshape(B, J, 2)
+    return logits, temperature, top_k, top_p, min_p, key_data
+
+
+def assert_agrees(got, args):
+    token, rows = got
+    logits, temperature, *_ = args
+    if len(args) == 5:
+        undrawn = np.broadcast_to(np.asarray(temperature)[:, None] > 0, token.shape)
+        np.testing.assert_array_equal(token == -1, undrawn)
+        token = jnp.where(undrawn, jnp.argmax(logits, axis=-1).astype(jnp.int32), token)
+    key_data = args[5] if len(args) > 5 else jnp.zeros((B, J, 2), jnp.uint32)
+    assert token.dtype == jnp.int32
+    assert rows.lse.dtype == jnp.float32
+    np.testing.assert_allclose(
+        rows.scale[:, 0], np.where(temperature == 0, 1, 1 / np.maximum(temperature, 1e-9)), rtol=1e-6
+    )
+    z, scale, threshold = (np.asarray(x, np.float64) for x in rows[:3])
+    scaled = np.where(z >= threshold[..., None], z * scale[..., None], -np.inf)
+    peak = scaled.max(-1, keepdims=True)
+    weight = np.exp(scaled - peak)
+    np.testing.assert_allclose(rows.lse, np.log(weight.sum(-1)) + peak[..., 0], atol=3e-6, rtol=1e-6)
+    assert ((token >= 0) & (token < logits.shape[2])).all()
+    noisy = np.repeat(np.asarray(temperature) > 0, J) & (len(args) > 5)
+    flat = lambda x: x.reshape(B * J, -1)  # noqa: E731
+    short_of_best = shortfall(flat(weight), flat(key_data), noisy, token.reshape(-1))
+    assert (short_of_best < MARGIN).all(), short_of_best
+
+
+class TestDraw:
+    @pytest.fixture(autouse=True)
+    def pick(self, implementation):
+        self.draw = implementation(draw_reference, draw_kernel)
+
+    @pytest.mark.parametrize(
+        ("V", "dtype"),
+        [
+            *[(1, "bfloat16"), (2, "float32"), (3, "bfloat16"), (127, "float32")],
+            *[(257, "bfloat16"), (1000, "float32"), (1031, "bfloat16"), (1031, "float32")],
+        ],
+    )
+    def test_agrees_with_the_oracle(self, V, dtype):
+        args = problem(V, dtype)
+        assert_agrees(self.draw(*args), args)
+
+    def test_without_keys_only_greedy_rows_have_a_token(self):
+        args = problem(257, "float32")[:5]
+        assert_agrees(self.draw(*args), args)
+
+    def test_filters_of_greedy_requests_are_ignored(self):
+        logits, temperature, *_ = problem(257, "float32")
+        _, rows = self.draw(logits, temperature, jnp.full(B, 3, jnp.int32), jnp.full(B, 0.5), jnp.full(B, 0.5))
+        np.testing.assert_array_equal(
+            np.isneginf(rows.threshold), np.repeat(np.asarray(temperature) == 0, J).reshape(B, J)
+        )
+
+    def test_a_greedy_tie_goes_to_the_lowest_id_across_blocks(self):
+        logits = jnp.zeros((1, 2, 600)).at[0, 0, jnp.array([599, 130, 301])].set(7.0)
+        logits = logits.at[0, 1, jnp.array([255, 256])].set(7.0)
+        token, _ = self.draw(logits, jnp.zeros(1), jnp.zeros(1, jnp.int32), jnp.ones(1), jnp.zeros(1))
+        assert token.tolist() == [[130, 255]]
+
+    def test_minus_infinity_is_never_drawn_even_as_a_whole_block(self):
+        logits, *_, key_data = problem(1000, "float32")
+        banned = (jnp.arange(1000) < 900) | (jnp.arange(1000) % 3 == 0)
+        logits = jnp.where(banned[None, None, :], -jnp.inf, logits)
+        args = (logits, jnp.full(B, 0.8), jnp.zeros(B, jnp.int32), jnp.ones(B), jnp.zeros(B), key_data)
+        got = self.draw(*args)
+        assert_agrees(got, args)
+        assert not banned[got[0]].any()
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf])
+    def test_a_bad_number_reaches_lse_and_no_other_row(self, bad):
+        args = problem(257, "float32")
+        clean_token, clean = self.draw(*args)
+        poisoned = args[0].at[2, 0, 256].set(bad).at[5, 1, 0].set(bad).at[7, 0].set(bad).at[3, 1, 100].set(bad)
+        token, rows = self.draw(poisoned, *args[1:])
+        hit = np.zeros((B, J), bool)
+        hit[[2, 5, 7, 3], [0, 1, 0, 1]] = True
+        assert not np.isfinite(np.asarray(rows.lse)[hit]).any()
+        assert ((token >= 0) & (token < 257)).all()
+        np.testing.assert_array_equal(np.asarray(token)[~hit], np.asarray(clean_token)[~hit])
+        np.testing.assert_array_equal(np.asarray(rows.lse)[~hit], np.asarray(clean.lse)[~hit])
+
+    def test_a_row_of_nothing_has_no_finite_normaliser(self):
+        logits, *rest = problem(257, "float32")
+        _, rows = self.draw(jnp.full_like(logits, -jnp.inf), *rest)
+        assert not np.isfinite(rows.lse).any()
+
+    def test_rows_do_not_see_their_slot(self):
+        args = problem(257, "bfloat16")
+        order = jnp.array([3, 1, 7, 0, 2, 6, 5, 4])
+        token, rows = self.draw(*args)
+        moved_token, moved = self.draw(*(x[order] for x in args))
+        np.testing.assert_array_equal(moved_token, token[order])
+        np.testing.assert_array_equal(moved.lse, rows.lse[order])
+
+
+def test_the_public_function_is_the_reference_on_a_cpu():
+    args = problem(127, "float32")
+    with jax.default_device(jax.devices("cpu")[0]):
+        for got, expected in zip(
+            *map(jax.tree.leaves, (jax.jit(draw)(*args), jax.jit(draw_reference)(*args))), strict=True
+        ):
+            np.testing.assert_array_equal(got, expected)

@@ -1,0 +1,384 @@
+"""What clients get through the public side of a keeper, when its member answers and when it dies. The member is a script."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import httpx
+import pytest
+
+from jspec.serving.openai.auth import Keys
+from jspec.serving.openai.limits import Limits
+from jspec.serving.openai.server_settings import Settings
+from jspec.serving.supervisor import proxy
+from jspec.serving.supervisor.private import HEADER
+from jspec.serving.supervisor.public import Public
+
+TOKEN = "a-token"
+PATIENCE = 60  # seconds
+EVENT = b'data: {"text":"a"}\n\n'
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNK = {"prompt": "a", "stream": True}
+
+Script = Callable[["Asked", asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Asked:
+    """A request as it has reached the member."""
+
+    def __init__(self, head: bytes, body: bytes):
+        line, *headers = head.decode("latin-1").split("\r\n")
+        self.line, self.body = line, body
+        pairs = [header.split(": ", 1) for header in headers if header]
+        self.headers = [(name.lower(), value) for name, value in pairs]
+
+
+class FakeMember:
+    """A member that answers ``/health``, and anything else as a script does."""
+
+    def __init__(self, script: Script):
+        self.script, self.asked, self.writers = script, [], []
+        self.health = b"200 OK"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.writers.append(writer)
+        with contextlib.closing(writer):
+            head = await reader.readuntil(b"\r\n\r\n")
+            lengths = [int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            asked = Asked(head, await reader.readexactly(sum(lengths)))
+            assert (HEADER, TOKEN) in asked.headers
+            if asked.line.startswith("GET /health"):
+                writer.write(b"HTTP/1.1 " + self.health + b"\r\ncontent-length: 0\r\n\r\n")
+            else:
+                self.asked.append(asked)
+                await self.script(asked, reader, writer)
+            with contextlib.suppress(OSError):
+                await writer.drain()
+
+
+def whole(status: bytes, content: bytes, *headers: bytes) -> bytes:
+    return b"\r\n".join([b"HTTP/1.1 " + status, b"content-length: %d" % len(content), *headers, b"", content])
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    script: Script, keys=(), certificate=None, **limits
+) -> AsyncIterator[tuple[FakeMember, Public, httpx.AsyncClient]]:
+    """A member, the public side over it, and a client."""
+    member = FakeMember(script)
+    server = await asyncio.start_server(member.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    settings = Settings("127.0.0.1", 0, Keys(keys), Limits(**limits), certificate, 5.0, "critical")
+    side = Public(settings, ["model"])
+    await side.open(f"http://127.0.0.1:{port}", TOKEN)
+    url = f"{'https' if certificate else 'http'}://127.0.0.1:{side._bound.getsockname()[1]}"
+    trusted = ssl.create_default_context(cafile=certificate[0]) if certificate else True
+    member.close = server.close
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False, verify=trusted) as client:
+        try:
+            yield member, side, client
+        finally:
+            side.shut("the test ends")
+            for writer in member.writers:
+                writer.close()
+            server.close()
+            await client.aclose()
+            await side.close()
+
+
+def run(test: Callable[[], Awaitable[None]]):
+    asyncio.run(asyncio.wait_for(test(), PATIENCE))
+
+
+def error_of(response: httpx.Response, status: int = 503) -> str:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    if status == 503:
+        assert int(response.headers["retry-after"]) > 0
+    return error["message"]
+
+
+def test_requests_and_answers_pass_as_they_are():
+    async def answer(asked, reader, writer):
+        content = asked.body[::-1]
+        writer.write(
+            whole(b"418 Teapot", content, b"x-mine: 1", b"x-mine: 2", b"content-type: text/plain", b"date: then")
+        )
+
+    async def test():
+        async with running(answer) as (member, _, client):
+            sent = {
+                "authorization": "Bearer \u00e9",
+                "x-sent": "a",
+                "connection": "close",
+                HEADER: "wrong",
+                "cookie": "a=b",
+            }
+            body = os.urandom(3 * 2**20)
+            path = "/v1/models/a%2Fb%20c?x=%20&y=1+2"
+            response = await client.post(path, headers=httpx.Headers(sent, encoding="utf-8"), content=body)
+            assert (response.status_code, response.content) == (418, body[::-1])
+            assert response.headers.get_list("x-mine") == ["1", "2"]
+            assert len(response.headers.get_list("date")) == len(response.headers.get_list("content-length")) == 1
+            (asked,) = member.asked
+            assert asked.line == f"POST {path} HTTP/1.1"
+            assert asked.body == body
+            headers = dict(asked.headers)
+            assert headers["x-sent"] == "a"
+            assert headers["cookie"] == "a=b"
+            assert headers["authorization"].encode("latin-1").decode() == "Bearer \u00e9"
+            assert headers["content-length"] == str(len(body))
+            response = await client.get("/version")
+            assert response.status_code == 418
+            assert "content-length" not in dict(member.asked[1].headers)
+
+    run(test)
+
+
+def test_events_pass_as_they_come():
+    async def test():
+        go = asyncio.Event()
+
+        async def answer(asked, reader, writer):
+            writer.write(STREAM + chunk(EVENT) + chunk(EVENT[:9]))
+            await writer.drain()
+            await go.wait()
+            writer.write(chunk(EVENT[9:]) + chunk(b"data: [DONE]\n\n") + chunk(b""))
+
+        async with running(answer) as (_, _, client), client.stream("POST", "/v1/completions", json=CHUNK) as response:
+            assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+            parts = response.aiter_raw()
+            assert await anext(parts) == EVENT  # while the member waits
+            go.set()
+            assert b"".join([part async for part in parts]) == EVENT + b"data: [DONE]\n\n"
+
+    run(test)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("sent", [b"", STREAM[:30], whole(b"200 OK", b"0123456789")[:-4]], ids=["none", "head", "body"])
+def test_a_member_that_dies_before_the_first_byte(sent, reset):
+    """What is no stream is an answer as a whole, or an error."""
+
+    async def die(asked, reader, writer):
+        writer.write(sent)
+        await writer.drain()
+        if reset:
+            writer.transport.abort()
+
+    async def test():
+        async with running(die) as (member, _, client):
+            message = error_of(await client.post("/v1/completions", json=CHUNK))
+            assert message == "the request was lost with a process that runs the model: ask again"
+            assert len(member.asked) == 1  # it is not asked a second time
+
+    run(test)
+
+
+def test_a_member_that_takes_no_connection():
+    async def test():
+        async with running(None) as (member, _, client):
+            member.close()
+            error_of(await client.post("/v1/completions", json=CHUNK))
+            error_of(await client.get("/health"))
+
+    run(test)
+
+
+@pytest.mark.parametrize("half", [b"", EVENT[:11], EVENT[:-1]], ids=["between", "within", "almost"])
+def test_a_member_that_dies_in_the_middle_of_a_stream(half):
+    async def die(asked, reader, writer):
+        writer.write(STREAM + chunk(EVENT) + (chunk(half) if half else b""))
+
+    async def test():
+        async with running(die) as (_, _, client):
+            response = await client.post("/v1/completions", json=CHUNK)
+            first, error, done, rest = response.text.split("\n\n")
+            assert (response.status_code, first.encode() + b"\n\n", done, rest) == (200, EVENT, "data: [DONE]", "")
+            assert "was lost" in json.loads(error.removeprefix("data: "))["error"]["message"]
+
+    run(test)
+
+
+def test_a_member_that_dies_behind_the_end_of_a_stream():
+    async def die(asked, reader, writer):
+        writer.write(STREAM + chunk(EVENT) + chunk(b"data: [DONE]\n\n"))
+
+    async def test():
+        async with running(die) as (_, _, client):
+            response = await client.post("/v1/completions", json=CHUNK)
+            assert response.content == EVENT + b"data: [DONE]\n\n"
+
+    run(test)
+
+
+def test_a_member_that_is_gone_though_its_connections_are_not(monkeypatch):
+    """As those of a host that has vanished. What it has sent before has a moment to arrive."""
+    monkeypatch.setattr(proxy, "LAST_BYTES", 0.5)
+
+    async def test():
+        half = asyncio.Event()
+
+        async def hang(asked, reader, writer):
+            if "completions" in asked.line:
+                writer.write(STREAM + chunk(EVENT))
+                await writer.drain()
+            half.set()
+            await asyncio.sleep(PATIENCE)
+
+        async with running(hang) as (_, side, client):
+            asking = [asyncio.ensure_future(client.post(path, json=CHUNK)) for path in ("/v1/completions", "/tokenize")]
+            await half.wait()
+            await asyncio.sleep(0.2)
+            began = time.monotonic()
+            side.shut("it was lost")
+            stream, answer = await asyncio.gather(*asking)
+            assert 0.4 < time.monotonic() - began < 10
+            assert "was lost" in stream.text
+            assert stream.text.endswith("data: [DONE]\n\n")
+            error_of(answer)
+            for path in ("/health", "/v1/models", "/metrics"):
+                assert error_of(await client.get(path)) == "it was lost"
+
+    run(test)
+
+
+def test_another_member_takes_its_place():
+    async def first(asked, reader, writer):
+        writer.write(whole(b"200 OK", b"first"))
+
+    async def second(asked, reader, writer):
+        writer.write(whole(b"200 OK", b"second"))
+
+    async def test():
+        async with running(first) as (_, side, client):
+            assert (await client.get("/version")).text == "first"
+            side.shut("it was lost")
+            error_of(await client.get("/version"))
+            other = FakeMember(second)
+            async with await asyncio.start_server(other.serve, "127.0.0.1", 0) as server:
+                address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+                other.health = b"503 Not yet"
+                with pytest.raises(OSError, match="it said that it was ready, and did not answer"):
+                    await side.open(address, TOKEN)
+                error_of(await client.get("/version"))
+                other.health = b"200 OK"
+                await side.open(address, TOKEN)
+                assert (await client.get("/version")).text == "second"
+
+    run(test)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_that_leaves(streams):
+    async def test():
+        begun, gone = asyncio.Event(), asyncio.Event()
+
+        async def wait(asked, reader, writer):
+            if streams:
+                writer.write(STREAM + chunk(EVENT))
+                await writer.drain()
+            begun.set()
+            assert await reader.read() == b""
+            gone.set()
+
+        async with running(wait) as (_, side, client):
+            asking = asyncio.ensure_future(client.post("/v1/completions", json=CHUNK))
+            await begun.wait()
+            assert not gone.is_set()
+            asking.cancel()
+            await asyncio.wait_for(gone.wait(), 10)
+            assert side._proxy.upstream._idle.is_set()
+
+    run(test)
+
+
+def test_a_slow_client_slows_its_own_stream_alone():
+    events = EVENT * 2000
+
+    async def test():
+        written = 0
+
+        async def flood(asked, reader, writer):
+            nonlocal written
+            if "version" in asked.line:
+                writer.write(whole(b"200 OK", b"1"))
+                return
+            writer.write(STREAM)
+            for _ in range(2000):
+                writer.write(chunk(events))
+                await writer.drain()
+                written += len(events)
+            writer.write(chunk(b""))
+
+        async with running(flood) as (_, _, client), client.stream("POST", "/v1/completions", json=CHUNK) as response:
+            before = -1
+            while written > before:
+                before = written
+                await asyncio.sleep(0.5)
+            assert written < 2000 * len(events) / 2  # neither side keeps what the client does not take
+            assert (await client.get("/version")).text == "1"
+            size = 0
+            async for part in response.aiter_raw():
+                size += len(part)
+            assert size == 2000 * len(events)
+
+    run(test)
+
+
+def test_what_the_public_side_refuses_by_itself():
+    async def never(asked, reader, writer):
+        raise AssertionError("the member has heard of it")
+
+    async def dripping(body: bytes):
+        for i in range(len(body)):
+            yield body[i : i + 1]
+            await asyncio.sleep(0.3)
+
+    async def test():
+        limits = {"max_body_bytes": 1000, "max_body_seconds": 0.5}
+        async with running(never, keys=["a-key"], **limits) as (_, side, client):
+            assert "no API key" in error_of(await client.post("/v1/completions", content=b"x" * 5000), 401)
+            assert (await client.get("/health")).status_code == 200
+            client.headers["authorization"] = "Bearer a-key"
+            assert "--max-body-bytes" in error_of(await client.post("/v1/completions", content=b"x" * 1001), 413)
+            assert "did not arrive" in error_of(await client.post("/v1/completions", content=dripping(b"abcdef")), 408)
+            reader, writer = await asyncio.open_connection("127.0.0.1", side._bound.getsockname()[1])
+            for target in (b"@127.0.0.2:1/", b"http://127.0.0.2:1/health"):
+                head = b"GET " + target + b" HTTP/1.1\r\nhost: a\r\nauthorization: Bearer a-key\r\n\r\n"
+                writer.write(head)
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404")
+                await reader.readuntil(b"}}")
+            writer.close()
+
+    run(test)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is not installed")
+def test_https(tmp_path):
+    files = str(tmp_path / "certificate"), str(tmp_path / "key")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-out", files[0], "-keyout", files[1]]
+    command += ["-days", "1", "-subj", "/CN=here", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(command, check=True, capture_output=True)
+
+    async def answer(asked, reader, writer):
+        writer.write(STREAM + chunk(EVENT))
+
+    async def test():
+        async with running(answer, certificate=files) as (_, _, client):
+            response = await client.post("/v1/completions", json=CHUNK)
+            assert response.content.startswith(EVENT)
+            assert "was lost" in response.text
+
+    run(test)
