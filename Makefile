@@ -7,13 +7,16 @@ WORKERS ?= 2
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test long gpu lint types smoke docs tables clean
+.PHONY: demo test nightly long gpu lint types smoke docs tables budget clean
 
 demo: $(VENV)/run
 	$(BIN)/jspec demo
 
 test: $(VENV)/test  # everything but the long statistical tier and what needs a GPU
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+nightly: $(VENV)/test  # cross products of what `make test` covers in pairs, about 45 minutes
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m nightly
 
 long: $(VENV)/test  # the statistical tests at full power, minutes each
 	$(BIN)/python -m pytest -m long
@@ -77,6 +80,9 @@ $(VENV)/docs: pyproject.toml | $(VENV)/bin/python
 $(VENV)/dev: pyproject.toml | $(VENV)/bin/python
 	$(PIP) --editable '.[test,parity,dev]'
 	@touch $@
+
+budget: $(VENV)/test  # the costs of the last `make test` become what later ones may cost
+	$(BIN)/python tests/helpers/costs.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache

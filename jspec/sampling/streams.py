@@ -82,7 +82,7 @@ class RoundNoise:
         """In a kernel, of refs: the noise of one request, numbers in place of arrays."""
         column = jnp.int32(0)  # a literal index does not trace in interpret mode of jax 0.10
         words = self.key_data[b, column], self.key_data[b, column + 1]
-        return RoundNoise(words, self.length[b], in_kernel=True)
+        return dataclasses.replace(self, key_data=words, length=self.length[b], in_kernel=True)
 
     def of_requests(self) -> "RoundNoise":
         """The two words of every key apart, each ``[B]``."""

@@ -2,7 +2,7 @@
 
 ``build/test-costs.json`` is written at the end of every run. Seconds depend on the machine; the numbers of traces, of
 compilations and of StableHLO operations hardly do, so ``make test`` fails where they pass the budget in
-``test_costs_budget.json``. A file that shares engines with others pays for them if it comes first, which is why a file may
+``tests/costs_budget.json``. A file that shares engines with others pays for them if it comes first, which is why a file may
 exceed its own figure by more than all files together may exceed theirs. ``make budget`` writes the figures of the last
 run as the new budget.
 """
@@ -17,7 +17,7 @@ import jax
 from jax._src import compiler
 
 ROOT = Path(__file__).parents[2]
-REPORT, BUDGET = ROOT / "build" / "test-costs.json", ROOT / "tests" / "test_costs_budget.json"
+REPORT, BUDGET = ROOT / "build" / "test-costs.json", ROOT / "tests" / "costs_budget.json"
 QUICK = "not long and not nightly and not gpu"  # the tests that pyproject.toml has run
 COUNTED = ("traces", "compilations", "operations")
 SLACK_OF_ALL, SLACK_OF_A_FILE = 1.1, 1.5
