@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -15,52 +16,58 @@ from convert import convert
 ROOT = Path(__file__).parent.parent
 JSPEC = ROOT / "jspec"
 
-# What each part of jspec knows of the others, besides itself and the leaves below it.
-LEAVES = {
-    "__init__",
-    "_child_process",
-    "_validation",
-    "compilation_cache",
-    "config",
-    "outputs",
-    "quantization",
-    "registry",
-    "sampling.request_keys",
-    "text.detokenizer",
-    "text.prompts",
-    "text.stop_strings",
-    "text.token_spans",
-}
+# Every part of jspec (a file or a folder directly in it), and which other parts it may import: every import in it counts,
+# also those within functions. ``convert`` and the programs of the repository may import all of them.
+FOUNDATION = {"_validation", "_foreign_names", "_child_process", "quantization", "config", "registry", "outputs"}
 KNOWS = {
-    "pallas": set(),
-    "sampling": {"pallas"},
-    "models": {"pallas"},
-    "drafting": {"models", "pallas", "sampling"},
-    "text": {"sampling"},
-    "engine": {"drafting", "models", "pallas", "sampling", "text.grammar"},
-    "checkpoints": {"models"},
-    "serving": {
-        "engine",
-        "drafting",
-        "models",
-        "sampling",
-        "llm",
-        "api",
-        "commands.model_args",
-        "loading",
-        "text.chat_template",
-        "text.grammar",
-    },
-    "bench": {"checkpoints", "commands.model_args", "text.chat_template"},
+    "__init__": set(),  # it names the others in strings
+    "_foreign_names": set(),
+    "_validation": {"_foreign_names"},
+    "_child_process": set(),
+    "quantization": set(),
+    "config": {"_validation", "quantization"},
+    "registry": set(),
+    "outputs": set(),
+    "compilation_cache": {"_validation"},
+    "pallas": FOUNDATION,
+    "sampling": FOUNDATION | {"pallas"},
+    "text": FOUNDATION | {"sampling"},
+    "models": FOUNDATION | {"pallas"},
+    "drafting": FOUNDATION | {"models", "pallas", "sampling", "text.detokenizer"},
+    "engine": FOUNDATION | {"compilation_cache", "drafting", "models", "sampling", "text"},
+    "checkpoints": FOUNDATION | {"models", "text.detokenizer"},
+    "loading": FOUNDATION | {"checkpoints", "drafting", "engine", "models", "sampling", "text"},
+    "llm": FOUNDATION | {"engine", "models", "sampling", "text"},
+    "api": FOUNDATION
+    | {"checkpoints", "compilation_cache", "drafting", "engine", "llm", "loading", "sampling", "text"},
+    "commands": FOUNDATION | {"llm", "loading", "text"},
+    "serving": FOUNDATION | {"commands.model_args", "engine", "llm", "sampling", "text"},
+    "bench": FOUNDATION | {"checkpoints", "commands.model_args", "sampling", "text"},
+    "train": FOUNDATION
+    | {"checkpoints", "commands", "drafting", "engine", "llm", "loading", "models", "pallas", "sampling"},
+    "doctor": FOUNDATION
+    | {"checkpoints", "drafting", "llm", "loading", "models", "sampling", "text", "train.block_attention"}
+    | {"train.ttt_attention"},
+    "cli": FOUNDATION | {"bench", "commands", "doctor", "serving", "train"},
 }
-KNOW_CHECKPOINTS = {"api", "bench", "doctor", "loading", "train", "checkpoints"}
-KNOW_TRAIN = {"train", "cli", "doctor"}  # the last tries heads by the attention that trains them
-KNOW_SERVING = {"serving", "cli", "__init__"}  # the last only names what it imports lazily
 
 
-def imports(file: Path) -> Iterator[str]:
-    """The modules that a file imports, anywhere in it."""
-    for node in ast.walk(ast.parse(file.read_text())):
+def modules() -> dict[str, Path]:
+    """Every module of jspec and its file: ``engine.loop`` of jspec/engine/loop.py, ``engine`` of its ``__init__.py``."""
+    files = {".".join(file.relative_to(JSPEC).with_suffix("").parts): file for file in sorted(JSPEC.rglob("*.py"))}
+    return {name.removesuffix(".__init__"): file for name, file in files.items()}
+
+
+def imported(file: Path) -> Iterator[str]:
+    """What a file imports, anywhere in it but under ``TYPE_CHECKING``: modules, and names of modules behind a point."""
+    tree = ast.parse(file.read_text())
+    guarded = (
+        node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    )
+    skipped = {inner for node in guarded for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if node in skipped:
+            continue
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -68,9 +75,38 @@ def imports(file: Path) -> Iterator[str]:
             yield from (f"{node.module}.{name.name}" for name in node.names if node.level == 0)
 
 
-def part(path: Path) -> str:
-    """``engine`` of jspec/engine/runner/step.py, ``api`` of jspec/api.py."""
-    return path.relative_to(JSPEC).parts[0].removesuffix(".py")
+def imports_of_jspec() -> dict[str, set[str]]:
+    """Every module of jspec, and those that it imports; what it imports by ``import jspec`` is of no module."""
+    known = modules()
+    graph = {}
+    for module, file in known.items():
+        inside = [name.removeprefix("jspec.") for name in imported(file) if name.startswith("jspec.")]
+        graph[module] = {name if name in known else name.rpartition(".")[0] for name in inside} - {module, ""}
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The sets of nodes of which each can be reached from each other one."""
+    reached = {node: _reached(graph, node) for node in graph}
+    return [
+        set(circle)
+        for circle in {frozenset(n for n in reached[node] if node in reached[n]) for node in graph}
+        if circle
+    ]
+
+
+def _reached(graph: dict[str, set[str]], start: str) -> set[str]:
+    """What can be reached from a node, by one edge at least."""
+    seen, waiting = set(), [start]
+    while waiting:
+        for node in graph.get(waiting.pop(), set()) - seen:
+            seen.add(node)
+            waiting.append(node)
+    return seen
+
+
+def part(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def allowed(module: str, others: set[str]) -> bool:
@@ -78,34 +114,71 @@ def allowed(module: str, others: set[str]) -> bool:
     return any(f"{module}.".startswith(f"{other}.") for other in others)
 
 
-def edges() -> set[tuple[str, str, str]]:
-    """(part, what it imports of jspec, file) and (part, other package, file) of all of jspec."""
-    found = set()
-    for file in sorted(JSPEC.rglob("*.py")):
-        for module in imports(file):
-            package, _, rest = module.partition(".")
-            found.add((part(file), rest if package == "jspec" and rest else package, str(file.relative_to(ROOT))))
-    return found
+def test_every_part_has_its_rule():
+    assert {part(module) for module in modules()} == set(KNOWS)
 
 
 def test_imports_run_one_way():
     wrong = [
-        edge
-        for edge in sorted(edges())
-        if edge[0] in KNOWS
-        and edge[1].split(".")[0] in {part(path) for path in JSPEC.iterdir() if path.suffix in ("", ".py")}
-        and not allowed(edge[1], LEAVES | KNOWS[edge[0]] | {edge[0]})
+        f"{module} imports {other}"
+        for module, others in imports_of_jspec().items()
+        for other in sorted(others)
+        if part(other) != part(module) and not allowed(other, KNOWS[part(module)])
     ]
     assert wrong == []
 
 
-def test_who_knows_checkpoints_training_and_serving():
-    seen = {(edge[0], edge[1].split(".")[0], edge[2]) for edge in edges()}
-    assert not [edge for edge in seen if edge[1] == "convert"]
-    assert not [edge for edge in seen if edge[1] == "checkpoints" and edge[0] not in KNOW_CHECKPOINTS]
-    assert not [edge for edge in seen if edge[1] == "train" and edge[0] not in KNOW_TRAIN]
-    assert not [edge for edge in seen if edge[1] == "serving" and edge[0] not in KNOW_SERVING]
-    assert {("api", "checkpoints"), ("cli", "train")} <= {edge[:2] for edge in seen}  # it does see imports
+def test_rules_allow_nothing_that_is_not_imported():
+    """So that they say what is, and an import that goes takes its rule along."""
+    seen = {part(module): set() for module in modules()}
+    for module, others in imports_of_jspec().items():
+        seen[part(module)] |= others
+    unused = {
+        (name, other)
+        for name, others in KNOWS.items()
+        for other in others - FOUNDATION
+        if not any(allowed(module, {other}) for module in seen[name])
+    }
+    assert unused == set()
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    assert circles(imports_of_jspec()) == []
+
+
+def test_no_part_imports_itself_by_way_of_others():
+    graph = {part(module): set() for module in modules()}
+    for module, others in imports_of_jspec().items():
+        graph[part(module)] |= {part(other) for other in others} - {part(module)}
+    assert circles(graph) == []
+
+
+def test_a_circle_is_seen():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [{"b", "c"}]
+    assert "pallas.dispatch" in imports_of_jspec()["pallas.attention.paged"]
+
+
+def test_nothing_of_jspec_imports_other_packages_of_the_repository():
+    others = {"convert", "benchmarks", "recipes", "tests", "examples"}
+    assert [
+        (module, name) for module, file in modules().items() for name in imported(file) if part(name) in others
+    ] == []
+
+
+def test_maps_name_every_file():
+    """ARCHITECTURE.md or the docstring of a package names every file in it."""
+    architecture = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    missing = []
+    for file in sorted(JSPEC.rglob("*.py")):
+        if file.name == "__init__.py":
+            continue
+        package = file.with_name("__init__.py")
+        described = ast.get_docstring(ast.parse(package.read_text())) or ""
+        if file.parent == JSPEC:
+            described = architecture
+        if not re.search(rf"(?<![\w/]){file.stem}(\.py)?\b", described):
+            missing.append(str(file.relative_to(ROOT)))
+    assert missing == []
 
 
 def run(code: str, *arguments, cwd: Path = ROOT) -> str:

@@ -28,8 +28,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
+from jspec.quantization.groups import GROUP, four_bit_groups
+
 SCALE_BYTES = 4  # float32
-GROUP = 128  # input features that have a scale in common where weights take four bits (``jspec.quantization.int4``)
 DTYPE_BYTES = {"float32": 4, "int32": 4, "uint32": 4, "uint8": 1}
 ONCE = ((),)  # ``copies`` of a parameter whose name has no ``{}``: a single copy, with no index
 
@@ -189,11 +190,6 @@ def bytes_of(parameter: Parameter, dimensions: Mapping[str, int], itemsize: int)
     elif parameter.quantization is not None:
         each = math.prod(shape) + SCALE_BYTES * shape[0]
     return len(parameter.copies) * each
-
-
-def four_bit_groups(inputs: int) -> int:
-    """How many groups the inputs of an output channel make in four bits; the last one may not be full."""
-    return -(-inputs // GROUP)
 
 
 def in_eight_bits(quantization: str | None) -> str | None:

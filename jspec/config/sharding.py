@@ -11,7 +11,8 @@ from typing import NamedTuple
 from jspec._validation import is_int, require
 from jspec.config.model import ModelConfig
 from jspec.config.moe import Experts
-from jspec.config.param_specs import DOWNS, GATE_UPS, GROUP, ONCE, Parameter, bytes_of, expanded
+from jspec.config.param_specs import DOWNS, GATE_UPS, ONCE, Parameter, bytes_of, expanded
+from jspec.quantization.groups import GROUP
 
 AXIS = "tp"  # of the mesh
 VOCABULARY_GROUP = 1024  # tokens; every shard has whole groups of the vocabulary, the last of them padded

@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 from flax import nnx
 
-from jspec.config.param_specs import GROUP, four_bit_groups
 from jspec.pallas.matmul import quantize_activations
 from jspec.quantization import int4
+from jspec.quantization.groups import GROUP, four_bit_groups
 
 STORED = {"int8": np.dtype(np.int8), "fp8": np.dtype(ml_dtypes.float8_e4m3fn), "int4": int4.STORED}
 SCALES = {"int8": np.dtype(np.float32), "fp8": np.dtype(np.float32), "int4": int4.SCALE}

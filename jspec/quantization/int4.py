@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from jspec.config.param_specs import GROUP, four_bit_groups
+from jspec.quantization.groups import GROUP, four_bit_groups
 
 STORED, SCALE = np.dtype(np.uint8), np.dtype(ml_dtypes.bfloat16)
 HALF, ZERO = GROUP // 2, 8  # bytes of the codes of a group, and the code of zero

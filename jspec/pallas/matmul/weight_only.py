@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.config.param_specs import GROUP
 from jspec.pallas.attention.flash import SMALLEST, dot, each
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.matmul.unpack import SHRINK, TOGETHER, in_order, of_eight_bits, of_four_bits, places
 from jspec.pallas.moe.tiles import grid
 from jspec.pallas.triton import block_ids, is_interpreted, kernel_call
 from jspec.quantization import int4
+from jspec.quantization.groups import GROUP
 from jspec.quantization.int4 import HALF
 
 MOST_TOKENS = 512  # that the kernel is for: every tile of tokens reads and widens the weights again
