@@ -145,7 +145,7 @@ def test_children_of_a_member_end_with_it(monkeypatch):
 
 KEEPER = f"""
 import asyncio, json, sys, time
-from jspec.serving.supervisor import child
+from jspec.serving.supervisor import worker_process as child
 from jspec.serving.supervisor.messages import Task
 code = "import json, sys; sys.path[:] = json.loads(sys.argv[2])\\n" + sys.argv[1]
 child.python_command = lambda _, descriptor: [sys.executable, "-P", "-c", code, descriptor, json.dumps(sys.path)]

@@ -210,7 +210,7 @@ def test_an_interrupt_ends_the_wait_at_once_and_what_has_begun_is_completed(held
 INTERRUPTED = """
 import os, sys, threading, time
 import jax
-from jspec.engine import compiling
+from jspec.engine.runner import compile as compiling
 from jspec.engine.runner.compile import Program, compile_all
 
 finish, wait_for = Program._finish, compiling._wait_for
