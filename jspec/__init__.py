@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from jspec.api import generate as generate
     from jspec.api import load as load
     from jspec.api import stream as stream
+    from jspec.config import EngineConfig as EngineConfig
     from jspec.config import Speculation as Speculation
     from jspec.engine.adaptive.cost_table import CostTable as CostTable
     from jspec.engine.engine import QueueFull as QueueFull
@@ -27,6 +28,7 @@ _PUBLIC = {
     "AsyncEngine": "jspec.serving.async_engine",
     "CostTable": "jspec.engine.adaptive.cost_table",
     "Delta": "jspec.outputs",
+    "EngineConfig": "jspec.config",
     "LLM": "jspec.llm",
     "Metrics": "jspec.engine.metrics",
     "QueueFull": "jspec.engine.engine",

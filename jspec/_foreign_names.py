@@ -10,7 +10,6 @@ _LOADED = "jspec reads local folders only; download the checkpoint and give its 
 # Name -> what to do instead. It ends a sentence that begins with "jspec.generate() has no argument ...".
 FOREIGN_NAMES = {
     # How a request is sampled and when it ends.
-    "sampling_params": "it is params, or its fields by name",
     "stop_strings": "it is stop",
     "stop_sequences": "it is stop",
     "stopping_criteria": "use stop, stop_token_ids or max_tokens",
@@ -54,6 +53,7 @@ FOREIGN_NAMES = {
     "enable_prefix_caching": "it is prefix_cache of jspec.load(), True unless you say otherwise",
     "max_num_batched_tokens": "it is prefill_tokens of jspec.load(), the most tokens of a prefill pass",
     "num_gpu_blocks_override": "it is num_pages of jspec.load()",
+    "sampling_params": "it is params, or its fields by name",
     "cache_salt": "it is salt, of jspec.stream(), llm.engine.add() and AsyncEngine.generate()",
     "quantization": "quantise with jspec-convert --quantize, and load the folder that it writes; FP8 ones load as they are",
     "load_in_8bit": "quantise with jspec-convert --quantize int8, and load the folder that it writes",

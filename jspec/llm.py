@@ -1,13 +1,16 @@
 """A loaded model: target, drafter and engine, ready to generate."""
 
 import contextlib
+import dataclasses
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tqdm import tqdm
 
 from jspec._validation import require
 from jspec.config import EngineConfig, Speculation
@@ -21,13 +24,14 @@ from jspec.engine.runner.programs import every_token_is_read
 from jspec.models.causal import causal_logits
 from jspec.models.flatten import split
 from jspec.models.protocols import Target
-from jspec.outputs import Result
+from jspec.outputs import Delta, Result
 from jspec.sampling.params import SamplingParams
-from jspec.sampling.request_keys import copied_keys
+from jspec.sampling.request_keys import copied_keys, request_keys
+from jspec.sampling.requested import params_of_each, requested
 from jspec.text.chat_messages import is_conversation_list
 from jspec.text.chat_template import prompt_tokens
 from jspec.text.detokenizer import Tokenizer
-from jspec.text.prompts import Prompt, checked_ids
+from jspec.text.prompts import Prompt, as_list, checked_ids
 
 
 def check_lossless(speculation: Speculation):
@@ -139,6 +143,109 @@ class LLM:
         with ignoring_interrupts():
             Following(self.engine.runner, when_serving).run()
 
+    def generate(
+        self,
+        prompts: Prompt | Iterable[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        key: jax.Array | None = None,
+        **options,
+    ) -> Result | list[Result]:
+        """Complete prompts. The text has exactly the target's distribution, whatever drafts for it.
+
+        Example::
+
+            results = llm.generate(["def main(", "class Queue:"], temperature=0.8, seed=7, max_tokens=64)
+            print(results[0].text, results[0].stats.mean_acceptance_length)
+
+        Args:
+          prompts: one prompt, or a list or other iterable of prompts. A prompt is text, token ids, or vLLM's
+            ``{"prompt": text}`` or ``{"prompt_token_ids": ids}``.
+          params: one SamplingParams for all prompts, or one for each. It may be given as ``sampling_params``, as in vLLM.
+          key: a JAX key for all prompts, of which prompt i gets ``fold_in(key, i)``, or an array of one key for each prompt.
+            It takes the place of ``SamplingParams.seed``, with which a prompt has the same text at every place in the
+            list. With neither, a fresh key is drawn.
+          **options: fields of ``SamplingParams`` by name, instead of ``params``; fields that are not given come from
+            ``default_sampling_params``.
+
+        Returns:
+          one result for one prompt; for several, a list of results in the order of the prompts. A prompt whose params have
+          n > 1 gets a list of n results in place of one.
+
+        Raises:
+          ValueError: a prompt is empty, too long, or neither text nor ids, or a value is out of range. Nothing has run then.
+          TypeError: an option is unknown or given twice. The message says what may have been meant.
+        """
+        params, fields = requested("generate()", params, options)
+        every_prompt, single = as_list(prompts)
+        if params is None:
+            params = dataclasses.replace(self.default_sampling_params, **fields)
+        every_params = params_of_each(params, len(every_prompt))
+        keys = request_keys(every_params, key)
+
+        results: list = [[None] * of_prompt.n for of_prompt in every_params]
+        total = sum(map(len, results))
+        bar = tqdm(total=total, unit="prompt", disable=not sys.stderr.isatty(), leave=False)
+        # Closed also when this loop is interrupted: a traceback that outlives it would keep the engine's rows occupied.
+        with bar, contextlib.closing(self.completions(every_prompt, every_params, keys)) as finished:
+            for index, number, result in finished:
+                results[index][number] = result
+                bar.update()
+        results = [
+            copies if of_prompt.n > 1 else copies[0] for of_prompt, copies in zip(every_params, results, strict=True)
+        ]
+        return results[0] if single else results
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        key: jax.Array | None = None,
+        priority: int = 0,
+        salt: str = "",
+        **options,
+    ) -> Generator[Delta, None, None]:
+        """Complete one prompt, and yield what is new after each call to the device.
+
+        Closing the generator cancels the request.
+
+        Example::
+
+            for delta in llm.stream("def main(", max_tokens=64):
+                print(delta.text, end="", flush=True)
+
+        Args:
+          prompt: text or token ids, as for ``generate``.
+          params: how to sample, and when to end.
+          key: a JAX key, in place of ``SamplingParams.seed``.
+          priority: requests with a lower number go first.
+          salt: only requests with the same salt share cached pages of their prompts.
+          **options: fields of ``SamplingParams`` by name, as for ``generate``.
+
+        Yields:
+          deltas; the last one has the result. An error of the device is its ``finish_reason``.
+
+        Raises:
+          ValueError: the prompt is empty, too long, or several, or a value is out of range. Nothing has run then.
+          TypeError: an option is unknown or given twice. The message says what may have been meant.
+        """
+        return self.engine.stream(self.engine.request(prompt, params, key=key, priority=priority, salt=salt, **options))
+
+    def __repr__(self) -> str:
+        """Target, drafter, K, rule, dtype, devices and pages, for people."""
+        config, model = self.engine.config, self.target.config
+        shards = getattr(self.target, "shards", None)
+        device = jax.devices()[0].device_kind
+        drafts = f"draft={self.method!r}"
+        if self.method is not None:
+            drafts += f", num_draft_tokens={self.speculation.num_draft_tokens!r}, verify={self.speculation.verify!r}"
+        return (
+            f"LLM({model.architecture}, {model.num_layers} layers, {drafts}, dtype={config.dtype!r}, "
+            f"devices={1 if shards is None else shards.count} x {device!r}, max_batch={config.max_batch}, "
+            f"max_len={config.max_len}, pages={config.pool_pages - 1} of {config.page_size} tokens)"
+        )
+
     def warmup(self) -> "LLM":
         """Compile every program now, so that no request waits for it; returns this object."""
         self.engine.warmup()
@@ -207,9 +314,9 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options,
     ) -> Result | list[Result]:
-        """Answer conversations. It is ``jspec.generate`` of what ``chat_prompt`` makes of each.
+        """Answer conversations. It is ``generate`` of what ``chat_prompt`` makes of each.
 
-        To have an answer as it grows: ``jspec.stream(llm, llm.chat_prompt(messages))``.
+        To have an answer as it grows: ``llm.stream(llm.chat_prompt(messages))``.
 
         Args:
           messages: one conversation, or a list of conversations.
@@ -228,8 +335,6 @@ class LLM:
           ValueError: as for ``chat_prompt`` and ``jspec.generate``. Nothing has run then.
           TypeError: an option is unknown or given twice. The message says what may have been meant.
         """
-        from jspec.api import generate  # imported here, because it imports this module
-
         several = is_conversation_list(messages)
         variables = {} if chat_template_kwargs is None else chat_template_kwargs
         ok = isinstance(variables, Mapping) and all(isinstance(name, str) for name in variables)
@@ -249,7 +354,7 @@ class LLM:
             )
             for i, conversation in enumerate(messages if several else [messages])
         ]
-        return generate(self, prompts if several else prompts[0], params, key=key, **options)
+        return self.generate(prompts if several else prompts[0], params, key=key, **options)
 
     @property
     def default_sampling_params(self) -> SamplingParams:
@@ -272,12 +377,12 @@ class LLM:
             return None
         return CostTable(jax.devices()[0].device_kind, self.method, controller.seconds)
 
-    def generate(
+    def completions(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], keys: Sequence[np.ndarray]
     ) -> Generator[tuple[int, int, Result], None, None]:
         """Decode prompts, and yield (index of the prompt, number of the completion, result) as each completion ends.
 
-        Users call ``jspec.generate``, which checks its arguments first.
+        ``generate`` waits for all of them, and checks its arguments first.
 
         Args:
           prompts: each is text or token ids.

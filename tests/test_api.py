@@ -1,5 +1,6 @@
 """``generate``: what goes in, in which forms, with which keys, and what comes back in which order."""
 
+import inspect
 import sys
 
 import jax
@@ -10,6 +11,7 @@ from engines import EOS, MAX_LEN, Letters, V, bigram, successor_table, table_llm
 
 import jspec
 from jspec import Result, SamplingParams
+from jspec.sampling.requested import ENGINE_FIELDS, LOAD_ARGUMENTS, SAMPLING_FIELDS, SPECULATION_FIELDS
 
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=9, ignore_eos=True)
 
@@ -121,6 +123,31 @@ def test_settings_as_an_object_or_as_words(llm):
     expected = one(llm, "abc", SamplingParams(temperature=0.9, top_k=7, max_tokens=8, seed=5)).token_ids
     assert one(llm, "abc", temperature=0.9, top_k=7, max_tokens=8, seed=5).token_ids == expected
     assert one(llm, "abc", temperature=0.9, top_k=7, max_new_tokens=8, seed=5).token_ids == expected
+    params = SamplingParams(temperature=0.9, top_k=7, max_tokens=8, seed=5)
+    assert one(llm, "abc", sampling_params=params).token_ids == expected  # as in vLLM
+
+
+def test_a_model_generates_what_the_functions_do(llm):
+    params = SamplingParams(temperature=0.9, max_tokens=8, seed=5)
+    prompts = ["abc", "b"]
+    assert ids(llm.generate(prompts, params)) == ids(many(llm, prompts, params))
+    assert llm.generate("abc", sampling_params=params).token_ids == one(llm, "abc", params).token_ids
+    for streamed in (llm.stream("abc", params), jspec.stream(llm, "abc", params)):
+        assert [token for delta in streamed for token in delta.token_ids] == one(llm, "abc", params).token_ids
+
+
+def test_arguments_of_load_are_declared_once():
+    arguments = inspect.signature(jspec.load).parameters
+    assert {"target", *LOAD_ARGUMENTS, "options"} == set(arguments)
+    assert not {*SPECULATION_FIELDS, *ENGINE_FIELDS, *SAMPLING_FIELDS} & set(arguments)
+
+
+def test_a_model_says_what_it_is(llm):
+    said = repr(llm)
+    for words in ("LlamaForCausalLM", "draft='draft_model'", "num_draft_tokens=4", "verify='rejection'", "float32"):
+        assert words in said
+    assert "1 x 'cpu'" in said
+    assert "pages=18 of 7 tokens" in said
 
 
 @pytest.mark.parametrize(
@@ -138,7 +165,7 @@ def test_settings_as_an_object_or_as_words(llm):
         ({"params": "greedy"}, ValueError, "params='greedy': expected SamplingParams"),
         ({"draft": "ngram"}, TypeError, r"'draft': it is chosen when a model is loaded: give it to jspec.load\(\)"),
         ({"num_speculative_tokens": 2}, TypeError, r"give it to jspec.load\(\)"),
-        ({"sampling_params": SAMPLED}, TypeError, "no argument 'sampling_params': it is params"),
+        ({"params": SAMPLED, "sampling_params": SAMPLED}, TypeError, "'sampling_params' and 'params' are the same"),
         ({"max_length": 9}, TypeError, "max_tokens counts new tokens only"),
         ({"stop_token_ids": [V]}, ValueError, f"stop_token_ids has token id {V}: expected 0..{V - 1}"),
         ({"key": "0"}, ValueError, "key='0': expected a JAX key"),
@@ -262,13 +289,13 @@ def test_an_interruption_leaves_the_model_usable(letters, monkeypatch):
     """Also while a traceback keeps the frames of the interrupted call alive."""
     expected = ids(many(letters, ["a", "b", "c", "d"], temperature=0, max_tokens=5))
 
-    class Interrupted(jspec.api.tqdm):
+    class Interrupted(jspec.llm.tqdm):
         def update(self, n=1):
             raise KeyboardInterrupt
 
     params = [SamplingParams(temperature=0, max_tokens=n) for n in (1, 30, 30, 30)]
     with monkeypatch.context() as patch:
-        patch.setattr(jspec.api, "tqdm", Interrupted)
+        patch.setattr(jspec.llm, "tqdm", Interrupted)
         with pytest.raises(KeyboardInterrupt) as interruption:
             jspec.generate(letters, ["a", "b", "c", "d"], params)
     assert ids(many(letters, ["a", "b", "c", "d"], temperature=0, max_tokens=5)) == expected

@@ -74,7 +74,11 @@ def measured(llm: "jspec.LLM", samples: list[Sample], args: argparse.Namespace) 
     prompts, keys = [sample.prompt for sample in samples], request_keys(every, None)
     results, started = [], time.perf_counter()
     bar = tqdm(total=len(samples), unit="prompt", disable=args.disable_tqdm or not sys.stderr.isatty())
-    with bar, contextlib.suppress(KeyboardInterrupt), contextlib.closing(llm.generate(prompts, every, keys)) as ended:
+    with (
+        bar,
+        contextlib.suppress(KeyboardInterrupt),
+        contextlib.closing(llm.completions(prompts, every, keys)) as ended,
+    ):
         for _, _, result in ended:
             if result.finish_reason == "error":
                 raise RuntimeError(f"a completion failed: {result.stop_reason}")

@@ -169,7 +169,7 @@ def require_intact(path: str | os.PathLike):
     """
     if not _is_converted(path):
         raise Refusal(
-            f"{path}: has no {NAME} to check its files by; convert it with jspec-convert, or leave out verify=True"
+            f"{path}: has no {NAME} to check its files by; convert it with jspec-convert, or leave out check_files=True"
         )
     require_whole(Folder(path), hash_all=True)
 

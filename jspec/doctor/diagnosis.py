@@ -199,7 +199,7 @@ def _serve(model, config, params, tokens, speculation, engine: EngineConfig, max
     greedy, keys = SamplingParams(temperature=0, max_tokens=max_tokens), np.zeros(2, np.uint32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about the position limit, which is among the checks
-        found = {i: result for i, _, result in llm.generate(tokens, [greedy] * len(tokens), [keys] * len(tokens))}
+        found = {i: result for i, _, result in llm.completions(tokens, [greedy] * len(tokens), [keys] * len(tokens))}
     results = [found[i] for i in range(len(tokens))]
     texts = [Text((*result.prompt_token_ids, *result.token_ids), len(result.prompt_token_ids)) for result in results]
     return texts, functools.reduce(operator.add, (result.stats for result in results))

@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jspec._validation import is_int, require, resolve_names
-from jspec.config import EngineConfig, Speculation
+from jspec._validation import is_int, require
 from jspec.engine.request import FAILED, FINISH_REASONS, ActiveRequest, Request
 from jspec.outputs import Delta, Logprob, Result, Stats
 from jspec.sampling import processors
 from jspec.sampling.logprobs import TokenLogprobs
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.request_keys import request_keys
+from jspec.sampling.requested import requested, require_params
 from jspec.text.detokenizer import Detokenizer, Tokenizer, encode
 from jspec.text.grammar.grammars import Grammars
 from jspec.text.prompts import Prompt, as_list, checked_ids, text_or_ids
@@ -73,18 +73,15 @@ class Frontend:
           ValueError: the prompt or a value cannot be served, or there is not exactly one prompt.
           TypeError: an option is unknown or given twice.
         """
-        sampling = resolve_names("a request", options, _SAMPLING, SamplingParams.aliases, _LOADING)
-        if params is not None and sampling:
-            raise TypeError(f"{', '.join(sampling)}: give either params or its fields, not both")
-        hint = f": SamplingParams(**{params!r})" if isinstance(params, Mapping) else ""
-        require(params is None or isinstance(params, SamplingParams), "params", params, f"SamplingParams or None{hint}")
+        params, fields = requested("a request", params, options)
+        if params is None:
+            params = dataclasses.replace(self.default_params, **fields)
+        require_params(params, "SamplingParams or None")
         require(is_int(priority), "priority", priority, "an integer; lower numbers go first")
         require(isinstance(salt, str), "salt", salt, "a string")
         prompts, _ = as_list(prompt)
         if len(prompts) != 1:
             raise ValueError(f"prompt has {len(prompts)} prompts: expected one; jspec.generate() takes several")
-        if params is None:
-            params = dataclasses.replace(self.default_params, **sampling)
         return self.request(0, prompts[0], params, request_keys([params], key)[0], priority, salt)
 
     def request(
@@ -254,11 +251,3 @@ class Frontend:
                 "(stats.num_steps_past_draft_limit)",
                 stacklevel=4,
             )
-
-
-_SAMPLING = [field.name for field in dataclasses.fields(SamplingParams)]
-_LOADED = [*dataclasses.fields(EngineConfig), *dataclasses.fields(Speculation)]
-_LOADING = dict.fromkeys(
-    [*(field.name for field in _LOADED), *Speculation.aliases],
-    "it is chosen when a model is loaded: give it to jspec.load()",
-)

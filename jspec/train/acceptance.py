@@ -86,5 +86,5 @@ class ServedAcceptance:
     def _measure(self, llm: LLM, temperature: float) -> Stats:
         params = SamplingParams(temperature=temperature, max_tokens=NEW_TOKENS, ignore_eos=True)
         keys = list(np.asarray(jax.random.key_data(jax.random.split(jax.random.key(0), len(self._prompts)))))
-        results = llm.generate(self._prompts, [params] * len(self._prompts), keys)
+        results = llm.completions(self._prompts, [params] * len(self._prompts), keys)
         return functools.reduce(operator.add, (result.stats for *_, result in results))

@@ -135,30 +135,30 @@ def test_large_files_are_hashed_on_request(out, monkeypatch):
     """Without it, a flipped bit among the numbers of a large file stays unseen, and is all that does."""
     monkeypatch.setattr(manifests, "SMALL", 1000)
     file = out / WEIGHT / "0.0"
-    jspec.load(out, verify=True, **SMALL)
+    jspec.load(out, check_files=True, **SMALL)
     file.write_bytes(bytes([file.read_bytes()[0] ^ 1]) + file.read_bytes()[1:])
     words = f"{WEIGHT}/0.0: damaged, its SHA-256 does not match"
     jspec.load(out, **SMALL)
     with pytest.raises(Refusal, match=words):
-        jspec.load(out, verify=True, **SMALL)
+        jspec.load(out, check_files=True, **SMALL)
 
 
 def test_verify_reads_the_draft_too(whole, out, monkeypatch):
     monkeypatch.setattr(manifests, "SMALL", 1000)
-    jspec.load(whole, out, verify=True, **SMALL)
+    jspec.load(whole, out, check_files=True, **SMALL)
     flipped(random.Random(0), out / WEIGHT / "0.0")
     with pytest.raises(Refusal, match=f"out/{WEIGHT}/0.0: damaged"):
-        jspec.load(whole, out, verify=True, **SMALL)
-    jspec.load(whole, "ngram", verify=True, **SMALL)
+        jspec.load(whole, out, check_files=True, **SMALL)
+    jspec.load(whole, "ngram", check_files=True, **SMALL)
 
 
 def test_verify_needs_something_to_compare_with(whole):
     with pytest.raises(
         Refusal, match=r"src: has no manifest\.json to check its files by; convert it with jspec-convert"
     ):
-        jspec.load(whole.parent / "src", verify=True, **SMALL)
-    with pytest.raises(ValueError, match="verify=1: expected True or False"):
-        jspec.load(whole, verify=1, **SMALL)  # pyright: ignore[reportArgumentType]
+        jspec.load(whole.parent / "src", check_files=True, **SMALL)
+    with pytest.raises(ValueError, match="check_files=1: expected True or False"):
+        jspec.load(whole, check_files=1, **SMALL)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_manifest_without_sizes_is_read(out):
@@ -286,7 +286,7 @@ def test_converted_folder_in_a_hub_cache(out, tmp_path):
         link.symlink_to(os.path.relpath(blobs / str(number), link.parent))
     assert load_folder(snapshot)
     assert check(snapshot) == []
-    assert jspec.load(snapshot, verify=True, **SMALL).tokenizer is not None
+    assert jspec.load(snapshot, check_files=True, **SMALL).tokenizer is not None
 
 
 # Reads an array that is damaged, past the checks that would find that, and says how it ended.

@@ -273,7 +273,7 @@ def test_an_abandoned_generator(warm):
     llm, expected = warm
     keys = [key_of(seed) for seed in range(len(PROMPTS))]
     for abandon in (lambda run: run.close(), lambda run: None):  # by hand, or by losing it
-        run = llm.generate(PROMPTS, PARAMS, keys)
+        run = llm.completions(PROMPTS, PARAMS, keys)
         next(run)
         assert texts(llm) == expected
         abandon(run)

@@ -171,6 +171,9 @@ def test_what_load_tells(folders, llm):
         ({"draft": 3}, ValueError, "draft=3: expected the path of a checkpoint folder, 'mtp', 'ngram' or None"),
         ({"costs": 3}, ValueError, "costs=3: expected None, a CostTable, or the path of one"),
         ({"speculation": 3}, TypeError, r"speculation=3: .* jspec.Speculation\(num_draft_tokens=3\)"),
+        ({"engine": 3}, TypeError, r"engine=3: .* jspec.EngineConfig\(max_batch=3\)"),
+        ({"engine": jspec.EngineConfig(), "max_batch": 3}, TypeError, "max_batch: give either engine or its fields"),
+        ({"verify": True}, ValueError, "verify=True: expected a rule, .* files are hashed with check_files=True"),
         ({"speculation": {"verify": "match"}}, TypeError, r"as in jspec.Speculation\(\*\*{'verify': 'match'}\)"),
         ({"generation_config": "vllm"}, ValueError, "generation_config='vllm': expected 'auto', .* or 'jspec'"),
         ({"generation_config": None}, ValueError, "generation_config=None: expected 'auto'"),
@@ -229,7 +232,7 @@ def test_refused_settings(folders, options, error, words):
 
 
 def test_nothing_is_loaded_for_what_cannot_run(folders, monkeypatch):
-    monkeypatch.setattr(jspec.api, "load", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr(jspec.api, "find_source", lambda *_: pytest.fail("looked for"))
     for prompts, options, words in (
         (None, {}, "prompts=None"),
         ([[0.5]], {}, "prompt 0: expected a string or a flat list"),
@@ -244,7 +247,7 @@ def test_nothing_is_loaded_for_what_cannot_run(folders, monkeypatch):
 
 
 def test_a_field_of_a_request_is_no_argument_of_load(folders):
-    with pytest.raises(TypeError, match=r"'max_new_tokens': it belongs to a request: give it to jspec.generate\(\)"):
+    with pytest.raises(TypeError, match=r"'max_new_tokens': it belongs to a request: give it to LLM.generate\(\)"):
         jspec.load(folders / "target", max_new_tokens=3)
     with pytest.raises(TypeError, match="has no argument 'max_btach'; did you mean 'max_batch'"):
         jspec.load(folders / "target", max_btach=3)

@@ -12,7 +12,7 @@ KEYS = [np.zeros(2, np.uint32)] * 2
 
 def acceptance_lengths(llm) -> list[float]:
     params = [SamplingParams(temperature=0, max_tokens=20)] * 2
-    return [result.stats.mean_acceptance_length for *_, result in llm.generate(PROMPTS, params, KEYS)]
+    return [result.stats.mean_acceptance_length for *_, result in llm.completions(PROMPTS, params, KEYS)]
 
 
 def test_replaced_weights_draft_without_another_compilation():
@@ -40,7 +40,7 @@ def test_weights_of_other_shapes_are_refused():
 def test_weights_cannot_be_replaced_while_requests_run():
     model = bigram(successor_table(wrong=range(V)))
     llm = table_llm(bigram(successor_table()), model)
-    run = llm.generate(PROMPTS, [SamplingParams(temperature=0, max_tokens=n) for n in (5, 25)], KEYS)
+    run = llm.completions(PROMPTS, [SamplingParams(temperature=0, max_tokens=n) for n in (5, 25)], KEYS)
     next(run)
     with pytest.raises(RuntimeError, match=r"replace_draft\(\) needs an idle engine"):
         llm.engine.replace_draft(model)
