@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks import results
+from benchmarks.report import results
 
 MARGIN = 45.0  # seconds that the figure takes which was begun last
 
@@ -58,7 +58,7 @@ def measure(name: str, file: pathlib.Path, seconds: float, smoke: bool) -> bool:
     print(f"\n== {name}, at most {seconds:.0f} seconds", flush=True)
     began = time.monotonic()
     try:
-        code = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options], timeout=seconds).returncode
+        code = subprocess.run([sys.executable, "-m", results.module_of(name), *options], timeout=seconds).returncode
     except subprocess.TimeoutExpired:
         print(f"{name} was ended after {seconds:.0f} seconds; its result has what was measured until then", flush=True)
         return file.exists()

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from engines import V, engine
 
-from benchmarks import results, serving, start
-from benchmarks.engines import Engines, Setting, make_engine
-from benchmarks.figures import Figure, printed
-from benchmarks.loads import Client, Followed, Load, Texts, longest_gap, observed
-from benchmarks.programs import Bench
+from benchmarks.engine import serving, start
+from benchmarks.engine.engines import Engines, Setting, make_engine
+from benchmarks.engine.loads import Client, Followed, Load, Texts, longest_gap, observed
+from benchmarks.report import results
+from benchmarks.report.figures import Figure, printed
+from benchmarks.rounds.programs import Bench
 from benchmarks.shapes import SHAPES, TINY, Pair
 from jspec.sampling.verify import RULES
 

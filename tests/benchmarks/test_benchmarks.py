@@ -10,25 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import (
-    bandwidth,
-    editing,
-    efficiency,
-    hlo,
-    loading,
-    quantization,
-    results,
-    round,
-    shards,
-    small_drafts,
-    sums,
-    tables,
-    tensor_parallel,
-    verify,
-)
-from benchmarks.floors import draft_passes, floor, target_pass
-from benchmarks.programs import Decoding
-from benchmarks.references import Comparison
+from benchmarks import tables
+from benchmarks.acceptance import editing, small_drafts
+from benchmarks.host import loading, shards
+from benchmarks.kernels import bandwidth, sums, verify
+from benchmarks.kernels.references import Comparison
+from benchmarks.report import results
+from benchmarks.rounds import efficiency, hlo, quantization, round, tensor_parallel
+from benchmarks.rounds.floors import draft_passes, floor, target_pass
+from benchmarks.rounds.programs import Decoding
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, SHAPES, TINY, Pair, abstract_module, head_for, random_module
 from jspec.checkpoints.loading import load_folder, read_draft_config
 from jspec.checkpoints.tokenizer import load_tokenizer
@@ -65,7 +55,7 @@ def test_smoke_run(monkeypatch, capsys, tmp_path):
     assert 1 < found.details["9, batch 1"]["tokens"] <= 5
     assert found.versions["jax"] == jax.__version__
     assert found.device["kind"] == "cpu"
-    assert found.command == "python -m benchmarks.round " + " ".join(sys.argv[1:])
+    assert found.command == "python -m benchmarks.rounds.round " + " ".join(sys.argv[1:])
 
 
 def test_smoke_run_over_two_devices(monkeypatch, tmp_path):

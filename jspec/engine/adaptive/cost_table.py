@@ -1,6 +1,6 @@
 """What rounds cost: a table of seconds by batch size, number of drafts, and how many tokens the target reads.
 
-The engine measures it, or ``benchmarks/efficiency.py`` does.
+The engine measures it, or ``benchmarks/rounds/efficiency.py`` does.
 """
 
 import dataclasses
