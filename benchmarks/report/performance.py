@@ -174,7 +174,7 @@ def document(found: Measurements) -> str:
         Figures that
         were transcribed have been rounded, and their source did not name a commit for each of them; the notes in their files
         say what is known. Where a commit was entered after its run, the note says that, too.
-        Commands are those of their commits, from before the benchmarks had folders in most cases."""),
+        Commands are those of their commits; benchmarks have been sorted into folders since then."""),
     ]
     return "\n\n".join(parts) + "\n"
 
