@@ -55,9 +55,9 @@ class Measured:
     Attributes:
       method: how it drafts.
       num_draft_tokens: K.
-      lengths: way of drafting and rule -> acceptance length, the bonus or correction token included.
+      lengths: way of drafting and rule -> acceptance length, the bonus or recovered token included.
       positions: way of drafting and rule -> share of rounds that accept draft 1 to K.
-      expected: rule -> acceptance length by exact expectation over the coins, on the same rounds of sampled drafts.
+      expected: rule -> acceptance length by exact expectation over the uniforms, on the same rounds of sampled drafts.
       rounds_per_second: rounds per second, summed over the 8 rows of a batch at temperature 1, on this machine.
     """
 
@@ -148,7 +148,7 @@ and the likeliest token stays the better draft up to a higher temperature. This 
 whose drafts do not depend on each other. `draft_sampling="auto"` therefore has a temperature for each method from which on
 it samples, chosen by these figures:"""
 
-BY_EXPECTATION = """Both rules judge the same rounds of sampled drafts; the coins are not thrown but averaged over.
+BY_EXPECTATION = """Both rules verify the same rounds of sampled drafts; the uniforms of the accept tests are averaged over.
 With r_i the
 ratio p / q of draft i, the expected number of accepted drafts is the sum over i of min(r_1, 1) ... min(r_i, 1) under
 `rejection`, and the sum over i of w_i with w_i = min(w_{i-1} r_i, 1) under `block`, which is never smaller (Sun et al.,
@@ -175,34 +175,34 @@ class Comparison:
     last: results.Result
 
 
-def comparison_of(found: Sequence[results.Result]) -> Comparison:
+def comparison_of(runs: Sequence[results.Result]) -> Comparison:
     """What was measured last of every drafter. The results are in order, the earliest first."""
     fields, plain = {}, 0.0
-    for one in found:
-        plain = one.measured["plain_rounds_per_second"]
-        for name, measured in one.measured["drafters"].items():
+    for run in runs:
+        plain = run.measured["plain_rounds_per_second"]
+        for name, measured in run.measured["drafters"].items():
             fields[name] = fields.get(name, {}) | measured
     shipped = [name for name in (*drafters(FAMILY), NGRAM) if name in fields]
     others = {f"{name}*": fields[name] for name in sorted(fields) if name not in shipped}
     every = {name: fields[name] for name in shipped} | others
-    return Comparison({name: Measured(**measured) for name, measured in every.items()}, plain, found[-1])
+    return Comparison({name: Measured(**measured) for name, measured in every.items()}, plain, runs[-1])
 
 
-def markdown(found: Comparison) -> str:
+def markdown(comparison: Comparison) -> str:
     """docs/results/drafters.md."""
-    last, how = found.last, found.last.settings
+    last, how = comparison.last, comparison.last.settings
     versions = f"Python {last.versions['python']}, jax {last.versions['jax']}, {last.device['kind']}, {how['dtype']}"
     written = f"""Measured by `python -m benchmarks.acceptance.drafters` ({versions}); written by `python -m
     benchmarks.tables` from [`benchmarks/results/`](../../benchmarks/results)."""
     introduction = f"""The shipped family, K = {K}, and two draft heads for it that are not shipped, marked *: a DFlash head
     of two layers, trained with `--loss soft` as the DSpark head was, and three Medusa heads, which give K = 3. An acceptance
-    length is the number of tokens that a round gives, the bonus or correction token included, so plain decoding is at 1.00.
+    length is the number of tokens that a round gives, the bonus or recovered token included, so plain decoding is at 1.00.
     {how["prompts"]} prompts of {how["prompt_tokens"]} tokens are from standard-library files held out of training; each gets
     {how["max_tokens"]} new tokens, without top-k, top-p or min-p. Rounds per second are summed over the 8 rows of a batch on
-    this CPU at temperature 1; plain decoding makes {found.plain:.0f}."""
+    this CPU at temperature 1; plain decoding makes {comparison.plain:.0f}."""
     overview = ("at temperature 0", "sampled, at 1", "by position, sampled, at 1", "rounds/s", "tokens/s against plain")
     temperatures = [f"{t:g}" for t in TEMPERATURES]
-    each = found.drafters.items()
+    each = comparison.drafters.items()
     lengths = [(name, way, *(f"{x:.2f}" for x in row)) for name, m in each for way, row in m.lengths.items()]
     expected = [(name, rule, *(f"{x:.3f}" for x in row)) for name, m in each for rule, row in m.expected.items()]
     changes = ("drafter", "method", "sampled drafts are ahead from", "`auto` samples from")
@@ -211,11 +211,11 @@ def markdown(found: Comparison) -> str:
         paragraph(written),
         paragraph(introduction),
         "![acceptance length by temperature](drafters.png)",
-        table(("drafter", "method", *overview), [_overview(name, m, found.plain) for name, m in each]),
+        table(("drafter", "method", *overview), [_overview(name, m, comparison.plain) for name, m in each]),
         "## Draft by draft",
         paragraph(WHAT_IS_READ),
         table(("drafter", "method", "at temperature 0", "at 1"), [_draft_by_draft(name, m) for name, m in each]),
-        *([paragraph(_why_blocks_trail(found))] if {"eagle3", "dspark"} <= found.drafters.keys() else []),
+        *([paragraph(_why_blocks_trail(comparison))] if {"eagle3", "dspark"} <= comparison.drafters.keys() else []),
         "## By temperature",
         table(("drafter", "drafts, rule", *temperatures), lengths),
         "## Argmax or sampled drafts",
@@ -253,12 +253,12 @@ def _length_of(shares: Sequence[float]) -> float:
     return 1 + sum(itertools.accumulate(shares, operator.mul))
 
 
-def _why_blocks_trail(found: Comparison) -> str:
+def _why_blocks_trail(comparison: Comparison) -> str:
     """What of the distance between EAGLE-3 and the DSpark head is due to the first draft."""
     said = []
     for temperature in (0.0, 1.0):
-        ahead, behind = (_shares(found.drafters[name], temperature) for name in ("eagle3", "dspark"))
-        low, middle, high = (_length_of(one) for one in (behind, [ahead[0], *behind[1:]], ahead))
+        ahead, behind = (_shares(comparison.drafters[name], temperature) for name in ("eagle3", "dspark"))
+        low, middle, high = (_length_of(shares) for shares in (behind, [ahead[0], *behind[1:]], ahead))
         said.append(
             f"{middle - low:.2f} of the {high - low:.2f} tokens a round that it is behind at temperature {temperature:g}"
         )
@@ -277,7 +277,7 @@ def _changeover(m: Measured) -> tuple[str, str]:
     return ahead, f"{argmax_below(m.method):g}"
 
 
-def plot(found: Comparison, file: Path):
+def plot(comparison: Comparison, file: Path):
     """A panel for each drafter, a line for each way of drafting and rule."""
     import matplotlib
 
@@ -285,14 +285,14 @@ def plot(found: Comparison, file: Path):
     from matplotlib import pyplot
 
     columns = 3
-    lines = -(-len(found.drafters) // columns)
+    lines = -(-len(comparison.drafters) // columns)
     figure, axes = pyplot.subplots(lines, columns, figsize=(11, 3 * lines), sharex=True, sharey=True, squeeze=False)
-    for panel, (name, m) in zip(axes.flat, found.drafters.items(), strict=False):
+    for panel, (name, m) in zip(axes.flat, comparison.drafters.items(), strict=False):
         for way, lengths in m.lengths.items():
             panel.plot(TEMPERATURES, lengths, marker=".", label=way)
         panel.set_title(name, fontsize=10)
         panel.grid(alpha=0.3)
-    for panel in axes.flat[len(found.drafters) :]:
+    for panel in axes.flat[len(comparison.drafters) :]:
         panel.axis("off")
     axes.flat[0].legend(fontsize=7)
     figure.supxlabel("temperature")

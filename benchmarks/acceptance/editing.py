@@ -134,11 +134,11 @@ def measure(draft: str, K: int, sets: dict[str, list[Task]]) -> dict[str, dict[s
     return found
 
 
-def markdown(found: results.Result) -> str:
+def markdown(result: results.Result) -> str:
     """A section of docs/results/drafters.md."""
-    how, many = found.settings, found.settings["tasks"]
+    how, many = result.settings, result.settings["tasks"]
     rows = []
-    for K, by_draft in found.measured.items():
+    for K, by_draft in result.measured.items():
         for draft, by_set in by_draft.items():
             for name in SETS:
                 alone, beside = by_set[name]["alone"], by_set[name].get("beside")
@@ -148,8 +148,8 @@ def markdown(found: results.Result) -> str:
                 ]
                 rows.append((draft, K, f"{name}, {many[name]}", *cells))
     columns = ("drafter", "K", "tasks", *(f"temperature {t:g}" for t in TEMPERATURES))
-    about = f"""`Speculation(lookup=True)` where code is edited, by `{found.current_command}` (jax {found.versions["jax"]},
-    {found.device["kind"]}, float32). A prompt is a function or a class of {min(SIZES)} to {max(SIZES)} tokens and the
+    about = f"""`Speculation(lookup=True)` where code is edited, by `{result.current_command}` (jax {result.versions["jax"]},
+    {result.device["kind"]}, float32). A prompt is a function or a class of {min(SIZES)} to {max(SIZES)} tokens and the
     beginning of a copy in which one name is another; the completion has {MAX_TOKENS} tokens. `any` are the first tasks as
     they come. The small target soon leaves most copies for a text of its own. `followed` are those of {how["tried"]} tasks
     whose copy it continues word for word, greedily and without drafts. Cells are tokens a round: the drafter alone, with

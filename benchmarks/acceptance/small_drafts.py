@@ -67,26 +67,28 @@ def corpus_in(folder: Path) -> Path:
     return file
 
 
-def quantized_table(found: dict[str, results.Figure]) -> str:
+def quantized_table(figures: dict[str, results.Figure]) -> str:
     """The table of docs/guides/quantization.md: acceptance lengths by the type of the drafter's weights."""
     columns = ("drafter", *(f"{kind}, at {t:g}" for t in TEMPERATURES for kind in KINDS))
-    measured = [name for name in drafters(FAMILY) if key_of(name, KINDS[0], None) in found]
-    lengths = {name: [found[key_of(name, kind, None)].details["lengths"] for kind in KINDS] for name in measured}
+    measured = [name for name in drafters(FAMILY) if key_of(name, KINDS[0], None) in figures]
+    lengths = {name: [figures[key_of(name, kind, None)].details["lengths"] for kind in KINDS] for name in measured}
     rows = [
         (name, *(f"{one[i]:.2f}" for i in range(len(TEMPERATURES)) for one in all_)) for name, all_ in lengths.items()
     ]
     return table(columns, rows)
 
 
-def vocabulary_table(found: dict[str, results.Figure]) -> str:
+def vocabulary_table(figures: dict[str, results.Figure]) -> str:
     """The table of docs/guides/draft-vocabularies.md: acceptance lengths by the size of the draft vocabulary."""
     sizes = (None, *SIZES)
     columns = ("drafter", *(f"{size or 'all'} tokens, at {t:g}" for t in TEMPERATURES for size in sizes))
     rows = []
     for name in drafters(FAMILY):
-        if key_of(name, BASE, SIZES[0]) in found:
-            lengths = [found[key_of(name, BASE, size)].details["lengths"] for size in sizes]
-            rows.append((name, *(f"{one[i]:.2f}" for i in range(len(TEMPERATURES)) for one in lengths)))
+        if key_of(name, BASE, SIZES[0]) in figures:
+            lengths = [figures[key_of(name, BASE, size)].details["lengths"] for size in sizes]
+            rows.append(
+                (name, *(f"{by_temperature[i]:.2f}" for i in range(len(TEMPERATURES)) for by_temperature in lengths))
+            )
     return table(columns, rows)
 
 

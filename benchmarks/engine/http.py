@@ -14,7 +14,7 @@ What is measured:
             HTTP
     tpot    milliseconds per output token behind the first, by the requests under way at a time, the temperature, and how
             drafts are drawn: always the likeliest, or at random
-    gaps    16 requests: times between chunks of streams, while others arrive and while nobody does
+    gaps    16 requests: times between chunks of streams, while others arrive and while none does
     drafting  parallel drafting beside sequential, each of K = 3, 5 and 7 drafts, over 16 rows: milliseconds to the first
             token and per token behind it, and tokens per second
 """

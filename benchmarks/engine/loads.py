@@ -68,7 +68,7 @@ class Client:
     """Adds requests to an engine, steps it, and takes down when tokens come. Times are of ``time.perf_counter``.
 
     Args:
-      engine: an engine that nobody else uses.
+      engine: an engine without other clients.
     """
 
     def __init__(self, engine: Engine):
@@ -93,18 +93,18 @@ class Client:
         deltas = self.engine.step()
         now = time.perf_counter()
         for delta in deltas:
-            one = self._followed[delta.id]
+            request = self._followed[delta.id]
             if delta.token_ids:
-                one.told.append((now, len(delta.token_ids)))
+                request.told.append((now, len(delta.token_ids)))
             if delta.finished and delta.result is not None:
                 del self._followed[delta.id]
-                one.finished, one.cached = True, delta.result.num_cached_tokens
+                request.finished, request.cached = True, delta.result.num_cached_tokens
                 if delta.result.finish_reason == "error":
                     raise RuntimeError(f"request {delta.id} failed: {delta.result.stop_reason}")
 
     def until_first(self, requests: Iterable[Followed]):
         """Step until the host knows a token of each."""
-        while not all(one.told for one in requests):
+        while not all(request.told for request in requests):
             self.step()
 
     def finish(self):
@@ -166,7 +166,7 @@ class Observed:
 
     @property
     def rows_per_call(self) -> float:
-        rows = [one.rows_per_call * one.num_calls for one in (self.before, self.after)]
+        rows = [request.rows_per_call * request.num_calls for request in (self.before, self.after)]
         return (rows[1] - rows[0]) / max(self.counted("num_calls"), 1)
 
     @property
@@ -234,8 +234,8 @@ def longest_gap(requests: Iterable[Followed], since: float, until: float) -> flo
     """The longest time in which the host learnt nothing new of a request, among gaps that overlap the stretch of time."""
     gaps = [
         now - before
-        for one in requests
-        for (before, _), (now, _) in zip(one.told, one.told[1:], strict=False)
+        for request in requests
+        for (before, _), (now, _) in zip(request.told, request.told[1:], strict=False)
         if now > since and before < until
     ]
     return max(gaps)

@@ -61,12 +61,12 @@ class Scenarios:
 
     def lone_round(self, client: Client) -> float:
         """How long a round of a request takes that is alone: from its first call on, until most of its text is there."""
-        one = client.add(self.load(PROMPT, WATCHED_ALL))
-        client.until_first([one])
-        started, before = one.told[-1][0], client.engine.metrics().num_rounds
-        while one.tokens < WATCHED // self.divisor:
+        request = client.add(self.load(PROMPT, WATCHED_ALL))
+        client.until_first([request])
+        started, before = request.told[-1][0], client.engine.metrics().num_rounds
+        while request.tokens < WATCHED // self.divisor:
             client.step()
-        ended, after = one.told[-1][0], client.engine.metrics().num_rounds
+        ended, after = request.told[-1][0], client.engine.metrics().num_rounds
         client.give_up()
         return (ended - started) / (after - before)
 
@@ -83,7 +83,7 @@ class Scenarios:
             client.step()
         long = client.add(self.load(LONG, AFTER))
         client.until_first([long])
-        if any(one.finished for one in running):
+        if any(request.finished for request in running):
             raise RuntimeError(f"a request of {ALONGSIDE_NEW} new tokens ended while the long prompt was read")
         client.give_up()
         return longest_gap(running, long.arrived, long.told[0][0]), long.first
@@ -99,7 +99,7 @@ class Scenarios:
         held = [engine.submit(request, inbox) for request in requests]
 
         def told() -> tuple[int, int]:
-            return sum(one.tokens for one in running), sum(len(active.accepted) for active in held)
+            return sum(request.tokens for request in running), sum(len(active.accepted) for active in held)
 
         step = client.step if free else lambda: engine.advance(inbox)
         while not (all(one.told for one in running) and all(active.accepted for active in held)):

@@ -237,8 +237,8 @@ class Table:
             requests = client.serve(loads)
         client.finish()
         times = {
-            "first token": [one.first for one in requests],
-            "between tokens": [gap for one in requests for gap in one.between],
+            "first token": [request.first for request in requests],
+            "between tokens": [gap for request in requests for gap in request.between],
         }
         for name, seconds in times.items():
             for percent in (50, 99):

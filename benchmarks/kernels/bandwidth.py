@@ -74,16 +74,16 @@ def rates(small: bool = False) -> dict[str, float]:
     passed = PASSES * sum(x.nbytes for x in arrays)
     by_pallas = functools.partial(sum_by_pallas, interpret=jax.default_backend() != "gpu")
     time_of = functools.partial(seconds, repeats=1 if small else REPEATS)
-    found = {
+    by_way = {
         "read, XLA": passed / time_of(jax.jit(functools.partial(read, sum_by_xla)), arrays),
         "read, Pallas": passed / time_of(jax.jit(functools.partial(read, by_pallas)), arrays),
     }
-    return found | {"copy": 2 * passed / time_of(copy_again)}
+    return by_way | {"copy": 2 * passed / time_of(copy_again)}
 
 
-def read_rate(found: dict[str, float]) -> float:
+def read_rate(by_way: dict[str, float]) -> float:
     """The better of the two ways to read."""
-    return max(rate for way, rate in found.items() if way.startswith("read"))
+    return max(rate for way, rate in by_way.items() if way.startswith("read"))
 
 
 def for_floors(given: float | None) -> tuple[dict[str, float], float]:
@@ -92,12 +92,12 @@ def for_floors(given: float | None) -> tuple[dict[str, float], float]:
         return {}, given
     if jax.default_backend() != "gpu":
         return {}, ASSUMED
-    found = rates()
-    return found, read_rate(found)
+    measured = rates()
+    return measured, read_rate(measured)
 
 
-def describe(found: dict[str, float]) -> str:
-    return "; ".join(f"{way} {rate / 1e9:,.0f} GB/s" for way, rate in found.items()) or "memory was not measured"
+def describe(by_way: dict[str, float]) -> str:
+    return "; ".join(f"{way} {rate / 1e9:,.0f} GB/s" for way, rate in by_way.items()) or "memory was not measured"
 
 
 if __name__ == "__main__":

@@ -105,10 +105,10 @@ def check(layer: Layer, weights, counts, interpret: bool) -> bool:
     for M in counts:
         x, logits = layer.tokens(jax.random.key(M), M)
         got = kernels(x, logits, *weights)
-        some = slice(0, min(M, 16))  # the reference implementation has every expert read every token
-        routed = route_reference(logits[some], None, Routing(layer.Y))
-        wanted = whole(experts_reference(x[some], routed, *weights, layer.clamp), x)
-        error = float(jnp.max(jnp.abs(got[some].astype(jnp.float32) - wanted.astype(jnp.float32))))
+        few = slice(0, min(M, 16))  # the reference implementation has every expert read every token
+        routed = route_reference(logits[few], None, Routing(layer.Y))
+        wanted = whole(experts_reference(x[few], routed, *weights, layer.clamp), x)
+        error = float(jnp.max(jnp.abs(got[few].astype(jnp.float32) - wanted.astype(jnp.float32))))
         other_x, other_logits = layer.tokens(jax.random.key(M + 1), M)
         mixed = kernels(other_x.at[-1].set(x[0]), other_logits.at[-1].set(logits[0]), *weights)
         alone = bool(jnp.all(mixed[-1] == got[0]))
@@ -161,14 +161,14 @@ def sweep(layer: Layer, weights, counts, sizes, interpret: bool):
     """Print the best few tilings for each number of tokens."""
     for M in counts:
         calls, _ = timed(layer, weights, M)
-        found = []
+        timings = []
         for tiling in tilings(layer, M):
             try:
                 took = 1e6 * seconds_per_call(mixture(layer, interpret, tiling), calls, 0, sizes)
             except jax.errors.JaxRuntimeError:  # more shared memory than a multiprocessor has
                 continue
-            found.append((took, dataclasses.astuple(tiling)))
-        print(M, [(round(took, 1), values) for took, values in sorted(found)[:6]], flush=True)
+            timings.append((took, dataclasses.astuple(tiling)))
+        print(M, [(round(took, 1), values) for took, values in sorted(timings)[:6]], flush=True)
 
 
 def main() -> int:

@@ -57,7 +57,7 @@ def threshold_inputs(key, rows, V, dtype):
 
 
 def residual_inputs(key, rows, V, dtype):
-    """A residual of every row and the rest of ``residual_draw``: q is near p and its vocabulary is narrower."""
+    """A residual of every row and the rest of ``residual_draw``: q is near p and its vocabulary is reduced."""
     keys = jax.random.split(key, 6)
 
     def distributions(logits):
@@ -188,10 +188,12 @@ def check(vocabularies, total: int, batch: int, ops, interpret: bool) -> Iterato
     print(f"{'op':<15} {'V':>7} {'dtype':>9} {'rows':>6} {'mismatches':>10} {'worst margin':>12} {'largest error':>13}")
     for name in ops:
         for V, dtype in vocabularies:
-            one = compare(name, V, dtype, total, batch, interpret)
-            numbers = f"{one.mismatches:>10} {one.margin:>12.1e} {one.error:>13.1e}"
-            print(f"{name:<15} {V:>7} {dtype:>9} {total:>6} {numbers}" + ("" if one.ok else "  WRONG"), flush=True)
-            yield one
+            comparison = compare(name, V, dtype, total, batch, interpret)
+            numbers = f"{comparison.mismatches:>10} {comparison.margin:>12.1e} {comparison.error:>13.1e}"
+            print(
+                f"{name:<15} {V:>7} {dtype:>9} {total:>6} {numbers}" + ("" if comparison.ok else "  WRONG"), flush=True
+            )
+            yield comparison
 
 
 def compare(name: str, V: int, dtype: str, total: int, batch: int, interpret: bool) -> Comparison:

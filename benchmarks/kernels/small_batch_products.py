@@ -13,7 +13,7 @@ timed. The kernel for bfloat16 is that of ``jspec.pallas.matmul.bf16``. Where re
 too; in a model the norm computes it.
 Every result is compared with that of the definition, and a time with a ``!`` is of one that differs.
 
-``--tune`` starts from the tiling that the kernel has. It changes one field after the other, and keeps what is faster."""
+``--tune`` starts from the tiling that the kernel has. It changes one field after the other, and goes on from what is faster."""
 
 import argparse
 import dataclasses
@@ -245,7 +245,7 @@ def neighbours(case: Case, tiling: Any, choice: dict[str, Sequence[Any]]) -> Ite
 def tune(case: Case) -> list[tuple[float, Any]]:
     """Tilings and their times, the fastest first."""
     best = tiling_of(case)
-    found: dict[Any, float] = {}
+    timings: dict[Any, float] = {}
     kernel, choices = (streamed_kernel, STREAMED_CHOICES) if case.kind in STREAMED else (narrow_product_kernel, CHOICES)
 
     def compiled(tiling: Any):
@@ -257,15 +257,15 @@ def tune(case: Case) -> list[tuple[float, Any]]:
 
     with ThreadPoolExecutor(8) as pool:
         for choice in ({}, *choices):
-            others = [one for one in neighbours(case, best, choice) if one not in found] if choice else [best]
+            others = [one for one in neighbours(case, best, choice) if one not in timings] if choice else [best]
             for tiling, program in list(pool.map(compiled, others)):
                 if program is not None:
-                    found[tiling], right = case.microseconds(program)
+                    timings[tiling], right = case.microseconds(program)
                     if not right:
                         print(f"  {tiling} is wrong", flush=True)
-                        del found[tiling]
-            best = min(found, key=found.__getitem__, default=best)
-    return sorted(((took, tiling) for tiling, took in found.items()), key=lambda one: one[0])
+                        del timings[tiling]
+            best = min(timings, key=timings.__getitem__, default=best)
+    return sorted(((took, tiling) for tiling, took in timings.items()), key=lambda one: one[0])
 
 
 def tune_all(shapes, tokens, kinds, rate: float, until: float, smoke: bool):
@@ -275,12 +275,12 @@ def tune_all(shapes, tokens, kinds, rate: float, until: float, smoke: bool):
             print("out of time")
             return
         case = Case(shape, kind, count, smoke)
-        found = tune(case)
+        timings = tune(case)
         now = tiling_of(case)
-        has = next((took for took, tiling in found if tiling == now), float("nan"))
+        has = next((took for took, tiling in timings if tiling == now), float("nan"))
         floor = 1e6 * shape[0] * shape[1] * BYTES[kind] / rate
         print(f"{kind} {list(shape)} x {count}: floor {floor:.1f} us, now {has:.1f}", flush=True)
-        for took, tiling in found[:4]:
+        for took, tiling in timings[:4]:
             print(f"  {took:8.1f}  {tiling}", flush=True)
 
 

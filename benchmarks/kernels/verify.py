@@ -115,7 +115,7 @@ def timed_draw(key, rows, V, settings, noise=True):
 
 def timed_masses(key, rows, V, one):
     """Arguments of what ``masses_with`` makes of the kernel or its reference implementation: for the masses after every
-    draft, or with ``one`` for those after the one draft of each row that was refused."""
+    draft, or with ``one`` for those after the one draft of each row that was rejected."""
     residual, *_ = residual_inputs(key, rows, V, "bfloat16")
     at = jnp.arange(rows, dtype=jnp.int32) % K if one else None
     count, point_mass = jnp.full(rows, K, jnp.int32), jnp.zeros((rows, K), bool)

@@ -15,7 +15,7 @@ def section(figures: Mapping[str, Figure]) -> str:
     """The section "Over HTTP" of docs/results/performance.md."""
     share = figures["queue, HTTP over engine with text"].measured
     verdict = "met" if share >= SHARE else f"short by {100 * (SHARE - share):.1f} points"
-    others = {key: one for key, one in figures.items() if not key.startswith(("tpot", "drafting"))}
+    others = {key: figure for key, figure in figures.items() if not key.startswith(("tpot", "drafting"))}
     kinds = list(DRAWN.values())
     columns = ("at a time", "drafts", *(f"temperature {t:g}" for t in TEMPERATURES))
     rows = [
@@ -29,7 +29,7 @@ def section(figures: Mapping[str, Figure]) -> str:
             paragraph(f"""`python -m benchmarks.engine.http`: the server of `jspec serve`, asked by `jspec bench serve`
             from another process. Requests are those of line 2 of the section above, four drafts of an EAGLE head with
             synthetic acceptance, 64 rows. The server is to reach {100 * SHARE:.0f}% of its engine's rate: {verdict}."""),
-            table(("what", "", "measured", "measured on"), [_cells(one) for one in others.values()]),
+            table(("what", "", "measured", "measured on"), [_cells(figure) for figure in others.values()]),
             paragraph("""Milliseconds per token behind the first, by the requests that are under way at a time and their
             temperature; drafts are always the likeliest ("argmax") or drawn at random ("sampled"):"""),
             table(columns, rows),
@@ -53,5 +53,5 @@ def _drafting(figures: Mapping[str, Figure]) -> tuple[tuple, list[tuple]]:
     return columns, rows
 
 
-def _cells(one: Figure) -> tuple:
-    return one.details["what"], one.details["unit"], shown(one.measured), one.measured_on
+def _cells(figure: Figure) -> tuple:
+    return figure.details["what"], figure.details["unit"], shown(figure.measured), figure.measured_on

@@ -36,7 +36,7 @@ def section(figures: Mapping[str, Figure], served: Sequence[Result], layers: Seq
         paragraph("""`python -m benchmarks.rounds.mixtures`, in milliseconds of a round or a pass. Routers are random and the
         embeddings large, so that tokens are spread over the experts evenly in every layer; "experts" says of how many of a
         layer the weights were read on average. The floor counts these, attention, output head and live cache."""),
-        table(columns, map(_cells, sorted(figures.values(), key=lambda one: one.key))),
+        table(columns, map(_cells, sorted(figures.values(), key=lambda figure: figure.key))),
         paragraph("`python -m benchmarks.engine.serving --only 4`: first tokens of prompts that arrive together."),
         table(first, _first_tokens(served)),
         paragraph("""`python -m benchmarks.kernels.experts`: routing and experts of one layer. The floor is that of
@@ -46,27 +46,35 @@ def section(figures: Mapping[str, Figure], served: Sequence[Result], layers: Seq
     return "\n\n".join(parts)
 
 
-def _cells(one: Figure) -> tuple:
-    more = one.details
+def _cells(figure: Figure) -> tuple:
+    more = figure.details
     tokens = f"{more['tokens']:.2f}" if "tokens" in more else "-"
-    numbers = (shown(x) for x in (one.floor, one.goal, one.stretch, one.measured))
-    return more["line"], more["what"], f"{more['experts']:.1f}", tokens, *numbers, one.verdict or "-", one.measured_on
+    numbers = (shown(x) for x in (figure.floor, figure.goal, figure.stretch, figure.measured))
+    return (
+        more["line"],
+        more["what"],
+        f"{more['experts']:.1f}",
+        tokens,
+        *numbers,
+        figure.verdict or "-",
+        figure.measured_on,
+    )
 
 
 def _first_tokens(served: Sequence[Result]) -> Iterator[tuple]:
-    latest = {(one.settings["shape"], key): one for one in served for key in one.measured}
-    for (shape, key), one in latest.items():
+    latest = {(run.settings["shape"], key): run for run in served for key in run.measured}
+    for (shape, key), run in latest.items():
         number, _, rest = key.partition(", ")
         if number == "4":
             goals = FIRST_TOKENS_GOALS.get(shape, {}).get(int(rest.split()[0]), ("-", "-"))
-            yield shape, one.details[key]["what"], *goals, shown(one.measured[key]), f"{one.day}, {one.code}"
+            yield shape, run.details[key]["what"], *goals, shown(run.measured[key]), f"{run.day}, {run.code}"
 
 
 def _layers(layers: Sequence[Result]) -> Iterator[tuple]:
     names = {768: "Qwen3-30B-A3B", 2880: "gpt-oss-20b"}
-    latest = {one.settings["layer"]["F"]: one for one in layers}
-    for width, one in latest.items():
-        for key, measured in one.measured.items():
-            floor, hit = one.floors[key], one.details[key]["experts"]
+    latest = {run.settings["layer"]["F"]: run for run in layers}
+    for width, run in latest.items():
+        for key, measured in run.measured.items():
+            floor, hit = run.floors[key], run.details[key]["experts"]
             numbers = f"{hit:.1f}", f"{floor:.1f}", f"{measured:.1f}", f"{measured / floor:.2f}"
-            yield names[width], key.removesuffix(" tokens"), *numbers, f"{one.day}, {one.code}"
+            yield names[width], key.removesuffix(" tokens"), *numbers, f"{run.day}, {run.code}"

@@ -79,10 +79,10 @@ class Measurements:
 def measurements() -> Measurements:
     """Of the files in ``benchmarks/results``."""
     rounds, served, over_http = (
-        [one for one in results.read_all(name, CARD) if one.settings["shape"] == SHAPE]
+        [run for run in results.read_all(name, CARD) if run.settings["shape"] == SHAPE]
         for name in ("round", "serving", "http")
     )
-    costs = [one for one in costs_by_method()["eagle3"] if one.settings["shape"] == SHAPE]
+    costs = [run for run in costs_by_method()["eagle3"] if run.settings["shape"] == SHAPE]
     verification = results.latest(results.read_all("verify", CARD))
     quantization = results.latest(results.read_all("quantization"))
     return Measurements(
@@ -91,7 +91,7 @@ def measurements() -> Measurements:
         results.latest(served),
         results.latest(over_http),
         results.latest(results.read_all("mixtures", CARD)),
-        [one for one in results.read_all("serving", CARD) if one.settings["shape"] != SHAPE],
+        [run for run in results.read_all("serving", CARD) if run.settings["shape"] != SHAPE],
         results.read_all("experts", CARD),
         results.read_all("budget", CARD),
         efficiency.costs_of(costs),
@@ -101,18 +101,18 @@ def measurements() -> Measurements:
 
 def costs_by_method() -> dict[str, list[Result]]:
     """The results of ``benchmarks.rounds.efficiency`` on the card by drafting method, the earliest first."""
-    found: dict[str, list[Result]] = {}
-    for one in results.read_all("efficiency", CARD):
-        found.setdefault(one.settings["method"], []).append(one)
-    return found
+    by_method: dict[str, list[Result]] = {}
+    for run in results.read_all("efficiency", CARD):
+        by_method.setdefault(run.settings["method"], []).append(run)
+    return by_method
 
 
-def readme(found: Measurements) -> str:
+def readme(measured: Measurements) -> str:
     """The section "Speed" of README.md, without its heading."""
-    figures = found.rounds | found.verification
+    figures = measured.rounds | measured.verification
     shown = [figures[key] for *_, keys in (*IN_README, *RULES_IN_README) for key in keys]
     short = sum(figure.is_short for figure in shown)
-    even = {(batch, K): f"{found.costs.break_even(batch, K):.2f}" for batch in ("1", "64") for K in ("1", "4")}
+    even = {(batch, K): f"{measured.costs.break_even(batch, K):.2f}" for batch in ("1", "64") for K in ("1", "4")}
     rows = [*_grouped(figures, IN_README, 2), *_grouped(figures, RULES_IN_README, 1)]
     introduction = f"""Llama-3.1-8B shape in bf16, random weights, one {CARD}. The floor is the time in which weights
     and live cache
@@ -126,10 +126,10 @@ def readme(found: Measurements) -> str:
     pays = f"""Speculation pays only if enough drafts are accepted. Four drafts of an EAGLE-3 head give more tokens per
     second than plain decoding from an acceptance length of {even["1", "4"]} on at batch 1 and of {even["64", "4"]} at batch
     64; one draft does from {even["1", "1"]} and {even["64", "1"]}
-    ([every batch and number of drafts](docs/results/efficiency-{found.costs.method}.md))."""
+    ([every batch and number of drafts](docs/results/efficiency-{measured.costs.method}.md))."""
     columns = ("", "", "floor", "goal", "measured", "short by")
     parts = [paragraph(introduction), table(columns, rows), paragraph(more), paragraph(pays)]
-    return "\n\n".join([*parts, serving_table.readme(found.serving)])
+    return "\n\n".join([*parts, serving_table.readme(measured.serving)])
 
 
 def document(found: Measurements) -> str:
@@ -214,17 +214,17 @@ def _grouped(figures: dict[str, Figure], rows: Sequence[tuple[str, str, tuple[st
     for what, which, keys in rows:
         group = [figures[key] for key in keys]
         each: list[Callable[[Figure], str]] = [
-            lambda one: f"{one.floor:.{digits}f}",
-            lambda one: f"{one.goal:g}" if digits == 1 else f"{one.goal:.{digits}f}",
-            lambda one: f"{one.measured:.{digits}f}",
-            lambda one: f"{100 * (one.measured / one.goal - 1):.0f}%" if one.is_short else "met",
+            lambda figure: f"{figure.floor:.{digits}f}",
+            lambda figure: f"{figure.goal:g}" if digits == 1 else f"{figure.goal:.{digits}f}",
+            lambda figure: f"{figure.measured:.{digits}f}",
+            lambda figure: f"{100 * (figure.measured / figure.goal - 1):.0f}%" if figure.is_short else "met",
         ]
-        yield what, which, *(" / ".join(_joined([show(one) for one in group])) for show in each)
+        yield what, which, *(" / ".join(_joined([show(figure) for figure in group])) for show in each)
 
 
-def _natural(one: Figure) -> list[tuple[int, str]]:
+def _natural(figure: Figure) -> list[tuple[int, str]]:
     """For sorting by key: numbers in it by their size, and before words."""
-    return [(int(part), "") if part.isdigit() else (10**9, part) for part in re.findall(r"\d+|\D+", one.key)]
+    return [(int(part), "") if part.isdigit() else (10**9, part) for part in re.findall(r"\d+|\D+", figure.key)]
 
 
 def _joined(cells: list[str]) -> list[str]:
@@ -232,31 +232,37 @@ def _joined(cells: list[str]) -> list[str]:
 
 
 def _round_lines(figures: dict[str, Figure]):
-    for one in sorted(figures.values(), key=_natural):
-        unit = one.details["unit"]
-        measured = f"{one.measured:.{3 if unit in ('ms', 'x') else 2}f}"
-        numbers = (f"{x:.2f}" if x is not None else "-" for x in (one.floor, one.goal, one.stretch))
-        ratio = f"{one.measured / one.floor:.2f}" if one.floor and unit == "ms" else "-"
-        what = one.details["line"], one.details["what"], unit
-        yield *what, *numbers, measured, ratio, one.verdict or "-", one.measured_on
+    for figure in sorted(figures.values(), key=_natural):
+        unit = figure.details["unit"]
+        measured = f"{figure.measured:.{3 if unit in ('ms', 'x') else 2}f}"
+        numbers = (f"{x:.2f}" if x is not None else "-" for x in (figure.floor, figure.goal, figure.stretch))
+        ratio = f"{figure.measured / figure.floor:.2f}" if figure.floor and unit == "ms" else "-"
+        what = figure.details["line"], figure.details["what"], unit
+        yield *what, *numbers, measured, ratio, figure.verdict or "-", figure.measured_on
 
 
 def _rule_lines(figures: dict[str, Figure]):
-    for one in figures.values():
-        rule, *rest = one.key.split(", ", 1)
+    for figure in figures.values():
+        rule, *rest = figure.key.split(", ", 1)
         if rule in RULES:
-            floor = "-" if one.floor is None else f"{one.floor:.1f}"
-            goal = "-" if one.goal is None else f"{one.goal:g}"
-            yield f"`{rule}`", *rest, floor, goal, f"{one.measured:.1f}", one.verdict or "-", one.measured_on
+            floor = "-" if figure.floor is None else f"{figure.floor:.1f}"
+            goal = "-" if figure.goal is None else f"{figure.goal:g}"
+            yield f"`{rule}`", *rest, floor, goal, f"{figure.measured:.1f}", figure.verdict or "-", figure.measured_on
 
 
 def _kernel_lines(figures: dict[str, Figure]):
-    for one in figures.values():
-        op, rest = one.key.split(", ", 1)
+    for figure in figures.values():
+        op, rest = figure.key.split(", ", 1)
         if op not in RULES and not op.startswith("check"):
-            yield op, rest, "-" if one.floor is None else f"{one.floor:.1f}", f"{one.measured:.1f}", one.measured_on
+            yield (
+                op,
+                rest,
+                "-" if figure.floor is None else f"{figure.floor:.1f}",
+                f"{figure.measured:.1f}",
+                figure.measured_on,
+            )
 
 
-def _run_cells(one: Result):
-    versions = (one.versions.get(name) or "-" for name in ("jax", "python", "driver"))
-    return one.day, f"`{one.command}`", one.code, *versions, f"`{one.source}`" if one.source else ""
+def _run_cells(run: Result):
+    versions = (run.versions.get(name) or "-" for name in ("jax", "python", "driver"))
+    return run.day, f"`{run.command}`", run.code, *versions, f"`{run.source}`" if run.source else ""

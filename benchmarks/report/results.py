@@ -116,14 +116,14 @@ def code() -> tuple[str | None, bool | None]:
 
 def versions() -> dict[str, str | None]:
     """Of jspec and what it runs on."""
-    found: dict[str, str | None] = {"jspec": jspec.__version__, "jax": jax.__version__, "jaxlib": jaxlib.__version__}
-    found["python"] = platform.python_version()
+    by_name: dict[str, str | None] = {"jspec": jspec.__version__, "jax": jax.__version__, "jaxlib": jaxlib.__version__}
+    by_name["python"] = platform.python_version()
     if jax.default_backend() == "gpu":
         cuda = re.search(r"cuda (\d+)", jax.devices()[0].client.platform_version)
-        found["cuda"] = f"{int(cuda.group(1)) // 1000}.{int(cuda.group(1)) % 1000 // 10}" if cuda else None
+        by_name["cuda"] = f"{int(cuda.group(1)) // 1000}.{int(cuda.group(1)) % 1000 // 10}" if cuda else None
         drivers = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
-        found["driver"] = drivers[0].strip() if drivers else None
-    return found
+        by_name["driver"] = drivers[0].strip() if drivers else None
+    return by_name
 
 
 def write(result: Result, file: pathlib.Path):
@@ -157,12 +157,12 @@ def read_all(benchmark: str, device: str | None = None, folder: pathlib.Path = R
     Raises:
       ValueError: a file there is no result, or is of a smoke run.
     """
-    found = {file: read(file) for file in sorted(folder.glob("*.json"))}
-    for file, result in found.items():
+    by_file = {file: read(file) for file in sorted(folder.glob("*.json"))}
+    for file, result in by_file.items():
         if result.settings.get("smoke"):
             raise ValueError(f"{file} is of a smoke run: its times mean nothing; remove it from the results")
-    kept = [one for one in found.values() if one.benchmark == benchmark and device in (None, one.device["kind"])]
-    return sorted(kept, key=lambda result: result.date)
+    chosen = [one for one in by_file.values() if one.benchmark == benchmark and device in (None, one.device["kind"])]
+    return sorted(chosen, key=lambda result: result.date)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,13 +212,13 @@ class Figure:
 
 def latest(results: Sequence[Result]) -> dict[str, Figure]:
     """Every figure by its key, of the last result that has it. The results are in order, the earliest first."""
-    found = {}
+    figures = {}
     for result in results:
         for key, measured in result.measured.items():
             goals = result.goals.get(key, {})
             compared = result.floors.get(key), goals.get("goal"), goals.get("stretch")
-            found[key] = Figure(key, measured, *compared, result.details.get(key, {}), result)
-    return found
+            figures[key] = Figure(key, measured, *compared, result.details.get(key, {}), result)
+    return figures
 
 
 def _output(*command: str) -> str:

@@ -56,9 +56,9 @@ def section(figures: Mapping[str, Figure]) -> str:
 
 def readme(figures: Mapping[str, Figure]) -> str:
     """What the section "Speed" of README.md says of serving."""
-    with_goals = [one for one in figures.values() if one.goal is not None]
-    beside_vllm = [one for one in figures.values() if "vllm" in one.details]
-    short, behind = sum(one.is_short for one in with_goals), sum(map(is_behind_vllm, beside_vllm))
+    with_goals = [figure for figure in figures.values() if figure.goal is not None]
+    beside_vllm = [figure for figure in figures.values() if "vllm" in figure.details]
+    short, behind = sum(figure.is_short for figure in with_goals), sum(map(is_behind_vllm, beside_vllm))
     missing = unmeasured(figures)
     text = f"""Serving is timed from outside of the engine, and stands beside what vLLM 0.26 reaches on the same kind of
     card. The table has {len(IN_README)} of its figures. Of all that have goals, {short} of {len(with_goals)} are short
@@ -68,41 +68,45 @@ def readme(figures: Mapping[str, Figure]) -> str:
         text += f" Not measured yet: {_listed(missing)}."
     rows = []
     for what, where, key in IN_README:
-        one = figures[key]
-        short_by = one.verdict.removeprefix("short by ") if one.is_short else "met"
-        rows.append((what, where, *map(_mark, (one.details.get("vllm"), one.goal)), shown(one.measured), short_by))
+        figure = figures[key]
+        short_by = figure.verdict.removeprefix("short by ") if figure.is_short else "met"
+        rows.append(
+            (what, where, *map(_mark, (figure.details.get("vllm"), figure.goal)), shown(figure.measured), short_by)
+        )
     return "\n\n".join([paragraph(text), table(("", "", "vLLM 0.26", "goal", "measured", "short by"), rows)])
 
 
 def unmeasured(figures: Iterable[str]) -> list[str]:
     """The keys of ``MEASURES`` that have no figure among these."""
     known = list(figures)
-    return [key for key in MEASURES if not any(one == key or one.startswith(f"{key}, ") for one in known)]
+    return [
+        key for key in MEASURES if not any(known_key == key or known_key.startswith(f"{key}, ") for known_key in known)
+    ]
 
 
-def is_behind_vllm(one: Figure) -> bool:
+def is_behind_vllm(figure: Figure) -> bool:
     """Whether vLLM reaches more tokens per second, or takes less time; there has to be a figure of vLLM."""
-    vllm = one.details["vllm"]
-    return one.measured < vllm if one.details["more_is_better"] else one.measured > vllm
+    vllm = figure.details["vllm"]
+    return figure.measured < vllm if figure.details["more_is_better"] else figure.measured > vllm
 
 
-def _line(one: Figure) -> int:
-    return one.details["line"]
+def _line(figure: Figure) -> int:
+    return figure.details["line"]
 
 
-def _cells(one: Figure) -> Sequence:
-    compared = map(_mark, (one.details.get("vllm"), one.goal, one.stretch))
-    what = _line(one), one.details["what"], one.details["unit"]
-    return *what, *compared, shown(one.measured), one.verdict or "-", one.measured_on
+def _cells(figure: Figure) -> Sequence:
+    compared = map(_mark, (figure.details.get("vllm"), figure.goal, figure.stretch))
+    what = _line(figure), figure.details["what"], figure.details["unit"]
+    return *what, *compared, shown(figure.measured), figure.verdict or "-", figure.measured_on
 
 
 def _mark(x: float | None) -> str:
-    """A number that somebody has written down, as short as it was written."""
+    """A number of the source code, as short as it was written."""
     return "-" if x is None else f"{x:,g}"
 
 
-def _calls(what: str, one: Figure) -> str:
-    more = one.details
+def _calls(what: str, figure: Figure) -> str:
+    more = figure.details
     return f"""{what} has {more["rows_per_call"]:.1f} rows in a call on average, {more["tokens_per_round"]:.2f} tokens
     of a row in a round, and {more["host_ms_per_call"]:.2f} ms of the host's time in a call"""
 

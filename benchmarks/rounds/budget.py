@@ -11,7 +11,7 @@ drafts that are likeliest to be accepted by what was accepted in the rounds befo
 (``jspec.engine.adaptive.draft_admission``). Such rounds begin with no estimates at all, and their tokens are those of
 all rounds. The floors are as in ``benchmarks.rounds.round``.
 
-With ``--family``, real drafts of the family are judged, 64 prompts over 16 rows. Tokens a round with a budget of three
+With ``--family``, real drafts of the family are verified, 64 prompts over 16 rows. Tokens a round with a budget of three
 tokens for each request stand beside those that as many verified drafts would give if every request had as many of them,
 which is read off rounds of two and of three drafts."""
 
@@ -104,9 +104,9 @@ def family(names: Sequence[str]) -> str:
     return table(("drafter", "temperature", "drafts verified", "each as many", "the likeliest", "times"), rows)
 
 
-def section(found: Sequence[results.Result]) -> str:
+def section(runs: Sequence[results.Result]) -> str:
     """The section of docs/results/performance.md, from results of this benchmark."""
-    last = found[-1]
+    last = runs[-1]
     figures, batch = results.latest([last]), last.settings["batch"]
     gain, rounds = figures.pop(str(LINE)), figures.values()
     rows = [

@@ -27,7 +27,7 @@ from benchmarks.rounds.programs import Bench, Decoding
 from benchmarks.shapes import SHAPES
 
 BATCHES, DRAFTS = (1, 16, 64, 4), tuple(range(9))  # the most telling batch first
-LENGTHS = (1.5, 2.0, 2.5, 3.0)  # acceptance lengths, the bonus or correction token included
+LENGTHS = (1.5, 2.0, 2.5, 3.0)  # acceptance lengths, the bonus or recovered token included
 ACCEPTANCE = 0.7
 START, NEW, SMALLER = 512, 256, 16
 
@@ -76,21 +76,21 @@ class Costs:
         return self.rounds[batch][K] / self.rounds[batch]["0"]
 
 
-def costs_of(found: Sequence[results.Result]) -> Costs:
+def costs_of(runs: Sequence[results.Result]) -> Costs:
     """The costs in several runs of one method on one kind of device, the earliest run first.
 
     Rounds of a batch size are compared with each other, so they are all of one run: the one that has most of them, and of
     several the last.
     """
-    last = found[-1]
+    last = runs[-1]
     settings = (last.settings[name] for name in ("method", "shape", "dtype", "synthetic_acceptance"))
     costs = Costs(last.device["kind"], *settings, last.device["bandwidth"])
-    for batch in sorted({batch for one in found for batch in one.measured}, key=int):
-        one = max((one for one in found if batch in one.measured), key=lambda one: (len(one.measured[batch]), one.date))
-        tables = (costs.rounds, one.measured), (costs.floors, one.floors), (costs.kernels, one.details["kernels"])
+    for batch in sorted({batch for run in runs for batch in run.measured}, key=int):
+        run = max((run for run in runs if batch in run.measured), key=lambda run: (len(run.measured[batch]), run.date))
+        tables = (costs.rounds, run.measured), (costs.floors, run.floors), (costs.kernels, run.details["kernels"])
         for by_batch, measured in tables:
             by_batch[batch] = dict(sorted(measured[batch].items(), key=lambda item: int(item[0])))
-        costs.measured_in[batch] = one
+        costs.measured_in[batch] = run
     return costs
 
 
@@ -107,10 +107,10 @@ def markdown(costs: Costs) -> str:
     parts.append(f"![Speed-up by drafts per round](efficiency-{costs.method}.png)")
     columns = ("K", "ms a round", "floor", "ratio", "launches", *(f"x at {length:g}" for length in LENGTHS))
     for batch, row in costs.rounds.items():
-        one = costs.measured_in[batch]
-        commit = f", commit {one.code}" if one.commit else ""
-        where = f"Measured {one.day} with jax {one.versions['jax']}{commit}; floors at"
-        parts += [f"## Batch {batch}", f"{where} {one.device['bandwidth'] / 1e9:,.0f} GB/s."]
+        run = costs.measured_in[batch]
+        commit = f", commit {run.code}" if run.commit else ""
+        where = f"Measured {run.day} with jax {run.versions['jax']}{commit}; floors at"
+        parts += [f"## Batch {batch}", f"{where} {run.device['bandwidth'] / 1e9:,.0f} GB/s."]
         parts.append(table(columns, (_cells(costs, batch, K) for K in row)))
     return "\n\n".join(parts) + "\n"
 
@@ -118,9 +118,9 @@ def markdown(costs: Costs) -> str:
 def _cells(costs: Costs, batch: str, K: str) -> list[str]:
     """A row of the table: times, floor and launches of a round, and the speed-up by acceptance length."""
     seconds, floor = costs.rounds[batch][K], costs.floors[batch][K]
-    found = [costs.speed_up(batch, K, length) if K != "0" else None for length in LENGTHS]
+    speed_ups = [costs.speed_up(batch, K, length) if K != "0" else None for length in LENGTHS]
     cells = [K, f"{1e3 * seconds:.3f}", f"{1e3 * floor:.3f}", f"{seconds / floor:.2f}", str(costs.kernels[batch][K])]
-    return cells + ["-" if x is None else f"{x:.2f}" for x in found]
+    return cells + ["-" if x is None else f"{x:.2f}" for x in speed_ups]
 
 
 def plot(costs: Costs, file: pathlib.Path):

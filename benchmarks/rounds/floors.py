@@ -50,7 +50,7 @@ class Pass:
 
 def floor(passes: Sequence[Pass], bandwidth: float) -> float:
     """Seconds of a round, at ``bandwidth`` bytes per second."""
-    return sum(one.seconds(bandwidth) for one in passes)
+    return sum(single.seconds(bandwidth) for single in passes)
 
 
 def weights_of(model, without: Sequence[str] = ()) -> Weights:
@@ -79,13 +79,13 @@ def language_model(model, hit: float | None = None) -> Weights:
     return _of_hit(found, mixtures, model.config, hit)
 
 
-def _of_hit(found: Weights, mixtures: Sequence, config, hit: float) -> Weights:
+def _of_hit(weights: Weights, mixtures: Sequence, config, hit: float) -> Weights:
     """``found`` with the weights of only those experts of its ``mixtures`` that are hit, of each as many as ``hit``."""
     stacked, experts = [part for mixture in mixtures for part in (mixture.gate_up, mixture.down)], config.experts
     bytes_, numbers = (sum(sizes) for sizes in zip(*map(weights_of, stacked), strict=True))
     every, each = experts.all, experts.chosen + experts.shared
     multiplied = len(mixtures) * each * 3 * experts.width * config.hidden_size  # of each token
-    return Weights(found.bytes - bytes_ * (1 - hit / every), found.numbers - numbers + multiplied)
+    return Weights(weights.bytes - bytes_ * (1 - hit / every), weights.numbers - numbers + multiplied)
 
 
 def expected_hit(experts, tokens: int) -> float:

@@ -42,16 +42,16 @@ def _width(kind: str) -> float:
 
 def computations(hlo: str) -> dict[str, list[Op]]:
     """The computations of a compiled program's text by name; that of the program itself is ``ENTRY``."""
-    found: dict[str, list[Op]] = {}
+    by_name: dict[str, list[Op]] = {}
     name = ""
     for line in hlo.splitlines():
         head = re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line)
         if head and not line.startswith(" "):
             name = "ENTRY" if head.group(1) else head.group(2)
-            found[name] = []
+            by_name[name] = []
         elif name and (op := re.match(r"\s+(?:ROOT )?%?(\S+) = (.+?) ([\w\-]+)\(", line)):
-            found[name].append(Op(op.group(1), op.group(3), op.group(2), line.strip()))
-    return found
+            by_name[name].append(Op(op.group(1), op.group(3), op.group(2), line.strip()))
+    return by_name
 
 
 def launched(hlo: str, loop: bool = False) -> list[Op]:
@@ -61,18 +61,18 @@ def launched(hlo: str, loop: bool = False) -> list[Op]:
       hlo: text of a compiled program.
       loop: whether to count only one round of the program's largest loop.
     """
-    found = computations(hlo)
+    by_name = computations(hlo)
     if not loop:
-        return _launched(found, "ENTRY")
+        return _launched(by_name, "ENTRY")
     bodies = re.findall(r" while\(.*body=%?([\w.\-]+)", hlo)
-    return max((_launched(found, body) for body in bodies), key=len, default=[])
+    return max((_launched(by_name, body) for body in bodies), key=len, default=[])
 
 
-def _launched(found: dict[str, list[Op]], name: str) -> list[Op]:
+def _launched(by_name: dict[str, list[Op]], name: str) -> list[Op]:
     launches = []
-    for op in found[name]:
+    for op in by_name[name]:
         if op.kind in ("while", "call", "conditional"):
-            launches += [inner for name in op.called for inner in _launched(found, name)]
+            launches += [inner for name in op.called for inner in _launched(by_name, name)]
         elif op.kind not in LAUNCHES_NOTHING and not op.kind.endswith("-done"):
             launches.append(op)
     return launches

@@ -45,9 +45,13 @@ def stream_events(folder: str) -> Iterator:
 
 def report(times: list[KernelTime], rounds: int, most: int = 30) -> str:
     """A line for each of the ``most`` kernels with most seconds: the time that they take in one round."""
-    total = sum(one.seconds for one in times)
-    lines = [f"{1e6 * total / rounds:9.1f} us in {sum(one.launches for one in times) / rounds:.1f} kernels a round"]
-    for one in times[:most]:
-        each = 1e6 * one.seconds / one.launches
-        lines.append(f"{1e6 * one.seconds / rounds:9.1f} us {one.launches / rounds:7.1f} x {each:7.2f} us  {one.name}")
+    total = sum(kernel.seconds for kernel in times)
+    lines = [
+        f"{1e6 * total / rounds:9.1f} us in {sum(kernel.launches for kernel in times) / rounds:.1f} kernels a round"
+    ]
+    for kernel in times[:most]:
+        each = 1e6 * kernel.seconds / kernel.launches
+        lines.append(
+            f"{1e6 * kernel.seconds / rounds:9.1f} us {kernel.launches / rounds:7.1f} x {each:7.2f} us  {kernel.name}"
+        )
     return "\n".join(lines)

@@ -46,13 +46,13 @@ def divergences(lengths: Sequence[int] = LENGTHS) -> dict[str, Comparison]:
         sequences = [rng.integers(config.vocab_size, size=length) for length in lengths]
         return jspec_logits(build(config, jax.tree.map(jax.numpy.asarray, params)), sequences)
 
-    original, found = logits(folder), {}
+    original, by_kind = logits(folder), {}
     for kind in FORMATS:
         with tempfile.TemporaryDirectory() as parent:
             converted = pathlib.Path(parent) / "converted"
             convert(folder, converted, quantize=kind, progress=False)
-            found[kind] = compare(original, logits(converted))
-    return found
+            by_kind[kind] = compare(original, logits(converted))
+    return by_kind
 
 
 def measure_divergences(result: results.Result):
