@@ -107,7 +107,7 @@ def _write_tensors(path: pathlib.Path, shapes: dict[str, tuple[int, ...]], numbe
 
 
 def put_out(files: Sequence[pathlib.Path]) -> float | None:
-    """Evict files from the page cache. Returns the share of them that is still there; None where the file system cannot say."""
+    """Evict files from the page cache. Returns the share that is still there, None if unknown."""
     cached, looked = 0, 0
     for path in files:
         descriptor = os.open(path, os.O_RDONLY)

@@ -13,7 +13,7 @@ timed. The kernel for bfloat16 is that of ``jspec.pallas.matmul.bf16``. Where re
 too; in a model the norm computes it.
 Every result is compared with that of the definition, and a time with a ``!`` is of one that differs.
 
-``--tune`` starts from the tiling that the kernel has. It changes one field after the other, and goes on from what is faster."""
+``--tune`` starts from the tiling that the kernel has. It changes one field at a time, and goes on from the faster one."""
 
 import argparse
 import dataclasses
