@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 
-from benchmarks import results
+from benchmarks.report import results
 
 MARGIN = 45.0  # seconds that the figure takes which was begun last
 
@@ -58,7 +58,7 @@ def measure(name: str, file: pathlib.Path, seconds: float, smoke: bool) -> bool:
     print(f"\n== {name}, at most {seconds:.0f} seconds", flush=True)
     began = time.monotonic()
     try:
-        code = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options], timeout=seconds).returncode
+        code = subprocess.run([sys.executable, "-m", results.module_of(name), *options], timeout=seconds).returncode
     except subprocess.TimeoutExpired:
         print(f"{name} was ended after {seconds:.0f} seconds; its result has what was measured until then", flush=True)
         return file.exists()
@@ -66,20 +66,20 @@ def measure(name: str, file: pathlib.Path, seconds: float, smoke: bool) -> bool:
     return code == 0 and file.exists()
 
 
-def summary(found: list[results.Result]) -> str:
+def summary(runs: list[results.Result]) -> str:
     """A line for each figure, with its floor beside it."""
     line = "{:<13} {:<44} {:>10} {:>10} {:>7} {:>8}  {}"
     lines = [line.format("benchmark", "figure", "measured", "floor", "ratio", "goal", "")]
-    for result in found:
+    for result in runs:
         flat = dataclasses.replace(result, measured=_flat(result.measured), floors=_flat(result.floors))
-        for key, one in results.latest([flat]).items():
-            digits = 3 if one.details.get("unit") != "us" else 1
+        for key, figure in results.latest([flat]).items():
+            digits = 3 if figure.details.get("unit") != "us" else 1
             scale = 1e3 if result.benchmark == "efficiency" else 1  # seconds, shown in milliseconds
-            floor = "-" if one.floor is None else f"{scale * one.floor:,.{digits}f}"
-            ratio = f"{one.measured / one.floor:.2f}" if one.floor else "-"
-            goal = "-" if one.goal is None else f"{one.goal:.{digits}f}"
-            cells = f"{scale * one.measured:,.{digits}f}", floor, ratio, goal
-            lines.append(line.format(result.benchmark, key, *cells, one.verdict).rstrip())
+            floor = "-" if figure.floor is None else f"{scale * figure.floor:,.{digits}f}"
+            ratio = f"{figure.measured / figure.floor:.2f}" if figure.floor else "-"
+            goal = "-" if figure.goal is None else f"{figure.goal:.{digits}f}"
+            cells = f"{scale * figure.measured:,.{digits}f}", floor, ratio, goal
+            lines.append(line.format(result.benchmark, key, *cells, figure.verdict).rstrip())
     return "\n".join(lines)
 
 

@@ -14,7 +14,9 @@ import pathlib
 import re
 import sys
 
-from benchmarks import drafters, editing, efficiency, performance, results, small_drafts
+from benchmarks.acceptance import drafters, editing, small_drafts
+from benchmarks.report import performance, results
+from benchmarks.rounds import efficiency
 
 GUIDES, PAGES = results.ROOT / "docs" / "guides", results.ROOT / "docs" / "results"
 

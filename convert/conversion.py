@@ -52,6 +52,11 @@ class Report:
       seconds: wall time.
       peak_bytes: the largest resident memory of the process so far.
       notes: one sentence on each thing that the user ought to know.
+
+    Example::
+
+        report = convert("path/to/hf", "path/to/converted", quantize="int8")
+        print(f"{report.recognised}: {report.tensors} tensors in {report.seconds:.0f} s")
     """
 
     out: Path
@@ -124,6 +129,11 @@ def convert(
     Raises:
       Refusal: one sentence with the file and the reason.
       Mismatch: verification failed; nothing was written.
+
+    Example::
+
+        report = convert("path/to/hf", "path/to/converted", dtype="bfloat16", verify="logits")
+        print(report.parameters, report.notes)
     """
     require(dtype is None or dtype in NUMPY_DTYPES, "dtype", dtype, f"None or one of {', '.join(NUMPY_DTYPES)}")
     require(verify is None or verify in VERIFICATIONS, "verify", verify, f"None or one of {', '.join(VERIFICATIONS)}")

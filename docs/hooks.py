@@ -1,4 +1,4 @@
-"""What the site does to its pages: a link that leaves docs/, which works in the repository, becomes the name of the file."""
+"""What the site does to its pages: a link that leaves docs/ becomes the name of the file, and examples get a heading."""
 
 import pathlib
 import posixpath
@@ -19,3 +19,9 @@ def on_page_markdown(markdown: str, page, config, files) -> str:
         return link[1] if outside else link[0]
 
     return _LINK.sub(plain, markdown)
+
+
+def on_page_content(html: str, page, config, files) -> str:
+    """Called by mkdocs for every page. ``Example::`` of a docstring, after which code is indented, gets one colon."""
+    del page, config, files
+    return html.replace("<p>Example::</p>", "<p>Example:</p>")

@@ -133,8 +133,8 @@ def add_results(files: list[pathlib.Path]):
     """Take what pytest wrote about the tests of ``COLUMNS`` into ``RESULTS``."""
     anything = {"architecture": r"\w+", "family": r"\w+", "cases": ".+"}
     counted = re.compile("|".join(pattern.format(**anything) for pattern in COLUMNS.values()))
-    kept = json.loads(RESULTS.read_text("utf-8"))["tests"] if RESULTS.exists() else {}
-    found: dict[str, bool] = collections.OrderedDict(kept)
+    stored = json.loads(RESULTS.read_text("utf-8"))["tests"] if RESULTS.exists() else {}
+    found: dict[str, bool] = collections.OrderedDict(stored)
     for file in files:
         for case in xml.etree.ElementTree.parse(file).iter("testcase"):
             name = case.get("name", "")

@@ -63,6 +63,11 @@ class LLM:
       speculation: how many drafts a round makes, how they are drawn and how they are verified.
       engine: serves requests as they come: ``engine.add``, ``engine.step``, ``engine.abort``, ``engine.metrics``.
       reproducible: whether a seed means one text; see ``Result``.
+
+    Example::
+
+        llm = jspec.load("path/to/target", draft="path/to/draft").warmup()
+        print(llm.method, llm.chat([{"role": "user", "content": "Hello"}], max_tokens=32).text)
     """
 
     def __init__(

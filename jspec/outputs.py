@@ -37,6 +37,11 @@ class Stats:
 
     If the engine chose K, then K is the largest here. A completion has num_steps + num_accepted_draft_tokens tokens, less
     those that its last round emitted past its end.
+
+    Example::
+
+        stats = jspec.Stats.of(K=4, drafted=[4, 4], accepted=[2, 4])
+        assert stats.mean_acceptance_length == 4.0  # 6 accepted drafts, and a token behind those of each round
     """
 
     num_steps: int
@@ -147,6 +152,11 @@ class Result:
         None if ``SamplingParams.logprobs`` did not ask for them.
       prompt_logprobs: the same for each token of the prompt, None for the first one, which nothing precedes. None if
         ``SamplingParams.prompt_logprobs`` did not ask for them, or if the request ended before its prompt was read.
+
+    Example::
+
+        result = jspec.generate(jspec.load("path/to/target"), "def main(", max_tokens=32)
+        print(result.text, result.finish_reason, result.stats.mean_acceptance_length)
     """
 
     text: str | None
@@ -180,6 +190,11 @@ class Delta:
       result: the whole, if it has ended; else None.
       sources: ``Result.sources`` of the new tokens.
       logprobs: ``Result.logprobs`` of the new tokens.
+
+    Example::
+
+        for delta in jspec.stream(jspec.load("path/to/target"), "def main(", max_tokens=32):
+            print(delta.text, end="", flush=True)
     """
 
     id: int

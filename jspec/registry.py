@@ -49,6 +49,11 @@ class DraftMethod:
       objective: ``objective(target config, sizes)`` builds the ``jspec.train.objectives.Objective`` of a new draft head.
         None for a method that ``jspec train`` does not train.
       sizes: fields of ``jspec.train.methods.Sizes`` that a user may choose for a new draft head of this method.
+
+    Example::
+
+        method = entry_of("ngram")
+        assert method.drafter == "jspec.drafting.ngram:NGram" and "ngram_max" in method.options
     """
 
     name: str

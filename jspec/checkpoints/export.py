@@ -50,6 +50,13 @@ def export_draft(
 
     Raises:
       ValueError: the layout cannot state ``config``, or the names and shapes of ``params`` are not those of ``config``.
+
+    Example::
+
+        from convert import load_draft
+
+        config, params = load_draft("path/to/head")
+        export_draft(Path("path/to/exported"), config, params, target_name="path/to/target")
     """
     require(dtype in NUMPY_DTYPES, "dtype", dtype, f"one of {', '.join(NUMPY_DTYPES)}")
     require(config.quantization is None, "quantization", config.quantization, "None: these layouts have no scales")

@@ -42,6 +42,11 @@ def load_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[Mode
 
     Raises:
       Refusal: one sentence with the file and the reason.
+
+    Example::
+
+        config, params = load_folder("path/to/target", dtype="bfloat16")
+        print(config.num_layers, params["embedding.weight"].shape)
     """
     config, params = open_folder(path, dtype)
     return config, dict(params)
@@ -93,6 +98,11 @@ def load_draft(
 
     Raises:
       Refusal: one sentence with the file and the reason.
+
+    Example::
+
+        config, params = load_draft("path/to/eagle3")
+        print(config.method, sum(array.size for array in params.values()))
     """
     config, params = open_draft(path, dtype, HeadOptions(aux_convention, norm_output, mask_token_id, mask_first, mtp))
     return config, dict(params)

@@ -48,6 +48,10 @@ class EngineConfig:
         it (``jspec.pallas.mla.prefill``). Passes then read texts of no more than ``pages_of_pass`` pages.
       logprobs_mode: which distribution log-probabilities are of: ``raw_logprobs``, the target's own, or
         ``processed_logprobs``, the one that tokens are drawn from (at temperature 0: that of temperature 1).
+
+    Example::
+
+        engine = EngineConfig(max_batch=16, max_len=4096, dtype="bfloat16", page_size=64)
     """
 
     max_batch: int = 8

@@ -23,6 +23,10 @@ class Latent:
       norm_eps: the epsilon of the norms of both vectors. transformers has 1e-6 whatever ``rms_norm_eps`` says.
       interleaved: whether checkpoints hold the two numbers of a rotary pair side by side. The parameters do not: theirs is
         the order of all other models, so that one rotation serves (``jspec.checkpoints.huggingface.parts``).
+
+    Example::
+
+        deepseek_v3 = Latent(rank=512, rotated=64, value_dim=128, query_rank=1536)
     """
 
     rank: int

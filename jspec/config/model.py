@@ -93,6 +93,21 @@ class ModelConfig(Declared):
         needs. The embedding has all tokens and is not tied.
       mtp_layers: how many layers the checkpoint has behind the last one that predict further tokens (multi-token
         prediction, DeepSeek-V3, 2024). They are no part of the model, but of a draft head.
+
+    Example::
+
+        config = ModelConfig(
+            architecture="LlamaForCausalLM",
+            vocab_size=32,
+            hidden_size=16,
+            intermediate_size=32,
+            num_layers=2,
+            num_heads=2,
+            num_kv_heads=1,
+            head_dim=8,
+            max_position=64,
+        )
+        print(config.num_parameters, config.weight_bytes(2))
     """
 
     architecture: str

@@ -30,6 +30,10 @@ class Experts:
       corrected: whether a learned number of each expert is added to its probability when experts are chosen; it does not
         change the weight of a chosen expert.
       shared: how many shared experts there are besides.
+
+    Example::
+
+        qwen3_30b_a3b = Experts(count=128, chosen=8, width=768)
     """
 
     count: int

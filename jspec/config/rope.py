@@ -18,6 +18,10 @@ class Rope:
     ``longrope`` has two lists of divisors, ``short_factors`` for texts of up to ``original_max_position`` tokens and
     ``long_factors`` for longer ones. Keys that were cached with one list are of no use to queries with the other, so a
     text cannot change lists as it grows. ``long_texts`` says which list is used, for all texts; see ``for_length``.
+
+    Example::
+
+        llama_3 = Rope(theta=500000.0, kind="llama3", factor=8.0, original_max_position=8192)
     """
 
     theta: float = 10_000.0

@@ -66,6 +66,10 @@ class Speculation:
         accepted, whoever's they are. ``auto`` has the engine choose between calls, from the acceptance so far and from
         what rounds cost. None verifies every draft. The text keeps the target's distribution, but with ``rejection`` and
         ``block`` it depends on the requests beside it; so under ``reproducible=True`` each request gets the n tokens.
+
+    Example::
+
+        speculation = jspec.Speculation(num_draft_tokens=7, verify="block", draft_sampling="sample")
     """
 
     aliases: ClassVar[dict[str, str]]

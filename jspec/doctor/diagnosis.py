@@ -55,6 +55,12 @@ class Diagnosis:
       served: the statistics of the engine's own greedy run; None if the draft cannot serve this target.
       trials: the draft head with the settings that it was read with, then with each alternative; () for drafts that
         have no alternatives.
+
+    Example::
+
+        diagnosis = diagnose(Path("path/to/target"), Path("path/to/eagle3"))
+        if not diagnosis.healthy:
+            print(*[check for check in diagnosis.checks if check.status == "wrong"], *diagnosis.trials)
     """
 
     verdict: str
@@ -96,6 +102,11 @@ def diagnose(
 
     Raises:
       ValueError: an argument or a checkpoint cannot be used. That target and draft do not fit is no error, but a finding.
+
+    Example::
+
+        diagnosis = diagnose(Path("path/to/target"), Path("path/to/eagle3"), ["def main(", "class Queue:"])
+        print(diagnosis.verdict, diagnosis.explanation)
     """
     options = HeadOptions(aux_convention, norm_output, mask_token_id, mtp=draft == MTP)
     require(is_int(max_tokens) and max_tokens >= 2, "max_tokens", max_tokens, "an integer of at least 2")

@@ -30,6 +30,10 @@ class Forced:
     Attributes:
       tokens: int32 ``[B, K]``.
       count: int32 ``[B]``, how many of them there are; they are the first drafts of the row.
+
+    Example::
+
+        forced = Forced(tokens=jnp.array([[5, 7, 0]]), count=jnp.array([2]))  # K = 3, two are known
     """
 
     tokens: Any
@@ -55,6 +59,11 @@ class Context:
       processing: what each request does to logits before its temperature does, stop tokens that come too early included.
       noise: the noise of the round, which is the only noise that a drafter may draw with.
       forced: drafts that take the place of the drafter's own; None if no row has any.
+
+    Example::
+
+        def newest_tokens(context: Context):
+            return context.tokens_at(context.length[:, None] - 1)  # int32 [B, 1]
     """
 
     tokens: jax.Array
@@ -114,6 +123,11 @@ class Prompt:
       following: int32 ``[B, C]``, the token after each of them.
       features: ``[B, C, E]``, the target's feature at each of them. None if the drafter reads no features.
       view: the positions of the tokens, and the pages to which their keys and values go.
+
+    Example::
+
+        def lengths(prompt: Prompt):
+            return jnp.sum(prompt.view.valid, axis=1)  # int32 [B], how many of the C tokens each row has
     """
 
     tokens: jax.Array
@@ -133,6 +147,11 @@ class Setup:
       draft: module of the draft model or draft head, or the arrays that the method's ``prepare`` made. None if the method
         has neither.
       speculation: the settings of speculation: K (``most_draft_tokens``), and how drafts are drawn.
+
+    Example::
+
+        def build(setup: Setup):
+            print(setup.speculation.most_draft_tokens, setup.target.feature_size(()))
     """
 
     config: DraftConfig | None
@@ -143,7 +162,14 @@ class Setup:
 
 
 class Drafter(Protocol):
-    """A way of proposing tokens: a frozen dataclass with these members."""
+    """A way of proposing tokens: a frozen dataclass with these members.
+
+    Example::
+
+        def greedy_drafts(drafter: Drafter, state, context: Context):
+            state, proposal = drafter.propose(state, context)
+            return state, proposal.tokens  # int32 [B, K], of which proposal.count count
+    """
 
     @classmethod
     def build(cls, setup: Setup) -> Self:
@@ -190,7 +216,24 @@ class Drafter(Protocol):
 
 
 class Stateless:
-    """The members that are the same in every drafter that keeps nothing between rounds."""
+    """The members that are the same in every drafter that keeps nothing between rounds.
+
+    Example::
+
+        from jspec.drafting.ngram import copied
+
+        @dataclasses.dataclass(frozen=True)
+        class Repeat(Stateless):  # proposes the newest token K times
+            num_draft_tokens: int
+
+            @classmethod
+            def build(cls, setup: Setup):
+                return cls(setup.speculation.most_draft_tokens)
+
+            def propose(self, state, context: Context):
+                newest = context.tokens_at(context.length[:, None] - 1)
+                return state, copied(jnp.repeat(newest, self.num_draft_tokens, axis=1), context.room, context)
+    """
 
     aux_layers: tuple[int, ...] | None = None
     longest_text = None

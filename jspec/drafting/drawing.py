@@ -31,6 +31,12 @@ class Drawing:
       method: name of the drafting method. It gives the temperature from which ``draft_sampling="auto"`` samples, unless
         the user has set ``argmax_below``.
       vocabulary: the draft vocabulary that the logits are over, ``[B, J, Vd]``; None if they are over all tokens.
+
+    Example::
+
+        def propose(speculation: Speculation, context: Context, logits):  # logits [B, K, V], all from one pass
+            drawing = Drawing(speculation, context, method="medusa", vocabulary=None)
+            return drawing.proposal(*drawing.draw(logits, 0), context.room)
     """
 
     speculation: Speculation

@@ -33,6 +33,11 @@ class Histogram:
       bounds: the upper bounds of the buckets in seconds, ascending, each included in its bucket.
       counts: how often a duration fell into each of them; one entry more, for what is longer than all bounds.
       total: the sum of all durations, in seconds.
+
+    Example::
+
+        durations = Histogram(bounds=(0.1, 1.0), counts=(3, 1, 0), total=0.9)
+        mean = durations.total / durations.count  # seconds
     """
 
     bounds: tuple[float, ...]
@@ -76,6 +81,11 @@ class Metrics:
       first_token_seconds: from its arrival until the host knew its first token.
       between_tokens_seconds: from one call's tokens of a request to the next call's, divided by the number of these.
       last_token_seconds: from a request's arrival to its end, of those that ended with ``stop`` or ``length``.
+
+    Example::
+
+        metrics = jspec.load("path/to/target", draft="path/to/draft").engine.metrics()
+        print(metrics.num_running, metrics.num_accepted_tokens / metrics.num_draft_tokens)
     """
 
     num_running: int

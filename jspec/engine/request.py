@@ -70,6 +70,10 @@ class Request:
 
     Raises:
       ValueError: a value that the arrays of a row cannot hold.
+
+    Example::
+
+        request = Request(0, [1, 2, 3], SamplingParams(max_tokens=8, seed=7), np.array([0, 7], np.uint32))
     """
 
     index: int

@@ -48,6 +48,14 @@ class Decoder(nnx.Module):
       embedding_scale: one scale for each token, float32 ``[V]``, or those of its groups. None for an embedding that is not
         quantised.
       rounds: whether the output head rounds hidden states to int8, as a draft model in int8 does.
+
+    Example::
+
+        from flax import nnx
+
+        config = ModelConfig("LlamaForCausalLM", 32, 16, 32, 2, 2, 1, 8, 64)  # two layers, V = 32, D = 16
+        decoder = Decoder(config, rngs=nnx.Rngs(0))
+        assert decoder.cache_shape().layers == 2
     """
 
     def __init__(self, config: ModelConfig, *, shards: Shards | None = None, dtype=jnp.float32, rngs: nnx.Rngs):

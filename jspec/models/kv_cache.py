@@ -36,7 +36,13 @@ from jspec.pallas.mla.up_project import HeadMaps
 class LayerKV(NamedTuple):
     """Keys and values of one layer: ``[G, pages, P, H]`` in a pool, ``[G, B, T, H]`` with a ``CausalView``.
 
-    There are no values apart from keys where latents are kept."""
+    There are no values apart from keys where latents are kept.
+
+    Example::
+
+        pools = init_pool(CacheShape(layers=2, heads=1, size=8), pages=4, page_size=16, dtype=jnp.float32)
+        assert isinstance(pools[0], LayerKV) and pools[0].k.shape == (1, 4, 16, 8)
+    """
 
     k: jax.Array
     v: jax.Array | None
@@ -76,6 +82,12 @@ class View:
     Attributes:
       keeps_latents: whether attention with latents is to keep these, by ``keep_latents``; otherwise it has ``write`` keep
         keys and values of all heads.
+
+    Example::
+
+        def causal(model, tokens):  # every implementation is passed to a model in the same way
+            view: View = CausalView(jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape))
+            return model(tokens, view.positions, (None,) * model.config.num_layers, view)
     """
 
     keeps_latents: ClassVar[bool] = False
@@ -167,6 +179,11 @@ class PagedView(View):
         have written.
       expand: whether attention with latents may compute keys and values of all heads. Then the rows' texts have no more
         pages than ``jspec.pallas.mla.prefill.room``.
+
+    Example::
+
+        positions = jnp.array([[0, 1, 2]])  # three new tokens of one row
+        view = PagedView(table=jnp.array([[1, 2]]), positions=positions, valid=positions >= 0)  # its pages are 1 and 2
     """
 
     table: jax.Array
@@ -263,7 +280,12 @@ class PagedView(View):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CausalView(View):
-    """Causal attention among the T tokens of the call. Nothing is cached: for whole texts and for training."""
+    """Causal attention among the T tokens of the call. Nothing is cached: for whole texts and for training.
+
+    Example::
+
+        view = CausalView(positions=jnp.arange(5)[None])  # one text of five tokens
+    """
 
     positions: jax.Array  # int32 [B, T]
 

@@ -27,7 +27,7 @@ from jspec.quantization import int4
 # On a GPU, a product with a single token is computed as a reduction where the weight has more numbers than this, and no more
 # input features. On an H200 a reduction of bfloat16 weights is up to 15% faster than the matrix product that XLA makes
 # ([28672, 4096]: 57.9 us and 62.8), but slower with longer sums ([5120, 25600]: 72.6 us and 66.9). Of smaller weights XLA
-# makes a reduction by itself. ``benchmarks/decode_products.py`` times them all.
+# makes a reduction by itself. ``benchmarks/log/bf16-products.md`` has the times.
 _REDUCED_ABOVE, _LONGEST_SUM = 10_000_000, 16_384
 
 

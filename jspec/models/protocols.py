@@ -17,7 +17,14 @@ from jspec.models.kv_cache import CacheShape, View
 
 
 class LanguageModel(Protocol):
-    """A causal language model that reads tokens through a view. A draft model needs no more than this."""
+    """A causal language model that reads tokens through a view. A draft model needs no more than this.
+
+    Example::
+
+        def next_token_logits(model: LanguageModel, tokens, positions, cache, view: View):
+            hidden, cache = model(tokens, positions, cache, view)
+            return model.logits(hidden[:, -1]), cache
+    """
 
     @property
     def config(self) -> ModelConfig:
@@ -52,6 +59,13 @@ class Target(LanguageModel, Protocol):
     """A language model that draft heads can draft for.
 
     It also returns auxiliary hidden states, and it lends its embedding and its output head.
+
+    Example::
+
+        def features_of(target: Target, tokens, positions, cache, view: View):
+            _, features, cache = target.with_auxiliary(tokens, positions, cache, view, aux_layers=(2, 16, 29))
+            assert features.shape[-1] == target.feature_size((2, 16, 29))
+            return features, cache
     """
 
     def embed(self, tokens) -> jax.Array:
@@ -108,6 +122,12 @@ class DraftHead(Protocol):
     hidden, cache = head(head.embed(tokens, target), head.fuse(features), positions, cache, view)
     logits = head.logits(hidden, target)             # slot i has the logits of token i + 2
     features = head.recycle(hidden)                  # the features that slot i + 1 reads; they need no ``fuse``
+
+    Example::
+
+        def draft(head: DraftHead, target: Target, tokens, features, positions, cache, view: View):
+            hidden, cache = head(head.embed(tokens, target), head.fuse(features), positions, cache, view)
+            return head.logits(hidden, target).argmax(-1), head.recycle(hidden), cache
     """
 
     @property
@@ -155,7 +175,13 @@ class DraftHead(Protocol):
 
 
 class MaskedHead(DraftHead, Protocol):
-    """A draft head that drafts through mask slots: P-EAGLE, once ``prepare`` was called."""
+    """A draft head that drafts through mask slots: P-EAGLE, once ``prepare`` was called.
+
+    Example::
+
+        def mask_slots(head: MaskedHead, B: int, count: int):
+            return jax.numpy.broadcast_to(head.mask_feature[...], (B, count, head.config.layers.hidden_size))
+    """
 
     @property
     def config(self) -> Eagle3Config:

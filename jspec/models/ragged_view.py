@@ -25,6 +25,13 @@ class PackedView(View):
     Attributes:
       rows: the same tokens as ``[B, T]``. The valid ones of each row, its first, are the R.
       packing: where the tokens of each row are.
+
+    Example::
+
+        positions = jnp.array([[4, 5], [9, 0]])
+        valid = jnp.array([[True, True], [True, False]])  # two tokens of row 0, and one of row 1
+        view = PackedView.of(PagedView(jnp.array([[1], [2]]), positions, valid), R=3)
+        assert view.positions.tolist() == [[4, 5, 9]]
     """
 
     rows: PagedView

@@ -25,6 +25,15 @@ class Warp:
       top_k: int32, 0 is off.
       top_p: float32, 1 is off.
       min_p: float32, 0 is off.
+
+    Example::
+
+        warp = Warp(  # two requests, the second of them greedy
+            temperature=jnp.array([0.8, 0.0]),
+            top_k=jnp.array([0, 0]),
+            top_p=jnp.array([0.95, 1.0]),
+            min_p=jnp.array([0.0, 0.0]),
+        )
     """
 
     temperature: jax.Array
@@ -47,6 +56,12 @@ class Distribution:
       greedy: bool ``[B]``; a greedy distribution is a point mass at its likeliest token.
       draft_ids: int32 ``[V]``, for each token the index of its logit, of distributions over a draft vocabulary of Vd tokens,
         whose logits are ``[B, J, Vd]``. A token of index -1 has probability 0. None if the index is the token.
+
+    Example::
+
+        warp = Warp(jnp.array([1.0]), jnp.array([0]), jnp.array([1.0]), jnp.array([0.0]))
+        distribution, _ = make_distribution(jnp.zeros((1, 1, 16)), warp)
+        assert jnp.allclose(jnp.exp(distribution.log_prob(jnp.array([[3]]))), 1 / 16)
     """
 
     warped: WarpedLogits
@@ -87,6 +102,12 @@ def make_distribution(
     The token is drawn with ``key_data``, uint32 ``[B, J, 2]``; without keys it is -1. A greedy request gets the likeliest
     token in both cases, of equally likely ones that of the lowest index. With a draft vocabulary the logits are
     ``[B, J, Vd]``, an index is drawn, and the token is that of the index; keys have to be given.
+
+    Example::
+
+        greedy = Warp(jnp.array([0.0]), jnp.array([0]), jnp.array([1.0]), jnp.array([0.0]))
+        _, token = make_distribution(jnp.arange(16.0).reshape(1, 1, 16), greedy)
+        assert token.tolist() == [[15]]
     """
     # The distribution is that of the stored logits. Without the barrier XLA may keep bfloat16 logits in float32 for
     # some readers, and the threshold, the draw and the ratio would then speak of different numbers.

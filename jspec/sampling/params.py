@@ -69,6 +69,10 @@ class SamplingParams:
     Raises:
       ValueError: a value out of range; the message names field, value and what would be right.
       TypeError: an unknown argument, with what it may have meant, or ``max_tokens`` together with its alias.
+
+    Example::
+
+        params = jspec.SamplingParams(temperature=0.8, top_p=0.95, max_tokens=64, stop="class", seed=0)
     """
 
     aliases: ClassVar[dict[str, str]]

@@ -16,6 +16,13 @@ from jspec.pallas.sampling.threefry import threefry, threefry_bits, threefry_unr
 
 
 class Stream(enum.IntEnum):
+    """What a word of noise is used for; each use has a stream of its own.
+
+    Example::
+
+        key = draw_key((jnp.uint32(0), jnp.uint32(7)), Stream.ACCEPT, jnp.int32(10), jnp.int32(0))  # two words
+    """
+
     SAMPLE = 0
     DRAFT = 1
     ACCEPT = 2
@@ -48,6 +55,11 @@ class RoundNoise:
       key_data: uint32 ``[B, 2]``, the requests' keys.
       length: int32 ``[B]``, committed tokens when the round began, which is the position of the next token.
       in_kernel: whether keys are computed inside a kernel.
+
+    Example::
+
+        noise = RoundNoise(key_data=jnp.array([[0, 7]], jnp.uint32), length=jnp.array([10]))
+        uniforms = noise.accept_uniforms(4)  # [1, 4], the same in every batch and in any order
     """
 
     key_data: jax.Array

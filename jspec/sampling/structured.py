@@ -31,6 +31,11 @@ class StructuredOutputsParams:
 
     Raises:
       ValueError: none of the five is given, or several, or a value cannot be used.
+
+    Example::
+
+        form = jspec.StructuredOutputsParams(choice=["yes", "no"])
+        params = jspec.SamplingParams(structured_outputs=form)
     """
 
     json: str | None = None

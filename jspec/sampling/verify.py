@@ -35,6 +35,11 @@ class Proposal:
         forces).
       confidence: float32 ``[B, K]``, the drafter's own estimate that draft i is accepted where those before it are. It
         depends on nothing drawn at i or later. None if the drafter has none.
+
+    Example::
+
+        tokens = jnp.array([[5, 7]])  # one row, K = 2, drafts that were looked up
+        proposal = Proposal(tokens, count=jnp.array([2]), distribution=None, point_mass=jnp.ones((1, 2), bool))
     """
 
     tokens: jax.Array
@@ -60,6 +65,11 @@ class Verdict(NamedTuple):
       accepted: int32 ``[B]``, how many drafts stand.
       token: int32 ``[B]``, the correction token or the bonus token that follows them.
       ok: bool ``[B]``, false where the logits behind ``token`` make no distribution; ``token`` then means nothing.
+
+    Example::
+
+        verdict = Verdict(accepted=jnp.array([2]), token=jnp.array([9]), ok=jnp.array([True]))
+        emitted = verdict.accepted + 1  # drafts that stand, and the token behind them
     """
 
     accepted: jax.Array
@@ -94,6 +104,14 @@ def match(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Dec
       proposal: the drafts; their distributions do not matter here.
       noise: the round's noise.
       decide: how many drafts stand in the end; only the default is lossless.
+
+    Example::
+
+        proposal = Proposal(jnp.array([[5, 7]]), jnp.array([2]), None, jnp.ones((1, 2), bool))  # K = 2 point masses
+        noise = RoundNoise(jnp.array([[0, 7]], jnp.uint32), jnp.array([10]))
+        warp = Warp(jnp.array([0.8]), jnp.array([0]), jnp.array([1.0]), jnp.array([0.0]))
+        verdict = match(jnp.zeros((1, 3, 16)), warp, proposal, noise)
+        assert 0 <= int(verdict.accepted[0]) <= 2
     """
     B, T, _ = logits.shape
     offset = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32), (B, T))
@@ -108,7 +126,16 @@ def match(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Dec
 
 
 def rejection(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Decide = by_rule) -> Verdict:
-    """Token-level speculative sampling (Leviathan et al., 2023; Chen et al., 2023). Arguments as for ``match``."""
+    """Token-level speculative sampling (Leviathan et al., 2023; Chen et al., 2023). Arguments as for ``match``.
+
+    Example::
+
+        proposal = Proposal(jnp.array([[5, 7]]), jnp.array([2]), None, jnp.ones((1, 2), bool))  # K = 2 point masses
+        noise = RoundNoise(jnp.array([[0, 7]], jnp.uint32), jnp.array([10]))
+        warp = Warp(jnp.array([0.8]), jnp.array([0]), jnp.array([1.0]), jnp.array([0.0]))
+        verdict = rejection(jnp.zeros((1, 3, 16)), warp, proposal, noise)
+        assert 0 <= int(verdict.accepted[0]) <= 2
+    """
     distribution, best = make_distribution(logits, warp)
     valid = _valid(distribution, proposal)
     u = noise.accept_uniforms(proposal.tokens.shape[1])
@@ -123,6 +150,14 @@ def block(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Dec
 
     With w_0 = 1, w_{i+1} = min(w_i p_i(d_i) / q_i(d_i), 1) and R_i the mass of max(w_i p_i - q_i, 0), the prefix of i
     drafts passes with probability R_i / (R_i + 1 - w_i), that of all k with w_k; the longest that passes is accepted.
+
+    Example::
+
+        proposal = Proposal(jnp.array([[5, 7]]), jnp.array([2]), None, jnp.ones((1, 2), bool))  # K = 2 point masses
+        noise = RoundNoise(jnp.array([[0, 7]], jnp.uint32), jnp.array([10]))
+        warp = Warp(jnp.array([0.8]), jnp.array([0]), jnp.array([1.0]), jnp.array([0.0]))
+        verdict = block(jnp.zeros((1, 3, 16)), warp, proposal, noise)
+        assert 0 <= int(verdict.accepted[0]) <= 2
     """
     distribution, best = make_distribution(logits, warp)
     count, ratio = leading(_valid(distribution, proposal)), _log_ratio(distribution, best, proposal)

@@ -52,6 +52,13 @@ def read_corpus(path: pathlib.Path, tokenizer: Any, vocab_size: int, eos_token_i
 
     Raises:
       ValueError: the data cannot be used. The message names the file and says what was expected.
+
+    Example::
+
+        from jspec.checkpoints.tokenizer import load_tokenizer
+
+        corpus = read_corpus(pathlib.Path("path/to/texts"), load_tokenizer("path/to/target"), 32000, (2,), length=1024)
+        print(len(corpus.train), len(corpus.held_out))
     """
     files = _files(path)
     if files[0].suffix == ARRAYS:

@@ -42,6 +42,11 @@ class Plan:
       warm_up: number of steps over which the learning rate rises from zero. At most a tenth of ``steps`` is used.
       evaluate_every: number of steps between two evaluations on held-out data.
       clip: gradients with a larger global norm are scaled down to this norm.
+
+    Example::
+
+        plan = Plan(steps=4000, peak_rate=1e-3, weight_decay=0.1, tokens_per_step=32768, length=1024)
+        assert plan.batch_shape == (32, 1024)
     """
 
     steps: int

@@ -60,6 +60,10 @@ class Sizes:
       loss: what a dspark or dflash head learns from. ``published``, the default, is the loss of the method's authors.
         ``soft`` compares all drafts with the target's distributions by their cross-entropy, as the other methods do.
       anchor_spacing: a window of n tokens fills n / ``anchor_spacing`` blocks of a dspark or dflash head. By default 8.
+
+    Example::
+
+        sizes = Sizes(num_draft_tokens=7, layers=3, markov="vanilla", markov_rank=32)  # of a DSpark head
     """
 
     num_draft_tokens: int | None = None
@@ -86,6 +90,14 @@ def make_objective(method: str, target: ModelConfig, sizes: Sizes) -> Objective:
 
     Raises:
       ValueError: a size is out of range, or heads of this method do not have it.
+
+    Example::
+
+        from jspec.config import ModelConfig
+
+        target = ModelConfig("LlamaForCausalLM", 32, 16, 32, 2, 2, 1, 8, 64)
+        objective = make_objective("mlp", target, Sizes(num_draft_tokens=3, inner_size=8))
+        assert objective.config.num_stages == 3
     """
     methods = trained()
     require(method in methods, "method", method, f"one of {', '.join(methods)}")

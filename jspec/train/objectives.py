@@ -26,7 +26,13 @@ from jspec.train.ttt_attention import Branches
 
 
 class Objective(Protocol):
-    """What training minimises for one kind of draft head, and where its weights start."""
+    """What training minimises for one kind of draft head, and where its weights start.
+
+    Example::
+
+        def drafts_trained(objective: Objective):
+            return objective.config.method, objective.depths
+    """
 
     @property
     def config(self) -> HeadConfig:

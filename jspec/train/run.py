@@ -54,6 +54,12 @@ class TrainingRun:
       tensor_parallel: N, over how many devices the target is split (``jspec.load``). Each trains the draft head on 1 / N of
         the windows of a step.
       expert_parallel: whether each of these devices has some of the experts, and not a part of each.
+
+    Example::
+
+        plan = Plan(steps=4000, peak_rate=1e-3, weight_decay=0.1)
+        paths = [pathlib.Path("path/to/target"), pathlib.Path("path/to/texts"), pathlib.Path("path/to/run")]
+        run = TrainingRun("eagle3", *paths, plan, Sizes(num_draft_tokens=7))
     """
 
     method: str
@@ -123,6 +129,13 @@ def train(run: TrainingRun) -> dict:
     Raises:
       ValueError: an argument or a file cannot be used. The message names it and says what was expected.
       FloatingPointError: training diverged.
+
+    Example::
+
+        plan = Plan(steps=4000, peak_rate=1e-3, weight_decay=0.1)
+        paths = [pathlib.Path("path/to/target"), pathlib.Path("path/to/texts"), pathlib.Path("path/to/run")]
+        figures = train(TrainingRun("eagle3", *paths, plan))
+        llm = jspec.load("path/to/target", draft="path/to/run/head")
     """
     if importlib.util.find_spec("matplotlib") is None:  # for the plot
         raise ValueError("training needs matplotlib, which is not installed: pip install 'jspec[train]'")

@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import experts, floors, mixtures, results
-from benchmarks.experts_hit import experts_hit
-from benchmarks.programs import Bench, Decoding
+from benchmarks.kernels import experts
+from benchmarks.report import results
+from benchmarks.rounds import floors, mixtures
+from benchmarks.rounds.experts_hit import experts_hit
+from benchmarks.rounds.programs import Bench, Decoding
 from benchmarks.shapes import GPT_OSS_20B, GPT_OSS_120B, QWEN3_30B_A3B, TINY, TINY_MIXTURE, random_module
 from benchmarks.shapes import SHAPES as PAIRS
 from jspec.models.kv_cache import init_pool
@@ -69,23 +71,23 @@ def test_shapes_have_the_published_sizes(config, billions, gigabytes):
     assert config.weight_bytes(2) / 1e9 == pytest.approx(gigabytes, rel=0.01)
 
 
-def test_smoke_run(monkeypatch, capsys, tmp_path):
+def test_a_smoke_run_of_rounds_measures_more_than_the_floor(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["mixtures", "--smoke", "--lines", "2", "--json", str(tmp_path / "out.json")])
     assert mixtures.main() == 0
-    found = results.read(tmp_path / "out.json")
-    assert found.measured["2"] > found.floors["2"] > 0
+    result = results.read(tmp_path / "out.json")
+    assert result.measured["2"] > result.floors["2"] > 0
     assert "of 8 experts" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("layer", ["gpt-oss-20b", pytest.param("qwen3-30b-a3b", marks=pytest.mark.long)])
-def test_smoke_run_of_a_layer(monkeypatch, capsys, tmp_path, layer):
+def test_a_smoke_run_of_a_layer_is_the_same_beside_others(monkeypatch, capsys, tmp_path, layer):
     arguments = ["experts", "--smoke", "--layer", layer, "--json", str(tmp_path / "out.json")]
     monkeypatch.setattr(sys, "argv", arguments)
     assert experts.main() == 0
     assert capsys.readouterr().out.count("beside others the same") == 2
-    found = results.read(tmp_path / "out.json")
-    assert found.details["1 tokens"]["experts"] == 2
-    assert all(found.measured[key] > found.floors[key] > 0 for key in found.measured)
+    result = results.read(tmp_path / "out.json")
+    assert result.details["1 tokens"]["experts"] == 2
+    assert all(result.measured[key] > result.floors[key] > 0 for key in result.measured)
 
 
 def test_every_line_has_a_key_of_its_own():

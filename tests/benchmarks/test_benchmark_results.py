@@ -9,7 +9,10 @@ from unittest.mock import MagicMock
 import pytest
 
 from benchmarks import all as everything
-from benchmarks import drafters, performance, results, serving, serving_table, tables
+from benchmarks import tables
+from benchmarks.acceptance import drafters
+from benchmarks.engine import serving
+from benchmarks.report import performance, results, serving_table
 
 COMMIT = "0123456789" * 4
 
@@ -20,12 +23,12 @@ def result(date="2026-01-01", benchmark="round", card="card", **fields) -> resul
 
 
 @pytest.mark.parametrize(("described", "dirty"), [(COMMIT, False), (COMMIT + "-dirty", True)])
-def test_the_commit_of_the_environment(monkeypatch, described, dirty):
+def test_the_environment_names_the_commit(monkeypatch, described, dirty):
     monkeypatch.setenv("JSPEC_COMMIT", described)
     assert results.code() == (COMMIT, dirty)
 
 
-def test_a_commit_that_nobody_knows_is_told(monkeypatch, capsys):
+def test_unknown_commit_is_reported(monkeypatch, capsys):
     monkeypatch.delenv("JSPEC_COMMIT", raising=False)
     monkeypatch.setattr(results, "_output", lambda *_: "")
     assert results.code() == (None, None)
@@ -46,17 +49,17 @@ def test_other_files_are_refused_by_name(tmp_path, content):
         results.read(tmp_path / "one.json")
 
 
-def test_results_of_a_benchmark_on_a_card_in_order(tmp_path):
-    for name, one in {
+def test_results_of_one_benchmark_and_card_are_in_order(tmp_path):
+    for name, run in {
         "a": result("2026-01-03"),
         "b": result("2026-01-01"),
         "c": result("2026-01-02T10:00:00Z"),
         "d": result("2026-01-02", card="another"),
         "e": result("2026-01-02", benchmark="verify"),
     }.items():
-        results.write(one, tmp_path / f"{name}.json")
-    found = results.read_all("round", "card", tmp_path)
-    assert [one.day for one in found] == ["2026-01-01", "2026-01-02", "2026-01-03"]
+        results.write(run, tmp_path / f"{name}.json")
+    runs = results.read_all("round", "card", tmp_path)
+    assert [run.day for run in runs] == ["2026-01-01", "2026-01-02", "2026-01-03"]
 
 
 def test_a_smoke_run_is_no_result(tmp_path):
@@ -68,16 +71,16 @@ def test_a_smoke_run_is_no_result(tmp_path):
 def test_a_later_run_replaces_the_figures_that_it_has():
     early = result(measured={"1": 5.0, "2": 6.0}, floors={"1": 3.0}, goals={"1": {"goal": 4.0, "stretch": 3.5}})
     late = result("2026-01-02", measured={"1": 4.5}, floors={"1": 3.1}, goals={"1": {"goal": 4.0}})
-    found = results.latest([early, late])
-    assert (found["1"].measured, found["1"].floor, found["1"].result) == (4.5, 3.1, late)
-    assert (found["2"].measured, found["2"].goal, found["2"].result) == (6.0, None, early)
+    figures = results.latest([early, late])
+    assert (figures["1"].measured, figures["1"].floor, figures["1"].result) == (4.5, 3.1, late)
+    assert (figures["2"].measured, figures["2"].goal, figures["2"].result) == (6.0, None, early)
 
 
 @pytest.mark.parametrize(
     ("measured", "verdict", "short"),
     [(5.0, "short by 25%", True), (4.0, "met", False), (3.5, "beyond", False), (-1.0, "beyond", False)],
 )
-def test_verdicts(measured, verdict, short):
+def test_times_above_their_goal_are_short_of_it(measured, verdict, short):
     figure = results.latest([result(measured={"1": measured}, goals={"1": {"goal": 4.0, "stretch": 3.5}})])["1"]
     assert (figure.verdict, figure.is_short) == (verdict, short)
 
@@ -85,22 +88,27 @@ def test_verdicts(measured, verdict, short):
 @pytest.mark.parametrize(
     ("measured", "verdict", "short"), [(3.0, "short by 25%", True), (4.0, "met", False), (4.5, "beyond", False)]
 )
-def test_verdicts_of_rates(measured, verdict, short):
+def test_rates_below_their_goal_are_short_of_it(measured, verdict, short):
     goals, details = {"1": {"goal": 4.0, "stretch": 4.5}}, {"1": {"more_is_better": True}}
     figure = results.latest([result(measured={"1": measured}, goals=goals, details=details)])["1"]
     assert (figure.verdict, figure.is_short) == (verdict, short)
 
 
 def test_what_is_short_of_its_goal_stands_in_the_readme():
-    found = performance.measurements()
-    text = performance.readme(found)
+    measurements = performance.measurements()
+    text = performance.readme(measurements)
     shown = {key for *_, keys in (*performance.IN_README, *performance.RULES_IN_README) for key in keys}
-    short = {one.key for figures in (found.rounds, found.verification) for one in figures.values() if one.is_short}
+    short = {
+        figure.key
+        for figures in (measurements.rounds, measurements.verification)
+        for figure in figures.values()
+        if figure.is_short
+    }
     assert short <= shown
     assert f"{len(short)} of these" in text
-    one = found.rounds["10, batch 16"]
-    assert f"{one.measured:.2f}" in text
-    assert one.verdict.removeprefix("short by ") in text
+    figure = measurements.rounds["10, batch 16"]
+    assert f"{figure.measured:.2f}" in text
+    assert figure.verdict.removeprefix("short by ") in text
 
 
 class TestServing:
@@ -123,7 +131,7 @@ class TestServing:
         flat = " ".join(text.split())
         assert "an EAGLE head has 62.2 rows in a call on average, 2.50 tokens of a row in a round, and 3.00 ms" in flat
 
-    def test_lines_that_nobody_has_measured_are_named(self):
+    def test_unmeasured_lines_are_named(self):
         figures = self.figures(self.served("2026-01-01", "12, line 1", 1.0))
         assert serving_table.unmeasured(figures) == ["2, auto", *map(str, (3, 4, 5, 7, 8, 9, 10, 11, 13, 14))]
         assert f"* **7**: {serving_table.MEASURES['7']}" in serving_table.section(figures)
@@ -164,7 +172,7 @@ class TestBlocks:
         assert tables.with_blocks(file, {"a": r"new \1", "b": "one\ntwo"}) == once
 
     @pytest.mark.parametrize("text", ["nothing", TEXT + TEXT, TEXT.replace("<!-- /a -->", "")])
-    def test_comments_that_are_missing_or_twice_there(self, tmp_path, text):
+    def test_missing_and_repeated_comments_are_refused(self, tmp_path, text):
         (tmp_path / "page.md").write_text(text)
         with pytest.raises(ValueError, match=r"page\.md: expected one comment <!-- a: "):
             tables.with_blocks(tmp_path / "page.md", {"a": "new"})
@@ -172,15 +180,15 @@ class TestBlocks:
 
 def test_a_run_of_one_drafter_takes_the_others_from_runs_before():
     measured = {"method": "eagle", "num_draft_tokens": 4, "lengths": {}, "positions": {}, "expected": {}}
-    both = {name: measured | {"rounds_per_second": 5.0} for name in ("eagle", "draft")}
-    early = result(measured={"plain_rounds_per_second": 9.0, "drafters": both})
+    by_drafter = {name: measured | {"rounds_per_second": 5.0} for name in ("eagle", "draft")}
+    early = result(measured={"plain_rounds_per_second": 9.0, "drafters": by_drafter})
     rates = {"plain_rounds_per_second": 8.0, "drafters": {"eagle": {"rounds_per_second": 6.0}}}
-    found = drafters.comparison_of([early, result("2026-01-02", measured=rates)])
-    assert {name: m.rounds_per_second for name, m in found.drafters.items()} == {"draft": 5.0, "eagle": 6.0}
-    assert (found.plain, found.last.day) == (8.0, "2026-01-02")
+    comparison = drafters.comparison_of([early, result("2026-01-02", measured=rates)])
+    assert {name: m.rounds_per_second for name, m in comparison.drafters.items()} == {"draft": 5.0, "eagle": 6.0}
+    assert (comparison.plain, comparison.last.day) == (8.0, "2026-01-02")
 
 
-def test_a_run_of_rates_alone(monkeypatch, tmp_path):
+def test_a_run_of_rates_alone_writes_no_lengths(monkeypatch, tmp_path):
     monkeypatch.setattr(drafters, "prompts", lambda count: [[0]] * count)
     monkeypatch.setattr(drafters, "load", lambda *how: how)
     monkeypatch.setattr(drafters.jspec, "load", MagicMock())
@@ -190,9 +198,9 @@ def test_a_run_of_rates_alone(monkeypatch, tmp_path):
     file = tmp_path / "out.json"
     monkeypatch.setattr(sys, "argv", ["drafters", "--rates", "--only", "eagle", "--prompts", "2", "--json", str(file)])
     drafters.main()
-    found = results.read(file)
-    assert found.measured == {"plain_rounds_per_second": 2.0, "drafters": {"eagle": {"rounds_per_second": 3.0}}}
-    assert found.settings["prompts"] == 2
+    written = results.read(file)
+    assert written.measured == {"plain_rounds_per_second": 2.0, "drafters": {"eagle": {"rounds_per_second": 3.0}}}
+    assert written.settings["prompts"] == 2
 
 
 class TestAll:
@@ -200,7 +208,7 @@ class TestAll:
         """Both benchmarks write a result; that of verify is ended by its time limit, or fails."""
 
         def fake(command, timeout):
-            name = command[2].removeprefix("benchmarks.")
+            name = command[2].rpartition(".")[2]
             file = tmp_path / command[command.index("--json") + 1]
             goals = {"1": {"goal": 2.0}}
             results.write(result(benchmark=name, measured={"1": 3.0}, floors={"1": 1.5}, goals=goals), file)
@@ -212,7 +220,7 @@ class TestAll:
         monkeypatch.setattr(sys, "argv", ["all", "--out", str(tmp_path), "--only", "round", "verify"])
         return everything.main()
 
-    def test_a_benchmark_that_is_ended_keeps_what_it_measured(self, monkeypatch, tmp_path, capsys):
+    def test_an_ended_benchmark_leaves_the_figures_so_far(self, monkeypatch, tmp_path, capsys):
         assert self.run(monkeypatch, tmp_path, ended=True) == 0
         printed = capsys.readouterr().out
         assert "verify was ended after" in printed
@@ -221,7 +229,7 @@ class TestAll:
             [name, "1", "3.000", "1.500", "2.00", "2.000", "short", "by", "50%"] for name in ("round", "verify")
         ]
 
-    def test_a_benchmark_that_fails_is_told(self, monkeypatch, tmp_path, capsys):
+    def test_failed_benchmark_is_reported(self, monkeypatch, tmp_path, capsys):
         assert self.run(monkeypatch, tmp_path, ended=False) == 1
         assert "FAILED: verify" in capsys.readouterr().err
 

@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 from engines import V, engine
 
-from benchmarks import results, serving, start
-from benchmarks.engines import Engines, Setting, make_engine
-from benchmarks.figures import Figure, printed
-from benchmarks.loads import Client, Followed, Load, Texts, longest_gap, observed
-from benchmarks.programs import Bench
+from benchmarks.engine import serving, start
+from benchmarks.engine.engines import Engines, Setting, make_engine
+from benchmarks.engine.loads import Client, Followed, Load, Texts, longest_gap, observed
+from benchmarks.report import results
+from benchmarks.report.figures import Figure, printed
+from benchmarks.rounds.programs import Bench
 from benchmarks.shapes import SHAPES, TINY, Pair
 from jspec.sampling.verify import RULES
 
 SHALLOW = Pair(*2 * (dataclasses.replace(TINY, num_layers=1, windows=()),))
 
 
-def test_smoke_run(monkeypatch, capsys, tmp_path):
+def test_a_smoke_run_measures_its_lines(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(SHAPES, "tiny", SHALLOW)
     small = lambda *_: Setting(1, 64, page_size=16)  # noqa: E731
     monkeypatch.setattr(serving, "setting_of", small)
@@ -43,7 +44,7 @@ def test_smoke_run(monkeypatch, capsys, tmp_path):
     assert "8" in capsys.readouterr().out
 
 
-def test_goals_and_lines():
+def test_figures_have_their_goals_and_lines_their_order():
     engines = Engines(Bench(SHALLOW, "float32", 0.0, 1))
     table = serving.Table(engines, 1, 1, goals=True)
     assert {line for line, *_ in table.lines()} | {9} == set(serving.LINES)
@@ -76,7 +77,7 @@ def test_what_compiles_late_fails_its_line_after_its_figures():
         figures = serving.without_compiling(engines, measure)
         with pytest.raises(RuntimeError, match="programs were compiled after warm-up"):
             told += figures
-    assert [one.key for one in told] == ["1"]
+    assert [request.key for request in told] == ["1"]
     assert engines.num_late_compilations >= 1
 
 
@@ -104,8 +105,8 @@ def test_requests_are_served_as_they_arrive():
     began = time.perf_counter()
     with observed(client.engine) as seen:
         found = client.serve(loads)
-    assert [one.tokens for one in found] == [5, 9, 4]
-    assert all(one.finished for one in found)
+    assert [request.tokens for request in found] == [5, 9, 4]
+    assert all(request.finished for request in found)
     assert found[2].arrived - found[0].arrived == pytest.approx(0.3)
     assert found[2].told[0][0] > began + 0.3
     assert len(found[1].between) == 9 - found[1].told[0][1]
@@ -116,21 +117,21 @@ def test_requests_are_served_as_they_arrive():
     assert "read" not in vars(client.engine.runner)
 
 
-def test_a_client_gives_up_what_is_left():
+def test_a_client_aborts_unfinished_requests():
     client = Client(engine(None))
-    one = client.add(Load([1, 2, 3], 30))
-    client.until_first([one])
+    request = client.add(Load([1, 2, 3], 30))
+    client.until_first([request])
     client.give_up()
-    assert one.finished
-    assert one.tokens < 30
+    assert request.finished
+    assert request.tokens < 30
     assert not client.engine.unfinished
 
 
-def test_times_of_a_request():
-    one = Followed(1.0, [(3.0, 1), (5.0, 4), (6.0, 1)])
-    assert (one.first, one.tokens, one.between) == (2.0, 6, [0.5, 0.5, 0.5, 0.5, 1.0])
-    assert longest_gap([one], 5.5, 7.0) == 1.0
-    assert longest_gap([one], 4.9, 5.5) == 2.0  # it had begun before
+def test_time_between_tokens_is_shared_by_those_of_a_call():
+    request = Followed(1.0, [(3.0, 1), (5.0, 4), (6.0, 1)])
+    assert (request.first, request.tokens, request.between) == (2.0, 6, [0.5, 0.5, 0.5, 0.5, 1.0])
+    assert longest_gap([request], 5.5, 7.0) == 1.0
+    assert longest_gap([request], 4.9, 5.5) == 2.0  # it had begun before
 
 
 def test_queues_have_the_same_lengths_and_different_texts():

@@ -10,25 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import (
-    bandwidth,
-    editing,
-    efficiency,
-    hlo,
-    loading,
-    quantization,
-    results,
-    round,
-    shards,
-    small_drafts,
-    sums,
-    tables,
-    tensor_parallel,
-    verify,
-)
-from benchmarks.floors import draft_passes, floor, target_pass
-from benchmarks.programs import Decoding
-from benchmarks.references import Comparison
+from benchmarks import tables
+from benchmarks.acceptance import editing, small_drafts
+from benchmarks.host import loading, shards
+from benchmarks.kernels import bandwidth, sums, verify
+from benchmarks.kernels.references import Comparison
+from benchmarks.report import results
+from benchmarks.rounds import efficiency, hlo, quantization, round, tensor_parallel
+from benchmarks.rounds.floors import draft_passes, floor, target_pass
+from benchmarks.rounds.programs import Decoding
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, SHAPES, TINY, Pair, abstract_module, head_for, random_module
 from jspec.checkpoints.loading import load_folder, read_draft_config
 from jspec.checkpoints.tokenizer import load_tokenizer
@@ -48,42 +38,46 @@ def shallow(monkeypatch):
 
 
 @pytest.mark.usefixtures("shallow")
-def test_smoke_run(monkeypatch, capsys, tmp_path):
+def test_a_smoke_run_of_rounds_writes_its_lines(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", [*SMOKE, "--json", str(tmp_path / "out.json")])
     assert round.main() == 0
     printed = capsys.readouterr().out.splitlines()[3:]
-    found = results.read(tmp_path / "out.json")
-    assert list(found.measured) == ["1", "9, batch 1", "2, T = 5", "2, T = 8"]
-    assert [one["line"] for one in found.details.values()] == [1, 9, 2, 2] == [int(line.split()[0]) for line in printed]
-    assert found.settings["smoke"]
-    assert found.settings["failed"] == found.settings["left_out"] == []
-    assert all(found.measured[key] > found.floors[key] > 0 for key in found.measured)
-    assert all(one["kernels"] > 0 for one in found.details.values())
-    assert found.goals == {}  # they are for another shape
+    result = results.read(tmp_path / "out.json")
+    assert list(result.measured) == ["1", "9, batch 1", "2, T = 5", "2, T = 8"]
+    assert (
+        [details["line"] for details in result.details.values()]
+        == [1, 9, 2, 2]
+        == [int(line.split()[0]) for line in printed]
+    )
+    assert result.settings["smoke"]
+    assert result.settings["failed"] == result.settings["left_out"] == []
+    assert all(result.measured[key] > result.floors[key] > 0 for key in result.measured)
+    assert all(details["kernels"] > 0 for details in result.details.values())
+    assert result.goals == {}  # they are for another shape
     marked = ["synthetic acceptance 0.7" in line for line in printed]
     assert marked == [False, True, False, False]
-    assert 1 < found.details["9, batch 1"]["tokens"] <= 5
-    assert found.versions["jax"] == jax.__version__
-    assert found.device["kind"] == "cpu"
-    assert found.command == "python -m benchmarks.round " + " ".join(sys.argv[1:])
+    assert 1 < result.details["9, batch 1"]["tokens"] <= 5
+    assert result.versions["jax"] == jax.__version__
+    assert result.device["kind"] == "cpu"
+    assert result.command == "python -m benchmarks.rounds.round " + " ".join(sys.argv[1:])
 
 
-def test_smoke_run_over_two_devices(monkeypatch, tmp_path):
+def test_a_smoke_run_over_two_devices_measures_more_than_the_floor(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["tensor_parallel", "--smoke", "--json", str(tmp_path / "out.json")])
     assert tensor_parallel.main() == 0
-    found = results.read(tmp_path / "out.json")
-    assert list(found.measured) == ["1, batch 2", "2", "5, 5 tokens", "5, 80 tokens"]
-    assert all(found.measured[key] > found.floors[key] for key in found.measured)
-    assert found.goals.keys() == {"5, 5 tokens", "5, 80 tokens"}
+    result = results.read(tmp_path / "out.json")
+    assert list(result.measured) == ["1, batch 2", "2", "5, 5 tokens", "5, 80 tokens"]
+    assert all(result.measured[key] > result.floors[key] for key in result.measured)
+    assert result.goals.keys() == {"5, 5 tokens", "5, 80 tokens"}
 
 
-def test_smoke_run_of_one_shard_alone(monkeypatch, tmp_path):
+def test_a_smoke_run_of_one_shard_alone_has_no_goals(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["tensor_parallel", "--smoke", "--alone", "--json", str(tmp_path / "out.json")])
     assert tensor_parallel.main() == 0
-    found = results.read(tmp_path / "out.json")
-    assert list(found.measured) == ["1, batch 2"]
-    assert found.settings["alone"]
-    assert found.goals == {}
+    result = results.read(tmp_path / "out.json")
+    assert list(result.measured) == ["1, batch 2"]
+    assert result.settings["alone"]
+    assert result.goals == {}
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 5])
@@ -91,14 +85,14 @@ def test_ways_to_add_up_agree(tokens):
     assert sums.largest_difference("scattered", tokens, 64, jnp.float32) < 1e-5
 
 
-def test_tasks_of_editing():
+def test_editing_tasks_copy_code_with_another_name():
     """A prompt is a piece of code, and the beginning of a copy of it that differs in one name."""
     tokenizer = load_tokenizer(FAMILY / "target")
     assert tokenizer is not None
-    found = editing.tasks(tokenizer, functions=4)
-    assert 4 <= len(found) <= 12
-    assert found == editing.tasks(tokenizer, functions=4)
-    for prompt, continuation in found:
+    tasks = editing.tasks(tokenizer, functions=4)
+    assert 4 <= len(tasks) <= 12
+    assert tasks == editing.tasks(tokenizer, functions=4)
+    for prompt, continuation in tasks:
         text = tokenizer.decode([*prompt, *continuation], skip_special_tokens=False)
         code, copy = text[: len(text) // 2], text.replace("new_", "")
         assert code != text[len(code) + 1 :]
@@ -107,14 +101,14 @@ def test_tasks_of_editing():
 
 
 class TestLoading:
-    def test_smoke_run(self, monkeypatch, capsys, tmp_path):
+    def test_a_smoke_run_leaves_its_result_alone(self, monkeypatch, capsys, tmp_path):
         """Nothing stays on the disk but the result."""
         (tmp_path / "disk").mkdir()
         options = ["--dir", str(tmp_path / "disk"), "--converted", "--json", str(tmp_path / "out.json")]
         monkeypatch.setattr(sys, "argv", ["loading", "--smoke", *options])
         assert loading.main() == 0
         assert not any((tmp_path / "disk").iterdir())
-        found = results.read(tmp_path / "out.json")
+        result = results.read(tmp_path / "out.json")
         keys = (
             "disk, one reader",
             "disk, 8 readers",
@@ -122,14 +116,14 @@ class TestLoading:
             "load, a shard of two",
             "load, one device, cached",
         )
-        assert list(found.measured) == [f"{kind}, {key}" for kind in ("safetensors", "converted") for key in keys]
-        assert found.floors.keys() == {key for key in found.measured if key.endswith(("e device", "of two"))}
-        whole, shard = (found.details[f"converted, load, {what}"] for what in ("one device", "a shard of two"))
+        assert list(result.measured) == [f"{kind}, {key}" for kind in ("safetensors", "converted") for key in keys]
+        assert result.floors.keys() == {key for key in result.measured if key.endswith(("e device", "of two"))}
+        whole, shard = (result.details[f"converted, load, {what}"] for what in ("one device", "a shard of two"))
         assert 0.2 < shard["bytes"] / whole["bytes"] < 0.5  # the vocabulary is one group, which the first shard has
-        assert whole["rate"] == pytest.approx(whole["bytes"] / found.measured["converted, load, one device"])
+        assert whole["rate"] == pytest.approx(whole["bytes"] / result.measured["converted, load, one device"])
         assert "% of the disk's rate" in capsys.readouterr().out
 
-    def test_a_disk_that_is_too_small(self, monkeypatch, capsys, tmp_path):
+    def test_a_disk_that_is_too_small_is_refused(self, monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(sys, "argv", ["loading", "--dir", str(tmp_path), "--layers", "1000000"])
         with pytest.raises(SystemExit):
             loading.main()
@@ -142,7 +136,7 @@ class TestLoading:
         assert read == config
         assert all(np.isfinite(array.astype(np.float32)).all() for array in params.values())
 
-    def test_files_that_are_put_out_of_the_page_cache(self, tmp_path):
+    def test_evicted_files_leave_the_page_cache(self, tmp_path):
         """A file that was just read is there, where the file system says so."""
         (tmp_path / "x").write_bytes(bytes(1 << 20))
         assert loading.put_out([tmp_path / "x"]) in (None, pytest.approx(0, abs=0.5), 1.0)  # 1.0 of one in memory alone
@@ -166,12 +160,12 @@ def test_what_a_gpu_holds_is_in_the_guide(capsys):
 def test_no_line_begins_after_the_time_is_over(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", [*SMOKE, "--seconds", "-1", "--json", str(tmp_path / "out.json")])
     assert round.main() == 0
-    found = results.read(tmp_path / "out.json")
-    assert (found.measured, found.settings["left_out"]) == ({}, [[1, 1], [9, 1], [2, 1]])
+    result = results.read(tmp_path / "out.json")
+    assert (result.measured, result.settings["left_out"]) == ({}, [[1, 1], [9, 1], [2, 1]])
 
 
 @pytest.mark.usefixtures("shallow")
-def test_a_line_that_fails_is_told_and_costs_no_other(monkeypatch, capsys, tmp_path):
+def test_a_failed_line_is_reported_and_costs_no_other(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", [*SMOKE, "--json", str(tmp_path / "out.json")])
     plain = lambda self, what: time(self, what) if what.K == 0 else 1 / 0  # noqa: E731
     time = round.Bench.time
@@ -181,8 +175,8 @@ def test_a_line_that_fails_is_told_and_costs_no_other(monkeypatch, capsys, tmp_p
     out, err = capsys.readouterr()
     assert "FAILED" in out
     assert "ZeroDivisionError" in err
-    found = results.read(tmp_path / "out.json")
-    assert (list(found.measured), found.settings["failed"]) == (["1"], [[9, 1]])
+    result = results.read(tmp_path / "out.json")
+    assert (list(result.measured), result.settings["failed"]) == (["1"], [[9, 1]])
 
 
 def test_lines_are_those_of_the_table():
@@ -208,7 +202,7 @@ def llama():
         (64, 5, 1024, 8.1),
     ],
 )
-def test_floors_of_the_target(llama, batch, width, length, milliseconds):
+def test_floors_of_the_target_are_as_counted_by_hand(llama, batch, width, length, milliseconds):
     assert 1e3 * floor([target_pass(llama, batch, width, length)], RATE) == pytest.approx(milliseconds, abs=0.08)
 
 
@@ -219,7 +213,7 @@ def test_floors_of_the_target(llama, batch, width, length, milliseconds):
         *(("draft_model", 1, 640, 5.8), ("draft_model", 16, 640, 6.4), ("draft_model", 64, 640, 10.9)),
     ],
 )
-def test_floors_of_rounds(llama, method, batch, length, milliseconds):
+def test_floors_of_rounds_are_as_counted_by_hand(llama, method, batch, length, milliseconds):
     module = abstract_module(LLAMA_1B if method == "draft_model" else head_for(LLAMA_8B, method), 1, drafts=True)
     passes = [target_pass(llama, batch, 5, length), *draft_passes(llama, module, 4, batch, length)]
     assert 1e3 * floor(passes, RATE) == pytest.approx(milliseconds, abs=0.08)
@@ -232,7 +226,7 @@ def test_floors_of_rounds(llama, method, batch, length, milliseconds):
         *(("draft_model", "int8", 1, 4.55), ("draft_model", "int8", 64, 9.55), ("mtp", None, 1, 4.25)),
     ],
 )
-def test_floors_of_rounds_with_small_drafts(llama, method, kind, batch, milliseconds):
+def test_floors_of_rounds_with_small_drafts_are_as_counted_by_hand(llama, method, kind, batch, milliseconds):
     """32,768 draft tokens: an EAGLE head, as an MTP layer, has 252 million weights, and 134 million in its output head."""
     config = (LLAMA_1B if method == "draft_model" else head_for(LLAMA_8B, method)).with_draft_vocabulary(32_768)
     module = abstract_module(config if kind is None else config.with_quantization(kind), 1, drafts=True)
@@ -240,7 +234,7 @@ def test_floors_of_rounds_with_small_drafts(llama, method, kind, batch, millisec
     assert 1e3 * floor(passes, RATE) == pytest.approx(milliseconds, abs=0.08)
 
 
-def test_small_drafts_of_the_family(tmp_path):
+def test_small_drafts_have_the_chosen_weights_and_vocabulary(tmp_path):
     """What is measured of a drafter, and how its folder is made."""
     of_all_tokens = [("bf16", None), ("int8", None), ("fp8", None), ("int4", None)]
     assert small_drafts.variants("eagle3") == of_all_tokens  # it has a draft vocabulary
@@ -252,7 +246,7 @@ def test_small_drafts_of_the_family(tmp_path):
     assert (config.quantization, config.dimensions["Vd"], config.dimensions["V"]) == ("int8", 256, 2048)
 
 
-def test_rounds_of_a_text():
+def test_rounds_of_a_text_follow_from_the_acceptance():
     what = Decoding("eagle", 4, 1, 512, 256)
     assert what.rounds == 92  # 256 / (1 + 0.7 + 0.49 + 0.343 + 0.2401)
     assert Decoding(None, 0, 1, 512, 256).rounds == 256
@@ -267,7 +261,7 @@ def test_random_modules_are_ready_to_serve():
     assert random_module(config, 1, "float32").mask_hidden is None
 
 
-def test_sums_of_both_ways_to_read():
+def test_both_ways_to_read_give_the_same_sums():
     x = np.random.default_rng(0).normal(size=(2, bandwidth.ROW)).astype(np.float32)
     expected = np.maximum(x, 0.5).sum(axis=1)
     np.testing.assert_allclose(bandwidth.sum_by_xla(x, np.float32(0.5)), expected, rtol=1e-4)
@@ -303,13 +297,13 @@ ENTRY %main (a: f32[4,2]) -> f32[4,2] {
 """
 
 
-def test_kernels_of_a_program():
+def test_launched_kernels_are_those_of_the_program():
     assert [op.name for op in hlo.launched(HLO, loop=True)] == ["wrapped_transpose", "product"]
     assert {op.name for op in hlo.launched(HLO)} == {"copy.1", "less", "wrapped_transpose", "product"}
     assert {op.name: op.bytes for op in hlo.launched(HLO, loop=True)}["product"] == 48
 
 
-def test_moves_of_a_program():
+def test_moves_are_large_copies_and_transposes():
     assert {op.name: op.bytes for op in hlo.moves(HLO, at_least=1)} == {"copy.1": 16, "wrapped_transpose": 32}
     assert [op.name for op in hlo.moves(HLO, at_least=17)] == ["wrapped_transpose"]
 
@@ -347,7 +341,7 @@ class TestEfficiency:
         assert costs.rounds == {"1": late.measured["1"], "4": early.measured["4"]}
         assert [one.date for one in costs.measured_in.values()] == ["2026-01-02", "2026-01-01"]
 
-    def test_the_table_in_the_docs(self):
+    def test_the_table_in_the_docs_has_every_batch_and_number_of_drafts(self):
         """Users load it by its path."""
         table = CostTable.read(tables.PAGES / "efficiency-eagle3.json")
         assert {batch: list(rounds) for batch, rounds in table.rounds.items()} == {
@@ -365,7 +359,7 @@ class TestEfficiency:
 
 
 @pytest.mark.parametrize("mismatches", [0, 7])
-def test_smoke_run_of_verification(monkeypatch, tmp_path, mismatches):
+def test_a_smoke_run_of_verification_reports_mismatches(monkeypatch, tmp_path, mismatches):
     """It fails if a kernel decides otherwise than its reference implementation, and says in the result how often."""
     one = Comparison("draw", 257, "float32", 16, mismatches, 0.0, 0.0, ok=mismatches == 0)
     monkeypatch.setattr(verify, "check", lambda *_: iter([one]))
@@ -387,7 +381,7 @@ def test_keys_of_verification_are_those_of_the_documents():
     assert {"match, B = 1", "block, B = 64", "rejection, B = 16, all filters, drafts too"} < set(keys)
 
 
-def test_divergences_of_the_shipped_target():
+def test_int8_diverges_less_than_fp8():
     """int8 moves its distribution less than fp8, and neither by much."""
     found = quantization.divergences(lengths=(33,))
     assert 0 < found["int8"].mean_kl < found["fp8"].mean_kl < 0.03

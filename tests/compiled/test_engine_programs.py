@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from deviceless import compiled_for_h200, why_not
 
-from benchmarks.hlo import moves
+from benchmarks.rounds.hlo import moves
 from benchmarks.shapes import LLAMA_8B, abstract_module, head_for
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for

@@ -9,8 +9,8 @@ import jax
 import pytest
 from deviceless import compiled_for_h200, why_not
 
-from benchmarks.hlo import launched, moves
-from benchmarks.programs import Decoding, decoding_program
+from benchmarks.rounds.hlo import launched, moves
+from benchmarks.rounds.programs import Decoding, decoding_program
 from benchmarks.shapes import GLM_47_FLASH, GPT_OSS_20B, QWEN3_30B_A3B, abstract_module
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 from deviceless import compiled_for_h200, why_not
 
-from benchmarks.hlo import moves
-from benchmarks.programs import Decoding, decoding_program
+from benchmarks.rounds.hlo import moves
+from benchmarks.rounds.programs import Decoding, decoding_program
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, abstract_module, head_for
 from jspec.models.layers import project
 from jspec.models.quantization import SCALES, STORED, quantized_shapes

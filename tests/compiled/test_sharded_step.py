@@ -10,9 +10,9 @@ import pytest
 from deviceless import compiled_on, gpus, why_not
 from jax.sharding import NamedSharding, PartitionSpec
 
-import benchmarks.sums
-from benchmarks.hlo import launched, moves
-from benchmarks.programs import Decoding, decoding_program
+import benchmarks.kernels.sums
+from benchmarks.rounds.hlo import launched, moves
+from benchmarks.rounds.programs import Decoding, decoding_program
 from benchmarks.shapes import GPT_OSS_20B, LLAMA_8B
 from jspec.config import Shards
 from jspec.config.sharding import AXIS
@@ -77,11 +77,11 @@ class TestStep:
     ],
 )
 def test_ways_to_add_up_compile(way, kinds):
-    """Those that ``python -m benchmarks.sums`` times, for as many tokens as the GPUs divide."""
+    """Those that ``python -m benchmarks.kernels.sums`` times, for as many tokens as the GPUs divide."""
     mesh = gpus(SHARDS.count, AXIS)
     shapes = [((16, 4096), ()), ((2, 16, 4096), (AXIS,)), ((4096,), ())]
     args = [jax.ShapeDtypeStruct(s, jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec(*at))) for s, at in shapes]
-    hlo = compiled_on(mesh, benchmarks.sums.chained(way, 16, mesh), *args).as_text()
+    hlo = compiled_on(mesh, benchmarks.kernels.sums.chained(way, 16, mesh), *args).as_text()
     found = {op.kind for op in launched(hlo, loop=True)}
     assert sorted(found - {"fusion", "copy"}) == kinds
 

@@ -74,6 +74,10 @@ def check(path: str | os.PathLike) -> list[str]:
 
     Raises:
       Refusal: ``path`` is no converted folder.
+
+    Example::
+
+        assert check("path/to/converted") == []  # every file is as it was written
     """
     folder = Folder(path)
     if not folder.has(NAME):

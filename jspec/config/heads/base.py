@@ -19,6 +19,13 @@ class DraftConfig(Protocol):
 
     The rest of jspec asks a config nothing else. A new kind of draft head is therefore a frozen dataclass with these
     properties and an entry in ``jspec.registry``.
+
+    Example::
+
+        from jspec.config.heads import MLPConfig
+
+        config: DraftConfig = MLPConfig(vocab_size=32, hidden_size=16, inner_size=8, num_stages=4)
+        print(config.method, [parameter.name for parameter in config.parameters])
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -128,6 +135,13 @@ class HeadConfig(DraftConfig, Protocol):
     """The config of a draft head or a PARD model: every drafter with a checkpoint but a plain language model.
 
     A converted folder describes it in its manifest.
+
+    Example::
+
+        from jspec.config.heads import MLPConfig
+
+        config: HeadConfig = MLPConfig(vocab_size=32, hidden_size=16, inner_size=8, num_stages=4)
+        print(config.dimensions["V"], config.summary)
     """
 
 

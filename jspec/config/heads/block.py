@@ -54,6 +54,24 @@ class BlockConfig(LayeredConfig):
       confidence: whether there is a confidence head, and of what: of the hidden state of a slot (``hidden``), or of that and
         the embedding of the draft before it (``markov``). None if there is none.
       own_embedding, own_head: whether the checkpoint has a token embedding and an output head. If not, the target's serve.
+
+    Example::
+
+        from jspec.config import ModelConfig
+
+        layers = ModelConfig("LlamaForCausalLM", 32, 16, 32, 1, 2, 1, 8, 64)  # one layer, V = 32, D = 16
+        dspark = BlockConfig(
+            layers,
+            draft_vocab_size=32,
+            target_hidden_size=16,
+            aux_layers=(1, 2),
+            block_size=8,
+            mask_token_id=31,
+            anchor_first=True,
+            causal=(False,),
+            markov="vanilla",
+            markov_rank=4,
+        )
     """
 
     layers: ModelConfig

@@ -21,6 +21,13 @@ class EagleConfig(LayeredConfig):
       own_embedding: whether the checkpoint has a token embedding. If not, the target's embedding serves.
       draft_vocab_size: Vd, of how many tokens the draft head has the rows of the target's output head. None if that serves
         itself, for all tokens.
+
+    Example::
+
+        from jspec.config import ModelConfig
+
+        layers = ModelConfig("LlamaForCausalLM", 32, 16, 32, 1, 2, 1, 8, 64)  # one layer, V = 32, D = 16
+        head = EagleConfig(layers, draft_vocab_size=8)
     """
 
     layers: ModelConfig

@@ -70,6 +70,13 @@ class Eagle3Config(LayeredConfig):
         serve.
       mask_token_id: the token that mask slots read. None for an EAGLE-3 head, which has no mask slots.
       trained_drafts: number of drafts per round that the draft head was trained for. None if the checkpoint does not say.
+
+    Example::
+
+        from jspec.config import ModelConfig
+
+        layers = ModelConfig("LlamaForCausalLM", 32, 16, 32, 1, 2, 1, 8, 64)  # one layer, V = 32, D = 16
+        head = Eagle3Config(layers, draft_vocab_size=8, target_hidden_size=16, aux_layers=(1, 2, 3))
     """
 
     layers: ModelConfig

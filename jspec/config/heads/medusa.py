@@ -25,6 +25,10 @@ class MedusaConfig(Declared):
         are not quantised.
       draft_vocab_size: Vd, of how many tokens the output heads have logits, or of how many the Medusa heads have the rows of
         the target's output head. None for all of them.
+
+    Example::
+
+        head = MedusaConfig(vocab_size=32, hidden_size=16, num_heads=3)
     """
 
     vocab_size: int | None

@@ -37,6 +37,10 @@ class MLPConfig(Declared):
       quantization: the type in which projections and output heads are stored: ``int8``, ``fp8`` or ``int4``. None if
         they are not quantised.
       draft_vocab_size: Vd, of how many tokens the output heads have logits. None for all of them.
+
+    Example::
+
+        head = MLPConfig(vocab_size=32, hidden_size=16, inner_size=8, num_stages=4)
     """
 
     vocab_size: int

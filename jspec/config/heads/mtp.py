@@ -26,6 +26,13 @@ class MTPConfig(LayeredConfig):
       mask_first: whether the embedding is zero where the feature is that of the first token of a text, as in vLLM (0.33).
       draft_vocab_size: Vd, of how many tokens the layers have the rows of the target's output head. None if that serves
         itself, for all tokens.
+
+    Example::
+
+        from jspec.config import ModelConfig
+
+        layers = ModelConfig("LlamaForCausalLM", 32, 16, 32, 1, 2, 1, 8, 64)  # one layer, V = 32, D = 16
+        head = MTPConfig(layers)
     """
 
     layers: ModelConfig

@@ -16,6 +16,13 @@ class PardConfig(Declared):
     Attributes:
       model: config of the language model.
       mask_token_id: the token that mask slots read, ``pard_token`` in config.json.
+
+    Example::
+
+        from jspec.config import ModelConfig
+
+        model = ModelConfig("LlamaForCausalLM", 32, 16, 32, 2, 2, 1, 8, 64)
+        draft = PardConfig(model, mask_token_id=31)
     """
 
     model: ModelConfig

@@ -44,6 +44,12 @@ class Controller:
     Attributes:
       seconds: the argument, in ascending order of sizes, K and R.
       trying: whether the last choice was a single call with drafts after a rest.
+
+    Example::
+
+        controller = Controller({1: {0: 0.0040, 4: 0.0052}})  # seconds of a round of one row with K = 0 and K = 4
+        K = controller.choose(rows=1)
+        controller.observe(4, rounds=2, accepted=[3, 4])
     """
 
     def __init__(self, seconds: Mapping[int, Mapping[Way, float]]):

@@ -1,6 +1,6 @@
 """What rounds cost: a table of seconds by batch size, number of drafts, and how many tokens the target reads.
 
-The engine measures it, or ``benchmarks/efficiency.py`` does.
+The engine measures it, or ``benchmarks/rounds/efficiency.py`` does.
 """
 
 import dataclasses
@@ -50,6 +50,11 @@ class CostTable:
       method: how drafts are made, the name of an entry in ``jspec.registry``.
       rounds: batch size -> K, the drafts of a round, 0 for plain decoding -> seconds per round. Where the target reads R
         tokens of all rows together, and not every draft, (K, R) takes the place of K.
+
+    Example::
+
+        costs = jspec.CostTable("NVIDIA H200", "eagle3", {1: {0: 0.0040, 4: 0.0052}})  # one row, K = 0 and K = 4
+        llm = jspec.load("path/to/target", draft="path/to/eagle3", num_draft_tokens="auto", costs=costs)
     """
 
     device: str

@@ -204,7 +204,7 @@ def decode_options(target_leaves: Sequence[jax.Array], queries: int) -> dict[str
 
     With few query tokens a matrix product is split along its sums to occupy a GPU. XLA decides that by timing each
     product on its own, which does not count the kernels that add the parts up: with many query tokens a pass is faster
-    without splitting. This does not hold for quantised weights (``benchmarks/LOG.md`` has both)."""
+    without splitting. This does not hold for quantised weights (``benchmarks/log/rounds.md`` has both)."""
     options: dict[str, str | int] = {}
     if _GRAPHS not in os.environ.get("XLA_FLAGS", ""):
         options = {_GRAPHS: _IN_GRAPHS, "xla_gpu_graph_min_graph_size": 1}

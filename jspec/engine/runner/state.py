@@ -43,6 +43,14 @@ class RequestArrays:
       max_drafts: int32 ``[B]``, the most drafts of a round that the request wants; K and more is as many as there are.
       warp: the request's temperature, top-k, top-p and min-p, each ``[B]``.
       processors: what the request does to logits before that; None where no request does anything.
+
+    Example::
+
+        from jspec.sampling.params import SamplingParams
+
+        request = Request(0, [1, 2, 3], SamplingParams(max_tokens=8, seed=7), np.array([0, 7], np.uint32))
+        arrays = request_arrays(request, EngineConfig(max_len=64), vocab_size=32)
+        assert arrays.limit == 3 + 8
     """
 
     length: jax.Array
@@ -76,6 +84,11 @@ class DecodeState:
       seen_of_request: float32 ``[B, 2, K]`` for the largest K, ``Seen.of_request`` of ``engine.survival``. None if every
         draft is verified.
       seen_of_confidence: float32 ``[2, BINS]``, ``Seen.of_confidence``, of all requests together. None likewise.
+
+    Example::
+
+        def committed_lengths(state: DecodeState):
+            return jnp.where(state.live, state.request.length, 0)  # int32 [B]
     """
 
     tokens: jax.Array

@@ -74,6 +74,13 @@ class DecodeStep:
       budget: R, how many tokens the target reads in a round at most, of all rows together. It is B or more: each row's
         newest token is read. Of the drafts it reads those that are likeliest to be accepted, and the others count as if
         they had not been made (``engine.survival``). None is all.
+
+    Example::
+
+        def rounds(step: DecodeStep, state: DecodeState, count: int):
+            for _ in range(count):
+                state, log = step.round(state)
+            return state, log  # log.count has how many tokens each row emitted last
     """
 
     target: Target

@@ -148,6 +148,14 @@ class RoundLog:
         more, or less where a stop token, the length limit or broken logits cut the emitted tokens off.
       outcome: int32 ``[B]``, the row's outcome after the round: LIVE, STOPPED, FULL or BROKEN of ``engine.request``.
       logprobs: ``CallLogs.logprobs`` of the same rounds, if there are any; ``packed`` leaves it out.
+
+    Example::
+
+        import numpy as np
+
+        column = np.array([2])  # one row with K = 2: one of two drafts accepted, and a recovered token
+        log = RoundLog(np.array([[5, 9, -1]]), count=column, drafted=column, accepted=column - 1, outcome=column * 0)
+        assert log.tokens[0, : log.count[0]].tolist() == [5, 9]
     """
 
     tokens: Any

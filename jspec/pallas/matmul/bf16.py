@@ -13,7 +13,8 @@ from jspec.pallas.dispatch import by_platform, on_hopper
 from jspec.pallas.matmul.small_batch import Tiling, launch, store_products, sums_of
 from jspec.pallas.matmul.weight_only import product
 
-# By benchmarks/LOG.md. XLA's products of larger weights are as fast, and rounds in which the target reads 80 tokens are no
+# Figures are in benchmarks/log/bf16-products.md.
+# XLA's products of larger weights are as fast, and rounds in which the target reads 80 tokens are no
 # slower with XLA's. Not compared: smaller weights, and a single token, whose product XLA computes as a reduction.
 _TOKENS, _NUMBERS = range(2, 65), range(2**24, 2**26)
 

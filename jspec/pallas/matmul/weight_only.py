@@ -21,7 +21,7 @@ from jspec.quantization.int4 import HALF
 
 MOST_TOKENS = 512  # that the kernel is for: every tile of tokens reads and widens the weights again
 # Large weights of int8 have it, too, for several tokens. XLA's product is as fast with small weights, and faster with more
-# tokens (benchmarks/LOG.md). That of fp8 was not compared.
+# tokens (benchmarks/log/quantised-products.md). That of fp8 was not compared.
 _EIGHT_BIT_TOKENS, _EIGHT_BIT_NUMBERS = range(2, 65), 2**25
 
 _FEW_TOKENS = 32  # their sums are small: programs may share outputs until there are several for each multiprocessor

@@ -16,7 +16,7 @@ from jspec.pallas.dispatch import by_platform
 
 _LARGEST_RANK = 512
 # A program has the sums of 512 numbers for each of its queries in registers: it has fewer queries than in other attention.
-# These were the fastest in benchmarks/LOG.md: the first for 64 rows of 20 and 80 queries, and for 640 queries of a prefill
+# The fastest in benchmarks/log/mla.md: the first for 64 rows of 20 and 80 queries, and for 640 queries of a prefill
 # pass, the others for up to 16 rows.
 _MANY = Tiling(tile=73728, rows=32, warps=4, stages=2)
 _FEW = Tiling(tile=73728, rows=16, programs=264, warps=4, stages=2)

@@ -73,7 +73,8 @@ def _all_products(subscripts: str, x, stacked: Stacked):
 def tilings_of(A: int, X: int, dtype, stacked: Stacked) -> tuple[Tiling, Tiling]:
     """The tilings for A assignments to X experts: of gate and up, and of down. ``stacked`` is one of these.
 
-    A tile has room for what most experts have. The rest is the fastest of what ``benchmarks.experts --sweep`` tried."""
+    A tile has room for what most experts have. The rest is the fastest of what ``benchmarks.kernels.experts --sweep``
+    tried."""
     each_has = A / X
     if stacked.is_mxfp4:
         both = _tiling_of_four_bits(A, each_has)

@@ -11,7 +11,6 @@ import pytest
 from cuda_lowering import for_cuda
 from test_prefill_sm90 import MOSAIC, interpreted
 
-from benchmarks import latent_prefill
 from jspec.config import EngineConfig
 from jspec.pallas.attention.reference import Scores
 from jspec.pallas.mla.prefill import (
@@ -236,25 +235,6 @@ def test_lowers_for_hopper():
     text = for_cuda(functools.partial(expanded_attention, scores=Scores()), shapes())
     assert text.count(MOSAIC) == 1
     assert text.count("triton") >= 2
-
-
-@interpreted
-def test_the_benchmark_tells_right_from_wrong(monkeypatch, capsys):
-    from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
-
-    right = latent_prefill.expanded_attention_kernel
-    assert latent_prefill.check(latent_prefill.SMOKE, 1, InterpretGPUParams())
-    wrong = lambda q, *args, **how: right(q[..., ::-1], *args, **how)  # noqa: E731
-    monkeypatch.setattr(latent_prefill, "expanded_attention_kernel", wrong)
-    assert not latent_prefill.check(latent_prefill.SMOKE, 1, InterpretGPUParams())
-    assert capsys.readouterr().out.count("largest error") == 2
-
-
-def test_operations_of_a_pass():
-    """Of two prompts, 256 tokens of each behind 256 others."""
-    which = latent_prefill.Pass(2, 256, 2)
-    pairs = sum(256 + t + 1 for t in range(256))
-    assert which.operations == 2 * 2 * 20 * (pairs * 512 + 512 * 512 * (192 + 256))
 
 
 @pytest.mark.gpu

@@ -1,0 +1,1 @@
+"""How many drafts of the shipped family are accepted."""

@@ -1,0 +1,1 @@
+"""An engine and its server under requests."""

@@ -1,0 +1,1 @@
+"""What the host does: grammars, loading, and what a GPU holds."""

@@ -1,0 +1,1 @@
+"""Single kernels and products: are they right, and how long do they take?"""

@@ -1,0 +1,172 @@
+"""A sum over the GPUs of a target in shards, with the residual sum and the norm behind it: three ways to make it.
+
+    python -m benchmarks.kernels.sums                 # needs two NVIDIA GPUs: microseconds of each way, by number of tokens
+    python -m benchmarks.kernels.sums --smoke         # two simulated devices, small, with meaningless times
+
+Two such sums are in every layer: behind attention, and behind the MLP. Each device has a part ``y [tokens, D]`` of what is
+to be added up, and the residual stream ``x [tokens, D]``. What follows reads the norm of ``x`` and the sum.
+
+    sum         XLA's sum, then the kernel of ``jspec.pallas.norm.rms_norm``. It is what models do
+    scattered   the residual stream is split by tokens: each device receives the sum of its own tokens, norms these, and
+                gathers what the others normed (Korthikanti et al., "Reducing activation recomputation", 2022)
+    peer        one kernel that reads the other devices' memory, adds up and norms (Pallas Mosaic)
+
+The results are compared with those of ``sum`` before anything is timed."""
+
+import argparse
+import functools
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+if "--smoke" in sys.argv:  # before JAX starts
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=2 {os.environ.get('XLA_FLAGS', '')}"
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.sharding import Mesh, PartitionSpec
+
+from benchmarks.shapes import LLAMA_8B
+from jspec.config import Shards
+from jspec.engine.runner.compile import decode_options
+from jspec.models.sharding import mesh_of
+from jspec.pallas.norm.rms_norm import add_norm
+
+SHARDS = Shards(2)
+AXIS = SHARDS.axis
+EPS = 1e-5
+SUMS = 64  # one after another: those of a model of 32 layers
+TOKENS = (1, 5, 16, 80, 320)
+
+# (x, y, weight) -> (x and the sum of all y, its norm), ``[tokens, D]`` each. ``scattered`` has the device's own part of x.
+Way = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
+
+
+def summed(x, y, weight):
+    new, normed = add_norm(x[None], jax.lax.psum(y, AXIS)[None], weight, None, EPS, "rms")
+    return new[0], normed[0]
+
+
+def scattered(x, y, weight):
+    y = jnp.pad(y, ((0, len(x) * SHARDS.count - len(y)), (0, 0)))
+    own = jax.lax.psum_scatter(y, AXIS, tiled=True)
+    new, normed = add_norm(x[None], own[None], weight, None, EPS, "rms")
+    return new[0], jax.lax.all_gather(normed[0], AXIS, tiled=True)
+
+
+def peer(x, y, weight):
+    """The sum in the order of the devices, in float32, by one program for each token.
+
+    Every device waits at the end until the others have read its part, which may be overwritten then."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    (tokens, D), n = x.shape, SHARDS.count
+    layout = plgpu.Layout.WG_STRIDED((D,), vec_size=8)
+
+    def kernel(x_ref, y_ref, weight_ref, new_ref, normed_ref, done):
+        token, own = jax.lax.axis_index("tokens"), jax.lax.axis_index(AXIS)
+
+        def read(ref):
+            return plgpu.layout_cast(ref[...], layout).astype(jnp.float32)
+
+        parts = [read(plgpu.remote_ref(y_ref.at[token], {AXIS: jnp.int32(device)})) for device in range(n)]
+        new = read(x_ref.at[token]) + functools.reduce(jnp.add, parts)
+        new_ref[token] = new.astype(x.dtype)
+        scale = jax.lax.rsqrt(jnp.sum(new * new) / D + EPS)
+        normed_ref[token] = (new * scale * read(weight_ref)).astype(x.dtype)
+        for other in range(1, n):
+            pl.semaphore_signal(done, 1, device_id={AXIS: (own + other) % n})
+        pl.semaphore_wait(done, (n - 1) * tokens, decrement=False)
+
+    return plgpu.kernel(
+        kernel,
+        out_type=[jax.ShapeDtypeStruct(x.shape, x.dtype)] * 2,
+        grid=(tokens,),
+        grid_names=("tokens",),
+        scratch_types=[plgpu.SemaphoreType.REGULAR],
+        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+    )(x, y, weight)
+
+
+WAYS: Mapping[str, Way] = {"sum": summed, "scattered": scattered, "peer": peer}
+
+
+def chained(way: str, tokens: int, mesh: Mesh, sums: int = SUMS) -> Callable:
+    """``(x, y, weight) -> normed``: sums one after another, over all devices. What one of them normed is added up next."""
+
+    def one_device(x, y, weight):
+        if way == "scattered":
+            rows = -(-tokens // SHARDS.count)
+            own = jax.lax.axis_index(AXIS) * rows
+            padded = jnp.pad(x, ((0, rows * SHARDS.count - tokens), (0, 0)))
+            x = jax.lax.dynamic_slice_in_dim(padded, own, rows)
+
+        def one(_, carry):
+            x, y = carry
+            x, normed = WAYS[way](x, y, weight)
+            return x, normed[:tokens]
+
+        return jax.lax.fori_loop(0, sums, one, (x, y))[1]
+
+    same = PartitionSpec()
+    over = jax.shard_map(
+        one_device, mesh=mesh, in_specs=(same, PartitionSpec(AXIS), same), out_specs=same, check_vma=False
+    )
+    return lambda x, y, weight: over(x, y.reshape(-1, x.shape[1]), weight)
+
+
+def arguments(tokens: int, D: int, dtype) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """x ``[tokens, D]``, a part y for each device ``[devices, tokens, D]``, and the norm's weight ``[D]``."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    x, y = jax.random.normal(keys[0], (tokens, D), dtype), jax.random.normal(keys[1], (SHARDS.count, tokens, D), dtype)
+    return x, y, 1 + 0.1 * jax.random.normal(keys[2], (D,), dtype)
+
+
+def microseconds(way: str, tokens: int, D: int, dtype, repeats: int) -> float:
+    """Of one of the sums."""
+    function, args = chained(way, tokens, mesh_of(SHARDS.count, AXIS)), arguments(tokens, D, dtype)
+    compiled = jax.jit(function, compiler_options=decode_options(args, tokens)).lower(*args).compile()
+    jax.block_until_ready(compiled(*args))
+    took = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        jax.block_until_ready(compiled(*args))
+        took.append(time.perf_counter() - began)
+    return 1e6 * statistics.median(took) / SUMS
+
+
+def largest_difference(way: str, tokens: int, D: int, dtype) -> float:
+    """Of what two sums give, from those of ``sum``; normed numbers are around 1."""
+    args, mesh = arguments(tokens, D, dtype), mesh_of(SHARDS.count, AXIS)
+    found, wanted = (jax.jit(chained(one, tokens, mesh, sums=2))(*args) for one in (way, "sum"))
+    return float(jnp.max(jnp.abs(found.astype(jnp.float32) - wanted.astype(jnp.float32))))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, help="all of them on GPUs")
+    parser.add_argument("--repeats", type=int, default=15, help="timed calls of each program")
+    parser.add_argument("--smoke", action="store_true", help="two simulated devices, meaningless times")
+    args = parser.parse_args()
+    on_gpu = jax.default_backend() == "gpu"
+    if not args.smoke and (not on_gpu or len(jax.devices()) < SHARDS.count):
+        parser.error("fewer than two GPUs: times need them; --smoke runs a small version here")
+    ways = args.ways or [way for way in WAYS if on_gpu or way != "peer"]
+    D, dtype = (LLAMA_8B.hidden_size, jnp.bfloat16) if on_gpu else (64, jnp.float32)
+    print("tokens" + "".join(f"{way:>12}" for way in ways) + "   us", flush=True)
+    for tokens in args.tokens:
+        cells = []
+        for way in ways:
+            if (off := largest_difference(way, tokens, D, dtype)) > 0.1:
+                raise RuntimeError(f"{way}, {tokens} tokens: differs from sum by {off}")
+            cells.append(f"{microseconds(way, tokens, D, dtype, args.repeats):12.1f}")
+        print(f"{tokens:>6}" + "".join(cells), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

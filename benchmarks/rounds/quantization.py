@@ -1,0 +1,102 @@
+"""What quantised weights cost: how far they move the distribution of the shipped target, and how long a verify pass of many
+query tokens takes with them.
+
+    python -m benchmarks.rounds.quantization --json FILE       # writes a result, see benchmarks/report/results.py
+    python -m benchmarks.rounds.quantization --only kl         # the distribution alone, which needs no GPU
+    python -m benchmarks.rounds.quantization --only passes     # the passes alone
+    python -m benchmarks.rounds.quantization --smoke           # tiny passes, anywhere, with meaningless times
+
+The distribution: KL(original || quantised) in nats for each token, and the share of tokens of which both have the same
+likeliest next one, over the random tokens of ``jspec-convert --verify logits``, in float32. Keys of the result are ``kl,
+<format>``. The passes: 8 of the 32 layers of the Llama-3.1-8B shape and the output head, 16 rows of 5 query tokens, in
+microseconds. Keys of the result are ``8 layers, 16 x 5, <format>``."""
+
+import argparse
+import dataclasses
+import pathlib
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from benchmarks.kernels import bandwidth
+from benchmarks.report import results
+from benchmarks.rounds.programs import PAGE, Bench, Forward
+from benchmarks.shapes import LLAMA_8B, TINY, Pair
+from convert import convert
+from convert.verify import LENGTHS, Comparison, compare, jspec_logits
+from jspec.checkpoints.loading import load_folder
+from jspec.commands.demo import FAMILY
+from jspec.config import QUANTIZATIONS
+from jspec.models import build
+
+FORMATS = QUANTIZATIONS
+LAYERS = 8
+
+
+def divergences(lengths: Sequence[int] = LENGTHS) -> dict[str, Comparison]:
+    """How far each format moves the logits of the shipped target, over random texts of these lengths."""
+    folder = FAMILY / "target"
+
+    def logits(of: pathlib.Path) -> list[np.ndarray]:
+        config, params = load_folder(of, "float32")
+        rng = np.random.default_rng(0)
+        sequences = [rng.integers(config.vocab_size, size=length) for length in lengths]
+        return jspec_logits(build(config, jax.tree.map(jax.numpy.asarray, params)), sequences)
+
+    original, by_kind = logits(folder), {}
+    for kind in FORMATS:
+        with tempfile.TemporaryDirectory() as parent:
+            converted = pathlib.Path(parent) / "converted"
+            convert(folder, converted, quantize=kind, progress=False)
+            by_kind[kind] = compare(original, logits(converted))
+    return by_kind
+
+
+def measure_divergences(result: results.Result):
+    """Put the figures of every format into ``result``."""
+    for kind, one in divergences().items():
+        key = f"kl, {kind}"
+        result.measured[key], result.details[key] = one.mean_kl, {"unit": "nats"} | dataclasses.asdict(one)
+        print(f"{kind}: mean KL {one.mean_kl:.2e}, largest {one.max_kl:.2e} nats, top-1 agreement {one.top1:.1%}")
+
+
+def measure_passes(result: results.Result, smoke: bool, rate: float, file: pathlib.Path | None):
+    """Put the figures of every format into ``result``, and write it after each."""
+    base = TINY if smoke else dataclasses.replace(LLAMA_8B, num_layers=LAYERS, windows=())
+    dtype = "bfloat16" if jax.default_backend() == "gpu" else "float32"
+    bench = Bench(Pair(base, base), dtype, rate, 1 if smoke else 5)
+    live, passes = (PAGE, 1) if smoke else (1024, 64)
+    for kind in (None, *FORMATS):
+        timed = bench.time(Forward(16, 5, live, live, passes, kind))
+        key = f"8 layers, 16 x 5, {kind or dtype}"
+        result.measured[key], result.floors[key] = 1e6 * timed.seconds, 1e6 * timed.floor
+        result.details[key] = {"unit": "us", "kernels": timed.kernels}
+        print(f"{key}: {1e6 * timed.seconds:,.0f} us, floor {1e6 * timed.floor:,.0f}", flush=True)
+        if file:
+            results.write(result, file)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("kl", "passes"), help="one half of it")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
+    parser.add_argument("--smoke", action="store_true", help="tiny passes, any machine, meaningless times")
+    args = parser.parse_args()
+    if not args.smoke and args.only != "kl" and jax.default_backend() != "gpu":
+        parser.error("no GPU: times of passes need one; --only kl runs here, --smoke runs tiny passes")
+    rates, rate = bandwidth.for_floors(None) if args.only != "kl" else ({}, None)
+    result = results.begin("quantization", {"smoke": args.smoke}, rate, rates)
+    if args.only != "passes":
+        measure_divergences(result)
+    if args.only != "kl":
+        measure_passes(result, args.smoke, rate or bandwidth.ASSUMED, args.json)
+    if args.json:
+        results.write(result, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

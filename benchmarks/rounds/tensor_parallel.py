@@ -1,0 +1,144 @@
+"""How long rounds take on two GPUs that share a target, beside the floor that each one's part sets.
+
+    python -m benchmarks.rounds.tensor_parallel                       # needs two NVIDIA GPUs: every line
+    python -m benchmarks.rounds.tensor_parallel --shape llama-3.1-8b  # the lines of one shape
+    python -m benchmarks.rounds.tensor_parallel --json FILE         # also writes a result, see benchmarks/report/results.py
+    python -m benchmarks.rounds.tensor_parallel --alone               # one of the two GPUs by itself; needs one GPU
+    python -m benchmarks.rounds.tensor_parallel --smoke               # tiny and anywhere, with meaningless times
+
+Weights are random, and each GPU makes its own. Times are in milliseconds, the median over calls of many rounds each. The
+floor is that of ``benchmarks.rounds.round`` on half of the target's bytes and all of the draft's. The last line is one
+sum over the GPUs with the residual sum and the norm behind it, in microseconds, of as many tokens as its name says.
+
+With ``--alone`` one GPU runs plain rounds of what one of the two would have: a model with half of the heads, of the columns
+and of the vocabulary. Nothing is added up, so that times are those of two GPUs without their sums."""
+
+import argparse
+import dataclasses
+import itertools
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+if "--smoke" in sys.argv:  # before JAX starts
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=2 {os.environ.get('XLA_FLAGS', '')}"
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.kernels import bandwidth
+from benchmarks.kernels.sums import microseconds
+from benchmarks.report import results
+from benchmarks.rounds.programs import Bench, Decoding
+from benchmarks.rounds.round import HEADER, Figure, keep
+from benchmarks.shapes import LLAMA_8B, SHAPES
+from jspec.config import Shards
+
+SHARDS = Shards(2)
+PROMPT, NEW = 512, 256
+
+
+class Line(NamedTuple):
+    """What is timed of a shape: the rounds, and the milliseconds to reach, and what would be better; None for no goal.
+
+    ``share`` is the goal as a part of the floor's rate, and what would be better."""
+
+    number: int
+    variant: str
+    what: Decoding
+    goal: float | None = None
+    stretch: float | None = None
+    share: tuple[float, float] | None = None
+
+
+def plain(batch: int) -> Decoding:
+    return Decoding(None, 0, batch, PROMPT, NEW)
+
+
+LINES: dict[str, Sequence[Line]] = {
+    "llama-3.1-8b": (
+        Line(1, "batch 1", plain(1), 3.4, 3.0),
+        Line(1, "batch 16", plain(16), 3.6, 3.2),
+        Line(1, "batch 64", plain(64), 4.5, 4.2),
+        Line(2, "", Decoding("eagle3", 4, 1, PROMPT, NEW), 4.3, 3.9),
+    ),
+    "llama-3.3-70b": (Line(4, "", plain(1), share=(0.80, 0.85)),),
+}
+SMALL: Sequence[Line] = (Line(1, "batch 2", Decoding(None, 0, 2, 16, 8)), Line(2, "", Decoding("eagle3", 2, 1, 16, 8)))
+ROWS = {5: (7, 5), 80: (14, 10)}  # tokens -> microseconds to reach, and what would be better
+
+
+def rounds(shape: str, lines: Sequence[Line], dtype: str, rate: float, repeats: int) -> Iterator[Figure]:
+    """The figures of a shape, whose weights are made first."""
+    began = time.perf_counter()
+    bench = Bench(SHAPES[shape], dtype, rate, repeats, shards=SHARDS)
+    jax.block_until_ready(jax.tree.leaves(bench.target))
+    held = SHARDS.weight_bytes(bench.pair.target, 2) / 1e9
+    print(f"{shape}: {held:.1f} GB of weights on each GPU, made in {time.perf_counter() - began:.0f} s", flush=True)
+    for line in lines:
+        timed = bench.time(line.what)
+        goals = line.goal, line.stretch
+        if line.share is not None:
+            goals = tuple(1e3 * timed.floor / share for share in line.share)
+        tokens = timed.tokens if line.what.K else None
+        times = 1e3 * timed.seconds, 1e3 * timed.floor
+        what = f"{shape}, {line.what}"
+        yield Figure(line.number, line.variant, what, "ms", *times, *goals, kernels=timed.kernels, tokens=tokens)
+
+
+def alone(shape: str, lines: Sequence[Line], dtype: str, rate: float, repeats: int) -> Iterator[Figure]:
+    """The figures of plain rounds of one shard by itself. They have no goals, which are for rounds with sums."""
+    pair = SHAPES[shape]
+    vocabulary = SHARDS.vocabulary(pair.target.vocab_size)
+    bench = Bench(
+        pair._replace(target=dataclasses.replace(SHARDS.local(pair.target), vocab_size=vocabulary)),
+        dtype,
+        rate,
+        repeats,
+    )
+    for line in lines:
+        if line.what.method is None:
+            timed = bench.time(line.what)
+            what = f"{shape}, one of two shards alone, {line.what}"
+            times = 1e3 * timed.seconds, 1e3 * timed.floor
+            yield Figure(line.number, line.variant, what, "ms", *times, kernels=timed.kernels)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=LINES, nargs="+", default=list(LINES), help="the shapes, in this order")
+    parser.add_argument("--repeats", type=int, default=3, help="timed calls of each program")
+    parser.add_argument(
+        "--bandwidth", type=float, help="bytes per second of one GPU for the floors, instead of measuring"
+    )
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there")
+    parser.add_argument("--alone", action="store_true", help="one shard by itself, on one GPU, without sums")
+    parser.add_argument("--smoke", action="store_true", help="a tiny shape, two simulated devices, meaningless times")
+    args = parser.parse_args()
+    on_gpu = jax.default_backend() == "gpu"
+    needed = 1 if args.alone else SHARDS.count
+    if not args.smoke and (not on_gpu or len(jax.devices()) < needed):
+        parser.error(f"fewer than {needed} GPUs: times need them; --smoke runs a tiny version here")
+    rates, rate = bandwidth.for_floors(args.bandwidth)
+    shapes = {"tiny": SMALL} if args.smoke else {shape: LINES[shape] for shape in args.shape}
+    dtype, repeats = ("bfloat16" if on_gpu else "float32"), (1 if args.smoke else args.repeats)
+    settings = {"shapes": list(shapes), "dtype": dtype, "alone": args.alone, "smoke": args.smoke}
+    result = results.begin("tensor_parallel", settings, rate, rates)
+    print(f"{bandwidth.describe(rates)}; floors at {rate / 1e9:,.0f} GB/s of each GPU\n{HEADER}", flush=True)
+    of_shape = alone if args.alone else rounds
+    figures = [of_shape(shape, lines, dtype, rate, repeats) for shape, lines in shapes.items()]
+    D = 64 if args.smoke else LLAMA_8B.hidden_size
+    figures.append(
+        Figure(5, f"{rows} tokens", f"sum over the GPUs of {rows} x {D}, with norm", "us", took, 0.0, *goals)
+        for rows, goals in ({} if args.alone else ROWS).items()
+        for took in [microseconds("sum", rows, D, jnp.dtype(dtype), 5 * repeats)]
+    )
+    keep(itertools.chain.from_iterable(figures), result, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
