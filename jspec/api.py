@@ -205,6 +205,7 @@ def stream(
 
     Example::
 
+        llm = jspec.load("path/to/target")
         for delta in jspec.stream(llm, "def main(", max_tokens=64):
             print(delta.text, end="", flush=True)
     """

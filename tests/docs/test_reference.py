@@ -1,7 +1,7 @@
 """Every public object has an example in its docstring, and the examples work.
 
-Public are the names that ``jspec`` exports and those that docs/reference documents. An example is what stands behind
-``Example::`` at the end of a docstring. It sees the names of the module that defines the object, and ``jspec``. One that
+Public are the names that ``jspec`` exports and those that docs/reference documents. An example is the
+indented code behind ``Example::`` in a docstring. It sees the names of the module that defines the object, and ``jspec``. One that
 reads a checkpoint, at ``path/to`` something, is compiled and not run.
 """
 
@@ -10,6 +10,7 @@ import builtins
 import functools
 import importlib
 import inspect
+import itertools
 import re
 import sys
 import textwrap
@@ -58,8 +59,9 @@ def public() -> dict[str, Any]:
 
 def example_of(thing: Any) -> str | None:
     """The code of its example; None if there is none."""
-    _, marked, code = (inspect.getdoc(thing) or "").partition("Example::\n\n")
-    return textwrap.dedent(code) if marked else None
+    _, marked, behind = (inspect.getdoc(thing) or "").partition("Example::\n\n")
+    indented = itertools.takewhile(lambda line: not line or line.startswith(" "), behind.splitlines())
+    return textwrap.dedent("\n".join(indented)) if marked else None
 
 
 def unknown_names(code: str, namespace: dict[str, Any]) -> set[str]:
