@@ -23,7 +23,7 @@ from benchmarks import results
 from benchmarks.drafters import PROMPT_TOKENS, K, expected, prompts
 from benchmarks.markdown import table
 from convert import convert
-from jspec.checkpoints.loading import read_draft_config
+from jspec.checkpoints.checkpoint import read_draft_config
 from jspec.commands.demo import FAMILY, drafters
 from recipes.corpus import is_held_out, read_sources
 

@@ -13,12 +13,12 @@ from convert.checkpoint import LazyArray
 from convert.chunks import chunk_shapes
 from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.huggingface.source import Source
+from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.models.quantization import quantize
 from jspec.quantization import int4
 
 
-def quantized(source: Source, quantization: str) -> Source:
+def quantized(source: HuggingFaceModel, quantization: str) -> HuggingFaceModel:
     """``source`` with a config that says that the weights are quantised to ``int8``, ``fp8`` or ``int4``.
 
     Raises:
@@ -34,7 +34,7 @@ def quantized(source: Source, quantization: str) -> Source:
     return dataclasses.replace(source, layout=dataclasses.replace(source.layout, config=config))
 
 
-def lazy_params(source: Source, dtype: str) -> dict[str, LazyArray]:
+def lazy_params(source: HuggingFaceModel, dtype: str) -> dict[str, LazyArray]:
     """Name -> array, for every parameter of the converted folder, scales included; each is made when it is written.
 
     Args:
@@ -50,7 +50,7 @@ def lazy_params(source: Source, dtype: str) -> dict[str, LazyArray]:
     return {name: LazyArray(shape, kind, makers[name], chunks[name]) for name, (shape, kind) in stored.items()}
 
 
-def quantized_param(source: Source, name: str) -> tuple[np.ndarray, np.ndarray]:
+def quantized_param(source: HuggingFaceModel, name: str) -> tuple[np.ndarray, np.ndarray]:
     """``(weight, scale)`` of a quantised parameter, as ``jspec.models.quantization.quantize`` returns them.
 
     It is quantised from the values on disk in a dtype that holds them exactly, so the weights are rounded only once. If
@@ -76,7 +76,7 @@ def quantized_param(source: Source, name: str) -> tuple[np.ndarray, np.ndarray]:
     return quantize(weight, quantization)
 
 
-def _pair(source: Source, name: str, scale: str) -> dict[str, Callable[[], np.ndarray]]:
+def _pair(source: HuggingFaceModel, name: str, scale: str) -> dict[str, Callable[[], np.ndarray]]:
     """``make`` functions for the arrays of a quantised weight and its scale, by name.
 
     The first one that is called quantises the weight and keeps the other's array until that is called."""

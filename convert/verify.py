@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from convert.quantize import quantized_param
+from jspec.checkpoints.checkpoint import load_draft, load_folder
 from jspec.checkpoints.files.json_files import reason_of
 from jspec.checkpoints.files.refusal import Mismatch, Refusal
-from jspec.checkpoints.huggingface.source import Source
-from jspec.checkpoints.loading import load_draft, load_folder
+from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.models.causal import causal_logits
 from jspec.models.flatten import split
 from jspec.models.params import abstract_params, build
@@ -83,7 +83,7 @@ def verify_shapes(folder: Path, dtype: str) -> str:
     return f"shapes verified: {len(found)} params"
 
 
-def verify_weights(source: Source, folder: Path) -> str:
+def verify_weights(source: HuggingFaceModel, folder: Path) -> str:
     """A note for the user, after the weights in ``folder`` were compared with those of ``source``.
 
     Those of the source are quantised again for this, unless the files hold them in eight bits.
@@ -100,7 +100,7 @@ def verify_weights(source: Source, folder: Path) -> str:
     return f"{source.config.quantization} weights verified: {len(scales)} params are the source's, {how}"
 
 
-def verify_logits(source: Source, folder: Path, dtype: str) -> list[str]:
+def verify_logits(source: HuggingFaceModel, folder: Path, dtype: str) -> list[str]:
     """Notes for the user, after the fp32 logits of ``folder`` were compared with those of transformers on the source.
 
     Args:
@@ -144,7 +144,7 @@ def compare(reference: list[np.ndarray], ours: list[np.ndarray]) -> Comparison:
     )
 
 
-def _sequences(source: Source) -> list[np.ndarray]:
+def _sequences(source: HuggingFaceModel) -> list[np.ndarray]:
     """Random token sequences, int ``[length]``, of ``LENGTHS`` or as many tokens as the model has positions for."""
     model = source.config.language_model
     assert model is not None

@@ -14,7 +14,7 @@ from tiny import tiny_checkpoint
 from tiny_heads import NO_EMBEDDING, deepspec_eagle3, eagle, eagle3, p_eagle, speculators
 
 import jspec
-from jspec.checkpoints.loading import read_draft_config
+from jspec.checkpoints.checkpoint import read_draft_config
 
 SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16}
 PROMPTS = [[5], [7, 8, 9] * 3]

@@ -59,12 +59,14 @@ def fail_at(monkeypatch, point: str):
         monkeypatch.setattr("shutil.copyfile", failing_once(None, lambda *a: True))
     elif point == "params":
         monkeypatch.setattr(
-            "jspec.checkpoints.huggingface.source.Source.param", failing_once(None, lambda self, name, d: True)
+            "jspec.checkpoints.huggingface.model.HuggingFaceModel.param", failing_once(None, lambda self, name, d: True)
         )
     elif point == "late param":
-        original = __import__("jspec.checkpoints.huggingface.source", fromlist=["Source"]).Source.param
+        original = __import__(
+            "jspec.checkpoints.huggingface.model", fromlist=["HuggingFaceModel"]
+        ).HuggingFaceModel.param
         fails = failing_once(original, lambda self, name, dtype: name == "head.weight")
-        monkeypatch.setattr("jspec.checkpoints.huggingface.source.Source.param", fails)
+        monkeypatch.setattr("jspec.checkpoints.huggingface.model.HuggingFaceModel.param", fails)
     elif point == "sync":
         monkeypatch.setattr("os.fsync", failing_once(None, lambda *a: True))
     elif point == "rename into place":
@@ -169,7 +171,7 @@ CHILD = """
     import sys, time
     import convert.conversion, convert.staging
     from convert import convert as run
-    from jspec.checkpoints.huggingface.source import Source
+    from jspec.checkpoints.huggingface.model import HuggingFaceModel
 
     def stop(*args):
         print("here", flush=True)
@@ -177,8 +179,10 @@ CHILD = """
 
     point, src, out = sys.argv[1:]
     if point == "in the params":
-        original = Source.param
-        Source.param = lambda self, name, dtype: stop() if name == "head.weight" else original(self, name, dtype)
+        original = HuggingFaceModel.param
+        def param(self, name, dtype):
+            return stop() if name == "head.weight" else original(self, name, dtype)
+        HuggingFaceModel.param = param
     elif point == "before the sync":
         convert.staging._sync_tree = stop
     else:

@@ -12,7 +12,7 @@ from tiny import tiny_checkpoint
 
 from convert import Refusal, check, convert, load_draft, load_folder, read_draft_config, verifier_of
 from convert.cli import main
-from jspec.checkpoints.huggingface.source import open_source
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config, EagleConfig, MedusaConfig, MLPConfig, PardConfig
 from jspec.models.params import abstract_params
@@ -150,7 +150,7 @@ def test_draft_ids_stay_integers_in_any_dtype(tmp_path):
         assert params["norm.weight"].dtype.name == "bfloat16"
         assert params["draft_ids"].dtype == np.int32
         assert np.array_equal(params["draft_ids"], exact)
-    assert open_source(src).exact_dtype == "float32"
+    assert Checkpoint.open(src).hugging_face.exact_dtype == "float32"
 
 
 @pytest.mark.parametrize("repeat", [False, True])

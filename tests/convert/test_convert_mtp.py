@@ -15,10 +15,8 @@ from tiny import tiny_checkpoint, write_weights
 import jspec
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
+from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
 from jspec.checkpoints.converted.manifest import check
-from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.huggingface.source import open_source
-from jspec.checkpoints.loading import read_draft_config
 from jspec.doctor import diagnose
 from jspec.models import build, build_head
 from jspec.models.kv_cache import CausalView
@@ -222,7 +220,7 @@ def test_layers_alone(tmp_path):
 def test_options_of_theirs_are_refused_for_others(tmp_path, options, message):
     folder = tiny_checkpoint(tmp_path / "src")
     with pytest.raises(Refusal, match=message):
-        open_source(folder, options=HeadOptions(**options))
+        read_draft_config(folder, **options)
     convert(folder, tmp_path / "out")
     with pytest.raises(Refusal, match=message):
         read_draft_config(tmp_path / "out", **options)
@@ -260,4 +258,4 @@ def test_an_absurd_config_costs_nothing(tmp_path):
     ):
         (folder / "config.json").write_text(json.dumps({**config, **changes}))
         with pytest.raises(Refusal, match=message):
-            open_source(folder)
+            Checkpoint.open(folder).hugging_face.require_match()

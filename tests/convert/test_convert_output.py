@@ -17,7 +17,7 @@ from tiny import ARCHITECTURES, tiny_checkpoint, write_weights
 import jspec
 from convert import check, convert, load_folder
 from convert.cli import main
-from jspec.checkpoints.huggingface.source import open_source
+from jspec.checkpoints.checkpoint import Checkpoint
 
 TOKENIZER = {"tokenizer.json": '{"version": "1.0"}', "tokenizer_config.json": "{}", "chat_template.jinja": "{{ x }}"}
 
@@ -97,7 +97,7 @@ def test_one_wider_tensor_widens_all(tmp_path):
     src = tiny_checkpoint(tmp_path / "src", dtype="bfloat16")
     tensors = load_file(src / "model.safetensors")
     write_weights(src, {**tensors, "model.norm.weight": tensors["model.norm.weight"].astype(np.float32)})
-    assert open_source(src).exact_dtype == "float32"
+    assert Checkpoint.open(src).hugging_face.exact_dtype == "float32"
 
 
 def test_tied_and_redundant_tensors(tmp_path):
@@ -108,7 +108,7 @@ def test_tied_and_redundant_tensors(tmp_path):
     embedding = tensors["model.embed_tokens.weight"]
     extra = {"lm_head.weight": embedding, "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)}
     write_weights(src, {**tensors, **extra})
-    assert open_source(src).ignored == sorted(extra)
+    assert Checkpoint.open(src).hugging_face.ignored == sorted(extra)
     assert same(load_folder(src)[1], expected)
     del tensors["model.embed_tokens.weight"]
     write_weights(src, {**tensors, "lm_head.weight": embedding})  # stored under the head's name alone

@@ -18,7 +18,8 @@ from convert import Refusal, check, convert, load_folder
 from convert.manifest import write_manifest
 from jspec.checkpoints.converted import manifest as manifests
 from jspec.checkpoints.converted.manifest import own_digest
-from jspec.checkpoints.converted.orbax import load_param
+from jspec.checkpoints.converted.orbax import stored_arrays
+from jspec.checkpoints.files.folder import Folder
 
 SIZES = {"vocab_size": 264, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 8}
 SMALL = {"max_batch": 1, "max_len": 32, "page_size": 16, "prefill_chunk": 16}
@@ -245,7 +246,9 @@ HEADER["order"] = "C"
 )
 def test_signed_array_of_another_form(out, monkeypatch, changes):
     """Refused by its header: the reader, which would make room for it, is not asked."""
-    monkeypatch.setattr("jspec.checkpoints.loading.load_param", lambda *_: pytest.fail("arrays were read"))
+    monkeypatch.setattr(
+        "jspec.checkpoints.converted.orbax.StoredArray.read", lambda *_: pytest.fail("arrays were read")
+    )
     (out / WEIGHT / ".zarray").write_text(json.dumps({**HEADER, **changes}))
     sign_anew(out)
     with pytest.raises(Refusal, match=r"layers\.0\.mlp\.down\.weight"):
@@ -258,7 +261,9 @@ def test_signed_names_that_leave_the_folder(out, monkeypatch):
     file = out / "params" / "_METADATA"
     file.write_text(file.read_text().replace('"key": "down"', '"key": "/../../elsewhere"'))
     sign_anew(out)
-    monkeypatch.setattr("jspec.checkpoints.loading.load_param", lambda *_: pytest.fail("arrays were read"))
+    monkeypatch.setattr(
+        "jspec.checkpoints.converted.orbax.StoredArray.read", lambda *_: pytest.fail("arrays were read")
+    )
     with pytest.raises(Refusal, match="params: _METADATA and the folders disagree about"):
         load_folder(out)
 
@@ -292,11 +297,11 @@ def test_converted_folder_in_a_hub_cache(out, tmp_path):
 # Reads an array that is damaged, past the checks that would find that, and says how it ended.
 READ = """
     import sys
-    from pathlib import Path
-    from jspec.checkpoints.converted.orbax import load_param
+    from jspec.checkpoints.converted.orbax import stored_arrays
+    from jspec.checkpoints.files.folder import Folder
     from jspec.checkpoints.files.refusal import Refusal
     try:
-        load_param(Path(sys.argv[1]), sys.argv[2])
+        stored_arrays(Folder(sys.argv[1]), "params")[sys.argv[2]].read()
     except Refusal as refusal:
         print(refusal)
 """
@@ -307,10 +312,10 @@ def test_nothing_is_told_beside_a_refusal(out):
     path, name = out / WEIGHT / "0.0", Path(WEIGHT).name
     path.write_bytes(path.read_bytes()[:-1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-X", "dev", "-W", "ignore", "-c", textwrap.dedent(READ), str(out / "params"), name]
+    command = [sys.executable, "-X", "dev", "-W", "ignore", "-c", textwrap.dedent(READ), str(out), name]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert ended.stderr == ""
     assert ended.stdout.startswith(f"{out}/params: {name!r} cannot be restored (")
     assert ended.stdout.count("\n") == 1
     with pytest.raises(Refusal, match="cannot be restored"):
-        load_param(out / "params", name)
+        stored_arrays(Folder(out), "params")[name].read()

@@ -16,9 +16,10 @@ from convert.checkpoint import LazyArray, save_params
 from convert.cli import main
 from convert.manifest import write_manifest
 from convert.verify import compare, jspec_logits
-from jspec.checkpoints.converted.orbax import load_param, read_shapes
+from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.checkpoints.converted.orbax import stored_arrays
 from jspec.checkpoints.export import export_draft
-from jspec.checkpoints.loading import read_model_config
+from jspec.checkpoints.files.folder import Folder
 from jspec.commands.demo import FAMILY
 from jspec.models.params import abstract_params, build, flat_params
 from jspec.models.quantization import STORED, quantize
@@ -48,7 +49,7 @@ def in_eight_bits(config, name: str) -> bool:
 
 def rewrite(folder, **changes):
     """Put other arrays into a converted folder, or leave out those that are None, and sign it anew."""
-    params = {name: load_param(folder / "params", name) for name in read_shapes(folder / "params", "params")}
+    params = {name: array.read() for name, array in stored_arrays(Folder(folder), "params").items()}
     manifest = json.loads((folder / "manifest.json").read_text())
     params = {name: array for name, array in {**params, **changes}.items() if array is not None}
     shutil.rmtree(folder / "params")
@@ -67,7 +68,7 @@ def test_what_is_rounded(tmp_path, out, architecture, kind, tied):
     assert (report.dtype, report.quantization) == ("bfloat16", kind)
     assert [note for note in report.notes if "weights that are not quantised are rounded to bfloat16" in note]
     original, (config, params) = load_folder(src)[1], load_folder(out)
-    assert config == dataclasses.replace(load_folder(src)[0], quantization=kind) == read_model_config(out)
+    assert config == dataclasses.replace(load_folder(src)[0], quantization=kind) == Checkpoint.open(out).target_config
     assert report.parameters == config.num_parameters == sum(array.size for array in original.values())
     assert {n: (a.shape, a.dtype) for n, a in params.items()} == {
         n: (leaf.shape, leaf.dtype) for n, leaf in abstract_params(config, "bfloat16").items()
@@ -188,7 +189,7 @@ def test_a_pard_model_is_a_language_model(tmp_path, out):
     convert(tiny_heads.pard(tmp_path / "head"), out, quantize="fp8", verify="shapes")
     config, params = load_draft(out, "bfloat16")
     assert config == read_draft_config(out)
-    assert config.decoder.quantization == read_model_config(out).quantization == "fp8"
+    assert config.decoder.quantization == Checkpoint.open(out).target_config.quantization == "fp8"
     assert params["layers.0.mlp.down.weight"].dtype == STORED["fp8"]
 
 

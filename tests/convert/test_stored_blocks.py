@@ -15,13 +15,12 @@ from tiny import tiny_config, write_weights
 import jspec
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
+from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
 from jspec.checkpoints.dequantize.four_bits import IN_TURN, unpacked
 from jspec.checkpoints.dequantize.fp8 import FP8BlockWeight
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.huggingface.config import read_config
-from jspec.checkpoints.huggingface.source import open_source
-from jspec.checkpoints.loading import read_draft_config, read_model_config
 from jspec.models.quantization import STORED, quantize
 
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
@@ -54,7 +53,7 @@ def test_it_is_the_model_of_its_dequantised_weights(tmp_path, name, architecture
     assert str(warning.message).startswith(f"{src}: the weights are stored in ")
     assert KINDS[name].words in str(warning.message)
     assert loaded[0].quantization is None
-    assert loaded[0] == read_model_config(src) == read_draft_config(src)
+    assert loaded[0] == Checkpoint.open(src).target_config == read_draft_config(src)
     for dtype in NUMPY_DTYPES:
         assert_same(warned(src, dtype), load_folder(tmp_path / "src-wide", dtype))
     assert_same(loaded, load_folder(tmp_path / "src-wide", "bfloat16"))
@@ -291,7 +290,7 @@ def test_fp8_is_that_of_transformers(tmp_path):
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
     kind = Kind(fp8_config(weight_block_size=[16, 32]), functools.partial(fp8, block=(16, 32)), "")
-    source, dequantize = open_source(block_checkpoint(tmp_path / "src", kind)), Fp8Dequantize(None)
+    source, dequantize = Checkpoint.open(block_checkpoint(tmp_path / "src", kind)).hugging_face, Fp8Dequantize(None)
     for name in ("model.layers.0.self_attn.k_proj.weight", "model.layers.1.mlp.down_proj.weight"):
         weight = source.tensors[name]
         assert isinstance(weight, FP8BlockWeight)

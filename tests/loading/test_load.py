@@ -12,6 +12,7 @@ from tiny import tiny_checkpoint, tiny_tokenizer
 
 import convert
 import jspec
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.loading import memory_budget
 from jspec.loading.pair import default_params
 
@@ -304,8 +305,8 @@ def test_sampling_follows_the_checkpoint(suggesting, llm, tmp_path):
     assert tokens(cool, jspec.SamplingParams(**some)) == tokens(llm, **some) != expected
     assert len(tokens(cool)) <= 16
     convert.convert(target, tmp_path / "converted")
-    assert default_params(tmp_path / "converted", "auto") == cool.default_sampling_params
-    assert default_params(target, "jspec") == jspec.SamplingParams()
+    assert default_params(Checkpoint.open(tmp_path / "converted"), "auto") == cool.default_sampling_params
+    assert default_params(Checkpoint.open(target), "jspec") == jspec.SamplingParams()
 
 
 @pytest.mark.parametrize(
@@ -322,11 +323,11 @@ def test_sampling_follows_the_checkpoint(suggesting, llm, tmp_path):
 def test_bad_values_of_a_checkpoint_are_told_with_the_file(suggesting, fields, words):
     with pytest.raises(ValueError, match=rf"suggesting/generation_config\.json: {words}"):
         jspec.load(suggesting(**fields))
-    assert default_params(suggesting(**fields), "jspec") == jspec.SamplingParams()
+    assert default_params(Checkpoint.open(suggesting(**fields)), "jspec") == jspec.SamplingParams()
 
 
 def test_a_penalty_of_the_checkpoint_is_followed(suggesting):
-    params = default_params(suggesting(repetition_penalty=1.05, top_k=20), "auto")
+    params = default_params(Checkpoint.open(suggesting(repetition_penalty=1.05, top_k=20)), "auto")
     assert (params.repetition_penalty, params.top_k) == (1.05, 20)
 
 
@@ -347,7 +348,7 @@ def test_a_target_that_is_no_folder(folders, tmp_path):
 
 def test_a_batch_that_cannot_fit(folders, monkeypatch):
     """Refused with numbers from the configs alone: no weights are read, nothing is compiled."""
-    monkeypatch.setattr(jspec.loading.pair, "open_folder", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr(Checkpoint, "params", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(
         MemoryError, match=r"needs .* GiB .* max_batch=30000000 x max_len=256\), but .* are free; lower"
     ):

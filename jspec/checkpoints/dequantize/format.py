@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from jspec.checkpoints.converted.params import Index
 from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import FLOAT_DTYPES, Tensor
 

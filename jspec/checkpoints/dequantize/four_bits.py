@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jspec.checkpoints.converted.params import Index, bounds_of
 from jspec.checkpoints.dequantize.format import BlockFormat, Dequantized, Parts
+from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
 
 IN_TURN = tuple(range(8))

@@ -4,9 +4,9 @@ import dataclasses
 
 import numpy as np
 
-from jspec.checkpoints.converted.params import Index, bounds_of
 from jspec.checkpoints.dequantize.format import BlockFormat, Dequantized, Parts, read_block, read_plain, read_scales
 from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.quantization_fields import require_one_of
 

@@ -8,17 +8,23 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from jspec.checkpoints.converted.params import Index, bounds_of
+Index = tuple[slice, ...]  # of the first axes of an array, with steps of 1; all of the others
 
 PIECE = 8 << 20  # bytes that a thread reads at a time
 THREADS = 8
 SHORTEST = 1 << 10  # bytes of a run that is read alone: disks read whole pages, and a call costs more than shorter ones
+
+
+def bounds_of(index: Index, shape: Sequence[int]) -> list[tuple[int, int]]:
+    """First place and one past the last of a part of an array, along each of its axes."""
+    slices = [*index, *[slice(None)] * (len(shape) - len(index))]
+    return [one.indices(size)[:2] for one, size in zip(slices, shape, strict=True)]
 
 
 def read_range(path: Path, dtype: np.dtype, shape: tuple[int, ...], index: Index = (), start: int = 0) -> np.ndarray:

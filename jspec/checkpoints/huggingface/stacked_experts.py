@@ -17,7 +17,7 @@ import dataclasses
 
 import numpy as np
 
-from jspec.checkpoints.converted.params import Index, bounds_of
+from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import FLOAT_DTYPES, STORED_DTYPES, Tensor
 from jspec.config import ModelConfig

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-log = logging.getLogger("jspec.loading")
+from jspec.checkpoints.files.ranges import Index
 
-Index = tuple[slice, ...]  # of the first axes of an array, with steps of 1; all of the others
+log = logging.getLogger("jspec.loading")
 
 
 class StoredParams(Mapping[str, np.ndarray]):
@@ -81,9 +81,3 @@ class StoredParams(Mapping[str, np.ndarray]):
             self._bar.close()
             seconds = time.perf_counter() - self._began
             log.info("%s: %.1f GB of weights read in %.1f s", self._folder, self._bytes / 1e9, seconds)
-
-
-def bounds_of(index: Index, shape: Sequence[int]) -> list[tuple[int, int]]:
-    """First place and one past the last of a part of an array, along each of its axes."""
-    slices = [*index, *[slice(None)] * (len(shape) - len(index))]
-    return [one.indices(size)[:2] for one, size in zip(slices, shape, strict=True)]
