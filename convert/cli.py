@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     further = (options.src, options.quantize, options.draft_vocabulary, options.corpus)
-    if options.check is not None and any(one is not None for one in further):
+    if options.check is not None and any(option is not None for option in further):
         parser.error("--check takes a converted folder and nothing else")
     if options.check is None and (options.src is None or (options.out is None and not options.dry_run)):
         parser.error("SRC and OUT are needed; --dry-run needs SRC only")

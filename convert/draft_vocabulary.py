@@ -61,8 +61,8 @@ def choose(
         raise Refusal(
             f"{source.folder.given}: config.json has no vocab_size, so nothing says how many tokens there are; give target"
         )
-    configs = [one for one in (source.config.decoder, model) if one is not None]
-    stops = {token for one in configs for token in one.eos_token_ids if token < V}
+    configs = [config for config in (source.config.decoder, model) if config is not None]
+    stops = {token for config in configs for token in config.eos_token_ids if token < V}
     if is_int(draft_vocabulary):
         size: Any = draft_vocabulary
         return _most_frequent(source, size, V, corpus, target, stops)

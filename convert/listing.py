@@ -26,8 +26,8 @@ def listing(source: HuggingFaceModel, dtype: str) -> Iterator[str]:
         if name not in source.tensors:
             continue
         tensor = source.tensors[name]
-        whole = shapes[at.param] == at.shape
-        place = at.param if whole else f"{at.param}[{at.start}:{at.start + at.shape[0]}]"
+        is_whole = shapes[at.param] == at.shape
+        place = at.param if is_whole else f"{at.param}[{at.start}:{at.start + at.shape[0]}]"
         yield f"{name:{width}} -> {place}  {list(tensor.shape)}  {tensor.dtype} -> {stored[at.param][1]}"
     for name in source.ignored:
         yield f"ignored: {name}"

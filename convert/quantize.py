@@ -60,7 +60,7 @@ def quantized_param(source: HuggingFaceModel, name: str) -> tuple[np.ndarray, np
       Refusal: the parameter has NaN or infinity, or numbers too large for the scales of four bits.
     """
     if source.layout.holds_scales:
-        weight, scale = (source.param(one, source.exact_dtype) for one in (name, source.config.scale_names()[name]))
+        weight, scale = (source.param(param, source.exact_dtype) for param in (name, source.config.scale_names()[name]))
         return weight, scale
     quantization, weight = source.config.quantizations()[name], source.param(name, source.exact_dtype)
     if not np.isfinite(weight).all():
@@ -82,9 +82,9 @@ def _pair(source: HuggingFaceModel, name: str, scale: str) -> dict[str, Callable
     The first one that is called quantises the weight and keeps the other's array until that is called."""
     kept: dict[str, np.ndarray] = {}
 
-    def make(one: str) -> np.ndarray:
-        if one not in kept:
+    def make(param: str) -> np.ndarray:
+        if param not in kept:
             kept[name], kept[scale] = quantized_param(source, name)
-        return kept.pop(one)
+        return kept.pop(param)
 
-    return {one: functools.partial(make, one) for one in (name, scale)}
+    return {param: functools.partial(make, param) for param in (name, scale)}

@@ -68,10 +68,10 @@ def reduced(source: HuggingFaceModel, chosen: Chosen, target: HuggingFaceModel |
     for name, at in layout.table.items():
         if new[at.param] != old[at.param]:
             tensors[name], table[name] = _rows(tensors[name], tokens), at._replace(shape=(len(tokens), *at.shape[1:]))
-    some = next(iter(layout.tensors.values()))
+    tensor = next(iter(layout.tensors.values()))
     ids = np.full(chosen.vocab_size, -1, np.int32)
     ids[tokens] = np.arange(len(tokens))
-    made: dict[str, Tensor] = {DRAFT_IDS: Derived(DRAFT_IDS, some.file, some.path, ids.shape, ids.dtype.name, ids)}
+    made: dict[str, Tensor] = {DRAFT_IDS: Derived(DRAFT_IDS, tensor.file, tensor.path, ids.shape, ids.dtype.name, ids)}
     dequantizes = False
     if HEAD not in old and HEAD in new:
         if config.language_model is not None:

@@ -76,11 +76,11 @@ def verify_shapes(folder: Path, dtype: str) -> str:
     """
     config, params = load_draft(folder)
     expected = {name: (leaf.shape, leaf.dtype) for name, leaf in abstract_params(config, dtype).items()}
-    found = {name: (array.shape, array.dtype) for name, array in params.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            raise Mismatch(f"{folder}: parameter {name!r} is {found.get(name)}, expected {expected.get(name)}")
-    return f"shapes verified: {len(found)} params"
+    stored = {name: (array.shape, array.dtype) for name, array in params.items()}
+    for name in sorted(expected.keys() | stored.keys()):
+        if expected.get(name) != stored.get(name):
+            raise Mismatch(f"{folder}: parameter {name!r} is {stored.get(name)}, expected {expected.get(name)}")
+    return f"shapes verified: {len(stored)} params"
 
 
 def verify_weights(source: HuggingFaceModel, folder: Path) -> str:
@@ -93,9 +93,9 @@ def verify_weights(source: HuggingFaceModel, folder: Path) -> str:
     """
     scales, (_, params) = source.config.scale_names(), load_draft(folder)
     for name, scale in scales.items():
-        for one, expected in zip((name, scale), quantized_param(source, name), strict=True):
-            if not np.array_equal(params[one].view(np.uint8), expected.view(np.uint8)):
-                raise Mismatch(f"{folder}: parameter {one!r} is not that of the source, quantised")
+        for param, expected in zip((name, scale), quantized_param(source, name), strict=True):
+            if not np.array_equal(params[param].view(np.uint8), expected.view(np.uint8)):
+                raise Mismatch(f"{folder}: parameter {param!r} is not that of the source, quantised")
     how = "as they are stored" if source.layout.holds_scales else "rounded once"
     return f"{source.config.quantization} weights verified: {len(scales)} params are the source's, {how}"
 
@@ -115,21 +115,21 @@ def verify_logits(source: HuggingFaceModel, folder: Path, dtype: str) -> list[st
     quantization, where = source.config.quantization, source.folder.given
     sequences = _sequences(source)
     expected = transformers_logits(source.folder.root, sequences)
-    found = compare(expected, _logits(folder, sequences))
+    comparison = compare(expected, _logits(folder, sequences))
     if quantization is None:
         lossless = dtype == "float32" or source.exact_dtype == "bfloat16"
-        if not (found.exact if lossless else found.mean_kl <= ROUNDED_KL):
-            raise Mismatch(f"{where}: logits differ from transformers': {found}")
-        return [f"logits verified against transformers: {found}"]
+        if not (comparison.exact if lossless else comparison.mean_kl <= ROUNDED_KL):
+            raise Mismatch(f"{where}: logits differ from transformers': {comparison}")
+        return [f"logits verified against transformers: {comparison}"]
     original = compare(expected, _logits(source.folder.root, sequences))
     if not original.exact:
         raise Mismatch(f"{where}: logits of the original weights differ from transformers': {original}")
-    if not np.isfinite(found.max_kl):
+    if not np.isfinite(comparison.max_kl):
         raise Mismatch(f"{where}: logits of the {quantization} weights are not finite")
     return [
         f"logits of the original weights verified against transformers: {original}",
-        f"KL(original || {quantization}) mean {found.mean_kl:.2e}, max {found.max_kl:.2e} nats per token, top-1 agreement "
-        f"{found.top1:.1%}, over {found.positions} random tokens",
+        f"KL(original || {quantization}) mean {comparison.mean_kl:.2e}, max {comparison.max_kl:.2e} nats per token, top-1 "
+        f"agreement {comparison.top1:.1%}, over {comparison.positions} random tokens",
     ]
 
 

@@ -47,13 +47,13 @@ def budget(
     size = ITEMSIZE[config.dtype]
     models = [target] if draft is None else [target, draft]
     decoders = [
-        _local(model.decoder, one) for model, one in zip(models, shards, strict=False) if model.decoder is not None
+        _local(model.decoder, shard) for model, shard in zip(models, shards, strict=False) if model.decoder is not None
     ]
     weights = [
         model.weight_bytes(size)
-        if one is None or model.language_model is None
-        else one.weight_bytes(model.language_model, size)
-        for model, one in zip(models, shards, strict=False)
+        if shard is None or model.language_model is None
+        else shard.weight_bytes(model.language_model, size)
+        for model, shard in zip(models, shards, strict=False)
     ]
     slots = config.pool_pages * config.page_size
     row_slots = config.max_batch * config.pages_per_row * config.page_size

@@ -165,11 +165,11 @@ def check_pair(pair: Pair, target: ModelConfig, speculation: Speculation, max_le
 
 def require_shards(shards: Sequence[Shards | None], target: ModelConfig, draft: DraftConfig | None):
     """Raise a ValueError unless target and draft can be split into ``shards``, and there are so many devices."""
-    for one, config in zip(shards, (target, None if draft is None else draft.language_model), strict=True):
-        if one is not None:
-            mesh_of(one.count, one.axis)
-        if one is not None and config is not None:
-            one.local(config)
+    for shard, config in zip(shards, (target, None if draft is None else draft.language_model), strict=True):
+        if shard is not None:
+            mesh_of(shard.count, shard.axis)
+        if shard is not None and config is not None:
+            shard.local(config)
 
 
 def load_modules(
@@ -278,13 +278,13 @@ def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
     for field, name in config.borrowable:
         if not getattr(config, field):
             continue
-        names = [one for one in (name, config.scale_names().get(name)) if one is not None]
+        names = [param for param in (name, config.scale_names().get(name)) if param is not None]
         theirs = [array for array in lent[field] or () if array is not None]
         rows = target.config.vocab_size  # of shards, the last has padding behind them
         alike = len(names) == len(theirs) and all(_same(params[n], a, rows) for n, a in zip(names, theirs, strict=True))
         if alike:
-            for one in names:
-                del params[one]
+            for param in names:
+                del params[param]
             config = dataclasses.replace(config, **{field: False})  # pyright: ignore[reportArgumentType]
     return config
 

@@ -118,8 +118,8 @@ class ConvertedModel:
 
 def _whole_arrays(read: Callable[[str, Index], np.ndarray]) -> Callable[[str, Index], np.ndarray]:
     """``read``, which reads the array of a name as a whole, and keeps it until another is asked for."""
-    whole = functools.lru_cache(maxsize=1)(lambda name: read(name, ()))
-    return lambda name, index: whole(name)[index]
+    read_array = functools.lru_cache(maxsize=1)(lambda name: read(name, ()))
+    return lambda name, index: read_array(name)[index]
 
 
 def _require_shapes(where: str, stored_shapes: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]):

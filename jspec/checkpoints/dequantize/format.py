@@ -21,17 +21,17 @@ class Dequantized(Tensor):
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
+class WeightTensors:
     """The tensors in the files that stand for the weight ``[out, in]`` of one linear map.
 
     Attributes:
       module: name of the linear map in the checkpoint.
-      found: how the name of a tensor ends -> the tensor, ``.qweight``, for those that are there.
+      tensors: how the name of a tensor ends -> the tensor, ``.qweight``, for those that are there.
       where: the folder, for messages.
     """
 
     module: str
-    found: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor]
     where: str
 
     def take(self, end: str, shape: tuple[int, ...], dtypes: Collection[str] = tuple(FLOAT_DTYPES)) -> Tensor:
@@ -40,9 +40,9 @@ class Parts:
         Raises:
           Refusal: it is missing, or has another shape than ``shape`` or none of the ``dtypes``.
         """
-        tensor = self.found.get(end)
+        tensor = self.tensors.get(end)
         if tensor is None:
-            others = ", ".join(repr(self.module + one) for one in self.found)
+            others = ", ".join(repr(self.module + suffix) for suffix in self.tensors)
             raise Refusal(
                 f"{self.where}: tensor {self.module + end!r} is missing, and {others} needs it; fetch it again"
             )
@@ -89,7 +89,7 @@ class BlockFormat(abc.ABC):
         """How the names of the tensors end that stand for a weight."""
 
     @abc.abstractmethod
-    def weight(self, name: str, shape: tuple[int, int], parts: Parts) -> Dequantized:
+    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> Dequantized:
         """The weight that is made of ``parts``.
 
         Args:
@@ -101,9 +101,9 @@ class BlockFormat(abc.ABC):
           Refusal: a tensor is missing, or does not fit the weight.
         """
 
-    def is_quantized(self, found: Mapping[str, Tensor]) -> bool:
-        """Whether ``found``, some of the tensors of a linear map by the ends of their names, are those of this format."""
-        return bool(found)
+    def is_quantized(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether ``tensors``, some of the tensors of a linear map by the ends of their names, are those of this format."""
+        return bool(tensors)
 
     @property
     def note(self) -> str:
@@ -144,7 +144,7 @@ def read_plain(fields: Fields, *keys: str) -> tuple[frozenset[str], str]:
     """
     key = next((key for key in keys if fields.raw.get(key) is not None), keys[0])
     listed = fields.raw.get(key) or []
-    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
         raise fields.refuse(key, "a list of module names")
     return frozenset(listed), fields.prefix + key
 

@@ -171,8 +171,8 @@ class HuggingFaceModel:
                 parts.append((tensor, slice(first - start, last - start), slice(first - at.start, last - at.start)))
 
         def read(tensor: str, rows: slice) -> np.ndarray:
-            whole = shape[1:] == sizes[1:] and rows == slice(0, self.table[tensor].shape[0])
-            return self.tensors[tensor].read() if whole else self.tensors[tensor].read_part((rows, *index[1:]))
+            is_whole = shape[1:] == sizes[1:] and rows == slice(0, self.table[tensor].shape[0])
+            return self.tensors[tensor].read() if is_whole else self.tensors[tensor].read_part((rows, *index[1:]))
 
         if len(parts) == 1:  # it is copied only if it is of another dtype, or transposed
             return np.ascontiguousarray(read(parts[0][0], parts[0][2]), kind)

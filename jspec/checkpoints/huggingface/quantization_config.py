@@ -57,7 +57,7 @@ def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> Stored
     Raises:
       Refusal: in a way that jspec does not read.
     """
-    own = next((found for found in map(fields.nested, KEYS) if found is not None), None)
+    own = next((nested for nested in map(fields.nested, KEYS) if nested is not None), None)
     if own is None:
         return None
     method = own.text("quant_method", _unnamed_method(own))

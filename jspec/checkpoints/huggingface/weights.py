@@ -109,15 +109,15 @@ def _sharded(
     for shard in dict.fromkeys(weight_map.values()):
         if not shard.endswith(suffix):
             raise Refusal(f"{where}: shard {shard!r} is refused, because only {suffix} files are read")
-        found = header(folder, shard, where)
+        held = header(folder, shard, where)
         listed = {name for name, at in weight_map.items() if at == shard}
-        for name in sorted(listed - found.keys()):
+        for name in sorted(listed - held.keys()):
             raise Refusal(f"{where}: puts tensor {name!r} in {shard}, which does not hold it")
-        for name in sorted(found.keys() - listed):
+        for name in sorted(held.keys() - listed):
             at = weight_map.get(name)
             reason = "the index does not list" if at is None else f"the index puts in {at}: it is stored twice"
             raise Refusal(f"{folder.given}/{shard}: holds tensor {name!r}, which {reason}")
-        tensors |= found
+        tensors |= held
     return tensors
 
 
@@ -127,11 +127,11 @@ def _header(folder: Folder, name: str, named_by: str | None = None) -> dict[str,
     try:
         with safe_open(path, framework="numpy") as file:
             views = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (a safetensors file is no mapping)
-            found = {key: (tuple(view.get_shape()), view.get_dtype()) for key, view in views.items()}
+            entries = {key: (tuple(view.get_shape()), view.get_dtype()) for key, view in views.items()}
     except (SafetensorError, OSError) as error:
         raise _damaged(where, error) from None
     starts, tensors = _starts(path, where), {}
-    for key, (shape, dtype) in found.items():
+    for key, (shape, dtype) in entries.items():
         if dtype not in SOURCE_DTYPES:
             known = ", ".join(SOURCE_DTYPES)
             raise Refusal(f"{where}: tensor {key!r} is stored as {dtype}; only {known} can be converted")
