@@ -176,8 +176,8 @@ def prepared(
     draft_vocabulary: DraftVocabulary | None,
     corpus: str | os.PathLike | None,
 ) -> HuggingFaceModel:
-    """``source`` as it is to be converted: fit for ``target``, reduced to a draft vocabulary that is its own, quantised;
-    arguments as for ``convert``, but for the target, which is opened."""
+    """``source`` as it is to be converted: checked against ``target``, with a draft vocabulary, quantised; arguments as for
+    ``convert``, with the target opened."""
     if target is not None:
         require_fit(source, target, needless=draft_vocabulary is None)
     if corpus is not None and draft_vocabulary is None:
@@ -205,7 +205,7 @@ def mtp_beside(
       allow_pickle, mtp, draft_vocabulary, corpus: as for ``convert``.
 
     Returns:
-      them, and notes on what becomes of them.
+      the layers, and notes for the user on them.
 
     Raises:
       Refusal: they are asked for by name, and there are none, or they cannot be read or have no such draft vocabulary.

@@ -15,9 +15,9 @@ from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES, Tensor
+from jspec.checkpoints.heads import speculators
 from jspec.checkpoints.heads.kinds import is_head, recognise
 from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
-from jspec.checkpoints.heads.speculators import verifier
 from jspec.checkpoints.huggingface.config import decoder_config, read_fields
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.checkpoints.huggingface.weights import read_headers
@@ -95,7 +95,7 @@ class Checkpoint:
     @functools.cached_property
     def target_name(self) -> str | None:
         """Name or path of the target that a draft head was made for; None unless it is in the speculators format."""
-        return verifier(self.fields)
+        return speculators.target_name(self.fields)
 
     @functools.cached_property
     def generation_config(self) -> Fields:

@@ -1,4 +1,4 @@
-"""The params of a checkpoint folder, read one at a time."""
+"""``StoredParams``: the params of a checkpoint folder, read one at a time."""
 
 import logging
 import math
@@ -16,10 +16,10 @@ log = logging.getLogger("jspec.loading")
 
 
 class StoredParams(Mapping[str, np.ndarray]):
-    """Dotted name -> array, read from the files whenever it is asked for and kept by nobody.
+    """Dotted name -> array, read from the files whenever it is asked for, and not stored here.
 
-    So whoever sends one array after another to its devices has one of them in host memory at a time, and not the model. In a
-    terminal a progress bar shows how much was read. When all arrays have been read, the log says how long that took.
+    So a caller that sends one array after another to its devices has one of them in host memory at a time, and not the
+    model. In a terminal a progress bar shows how much was read. Once all arrays have been read, the log has the seconds.
 
     Args:
       folder: the checkpoint folder, for the bar.

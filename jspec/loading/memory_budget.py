@@ -1,4 +1,4 @@
-"""Whether an engine fits on its devices, computed from shapes before anything is loaded or compiled."""
+"""The bytes that an engine needs on its devices, computed from shapes before anything is loaded or compiled."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Budget:
       weights: the weights of target and draft.
       cache: keys and values of both, in all pages.
       work: the largest temporaries: of a round, the logits of target and draft, and one layer's keys and values gathered
-        from their pages; of a prefill pass, one layer's activations, and its keys and values if they follow from latents.
+        from their pages; of a prefill batch, one layer's activations, and its keys and values if they follow from latents.
     """
 
     weights: int
@@ -41,7 +41,7 @@ def budget(
     width: int,
     shards: Sequence[Shards | None] = (None, None),
 ) -> Budget:
-    """What an engine needs whose target reads ``width`` query tokens for each row in a round; ``draft`` may be None.
+    """The bytes of an engine whose target reads ``width`` query tokens of each row in a round; ``draft`` may be None.
 
     ``shards`` are those of target and draft, as ``shards_of`` has them."""
     size = ITEMSIZE[config.dtype]
@@ -70,7 +70,7 @@ def budget(
 
 
 def _expanded_bytes(decoder: ModelConfig, config: EngineConfig) -> int:
-    """Of the keys and values that a layer of a prefill pass computes from latents, which takes bfloat16."""
+    """Bytes of the keys and values that a layer of a prefill batch computes from latents, in bfloat16 alone."""
     pages = config.pages_of_pass(config.segment_buckets[-1])
     if decoder.latent is None or pages is None or config.dtype != "bfloat16":
         return 0

@@ -1,4 +1,4 @@
-"""From checkpoint folders to configs that fit together, and from these to the modules of a target and a draft."""
+"""Opens target and draft, checks that their configs are compatible, and builds their modules."""
 
 import dataclasses
 import os
@@ -32,7 +32,7 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A target and what drafts for it, opened.
+    """The checkpoints of a target and of its drafter, opened.
 
     Attributes:
       target: the target's checkpoint.
@@ -82,7 +82,7 @@ class CheckedPair:
 def open_pair(
     target: Path, draft: Path | None, options: HeadOptions, arguments: Mapping[str, Any], speculation: Speculation
 ) -> Pair:
-    """What the arguments of ``jspec.load`` mean. A draft that never drafts, because K is 0, is left out.
+    """The pair that the arguments of ``jspec.load`` name. A draft that never drafts, because K is 0, is left out.
 
     Raises:
       ValueError: a folder that is none, or an argument that the drafting method does not take.
@@ -113,7 +113,7 @@ def open_checkpoints(
 
 
 def default_params(target: Checkpoint, generation_config: str) -> SamplingParams:
-    """What the arguments of ``generate`` default to.
+    """The defaults of the arguments of ``generate``.
 
     As in vLLM, the fields ``ADOPTED`` come from the checkpoint's ``generation_config.json``. Other fields of that file,
     ``do_sample`` for example, are ignored.
@@ -139,7 +139,7 @@ def default_params(target: Checkpoint, generation_config: str) -> SamplingParams
 
 
 def check_pair(pair: Pair, target: ModelConfig, speculation: Speculation, max_len: int) -> CheckedPair:
-    """Read everything but weights, and check that it is compatible.
+    """The pair with its configs, after everything but weights was read and checked.
 
     Args:
       pair: target and draft.
@@ -179,7 +179,7 @@ def load_modules(
     draft_shards: Shards | None = None,
     check_files: bool = False,
 ) -> tuple[Decoder, Any, Callable[..., Drafter]]:
-    """Read the weights.
+    """The modules of a pair, from its weights.
 
     Args:
       checked: target and draft.

@@ -48,7 +48,7 @@ class StoredArray:
     dtype: np.dtype
 
     def read(self, index: Index = (), check: Check | None = None) -> np.ndarray:
-        """The array, or a part of it, in its stored dtype; of each chunk the bytes of the part alone are read.
+        """The array, or a part of it, in its stored dtype; of each chunk, only the bytes of the part are read.
 
         Orbax itself would read all arrays of a checkpoint at once, and each as a whole.
 
@@ -79,7 +79,7 @@ class StoredArray:
     def _read_chunk(
         self, number: Sequence[int], bounds: list[tuple[int, int]], check: Check | None
     ) -> tuple[Index, np.ndarray]:
-        """The numbers of a part that lie in one chunk, behind their place in the part.
+        """Where the numbers of a part that one chunk holds go in the part, and these numbers.
 
         Args:
           number: of the chunk along each axis.

@@ -1,4 +1,4 @@
-"""``BlockFormat``: what the formats of weights have in common that are dequantised while they are read."""
+"""``BlockFormat``: the base class of formats of weights that are dequantised while they are read."""
 
 import abc
 import dataclasses
@@ -22,11 +22,11 @@ class Dequantized(Tensor):
 
 @dataclasses.dataclass(frozen=True)
 class WeightTensors:
-    """The tensors in the files that stand for the weight ``[out, in]`` of one linear map.
+    """The stored tensors from which the weight ``[out, in]`` of one linear map is computed.
 
     Attributes:
       module: name of the linear map in the checkpoint.
-      tensors: how the name of a tensor ends -> the tensor, ``.qweight``, for those that are there.
+      tensors: suffix of its name, ``.qweight`` -> tensor, for those in the files.
       where: the folder, for messages.
     """
 
@@ -64,7 +64,7 @@ class WeightTensors:
 
 @dataclasses.dataclass(frozen=True)
 class BlockFormat(abc.ABC):
-    """How a checkpoint stores weights, with one scale for many numbers of each.
+    """A format of stored weights, in which many numbers share a scale.
 
     Attributes:
       plain: names of modules that config.json says are not quantised. Which others are not, the tensors in the files say.
@@ -81,12 +81,12 @@ class BlockFormat(abc.ABC):
     @property
     @abc.abstractmethod
     def summary(self) -> str:
-        """What it is, for messages: ``FP8 with a scale for each block of 128 x 128``."""
+        """The format in words, for messages: ``FP8 with a scale for each block of 128 x 128``."""
 
     @property
     @abc.abstractmethod
     def ends(self) -> tuple[str, ...]:
-        """How the names of the tensors end that stand for a weight."""
+        """The suffixes of the tensors from which a weight is computed."""
 
     @abc.abstractmethod
     def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> Dequantized:

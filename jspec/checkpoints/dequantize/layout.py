@@ -1,4 +1,4 @@
-"""Puts weights in the place of the tensors that stand for them, before a layout says where each weight goes."""
+"""Replaces stored tensors by weights that are dequantised when they are read."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ WEIGHT, BIAS = ".weight", ".bias"
 
 
 class Replaced(NamedTuple):
-    """The tensors of a checkpoint after those that stand for weights have been replaced.
+    """The tensors of a checkpoint, with dequantised weights in place of codes, zeros and scales.
 
     Attributes:
       tensors: tensor name -> tensor; weights are ``Dequantized`` tensors.
@@ -51,7 +51,7 @@ def dequantized(
     stored: BlockFormat | StoredQuantization | None,
     where: str,
 ) -> Replaced:
-    """``tensors`` with a ``Dequantized`` one for each weight in the block format ``stored``; as they are if it is none.
+    """``tensors`` with a ``Dequantized`` one for each quantised weight; unchanged unless ``stored`` is a block format.
 
     Args:
       tensors: those in the files, by name.
@@ -84,7 +84,7 @@ def dequantized(
 
 
 def with_note(layout: Layout, replaced: Replaced) -> Layout:
-    """``layout``, that of ``replaced.tensors``, which says what is dequantised and left out; as it is if nothing is."""
+    """``layout``, of ``replaced.tensors``, with notes on what is dequantised and left out; unchanged if nothing is."""
     if not replaced.note:
         return layout
     scales, notes = scales_left_out(layout.tensors.keys() - layout.left_out, layout.table)

@@ -34,7 +34,7 @@ def given_aux_layers(settings: Settings, convention: str | None, least: int = 0)
       least: the smallest id that ``target_layer_ids`` may have.
 
     Raises:
-      Refusal: config.json lists layer ids and nobody says what they mean, or lists and option contradict each other.
+      Refusal: config.json lists layer ids of unknown meaning, or lists and option contradict each other.
     """
     either, outputs = settings.object_with(IDS), settings.object_with(OUTPUT_IDS)
     others, ids = either.raw.get(IDS), outputs.raw.get(OUTPUT_IDS)

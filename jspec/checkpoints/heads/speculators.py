@@ -166,7 +166,7 @@ def nested_layer_fields(layers: ModelConfig) -> dict[str, Any]:
     return written
 
 
-def verifier(fields: Fields) -> str | None:
+def target_name(fields: Fields) -> str | None:
     """Name or path of the target that a draft head was trained for; None if config.json does not say."""
     outer = fields.nested(CONFIG)
     inner = outer.nested("verifier") if outer else None

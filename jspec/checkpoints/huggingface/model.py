@@ -83,7 +83,7 @@ class HuggingFaceModel:
 
     @property
     def default_dtype(self) -> str:
-        """The dtype of the parameters if nobody asks for one: ``exact_dtype``, and ``bfloat16`` for weights that are
+        """The dtype of the parameters by default: ``exact_dtype``, and ``bfloat16`` for weights that are
         dequantised, because float32 would take four bytes where the files have one or less."""
         return "bfloat16" if self.layout.dequantized else self.exact_dtype
 

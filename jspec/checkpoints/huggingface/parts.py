@@ -25,7 +25,7 @@ from jspec.config.tensor_names import TensorNames, names_of
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Which rows or columns of a tensor make one that a parameter takes.
+    """The rows or columns of a tensor that go into one parameter.
 
     Attributes:
       name: the name of that tensor in the table of the layout.
@@ -43,7 +43,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class RearrangedTensor:
-    """A tensor in the files: its shape there, and the parts that parameters take."""
+    """A tensor in the files whose parts go into parameters: its shape, and these parts."""
 
     shape: tuple[int, ...]
     parts: Sequence[Part]
@@ -78,7 +78,7 @@ class TensorPart(Tensor):
 def rearrange(
     config: ModelConfig, tensors: Mapping[str, Tensor], layers: Sequence[int] | None = None, prefix: str | None = None
 ) -> dict[str, Tensor]:
-    """``tensors``, with parts in place of those that parameters do not take as they are.
+    """``tensors``, with parts in place of the tensors of ``rearranged_tensors``.
 
     Args:
       config: the config of the decoder layers.
@@ -123,7 +123,7 @@ def modules_of_parts(config: ModelConfig) -> dict[str, str]:
 def rearranged_tensors(
     config: ModelConfig, layers: Sequence[int] | None = None, prefix: str | None = None
 ) -> dict[str, RearrangedTensor]:
-    """Tensor name -> what is made of it, for each tensor in the files that parameters do not take as it is.
+    """Tensor name -> its parts, for each tensor in the files that is reordered or goes into several parameters.
 
     Args:
       config: the config of the decoder layers.

@@ -1,4 +1,4 @@
-"""What config.json says of weights that are quantised already (``quantization_config``).
+"""Reads how stored weights are quantised (``quantization_config`` of config.json).
 
 ``READERS`` has one entry for each method that is read. FP8 weights with a scale for each output channel, as jspec stores
 them itself, or with a single scale for each weight are a ``StoredQuantization``. Weights with a scale for each block are a

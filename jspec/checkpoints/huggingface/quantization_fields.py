@@ -1,4 +1,4 @@
-"""What the readers of a ``quantization_config`` share: checks of its keys, and the lists of modules in it."""
+"""Checks of keys and lists of modules that the readers of a ``quantization_config`` share."""
 
 import dataclasses
 import re

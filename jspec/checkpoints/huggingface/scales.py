@@ -1,4 +1,4 @@
-"""Weights that a checkpoint stores in eight bits, and their scales: which there have to be, and what fills a parameter.
+"""Weights that a checkpoint stores in eight bits, and their scales.
 
 A checkpoint has the scales of ``model.layers.0.mlp.down_proj.weight`` in the tensor ``....down_proj.weight_scale``. They
 become the parameter ``layers.0.mlp.down.scale``. Weights are read as they are stored, bit for bit."""

@@ -79,7 +79,7 @@ class StackedTensor(Tensor):
 
 
 def with_stacked_experts(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``tensors``, of which those of stacked experts are ``StackedTensor``.
+    """``tensors``, with a ``StackedTensor`` for each that holds all experts of a layer.
 
     Raises:
       Refusal: one of them has another shape or dtype than ``config`` asks for.
