@@ -115,7 +115,7 @@ def _tensors(folder):
 
 
 @pytest.mark.parametrize("converted", [False, True], ids=["hugging face", "converted"])
-def test_the_kind_of_a_folder(target, tmp_path, converted):
+def test_kind_is_language_model_or_draft_head(target, tmp_path, converted):
     for make, kind in (
         (tiny_heads.eagle, "draft_head"),
         (tiny_heads.medusa, "draft_head"),

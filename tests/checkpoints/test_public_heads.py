@@ -173,7 +173,7 @@ def test_a_public_head_drafts_for_its_target(tmp_path, head):
 
 
 @pytest.mark.parametrize("head", [head for head in PUBLIC if head.said], ids=lambda head: head.names.split(",")[0])
-def test_what_config_json_leaves_open_is_asked_for(tmp_path, head):
+def test_settings_missing_in_config_json_are_required(tmp_path, head):
     target = tiny_checkpoint(tmp_path / "target", head.target, **LAYERS)
     with pytest.raises(ValueError, match=next(iter(head.said))):
         jspec.load(target, head.write(tmp_path / "head", **head.keys), **SMALL)

@@ -60,7 +60,7 @@ def test_a_part_of_an_array_is_that_part(folder, index):
 
 
 @pytest.mark.parametrize("make", [tiny_checkpoint, fp8_checkpoint])
-def test_of_a_part_no_other_bytes_are_read(tmp_path, make, monkeypatch):
+def test_only_the_bytes_of_a_part_are_read(tmp_path, make, monkeypatch):
     """Queries, keys and values are tensors of their own: rows at both ends of all of them are rows of two."""
     make(tmp_path / "checkpoint")
     params, read = Checkpoint.open(tmp_path / "checkpoint").language_model()[1], []
@@ -75,7 +75,7 @@ def test_of_a_part_no_other_bytes_are_read(tmp_path, make, monkeypatch):
     assert [part.size for part in read] == [4 * columns, 2 * columns]
 
 
-def test_an_array_is_kept_by_nobody(folder):
+def test_arrays_are_not_cached(folder):
     params = Checkpoint.open(folder).language_model("float32")[1]
     array = params["layers.0.mlp.gate_up.weight"]
     alive = weakref.ref(array)
@@ -103,12 +103,12 @@ def test_a_module_is_built_of_one_array_at_a_time(tmp_path, monkeypatch):
     assert most[0] <= 1
 
 
-def test_a_name_that_there_is_not():
+def test_an_unknown_name_is_a_key_error():
     with pytest.raises(KeyError, match="c"):
         some_params()["c"]
 
 
-def test_the_log_says_how_long_it_took(caplog):
+def test_the_log_has_the_seconds_of_reading(caplog):
     caplog.set_level(logging.INFO, "jspec.loading")
     params = some_params()
     assert params["a"].shape == params["a"].shape

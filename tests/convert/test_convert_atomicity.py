@@ -91,7 +91,7 @@ def test_failure_leaves_nothing(monkeypatch, capsys, src, out, point):
 
 
 @pytest.mark.parametrize("point", [*POINTS, "rename away"])
-def test_failure_leaves_the_old_one(monkeypatch, src, out, point):
+def test_failure_keeps_the_old_folder(monkeypatch, src, out, point):
     convert(src, out)
     before = snapshot(out)
     with monkeypatch.context() as patch:
@@ -113,7 +113,7 @@ def test_existing_out_is_not_touched(capsys, src, out):
     assert alone(out)
 
 
-def test_a_folder_of_something_else_is_never_overwritten(capsys, src, out):
+def test_folders_not_converted_are_never_overwritten(capsys, src, out):
     out.mkdir()
     (out / "thesis.tex").write_text("years of work")
     assert main([str(src), str(out), "--overwrite"]) == 2
@@ -156,7 +156,7 @@ def test_failed_verification_writes_nothing(monkeypatch, capsys, src, out):
     assert "shapes verified" in capsys.readouterr().out
 
 
-def test_two_runs_for_one_place(src, out):
+def test_concurrent_conversions_to_one_place_are_refused(src, out):
     lock = out.with_name(".out.jspec-lock")
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -208,7 +208,7 @@ def running(*arguments):
 
 
 @pytest.mark.parametrize("point", ["in the params", "before the sync", "between the renames"])
-def test_sigkill(src, out, point):
+def test_a_killed_conversion_is_cleaned_up(src, out, point):
     convert(src, out)
     before = snapshot(out)
     with running(point, src, out) as child:

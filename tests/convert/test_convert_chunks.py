@@ -80,7 +80,7 @@ def test_small_arrays_are_one_file(tmp_path):
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "fp8", "int4"])
-def test_the_same_arrays_as_in_one_chunk_each(src, tmp_path, monkeypatch, quantize):
+def test_chunks_hold_the_same_numbers(src, tmp_path, monkeypatch, quantize):
     """Which earlier versions wrote."""
     convert(src, tmp_path / "out", quantize=quantize, verify="shapes")
     monkeypatch.setattr(chunks, "MOST", 1)
@@ -116,7 +116,7 @@ def test_files_of_other_shards_are_not_needed(src, tmp_path):
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"x"], ids=["short", "long"])
-def test_a_chunk_of_another_size(src, tmp_path, change):
+def test_a_chunk_of_another_size_is_refused(src, tmp_path, change):
     """Beside the manifest, which notices it before."""
     convert(src, tmp_path / "out")
     path = tmp_path / "out" / "params" / DOWN / "0.3"

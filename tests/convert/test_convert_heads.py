@@ -55,7 +55,7 @@ def test_converted_equals_direct(tmp_path, file, case):
         (tiny_checkpoint, {}, "LlamaForCausalLM, 2 layers, vocabulary 97"),
     ],
 )
-def test_the_command_says_what_it_recognised(tmp_path, capsys, make, keys, line):
+def test_the_command_prints_what_it_recognised(tmp_path, capsys, make, keys, line):
     src = make(tmp_path / "src", **keys)
     assert main([str(src), "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == f"recognised: {line}"
@@ -63,7 +63,7 @@ def test_the_command_says_what_it_recognised(tmp_path, capsys, make, keys, line)
     assert capsys.readouterr().out.splitlines()[0] == f"recognised: {line}"
 
 
-def test_configs(tmp_path):
+def test_each_layout_gives_its_config(tmp_path):
     eagle, _ = load_draft(heads.eagle(tmp_path / "eagle", num_key_value_heads=None, max_position_embeddings=None))
     assert isinstance(eagle, EagleConfig)
     assert eagle.fuse_bias

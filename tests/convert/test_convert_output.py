@@ -83,7 +83,7 @@ def test_plain_orbax_restores_it(tmp_path, src):
         ("bfloat16", "float32", "float32", None),
     ],
 )
-def test_dtype_is_said_aloud(tmp_path, capsys, stored, dtype, expected, note):
+def test_dtype_is_printed(tmp_path, capsys, stored, dtype, expected, note):
     src = tiny_checkpoint(tmp_path / "src", dtype=stored)
     report = convert(src, tmp_path / "out", dtype=dtype)
     assert report.dtype == expected
@@ -127,7 +127,7 @@ def test_nonfinite_numbers_are_reported_and_kept(tmp_path):
     assert np.isnan(load_folder(tmp_path / "out")[1]["norm.weight"]).tolist().index(True) == 3
 
 
-def test_manifest(tmp_path, src, capsys):
+def test_the_manifest_describes_every_file(tmp_path, src, capsys):
     out = tmp_path / "out"
     assert main([str(src), str(out)]) == 0
     summary = capsys.readouterr().out
@@ -187,7 +187,7 @@ def test_check_needs_a_converted_folder(src, capsys):
     assert "manifest.json" in capsys.readouterr().err
 
 
-def test_dry_run(tmp_path, src, capsys):
+def test_dry_run_prints_the_mapping(tmp_path, src, capsys):
     assert main([str(src), "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "recognised: LlamaForCausalLM, 2 layers, vocabulary 97"
@@ -226,7 +226,7 @@ def test_dry_run_reads_headers_only(monkeypatch, src):
 
 
 @pytest.mark.parametrize("arguments", [[], ["src"], ["src", "--check", "out"]])
-def test_usage(arguments, capsys):
+def test_missing_arguments_print_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2

@@ -104,7 +104,7 @@ def test_plain_values_are_left_out(tmp_path):
         (torch.nn.Linear(2, 2), "torch.nn.modules.linear.Linear"),
     ],
 )
-def test_more_than_tensors(tmp_path, state_dict, reason):
+def test_pickles_of_other_objects_are_refused(tmp_path, state_dict, reason):
     with pytest.raises(Refusal, match=r"heads\.pt: ") as refusal:
         read(tmp_path, state_dict)
     assert reason in str(refusal.value)
@@ -150,7 +150,7 @@ def test_the_only_file_is_the_weights(single, name):
     assert Checkpoint.open(single, allow_pickle=True).hugging_face.missing == []
 
 
-def test_refused_unasked(refused, single):
+def test_pickles_are_refused_by_default(refused, single):
     pickled(single)
     refused(single, "src/pytorch_model.bin", "pickle", "jspec-convert --allow-pickle", "safetensors")
     assert main([str(single), "--dry-run"]) == 2

@@ -92,7 +92,7 @@ DEEDS = (missing, extra, truncated, longer, renamed, flipped, linked)
 
 
 @pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
-def test_no_tampering_is_loaded_in_silence(whole, tmp_path, deed):
+def test_tampered_folders_are_refused(whole, tmp_path, deed):
     """Each deed, to files chosen by a seed."""
     names = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
     rng = random.Random(f"7 {deed.__name__}")
@@ -121,7 +121,7 @@ def test_what_is_wrong_is_named(out):
         load_folder(out)
 
 
-def test_files_that_nothing_reads_may_lie_beside(out):
+def test_unread_files_are_ignored(out):
     """As the Hub, git and file managers put them there; those between the parameters may not."""
     for name in ("README.md", "LICENSE", ".gitattributes", ".cache/huggingface/x"):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -190,13 +190,13 @@ def test_a_manifest_without_sizes_is_read(out):
     ],
     ids=str,
 )
-def test_manifest_of_another_form(out, changes):
+def test_a_malformed_manifest_is_refused(out, changes):
     sign(out, **changes)
     with pytest.raises(Refusal, match=rf"out/manifest\.json: {next(iter(changes))}="):
         load_folder(out)
 
 
-def test_manifest_that_was_edited(out):
+def test_an_edited_manifest_is_refused(out):
     manifest = json.loads((out / "manifest.json").read_text())
     (out / "manifest.json").write_text(json.dumps({**manifest, "dtype": "bfloat16"}))
     with pytest.raises(Refusal, match=r"manifest\.json: damaged, its own SHA-256 does not match"):
@@ -217,7 +217,7 @@ def test_manifest_that_was_edited(out):
         ),
     ],
 )
-def test_signed_params_of_another_config(out, field, value, words):
+def test_signed_params_of_another_config_are_refused(out, field, value, words):
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps({**config, field: value}))
     sign_anew(out)
@@ -244,7 +244,7 @@ HEADER["order"] = "C"
     ],
     ids=str,
 )
-def test_signed_array_of_another_form(out, monkeypatch, changes):
+def test_signed_arrays_of_another_form_are_refused(out, monkeypatch, changes):
     """Refused by its header: the reader, which would make room for it, is not asked."""
     monkeypatch.setattr(
         "jspec.checkpoints.converted.orbax.StoredArray.read", lambda *_: pytest.fail("arrays were read")
@@ -255,7 +255,7 @@ def test_signed_array_of_another_form(out, monkeypatch, changes):
         load_folder(out)
 
 
-def test_signed_names_that_leave_the_folder(out, monkeypatch):
+def test_signed_names_that_leave_the_folder_are_refused(out, monkeypatch):
     """Orbax goes by the names in _METADATA, wherever they lead."""
     shutil.move(out / WEIGHT, out.parent / "elsewhere")
     file = out / "params" / "_METADATA"
@@ -269,7 +269,7 @@ def test_signed_names_that_leave_the_folder(out, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "config.json", "tokenizer.json", f"{WEIGHT}/0.0", WEIGHT, "params"])
-def test_link_that_leaves_a_signed_folder(out, name):
+def test_links_that_leave_a_signed_folder_are_refused(out, name):
     """Even where what it leads to has the right bytes."""
     shutil.move(out / name, out.parent / "elsewhere")
     (out / name).symlink_to(out.parent / "elsewhere")
@@ -307,7 +307,7 @@ READ = """
 """
 
 
-def test_nothing_is_told_beside_a_refusal(out):
+def test_a_refusal_logs_nothing_else(out):
     """No task whose exception nobody fetched, no traceback of a thread, no exception in a destructor."""
     path, name = out / WEIGHT / "0.0", Path(WEIGHT).name
     path.write_bytes(path.read_bytes()[:-1])

@@ -45,7 +45,7 @@ def assert_same(found, wanted):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("architecture", [LLAMA, MIXTURE])
-def test_it_is_the_model_of_its_dequantised_weights(tmp_path, name, architecture):
+def test_logits_are_those_of_dequantised_weights(tmp_path, name, architecture):
     src = block_checkpoint(tmp_path / "src", KINDS[name], architecture, shards=2)
     with pytest.warns(UserWarning, match="in bfloat16 they take two bytes each instead of") as found:
         loaded = load_folder(src)
@@ -148,7 +148,7 @@ def test_the_text_model_of_a_multimodal_one(tmp_path):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_maps_that_are_taken_apart(tmp_path, name):
+def test_rearranged_tensors_are_dequantised(tmp_path, name):
     """Those of DeepSeek's attention and shared experts are, after they were dequantised."""
     src = block_checkpoint(tmp_path / "src", KINDS[name], DEEPSEEK)
     assert_same(warned(src), load_folder(tmp_path / "src-wide", "float32"))
@@ -194,7 +194,7 @@ def test_multi_token_prediction_layers_that_are_not_quantised(tmp_path):
     assert_same(load_draft(src, mtp=True), load_draft(wide, mtp=True))
 
 
-def test_it_generates(tmp_path):
+def test_a_dequantised_model_generates(tmp_path):
     src = block_checkpoint(tmp_path / "src", KINDS["gptq order"])
     with pytest.warns(UserWarning, match="GPTQ, four bits") as warnings:
         llm = jspec.load(src, **SMALL)

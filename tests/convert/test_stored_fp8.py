@@ -63,7 +63,7 @@ def logits(folder) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("architecture", [one for one in ARCHITECTURES if one != GPT_OSS])
-def test_it_is_the_model_of_its_wide_weights(tmp_path, architecture, kind):
+def test_logits_are_those_of_dequantised_weights(tmp_path, architecture, kind):
     src = fp8_checkpoint(tmp_path / "src", architecture, quantization=KINDS[kind])
     config, params = load_folder(src)
     assert (config.quantization, config.quantized_head) == ("fp8", False)
@@ -218,7 +218,7 @@ def test_transformers_computes_something_else(tmp_path):
 @pytest.mark.parametrize(
     "more", [{}, {"weight_block_size": None}, {"fmt": "e4m3", "modules_to_not_convert": ["lm_head"]}]
 )
-def test_other_ways_to_say_fp8(tmp_path, more):
+def test_other_spellings_of_fp8_are_read(tmp_path, more):
     src = fp8_checkpoint(tmp_path / "src", quantization=vllm_fp8(**more))
     assert not Checkpoint.open(src).target_config.quantized_head
 
@@ -236,7 +236,7 @@ UNREAD = ["bitsandbytes", "mxfp4", "torchao", "quark", "hqq", "eetq", "aqlm", "f
 
 
 @pytest.mark.parametrize("method", UNREAD)
-def test_methods_that_are_not_read(tmp_path, refused, method):
+def test_unsupported_methods_are_refused(tmp_path, refused, method):
     assert method not in READERS
     src = tiny_checkpoint(tmp_path / "src")
     config = {**tiny_config(), "quantization_config": {"quant_method": method, "bits": 4}}
@@ -330,7 +330,7 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         ([1], "quantization_config=[1]: expected an object or null"),
     ],
 )
-def test_configs_that_are_not_read(tmp_path, quantization, words):
+def test_unsupported_configs_are_refused(tmp_path, quantization, words):
     (tmp_path / "config.json").write_text(json.dumps({**tiny_config(), "quantization_config": quantization}))
     with pytest.raises(Refusal) as refusal:
         read_config(Folder(tmp_path))
@@ -497,7 +497,7 @@ def test_helpers_know_which_maps_are_linear():
     assert not LINEAR.search("model.layers.0.mlp.gate.weight")
 
 
-def test_a_header_of_many_levels(tmp_path):
+def test_a_deeply_nested_header_is_refused(tmp_path):
     """A key of the header that the format does not know, which would exhaust the parser."""
     src = fp8_checkpoint(tmp_path / "src")
     data = (src / "model.safetensors").read_bytes()
