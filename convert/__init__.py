@@ -7,9 +7,9 @@ problems = check("path/to/converted")
 """
 
 from convert.conversion import Report, convert
+from jspec.checkpoints.checkpoint import load_draft, load_folder, read_draft_config, verifier_of
 from jspec.checkpoints.converted.manifest import check
 from jspec.checkpoints.files.refusal import Mismatch, Refusal
-from jspec.checkpoints.loading import load_draft, load_folder, read_draft_config, verifier_of
 
 __all__ = [
     "Mismatch",

@@ -1,9 +1,9 @@
 """The shape of the files in which an array of a converted folder is stored.
 
-Whoever loads a model in shards reads the bytes of its own shards alone. Of an array whose rows are dealt to the shards,
-these bytes lie side by side in one file. Of an array whose columns are dealt, as those behind attention and MLP are, they
+A process that loads a model in shards reads the bytes of its own shards alone. Of an array that is sharded by rows, these
+bytes lie side by side in one file. Of an array that is sharded by columns, as those behind attention and MLP are, they
 would be a few kilobytes of every row. Such an array is stored in *chunks*, which are files of some columns each. So are
-experts in MXFP4, which are dealt along axis 1."""
+experts in MXFP4, which are sharded along axis 1."""
 
 import math
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def chunk_shapes(
     """Parameter name -> the shape of its chunks. All chunks of an array have as many numbers.
 
     Args:
-      config: the config of the language model or the draft head; draft heads are not dealt to shards.
+      config: the config of the language model or the draft head; draft heads are not sharded.
       arrays: parameter name -> (shape, dtype).
     """
     model = config.language_model

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from convert.conversion import VERIFICATIONS, convert, mtp_beside, prepared
 from convert.listing import listing, matches
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.converted.manifest import check
 from jspec.checkpoints.files.refusal import Mismatch, Refusal
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.huggingface.source import open_source
 from jspec.config import QUANTIZATIONS
 from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS
 
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     further = (options.src, options.quantize, options.draft_vocabulary, options.corpus)
-    if options.check is not None and any(one is not None for one in further):
+    if options.check is not None and any(option is not None for option in further):
         parser.error("--check takes a converted folder and nothing else")
     if options.check is None and (options.src is None or (options.out is None and not options.dry_run)):
         parser.error("SRC and OUT are needed; --dry-run needs SRC only")
@@ -139,12 +139,13 @@ def _check(out: str) -> int:
 
 def _dry_run(options: argparse.Namespace) -> int:
     head_options = HeadOptions(options.aux_convention, options.norm_output, options.mask_token_id)
-    source = open_source(options.src, options.allow_pickle, head_options)
+    source = Checkpoint.open(options.src, head_options, options.allow_pickle).hugging_face
+    target = None if options.target is None else Checkpoint.open(options.target)
     vocabulary = options.mtp, options.draft_vocabulary, options.corpus
-    source = prepared(source, options.target, options.quantize, *vocabulary)
+    source = prepared(source, target, options.quantize, *vocabulary)
     for line in listing(source, options.dtype or source.default_dtype):
         print(_printable(line))
-    for note in mtp_beside(source, options.allow_pickle, options.target, *vocabulary)[1]:
+    for note in mtp_beside(source, options.allow_pickle, target, *vocabulary)[1]:
         print(f"note: {_printable(note)}")
     return OK if matches(source) else MISMATCH
 

@@ -21,15 +21,15 @@ from convert.reduce import reduced, require_whole_vocabulary
 from convert.staging import staged
 from convert.verify import require_transformers, verify_logits, verify_shapes, verify_weights
 from jspec._validation import require
+from jspec.checkpoints.checkpoint import MTP, Checkpoint, refuse_reduced
 from jspec.checkpoints.converted.manifest import PARAMS, is_converted
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.heads import stored
 from jspec.checkpoints.heads.kinds import describe
 from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.huggingface.source import Source, open_source
+from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.checkpoints.layout import holds_mtp
-from jspec.checkpoints.loading import MTP, read_draft_config, refuse_reduced
 from jspec.checkpoints.tokenizer import FILES
 from jspec.config import QUANTIZATIONS, ModelConfig
 
@@ -143,14 +143,15 @@ def convert(
     if is_converted(src):
         raise Refusal(f"{src}: is a converted folder already; give the Hugging Face folder it was made from")
     options = HeadOptions(aux_convention, norm_output, mask_token_id)
-    source, place = open_source(src, allow_pickle, options), _absolute(out)
+    source, place = Checkpoint.open(src, options, allow_pickle).hugging_face, _absolute(out)
     if place.is_relative_to(source.folder.root) or source.folder.root.is_relative_to(place):
         raise Refusal(f"{out}: lies inside the source folder or around it; choose another place")
-    source = prepared(source, target, quantize, mtp, draft_vocabulary, corpus)
+    opened = None if target is None else Checkpoint.open(target)
+    source = prepared(source, opened, quantize, mtp, draft_vocabulary, corpus)
     if verify == "logits":
         _require_runs_in_transformers(source)
     source.require_match()
-    further, mtp_notes = mtp_beside(source, allow_pickle, target, mtp, draft_vocabulary, corpus)
+    further, mtp_notes = mtp_beside(source, allow_pickle, opened, mtp, draft_vocabulary, corpus)
     chosen = dtype or source.default_dtype
     notes = [*source.layout.notes, *mtp_notes, *_dtype_notes(source, dtype, chosen)]
     with staged(place, overwrite, may_replace=is_converted) as partial:
@@ -166,7 +167,7 @@ def convert(
             notes += verify_logits(source, partial, chosen)
     return Report(
         out=place,
-        recognised=describe(source.layout, source.verifier),
+        recognised=describe(source.layout, source.target_name),
         dtype=chosen,
         quantization=source.config.quantization,
         tensors=len(source.table),
@@ -178,15 +179,15 @@ def convert(
 
 
 def prepared(
-    source: Source,
-    target: str | os.PathLike | None,
+    source: HuggingFaceModel,
+    target: Checkpoint | None,
     quantize: str | None,
     mtp: bool | None,
     draft_vocabulary: DraftVocabulary | None,
     corpus: str | os.PathLike | None,
-) -> Source:
-    """``source`` as it is to be converted: fit for ``target``, reduced to a draft vocabulary that is its own, quantised;
-    arguments as for ``convert``."""
+) -> HuggingFaceModel:
+    """``source`` as it is to be converted: checked against ``target``, with a draft vocabulary, quantised; arguments as for
+    ``convert``, with the target opened."""
     if target is not None:
         require_fit(source, target, needless=draft_vocabulary is None)
     if corpus is not None and draft_vocabulary is None:
@@ -199,21 +200,22 @@ def prepared(
 
 
 def mtp_beside(
-    source: Source,
+    source: HuggingFaceModel,
     allow_pickle: bool,
-    target: str | os.PathLike | None,
+    target: Checkpoint | None,
     mtp: bool | None,
     draft_vocabulary: DraftVocabulary | None,
     corpus: str | os.PathLike | None,
-) -> tuple[Source | None, list[str]]:
+) -> tuple[HuggingFaceModel | None, list[str]]:
     """The multi-token prediction layers beside the language model ``source`` that are to be kept, None if none are.
 
     Args:
       source: what ``prepared`` returned. Layers with a draft vocabulary have copies of rows of its output head.
-      allow_pickle, target, mtp, draft_vocabulary, corpus: as for ``convert``.
+      target: its checkpoint, or None.
+      allow_pickle, mtp, draft_vocabulary, corpus: as for ``convert``.
 
     Returns:
-      them, and notes on what becomes of them.
+      the layers, and notes for the user on them.
 
     Raises:
       Refusal: they are asked for by name, and there are none, or they cannot be read or have no such draft vocabulary.
@@ -233,7 +235,7 @@ def mtp_beside(
             f"{what} are left out; with mtp=True (--mtp) they get the draft vocabulary, and their model stays whole"
         ]
     try:
-        opened = open_source(source.folder.given, allow_pickle, HeadOptions(mtp=True))
+        opened = Checkpoint(source.folder, HeadOptions(mtp=True), allow_pickle).hugging_face
         opened.require_match()
         further = opened if draft_vocabulary is None else _reduced(opened, source, target, draft_vocabulary, corpus)
         of_vocabulary = [f"{MTP}/: {note}" for note in further.layout.notes[len(opened.layout.notes) :]]
@@ -246,12 +248,12 @@ def mtp_beside(
 
 
 def _reduced(
-    source: Source,
-    rows_of: Source | str | os.PathLike | None,
-    target: str | os.PathLike | None,
+    source: HuggingFaceModel,
+    rows_of: HuggingFaceModel | Checkpoint | None,
+    target: Checkpoint | None,
     draft_vocabulary: DraftVocabulary,
     corpus: str | os.PathLike | None,
-) -> Source:
+) -> HuggingFaceModel:
     """``source`` with a draft vocabulary. If it has no output head, it gets copies of rows of that of ``rows_of``; the other
     arguments are those of ``convert``."""
     require_whole_vocabulary(source)
@@ -259,7 +261,7 @@ def _reduced(
     return reduced(source, choose(source, draft_vocabulary, corpus, target), rows_of)
 
 
-def _verified(source: Source, folder: Path, dtype: str) -> list[str]:
+def _verified(source: HuggingFaceModel, folder: Path, dtype: str) -> list[str]:
     """Notes after the params in ``folder`` were compared with what ``source`` asks for."""
     notes = [verify_shapes(folder, dtype)]
     return notes if source.config.quantization is None else [*notes, verify_weights(source, folder)]
@@ -271,7 +273,7 @@ def _absolute(out: str | os.PathLike) -> Path:
     return absolute.parent.resolve() / absolute.name
 
 
-def _require_runs_in_transformers(source: Source):
+def _require_runs_in_transformers(source: HuggingFaceModel):
     """Raise a ``Refusal`` unless transformers can compute the logits of ``source`` on this machine."""
     where = source.folder.given
     if source.config.language_model is None:
@@ -300,22 +302,22 @@ def _require_runs_in_transformers(source: Source):
     require_transformers()
 
 
-def require_fit(source: Source, target: str | os.PathLike, needless: bool):
-    """Raise a ``Refusal`` unless ``source`` is a draft head that fits the model in the folder ``target``, or a language
-    model while ``needless`` is False."""
-    model = read_draft_config(target)
+def require_fit(source: HuggingFaceModel, target: Checkpoint, needless: bool):
+    """Raise a ``Refusal`` unless ``source`` is a draft head that fits the model in ``target``, or a language model while
+    ``needless`` is False."""
+    model, where = target.config, target.folder.given
     if isinstance(source.config, ModelConfig) and needless:
         raise Refusal(f"{source.folder.given}: holds a language model, not a draft head, so no target is needed")
     if not isinstance(model, ModelConfig):
-        raise Refusal(f"{target}: is the target to be, but holds a draft head")
-    refuse_reduced(model, target)
+        raise Refusal(f"{where}: is the target to be, but holds a draft head")
+    refuse_reduced(model, where)
     try:
         source.config.require_fit(model)
     except ValueError as error:
         raise Refusal(f"{source.folder.given}: {error}") from None
 
 
-def _write(source: Source, folder: Path, dtype: str, progress: bool) -> list[str]:
+def _write(source: HuggingFaceModel, folder: Path, dtype: str, progress: bool) -> list[str]:
     """Write params, copied files and manifest to ``folder``.
 
     Returns:
@@ -359,7 +361,7 @@ def _require_space(folder: Path, params: dict[str, LazyArray], copied: Collectio
         )
 
 
-def _description(source: Source, dtype: str) -> dict:
+def _description(source: HuggingFaceModel, dtype: str) -> dict:
     """The entries of the manifest that say what the folder was made from and what it holds."""
     model = source.config.language_model
     description = {
@@ -381,7 +383,7 @@ def _description(source: Source, dtype: str) -> dict:
     return description
 
 
-def _dtype_notes(source: Source, asked: str | None, chosen: str) -> list[str]:
+def _dtype_notes(source: HuggingFaceModel, asked: str | None, chosen: str) -> list[str]:
     """Notes on the dtype of the params: that they are rounded, or wider than on disk.
 
     Args:

@@ -11,9 +11,9 @@ from typing import Any, cast
 import numpy as np
 
 from jspec._validation import is_int
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.huggingface.source import Source
-from jspec.checkpoints.loading import read_model_config
+from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.text.detokenizer import Tokenizer, encode
 
@@ -38,10 +38,10 @@ class Chosen:
 
 
 def choose(
-    source: Source,
+    source: HuggingFaceModel,
     draft_vocabulary: DraftVocabulary,
     corpus: str | os.PathLike | None = None,
-    target: str | os.PathLike | None = None,
+    target: Checkpoint | None = None,
 ) -> Chosen:
     """The tokens that ``source`` is to have logits for.
 
@@ -50,19 +50,19 @@ def choose(
       draft_vocabulary: how many tokens, which are then the most frequent of ``corpus``; or their ids, as a sequence or in
         a file: a list in JSON, numbers between blanks (``.txt``), or an array of numpy (``.npy``).
       corpus: a text file in UTF-8.
-      target: folder of the target. Its tokenizer encodes the corpus if ``source`` has none.
+      target: the checkpoint of the target. Its tokenizer encodes the corpus if ``source`` has none.
 
     Raises:
       Refusal: the tokens are not in the vocabulary, repeated, too many or too few; or the corpus cannot be counted.
     """
-    model = None if target is None else read_model_config(target)
+    model = None if target is None else target.target_config
     V = source.config.dimensions["V"] or (0 if model is None else model.vocab_size)
     if not V:
         raise Refusal(
             f"{source.folder.given}: config.json has no vocab_size, so nothing says how many tokens there are; give target"
         )
-    configs = [one for one in (source.config.decoder, model) if one is not None]
-    stops = {token for one in configs for token in one.eos_token_ids if token < V}
+    configs = [config for config in (source.config.decoder, model) if config is not None]
+    stops = {token for config in configs for token in config.eos_token_ids if token < V}
     if is_int(draft_vocabulary):
         size: Any = draft_vocabulary
         return _most_frequent(source, size, V, corpus, target, stops)
@@ -82,7 +82,7 @@ def choose(
     return Chosen(tokens, V, note)
 
 
-def _most_frequent(source: Source, size: int, V: int, corpus, target, stops: set[int]) -> Chosen:
+def _most_frequent(source: HuggingFaceModel, size: int, V: int, corpus, target, stops: set[int]) -> Chosen:
     """The ``size`` most frequent tokens of ``corpus``; of equally frequent ones those of lower ids."""
     if corpus is None:
         raise Refusal(
@@ -108,12 +108,13 @@ def _most_frequent(source: Source, size: int, V: int, corpus, target, stops: set
     return Chosen(tokens, V, note)
 
 
-def _tokenizer(source: Source, target: str | os.PathLike | None) -> Tokenizer:
-    for folder in (source.folder.root, target):
-        tokenizer = None if folder is None else load_tokenizer(folder)
-        if tokenizer is not None:
-            return tokenizer
-    lacking = "it has none" if target is None else f"neither it nor the target {target} has one"
+def _tokenizer(source: HuggingFaceModel, target: Checkpoint | None) -> Tokenizer:
+    tokenizer = load_tokenizer(source.folder)
+    if tokenizer is None and target is not None:
+        tokenizer = target.tokenizer
+    if tokenizer is not None:
+        return tokenizer
+    lacking = "it has none" if target is None else f"neither it nor the target {target.folder.given} has one"
     raise Refusal(
         f"{source.folder.given}: the corpus needs a tokenizer, and {lacking}; give a target that has tokenizer.json"
     )

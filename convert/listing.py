@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.heads.kinds import describe
-from jspec.checkpoints.huggingface.source import Source
+from jspec.checkpoints.huggingface.model import HuggingFaceModel
 
 
-def listing(source: Source, dtype: str) -> Iterator[str]:
+def listing(source: HuggingFaceModel, dtype: str) -> Iterator[str]:
     """The lines of the text.
 
     The first says what was recognised. Then comes a line for each tensor that is there, as in
@@ -18,7 +18,7 @@ def listing(source: Source, dtype: str) -> Iterator[str]:
       source: the open folder.
       dtype: the dtype of the params that are neither quantised nor integers.
     """
-    yield describe(source.layout, source.verifier)
+    yield describe(source.layout, source.target_name)
     yield from (f"note: {note}" for note in source.layout.notes)
     width = max(map(len, source.table))
     shapes, stored = source.shapes, stored_params(source.config, dtype)
@@ -26,8 +26,8 @@ def listing(source: Source, dtype: str) -> Iterator[str]:
         if name not in source.tensors:
             continue
         tensor = source.tensors[name]
-        whole = shapes[at.param] == at.shape
-        place = at.param if whole else f"{at.param}[{at.start}:{at.start + at.shape[0]}]"
+        is_whole = shapes[at.param] == at.shape
+        place = at.param if is_whole else f"{at.param}[{at.start}:{at.start + at.shape[0]}]"
         yield f"{name:{width}} -> {place}  {list(tensor.shape)}  {tensor.dtype} -> {stored[at.param][1]}"
     for name in source.ignored:
         yield f"ignored: {name}"
@@ -45,6 +45,6 @@ def listing(source: Source, dtype: str) -> Iterator[str]:
     yield f"{len(source.table)} tensors -> {len(stored) - count} params{scales}, {total:,} parameters, {dtype}"
 
 
-def matches(source: Source) -> bool:
+def matches(source: HuggingFaceModel) -> bool:
     """Whether the files hold exactly the tensors that the config needs, in the right shapes and dtypes."""
     return not (source.missing or source.unused or source.misshapen or source.mistyped)

@@ -13,12 +13,12 @@ from convert.checkpoint import LazyArray
 from convert.chunks import chunk_shapes
 from jspec.checkpoints.converted.quantized import stored_params
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.huggingface.source import Source
+from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.models.quantization import quantize
 from jspec.quantization import int4
 
 
-def quantized(source: Source, quantization: str) -> Source:
+def quantized(source: HuggingFaceModel, quantization: str) -> HuggingFaceModel:
     """``source`` with a config that says that the weights are quantised to ``int8``, ``fp8`` or ``int4``.
 
     Raises:
@@ -34,7 +34,7 @@ def quantized(source: Source, quantization: str) -> Source:
     return dataclasses.replace(source, layout=dataclasses.replace(source.layout, config=config))
 
 
-def lazy_params(source: Source, dtype: str) -> dict[str, LazyArray]:
+def lazy_params(source: HuggingFaceModel, dtype: str) -> dict[str, LazyArray]:
     """Name -> array, for every parameter of the converted folder, scales included; each is made when it is written.
 
     Args:
@@ -50,7 +50,7 @@ def lazy_params(source: Source, dtype: str) -> dict[str, LazyArray]:
     return {name: LazyArray(shape, kind, makers[name], chunks[name]) for name, (shape, kind) in stored.items()}
 
 
-def quantized_param(source: Source, name: str) -> tuple[np.ndarray, np.ndarray]:
+def quantized_param(source: HuggingFaceModel, name: str) -> tuple[np.ndarray, np.ndarray]:
     """``(weight, scale)`` of a quantised parameter, as ``jspec.models.quantization.quantize`` returns them.
 
     It is quantised from the values on disk in a dtype that holds them exactly, so the weights are rounded only once. If
@@ -60,7 +60,7 @@ def quantized_param(source: Source, name: str) -> tuple[np.ndarray, np.ndarray]:
       Refusal: the parameter has NaN or infinity, or numbers too large for the scales of four bits.
     """
     if source.layout.holds_scales:
-        weight, scale = (source.param(one, source.exact_dtype) for one in (name, source.config.scale_names()[name]))
+        weight, scale = (source.param(param, source.exact_dtype) for param in (name, source.config.scale_names()[name]))
         return weight, scale
     quantization, weight = source.config.quantizations()[name], source.param(name, source.exact_dtype)
     if not np.isfinite(weight).all():
@@ -76,15 +76,15 @@ def quantized_param(source: Source, name: str) -> tuple[np.ndarray, np.ndarray]:
     return quantize(weight, quantization)
 
 
-def _pair(source: Source, name: str, scale: str) -> dict[str, Callable[[], np.ndarray]]:
+def _pair(source: HuggingFaceModel, name: str, scale: str) -> dict[str, Callable[[], np.ndarray]]:
     """``make`` functions for the arrays of a quantised weight and its scale, by name.
 
     The first one that is called quantises the weight and keeps the other's array until that is called."""
     kept: dict[str, np.ndarray] = {}
 
-    def make(one: str) -> np.ndarray:
-        if one not in kept:
+    def make(param: str) -> np.ndarray:
+        if param not in kept:
             kept[name], kept[scale] = quantized_param(source, name)
-        return kept.pop(one)
+        return kept.pop(param)
 
-    return {one: functools.partial(make, one) for one in (name, scale)}
+    return {param: functools.partial(make, param) for param in (name, scale)}

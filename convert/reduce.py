@@ -1,18 +1,16 @@
 """Reduces a drafter to a draft vocabulary: of its output head, the rows of the chosen tokens alone are converted."""
 
 import dataclasses
-import os
-from pathlib import Path
 
 import numpy as np
 
 from convert.draft_vocabulary import Chosen
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
+from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.checkpoints.huggingface.names import Placement, tensor_table
-from jspec.checkpoints.huggingface.source import Source
 from jspec.checkpoints.layout import Derived
-from jspec.checkpoints.loading import open_folder
 from jspec.config import ModelConfig
 from jspec.config.heads import BlockConfig, Eagle3Config, HeadConfig, MedusaConfig
 from jspec.models.quantization import dequantized
@@ -37,7 +35,7 @@ class Rows(Tensor):
         return self.origin.read()[self.rows]
 
 
-def require_whole_vocabulary(source: Source):
+def require_whole_vocabulary(source: HuggingFaceModel):
     """Raise a ``Refusal`` if a drafter has a draft vocabulary already."""
     sizes = source.config.dimensions
     if source.config.reduced:
@@ -47,7 +45,7 @@ def require_whole_vocabulary(source: Source):
         )
 
 
-def reduced(source: Source, chosen: Chosen, target: Source | str | os.PathLike | None) -> Source:
+def reduced(source: HuggingFaceModel, chosen: Chosen, target: HuggingFaceModel | Checkpoint | None) -> HuggingFaceModel:
     """``source`` with logits for the ``chosen`` tokens only.
 
     A draft head that borrows the target's output head gets a copy of these rows. A language model whose output head is its
@@ -56,8 +54,8 @@ def reduced(source: Source, chosen: Chosen, target: Source | str | os.PathLike |
     Args:
       source: the open folder of the drafter, whose tensors match its config.
       chosen: the tokens.
-      target: folder of the target, or the target itself where it lies in the folder of ``source``. None is enough for a
-        drafter that has an output head.
+      target: the checkpoint of the target, or the target itself where it lies in the folder of ``source``. None is enough
+        for a drafter that has an output head.
 
     Raises:
       Refusal: the rows of the target's output head are needed, and ``target`` is None or lends none; or drafters of this
@@ -70,15 +68,15 @@ def reduced(source: Source, chosen: Chosen, target: Source | str | os.PathLike |
     for name, at in layout.table.items():
         if new[at.param] != old[at.param]:
             tensors[name], table[name] = _rows(tensors[name], tokens), at._replace(shape=(len(tokens), *at.shape[1:]))
-    some = next(iter(layout.tensors.values()))
+    tensor = next(iter(layout.tensors.values()))
     ids = np.full(chosen.vocab_size, -1, np.int32)
     ids[tokens] = np.arange(len(tokens))
-    made: dict[str, Tensor] = {DRAFT_IDS: Derived(DRAFT_IDS, some.file, some.path, ids.shape, ids.dtype.name, ids)}
+    made: dict[str, Tensor] = {DRAFT_IDS: Derived(DRAFT_IDS, tensor.file, tensor.path, ids.shape, ids.dtype.name, ids)}
     dequantizes = False
     if HEAD not in old and HEAD in new:
         if config.language_model is not None:
             made[HEAD] = _rows_of_output_head(source, tokens)
-        elif isinstance(target, Source):
+        elif isinstance(target, HuggingFaceModel):
             target.require_match()
             made[HEAD] = _rows_of_output_head(target, tokens)
         else:
@@ -95,7 +93,7 @@ def reduced(source: Source, chosen: Chosen, target: Source | str | os.PathLike |
     return dataclasses.replace(source, layout=layout)
 
 
-def _reduced_config(source: Source, chosen: Chosen) -> ModelConfig | HeadConfig:
+def _reduced_config(source: HuggingFaceModel, chosen: Chosen) -> ModelConfig | HeadConfig:
     config = source.config
     if isinstance(config, MedusaConfig):  # their checkpoints may leave out the vocabulary
         config = dataclasses.replace(config, vocab_size=chosen.vocab_size)
@@ -109,7 +107,7 @@ def _rows(tensor: Tensor, rows: np.ndarray) -> Rows:
     return Rows(tensor.name, tensor.file, tensor.path, (len(rows), *tensor.shape[1:]), tensor.dtype, tensor, rows)
 
 
-def _rows_of_output_head(model: Source, tokens: np.ndarray) -> Rows:
+def _rows_of_output_head(model: HuggingFaceModel, tokens: np.ndarray) -> Rows:
     """The rows ``[Vd, D]`` of the output head of a language model, which may be its embedding, as its files have them.
 
     Their scales are left out. No caller needs them: draft heads in the folder of a target with scales are refused."""
@@ -118,7 +116,7 @@ def _rows_of_output_head(model: Source, tokens: np.ndarray) -> Rows:
 
 
 def _rows_of_target(
-    source: Source, config: HeadConfig, tokens: np.ndarray, target: str | os.PathLike | None
+    source: HuggingFaceModel, config: HeadConfig, tokens: np.ndarray, target: Checkpoint | None
 ) -> tuple[Derived, bool]:
     """The rows ``[Vd, D]`` of the target's output head, dequantised if they are quantised; and whether they are."""
     where, label = source.folder.given, source.layout.label
@@ -127,11 +125,12 @@ def _rows_of_target(
             f"{where}: draft_vocabulary needs a copy of the rows of the target's output head, which this drafter ({label}) "
             "borrows; give the target's folder as target (--target DIR)"
         )
-    model, params = open_folder(target)
+    model, params = target.language_model()
+    given = target.folder.given
     scaled = model.logit_softcap is not None or model.logit_divisor != 1
     if scaled and isinstance(config, Eagle3Config | BlockConfig):
         raise Refusal(
-            f"{where}: draft_vocabulary: the logits of the target {target} are divided or capped, which a copy of its "
+            f"{where}: draft_vocabulary: the logits of the target {given} are divided or capped, which a copy of its "
             f"output head in this {label} would not do; convert it without"
         )
     name = "embedding" if model.tie_embeddings else HEAD
@@ -140,7 +139,9 @@ def _rows_of_target(
     rows = weight[tokens] if scale is None else dequantized(weight[tokens], params[scale][tokens], inputs)
     if rows.shape[1] != config.dimensions["D"]:
         raise Refusal(
-            f"{where}: draft_vocabulary: the output head of the target {target} reads {rows.shape[1]} numbers and this "
+            f"{where}: draft_vocabulary: the output head of the target {given} reads {rows.shape[1]} numbers and this "
             f"{label} makes {config.dimensions['D']}; convert it without"
         )
-    return Derived(name, Path(target).name, Path(target), rows.shape, rows.dtype.name, rows), scale is not None
+    return Derived(
+        name, target.folder.root.name, target.folder.root, rows.shape, rows.dtype.name, rows
+    ), scale is not None

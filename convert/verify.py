@@ -18,10 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from convert.quantize import quantized_param
+from jspec.checkpoints.checkpoint import load_draft, load_folder
 from jspec.checkpoints.files.json_files import reason_of
 from jspec.checkpoints.files.refusal import Mismatch, Refusal
-from jspec.checkpoints.huggingface.source import Source
-from jspec.checkpoints.loading import load_draft, load_folder
+from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.models.causal import causal_logits
 from jspec.models.flatten import split
 from jspec.models.params import abstract_params, build
@@ -76,14 +76,14 @@ def verify_shapes(folder: Path, dtype: str) -> str:
     """
     config, params = load_draft(folder)
     expected = {name: (leaf.shape, leaf.dtype) for name, leaf in abstract_params(config, dtype).items()}
-    found = {name: (array.shape, array.dtype) for name, array in params.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            raise Mismatch(f"{folder}: parameter {name!r} is {found.get(name)}, expected {expected.get(name)}")
-    return f"shapes verified: {len(found)} params"
+    stored = {name: (array.shape, array.dtype) for name, array in params.items()}
+    for name in sorted(expected.keys() | stored.keys()):
+        if expected.get(name) != stored.get(name):
+            raise Mismatch(f"{folder}: parameter {name!r} is {stored.get(name)}, expected {expected.get(name)}")
+    return f"shapes verified: {len(stored)} params"
 
 
-def verify_weights(source: Source, folder: Path) -> str:
+def verify_weights(source: HuggingFaceModel, folder: Path) -> str:
     """A note for the user, after the weights in ``folder`` were compared with those of ``source``.
 
     Those of the source are quantised again for this, unless the files hold them in eight bits.
@@ -93,14 +93,14 @@ def verify_weights(source: Source, folder: Path) -> str:
     """
     scales, (_, params) = source.config.scale_names(), load_draft(folder)
     for name, scale in scales.items():
-        for one, expected in zip((name, scale), quantized_param(source, name), strict=True):
-            if not np.array_equal(params[one].view(np.uint8), expected.view(np.uint8)):
-                raise Mismatch(f"{folder}: parameter {one!r} is not that of the source, quantised")
+        for param, expected in zip((name, scale), quantized_param(source, name), strict=True):
+            if not np.array_equal(params[param].view(np.uint8), expected.view(np.uint8)):
+                raise Mismatch(f"{folder}: parameter {param!r} is not that of the source, quantised")
     how = "as they are stored" if source.layout.holds_scales else "rounded once"
     return f"{source.config.quantization} weights verified: {len(scales)} params are the source's, {how}"
 
 
-def verify_logits(source: Source, folder: Path, dtype: str) -> list[str]:
+def verify_logits(source: HuggingFaceModel, folder: Path, dtype: str) -> list[str]:
     """Notes for the user, after the fp32 logits of ``folder`` were compared with those of transformers on the source.
 
     Args:
@@ -115,21 +115,21 @@ def verify_logits(source: Source, folder: Path, dtype: str) -> list[str]:
     quantization, where = source.config.quantization, source.folder.given
     sequences = _sequences(source)
     expected = transformers_logits(source.folder.root, sequences)
-    found = compare(expected, _logits(folder, sequences))
+    comparison = compare(expected, _logits(folder, sequences))
     if quantization is None:
         lossless = dtype == "float32" or source.exact_dtype == "bfloat16"
-        if not (found.exact if lossless else found.mean_kl <= ROUNDED_KL):
-            raise Mismatch(f"{where}: logits differ from transformers': {found}")
-        return [f"logits verified against transformers: {found}"]
+        if not (comparison.exact if lossless else comparison.mean_kl <= ROUNDED_KL):
+            raise Mismatch(f"{where}: logits differ from transformers': {comparison}")
+        return [f"logits verified against transformers: {comparison}"]
     original = compare(expected, _logits(source.folder.root, sequences))
     if not original.exact:
         raise Mismatch(f"{where}: logits of the original weights differ from transformers': {original}")
-    if not np.isfinite(found.max_kl):
+    if not np.isfinite(comparison.max_kl):
         raise Mismatch(f"{where}: logits of the {quantization} weights are not finite")
     return [
         f"logits of the original weights verified against transformers: {original}",
-        f"KL(original || {quantization}) mean {found.mean_kl:.2e}, max {found.max_kl:.2e} nats per token, top-1 agreement "
-        f"{found.top1:.1%}, over {found.positions} random tokens",
+        f"KL(original || {quantization}) mean {comparison.mean_kl:.2e}, max {comparison.max_kl:.2e} nats per token, top-1 "
+        f"agreement {comparison.top1:.1%}, over {comparison.positions} random tokens",
     ]
 
 
@@ -144,7 +144,7 @@ def compare(reference: list[np.ndarray], ours: list[np.ndarray]) -> Comparison:
     )
 
 
-def _sequences(source: Source) -> list[np.ndarray]:
+def _sequences(source: HuggingFaceModel) -> list[np.ndarray]:
     """Random token sequences, int ``[length]``, of ``LENGTHS`` or as many tokens as the model has positions for."""
     model = source.config.language_model
     assert model is not None

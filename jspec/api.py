@@ -10,7 +10,6 @@ import jax
 
 from jspec._validation import is_int, is_number, require, resolve_names
 from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.loading import read_model_config, require_intact
 from jspec.compilation_cache import enable_compilation_cache
 from jspec.config import VERIFY_RULES, EngineConfig, ModelConfig, Speculation, shards_of
 from jspec.drafting.corpus import Corpus
@@ -18,7 +17,7 @@ from jspec.drafting.methods import method_of
 from jspec.engine.adaptive.cost_table import CostTable, Way, every_way
 from jspec.llm import LLM, check_lossless, same_text_for_every_K
 from jspec.loading.memory_budget import fitted
-from jspec.loading.pair import Path, default_params, find_source, load_modules, read_pair, require_shards
+from jspec.loading.pair import Path, check_pair, default_params, load_modules, open_pair, require_shards
 from jspec.outputs import Delta, Result
 from jspec.registry import MTP
 from jspec.sampling.params import SamplingParams
@@ -135,24 +134,22 @@ def load(
     share = gpu_memory_utilization
     require(is_number(share) and 0 < share <= 1, "gpu_memory_utilization", share, "a number above 0 and at most 1")
     enable_compilation_cache(compilation_cache)
-    source = find_source(target, draft, {"ngram_corpus": ngram_corpus}, speculation)
-    for folder in (source.target, source.draft) if check_files else ():
-        if folder is not None:
-            require_intact(folder)
-    defaults = default_params(source.target, generation_config)
-    target_config = read_model_config(source.target)
+    pair = open_pair(target, draft, head_options, {"ngram_corpus": ngram_corpus}, speculation)
+    if check_files:
+        pair.require_intact(hash_all=False)  # the rest is hashed when it is loaded
+    defaults = default_params(pair.target, generation_config)
+    target_config = pair.target.target_config
     config = _engine_config(engine_fields, target_config)
-    pair = read_pair(source, target_config, head_options, speculation, config.max_len)
-    draft_is_model = pair.draft is None or (
-        pair.draft_config is not None and pair.draft_config.language_model is not None
-    )
+    checked = check_pair(pair, target_config, speculation, config.max_len)
+    draft_config, speculation = checked.draft_config, checked.speculation
+    draft_is_model = checked.draft is None or (draft_config is not None and draft_config.language_model is not None)
     shards = shards_of(tensor_parallel, draft_tensor_parallel, draft_is_model, expert_parallel)
-    require_shards(shards, target_config, pair.draft_config)
-    config = fitted(target_config, pair.draft_config, config, width or pair.num_draft_tokens + 1, share, shards)
-    method = method_of(pair.draft)
-    seconds = None if costs is None else _seconds(costs, method, pair.speculation, config.batch_buckets)
-    model, draft_model, make_drafter = load_modules(pair, config.dtype, *shards)
-    return LLM(model, draft_model, make_drafter, method, pair.tokenizer, pair.speculation, config, seconds, defaults)
+    require_shards(shards, target_config, draft_config)
+    config = fitted(target_config, draft_config, config, width or checked.num_draft_tokens + 1, share, shards)
+    method = method_of(checked.draft)
+    seconds = None if costs is None else _seconds(costs, method, speculation, config.batch_buckets)
+    model, draft_model, make_drafter = load_modules(checked, config.dtype, *shards, check_files=check_files)
+    return LLM(model, draft_model, make_drafter, method, pair.target.tokenizer, speculation, config, seconds, defaults)
 
 
 def generate(

@@ -32,9 +32,9 @@ import numpy as np
 from benchmarks.report import results
 from benchmarks.shapes import LLAMA_70B, TINY
 from convert import convert
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.ranges import PIECE, THREADS
 from jspec.checkpoints.huggingface.names import tensor_table
-from jspec.checkpoints.loading import open_folder
 from jspec.config import ModelConfig, Shards
 from jspec.models import build
 from jspec.models.flatten import split
@@ -153,14 +153,14 @@ def read_all(files: Sequence[pathlib.Path], threads: int) -> int:
 
 def load(folder: pathlib.Path) -> int:
     """Load a checkpoint onto the first device. Returns the bytes of its weights."""
-    config, params = open_folder(folder, "bfloat16")
+    config, params = Checkpoint.open(folder).language_model("bfloat16")
     leaves = jax.block_until_ready(split(build(config, params, "bfloat16")).leaves)
     return sum(leaf.nbytes for leaf in leaves)
 
 
 def load_shard(folder: pathlib.Path, count: int) -> int:
     """Read what the last of so many shards has, and send it to the first device. Returns the bytes of these weights."""
-    config, params = open_folder(folder, "bfloat16")
+    config, params = Checkpoint.open(folder).language_model("bfloat16")
     shards, sent = Shards(count), []
     for name, one in shards.splits(config).items():
         indices = indices_of(params.shapes[name], one, config.dimensions, shards, count - 1)

@@ -27,7 +27,7 @@ from benchmarks.rounds.programs import PAGE, Bench, Forward
 from benchmarks.shapes import LLAMA_8B, TINY, Pair
 from convert import convert
 from convert.verify import LENGTHS, Comparison, compare, jspec_logits
-from jspec.checkpoints.loading import load_folder
+from jspec.checkpoints.checkpoint import load_folder
 from jspec.commands.demo import FAMILY
 from jspec.config import QUANTIZATIONS
 from jspec.models import build

@@ -11,8 +11,8 @@ from safetensors.numpy import save_file
 
 from jspec._validation import require
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
+from jspec.checkpoints.huggingface.model import param_dtype
 from jspec.checkpoints.huggingface.names import Placement, tensor_table
-from jspec.checkpoints.huggingface.source import param_dtype
 from jspec.config.heads import HeadConfig
 from jspec.registry import entry_of, resolve
 
@@ -60,10 +60,12 @@ def export_draft(
     """
     require(dtype in NUMPY_DTYPES, "dtype", dtype, f"one of {', '.join(NUMPY_DTYPES)}")
     require(config.quantization is None, "quantization", config.quantization, "None: these layouts have no scales")
-    formats = [found for found in map(resolve, entry_of(config).formats) if found.write_config is not None]
+    formats = [
+        head_format for head_format in map(resolve, entry_of(config).formats) if head_format.write_config is not None
+    ]
     if not formats:
         raise ValueError(f"config={type(config).__name__}: expected a draft head; PARD is a language model")
-    named = {found.name: found for found in reversed(formats)}
+    named = {head_format.name: head_format for head_format in reversed(formats)}
     ok = layout in (None, *named)
     require(ok, "layout", layout, f"None or one of {', '.join(named)} for the method {config.method}")
     chosen = formats[0] if layout is None else named[layout]
@@ -95,7 +97,7 @@ def write_json(file: Path, content: Mapping[str, Any]):
 
 def _require_params(config: HeadConfig, params: Params):
     expected = config.param_shapes()
-    found = {name: np.shape(array) for name, array in params.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            raise ValueError(f"parameter {name!r} has shape {found.get(name)}, expected {expected.get(name)}")
+    shapes = {name: np.shape(array) for name, array in params.items()}
+    for name in sorted(expected.keys() | shapes.keys()):
+        if expected.get(name) != shapes.get(name):
+            raise ValueError(f"parameter {name!r} has shape {shapes.get(name)}, expected {expected.get(name)}")

@@ -8,8 +8,8 @@ import numpy as np
 
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, Placement, is_buffer, renamed, tensor_table
-from jspec.checkpoints.huggingface.parts import taken_apart
-from jspec.checkpoints.huggingface.stacked_experts import in_form_of_parameters
+from jspec.checkpoints.huggingface.parts import rearrange
+from jspec.checkpoints.huggingface.stacked_experts import with_stacked_experts
 from jspec.config import ModelConfig
 from jspec.config.heads import HeadConfig
 from jspec.config.tensor_names import names_of
@@ -97,10 +97,12 @@ def decoder_layout(config: ModelConfig, tensors: dict[str, Tensor]) -> Layout:
         config,
         config.architecture,
         table,
-        taken_apart(config, in_form_of_parameters(config, tensors)),
+        rearrange(config, with_stacked_experts(config, tensors)),
         duplicates={OUTPUT_HEAD: embedding} if stored_twice else {},
         tied_by="tie_word_embeddings",
-        left_out=frozenset(name for name, one in tensors.items() if 0 in one.shape or name.startswith(_of_mtp(config))),
+        left_out=frozenset(
+            name for name, tensor in tensors.items() if 0 in tensor.shape or name.startswith(_of_mtp(config))
+        ),
         notes=(FOUR_BITS,) if config.experts is not None and config.experts.stored == "mxfp4" else (),
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jspec.checkpoints.files.folder import Folder
-from jspec.checkpoints.files.json_files import LARGER, MAX_BYTES, read_bytes, reason_of, require_depth
+from jspec.checkpoints.files.json_files import limit_of, reason_of, require_depth
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.text.detokenizer import Tokenizer
 
@@ -28,7 +28,7 @@ MODEL_KEYS = ("model_type", "tokenizer_class", "transformers_version")  # keys o
 PROBE = "def f(x):\n\treturn 'é€ 1,000'  # ok"  # a text that a tokenizer has to encode and decode before it is returned
 
 
-def load_tokenizer(path: str | os.PathLike) -> Tokenizer | None:
+def load_tokenizer(path: str | os.PathLike | Folder) -> Tokenizer | None:
     """The tokenizer of a checkpoint folder; None if it has no tokenizer files. No code from the folder runs.
 
     transformers follows links and settings that name files anywhere on the machine. So it is given a temporary folder
@@ -37,7 +37,7 @@ def load_tokenizer(path: str | os.PathLike) -> Tokenizer | None:
     Raises:
       Refusal: a file is too large, lies outside the folder, or is damaged; one sentence with the file and the reason.
     """
-    folder = Folder(path)
+    folder = path if isinstance(path, Folder) else Folder(path)
     if not any(map(folder.has, VOCABULARIES)):
         return None
     with tempfile.TemporaryDirectory(prefix="jspec-") as copies:
@@ -72,14 +72,14 @@ def _read(copies: str) -> Tokenizer:
 def _contents(folder: Folder) -> Iterator[tuple[str, bytes]]:
     """(name, content) of each tokenizer file, and of a config.json that is reduced to ``MODEL_KEYS``."""
     for name in filter(folder.has, FILES):
-        where, is_json = f"{folder.given}/{name}", name.endswith(".json")
-        most = LARGER.get(name, MAX_BYTES) if is_json else MAX_TEXT_BYTES
-        content = read_bytes(folder.path(name), where, most)
         if name == SETTINGS:
             settings = folder.json(name)
-            content = json.dumps({key: value for key, value in settings.items() if not _names_a_file(key)}).encode()
-        elif is_json:
-            require_depth(content, where)
+            yield name, json.dumps({k: value for k, value in settings.items() if not _names_a_file(k)}).encode()
+            continue
+        is_json = name.endswith(".json")
+        content = folder.read(name, limit_of(name) if is_json else MAX_TEXT_BYTES)
+        if is_json:
+            require_depth(content, f"{folder.given}/{name}")
         yield name, content
     if folder.has("config.json"):
         raw = folder.json("config.json")

@@ -289,11 +289,11 @@ def require_draft(args: argparse.Namespace, target: str, draft: str | None):
     Raises:
       ValueError: that is so.
     """
-    from jspec.loading.pair import find_folders
+    from jspec.loading.pair import open_checkpoints
 
     options = ("num_speculative_tokens", "verify", "draft_sampling", "verify_budget", "ngram_corpus", "lookup")
     given = [name for name in options if getattr(args, name) is not None]
-    if draft is None and given and find_folders(target, None)[1] is None:
+    if draft is None and given and open_checkpoints(target, None)[1] is None:
         value = getattr(args, given[0])
         raise ValueError(f"{given[0]}={value!r}: expected --draft beside it, a checkpoint folder, mtp or ngram")
 

@@ -2,14 +2,12 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.config import ModelConfig
 from jspec.config.heads import DraftConfig, Eagle3Config
 from jspec.doctor.trials import Text
@@ -27,10 +25,10 @@ class Check:
     detail: str
 
 
-def own_tokenizer(folder: Path) -> Tokenizer | None:
+def own_tokenizer(draft: Checkpoint) -> Tokenizer | None:
     """The tokenizer in a draft's folder; None if there is none, or if it needs code from the folder, which is never run."""
     try:
-        return load_tokenizer(folder)
+        return draft.tokenizer
     except ValueError:
         return None
 
@@ -61,17 +59,17 @@ def compared_tokenizers(ours: Tokenizer | None, theirs: Tokenizer | None) -> Ite
         yield Check("chat template", "warning", "the draft's folder has another one; the target's is used")
 
 
-def target_weights(target: ModelConfig, target_path: Path, draft_path: Path, dtype: str) -> Check:
+def target_weights(config: ModelConfig, target: Checkpoint, draft: Checkpoint, dtype: str) -> Check:
     """Whether the target computes with the weights and the dtype that the draft was probably trained for."""
-    stored, drafts = (_stored_dtype(path) for path in (target_path, draft_path))
+    stored, drafts = map(_stored_dtype, (target, draft))
     detail = f"{stored} on disk, computed in {dtype}; the draft is stored in {drafts}"
-    if target.quantization is not None:
-        detail += f"; quantised to {target.quantization}, and a draft is mostly trained for the original weights"
-    return Check("weights", "ok" if target.quantization is None and dtype in stored else "note", detail)
+    if config.quantization is not None:
+        detail += f"; quantised to {config.quantization}, and a draft is mostly trained for the original weights"
+    return Check("weights", "ok" if config.quantization is None and dtype in stored else "note", detail)
 
 
-def _stored_dtype(folder: Path) -> str:
-    config = Folder(folder).json("config.json")
+def _stored_dtype(checkpoint: Checkpoint) -> str:
+    config = checkpoint.folder.json("config.json")
     return str(config.get("torch_dtype") or config.get("dtype") or "an unnamed dtype")
 
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from jspec._validation import is_int, require
 from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.loading import load_draft, load_folder, read_draft_config, read_model_config
-from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.doctor import checks
 from jspec.doctor.checks import Check
@@ -24,7 +22,7 @@ from jspec.drafting.methods import drafter_for, method_of
 from jspec.llm import LLM, Prompt
 from jspec.loading.compatibility import with_positions, within_reach
 from jspec.loading.memory_budget import fitted
-from jspec.loading.pair import Path, build_draft_module, check_fit, find_folders
+from jspec.loading.pair import Path, build_draft_module, check_compatible, open_checkpoints
 from jspec.models import build
 from jspec.outputs import Stats
 from jspec.registry import MTP
@@ -110,18 +108,18 @@ def diagnose(
     """
     options = HeadOptions(aux_convention, norm_output, mask_token_id, mtp=draft == MTP)
     require(is_int(max_tokens) and max_tokens >= 2, "max_tokens", max_tokens, "an integer of at least 2")
-    target_path, draft_path = find_folders(target, draft)
-    if draft_path is None:
+    target_checkpoint, draft_checkpoint = open_checkpoints(target, draft, options)
+    if draft_checkpoint is None:
         raise ValueError(f"draft={draft!r}: expected the folder of a draft model or a draft head")
-    config, tokenizer = read_model_config(target_path), load_tokenizer(target_path)
-    given = read_draft_config(draft_path, **dataclasses.asdict(options))
+    config, tokenizer = target_checkpoint.target_config, target_checkpoint.tokenizer
+    given = draft_checkpoint.config
     dtype = dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")
     found = [
-        *checks.compared_tokenizers(tokenizer, checks.own_tokenizer(draft_path)),
-        checks.target_weights(config, target_path, draft_path, dtype),
+        *checks.compared_tokenizers(tokenizer, checks.own_tokenizer(draft_checkpoint)),
+        checks.target_weights(config, target_checkpoint, draft_checkpoint, dtype),
     ]
     try:
-        check_fit(config, given, tokenizer, draft_path)
+        check_compatible(config, given, tokenizer, draft_checkpoint)
     except ValueError as error:
         found.append(Check("fit", "wrong", str(error)))
     if wrong := next((check for check in found if check.status == "wrong"), None):
@@ -136,8 +134,8 @@ def diagnose(
     found += [checks.position_limit(config, given, known), *checks.what_is_read(config, known, options)]
     engine = fitted(config, known, engine, speculation.most_draft_tokens + 1, share=0.9)
 
-    model = build(config.for_length(engine.max_len), load_folder(target_path, dtype)[1], dtype)
-    _, params = load_draft(draft_path, dtype, **dataclasses.asdict(options))
+    model = build(config.for_length(engine.max_len), target_checkpoint.language_model(dtype)[1], dtype)
+    params = dict(draft_checkpoint.params(dtype))
     texts, served = _serve(model, known, params, tokens, speculation, engine, max_tokens)
     _require_enough(texts)
     found += checks.draft_vocabulary(known, params, texts)

@@ -1,6 +1,6 @@
-"""From checkpoint folders to the modules of a target and a draft that fit together.
+"""From checkpoint folders to the modules of a target and a draft that are compatible.
 
-pair.py            opens both folders, and builds both models
-compatibility.py   whether target, draft and settings fit together
-memory_budget.py   whether they fit on the devices, from shapes alone
+pair.py            opens target and draft, checks them and builds their modules
+compatibility.py   checks of target, draft and settings against each other
+memory_budget.py   bytes that they need on the devices, from shapes alone
 """

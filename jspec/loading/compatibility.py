@@ -1,4 +1,4 @@
-"""Whether a target, a draft and the user's settings fit together, and what is cut where they fit in part."""
+"""Checks a target, a draft and the user's settings against each other, and lowers K and positions to what the draft has."""
 
 import dataclasses
 import warnings

@@ -1,4 +1,4 @@
-"""Whether an engine fits on its devices, computed from shapes before anything is loaded or compiled."""
+"""The bytes that an engine needs on its devices, computed from shapes before anything is loaded or compiled."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Budget:
       weights: the weights of target and draft.
       cache: keys and values of both, in all pages.
       work: the largest temporaries: of a round, the logits of target and draft, and one layer's keys and values gathered
-        from their pages; of a prefill pass, one layer's activations, and its keys and values if they follow from latents.
+        from their pages; of a prefill batch, one layer's activations, and its keys and values if they follow from latents.
     """
 
     weights: int
@@ -41,19 +41,19 @@ def budget(
     width: int,
     shards: Sequence[Shards | None] = (None, None),
 ) -> Budget:
-    """What an engine needs whose target reads ``width`` query tokens for each row in a round; ``draft`` may be None.
+    """The bytes of an engine whose target reads ``width`` query tokens of each row in a round; ``draft`` may be None.
 
     ``shards`` are those of target and draft, as ``shards_of`` has them."""
     size = ITEMSIZE[config.dtype]
     models = [target] if draft is None else [target, draft]
     decoders = [
-        _local(model.decoder, one) for model, one in zip(models, shards, strict=False) if model.decoder is not None
+        _local(model.decoder, shard) for model, shard in zip(models, shards, strict=False) if model.decoder is not None
     ]
     weights = [
         model.weight_bytes(size)
-        if one is None or model.language_model is None
-        else one.weight_bytes(model.language_model, size)
-        for model, one in zip(models, shards, strict=False)
+        if shard is None or model.language_model is None
+        else shard.weight_bytes(model.language_model, size)
+        for model, shard in zip(models, shards, strict=False)
     ]
     slots = config.pool_pages * config.page_size
     row_slots = config.max_batch * config.pages_per_row * config.page_size
@@ -70,7 +70,7 @@ def budget(
 
 
 def _expanded_bytes(decoder: ModelConfig, config: EngineConfig) -> int:
-    """Of the keys and values that a layer of a prefill pass computes from latents, which takes bfloat16."""
+    """Bytes of the keys and values that a layer of a prefill batch computes from latents, in bfloat16 alone."""
     pages = config.pages_of_pass(config.segment_buckets[-1])
     if decoder.latent is None or pages is None or config.dtype != "bfloat16":
         return 0

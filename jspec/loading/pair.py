@@ -1,4 +1,4 @@
-"""From checkpoint folders to configs that fit together, and from these to the modules of a target and a draft."""
+"""Opens target and draft, checks that their configs are compatible, and builds their modules."""
 
 import dataclasses
 import os
@@ -10,17 +10,9 @@ from typing import Any
 import numpy as np
 
 from jspec._validation import require
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.gguf import refuse_gguf
-from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.loading import (
-    mtp_folder,
-    open_draft,
-    open_folder,
-    read_draft_config,
-    read_generation_config,
-    verifier_of,
-)
-from jspec.checkpoints.tokenizer import load_tokenizer
+from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
 from jspec.config import ModelConfig, Shards, Speculation
 from jspec.config.heads import DraftConfig, HeadConfig
 from jspec.drafting.base import Drafter
@@ -39,44 +31,42 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """Where a target, and what drafts for it, come from.
-
-    At most one of ``draft`` and ``method`` is given. With neither, the target decodes plainly.
+class Pair:
+    """The checkpoints of a target and of its drafter, opened.
 
     Attributes:
-      target: the target's checkpoint folder.
-      draft: the draft's checkpoint folder, or None.
-      method: a drafting method that has no checkpoint, as n-gram lookup, or None.
+      target: the target's checkpoint.
+      draft: the draft's checkpoint, a drafting method that has none, as n-gram lookup, or None for plain decoding.
       arguments: the arguments of ``jspec.load`` that such methods need -> their values.
     """
 
-    target: pathlib.Path
-    draft: pathlib.Path | None
-    method: DraftMethod | None
+    target: Checkpoint
+    draft: Checkpoint | DraftMethod | None
     arguments: Mapping[str, Any]
+
+    def require_intact(self, hash_all: bool = True):
+        """As ``Checkpoint.require_intact``, of both checkpoints."""
+        for checkpoint in (self.target, self.draft):
+            if isinstance(checkpoint, Checkpoint):
+                checkpoint.require_intact(hash_all)
 
 
 @dataclasses.dataclass(frozen=True)
-class Pair:
-    """A target and what drafts for it, after their configs were read and found to fit. No weights are read yet.
+class CheckedPair:
+    """A pair whose configs were read and are compatible. No weights are read yet.
 
     Attributes:
-      source: where both come from.
+      pair: the pair.
       target: the target's config.
       draft: what drafts: the config of a draft model or draft head, the name of a method that has no checkpoint, or None
         for plain decoding.
-      tokenizer: the target's tokenizer; None if its checkpoint has none.
       speculation: how to draft, with no more drafts than the draft has weights for.
-      options: what the user said of the draft head.
     """
 
-    source: Source
+    pair: Pair
     target: ModelConfig
     draft: DraftConfig | str | None
-    tokenizer: Tokenizer | None
     speculation: Speculation
-    options: HeadOptions
 
     @property
     def draft_config(self) -> DraftConfig | None:
@@ -89,44 +79,47 @@ class Pair:
         return 0 if self.draft is None else self.speculation.most_draft_tokens
 
 
-def find_source(target: Path, draft: Path | None, arguments: Mapping[str, Any], speculation: Speculation) -> Source:
-    """What the arguments of ``jspec.load`` mean. A draft that never drafts, because K is 0, is left out.
+def open_pair(
+    target: Path, draft: Path | None, options: HeadOptions, arguments: Mapping[str, Any], speculation: Speculation
+) -> Pair:
+    """The pair that the arguments of ``jspec.load`` name. A draft that never drafts, because K is 0, is left out.
 
     Raises:
       ValueError: a folder that is none, or an argument that the drafting method does not take.
     """
     method = choose(draft, arguments)
-    target_path, draft_path = find_folders(target, draft)
-    if draft_path is not None:
-        method = None
-    if speculation.most_draft_tokens == 0:
-        method = draft_path = None
-    return Source(target_path, draft_path, method, arguments)
+    target_checkpoint, draft_checkpoint = open_checkpoints(target, draft, options)
+    drafts = speculation.most_draft_tokens > 0
+    return Pair(target_checkpoint, (draft_checkpoint or method) if drafts else None, arguments)
 
 
-def find_folders(target: Path, draft: Path | None) -> tuple[pathlib.Path, pathlib.Path | None]:
-    """The checkpoint folders of a target and of its draft, None if it has no folder.
+def open_checkpoints(
+    target: Path, draft: Path | None, options: HeadOptions = NO_OPTIONS
+) -> tuple[Checkpoint, Checkpoint | None]:
+    """The checkpoints of a target and of its draft, None if it has none.
 
     A draft head in the speculators format names its target. It can be given alone, as ``target``. Multi-token prediction
     layers are in the folder of the target.
     """
-    folder = _folder("target", target)
+    checkpoint = Checkpoint.open(_folder("target", target))
     if draft == MTP:
-        return folder, mtp_folder(folder)
+        return checkpoint, checkpoint.mtp(options)
     if draft is not None:
-        return folder, None if draft in chosen_by_name() else _folder("draft", draft)
-    verifier = verifier_of(folder)
-    return (folder, None) if verifier is None else (_verifier(folder, verifier), folder)
+        return checkpoint, None if draft in chosen_by_name() else Checkpoint.open(_folder("draft", draft), options)
+    if checkpoint.target_name is None:
+        return checkpoint, None
+    head = Checkpoint(checkpoint.folder, options)
+    return Checkpoint.open(_target_folder(head.folder.given, checkpoint.target_name)), head
 
 
-def default_params(target: pathlib.Path, generation_config: str) -> SamplingParams:
-    """What the arguments of ``generate`` default to.
+def default_params(target: Checkpoint, generation_config: str) -> SamplingParams:
+    """The defaults of the arguments of ``generate``.
 
     As in vLLM, the fields ``ADOPTED`` come from the checkpoint's ``generation_config.json``. Other fields of that file,
     ``do_sample`` for example, are ignored.
 
     Args:
-      target: the checkpoint folder.
+      target: the target's checkpoint.
       generation_config: ``auto`` reads that file, ``jspec`` does not.
 
     Raises:
@@ -137,7 +130,7 @@ def default_params(target: pathlib.Path, generation_config: str) -> SamplingPara
     require(ok, "generation_config", generation_config, "'auto', the checkpoint's own defaults, or 'jspec', jspec's")
     if generation_config == "jspec":
         return SamplingParams()
-    fields = read_generation_config(target)
+    fields = target.generation_config
     given = {name: fields.raw[name] for name in ADOPTED if fields.raw.get(name) is not None}
     try:
         return SamplingParams(**given)
@@ -145,66 +138,72 @@ def default_params(target: pathlib.Path, generation_config: str) -> SamplingPara
         raise ValueError(f"{fields.where}: {error}; correct it, or load with generation_config='jspec'") from None
 
 
-def read_pair(
-    source: Source, target: ModelConfig, options: HeadOptions, speculation: Speculation, max_len: int
-) -> Pair:
-    """Read everything but weights, and check that it fits together.
+def check_pair(pair: Pair, target: ModelConfig, speculation: Speculation, max_len: int) -> CheckedPair:
+    """The pair with its configs, after everything but weights was read and checked.
 
     Args:
-      source: where target and draft come from.
+      pair: target and draft.
       target: the target's config.
-      options: what the user said of a draft head.
       speculation: how to draft.
       max_len: the longest text, in tokens.
 
     Raises:
       ValueError: the draft was made for another target, or has no use for an option of ``speculation``.
     """
-    tokenizer, target = load_tokenizer(source.target), target.for_length(max_len)
-    draft: DraftConfig | str | None = None if source.method is None else source.method.name
-    if source.draft is not None:
-        config = read_draft_config(source.draft, **dataclasses.asdict(options))
+    tokenizer, target = pair.target.tokenizer, target.for_length(max_len)
+    draft: DraftConfig | str | None = None
+    if isinstance(pair.draft, Checkpoint):
+        config = pair.draft.config
         speculation = within_reach(speculation, config)
-        check_fit(target, config, tokenizer, source.draft)
+        check_compatible(target, config, tokenizer, pair.draft)
         draft = with_positions(target, config, max_len)
+    elif pair.draft is not None:
+        draft = pair.draft.name
     check_options(draft, speculation)
-    return Pair(source, target, draft, tokenizer, speculation, options)
+    return CheckedPair(pair, target, draft, speculation)
 
 
 def require_shards(shards: Sequence[Shards | None], target: ModelConfig, draft: DraftConfig | None):
     """Raise a ValueError unless target and draft can be split into ``shards``, and there are so many devices."""
-    for one, config in zip(shards, (target, None if draft is None else draft.language_model), strict=True):
-        if one is not None:
-            mesh_of(one.count, one.axis)
-        if one is not None and config is not None:
-            one.local(config)
+    for shard, config in zip(shards, (target, None if draft is None else draft.language_model), strict=True):
+        if shard is not None:
+            mesh_of(shard.count, shard.axis)
+        if shard is not None and config is not None:
+            shard.local(config)
 
 
 def load_modules(
-    pair: Pair, dtype: str, shards: Shards | None = None, draft_shards: Shards | None = None
+    checked: CheckedPair,
+    dtype: str,
+    shards: Shards | None = None,
+    draft_shards: Shards | None = None,
+    check_files: bool = False,
 ) -> tuple[Decoder, Any, Callable[..., Drafter]]:
-    """Read the weights.
+    """The modules of a pair, from its weights.
 
     Args:
-      pair: target and draft.
+      checked: target and draft.
       dtype: ``bfloat16`` or ``float32``.
       shards: those of the target, each on a device of its own; None for one device.
       draft_shards: those of the draft; None if it is whole on every device.
+      check_files: whether the SHA-256 of every file of both checkpoints is compared with their manifests.
 
     Returns:
       the target's module; the draft's module, or the arrays that a method without a checkpoint reads, or None; and what
       builds the drafter around both, as ``drafter_for`` does.
     """
-    draft, module = pair.draft, _prepared(pair)
-    params = open_folder(pair.source.target, dtype)[1]
-    target = build_model(pair.target, params, dtype, shards)
-    if pair.source.draft is not None and pair.draft_config is not None:
+    pair, draft, module = checked.pair, checked.draft, _prepared(checked)
+    _, params = pair.target.language_model(dtype, check_files)
+    target = build_model(checked.target, params, dtype, shards)
+    if isinstance(pair.draft, Checkpoint) and checked.draft_config is not None:
         draft, module = load_draft_module(
-            pair.source.draft, dtype, pair.options, pair.draft_config, target, draft_shards
+            pair.draft, dtype, checked.draft_config, target, draft_shards, check_files=check_files
         )
+    if check_files:
+        pair.require_intact()
     if shards is not None and draft_shards is None and module is not None:
         module = on_every_device(module, mesh_of(shards.count, shards.axis))
-    return target, module, drafter_for(draft, pair.target, pair.speculation)
+    return target, module, drafter_for(draft, checked.target, checked.speculation)
 
 
 def build_model(config: ModelConfig, params: Mapping[str, np.ndarray], dtype: str, shards: Shards | None) -> Decoder:
@@ -214,41 +213,40 @@ def build_model(config: ModelConfig, params: Mapping[str, np.ndarray], dtype: st
     return build_shards(config, params, dtype, shards, mesh_of(shards.count, shards.axis))
 
 
-def check_fit(
-    target: ModelConfig, draft: ModelConfig | HeadConfig, tokenizer: Tokenizer | None, draft_path: pathlib.Path
+def check_compatible(
+    target: ModelConfig, config: ModelConfig | HeadConfig, tokenizer: Tokenizer | None, draft: Checkpoint
 ):
     """Refuse a draft head of another target, or a draft model with other token ids.
 
     Args:
-      target, draft: their configurations.
+      target, config: the configs of the target and of the draft.
       tokenizer: the target's, None if its checkpoint has none.
-      draft_path: the folder that may hold the draft's tokenizer. That of a draft head is not opened, because a head
-        needs none.
+      draft: the checkpoint that may hold the draft's tokenizer. That of a draft head is not read, because a head needs none.
     """
-    draft.require_fit(target)
-    if draft.language_model is not None:
-        check_tokenizers(target, draft.language_model, tokenizer, load_tokenizer(draft_path))
+    config.require_fit(target)
+    if config.language_model is not None:
+        check_tokenizers(target, config.language_model, tokenizer, draft.tokenizer)
 
 
 def load_draft_module(
-    path: pathlib.Path,
+    checkpoint: Checkpoint,
     dtype: str,
-    options: HeadOptions,
     config: ModelConfig | HeadConfig,
     target: Decoder,
     shards: Shards | None = None,
+    check_files: bool = False,
 ):
     """Config and module of a draft, ready to serve.
 
     Args:
-      path: its checkpoint folder.
+      checkpoint: the draft's.
       dtype: ``bfloat16`` or ``float32``.
-      options: what the user said of a draft head.
-      config: what the checkpoint was read as.
+      config: the config in the checkpoint, with the positions that are used.
       target: the target's module, whose weights a draft head may borrow.
       shards: those of a draft model; None if it is whole.
+      check_files: as for ``load_modules``.
     """
-    _, params = open_draft(path, dtype, options)
+    params = checkpoint.params(dtype, check_files)
     if config.language_model is not None:
         return config, build_model(config.language_model, params, dtype, shards).prepare()
     return build_draft_module(config, dict(params), dtype, target)
@@ -280,23 +278,23 @@ def _borrow(config: HeadConfig, params: dict, target: Decoder) -> HeadConfig:
     for field, name in config.borrowable:
         if not getattr(config, field):
             continue
-        names = [one for one in (name, config.scale_names().get(name)) if one is not None]
+        names = [param for param in (name, config.scale_names().get(name)) if param is not None]
         theirs = [array for array in lent[field] or () if array is not None]
         rows = target.config.vocab_size  # of shards, the last has padding behind them
         alike = len(names) == len(theirs) and all(_same(params[n], a, rows) for n, a in zip(names, theirs, strict=True))
         if alike:
-            for one in names:
-                del params[one]
+            for param in names:
+                del params[param]
             config = dataclasses.replace(config, **{field: False})  # pyright: ignore[reportArgumentType]
     return config
 
 
-def _prepared(pair: Pair) -> Any:
+def _prepared(checked: CheckedPair) -> Any:
     """The arrays that the drafter of a method without a checkpoint reads, the tokens of a corpus say; None if none."""
-    method = pair.source.method
-    if method is None or method.prepare is None or method.argument is None:
+    pair, method = checked.pair, checked.pair.draft
+    if not isinstance(method, DraftMethod) or method.prepare is None or method.argument is None:
         return None
-    return resolve(method.prepare)(pair.source.arguments[method.argument], pair.tokenizer, pair.target)
+    return resolve(method.prepare)(pair.arguments[method.argument], pair.target.tokenizer, checked.target)
 
 
 def _same(ours, theirs, rows: int) -> bool:
@@ -323,12 +321,12 @@ def _folder(what: str, path: Path) -> pathlib.Path:
     raise ValueError(f"{what}={name!r}: expected a checkpoint folder{hint}")
 
 
-def _verifier(head: pathlib.Path, name: str) -> pathlib.Path:
-    """The folder of the target that a head names: as it stands, or from the head's own folder."""
-    for folder in (pathlib.Path(name), head / name):
+def _target_folder(head: str, name: str) -> pathlib.Path:
+    """The folder of the target that the draft head in ``head`` names: as it stands, or from the head's own folder."""
+    for folder in (pathlib.Path(name), pathlib.Path(head, name)):
         if folder.is_dir():
             return folder
     raise ValueError(
-        f"target={str(head)!r} is a draft head for {name!r}, which is no folder here; download that checkpoint and give "
-        f"its folder as target and {str(head)!r} as draft"
+        f"target={head!r} is a draft head for {name!r}, which is no folder here; download that checkpoint and give "
+        f"its folder as target and {head!r} as draft"
     )

@@ -14,9 +14,8 @@ import numpy as np
 from tqdm import tqdm
 
 from jspec._validation import require
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.export import export_draft
-from jspec.checkpoints.loading import open_folder
-from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.config import shards_of
 from jspec.loading.pair import build_model, require_shards
 from jspec.models.flatten import split
@@ -101,7 +100,8 @@ def prepare(run: TrainingRun) -> TrainingInputs:
     require(run.prompts >= 1, "prompts", run.prompts, "an integer of at least 1")
     if not run.target.is_dir():
         raise ValueError(f"target={str(run.target)!r}: expected a checkpoint folder")
-    config, params = open_folder(run.target, run.dtype)
+    checkpoint = Checkpoint.open(run.target)
+    config, params = checkpoint.language_model(run.dtype)
     if jax.process_count() > 1:
         raise ValueError(f"{jax.process_count()} processes train together: expected one, with all GPUs of the target")
     shards, _ = shards_of(run.tensor_parallel, 1, True, run.expert_parallel)
@@ -111,7 +111,7 @@ def prepare(run: TrainingRun) -> TrainingInputs:
     shortest = objective.depths + 2  # a window then has a distribution to compare with at every depth
     require(shortest <= length <= longest, "length", length, f"in {shortest}..{longest}, the target's positions")
     _require_windows(run.plan, run.tensor_parallel)
-    corpus = read_corpus(run.data, load_tokenizer(run.target), config.vocab_size, config.eos_token_ids, length)
+    corpus = read_corpus(run.data, checkpoint.tokenizer, config.vocab_size, config.eos_token_ids, length)
     _held_out_windows(corpus, run)  # of which there may be too few
     return TrainingInputs(build_model(config.for_length(length), params, run.dtype, shards), corpus, objective)
 

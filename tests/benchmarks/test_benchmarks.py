@@ -20,7 +20,7 @@ from benchmarks.rounds import efficiency, hlo, quantization, round, tensor_paral
 from benchmarks.rounds.floors import draft_passes, floor, target_pass
 from benchmarks.rounds.programs import Decoding
 from benchmarks.shapes import LLAMA_1B, LLAMA_8B, SHAPES, TINY, Pair, abstract_module, head_for, random_module
-from jspec.checkpoints.loading import load_folder, read_draft_config
+from jspec.checkpoints.checkpoint import load_folder, read_draft_config
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.commands.demo import FAMILY
 from jspec.engine.adaptive.cost_table import CostTable

@@ -92,7 +92,7 @@ def test_mutated_tokenizers_work_or_are_refused(whole, tmp_path):
     assert refused > 10
 
 
-def test_what_load_says(src):
+def test_load_names_the_damaged_tokenizer_file(src):
     (src / "tokenizer.json").write_text('{"version": "1.0"}')
     words = (
         r"src: tokenizer\.json, tokenizer_config\.json give no tokenizer that works \(.+\); fetch these files again$"
@@ -105,7 +105,7 @@ def test_what_load_says(src):
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
-def test_what_the_converter_says(src, capsys, name):
+def test_convert_names_the_damaged_tokenizer_file(src, capsys, name):
     """It does not run the tokenizer, and copies no file that is no JSON."""
     (src / name).write_text("[1, 2")
     assert main([str(src), str(src.parent / "out")]) == 2
@@ -117,7 +117,7 @@ def test_what_the_converter_says(src, capsys, name):
 @pytest.mark.parametrize(
     "changes", [{"initializer_range": 2}, {"layer_types": 1}, {"rope_scaling": []}, {"vocab": 1}], ids=str
 )
-def test_settings_of_the_model_are_no_matter_of_the_tokenizer(src, changes):
+def test_model_settings_do_not_affect_the_tokenizer(src, changes):
     """transformers would check all of config.json to find a tokenizer; jspec reads what it needs by itself."""
     config = json.loads((src / "config.json").read_text())
     (src / "config.json").write_text(json.dumps({**config, **changes}))
@@ -225,7 +225,7 @@ def test_large_files_are_not_parsed(src):
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
-def test_deep_nesting(src, capsys, name, opening):
+def test_deep_nesting_is_refused(src, capsys, name, opening):
     (src / name).write_text(f'{{"a[": {opening * 65}')
     assert main([str(src), str(src.parent / "out")]) == 2
     assert f"{name}: nests deeper than 64 levels, which no such file does" in capsys.readouterr().err
@@ -233,7 +233,7 @@ def test_deep_nesting(src, capsys, name, opening):
         jspec.load(src, **SMALL)
 
 
-def test_brackets_in_strings_are_no_nesting(src):
+def test_brackets_in_strings_are_not_counted(src):
     config = json.loads((src / "config.json").read_text())
     (src / "config.json").write_text(json.dumps({**config, "note": '\\"[' * 100, "more": "[" * 100}))
     assert jspec.load(src, **SMALL).tokenizer is not None

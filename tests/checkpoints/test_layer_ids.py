@@ -11,8 +11,8 @@ from tiny import tiny_checkpoint
 from tiny_heads import D, V, deepspec_eagle3, eagle3, speculators
 
 from convert import convert, load_draft, load_folder
+from jspec.checkpoints.checkpoint import read_draft_config
 from jspec.checkpoints.files.refusal import Refusal
-from jspec.checkpoints.loading import read_draft_config
 from jspec.models import build, build_head
 from jspec.models.kv_cache import CausalView
 
@@ -131,7 +131,7 @@ def with_ids(folder, width=None, **keys):
         ({"architectures": ["Gemma4Eagle3Model"]}, "draft heads of Gemma 4 are not supported"),
     ],
 )
-def test_what_is_refused(tmp_path, keys, words):
+def test_bad_layer_ids_are_refused(tmp_path, keys, words):
     with pytest.raises(Refusal) as refusal:
         load_draft(with_ids(deepspec_eagle3(tmp_path / "head"), **keys))
     assert words in str(refusal.value)
@@ -182,7 +182,7 @@ def test_two_lists_agree_or_are_refused(tmp_path, write, ids, outputs, agree):
 
 
 @pytest.mark.parametrize("place", ["top", "eagle_config"])
-def test_either_place(tmp_path, place):
+def test_layer_ids_are_read_from_either_place(tmp_path, place):
     keys = {OUTPUT_IDS: [1, 3, 6]}
     folder = with_ids(eagle3(tmp_path / "head"), **(keys if place == "top" else {"eagle_config": keys}))
     assert read_draft_config(folder).aux_layers == (2, 4, 7)

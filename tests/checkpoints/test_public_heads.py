@@ -14,7 +14,7 @@ from tiny import tiny_checkpoint
 from tiny_heads import NO_EMBEDDING, deepspec_eagle3, eagle, eagle3, p_eagle, speculators
 
 import jspec
-from jspec.checkpoints.loading import read_draft_config
+from jspec.checkpoints.checkpoint import read_draft_config
 
 SMALL = {"max_batch": 2, "max_len": 48, "page_size": 16, "prefill_chunk": 16}
 PROMPTS = [[5], [7, 8, 9] * 3]
@@ -173,7 +173,7 @@ def test_a_public_head_drafts_for_its_target(tmp_path, head):
 
 
 @pytest.mark.parametrize("head", [head for head in PUBLIC if head.said], ids=lambda head: head.names.split(",")[0])
-def test_what_config_json_leaves_open_is_asked_for(tmp_path, head):
+def test_settings_missing_in_config_json_are_required(tmp_path, head):
     target = tiny_checkpoint(tmp_path / "target", head.target, **LAYERS)
     with pytest.raises(ValueError, match=next(iter(head.said))):
         jspec.load(target, head.write(tmp_path / "head", **head.keys), **SMALL)

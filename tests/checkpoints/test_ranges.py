@@ -36,7 +36,7 @@ def stored(path, shape, dtype, start=0):
 
 @pytest.mark.parametrize(("piece", "shortest"), [(8 << 20, 1 << 10), (64, 16), (7, 1)])
 @pytest.mark.parametrize("shape", [(), (9,), (5, 8), (3, 4, 6), (2, 3, 2, 5), (0, 3)], ids=str)
-def test_parts_are_those_of_the_whole(tmp_path, monkeypatch, shape, piece, shortest):
+def test_parts_equal_slices_of_the_array(tmp_path, monkeypatch, shape, piece, shortest):
     """Every part of a few along each axis, with pieces that end between rows and within them."""
     monkeypatch.setattr(ranges, "PIECE", piece)
     monkeypatch.setattr(ranges, "SHORTEST", shortest)
@@ -66,14 +66,14 @@ def test_other_bytes_are_not_read(tmp_path, counted, index, read):
     assert sum(counted) == read
 
 
-def test_calls_that_read_less_than_they_were_asked_for(tmp_path, monkeypatch):
+def test_short_reads_are_continued(tmp_path, monkeypatch):
     """As Linux does from 2 GiB on."""
     array, preadv = stored(tmp_path / "x", (5, 100), np.dtype(np.uint8)), os.preadv
     monkeypatch.setattr(os, "preadv", lambda file, buffers, at: preadv(file, [buffers[0][:7]], at))
     np.testing.assert_array_equal(read_range(tmp_path / "x", array.dtype, array.shape), array)
 
 
-def test_a_file_that_ends_too_early(tmp_path, monkeypatch):
+def test_a_truncated_file_is_an_error(tmp_path, monkeypatch):
     """The thread that notices it is not the one that asked."""
     monkeypatch.setattr(ranges, "PIECE", 100)
     array = stored(tmp_path / "x", (6, 100), np.dtype(np.uint8))

@@ -12,10 +12,10 @@ from fp8_checkpoints import fp8_checkpoint
 from tiny import tiny_checkpoint
 
 from convert import convert
-from jspec.checkpoints.converted import params as stored_params
-from jspec.checkpoints.converted.params import StoredParams
+from jspec.checkpoints import params as stored_params
+from jspec.checkpoints.checkpoint import Checkpoint, load_folder
 from jspec.checkpoints.huggingface.weights import SafeTensor
-from jspec.checkpoints.loading import load_folder, open_folder
+from jspec.checkpoints.params import StoredParams
 from jspec.models import build
 
 SHAPES = {"a": (2, 3), "b": (4,)}
@@ -36,7 +36,7 @@ def folder(request, tmp_path):
 
 
 def test_names_and_shapes_are_known_before_anything_is_read(folder):
-    config, params = open_folder(folder, "float32")
+    config, params = Checkpoint.open(folder).language_model("float32")
     whole = load_folder(folder, "float32")[1]
     assert params.keys() == whole.keys()
     assert {name: array.shape for name, array in whole.items()} == dict(params.shapes)
@@ -50,7 +50,7 @@ PARTS = [(), (slice(3, 7),), (slice(0, 1), slice(2, 4)), (slice(None), slice(1, 
 
 @pytest.mark.parametrize("index", PARTS, ids=str)
 def test_a_part_of_an_array_is_that_part(folder, index):
-    params = open_folder(folder, None)[1]
+    params = Checkpoint.open(folder).language_model(None)[1]
     for name, shape in params.shapes.items():
         own = index[: len(shape)]
         part, again = params.parts(name, [own, own])
@@ -60,10 +60,10 @@ def test_a_part_of_an_array_is_that_part(folder, index):
 
 
 @pytest.mark.parametrize("make", [tiny_checkpoint, fp8_checkpoint])
-def test_of_a_part_no_other_bytes_are_read(tmp_path, make, monkeypatch):
+def test_only_the_bytes_of_a_part_are_read(tmp_path, make, monkeypatch):
     """Queries, keys and values are tensors of their own: rows at both ends of all of them are rows of two."""
     make(tmp_path / "checkpoint")
-    params, read = open_folder(tmp_path / "checkpoint", None)[1], []
+    params, read = Checkpoint.open(tmp_path / "checkpoint").language_model()[1], []
     monkeypatch.setattr(SafeTensor, "read", lambda tensor: pytest.fail(f"{tensor.name} was read as a whole"))
     read_part = SafeTensor.read_part
     monkeypatch.setattr(
@@ -75,8 +75,8 @@ def test_of_a_part_no_other_bytes_are_read(tmp_path, make, monkeypatch):
     assert [part.size for part in read] == [4 * columns, 2 * columns]
 
 
-def test_an_array_is_kept_by_nobody(folder):
-    params = open_folder(folder, "float32")[1]
+def test_arrays_are_not_cached(folder):
+    params = Checkpoint.open(folder).language_model("float32")[1]
     array = params["layers.0.mlp.gate_up.weight"]
     alive = weakref.ref(array)
     del array
@@ -86,7 +86,7 @@ def test_an_array_is_kept_by_nobody(folder):
 
 def test_a_module_is_built_of_one_array_at_a_time(tmp_path, monkeypatch):
     """When an array is read, none of those before it is in host memory any more, unless a device shares that memory."""
-    config, params = open_folder(tiny_checkpoint(tmp_path), "float32")
+    config, params = Checkpoint.open(tiny_checkpoint(tmp_path)).language_model("float32")
     seen: list[weakref.ref] = []
     most, read = [0], params._read
 
@@ -103,12 +103,12 @@ def test_a_module_is_built_of_one_array_at_a_time(tmp_path, monkeypatch):
     assert most[0] <= 1
 
 
-def test_a_name_that_there_is_not():
+def test_an_unknown_name_is_a_key_error():
     with pytest.raises(KeyError, match="c"):
         some_params()["c"]
 
 
-def test_the_log_says_how_long_it_took(caplog):
+def test_the_log_has_the_seconds_of_reading(caplog):
     caplog.set_level(logging.INFO, "jspec.loading")
     params = some_params()
     assert params["a"].shape == params["a"].shape

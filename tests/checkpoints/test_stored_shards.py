@@ -12,8 +12,8 @@ from fp8_checkpoints import fp8_checkpoint
 from tiny import tiny_checkpoint
 
 from convert import chunks, convert
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files import ranges
-from jspec.checkpoints.loading import open_folder
 from jspec.config import Shards
 from jspec.config.sharding import AXIS
 from jspec.models import sharding
@@ -58,7 +58,8 @@ def opened(request, tmp_path, monkeypatch):
     monkeypatch.setattr(chunks, "SMALLEST", 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that weights are dequantised
-        yield *open_folder(CHECKPOINTS[request.param](tmp_path / "checkpoint"), None), SLACK.get(request.param, 1.1)
+        checkpoint = Checkpoint.open(CHECKPOINTS[request.param](tmp_path / "checkpoint"))
+        yield *checkpoint.language_model(), SLACK.get(request.param, 1.1)
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def test_host_memory_is_that_of_one_part(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(chunks, "SMALLEST", 1)
     sizes = {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 4, "vocab_size": 1024}
     make = tiny_checkpoint if kind == "safetensors" else converted
-    config, params = open_folder(make(tmp_path / "checkpoint", **sizes), None)
+    config, params = Checkpoint.open(make(tmp_path / "checkpoint", **sizes)).language_model()
     shards, sent = Shards(2), []
     monkeypatch.setattr(jax, "device_put", lambda part, device: sent.append(part.nbytes))
     monkeypatch.setattr(jax, "make_array_from_single_device_arrays", lambda shape, *_: np.zeros(0))

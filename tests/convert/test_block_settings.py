@@ -11,10 +11,10 @@ from heads import VARIANTS, random_head
 from safetensors.numpy import save_file
 
 from convert import load_draft
+from jspec.checkpoints.checkpoint import read_draft_config
 from jspec.checkpoints.export import export_draft
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.heads.block_settings import _FIXED, ANCHOR_KEYS, CAUSAL_KEYS
-from jspec.checkpoints.loading import read_draft_config
 from jspec.config.heads import BlockConfig
 from jspec.models import flat_params
 
@@ -64,7 +64,7 @@ def test_each_name_says_which_slot_drafts_first(tmp_path, name):
         folder = said(folder, (place, key, None))  # for the next
 
 
-def test_nothing_said_goes_by_class_or_by_number_of_drafts(tmp_path):
+def test_class_or_number_of_drafts_decides_by_default(tmp_path):
     for i, name in enumerate(HEADS):
         folder = said(written(tmp_path / str(i), name))
         assert read_draft_config(folder) == HEADS[name][1]
@@ -143,7 +143,7 @@ def test_settings_that_are_not_supported_are_refused(tmp_path, name, place):
         (folder / "config.json").write_text(json.dumps(before))
 
 
-def test_settings_that_say_what_is_so_anyway(tmp_path):
+def test_redundant_settings_are_accepted(tmp_path):
     """They do not have to be left out. Windows may be stated twice."""
     folder = written(tmp_path / "head", "speculators")
     same = [("dflash_config", key, only) for key, only in _FIXED]
@@ -153,7 +153,7 @@ def test_settings_that_say_what_is_so_anyway(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["z-lab", "speculators"])
-def test_an_embedding_of_mask_slots_in_a_file_of_its_own(tmp_path, name):
+def test_a_separate_mask_embedding_is_refused(tmp_path, name):
     folder = written(tmp_path / "head", name)
     save_file({"embedding": np.zeros(16, np.float32)}, folder / "mask_embedding.pt")
     with pytest.raises(
@@ -176,7 +176,7 @@ def test_an_embedding_of_mask_slots_in_a_file_of_its_own(tmp_path, name):
         ),
     ],
 )
-def test_layer_ids_that_contradict_something(tmp_path, settings, words):
+def test_contradictory_layer_ids_are_refused(tmp_path, settings, words):
     folder = written(tmp_path / "head", "z-lab")
     same = [("top", "eagle_aux_hidden_state_layer_ids", [0, 2, 3]), ("top", "num_target_layers", 3)]
     assert read_draft_config(said(folder, *same)) == HEADS["z-lab"][1]

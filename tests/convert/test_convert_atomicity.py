@@ -59,12 +59,14 @@ def fail_at(monkeypatch, point: str):
         monkeypatch.setattr("shutil.copyfile", failing_once(None, lambda *a: True))
     elif point == "params":
         monkeypatch.setattr(
-            "jspec.checkpoints.huggingface.source.Source.param", failing_once(None, lambda self, name, d: True)
+            "jspec.checkpoints.huggingface.model.HuggingFaceModel.param", failing_once(None, lambda self, name, d: True)
         )
     elif point == "late param":
-        original = __import__("jspec.checkpoints.huggingface.source", fromlist=["Source"]).Source.param
+        original = __import__(
+            "jspec.checkpoints.huggingface.model", fromlist=["HuggingFaceModel"]
+        ).HuggingFaceModel.param
         fails = failing_once(original, lambda self, name, dtype: name == "head.weight")
-        monkeypatch.setattr("jspec.checkpoints.huggingface.source.Source.param", fails)
+        monkeypatch.setattr("jspec.checkpoints.huggingface.model.HuggingFaceModel.param", fails)
     elif point == "sync":
         monkeypatch.setattr("os.fsync", failing_once(None, lambda *a: True))
     elif point == "rename into place":
@@ -89,7 +91,7 @@ def test_failure_leaves_nothing(monkeypatch, capsys, src, out, point):
 
 
 @pytest.mark.parametrize("point", [*POINTS, "rename away"])
-def test_failure_leaves_the_old_one(monkeypatch, src, out, point):
+def test_failure_keeps_the_old_folder(monkeypatch, src, out, point):
     convert(src, out)
     before = snapshot(out)
     with monkeypatch.context() as patch:
@@ -111,7 +113,7 @@ def test_existing_out_is_not_touched(capsys, src, out):
     assert alone(out)
 
 
-def test_a_folder_of_something_else_is_never_overwritten(capsys, src, out):
+def test_folders_not_converted_are_never_overwritten(capsys, src, out):
     out.mkdir()
     (out / "thesis.tex").write_text("years of work")
     assert main([str(src), str(out), "--overwrite"]) == 2
@@ -154,7 +156,7 @@ def test_failed_verification_writes_nothing(monkeypatch, capsys, src, out):
     assert "shapes verified" in capsys.readouterr().out
 
 
-def test_two_runs_for_one_place(src, out):
+def test_concurrent_conversions_to_one_place_are_refused(src, out):
     lock = out.with_name(".out.jspec-lock")
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -169,7 +171,7 @@ CHILD = """
     import sys, time
     import convert.conversion, convert.staging
     from convert import convert as run
-    from jspec.checkpoints.huggingface.source import Source
+    from jspec.checkpoints.huggingface.model import HuggingFaceModel
 
     def stop(*args):
         print("here", flush=True)
@@ -177,8 +179,10 @@ CHILD = """
 
     point, src, out = sys.argv[1:]
     if point == "in the params":
-        original = Source.param
-        Source.param = lambda self, name, dtype: stop() if name == "head.weight" else original(self, name, dtype)
+        original = HuggingFaceModel.param
+        def param(self, name, dtype):
+            return stop() if name == "head.weight" else original(self, name, dtype)
+        HuggingFaceModel.param = param
     elif point == "before the sync":
         convert.staging._sync_tree = stop
     else:
@@ -204,7 +208,7 @@ def running(*arguments):
 
 
 @pytest.mark.parametrize("point", ["in the params", "before the sync", "between the renames"])
-def test_sigkill(src, out, point):
+def test_a_killed_conversion_is_cleaned_up(src, out, point):
     convert(src, out)
     before = snapshot(out)
     with running(point, src, out) as child:

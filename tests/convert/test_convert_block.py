@@ -60,7 +60,7 @@ def test_what_is_written_is_read_again(tmp_path, name, layout):
     assert verifier_of(folder) == ("the/target" if layout == "speculators" else None)
 
 
-def test_windows_that_are_not_causal(tmp_path):
+def test_windows_in_layers_that_are_not_causal_are_stated(tmp_path):
     config, _, folder = exported(tmp_path / "head", "dflash", "speculators", {"causal": (False, False)})
     assert json.loads((folder / "config.json").read_text())["sliding_window_non_causal"]
     assert load_draft(folder)[0] == config
@@ -68,7 +68,7 @@ def test_windows_that_are_not_causal(tmp_path):
         exported(tmp_path / "native", "dflash", "native", {"causal": (False, False)})
 
 
-def test_specforge_keeps_settings_in_an_object_of_their_own(tmp_path):
+def test_settings_in_a_nested_object_are_read(tmp_path):
     config, _, folder = exported(tmp_path / "head", "dspark-rnn", "native")
     file = folder / "config.json"
     fields = json.loads(file.read_text())
@@ -137,7 +137,7 @@ def test_dflash_2_is_refused(tmp_path):
         load_draft(folder)
 
 
-def test_a_confidence_head_of_another_width(tmp_path):
+def test_a_confidence_head_of_another_width_is_refused(tmp_path):
     _, _, folder = exported(tmp_path / "head", "dspark", "native")
     weights = load_file(folder / "model.safetensors")
     save_file({**weights, "confidence_head.proj.weight": np.zeros((1, 5), np.float32)}, folder / "model.safetensors")
@@ -145,7 +145,7 @@ def test_a_confidence_head_of_another_width(tmp_path):
         load_draft(folder)
 
 
-def test_layouts_that_cannot_state_a_head(tmp_path):
+def test_export_refuses_heads_the_layout_cannot_express(tmp_path):
     with pytest.raises(ValueError, match="markov='vanilla': expected None where a layer is causal or has a window"):
         exported(tmp_path / "head", "dspark-vanilla", "native", {"causal": (True, True)})
     with pytest.raises(ValueError, match="layout='vllm': expected None or one of"):

@@ -15,9 +15,9 @@ from convert import Refusal, check, chunks, convert, load_folder
 from convert.chunks import MOST, chunk_shapes
 from convert.cli import main
 from jspec.checkpoints.converted.manifest import SMALL
-from jspec.checkpoints.converted.orbax import load_param, read_shapes
+from jspec.checkpoints.converted.orbax import stored_arrays
 from jspec.checkpoints.converted.quantized import stored_params
-from jspec.checkpoints.loading import open_folder
+from jspec.checkpoints.files.folder import Folder
 from jspec.config import Shards
 from jspec.models.sharding import indices_of
 
@@ -80,7 +80,7 @@ def test_small_arrays_are_one_file(tmp_path):
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "fp8", "int4"])
-def test_the_same_arrays_as_in_one_chunk_each(src, tmp_path, monkeypatch, quantize):
+def test_chunks_hold_the_same_numbers(src, tmp_path, monkeypatch, quantize):
     """Which earlier versions wrote."""
     convert(src, tmp_path / "out", quantize=quantize, verify="shapes")
     monkeypatch.setattr(chunks, "MOST", 1)
@@ -105,26 +105,27 @@ def test_files_of_other_shards_are_not_needed(src, tmp_path):
     """An array [64, 96] of 16 chunks, of which a quarter of the columns is four."""
     convert(src, tmp_path / "out")
     whole, params = load_folder(tmp_path / "out")[1][DOWN], tmp_path / "out" / "params"
+    array = stored_arrays(Folder(tmp_path / "out"), "params")[DOWN]
     for number in (*range(4), *range(8, MOST)):
         (params / DOWN / f"0.{number}").unlink()
     for index in ((slice(None), slice(24, 48)), (slice(3, 9), slice(30, 31)), (slice(0, 0),)):
-        np.testing.assert_array_equal(load_param(params, DOWN, index), whole[index])
+        np.testing.assert_array_equal(array.read(index), whole[index])
     for index in ((), (slice(None), slice(23, 48)), (slice(None), slice(24, 49))):
         with pytest.raises(Refusal, match=rf"'{DOWN}' cannot be restored \(.*; convert the checkpoint again"):
-            load_param(params, DOWN, index)
+            array.read(index)
 
 
 @pytest.mark.parametrize("change", [lambda data: data[:-1], lambda data: data + b"x"], ids=["short", "long"])
-def test_a_chunk_of_another_size(src, tmp_path, change):
+def test_a_chunk_of_another_size_is_refused(src, tmp_path, change):
     """Beside the manifest, which notices it before."""
     convert(src, tmp_path / "out")
     path = tmp_path / "out" / "params" / DOWN / "0.3"
     size = len(path.read_bytes())
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(Refusal, match=rf"0\.3 has {len(change(bytes(size)))} bytes, not {size}"):
-        load_param(tmp_path / "out" / "params", DOWN)
+        stored_arrays(Folder(tmp_path / "out"), "params")[DOWN].read()
     with pytest.raises(Refusal, match=rf"{DOWN}/0\.3: damaged, it has"):
-        open_folder(tmp_path / "out")
+        load_folder(tmp_path / "out")
 
 
 def test_every_chunk_is_in_the_manifest(src, tmp_path, capsys):
@@ -142,7 +143,9 @@ def test_every_chunk_is_in_the_manifest(src, tmp_path, capsys):
 
 def test_chunks_of_zeros_have_files(src, tmp_path, monkeypatch):
     """Or the manifest would say less than the folder holds."""
-    monkeypatch.setattr("convert.quantize.Source.param", lambda self, name, dtype: np.zeros(self.shapes[name], dtype))
+    monkeypatch.setattr(
+        "convert.quantize.HuggingFaceModel.param", lambda self, name, dtype: np.zeros(self.shapes[name], dtype)
+    )
     convert(src, tmp_path / "out", dtype="float32")
     assert files_of(tmp_path / "out", DOWN) == {f"0.{i}" for i in range(MOST)}
     assert not load_folder(tmp_path / "out")[1][DOWN].any()
@@ -151,4 +154,5 @@ def test_chunks_of_zeros_have_files(src, tmp_path, monkeypatch):
 def test_shapes_are_those_of_the_arrays(src, tmp_path):
     convert(src, tmp_path / "out")
     shapes = {name: array.shape for name, array in load_folder(src)[1].items()}
-    assert read_shapes(tmp_path / "out" / "params", "params") == shapes
+    arrays = stored_arrays(Folder(tmp_path / "out"), "params")
+    assert {name: array.shape for name, array in arrays.items()} == shapes

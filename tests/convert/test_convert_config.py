@@ -24,7 +24,7 @@ def read(folder, config: dict, generation: dict | None = None) -> ModelConfig:
     return read_config(Folder(folder))
 
 
-def test_sizes_and_defaults(tmp_path):
+def test_sizes_and_defaults_are_read(tmp_path):
     config = tiny_config(num_key_value_heads=None, head_dim=None, rope_theta=None, rms_norm_eps=None)
     found = read(tmp_path, config)
     assert (found.num_kv_heads, found.head_dim, found.rope, found.rms_norm_eps) == (4, 16, Rope(), 1e-6)
@@ -71,7 +71,7 @@ def test_biases_by_architecture(tmp_path):
         ),
     ],
 )
-def test_qwen_windows(tmp_path, overrides, windows):
+def test_qwen_windows_follow_the_switch(tmp_path, overrides, windows):
     assert read(tmp_path, tiny_config("Qwen2ForCausalLM", num_hidden_layers=3, **overrides)).windows == windows
 
 
@@ -83,7 +83,7 @@ def test_qwen_windows(tmp_path, overrides, windows):
         {"rope_theta": None, "rope_parameters": {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0}},
     ],
 )
-def test_rope_spellings(tmp_path, spelling):
+def test_old_and_new_rope_keys_mean_the_same(tmp_path, spelling):
     found = read(tmp_path, tiny_config(**spelling))
     assert found.rope == Rope(theta=5e5, kind="linear", factor=4.0)
 
@@ -144,7 +144,7 @@ def test_eos_ids_are_united(tmp_path):
         ({"layer_types": ["full_attention"]}, "layer_types=['full_attention']: expected 2 entries"),
     ],
 )
-def test_refused(tmp_path, overrides, message):
+def test_bad_values_are_refused(tmp_path, overrides, message):
     with pytest.raises(Refusal) as refusal:
         read(tmp_path, {**tiny_config(), **overrides})
     assert str(refusal.value).startswith(f"{tmp_path}/config.json: ")
@@ -248,7 +248,7 @@ def test_refused(tmp_path, overrides, message):
         ),
     ],
 )
-def test_refused_by_family(tmp_path, architecture, overrides, message):
+def test_bad_values_of_a_family_are_refused(tmp_path, architecture, overrides, message):
     with pytest.raises(Refusal) as refusal:
         read(tmp_path, tiny_config(architecture, **overrides))
     assert str(refusal.value).startswith(f"{tmp_path}/config.json: ")
@@ -331,7 +331,7 @@ def test_a_multimodal_config_without_its_text_model_is_refused(tmp_path):
         read(tmp_path, {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": nested})
 
 
-def test_code_of_a_builtin_architecture_is_not_needed(tmp_path):
+def test_code_of_a_builtin_architecture_is_not_run(tmp_path):
     """Checkpoints of Phi-3 name code that computes what the transformers class does; it is neither run nor refused."""
     named = {"auto_map": {"AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}}
     assert read(tmp_path, tiny_config("Phi3ForCausalLM", **named)) == read(tmp_path, tiny_config("Phi3ForCausalLM"))
@@ -343,7 +343,7 @@ def test_code_of_a_builtin_architecture_is_not_needed(tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"hidden_size": NaN}', "[" * 100_000, '{"vocab_size": ' + "9" * 5000 + "}", "\xff"]
 )
-def test_unreadable_json(tmp_path, text):
+def test_unreadable_json_is_refused(tmp_path, text):
     (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(Refusal, match=r"config\.json"):
         read_config(Folder(tmp_path))

@@ -78,7 +78,7 @@ TENSORSTORE = (
 @pytest.mark.parametrize(
     "error", [*map(ValueError, TENSORSTORE), OSError(errno.ENOSPC, "No space left on device", "x")], ids=str
 )
-def test_space_that_runs_out_between(src, tmp_path, monkeypatch, capsys, error):
+def test_a_disk_that_fills_up_later_is_reported(src, tmp_path, monkeypatch, capsys, error):
     """Others write to the disk as well. TensorStore tells of it in a ValueError."""
 
     def fail(self, *args, **kwargs):
@@ -93,7 +93,7 @@ def test_space_that_runs_out_between(src, tmp_path, monkeypatch, capsys, error):
     assert not any((tmp_path / "place").iterdir())
 
 
-def test_another_error_of_the_writer_is_not_taken_for_it(src, tmp_path, monkeypatch):
+def test_other_writer_errors_are_not_reported_as_a_full_disk(src, tmp_path, monkeypatch):
     def fail(self, *args, **kwargs):
         raise ValueError("a bug")
 
@@ -104,7 +104,7 @@ def test_another_error_of_the_writer_is_not_taken_for_it(src, tmp_path, monkeypa
     assert not (tmp_path / "out").exists()
 
 
-def test_a_place_that_cannot_be_made(src, tmp_path, capsys):
+def test_an_output_that_cannot_be_created_is_refused(src, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main([str(src), str(tmp_path / "file" / "out")]) == 2
     told(capsys, "file/out: cannot be written", "set that right, or choose another place")
@@ -119,7 +119,7 @@ LIMITED = """
 """
 
 
-def test_nothing_is_told_beside_the_sentence(src, tmp_path):
+def test_stderr_has_one_sentence(src, tmp_path):
     """Neither what Orbax logs nor the tracebacks of its threads and tasks."""
     (tmp_path / "place").mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "JAX_PLATFORMS": "cpu"}

@@ -62,7 +62,7 @@ def test_draft_ids_of_rows_in_any_order(tmp_path):
         (MLPConfig(97, 64, 32, 3), "parameter 'embeddings.0' has shape None, expected (97, 32)"),
     ],
 )
-def test_what_cannot_be_exported(tmp_path, config, message):
+def test_export_refuses_other_configs(tmp_path, config, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         export_draft(tmp_path / "out", config, {}, target_name="t")
     assert not (tmp_path / "out").exists()

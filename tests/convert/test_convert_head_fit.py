@@ -35,7 +35,7 @@ TARGET = ModelConfig("LlamaForCausalLM", 97, 64, 96, 8, 4, 2, 16, 256)
         ),
     ],
 )
-def test_head_and_target_that_do_not_fit(tmp_path, capsys, make, keys, target, numbers):
+def test_a_head_of_another_target_is_refused(tmp_path, capsys, make, keys, target, numbers):
     src, model = make(tmp_path / "src", **keys), tiny_checkpoint(tmp_path / "target", **target)
     assert main([str(src), str(tmp_path / "out"), "--target", str(model)]) == 2
     error = capsys.readouterr().err
@@ -46,7 +46,7 @@ def test_head_and_target_that_do_not_fit(tmp_path, capsys, make, keys, target, n
     assert not (tmp_path / "out").exists()
 
 
-def test_head_and_target_that_fit(tmp_path):
+def test_a_compatible_target_is_accepted(tmp_path):
     target = tiny_checkpoint(tmp_path / "target", num_hidden_layers=8)
     convert(heads.eagle3(tmp_path / "src"), tmp_path / "out", target=target)
     model, head = read_draft_config(target), read_draft_config(tmp_path / "out")
@@ -59,7 +59,7 @@ def test_head_and_target_that_fit(tmp_path):
         convert(tmp_path / "src", tmp_path / "again", target=tmp_path / "out")
 
 
-def test_require_fit_leaves_padding_of_a_model_alone():
+def test_require_fit_ignores_padding_of_a_vocabulary():
     PardConfig(ModelConfig("LlamaForCausalLM", 120, 32, 96, 2, 4, 2, 8, 128), 5).require_fit(TARGET)
     MedusaConfig(None, 64, 2, own_head=False).require_fit(TARGET)
     MLPConfig(97, 64, 32, 3).require_fit(TARGET)

@@ -93,7 +93,7 @@ def test_a_head_of_nemo_automodel(tmp_path):
         load_draft(folder, norm_output="before_head")
 
 
-def test_a_prefix_that_nobody_knows_is_named(tmp_path):
+def test_an_unknown_prefix_is_named(tmp_path):
     for make in (heads.eagle, heads.eagle3):
         folder = resave(make(tmp_path / make.__name__), lambda name: f"module.draft.{name}")
         with pytest.raises(
@@ -142,7 +142,7 @@ def test_vllms_wrapper(tmp_path, depth, bias):
         load_folder(folder)
 
 
-def test_the_wrapper_counts_more_than_what_is_in_it(tmp_path):
+def test_the_outer_config_overrides_the_inner(tmp_path):
     folder = wrapped(heads.eagle(tmp_path / "src"), max_position_embeddings=77)
     assert load_draft(folder)[0].layers.max_position == 77
 
@@ -162,7 +162,7 @@ def test_an_eagle3_head_in_the_wrapper(tmp_path):
         ({"model": None}, "model=None: expected an object"),
     ],
 )
-def test_what_the_wrapper_may_not_say(tmp_path, keys, words):
+def test_unsupported_settings_of_the_wrapper_are_refused(tmp_path, keys, words):
     with pytest.raises(Refusal, match=words):
         load_draft(wrapped(heads.eagle(tmp_path / "src"), **keys))
 
@@ -217,7 +217,7 @@ def test_speculators_of_type_eagle(tmp_path, bias):
         ({"transformer_layer_architecture": "MixtralDecoderLayer"}, "expected 'LlamaDecoderLayer'"),
     ],
 )
-def test_what_speculators_of_type_eagle_may_not_say(tmp_path, keys, words):
+def test_unsupported_settings_of_speculators_eagle_are_refused(tmp_path, keys, words):
     with pytest.raises(Refusal, match=words):
         load_draft(speculators_eagle(heads.eagle(tmp_path / "src"), **keys))
 
@@ -350,7 +350,7 @@ def test_a_mask_token_in_digits(tmp_path):
     assert read_draft_config(heads.p_eagle(tmp_path / "src", ptd_token_id="5")).mask_token_id == 5
 
 
-def test_a_mask_token_that_is_said(tmp_path, capsys):
+def test_mask_token_id_is_taken_from_the_option(tmp_path, capsys):
     src, out = str(heads.p_eagle(tmp_path / "src", ptd_token_id=None)), str(tmp_path / "out")
     with pytest.raises(Refusal, match=r"--mask-token-id \(mask_token_id=\)"):
         read_draft_config(src)

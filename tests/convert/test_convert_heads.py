@@ -12,7 +12,7 @@ from tiny import tiny_checkpoint
 
 from convert import Refusal, check, convert, load_draft, load_folder, read_draft_config, verifier_of
 from convert.cli import main
-from jspec.checkpoints.huggingface.source import open_source
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.config import ModelConfig
 from jspec.config.heads import Eagle3Config, EagleConfig, MedusaConfig, MLPConfig, PardConfig
 from jspec.models.params import abstract_params
@@ -55,7 +55,7 @@ def test_converted_equals_direct(tmp_path, file, case):
         (tiny_checkpoint, {}, "LlamaForCausalLM, 2 layers, vocabulary 97"),
     ],
 )
-def test_the_command_says_what_it_recognised(tmp_path, capsys, make, keys, line):
+def test_the_command_prints_what_it_recognised(tmp_path, capsys, make, keys, line):
     src = make(tmp_path / "src", **keys)
     assert main([str(src), "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == f"recognised: {line}"
@@ -63,7 +63,7 @@ def test_the_command_says_what_it_recognised(tmp_path, capsys, make, keys, line)
     assert capsys.readouterr().out.splitlines()[0] == f"recognised: {line}"
 
 
-def test_configs(tmp_path):
+def test_each_layout_gives_its_config(tmp_path):
     eagle, _ = load_draft(heads.eagle(tmp_path / "eagle", num_key_value_heads=None, max_position_embeddings=None))
     assert isinstance(eagle, EagleConfig)
     assert eagle.fuse_bias
@@ -150,7 +150,7 @@ def test_draft_ids_stay_integers_in_any_dtype(tmp_path):
         assert params["norm.weight"].dtype.name == "bfloat16"
         assert params["draft_ids"].dtype == np.int32
         assert np.array_equal(params["draft_ids"], exact)
-    assert open_source(src).exact_dtype == "float32"
+    assert Checkpoint.open(src).hugging_face.exact_dtype == "float32"
 
 
 @pytest.mark.parametrize("repeat", [False, True])

@@ -15,10 +15,8 @@ from tiny import tiny_checkpoint, write_weights
 import jspec
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
+from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
 from jspec.checkpoints.converted.manifest import check
-from jspec.checkpoints.heads.options import HeadOptions
-from jspec.checkpoints.huggingface.source import open_source
-from jspec.checkpoints.loading import read_draft_config
 from jspec.doctor import diagnose
 from jspec.models import build, build_head
 from jspec.models.kv_cache import CausalView
@@ -171,7 +169,7 @@ def test_a_checkpoint_without_them(tmp_path, keep):
     assert (tmp_path / "out").exists() is not keep
 
 
-def test_both_ways_of_reading_them(tmp_path):
+def test_norm_output_and_mask_first_choose_how_layers_are_read(tmp_path):
     folder = with_layers(tmp_path / "src")
     convert(folder, tmp_path / "out")
     for path in (folder, tmp_path / "out" / "mtp"):
@@ -193,7 +191,7 @@ def test_both_ways_of_reading_them(tmp_path):
     assert len(result.token_ids) == 12
 
 
-def test_layers_alone(tmp_path):
+def test_layers_without_their_target_are_read(tmp_path):
     """As SGLang exports them: a folder without the target, whose class ends with NextN."""
     folder = with_layers(tmp_path / "src")
     alone = tmp_path / "alone"
@@ -219,10 +217,10 @@ def test_layers_alone(tmp_path):
         ({"norm_output": "recycled"}, "norm_output='recycled' is for EAGLE-3 heads and multi-token prediction layers"),
     ],
 )
-def test_options_of_theirs_are_refused_for_others(tmp_path, options, message):
+def test_their_options_are_refused_for_other_checkpoints(tmp_path, options, message):
     folder = tiny_checkpoint(tmp_path / "src")
     with pytest.raises(Refusal, match=message):
-        open_source(folder, options=HeadOptions(**options))
+        read_draft_config(folder, **options)
     convert(folder, tmp_path / "out")
     with pytest.raises(Refusal, match=message):
         read_draft_config(tmp_path / "out", **options)
@@ -250,7 +248,7 @@ def test_layers_that_cannot_be_read_are_left_out_unless_they_are_asked_for(tmp_p
         convert(folder, tmp_path / "kept", mtp=True)
 
 
-def test_an_absurd_config_costs_nothing(tmp_path):
+def test_an_absurd_config_is_refused_quickly(tmp_path):
     """Names of layers and indices of rows are made for what the files hold, not for what config.json says."""
     folder = with_layers(tmp_path / "src")
     config = json.loads((folder / "config.json").read_text())
@@ -260,4 +258,4 @@ def test_an_absurd_config_costs_nothing(tmp_path):
     ):
         (folder / "config.json").write_text(json.dumps({**config, **changes}))
         with pytest.raises(Refusal, match=message):
-            open_source(folder)
+            Checkpoint.open(folder).hugging_face.require_match()

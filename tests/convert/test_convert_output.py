@@ -17,7 +17,7 @@ from tiny import ARCHITECTURES, tiny_checkpoint, write_weights
 import jspec
 from convert import check, convert, load_folder
 from convert.cli import main
-from jspec.checkpoints.huggingface.source import open_source
+from jspec.checkpoints.checkpoint import Checkpoint
 
 TOKENIZER = {"tokenizer.json": '{"version": "1.0"}', "tokenizer_config.json": "{}", "chat_template.jinja": "{{ x }}"}
 
@@ -83,7 +83,7 @@ def test_plain_orbax_restores_it(tmp_path, src):
         ("bfloat16", "float32", "float32", None),
     ],
 )
-def test_dtype_is_said_aloud(tmp_path, capsys, stored, dtype, expected, note):
+def test_dtype_is_printed(tmp_path, capsys, stored, dtype, expected, note):
     src = tiny_checkpoint(tmp_path / "src", dtype=stored)
     report = convert(src, tmp_path / "out", dtype=dtype)
     assert report.dtype == expected
@@ -97,7 +97,7 @@ def test_one_wider_tensor_widens_all(tmp_path):
     src = tiny_checkpoint(tmp_path / "src", dtype="bfloat16")
     tensors = load_file(src / "model.safetensors")
     write_weights(src, {**tensors, "model.norm.weight": tensors["model.norm.weight"].astype(np.float32)})
-    assert open_source(src).exact_dtype == "float32"
+    assert Checkpoint.open(src).hugging_face.exact_dtype == "float32"
 
 
 def test_tied_and_redundant_tensors(tmp_path):
@@ -108,7 +108,7 @@ def test_tied_and_redundant_tensors(tmp_path):
     embedding = tensors["model.embed_tokens.weight"]
     extra = {"lm_head.weight": embedding, "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)}
     write_weights(src, {**tensors, **extra})
-    assert open_source(src).ignored == sorted(extra)
+    assert Checkpoint.open(src).hugging_face.ignored == sorted(extra)
     assert same(load_folder(src)[1], expected)
     del tensors["model.embed_tokens.weight"]
     write_weights(src, {**tensors, "lm_head.weight": embedding})  # stored under the head's name alone
@@ -127,7 +127,7 @@ def test_nonfinite_numbers_are_reported_and_kept(tmp_path):
     assert np.isnan(load_folder(tmp_path / "out")[1]["norm.weight"]).tolist().index(True) == 3
 
 
-def test_manifest(tmp_path, src, capsys):
+def test_the_manifest_describes_every_file(tmp_path, src, capsys):
     out = tmp_path / "out"
     assert main([str(src), str(out)]) == 0
     summary = capsys.readouterr().out
@@ -187,7 +187,7 @@ def test_check_needs_a_converted_folder(src, capsys):
     assert "manifest.json" in capsys.readouterr().err
 
 
-def test_dry_run(tmp_path, src, capsys):
+def test_dry_run_prints_the_mapping(tmp_path, src, capsys):
     assert main([str(src), "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "recognised: LlamaForCausalLM, 2 layers, vocabulary 97"
@@ -226,7 +226,7 @@ def test_dry_run_reads_headers_only(monkeypatch, src):
 
 
 @pytest.mark.parametrize("arguments", [[], ["src"], ["src", "--check", "out"]])
-def test_usage(arguments, capsys):
+def test_missing_arguments_print_the_usage(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2

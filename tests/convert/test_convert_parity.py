@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from convert import load_folder
 from convert.verify import jspec_logits, transformers_logits
-from jspec.checkpoints.huggingface.source import open_source
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.models.params import abstract_params, build
 
 torch = pytest.importorskip("torch")
@@ -158,7 +158,7 @@ def test_the_text_model_of_a_multimodal_checkpoint(tmp_path, spelling):
     assert (found.architecture, found.eos_token_ids, found.num_layers) == ("Gemma3ForCausalLM", (1, 2), 3)
     if spelling == "published":
         assert relative_error(tmp_path) < 2e-5
-    source = open_source(tmp_path)
+    source = Checkpoint.open(tmp_path).hugging_face
     assert any(name.startswith("vision_tower.") for name in source.ignored)
     assert source.unused == source.missing == []
 

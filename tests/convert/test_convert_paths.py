@@ -17,7 +17,7 @@ def set_shard(folder, shard):
     path.write_text(json.dumps(index))
 
 
-def test_pickle_shard(refused, src):
+def test_a_pickle_among_shards_is_refused(refused, src):
     set_shard(src, "pytorch_model-00001-of-00001.bin")
     refused(src, "model.safetensors.index.json", "pytorch_model-00001-of-00001.bin")
 
@@ -91,6 +91,6 @@ def test_hub_cache_link_to_another_repository(tmp_path, src, capsys):
     assert "symbolic link" in capsys.readouterr().err
 
 
-def test_no_regular_file(refused, single):
+def test_a_folder_in_the_place_of_a_file_is_refused(refused, single):
     (single / "tokenizer.json").mkdir()
     refused(single, "tokenizer.json", "regular file")

@@ -70,7 +70,7 @@ def attacks(canary: Path) -> dict[str, tuple[bytes, str]]:
 
 
 @pytest.mark.parametrize("attack", attacks(Path()))
-def test_canary(tmp_path, attack):
+def test_attacks_do_not_run(tmp_path, attack):
     data, reason = attacks(tmp_path / "canary")[attack]
     saved(tmp_path, data)
     assert_refused(tmp_path, reason)
@@ -231,7 +231,7 @@ def test_what_would_take_long_is_refused_at_once(tmp_path, case):
     assert after.ru_utime - before.ru_utime < 5  # seconds of a processor, mostly to read a million opcodes
 
 
-def test_no_pickle_at_all(tmp_path):
+def test_files_without_a_pickle_are_refused(tmp_path):
     for content in (b"", b"version https://git-lfs.github.com/spec/v1\n", pickle.dumps({"w": 1}, 2)):
         (tmp_path / "x.bin").write_bytes(content)
         assert_refused(tmp_path, "x.bin")

@@ -74,7 +74,7 @@ HONEST = {"dtype": "float32", "start": 0, "shape": [2], "strides": [1]}
     ],
     ids=str,
 )
-def test_the_answer_is_not_believed(tmp_path, monkeypatch, answer):
+def test_the_answer_is_checked(tmp_path, monkeypatch, answer):
     saved(tmp_path, b"")
     python(monkeypatch, f"print({json.dumps({'tensors': {'w': HONEST}})!r})")
     assert read(tmp_path)["w"].shape == (2,)

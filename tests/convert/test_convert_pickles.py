@@ -11,9 +11,9 @@ from tiny import tiny_checkpoint
 import jspec
 from convert import Refusal, convert, load_folder
 from convert.cli import main
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.pickles import read_pickle_header
-from jspec.checkpoints.huggingface.source import open_source
 
 torch = pytest.importorskip("torch")
 load_torch = pytest.importorskip("safetensors.torch").load_file
@@ -104,7 +104,7 @@ def test_plain_values_are_left_out(tmp_path):
         (torch.nn.Linear(2, 2), "torch.nn.modules.linear.Linear"),
     ],
 )
-def test_more_than_tensors(tmp_path, state_dict, reason):
+def test_pickles_of_other_objects_are_refused(tmp_path, state_dict, reason):
     with pytest.raises(Refusal, match=r"heads\.pt: ") as refusal:
         read(tmp_path, state_dict)
     assert reason in str(refusal.value)
@@ -147,10 +147,10 @@ def test_checkpoint_equals_its_safetensors_reference(tmp_path, shards, stored):
 @pytest.mark.parametrize("name", ["medusa_lm_head.pt", "consolidated.00.pth", "anything.bin"])
 def test_the_only_file_is_the_weights(single, name):
     pickled(single, name=name)
-    assert open_source(single, allow_pickle=True).missing == []
+    assert Checkpoint.open(single, allow_pickle=True).hugging_face.missing == []
 
 
-def test_refused_unasked(refused, single):
+def test_pickles_are_refused_by_default(refused, single):
     pickled(single)
     refused(single, "src/pytorch_model.bin", "pickle", "jspec-convert --allow-pickle", "safetensors")
     assert main([str(single), "--dry-run"]) == 2
@@ -163,16 +163,16 @@ def test_refused_unasked(refused, single):
 
 def test_safetensors_come_first(single):
     (single / "pytorch_model.bin").write_bytes(b"never read")
-    assert open_source(single, allow_pickle=True).is_pickled is False
+    assert Checkpoint.open(single, allow_pickle=True).hugging_face.is_pickled is False
 
 
 def test_several_files_that_could_be_meant(single):
     pickled(single, name="a.bin")
     (single / "b.pt").write_bytes(b"")
     with pytest.raises(Refusal, match=r"a\.bin, b\.pt could each be the weights"):
-        open_source(single, allow_pickle=True)
+        Checkpoint.open(single, allow_pickle=True).hugging_face.require_match()
     os.rename(single / "a.bin", single / "pytorch_model.bin")
-    assert open_source(single, allow_pickle=True).missing == []
+    assert Checkpoint.open(single, allow_pickle=True).hugging_face.missing == []
 
 
 def test_link_that_leaves_the_folder(single):
@@ -180,7 +180,7 @@ def test_link_that_leaves_the_folder(single):
     os.rename(single / "pytorch_model.bin", single.parent / "elsewhere")
     (single / "pytorch_model.bin").symlink_to(single.parent / "elsewhere")
     with pytest.raises(Refusal, match="symbolic link that leaves the folder"):
-        open_source(single, allow_pickle=True)
+        Checkpoint.open(single, allow_pickle=True).hugging_face.require_match()
 
 
 @pytest.mark.parametrize("shard", ["../elsewhere.bin", "model.safetensors", "pytorch_model.pkl"])
@@ -189,7 +189,7 @@ def test_shard_that_is_no_bin_of_the_folder(single, shard):
     os.rename(single / "model.safetensors", single.parent / "elsewhere.bin")
     index.write_text(json.dumps({"weight_map": {"model.norm.weight": shard}}))
     with pytest.raises(Refusal, match=r"index\.json: .*is refused"):
-        open_source(single, allow_pickle=True)
+        Checkpoint.open(single, allow_pickle=True).hugging_face.require_match()
 
 
 def test_logits_are_not_verified_by_unpickling_here(single, capsys):

@@ -1,4 +1,4 @@
-"""A converted folder that is no longer what was written: loading notices by name, size and small files, verify=True
+"""A converted folder that is no longer what was written: loading notices by name, size and small files, check_files=True
 by every byte; and nothing outside it is read."""
 
 import json
@@ -18,7 +18,8 @@ from convert import Refusal, check, convert, load_folder
 from convert.manifest import write_manifest
 from jspec.checkpoints.converted import manifest as manifests
 from jspec.checkpoints.converted.manifest import own_digest
-from jspec.checkpoints.converted.orbax import load_param
+from jspec.checkpoints.converted.orbax import stored_arrays
+from jspec.checkpoints.files.folder import Folder
 
 SIZES = {"vocab_size": 264, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 8}
 SMALL = {"max_batch": 1, "max_len": 32, "page_size": 16, "prefill_chunk": 16}
@@ -91,7 +92,7 @@ DEEDS = (missing, extra, truncated, longer, renamed, flipped, linked)
 
 
 @pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
-def test_no_tampering_is_loaded_in_silence(whole, tmp_path, deed):
+def test_tampered_folders_are_refused(whole, tmp_path, deed):
     """Each deed, to files chosen by a seed."""
     names = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
     rng = random.Random(f"7 {deed.__name__}")
@@ -120,7 +121,7 @@ def test_what_is_wrong_is_named(out):
         load_folder(out)
 
 
-def test_files_that_nothing_reads_may_lie_beside(out):
+def test_unread_files_are_ignored(out):
     """As the Hub, git and file managers put them there; those between the parameters may not."""
     for name in ("README.md", "LICENSE", ".gitattributes", ".cache/huggingface/x"):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -189,13 +190,13 @@ def test_a_manifest_without_sizes_is_read(out):
     ],
     ids=str,
 )
-def test_manifest_of_another_form(out, changes):
+def test_a_malformed_manifest_is_refused(out, changes):
     sign(out, **changes)
     with pytest.raises(Refusal, match=rf"out/manifest\.json: {next(iter(changes))}="):
         load_folder(out)
 
 
-def test_manifest_that_was_edited(out):
+def test_an_edited_manifest_is_refused(out):
     manifest = json.loads((out / "manifest.json").read_text())
     (out / "manifest.json").write_text(json.dumps({**manifest, "dtype": "bfloat16"}))
     with pytest.raises(Refusal, match=r"manifest\.json: damaged, its own SHA-256 does not match"):
@@ -216,7 +217,7 @@ def test_manifest_that_was_edited(out):
         ),
     ],
 )
-def test_signed_params_of_another_config(out, field, value, words):
+def test_signed_params_of_another_config_are_refused(out, field, value, words):
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps({**config, field: value}))
     sign_anew(out)
@@ -243,28 +244,32 @@ HEADER["order"] = "C"
     ],
     ids=str,
 )
-def test_signed_array_of_another_form(out, monkeypatch, changes):
+def test_signed_arrays_of_another_form_are_refused(out, monkeypatch, changes):
     """Refused by its header: the reader, which would make room for it, is not asked."""
-    monkeypatch.setattr("jspec.checkpoints.loading.load_param", lambda *_: pytest.fail("arrays were read"))
+    monkeypatch.setattr(
+        "jspec.checkpoints.converted.orbax.StoredArray.read", lambda *_: pytest.fail("arrays were read")
+    )
     (out / WEIGHT / ".zarray").write_text(json.dumps({**HEADER, **changes}))
     sign_anew(out)
     with pytest.raises(Refusal, match=r"layers\.0\.mlp\.down\.weight"):
         load_folder(out)
 
 
-def test_signed_names_that_leave_the_folder(out, monkeypatch):
+def test_signed_names_that_leave_the_folder_are_refused(out, monkeypatch):
     """Orbax goes by the names in _METADATA, wherever they lead."""
     shutil.move(out / WEIGHT, out.parent / "elsewhere")
     file = out / "params" / "_METADATA"
     file.write_text(file.read_text().replace('"key": "down"', '"key": "/../../elsewhere"'))
     sign_anew(out)
-    monkeypatch.setattr("jspec.checkpoints.loading.load_param", lambda *_: pytest.fail("arrays were read"))
+    monkeypatch.setattr(
+        "jspec.checkpoints.converted.orbax.StoredArray.read", lambda *_: pytest.fail("arrays were read")
+    )
     with pytest.raises(Refusal, match="params: _METADATA and the folders disagree about"):
         load_folder(out)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "config.json", "tokenizer.json", f"{WEIGHT}/0.0", WEIGHT, "params"])
-def test_link_that_leaves_a_signed_folder(out, name):
+def test_links_that_leave_a_signed_folder_are_refused(out, name):
     """Even where what it leads to has the right bytes."""
     shutil.move(out / name, out.parent / "elsewhere")
     (out / name).symlink_to(out.parent / "elsewhere")
@@ -292,25 +297,25 @@ def test_converted_folder_in_a_hub_cache(out, tmp_path):
 # Reads an array that is damaged, past the checks that would find that, and says how it ended.
 READ = """
     import sys
-    from pathlib import Path
-    from jspec.checkpoints.converted.orbax import load_param
+    from jspec.checkpoints.converted.orbax import stored_arrays
+    from jspec.checkpoints.files.folder import Folder
     from jspec.checkpoints.files.refusal import Refusal
     try:
-        load_param(Path(sys.argv[1]), sys.argv[2])
+        stored_arrays(Folder(sys.argv[1]), "params")[sys.argv[2]].read()
     except Refusal as refusal:
         print(refusal)
 """
 
 
-def test_nothing_is_told_beside_a_refusal(out):
+def test_a_refusal_logs_nothing_else(out):
     """No task whose exception nobody fetched, no traceback of a thread, no exception in a destructor."""
     path, name = out / WEIGHT / "0.0", Path(WEIGHT).name
     path.write_bytes(path.read_bytes()[:-1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-X", "dev", "-W", "ignore", "-c", textwrap.dedent(READ), str(out / "params"), name]
+    command = [sys.executable, "-X", "dev", "-W", "ignore", "-c", textwrap.dedent(READ), str(out), name]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert ended.stderr == ""
     assert ended.stdout.startswith(f"{out}/params: {name!r} cannot be restored (")
     assert ended.stdout.count("\n") == 1
     with pytest.raises(Refusal, match="cannot be restored"):
-        load_param(out / "params", name)
+        stored_arrays(Folder(out), "params")[name].read()

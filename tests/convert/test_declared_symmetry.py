@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from tiny import write_weights
 
 from convert import Refusal, load_folder
-from jspec.checkpoints.huggingface.source import open_source
+from jspec.checkpoints.checkpoint import Checkpoint
 
 DOWN = "model.layers.1.mlp.down_proj"  # [64, 96]
 ZEROS = f"{DOWN}.qzeros"  # [12, 8], eight zeros in a number
@@ -47,7 +47,7 @@ def _words(*zeros: int) -> np.int32:
 
 
 def down(src):
-    return open_source(src).tensors[f"{DOWN}.weight"]
+    return Checkpoint.open(src).hugging_face.tensors[f"{DOWN}.weight"]
 
 
 LABELS = {

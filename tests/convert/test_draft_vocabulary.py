@@ -224,7 +224,7 @@ def test_a_list_without_a_stop_token(tmp_path):
         ("missing.json", "'missing.json': expected a number of tokens, or a file"),
     ],
 )
-def test_what_is_no_draft_vocabulary(tmp_path, value, words):
+def test_invalid_draft_vocabularies_are_refused(tmp_path, value, words):
     src, corpus = written(tmp_path / "src")
     with pytest.raises(Refusal, match=words):
         convert(src, tmp_path / "out", draft_vocabulary=value, corpus=corpus if isinstance(value, int) else None)
@@ -240,7 +240,7 @@ def test_what_is_no_draft_vocabulary(tmp_path, value, words):
         ("ids.json", b'{"a": 1}', "expected a list of token ids"),
     ],
 )
-def test_a_file_that_is_no_list(tmp_path, capsys, name, content, words):
+def test_a_file_without_a_list_is_refused(tmp_path, capsys, name, content, words):
     (tmp_path / name).write_bytes(content)
     src = tiny_checkpoint(tmp_path / "src")
     assert main([str(src), str(tmp_path / "out"), "--draft-vocabulary", str(tmp_path / name)]) == 2
@@ -255,7 +255,7 @@ def test_a_file_that_is_no_list(tmp_path, capsys, name, content, words):
         (b"\xff\xfe\xff", "expected a text file in UTF-8"),
     ],
 )
-def test_a_corpus_that_cannot_be_counted(tmp_path, content, words):
+def test_an_unusable_corpus_is_refused(tmp_path, content, words):
     src, corpus = written(tmp_path / "src")
     corpus.unlink()
     if content is not None:
@@ -313,7 +313,7 @@ def test_a_copy_of_rows_gives_the_targets_logits(tmp_path, architecture, make):
 
 
 @pytest.mark.parametrize("make", [tied, tiny_heads.pard], ids=lambda make: make.__name__)
-def test_it_is_no_target(tmp_path, target, make):
+def test_a_reduced_model_is_refused_as_target(tmp_path, target, make):
     out = convert(make(tmp_path / "src"), tmp_path / "out", draft_vocabulary=IDS).out
     words = (
         r"has logits for 6 of 97 tokens \(draft_vocab_size in manifest.json\), so it can only draft; give it as draft="
@@ -391,7 +391,7 @@ def test_the_tokenizer_beside_the_layers_counts(tmp_path, capsys):
         ({"corpus": "corpus.txt"}, "counts the tokens of a draft vocabulary; give draft_vocabulary"),
     ],
 )
-def test_what_is_no_draft_vocabulary_of_layers(tmp_path, options, words):
+def test_invalid_draft_vocabularies_of_layers_are_refused(tmp_path, options, words):
     src = with_layers(tmp_path / "src")
     with pytest.raises(Refusal, match=words):
         convert(src, tmp_path / "out", mtp=True, **options)

@@ -16,9 +16,10 @@ from convert.checkpoint import LazyArray, save_params
 from convert.cli import main
 from convert.manifest import write_manifest
 from convert.verify import compare, jspec_logits
-from jspec.checkpoints.converted.orbax import load_param, read_shapes
+from jspec.checkpoints.checkpoint import Checkpoint
+from jspec.checkpoints.converted.orbax import stored_arrays
 from jspec.checkpoints.export import export_draft
-from jspec.checkpoints.loading import read_model_config
+from jspec.checkpoints.files.folder import Folder
 from jspec.commands.demo import FAMILY
 from jspec.models.params import abstract_params, build, flat_params
 from jspec.models.quantization import STORED, quantize
@@ -48,7 +49,7 @@ def in_eight_bits(config, name: str) -> bool:
 
 def rewrite(folder, **changes):
     """Put other arrays into a converted folder, or leave out those that are None, and sign it anew."""
-    params = {name: load_param(folder / "params", name) for name in read_shapes(folder / "params", "params")}
+    params = {name: array.read() for name, array in stored_arrays(Folder(folder), "params").items()}
     manifest = json.loads((folder / "manifest.json").read_text())
     params = {name: array for name, array in {**params, **changes}.items() if array is not None}
     shutil.rmtree(folder / "params")
@@ -59,7 +60,7 @@ def rewrite(folder, **changes):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_what_is_rounded(tmp_path, out, architecture, kind, tied):
+def test_linear_maps_alone_are_quantised(tmp_path, out, architecture, kind, tied):
     """Linear maps and the output head, which a tied embedding is; norms, biases, positions, routers and other embeddings
     stay."""
     src = tiny_checkpoint(tmp_path / "src", architecture, tie_word_embeddings=tied, shards=2)
@@ -67,7 +68,7 @@ def test_what_is_rounded(tmp_path, out, architecture, kind, tied):
     assert (report.dtype, report.quantization) == ("bfloat16", kind)
     assert [note for note in report.notes if "weights that are not quantised are rounded to bfloat16" in note]
     original, (config, params) = load_folder(src)[1], load_folder(out)
-    assert config == dataclasses.replace(load_folder(src)[0], quantization=kind) == read_model_config(out)
+    assert config == dataclasses.replace(load_folder(src)[0], quantization=kind) == Checkpoint.open(out).target_config
     assert report.parameters == config.num_parameters == sum(array.size for array in original.values())
     assert {n: (a.shape, a.dtype) for n, a in params.items()} == {
         n: (leaf.shape, leaf.dtype) for n, leaf in abstract_params(config, "bfloat16").items()
@@ -188,7 +189,7 @@ def test_a_pard_model_is_a_language_model(tmp_path, out):
     convert(tiny_heads.pard(tmp_path / "head"), out, quantize="fp8", verify="shapes")
     config, params = load_draft(out, "bfloat16")
     assert config == read_draft_config(out)
-    assert config.decoder.quantization == read_model_config(out).quantization == "fp8"
+    assert config.decoder.quantization == Checkpoint.open(out).target_config.quantization == "fp8"
     assert params["layers.0.mlp.down.weight"].dtype == STORED["fp8"]
 
 
@@ -208,7 +209,7 @@ def dspark(folder):
         dspark,
     ],
 )
-def test_what_is_rounded_of_a_head(tmp_path, out, make, kind):
+def test_linear_maps_of_a_head_are_quantised(tmp_path, out, make, kind):
     """Linear maps and output heads; norms, biases, embeddings, the confidence head and the draft vocabulary stay."""
     src = make(tmp_path / "head")
     report = convert(src, out, quantize=kind, verify="shapes", dtype="bfloat16")
@@ -234,7 +235,7 @@ def test_a_quantised_head_is_not_exported(tmp_path):
         export_draft(tmp_path, config, flat_params(random_head(config)), target_name="target")
 
 
-def test_values_that_are_none(src, out, capsys):
+def test_unknown_quantizations_are_refused(src, out, capsys):
     with pytest.raises(ValueError, match="quantize='int2': expected None or one of int8, fp8, int4"):
         convert(src, out, quantize="int2")
     for arguments in ([str(src), str(out), "--quantize", "int2"], ["--check", str(out), "--quantize", "int8"]):
@@ -250,7 +251,7 @@ def test_a_converted_folder_is_not_quantised_again(src, out):
         convert(out, out.parent / "again", quantize="int8")
 
 
-def test_infinity_has_no_eight_bits(tmp_path, out):
+def test_infinity_is_refused(tmp_path, out):
     src = tiny_checkpoint(tmp_path / "src")
     tensors = load_file(src / "model.safetensors")
     tensors["model.layers.1.mlp.down_proj.weight"][3, 5] = np.inf
@@ -290,14 +291,14 @@ def test_numbers_too_large_for_four_bits(tmp_path, out):
         ("norm.scale", np.ones(64, np.float32), "'norm.scale' is unknown"),
     ],
 )
-def test_a_folder_whose_weights_are_not_quantised_rightly(src, out, name, array, words):
+def test_badly_quantised_folders_are_refused(src, out, name, array, words):
     convert(src, out, quantize="int8")
     rewrite(out, **{name: array})
     with pytest.raises(Refusal, match=words):
         load_folder(out)
 
 
-def test_a_manifest_of_another_kind(src, out):
+def test_a_manifest_of_another_quantization_is_refused(src, out):
     convert(src, out, quantize="int8")
     manifest = json.loads((out / "manifest.json").read_text())
     write_manifest(out, {"dtype": manifest["dtype"], "quantization": "fp8"})

@@ -15,13 +15,12 @@ from tiny import tiny_config, write_weights
 import jspec
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
+from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
 from jspec.checkpoints.dequantize.four_bits import IN_TURN, unpacked
 from jspec.checkpoints.dequantize.fp8 import FP8BlockWeight
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.tensor import NUMPY_DTYPES
 from jspec.checkpoints.huggingface.config import read_config
-from jspec.checkpoints.huggingface.source import open_source
-from jspec.checkpoints.loading import read_draft_config, read_model_config
 from jspec.models.quantization import STORED, quantize
 
 LLAMA, MIXTURE, DEEPSEEK = "LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM"
@@ -46,7 +45,7 @@ def assert_same(found, wanted):
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("architecture", [LLAMA, MIXTURE])
-def test_it_is_the_model_of_its_dequantised_weights(tmp_path, name, architecture):
+def test_logits_are_those_of_dequantised_weights(tmp_path, name, architecture):
     src = block_checkpoint(tmp_path / "src", KINDS[name], architecture, shards=2)
     with pytest.warns(UserWarning, match="in bfloat16 they take two bytes each instead of") as found:
         loaded = load_folder(src)
@@ -54,7 +53,7 @@ def test_it_is_the_model_of_its_dequantised_weights(tmp_path, name, architecture
     assert str(warning.message).startswith(f"{src}: the weights are stored in ")
     assert KINDS[name].words in str(warning.message)
     assert loaded[0].quantization is None
-    assert loaded[0] == read_model_config(src) == read_draft_config(src)
+    assert loaded[0] == Checkpoint.open(src).target_config == read_draft_config(src)
     for dtype in NUMPY_DTYPES:
         assert_same(warned(src, dtype), load_folder(tmp_path / "src-wide", dtype))
     assert_same(loaded, load_folder(tmp_path / "src-wide", "bfloat16"))
@@ -149,7 +148,7 @@ def test_the_text_model_of_a_multimodal_one(tmp_path):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_maps_that_are_taken_apart(tmp_path, name):
+def test_rearranged_tensors_are_dequantised(tmp_path, name):
     """Those of DeepSeek's attention and shared experts are, after they were dequantised."""
     src = block_checkpoint(tmp_path / "src", KINDS[name], DEEPSEEK)
     assert_same(warned(src), load_folder(tmp_path / "src-wide", "float32"))
@@ -195,7 +194,7 @@ def test_multi_token_prediction_layers_that_are_not_quantised(tmp_path):
     assert_same(load_draft(src, mtp=True), load_draft(wide, mtp=True))
 
 
-def test_it_generates(tmp_path):
+def test_a_dequantised_model_generates(tmp_path):
     src = block_checkpoint(tmp_path / "src", KINDS["gptq order"])
     with pytest.warns(UserWarning, match="GPTQ, four bits") as warnings:
         llm = jspec.load(src, **SMALL)
@@ -291,7 +290,7 @@ def test_fp8_is_that_of_transformers(tmp_path):
     from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
     kind = Kind(fp8_config(weight_block_size=[16, 32]), functools.partial(fp8, block=(16, 32)), "")
-    source, dequantize = open_source(block_checkpoint(tmp_path / "src", kind)), Fp8Dequantize(None)
+    source, dequantize = Checkpoint.open(block_checkpoint(tmp_path / "src", kind)).hugging_face, Fp8Dequantize(None)
     for name in ("model.layers.0.self_attn.k_proj.weight", "model.layers.1.mlp.down_proj.weight"):
         weight = source.tensors[name]
         assert isinstance(weight, FP8BlockWeight)

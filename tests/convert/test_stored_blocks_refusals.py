@@ -92,7 +92,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*are dequantised as they are re
         ),
     ],
 )
-def test_configs_that_are_not_read(tmp_path, quantization, words):
+def test_unsupported_configs_are_refused(tmp_path, quantization, words):
     (tmp_path / "config.json").write_text(json.dumps({**tiny_config(), "quantization_config": quantization}))
     with pytest.raises(Refusal) as refusal:
         read_config(Folder(tmp_path))
@@ -314,7 +314,7 @@ def test_a_checkpoint_in_which_nothing_is_quantised(tmp_path):
         ),
     ],
 )
-def test_sizes_that_do_not_fit(tmp_path, edit, kind, keys, words):
+def test_sizes_that_do_not_divide_are_refused(tmp_path, edit, kind, keys, words):
     src = block_checkpoint(tmp_path / "src", KINDS[kind])
     edit(src / "config.json", **keys)
     refuses(src, words)

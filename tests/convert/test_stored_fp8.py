@@ -14,10 +14,10 @@ from tiny import ARCHITECTURES, tiny_checkpoint, tiny_config, write_weights
 from convert import Refusal, convert, load_draft, load_folder
 from convert.cli import main
 from convert.verify import compare, jspec_logits
+from jspec.checkpoints.checkpoint import Checkpoint, read_draft_config
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.huggingface.config import read_config
 from jspec.checkpoints.huggingface.quantization_config import READERS
-from jspec.checkpoints.loading import read_draft_config, read_model_config
 from jspec.models.params import abstract_params, build
 
 GPT_OSS = "GptOssForCausalLM"  # its experts are stacked in one tensor
@@ -63,11 +63,11 @@ def logits(folder) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("architecture", [one for one in ARCHITECTURES if one != GPT_OSS])
-def test_it_is_the_model_of_its_wide_weights(tmp_path, architecture, kind):
+def test_logits_are_those_of_dequantised_weights(tmp_path, architecture, kind):
     src = fp8_checkpoint(tmp_path / "src", architecture, quantization=KINDS[kind])
     config, params = load_folder(src)
     assert (config.quantization, config.quantized_head) == ("fp8", False)
-    assert config == read_model_config(src) == read_draft_config(src)
+    assert config == Checkpoint.open(src).target_config == read_draft_config(src)
     assert {n: (a.shape, a.dtype) for n, a in params.items()} == {
         n: (leaf.shape, leaf.dtype) for n, leaf in abstract_params(config, "bfloat16").items()
     }
@@ -218,9 +218,9 @@ def test_transformers_computes_something_else(tmp_path):
 @pytest.mark.parametrize(
     "more", [{}, {"weight_block_size": None}, {"fmt": "e4m3", "modules_to_not_convert": ["lm_head"]}]
 )
-def test_other_ways_to_say_fp8(tmp_path, more):
+def test_other_spellings_of_fp8_are_read(tmp_path, more):
     src = fp8_checkpoint(tmp_path / "src", quantization=vllm_fp8(**more))
-    assert not read_model_config(src).quantized_head
+    assert not Checkpoint.open(src).target_config.quantized_head
 
 
 def test_the_former_key(tmp_path):
@@ -229,14 +229,14 @@ def test_the_former_key(tmp_path):
     config = json.loads((src / "config.json").read_text())
     config["compression_config"] = config.pop("quantization_config")
     (src / "config.json").write_text(json.dumps(config))
-    assert read_model_config(src).quantization == "fp8"
+    assert Checkpoint.open(src).target_config.quantization == "fp8"
 
 
 UNREAD = ["bitsandbytes", "mxfp4", "torchao", "quark", "hqq", "eetq", "aqlm", "fbgemm_fp8", "gguf"]
 
 
 @pytest.mark.parametrize("method", UNREAD)
-def test_methods_that_are_not_read(tmp_path, refused, method):
+def test_unsupported_methods_are_refused(tmp_path, refused, method):
     assert method not in READERS
     src = tiny_checkpoint(tmp_path / "src")
     config = {**tiny_config(), "quantization_config": {"quant_method": method, "bits": 4}}
@@ -246,7 +246,7 @@ def test_methods_that_are_not_read(tmp_path, refused, method):
         f"src/config.json: quantization_config.quant_method='{method}' is not read",
         "use the original bfloat16 checkpoint, with jspec-convert --quantize int8 or fp8",
     )
-    for load in (load_folder, load_draft, read_model_config):
+    for load in (load_folder, load_draft, lambda src: Checkpoint.open(src).target_config):
         with pytest.raises(Refusal, match=f"quant_method='{method}' is not read"):
             load(src)
 
@@ -330,7 +330,7 @@ GROUP = compressed_tensors()["config_groups"]["group_0"]
         ([1], "quantization_config=[1]: expected an object or null"),
     ],
 )
-def test_configs_that_are_not_read(tmp_path, quantization, words):
+def test_unsupported_configs_are_refused(tmp_path, quantization, words):
     (tmp_path / "config.json").write_text(json.dumps({**tiny_config(), "quantization_config": quantization}))
     with pytest.raises(Refusal) as refusal:
         read_config(Folder(tmp_path))
@@ -365,7 +365,7 @@ def test_a_cache_of_model_optimizer_changes_no_weight(tmp_path):
     src = tiny_checkpoint(tmp_path / "src")
     described = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
     (src / "hf_quant_config.json").write_text(json.dumps(described))
-    assert read_model_config(src).quantization is None
+    assert Checkpoint.open(src).target_config.quantization is None
 
 
 @pytest.mark.parametrize("has_config", [False, True])
@@ -497,7 +497,7 @@ def test_helpers_know_which_maps_are_linear():
     assert not LINEAR.search("model.layers.0.mlp.gate.weight")
 
 
-def test_a_header_of_many_levels(tmp_path):
+def test_a_deeply_nested_header_is_refused(tmp_path):
     """A key of the header that the format does not know, which would exhaust the parser."""
     src = fp8_checkpoint(tmp_path / "src")
     data = (src / "model.safetensors").read_bytes()

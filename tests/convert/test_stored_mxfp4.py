@@ -10,10 +10,10 @@ from tiny import tiny_checkpoint, tiny_config
 
 from convert import convert, load_folder
 from convert.verify import jspec_logits, transformers_logits
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.huggingface.config import read_config
-from jspec.checkpoints.huggingface.source import open_source
 from jspec.checkpoints.huggingface.stacked_experts import repacked
 from jspec.models.params import abstract_params, build
 from jspec.pallas.matmul import mxfp4
@@ -170,6 +170,6 @@ def test_malformed_configs_are_refused(tmp_path, keys, message):
 
 
 def test_the_files_of_a_checkpoint_in_four_bits_are_named(checkpoint):
-    source = open_source(checkpoint)
+    source = Checkpoint.open(checkpoint).hugging_face
     assert source.missing == source.unused == []
     assert source.exact_dtype == "bfloat16"

@@ -1,8 +1,8 @@
 """Every public object has an example in its docstring, and the examples work.
 
-Public are the names that ``jspec`` exports and those that docs/reference documents. An example is the
-indented code behind ``Example::`` in a docstring. It sees the names of the module that defines the object, and ``jspec``. One that
-reads a checkpoint, at ``path/to`` something, is compiled and not run.
+Public are the names that ``jspec`` exports and those that docs/reference documents. An example is the indented code behind
+``Example::`` in a docstring. It sees the names of the module that defines the object, and ``jspec``. An example that reads
+a checkpoint, at ``path/to`` something, is compiled and not run.
 """
 
 import ast

@@ -8,7 +8,7 @@ from tiny import tiny_checkpoint, write_weights
 
 from convert import load_folder
 from jspec.checkpoints.huggingface.names import renamed, tensor_table
-from jspec.checkpoints.huggingface.parts import wholes
+from jspec.checkpoints.huggingface.parts import rearranged_tensors
 from jspec.config.heads import MTPConfig, mtp_layers
 
 
@@ -19,7 +19,7 @@ def with_layers(path, architecture="Glm4MoeLiteForCausalLM", layers=1, **overrid
     (folder / "config.json").write_text(json.dumps({**config, "num_nextn_predict_layers": layers}))
     target, _ = load_folder(folder)
     own, first, rng = mtp_layers(target, layers), target.num_layers, np.random.default_rng(7)
-    apart = wholes(own, range(first, first + layers))
+    apart = rearranged_tensors(own, range(first, first + layers))
     parts = {part.name for whole in apart.values() for part in whole.parts}
     source = placements(target, layers)
     shapes = {name: at.shape for name, at in source.items() if name not in parts}

@@ -14,7 +14,7 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.huggingface.config import read_config
 from jspec.checkpoints.huggingface.families import FAMILIES
 from jspec.checkpoints.huggingface.names import tensor_table
-from jspec.checkpoints.huggingface.parts import wholes
+from jspec.checkpoints.huggingface.parts import rearranged_tensors
 from jspec.checkpoints.huggingface.stacked_experts import file_shapes
 
 ARCHITECTURES = tuple(FAMILIES)
@@ -145,7 +145,7 @@ def tiny_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(tiny_config(architecture, **overrides)))
     model = read_config(Folder(folder))
-    apart = wholes(model)
+    apart = rearranged_tensors(model)
     parts = {part.name for whole in apart.values() for part in whole.parts}
     shapes = {name: rows.shape for name, rows in tensor_table(model).items() if name not in parts}
     shapes |= file_shapes(model) | {name: whole.shape for name, whole in apart.items()}

@@ -39,7 +39,7 @@ def head(max_position: int, **rope) -> EagleConfig:
         (Eagle3Config(dataclasses.replace(LAYER, max_position=100), 20, TARGET.hidden_size), 1000),
     ],
 )
-def test_positions_of_a_head_beside_its_target(config, expected):
+def test_a_head_gets_the_positions_of_its_target(config, expected):
     assert with_positions(LONG, config, max_len=expected if expected < 1000 else 1000).layers.max_position == expected
 
 
@@ -52,7 +52,7 @@ def test_positions_of_a_head_beside_its_target(config, expected):
         (PardConfig(dataclasses.replace(DRAFT, max_position=100), 5), "parallel"),
     ],
 )
-def test_a_limit_that_stays_is_told_with_both_numbers(config, name):
+def test_a_position_limit_warns_with_both_numbers(config, name):
     with pytest.warns(
         UserWarning, match=f"the {name} checkpoint has 100 positions, and max_len=101: nothing is drafted"
     ):
@@ -63,7 +63,7 @@ def test_a_limit_that_stays_is_told_with_both_numbers(config, name):
 
 
 @pytest.mark.parametrize("kind", ["draft_model", "parallel", "eagle"])
-def test_a_draft_takes_the_factors_for_the_texts_of_its_engine(kind):
+def test_longrope_factors_follow_max_len(kind):
     half = LAYER.head_dim // 2
     longrope = {
         "kind": "longrope",
@@ -91,7 +91,7 @@ def test_steps_past_the_limit_are_counted():
     assert Stats.of(4, drafted=[4, 1], accepted=[3, 0], prompt_length=5).num_steps_past_draft_limit == 0
 
 
-def test_a_draft_model_that_ends_says_so_once():
+def test_a_draft_model_past_its_limit_warns_once():
     """It has twenty positions and every draft is accepted, so the text grows to 8, 13, 18 and, by three drafts, 22 tokens;
     from there on one token a round."""
     llm = table_llm(bigram(successor_table()), bigram(successor_table(), max_position=20), K=4)

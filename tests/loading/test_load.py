@@ -12,6 +12,7 @@ from tiny import tiny_checkpoint, tiny_tokenizer
 
 import convert
 import jspec
+from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.loading import memory_budget
 from jspec.loading.pair import default_params
 
@@ -91,7 +92,7 @@ def test_one_call_that_chooses_how_much_to_draft(folders, plain, tmp_path):
     assert again.costs == llm.costs
 
 
-def test_costs_of_something_else(folders):
+def test_costs_of_another_method_are_refused(folders):
     device = jax.devices()[0].device_kind
     table = jspec.CostTable(device, "ngram", {1: {0: 1.0, 8: 2.0}, 2: {0: 1.0, 8: 2.0}})
     auto = {"speculation": jspec.Speculation("auto"), **SMALL}
@@ -144,7 +145,7 @@ def test_logits_are_those_of_one_causal_pass(llm, length):
     np.testing.assert_allclose(logits, causal(llm.target)(jnp.asarray(tokens)[None])[0], rtol=1e-5, atol=1e-5)
 
 
-def test_logits_of_what_is_no_text(llm):
+def test_logits_refuse_what_is_not_token_ids(llm):
     for tokens, words in (
         ([], "token_ids is empty"),
         ([0, V], f"token_ids has token id {V}: expected 0..{V - 1}"),
@@ -155,7 +156,7 @@ def test_logits_of_what_is_no_text(llm):
             llm.logits(tokens)
 
 
-def test_what_load_tells(folders, llm):
+def test_load_refuses_with_field_value_and_fix(folders, llm):
     assert (llm.method, llm.engine.num_draft_tokens, llm.engine.width) == (None, 0, 1)
     drafted = jspec.load(folders / "target", folders / "draft", speculation=jspec.Speculation(3), width=6, **SMALL)
     assert (drafted.method, drafted.engine.num_draft_tokens, drafted.engine.width) == ("draft_model", 3, 6)
@@ -231,8 +232,8 @@ def test_refused_settings(folders, options, error, words):
             jspec.load(folders / "target", **options)
 
 
-def test_nothing_is_loaded_for_what_cannot_run(folders, monkeypatch):
-    monkeypatch.setattr(jspec.api, "find_source", lambda *_: pytest.fail("looked for"))
+def test_generate_checks_arguments_before_loading(folders, monkeypatch):
+    monkeypatch.setattr(jspec.api, "open_pair", lambda *_: pytest.fail("opened"))
     for prompts, options, words in (
         (None, {}, "prompts=None"),
         ([[0.5]], {}, "prompt 0: expected a string or a flat list"),
@@ -272,7 +273,7 @@ def test_no_drafts_is_plain_decoding(folders, plain, monkeypatch):
         jspec.load(target, draft, num_draft_tokens=0, costs=jspec.CostTable("x", "ngram", {1: {0: 1.0}}))
 
 
-def test_drafts_by_name(folders):
+def test_fields_of_speculation_are_taken_by_name(folders):
     llm = jspec.load(folders / "target", "ngram", num_speculative_tokens=2, verify="match", **SMALL)
     assert llm.speculation == jspec.Speculation(2, "match")
 
@@ -307,8 +308,8 @@ def test_sampling_follows_the_checkpoint(suggesting, llm, tmp_path):
     assert tokens(cool, jspec.SamplingParams(**some)) == tokens(llm, **some) != expected
     assert len(tokens(cool)) <= 16
     convert.convert(target, tmp_path / "converted")
-    assert default_params(tmp_path / "converted", "auto") == cool.default_sampling_params
-    assert default_params(target, "jspec") == jspec.SamplingParams()
+    assert default_params(Checkpoint.open(tmp_path / "converted"), "auto") == cool.default_sampling_params
+    assert default_params(Checkpoint.open(target), "jspec") == jspec.SamplingParams()
 
 
 @pytest.mark.parametrize(
@@ -322,18 +323,18 @@ def test_sampling_follows_the_checkpoint(suggesting, llm, tmp_path):
         ({"repetition_penalty": "1.1"}, "repetition_penalty='1.1': expected a number above 0"),
     ],
 )
-def test_bad_values_of_a_checkpoint_are_told_with_the_file(suggesting, fields, words):
+def test_bad_generation_config_values_name_the_file(suggesting, fields, words):
     with pytest.raises(ValueError, match=rf"suggesting/generation_config\.json: {words}"):
         jspec.load(suggesting(**fields))
-    assert default_params(suggesting(**fields), "jspec") == jspec.SamplingParams()
+    assert default_params(Checkpoint.open(suggesting(**fields)), "jspec") == jspec.SamplingParams()
 
 
 def test_a_penalty_of_the_checkpoint_is_followed(suggesting):
-    params = default_params(suggesting(repetition_penalty=1.05, top_k=20), "auto")
+    params = default_params(Checkpoint.open(suggesting(repetition_penalty=1.05, top_k=20)), "auto")
     assert (params.repetition_penalty, params.top_k) == (1.05, 20)
 
 
-def test_a_target_that_is_no_folder(folders, tmp_path):
+def test_a_target_that_is_no_folder_is_refused(folders, tmp_path):
     for name in ("meta/model", "meta-llama/Llama-3.1-8B"):
         with pytest.raises(ValueError, match=f"target='{name}': expected a checkpoint folder; .*'hf download {name} "):
             jspec.load(name)
@@ -348,9 +349,9 @@ def test_a_target_that_is_no_folder(folders, tmp_path):
         jspec.load(tmp_path)
 
 
-def test_a_batch_that_cannot_fit(folders, monkeypatch):
+def test_a_batch_that_does_not_fit_is_refused_before_loading(folders, monkeypatch):
     """Refused with numbers from the configs alone: no weights are read, nothing is compiled."""
-    monkeypatch.setattr(jspec.loading.pair, "open_folder", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr(Checkpoint, "params", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(
         MemoryError, match=r"needs .* GiB .* max_batch=30000000 x max_len=256\), but .* are free; lower"
     ):
@@ -360,7 +361,7 @@ def test_a_batch_that_cannot_fit(folders, monkeypatch):
         jspec.load(folders / "target", folders / "draft", **SMALL)
 
 
-def test_a_draft_with_another_tokenizer(folders, tmp_path):
+def test_a_draft_with_another_tokenizer_is_refused(folders, tmp_path):
     other = shutil.copytree(folders / "draft", tmp_path / "other")
     tiny_tokenizer(other, first="<other>")
     with pytest.raises(ValueError, match=r"draft's tokenizer differs .* token '<s>' is 0 for the target and None"):

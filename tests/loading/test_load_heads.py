@@ -109,7 +109,7 @@ def test_layer_ids_beyond_the_target_are_refused(target, tmp_path):
     assert jspec.load(target, head, aux_convention="input_of", **SMALL).method == "eagle3"
 
 
-def test_what_a_checkpoint_does_not_say_is_asked_for(target, tmp_path):
+def test_ambiguous_settings_require_an_option(target, tmp_path):
     head = tiny_heads.eagle3(tmp_path / "head", norm_output=True)
     with pytest.raises(Refusal, match=r"norm_output=True can mean .*norm_output="):
         jspec.load(target, head, **SMALL)
@@ -133,7 +133,7 @@ def test_more_drafts_than_weights_are_cut_with_a_warning(target, tmp_path):
     assert llm.speculation.num_draft_tokens == llm.engine.num_draft_tokens == 3
 
 
-def test_auto_keeps_to_the_weights_there_are(target, tmp_path):
+def test_auto_drafts_no_more_than_there_are_weights(target, tmp_path):
     """Without a word, unless more were asked for."""
     head = tiny_heads.medusa(tmp_path / "head")
     llm = jspec.load(target, head, speculation=jspec.Speculation("auto"), **SMALL)
@@ -188,7 +188,7 @@ def test_a_copy_of_a_quantised_output_head_is_shared(target, tmp_path):
         assert not borrows(one, tmp_path / other)
 
 
-def test_a_head_of_a_target_that_is_not_there(tmp_path):
+def test_a_head_whose_target_is_missing_is_refused(tmp_path):
     head = tiny_heads.speculators(tmp_path / "head", verifier="Qwen/Qwen3-8B")
     config = json.loads((head / "config.json").read_text())
     assert config["speculators_config"]["verifier"]["name_or_path"] == "Qwen/Qwen3-8B"

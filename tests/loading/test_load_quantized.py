@@ -44,7 +44,7 @@ def plain(folders):
 
 
 @pytest.mark.parametrize(("kind", "tied"), MODELS)
-def test_it_is_the_quantised_model(folders, plain, kind, tied):
+def test_logits_are_those_of_the_quantised_model(folders, plain, kind, tied):
     """Close to the original and not equal to it, and consistent with its own logits."""
     original, llm = (jspec.load(folders / f"{name}-{tied}", **SMALL) for name in ("plain", kind))
     assert llm.target.config.quantization == kind
@@ -65,7 +65,7 @@ def test_a_draft_model_changes_nothing(folders, plain, kind, tied, draft):
     assert llm.engine.num_compilations == 3
 
 
-def test_a_quantised_draft_of_a_target_that_is_not(folders):
+def test_a_quantised_draft_serves_a_plain_target(folders):
     llm = jspec.load(folders / "plain-True", folders / "pard-int8", speculation=K3, **SMALL)
     assert llm.method == "parallel"
     assert generated(llm) == generated(jspec.load(folders / "plain-True", **SMALL))
@@ -77,7 +77,7 @@ def test_heads_for_a_quantised_target(folders, plain, tmp_path, make):
     assert generated(llm) == plain["int8", True]
 
 
-def test_bfloat16(folders):
+def test_quantised_models_run_in_bfloat16(folders):
     """At one width the text is the same with drafts and without; the weights stay as they are stored."""
     folder = folders / "int8-True"
     alone, drafted = (jspec.load(folder, draft, dtype="bfloat16", width=5, **SMALL) for draft in (None, folder))
@@ -88,7 +88,7 @@ def test_bfloat16(folders):
 
 
 @pytest.mark.parametrize("kind", ["channel", "tensor"])
-def test_a_checkpoint_that_is_fp8(tmp_path, kind):
+def test_an_fp8_checkpoint_loads_without_conversion(tmp_path, kind):
     """Loaded as it came or converted, it is the model of its wide weights; as a draft it changes nothing."""
     src = fp8_checkpoint(tmp_path / "src", quantization=compressed_tensors(kind))
     convert.convert(src, tmp_path / "out")

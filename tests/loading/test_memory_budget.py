@@ -11,7 +11,7 @@ from jspec.loading import memory_budget
 CONFIG = EngineConfig(max_batch=3, max_len=40, page_size=8)
 
 
-def test_what_is_counted():
+def test_weights_cache_and_workspace_are_counted():
     need = memory_budget.budget(TARGET, DRAFT, CONFIG, width=5)
     slots = (1 + 3 * 5) * 8
     assert need.weights == 4 * (TARGET.num_parameters + DRAFT.num_parameters)
@@ -41,7 +41,7 @@ def test_half_the_bytes_in_bfloat16():
 
 
 @pytest.mark.parametrize(("change", "field"), [({"max_batch": 6}, "cache"), ({"num_pages": 99}, "cache")])
-def test_more_of_it_takes_more(change, field):
+def test_larger_settings_need_more_bytes(change, field):
     less, more = (
         memory_budget.budget(TARGET, None, config, 1) for config in (CONFIG, dataclasses.replace(CONFIG, **change))
     )
@@ -80,5 +80,5 @@ def test_the_pool_takes_what_remains(monkeypatch):
         assert pages % 2 ** max(pages.bit_length() - 5, 0) == 0  # the same, if a little less is free
 
 
-def test_there_is_memory_here():
+def test_free_bytes_are_positive():
     assert memory_budget.free_bytes() > 2**20

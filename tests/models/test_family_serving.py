@@ -14,8 +14,8 @@ from tiny import ARCHITECTURES, tiny_checkpoint
 from tiny_heads import NO_EMBEDDING, eagle, speculators
 
 import jspec
+from jspec.checkpoints.checkpoint import load_folder
 from jspec.checkpoints.huggingface.families import FAMILIES
-from jspec.checkpoints.loading import load_folder
 from jspec.models import Decoder, build
 from jspec.models.kv_cache import CausalView, PagedView, init_pool
 

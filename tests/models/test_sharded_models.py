@@ -12,7 +12,7 @@ from flax import nnx
 from tiny import ARCHITECTURES, tiny_checkpoint
 
 import jspec
-from jspec.checkpoints.loading import load_folder
+from jspec.checkpoints.checkpoint import load_folder
 from jspec.config import Experts, ModelConfig, Shards, shards_of
 from jspec.config.sharding import AXIS, VOCABULARY_GROUP
 from jspec.engine.multihost.shard_map import Spread
@@ -186,7 +186,7 @@ def test_a_checkpoint_is_loaded_into_shards(tmp_path):
 
 def test_what_cannot_be_loaded_into_shards_is_refused_before_weights_are_read(tmp_path, monkeypatch):
     target = tiny_checkpoint(tmp_path)
-    monkeypatch.setattr("jspec.loading.pair.open_folder", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr("jspec.checkpoints.checkpoint.Checkpoint.params", lambda *_: pytest.fail("weights were read"))
     for given, error in (
         ({"tensor_parallel": 8}, "tensor_parallel=8: expected at most 4, the number of devices that JAX sees"),
         ({"tensor_parallel": 3}, "tensor_parallel=3: expected a divisor of num_heads"),

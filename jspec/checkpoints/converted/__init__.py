@@ -1,7 +1,7 @@
 """Folders that ``jspec-convert`` wrote.
 
-manifest.py    what a folder was made from, and a digest of every file
-orbax.py       its Orbax checkpoint
-params.py      the params of a checkpoint folder, one at a time
-quantized.py   shapes and dtypes of parameters that may be quantised
+model.py       ``ConvertedModel``: config and params in such a folder
+manifest.py    what a folder was made from, and the size and SHA-256 of every file
+orbax.py       the arrays of its Orbax checkpoint
+quantized.py   shapes and dtypes of params, of which some may be quantised
 """

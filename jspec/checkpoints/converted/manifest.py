@@ -18,6 +18,7 @@ PARAMS = "params"  # the folder of the Orbax checkpoint, beside the manifest
 FORMAT = "jspec-checkpoint"
 VERSION = 1
 SMALL = 2**20  # bytes; a file up to this size is hashed whenever its folder is loaded
+AGAIN = "convert the checkpoint again, or fetch the folder again"
 UNREAD = ("README.md", "LICENSE")  # may be added to a converted folder, as hidden files may, because nothing reads them
 
 
@@ -89,31 +90,34 @@ def check(path: str | os.PathLike) -> list[str]:
     return list(_problems(folder, manifest, hash_all=True))
 
 
-def require_whole(folder: Folder, hash_all: bool = False):
+def require_whole(folder: Folder, manifest: dict[str, Any], hash_all: bool = False):
     """Raise a ``Refusal`` unless a converted folder holds exactly the files of its manifest.
 
     Args:
       folder: the folder.
+      manifest: its manifest, as ``read_manifest`` returns it.
       hash_all: whether to hash every file. If not, names, sizes and links are compared and only files of up to ``SMALL``
-        bytes are hashed. That finds every change except one inside a large file that keeps its size.
+        bytes are hashed. That finds every change except one inside a large file that keeps its size. Of a file that was
+        read already, the digest of these bytes is compared (``Folder.digests``), and it is not read again.
 
     Raises:
-      Refusal: a file is damaged, missing, or not in the manifest; or the manifest itself cannot be read.
+      Refusal: a file is damaged, missing, or not in the manifest.
     """
-    problems = list(_problems(folder, read_manifest(folder), hash_all))
+    problems = list(_problems(folder, manifest, hash_all))
     if problems:
         more = f" ({len(problems) - 1} more; jspec-convert --check names them all)" if len(problems) > 1 else ""
-        raise Refusal(f"{problems[0]}{more}; convert the checkpoint again, or fetch the folder again")
+        raise Refusal(f"{problems[0]}{more}; {AGAIN}")
 
 
 def _problems(folder: Folder, manifest: dict[str, Any], hash_all: bool) -> Iterator[str]:
     """One sentence for each problem: missing files first, then unexpected ones, then damaged ones."""
-    expected, sizes, found = manifest["files"], manifest.get("sizes") or {}, file_names(folder.root)
-    for name in sorted(expected.keys() - set(found)):
+    expected, sizes, present = manifest["files"], manifest.get("sizes") or {}, file_names(folder.root)
+    digests = folder.digests or {}
+    for name in sorted(expected.keys() - set(present)):
         yield f"{folder.given}/{name}: missing"
-    for name in sorted(set(found) - expected.keys()):
+    for name in sorted(set(present) - expected.keys()):
         yield f"{folder.given}/{name}: not in the manifest"
-    for name in found:
+    for name in present:
         try:
             path = folder.below(name)
         except Refusal as refusal:
@@ -122,8 +126,15 @@ def _problems(folder: Folder, manifest: dict[str, Any], hash_all: bool) -> Itera
         size = path.stat().st_size
         if size != sizes.get(name, size):
             yield f"{folder.given}/{name}: damaged, it has {size} bytes where the manifest says {sizes[name]}"
-        elif name in expected and (hash_all or size <= SMALL) and sha256(path) != expected[name]:
-            yield f"{folder.given}/{name}: damaged, its SHA-256 does not match"
+        elif name not in expected or not (hash_all or size <= SMALL):
+            continue
+        elif (digests.get(path) or sha256(path)) != expected[name]:
+            yield damage(folder, name)
+
+
+def damage(folder: Folder, name: str) -> str:
+    """The sentence that says that a file has other bytes than the manifest says."""
+    return f"{folder.given}/{name}: damaged, its SHA-256 does not match"
 
 
 def file_names(folder: Path) -> list[str]:

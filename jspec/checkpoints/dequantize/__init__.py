@@ -15,5 +15,11 @@ features. GPTQ may say which group each is in (``g_idx``, ``[in]``). Codes and z
 The weight is computed in float32, one tensor at a time. With four bits and scales in float16 or bfloat16 that is exact, and
 otherwise each number is rounded once.
 
-``format.BlockFormat`` is what the formats have in common, ``four_bits`` unpacks codes, and ``layout.with_dequantized`` puts
-weights in the place of the tensors that stand for them."""
+format.py      ``BlockFormat``, the base class of the formats
+fp8.py         FP8 of DeepSeek-V3 and of llm-compressor
+gptq.py        GPTQ
+awq.py         AWQ
+packed.py      ``pack-quantized`` of compressed-tensors
+four_bits.py   unpacks codes of four bits
+layout.py      replaces stored tensors by dequantised weights
+"""

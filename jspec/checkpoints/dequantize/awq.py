@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from jspec.checkpoints.dequantize.format import Parts, read_group_size, read_plain, read_scales
+from jspec.checkpoints.dequantize.format import WeightTensors, read_group_size, read_plain, read_scales
 from jspec.checkpoints.dequantize.four_bits import FourBitFormat, FourBitWeight, in_words, unpacked
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.tensor import Tensor
@@ -46,7 +46,7 @@ class AWQ(FourBitFormat):
     def summary(self) -> str:
         return f"AWQ, four bits with a scale for each {self.groups}"
 
-    def weight(self, name: str, shape: tuple[int, int], parts: Parts) -> AWQWeight:
+    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> AWQWeight:
         outputs, inputs = shape
         parts.require_multiple("output", outputs, 8)
         group = self.group(inputs, parts)

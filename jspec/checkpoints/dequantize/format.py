@@ -1,4 +1,4 @@
-"""``BlockFormat``: what the formats of weights have in common that are dequantised while they are read."""
+"""``BlockFormat``: the base class of formats of weights that are dequantised while they are read."""
 
 import abc
 import dataclasses
@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from jspec.checkpoints.converted.params import Index
 from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.ranges import Index
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import FLOAT_DTYPES, Tensor
 
@@ -21,17 +21,17 @@ class Dequantized(Tensor):
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-    """The tensors in the files that stand for the weight ``[out, in]`` of one linear map.
+class WeightTensors:
+    """The stored tensors from which the weight ``[out, in]`` of one linear map is computed.
 
     Attributes:
       module: name of the linear map in the checkpoint.
-      found: how the name of a tensor ends -> the tensor, ``.qweight``, for those that are there.
+      tensors: suffix of its name, ``.qweight`` -> tensor, for those in the files.
       where: the folder, for messages.
     """
 
     module: str
-    found: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor]
     where: str
 
     def take(self, end: str, shape: tuple[int, ...], dtypes: Collection[str] = tuple(FLOAT_DTYPES)) -> Tensor:
@@ -40,9 +40,9 @@ class Parts:
         Raises:
           Refusal: it is missing, or has another shape than ``shape`` or none of the ``dtypes``.
         """
-        tensor = self.found.get(end)
+        tensor = self.tensors.get(end)
         if tensor is None:
-            others = ", ".join(repr(self.module + one) for one in self.found)
+            others = ", ".join(repr(self.module + suffix) for suffix in self.tensors)
             raise Refusal(
                 f"{self.where}: tensor {self.module + end!r} is missing, and {others} needs it; fetch it again"
             )
@@ -64,7 +64,7 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True)
 class BlockFormat(abc.ABC):
-    """How a checkpoint stores weights, with one scale for many numbers of each.
+    """A format of stored weights, in which many numbers share a scale.
 
     Attributes:
       plain: names of modules that config.json says are not quantised. Which others are not, the tensors in the files say.
@@ -81,15 +81,15 @@ class BlockFormat(abc.ABC):
     @property
     @abc.abstractmethod
     def summary(self) -> str:
-        """What it is, for messages: ``FP8 with a scale for each block of 128 x 128``."""
+        """The format in words, for messages: ``FP8 with a scale for each block of 128 x 128``."""
 
     @property
     @abc.abstractmethod
     def ends(self) -> tuple[str, ...]:
-        """How the names of the tensors end that stand for a weight."""
+        """The suffixes of the tensors from which a weight is computed."""
 
     @abc.abstractmethod
-    def weight(self, name: str, shape: tuple[int, int], parts: Parts) -> Dequantized:
+    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> Dequantized:
         """The weight that is made of ``parts``.
 
         Args:
@@ -101,9 +101,9 @@ class BlockFormat(abc.ABC):
           Refusal: a tensor is missing, or does not fit the weight.
         """
 
-    def is_quantized(self, found: Mapping[str, Tensor]) -> bool:
-        """Whether ``found``, some of the tensors of a linear map by the ends of their names, are those of this format."""
-        return bool(found)
+    def is_quantized(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether ``tensors``, some of the tensors of a linear map by the ends of their names, are those of this format."""
+        return bool(tensors)
 
     @property
     def note(self) -> str:
@@ -144,7 +144,7 @@ def read_plain(fields: Fields, *keys: str) -> tuple[frozenset[str], str]:
     """
     key = next((key for key in keys if fields.raw.get(key) is not None), keys[0])
     listed = fields.raw.get(key) or []
-    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
         raise fields.refuse(key, "a list of module names")
     return frozenset(listed), fields.prefix + key
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jspec.checkpoints.converted.params import Index, bounds_of
-from jspec.checkpoints.dequantize.format import BlockFormat, Dequantized, Parts
+from jspec.checkpoints.dequantize.format import BlockFormat, Dequantized, WeightTensors
+from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
 
 IN_TURN = tuple(range(8))
@@ -46,7 +46,7 @@ class FourBitWeight(Dequantized):
 
     def read_part(self, index: Index) -> np.ndarray:
         """``read()[index]``. It reads the codes of that part and of what shares an int32 with it, and their groups alone."""
-        outputs, inputs = (slice(*one) for one in bounds_of(index, self.shape))
+        outputs, inputs = (slice(*bound) for bound in bounds_of(index, self.shape))
         if outputs.start >= outputs.stop or inputs.start >= inputs.stop:
             return np.empty(self.shape, np.float32)[index]
         groups = self.groups()[inputs]
@@ -86,7 +86,7 @@ class FourBitFormat(BlockFormat):
         """What has a scale, in words."""
         return "output channel" if self.group_size == -1 else f"{self.group_size} input features"
 
-    def group(self, inputs: int, parts: Parts) -> int:
+    def group(self, inputs: int, parts: WeightTensors) -> int:
         """How many of the ``inputs`` input features of a linear map share a scale.
 
         Raises:

@@ -4,9 +4,16 @@ import dataclasses
 
 import numpy as np
 
-from jspec.checkpoints.converted.params import Index, bounds_of
-from jspec.checkpoints.dequantize.format import BlockFormat, Dequantized, Parts, read_block, read_plain, read_scales
+from jspec.checkpoints.dequantize.format import (
+    BlockFormat,
+    Dequantized,
+    WeightTensors,
+    read_block,
+    read_plain,
+    read_scales,
+)
 from jspec.checkpoints.files.fields import Fields
+from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.quantization_fields import require_one_of
 
@@ -62,10 +69,10 @@ class FP8Blocks(BlockFormat):
     def ends(self) -> tuple[str, ...]:
         return ".weight", self.scale_end
 
-    def is_quantized(self, found) -> bool:
-        return self.scale_end in found or (".weight" in found and found[".weight"].dtype == FP8)
+    def is_quantized(self, tensors) -> bool:
+        return self.scale_end in tensors or (".weight" in tensors and tensors[".weight"].dtype == FP8)
 
-    def weight(self, name: str, shape: tuple[int, int], parts: Parts) -> FP8BlockWeight:
+    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> FP8BlockWeight:
         blocks = tuple(-(-size // of) for size, of in zip(shape, self.block, strict=True))
         stored, scales = parts.take(".weight", shape, (FP8,)), parts.take(self.scale_end, blocks)
         return FP8BlockWeight(name, stored.file, stored.path, shape, "float32", stored, scales, self.block)

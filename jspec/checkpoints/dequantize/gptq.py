@@ -5,7 +5,7 @@ import functools
 
 import numpy as np
 
-from jspec.checkpoints.dequantize.format import Parts, read_group_size, read_plain, read_scales
+from jspec.checkpoints.dequantize.format import WeightTensors, read_group_size, read_plain, read_scales
 from jspec.checkpoints.dequantize.four_bits import MIDDLE, FourBitFormat, FourBitWeight, in_words, unpacked
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
@@ -64,8 +64,8 @@ class GPTQWeight(FourBitWeight):
         """
         words = self.zeros.read().view(np.uint32)
         if not any(np.all(words == zero * _ONES) for zero in _STORED_MIDDLES):
-            found = np.unique(unpacked(words, 1)).tolist()
-            held = next((zero for zero in found if zero not in _STORED_MIDDLES), "both 7 and 8")
+            middles = np.unique(unpacked(words, 1)).tolist()
+            held = next((zero for zero in middles if zero not in _STORED_MIDDLES), "both 7 and 8")
             raise Refusal(
                 f"{self.file}: tensor {self.zeros.name!r} holds {held}: expected 7 everywhere or 8 everywhere, because "
                 "quantization_config.sym, which is true unless config.json says otherwise, puts the zero of each number in "
@@ -113,12 +113,12 @@ class GPTQ(FourBitFormat):
     def summary(self) -> str:
         return f"GPTQ, four bits with a scale for each {self.groups}"
 
-    def weight(self, name: str, shape: tuple[int, int], parts: Parts) -> GPTQWeight:
+    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> GPTQWeight:
         (outputs, inputs), order = shape, None
         parts.require_multiple("input", inputs, 8)
         parts.require_multiple("output", outputs, 8)
         group = self.group(inputs, parts)
-        if self.ordered or ".g_idx" in parts.found:
+        if self.ordered or ".g_idx" in parts.tensors:
             order = parts.take(".g_idx", (inputs,), ("int32",))
         codes = parts.take(".qweight", (inputs // 8, outputs), ("int32",))
         zeros = parts.take(".qzeros", (inputs // group, outputs // 8), ("int32",))

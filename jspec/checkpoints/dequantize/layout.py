@@ -1,14 +1,14 @@
-"""Puts weights in the place of the tensors that stand for them, before a layout says where each weight goes."""
+"""Replaces stored tensors by weights that are dequantised when they are read."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jspec.checkpoints.dequantize.format import BlockFormat, Parts
+from jspec.checkpoints.dequantize.format import BlockFormat, WeightTensors
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.checkpoints.huggingface.names import Placement
-from jspec.checkpoints.huggingface.parts import Whole
+from jspec.checkpoints.huggingface.parts import RearrangedTensor
 from jspec.checkpoints.huggingface.quantization_config import StoredQuantization
 from jspec.checkpoints.huggingface.scales import scales_left_out
 from jspec.checkpoints.layout import PREFIX, Layout
@@ -17,7 +17,7 @@ WEIGHT, BIAS = ".weight", ".bias"
 
 
 class Replaced(NamedTuple):
-    """The tensors of a checkpoint after those that stand for weights have been replaced.
+    """The tensors of a checkpoint, with dequantised weights in place of codes, zeros and scales.
 
     Attributes:
       tensors: tensor name -> tensor; weights are ``Dequantized`` tensors.
@@ -30,16 +30,18 @@ class Replaced(NamedTuple):
     left_out: frozenset[str] = frozenset()
 
 
-def stored_shapes(table: Mapping[str, Placement], wholes: Mapping[str, Whole]) -> dict[str, tuple[int, ...]]:
+def stored_shapes(
+    table: Mapping[str, Placement], rearranged: Mapping[str, RearrangedTensor]
+) -> dict[str, tuple[int, ...]]:
     """Tensor name -> shape, for all that a checkpoint has to hold; names also stand there without a leading ``model.``.
 
     Args:
       table: those that parameters take, by name.
-      wholes: those in the files that parameters do not take as they are (``jspec.checkpoints.huggingface.parts``).
+      rearranged: those in the files that parameters do not take as they are (``jspec.checkpoints.huggingface.parts``).
     """
-    parts = {part.name for whole in wholes.values() for part in whole.parts}
+    parts = {part.name for tensor in rearranged.values() for part in tensor.parts}
     shapes = {name: at.shape for name, at in table.items() if name not in parts}
-    shapes |= {name: whole.shape for name, whole in wholes.items()}
+    shapes |= {name: tensor.shape for name, tensor in rearranged.items()}
     return {name.removeprefix(PREFIX): shape for name, shape in shapes.items()} | shapes
 
 
@@ -49,7 +51,7 @@ def dequantized(
     stored: BlockFormat | StoredQuantization | None,
     where: str,
 ) -> Replaced:
-    """``tensors`` with a ``Dequantized`` one for each weight in the block format ``stored``; as they are if it is none.
+    """``tensors`` with a ``Dequantized`` one for each quantised weight; unchanged unless ``stored`` is a block format.
 
     Args:
       tensors: those in the files, by name.
@@ -63,24 +65,26 @@ def dequantized(
     """
     if not isinstance(stored, BlockFormat):
         return Replaced(tensors)
-    found, left_out, note = dict(tensors), set(), ""
+    replaced, left_out, note = dict(tensors), set(), ""
     for name, shape in shapes.items():
         module = name.removesuffix(WEIGHT)
-        parts = Parts(module, {end: found[module + end] for end in stored.ends if module + end in found}, where)
-        if len(shape) != 2 or module == name or not stored.is_quantized(parts.found):
+        parts = WeightTensors(
+            module, {end: replaced[module + end] for end in stored.ends if module + end in replaced}, where
+        )
+        if len(shape) != 2 or module == name or not stored.is_quantized(parts.tensors):
             continue
-        _require_quantized(parts, name, found, stored)
-        for end in parts.found:
-            del found[module + end]
-        found[name], note = stored.weight(name, (shape[0], shape[1]), parts), stored.note
-        if (bias := module + BIAS) in found and bias not in shapes:
-            _require_zeros(found[bias], where)
+        _require_quantized(parts, name, replaced, stored)
+        for end in parts.tensors:
+            del replaced[module + end]
+        replaced[name], note = stored.weight(name, (shape[0], shape[1]), parts), stored.note
+        if (bias := module + BIAS) in replaced and bias not in shapes:
+            _require_zeros(replaced[bias], where)
             left_out.add(bias)
-    return Replaced(found, note, frozenset(left_out))
+    return Replaced(replaced, note, frozenset(left_out))
 
 
 def with_note(layout: Layout, replaced: Replaced) -> Layout:
-    """``layout``, that of ``replaced.tensors``, which says what is dequantised and left out; as it is if nothing is."""
+    """``layout``, of ``replaced.tensors``, with notes on what is dequantised and left out; unchanged if nothing is."""
     if not replaced.note:
         return layout
     scales, notes = scales_left_out(layout.tensors.keys() - layout.left_out, layout.table)
@@ -101,15 +105,15 @@ def require_some(replaced: Replaced, stored: BlockFormat | StoredQuantization | 
         )
 
 
-def _require_quantized(parts: Parts, name: str, tensors: Mapping[str, Tensor], stored: BlockFormat):
+def _require_quantized(parts: WeightTensors, name: str, tensors: Mapping[str, Tensor], stored: BlockFormat):
     """Raise a ``Refusal`` if config.json or another tensor says that the weight ``name`` is not quantised."""
-    part = next(iter(parts.found.values()))
+    part = next(iter(parts.tensors.values()))
     if parts.module in stored.plain:
         raise Refusal(
             f"{stored.where}: {stored.key} says that {parts.module!r} is not quantised, but {part.file} holds "
             f"{part.name!r}; remove it there"
         )
-    if name in tensors and WEIGHT not in parts.found:
+    if name in tensors and WEIGHT not in parts.tensors:
         raise Refusal(
             f"{parts.where}/{part.file}: holds {part.name!r} besides {name!r}, which is the same weight; delete one of them"
         )

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from jspec.checkpoints.dequantize.format import Parts, read_group_size, read_plain, read_scales
+from jspec.checkpoints.dequantize.format import WeightTensors, read_group_size, read_plain, read_scales
 from jspec.checkpoints.dequantize.four_bits import MIDDLE, FourBitFormat, FourBitWeight, in_words, unpacked
 from jspec.checkpoints.files.fields import Fields
 from jspec.checkpoints.files.refusal import Refusal
@@ -65,7 +65,7 @@ class PackQuantized(FourBitFormat):
     def summary(self) -> str:
         return f"four bits with a scale for each {self.groups} (pack-quantized)"
 
-    def weight(self, name: str, shape: tuple[int, int], parts: Parts) -> PackedWeight:
+    def weight(self, name: str, shape: tuple[int, int], parts: WeightTensors) -> PackedWeight:
         (outputs, inputs), zeros = shape, None
         groups = inputs // (group := self.group(inputs, parts))
         codes = parts.take(".weight_packed", (outputs, -(-inputs // 8)), ("int32",))
@@ -73,7 +73,7 @@ class PackQuantized(FourBitFormat):
         size = parts.take(".weight_shape", (2,), ("int64", "int32"))
         if not self.symmetric:
             zeros = parts.take(ZEROS, (-(-outputs // 8), groups), ("int32",))
-        elif (extra := parts.found.get(ZEROS)) is not None:
+        elif (extra := parts.tensors.get(ZEROS)) is not None:
             key = self.group_key.replace("group_size", "symmetric")
             raise Refusal(
                 f"{parts.where}/{extra.file}: tensor {extra.name!r} is there, but {key}, which is true unless config.json "

@@ -1,11 +1,12 @@
 """``Folder``: a checkpoint folder from which only its own files can be opened, whatever names its files contain."""
 
+import hashlib
 import os
 import stat
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from jspec.checkpoints.files.gguf import refuse_gguf
-from jspec.checkpoints.files.json_files import read_json, reason_of
+from jspec.checkpoints.files.json_files import MAX_BYTES, limit_of, parse_json, read_bytes, reason_of
 from jspec.checkpoints.files.refusal import Refusal
 
 
@@ -16,13 +17,18 @@ class Folder:
     same repository in a Hugging Face hub cache, because that cache stores every file in this way:
     ``<repository>/snapshots/<revision>/name -> ../../blobs/<hash>``.
 
+    Each JSON file is parsed once, unless it has more than ``MAX_BYTES``.
+
     Attributes:
       given: the path as the user gave it, for messages.
       root: the resolved path.
+      digests: resolved path of a file -> SHA-256 of the bytes that were read of it, in hexadecimal, for every file that was
+        read as a whole. None if digests are not wanted.
     """
 
-    def __init__(self, path: str | os.PathLike):
-        self.given = str(path)
+    def __init__(self, path: str | os.PathLike, digests: dict[Path, str] | None = None):
+        self.given, self.digests = str(path), digests
+        self._parsed: dict[str, dict] = {}
         if not os.path.isdir(path):
             refuse_gguf([str(path)])
             raise Refusal(f"{path}: not a folder; give the folder that holds config.json and model.safetensors")
@@ -90,16 +96,42 @@ class Folder:
             raise Refusal(f"{where}: is not a regular file")
         return path
 
+    def read(self, name: str, most: int) -> bytes:
+        """The content of a file of at most ``most`` bytes, whose digest is recorded.
+
+        Args:
+          name: a bare file name, or a path that was found by listing the folder.
+          most: the limit.
+
+        Raises:
+          Refusal: the file has more bytes, lies outside the folder, or cannot be read.
+        """
+        path = self.below(name) if "/" in name else self.path(name)
+        data = read_bytes(path, f"{self.given}/{name}", most)
+        self.record(path, data)
+        return data
+
+    def record(self, path: Path, data: bytes | memoryview) -> str | None:
+        """The SHA-256 of the bytes ``data`` of the file ``path``, which is recorded; None if digests are not wanted."""
+        if self.digests is None:
+            return None
+        digest = self.digests[path] = hashlib.sha256(data).hexdigest()
+        return digest
+
     def json(self, name: str) -> dict:
-        """The JSON object in the file ``name``.
+        """The JSON object in the file ``name``, as for ``read``; callers share it and must not change it.
 
         Raises:
           Refusal: it holds no JSON object, or exceeds the limits on size and depth of ``json_files``.
         """
-        where = f"{self.given}/{name}"
-        value = read_json(self.path(name), where)
+        if name in self._parsed:
+            return self._parsed[name]
+        where, data = f"{self.given}/{name}", self.read(name, limit_of(PurePosixPath(name).name))
+        value = parse_json(data, where)
         if not isinstance(value, dict):
             raise Refusal(f"{where}: holds a {type(value).__name__}, expected a JSON object")
+        if len(data) <= MAX_BYTES:
+            self._parsed[name] = value
         return value
 
     def _blobs(self) -> Path | None:

@@ -7,9 +7,9 @@ from jspec.checkpoints.files.refusal import Refusal
 
 def refuse_gguf(paths: Iterable[str]):
     """Raise a ``Refusal`` if one of ``paths`` is that of a GGUF file; for places that lack what jspec reads."""
-    found = next((path for path in paths if path.lower().endswith(".gguf")), None)
-    if found is not None:
+    gguf = next((path for path in paths if path.lower().endswith(".gguf")), None)
+    if gguf is not None:
         raise Refusal(
-            f"{found}: GGUF files, which are llama.cpp's, are not read; give the folder of the original checkpoint, with "
+            f"{gguf}: GGUF files, which are llama.cpp's, are not read; give the folder of the original checkpoint, with "
             "config.json and safetensors, and use jspec-convert --quantize int8 or fp8 for weights of eight bits"
         )

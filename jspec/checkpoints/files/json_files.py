@@ -24,17 +24,21 @@ LARGER = {  # file name -> limit in bytes, for the files that may be larger than
 MAX_DEPTH = 64
 
 
-def read_json(path: Path, where: str) -> Any:
-    """The JSON value in a file: an object, a list, a string, a number, a boolean or None.
+def limit_of(name: str) -> int:
+    """How many bytes a JSON file of this name may have."""
+    return LARGER.get(name, MAX_BYTES)
+
+
+def parse_json(data: bytes, where: str) -> Any:
+    """The JSON value in the bytes of a file: an object, a list, a string, a number, a boolean or None.
 
     Args:
-      path: the file; the caller has checked that it may be opened.
-      where: its name, for messages; the last part selects the limit in ``LARGER``.
+      data: the bytes.
+      where: the name of the file, for messages.
 
     Raises:
-      Refusal: the file is larger than that limit, nests deeper than ``MAX_DEPTH``, or is no JSON.
+      Refusal: it nests deeper than ``MAX_DEPTH``, or is no JSON.
     """
-    data = read_bytes(path, where, LARGER.get(Path(where).name, MAX_BYTES))
     require_depth(data, where)
     try:
         return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)

@@ -8,17 +8,23 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from jspec.checkpoints.converted.params import Index, bounds_of
+Index = tuple[slice, ...]  # of the first axes of an array, with steps of 1; all of the others
 
 PIECE = 8 << 20  # bytes that a thread reads at a time
 THREADS = 8
 SHORTEST = 1 << 10  # bytes of a run that is read alone: disks read whole pages, and a call costs more than shorter ones
+
+
+def bounds_of(index: Index, shape: Sequence[int]) -> list[tuple[int, int]]:
+    """First place and one past the last of a part of an array, along each of its axes."""
+    slices = [*index, *[slice(None)] * (len(shape) - len(index))]
+    return [part.indices(size)[:2] for part, size in zip(slices, shape, strict=True)]
 
 
 def read_range(path: Path, dtype: np.dtype, shape: tuple[int, ...], index: Index = (), start: int = 0) -> np.ndarray:
@@ -68,8 +74,8 @@ def _of_runs(descriptor: int, starts: np.ndarray, into: np.ndarray) -> Iterator[
     run = into.shape[1]
     each = max(PIECE // run, 1)
     for row, offset in itertools.product(range(0, len(starts), each), range(0, run, PIECE)):
-        some = slice(row, row + each), slice(offset, offset + PIECE)
-        yield functools.partial(_read_runs, descriptor, starts[some[0]] + offset, into[some])
+        place = slice(row, row + each), slice(offset, offset + PIECE)
+        yield functools.partial(_read_runs, descriptor, starts[place[0]] + offset, into[place])
 
 
 def _read_runs(descriptor: int, starts: np.ndarray, into: np.ndarray):
@@ -85,8 +91,8 @@ def _of_rows(
     each = max(PIECE // row, 1)
     for first, stop in itertools.pairwise([0, *ends.tolist(), len(starts)]):
         for begin in range(first, stop, each):
-            some = slice(begin, min(begin + each, stop))
-            yield functools.partial(_read_rows, descriptor, int(starts[begin]), row, skipped, into[some])
+            place = slice(begin, min(begin + each, stop))
+            yield functools.partial(_read_rows, descriptor, int(starts[begin]), row, skipped, into[place])
 
 
 def _read_rows(descriptor: int, start: int, row: int, skipped: int, into: np.ndarray):

@@ -7,7 +7,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from jspec.checkpoints.converted.params import Index
+from jspec.checkpoints.files.ranges import Index
 
 FLOAT_DTYPES = {
     "float32": np.dtype(np.float32),

@@ -34,7 +34,7 @@ def given_aux_layers(settings: Settings, convention: str | None, least: int = 0)
       least: the smallest id that ``target_layer_ids`` may have.
 
     Raises:
-      Refusal: config.json lists layer ids and nobody says what they mean, or lists and option contradict each other.
+      Refusal: config.json lists layer ids of unknown meaning, or lists and option contradict each other.
     """
     either, outputs = settings.object_with(IDS), settings.object_with(OUTPUT_IDS)
     others, ids = either.raw.get(IDS), outputs.raw.get(OUTPUT_IDS)
@@ -42,20 +42,20 @@ def given_aux_layers(settings: Settings, convention: str | None, least: int = 0)
         raise holder.refuse(OTHER_IDS, f"none; rename it {IDS}, and say with aux_convention what it means")
     if ids is None:
         return _by_convention(either, convention)
-    found = listed_after(settings, OUTPUT_IDS, shift=1, least=least)
+    aux_layers = listed_after(settings, OUTPUT_IDS, shift=1, least=least)
     if not others and convention == "input_of":
         raise Refusal(
             f"{outputs.where}: aux_convention={convention!r}: {outputs.prefix}{OUTPUT_IDS}={ids} means the outputs of these "
             "layers; expected 'output_of' or nothing"
         )
     known = AUX_CONVENTIONS if convention is None else (convention,)
-    if others and found not in [listed_aux_layers(either, one) for one in known]:
+    if others and aux_layers not in [listed_aux_layers(either, meaning) for meaning in known]:
         raise Refusal(
             f"{outputs.where}: {outputs.prefix}{OUTPUT_IDS}={ids}, the outputs of these layers, and "
             f"{either.prefix}{IDS}={others}, read as {' or '.join(known)}, name different hidden states; leave out the list "
             "that is wrong"
         )
-    return found
+    return aux_layers
 
 
 def _by_convention(holder: Fields, convention: str | None) -> tuple[int, ...] | None:

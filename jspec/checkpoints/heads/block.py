@@ -109,19 +109,19 @@ def build(
         own_embedding=EMBEDDING in tensors,
         own_head=OUTPUT_HEAD in tensors,
     )
-    found, folder = dict(tensors), os.path.dirname(top.where)
+    replaced, folder = dict(tensors), os.path.dirname(top.where)
     if D2T in tensors and config.reduced:
-        found[D2T] = draft_ids(folder, tensors[D2T], tensors.get(T2D), config.draft_vocab_size, layers.vocab_size)
+        replaced[D2T] = draft_ids(folder, tensors[D2T], tensors.get(T2D), config.draft_vocab_size, layers.vocab_size)
     elif D2T in tensors:
         require_identity(folder, tensors[D2T], config.draft_vocab_size)
     label = {"dflash": "JetSpec head" if all(causal) else "DFlash head", "dspark": "DSpark head"}[config.method]
-    return Layout(config, label, tensor_table(config), found, left_out=frozenset((D2T, T2D)))
+    return Layout(config, label, tensor_table(config), replaced, left_out=frozenset((D2T, T2D)))
 
 
 def _layers(fields: Fields, tensors: dict[str, Tensor]):
     """The config of the layers, of which the files hold as many as config.json says."""
-    found = [int(match[1]) for match in map(re.compile(r"layers\.(\d{1,4})\.").match, tensors) if match]
-    count = max(found, default=-1) + 1
+    numbers = [int(match[1]) for match in map(re.compile(r"layers\.(\d{1,4})\.").match, tensors) if match]
+    count = max(numbers, default=-1) + 1
     if fields.integer("num_hidden_layers", count) != count:
         raise fields.refuse("num_hidden_layers", f"{count}, as many layers as the files hold tensors of")
     return read_layers(fields, tensors, "layers.0.", bias_key="attention_bias")

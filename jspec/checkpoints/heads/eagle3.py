@@ -71,8 +71,8 @@ def _layers(fields: Fields, tensors: Iterable[str]) -> Fields:
 
     NeMo Automodel writes the target's whole config there, with the target's number of layers and its windows. It builds
     one layer, or several for P-EAGLE, without windows, so the tensors decide."""
-    found = [int(match[1]) for match in map(re.compile(r"layers\.(\d{1,4})\.").match, tensors) if match]
-    count = max(found, default=0) + 1
+    numbers = [int(match[1]) for match in map(re.compile(r"layers\.(\d{1,4})\.").match, tensors) if match]
+    count = max(numbers, default=0) + 1
     if NEMO in str(fields.raw.get("architectures")):
         copied = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
         own = {key: value for key, value in fields.raw.items() if key not in copied}
@@ -220,14 +220,14 @@ def _draft_vocab_size(settings: Settings, tensors: dict[str, Tensor], vocab_size
 
 def _converted(folder: str, config: Eagle3Config, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """``tensors``, in which ``d2t`` is replaced by ``draft_ids`` and ``mask_hidden`` has the shape of its parameter."""
-    found, Vd, V = dict(tensors), config.draft_vocab_size, config.layers.vocab_size
+    replaced, Vd, V = dict(tensors), config.draft_vocab_size, config.layers.vocab_size
     if D2T in tensors and config.reduced:
-        found[D2T] = draft_ids(folder, tensors[D2T], tensors.get(T2D), Vd, V)
+        replaced[D2T] = draft_ids(folder, tensors[D2T], tensors.get(T2D), Vd, V)
     elif D2T in tensors:
         require_identity(folder, tensors[D2T], Vd)
     if MASK in tensors:
-        found[MASK] = reshaped(tensors[MASK], config.feature_size)
-    return found
+        replaced[MASK] = reshaped(tensors[MASK], config.feature_size)
+    return replaced
 
 
 def _recognises(fields: Fields, names: Collection[str]) -> bool:

@@ -36,7 +36,7 @@ class Settings:
 
     def object_with(self, key: str) -> Fields:
         """The first object that has ``key``; the top level if none has it."""
-        return next((one for one in self.objects if one.raw.get(key) is not None), self.objects[-1])
+        return next((holder for holder in self.objects if holder.raw.get(key) is not None), self.objects[-1])
 
     def flag(self, *keys: str) -> bool | None:
         """The boolean that config.json has under any of ``keys``, in any object; None if it has none of them.
@@ -44,8 +44,8 @@ class Settings:
         Raises:
           Refusal: one of them is no boolean, or two of them differ.
         """
-        found = [(one, key) for key in keys for one in self.objects if one.raw.get(key) is not None]
-        said = [(f"{one.prefix}{key}", one.flag(key)) for one, key in found]
+        holders = [(holder, key) for key in keys for holder in self.objects if holder.raw.get(key) is not None]
+        said = [(f"{holder.prefix}{key}", holder.flag(key)) for holder, key in holders]
         for name, value in said[1:]:
             if value != said[0][1]:
                 raise Refusal(
@@ -56,10 +56,10 @@ class Settings:
 
     def require_fixed(self, fixed: Iterable[tuple[str, float | bool | None]]):
         """Raise a ``Refusal`` unless each key of ``fixed`` has the value beside it, or null, in every object that has it."""
-        for one, (key, only) in itertools.product(self.objects, fixed):
-            value = one.raw.get(key)
+        for holder, (key, only) in itertools.product(self.objects, fixed):
+            value = holder.raw.get(key)
             if value is not None and value != only:
-                raise one.refuse(key, "null" if only is None else f"{only!r}, the one value that is supported")
+                raise holder.refuse(key, "null" if only is None else f"{only!r}, the one value that is supported")
 
     def mask_token(self, vocab_size: int, given: int | None) -> int:
         """The token id of the mask slots: that of the first of ``MASK_KEYS`` in config.json, else ``given``.
@@ -74,9 +74,9 @@ class Settings:
         top = self.objects[-1]
         for key in MASK_KEYS:  # in the order in which vLLM looks for them
             *outer, name = key.split(".")
-            found = top.nested(outer[0]) if outer else self.object_with(name)
-            if found is not None and found.raw.get(name) is not None:
-                return _token(found, name, vocab_size, given)
+            holder = top.nested(outer[0]) if outer else self.object_with(name)
+            if holder is not None and holder.raw.get(name) is not None:
+                return _token(holder, name, vocab_size, given)
         if given is not None:
             return given
         raise Refusal(

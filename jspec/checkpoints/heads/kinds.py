@@ -63,28 +63,28 @@ def recognise(folder: Folder, fields: Fields, tensors: dict[str, Tensor], option
     for what, applies in _UNSUPPORTED:
         if applies(fields, tensors):
             raise Refusal(f"{folder.given}: {what} are not supported")
-    found = MTP if options.mtp else _format(fields, tensors)
-    if wrapped and not found.needs_target:
+    head_format = MTP if options.mtp else _format(fields, tensors)
+    if wrapped and not head_format.needs_target:
         raise Refusal(
             f"{fields.where}: model_type={WRAPPER!r} says that this is an EAGLE head, but 'fc.weight' is missing"
         )
-    if found.needs_target and not (found is MTP and isinstance(stored_quantization(fields), BlockFormat)):
+    if head_format.needs_target and not (head_format is MTP and isinstance(stored_quantization(fields), BlockFormat)):
         refuse_quantized_head(fields)
-    if not found.lists_layers:
+    if not head_format.lists_layers:
         options.refuse_any(folder.given, ("aux_convention",), "EAGLE-3 heads")
         options.refuse_any(folder.given, ("mask_token_id",), "P-EAGLE heads")
-    if found is not MTP:
+    if head_format is not MTP:
         options.refuse_any(folder.given, ("mask_first",), "multi-token prediction layers")
-        if not found.lists_layers:
+        if not head_format.lists_layers:
             options.refuse_any(folder.given, ("norm_output",), "EAGLE-3 heads and multi-token prediction layers")
     try:
-        layout = found.read(folder, fields, tensors, options)
+        layout = head_format.read(folder, fields, tensors, options)
     except Refusal:
         raise
     except ValueError as error:
         raise Refusal(f"{fields.where}: {error}") from None
     require_size(layout.config, fields.where)
-    if has_code and found.needs_target:
+    if has_code and head_format.needs_target:
         notes = (
             *notes,
             f"config.json names code of its own (auto_map), which the weights of {layout.label} do not need",
@@ -102,4 +102,4 @@ def _format(fields: Fields, names: Iterable[str]) -> HeadFormat:
     """The first format in the registry that recognises a folder. The last one, a language model, recognises any."""
     paths, present = dict.fromkeys(path for method in METHODS for path in method.formats), set(names)
     formats: Iterable[HeadFormat] = map(resolve, paths)
-    return next(one for one in formats if one.recognises(fields, present))
+    return next(head_format for head_format in formats if head_format.recognises(fields, present))

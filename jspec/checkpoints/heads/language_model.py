@@ -12,7 +12,7 @@ from jspec.checkpoints.heads.format import HeadFormat
 from jspec.checkpoints.huggingface.config import decoder_config, stored_quantization
 from jspec.checkpoints.huggingface.multimodal import is_multimodal, text_tensors
 from jspec.checkpoints.huggingface.names import tensor_table
-from jspec.checkpoints.huggingface.parts import wholes
+from jspec.checkpoints.huggingface.parts import rearranged_tensors
 from jspec.checkpoints.huggingface.quantization_config import StoredQuantization
 from jspec.checkpoints.huggingface.scales import with_scales
 from jspec.checkpoints.layout import Layout, decoder_layout
@@ -23,7 +23,7 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor]) -> Layout:
     """The ``Layout`` of a folder that holds a causal language model, or a multimodal one around it."""
     config, stored = decoder_config(folder, fields), stored_quantization(fields)
     text, others = text_tensors(tensors) if is_multimodal(fields) else (tensors, frozenset())
-    replaced = dequantized(text, stored_shapes(tensor_table(config), wholes(config)), stored, folder.given)
+    replaced = dequantized(text, stored_shapes(tensor_table(config), rearranged_tensors(config)), stored, folder.given)
     require_some(replaced, stored)
     layout = decoder_layout(config, replaced.tensors)
     if is_multimodal(fields):

@@ -1,4 +1,4 @@
-"""What the layouts of EAGLE heads share: reading and writing the config of their decoder layers."""
+"""Reads and writes the config of the decoder layers of EAGLE heads, which several layouts share."""
 
 import dataclasses
 from collections.abc import Iterable

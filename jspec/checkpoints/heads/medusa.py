@@ -120,14 +120,14 @@ def _with_biases(table: dict[str, Placement], tensors: dict[str, Tensor]) -> dic
     """``tensors``, with biases of zeros added if the files hold none.
 
     vLLM's layout has biases only where config.json has ``medusa_fc_bias``; jspec's blocks always have them."""
-    found = dict(tensors)
+    completed = dict(tensors)
     if any(name in tensors for name in table if name.endswith(".bias")):
-        return found
+        return completed
     for name, placement in table.items():
         weight = tensors.get(name.removesuffix("bias") + "weight")
         if name.endswith(".bias") and weight is not None:
-            found[name] = derived(weight, np.zeros(placement.shape, STORED_DTYPES[weight.dtype]))
-    return found
+            completed[name] = derived(weight, np.zeros(placement.shape, STORED_DTYPES[weight.dtype]))
+    return completed
 
 
 FORMAT = HeadFormat(

@@ -19,7 +19,7 @@ from jspec.checkpoints.heads.layers import layer_fields, refuse_draft_vocabulary
 from jspec.checkpoints.heads.options import HeadOptions
 from jspec.checkpoints.huggingface.config import decoder_config, stored_quantization
 from jspec.checkpoints.huggingface.names import renamed, tensor_table
-from jspec.checkpoints.huggingface.parts import taken_apart, wholes
+from jspec.checkpoints.huggingface.parts import rearrange, rearranged_tensors
 from jspec.checkpoints.layout import PREFIX, Layout, mtp_mark
 from jspec.config.heads import MTPConfig, mtp_layers
 
@@ -44,16 +44,16 @@ def read(folder: Folder, fields: Fields, tensors: dict[str, Tensor], options: He
         )
     config = options.of_mtp(MTPConfig(mtp_layers(target, count)))
     places = {f"layers.{i}.": f"{PREFIX}layers.{first + i}." for i in range(count)}
-    table, mine = renamed(tensor_table(config), places), tuple(places.values())
-    copies, layers = {place + name for place in mine for name in COPIES}, range(first, first + count)
-    shapes = stored_shapes(table, wholes(config.layers, layers, PREFIX))
+    table, prefixes = renamed(tensor_table(config), places), tuple(places.values())
+    copies, layers = {place + name for place in prefixes for name in COPIES}, range(first, first + count)
+    shapes = stored_shapes(table, rearranged_tensors(config.layers, layers, PREFIX))
     replaced = dequantized(tensors, shapes, stored_quantization(fields), folder.given)
     layout = Layout(
         config,
         "multi-token prediction layers",
         table,
-        taken_apart(config.layers, replaced.tensors, layers, PREFIX),
-        left_out=frozenset(name for name in tensors if name in copies or not name.startswith(mine)),
+        rearrange(config.layers, replaced.tensors, layers, PREFIX),
+        left_out=frozenset(name for name in tensors if name in copies or not name.startswith(prefixes)),
     )
     return with_note(layout, replaced)
 

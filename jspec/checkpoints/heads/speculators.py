@@ -166,7 +166,7 @@ def nested_layer_fields(layers: ModelConfig) -> dict[str, Any]:
     return written
 
 
-def verifier(fields: Fields) -> str | None:
+def target_name(fields: Fields) -> str | None:
     """Name or path of the target that a draft head was trained for; None if config.json does not say."""
     outer = fields.nested(CONFIG)
     inner = outer.nested("verifier") if outer else None
@@ -191,15 +191,15 @@ def layers_of(fields: Fields, tensors: dict[str, Tensor], absent: str | None = N
     kind = layers.text("model_type", absent) if absent else layers.text("model_type")
     if kind not in CLASS_DEFAULTS:
         raise layers.refuse("model_type", f"one of {', '.join(CLASS_DEFAULTS)}")
-    whole: dict[str, Any] = {**CLASS_DEFAULTS[kind], **layers.raw}
+    values: dict[str, Any] = {**CLASS_DEFAULTS[kind], **layers.raw}
     query, key = (tensors.get(f"layers.0.self_attn.{name}_proj.weight") for name in "qk")
-    heads = dataclasses.replace(layers, raw=whole).integer("num_attention_heads")
-    if whole.get("head_dim") is None and query is not None:
-        whole["head_dim"] = query.shape[0] // heads or None
-    width = whole.get("head_dim")
-    if whole.get("num_key_value_heads") is None and key is not None and isinstance(width, int) and width > 0:
-        whole["num_key_value_heads"] = key.shape[0] // width or None
-    return dataclasses.replace(layers, raw=whole)
+    heads = dataclasses.replace(layers, raw=values).integer("num_attention_heads")
+    if values.get("head_dim") is None and query is not None:
+        values["head_dim"] = query.shape[0] // heads or None
+    width = values.get("head_dim")
+    if values.get("num_key_value_heads") is None and key is not None and isinstance(width, int) and width > 0:
+        values["num_key_value_heads"] = key.shape[0] // width or None
+    return dataclasses.replace(layers, raw=values)
 
 
 def trained_drafts(fields: Fields) -> int | None:

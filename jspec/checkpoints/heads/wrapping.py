@@ -1,4 +1,4 @@
-"""Removes what two tools wrap around an EAGLE or EAGLE-3 head, so that the head reads like one in its own layout.
+"""Removes the prefixes and outer config that two tools add to EAGLE and EAGLE-3 heads.
 
 NeMo Automodel saves EAGLE-3 heads with the prefix ``model.`` before the name of each tensor: ``model.fc.weight`` is
 read as ``fc.weight``.
@@ -30,7 +30,7 @@ _WRAPPER_UNUSED = ("layers.0.input_layernorm.weight", "norm.weight", "token_map"
 
 
 class Unwrapped(NamedTuple):
-    """A checkpoint after what was wrapped around it is removed.
+    """A checkpoint without prefixes and outer config.
 
     Attributes:
       fields: its config.json.

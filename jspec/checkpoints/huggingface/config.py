@@ -224,7 +224,7 @@ def _eos_token_ids(folder: Folder, fields: Fields) -> tuple[int, ...]:
         name = "generation_config.json"
         sources.append(Fields(folder.json(name), f"{folder.given}/{name}"))
     vocab_size = fields.integer("vocab_size")
-    found: dict[int, None] = {}
+    tokens: dict[int, None] = {}
     for source in sources:
         value = source.raw.get("eos_token_id")
         for token in value if isinstance(value, list) else [value]:
@@ -232,5 +232,5 @@ def _eos_token_ids(folder: Folder, fields: Fields) -> tuple[int, ...]:
                 continue
             if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
                 raise source.refuse("eos_token_id", f"token ids in 0..{vocab_size - 1}")
-            found[token] = None
-    return tuple(found)
+            tokens[token] = None
+    return tuple(tokens)

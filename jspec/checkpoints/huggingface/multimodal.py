@@ -41,13 +41,13 @@ def text_fields(fields: Fields) -> Fields:
 
 def text_tensors(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], frozenset[str]]:
     """The tensors by the names that the text model alone has for them, and the names of those of other parts."""
-    found, others = {}, []
+    renamed, others = {}, []
     for name, tensor in tensors.items():
         prefix = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
         if prefix is None:
             others.append(name)
-        found[name if prefix is None else _PREFIXES[prefix] + name.removeprefix(prefix)] = tensor
-    return found, frozenset(others)
+        renamed[name if prefix is None else _PREFIXES[prefix] + name.removeprefix(prefix)] = tensor
+    return renamed, frozenset(others)
 
 
 def module_names(fields: Fields) -> Callable[[str], tuple[str, ...]]:

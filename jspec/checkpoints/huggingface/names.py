@@ -37,9 +37,9 @@ def tensor_table(config: DraftConfig) -> dict[str, Placement]:
     """Tensor name -> where the tensor goes, for every tensor that a checkpoint of ``config`` has to hold."""
     table: dict[str, Placement] = {}
     for parameter, copy in expanded(config.parameters):
-        (whole, *other), lengths = parameter.shape(config.dimensions), parameter.tensor_lengths(config.dimensions)
+        (rows, *other), lengths = parameter.shape(config.dimensions), parameter.tensor_lengths(config.dimensions)
         if parameter.joined is not None:
-            table[parameter.joined.format(*copy)] = Placement(parameter.name.format(*copy), 0, (whole, *other))
+            table[parameter.joined.format(*copy)] = Placement(parameter.name.format(*copy), 0, (rows, *other))
             continue
         starts = itertools.accumulate(lengths, initial=0)
         for tensor, start, length in zip(parameter.tensors, starts, lengths, strict=False):

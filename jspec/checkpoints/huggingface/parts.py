@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from jspec.checkpoints.converted.params import Index, bounds_of
+from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import Tensor
 from jspec.config import Experts, Latent, ModelConfig
@@ -25,7 +25,7 @@ from jspec.config.tensor_names import TensorNames, names_of
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Which rows or columns of a tensor make one that a parameter takes.
+    """The rows or columns of a tensor that go into one parameter.
 
     Attributes:
       name: the name of that tensor in the table of the layout.
@@ -42,15 +42,15 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole:
-    """A tensor in the files: its shape there, and the parts that parameters take."""
+class RearrangedTensor:
+    """A tensor in the files whose parts go into parameters: its shape, and these parts."""
 
     shape: tuple[int, ...]
     parts: Sequence[Part]
 
 
 @dataclasses.dataclass(frozen=True)
-class Taken(Tensor):
+class TensorPart(Tensor):
     """A part of a tensor in the files, in the form of its parameter.
 
     Attributes:
@@ -68,46 +68,46 @@ class Taken(Tensor):
         """``read()[index]``. Of the tensor in the files it reads those rows or columns alone, neighbours together."""
         axis, bounds = self.part.axis, bounds_of(index, self.shape)
         places = self.part.index()[slice(*bounds[axis])]
-        wanted, within, found = np.unique(places), [slice(*one) for one in bounds], []
+        wanted, within, runs = np.unique(places), [slice(*bound) for bound in bounds], []
         for neighbours in np.split(wanted, np.flatnonzero(np.diff(wanted) > 1) + 1):
             within[axis] = slice(neighbours[0], neighbours[-1] + 1) if neighbours.size else slice(0)
-            found.append(self.origin.read_part(tuple(within)))
-        return np.take(np.concatenate(found, axis), np.searchsorted(wanted, places), axis)
+            runs.append(self.origin.read_part(tuple(within)))
+        return np.take(np.concatenate(runs, axis), np.searchsorted(wanted, places), axis)
 
 
-def taken_apart(
+def rearrange(
     config: ModelConfig, tensors: Mapping[str, Tensor], layers: Sequence[int] | None = None, prefix: str | None = None
 ) -> dict[str, Tensor]:
-    """``tensors``, with parts in place of those that parameters do not take as they are.
+    """``tensors``, with parts in place of the tensors of ``rearranged_tensors``.
 
     Args:
       config: the config of the decoder layers.
       tensors: those in the files, by name.
-      layers, prefix: as for ``wholes``.
+      layers, prefix: as for ``rearranged_tensors``.
 
     Raises:
       Refusal: one of them has another shape than ``config`` asks for.
     """
-    found = dict(tensors)
-    for name, whole in wholes(config, layers, prefix).items():
+    replaced = dict(tensors)
+    for name, rearranged in rearranged_tensors(config, layers, prefix).items():
         if name not in tensors:
             continue
-        tensor = found.pop(name)
-        if tensor.shape != whole.shape:
-            expected = f"but config.json asks for {list(whole.shape)}"
+        tensor = replaced.pop(name)
+        if tensor.shape != rearranged.shape:
+            expected = f"but config.json asks for {list(rearranged.shape)}"
             raise Refusal(f"{tensor.file}: tensor {name!r} has shape {list(tensor.shape)}, {expected}")
-        scale = found.pop(f"{name}_scale", None)
-        for part in whole.parts:
-            found[part.name] = _taken(tensor, part)
+        scale = replaced.pop(f"{name}_scale", None)
+        for part in rearranged.parts:
+            replaced[part.name] = _part_of(tensor, part)
             if scale is not None:  # for each row, or one for all: then, and of columns, it is that of each part
-                by_row = part.axis == 0 and scale.shape[:1] == whole.shape[:1]
-                found[f"{part.name}_scale"] = _taken(scale, part) if by_row else scale
-    return found
+                by_row = part.axis == 0 and scale.shape[:1] == rearranged.shape[:1]
+                replaced[f"{part.name}_scale"] = _part_of(scale, part) if by_row else scale
+    return replaced
 
 
-def _taken(tensor: Tensor, part: Part) -> Taken:
+def _part_of(tensor: Tensor, part: Part) -> TensorPart:
     shape = tuple(part.size if axis == part.axis else size for axis, size in enumerate(tensor.shape))
-    return Taken(part.name, tensor.file, tensor.path, shape, tensor.dtype, tensor, part)
+    return TensorPart(part.name, tensor.file, tensor.path, shape, tensor.dtype, tensor, part)
 
 
 def modules_of_parts(config: ModelConfig) -> dict[str, str]:
@@ -115,31 +115,35 @@ def modules_of_parts(config: ModelConfig) -> dict[str, str]:
     suffix = ".weight"
     return {
         part.name.removesuffix(suffix): name.removesuffix(suffix)
-        for name, whole in wholes(config).items()
-        for part in whole.parts
+        for name, rearranged in rearranged_tensors(config).items()
+        for part in rearranged.parts
     }
 
 
-def wholes(config: ModelConfig, layers: Sequence[int] | None = None, prefix: str | None = None) -> dict[str, Whole]:
-    """Tensor name -> what is made of it, for each tensor in the files that parameters do not take as it is.
+def rearranged_tensors(
+    config: ModelConfig, layers: Sequence[int] | None = None, prefix: str | None = None
+) -> dict[str, RearrangedTensor]:
+    """Tensor name -> its parts, for each tensor in the files that is reordered or goes into several parameters.
 
     Args:
       config: the config of the decoder layers.
       layers: the numbers that the layers have in the checkpoint; by default those of a language model.
       prefix: what stands before ``layers.``; by default what the architecture has there.
     """
-    names, found = names_of(config.architecture), {}
+    names, tensors = names_of(config.architecture), {}
     start = names.prefix if prefix is None else prefix
     for i, layer in enumerate(range(config.num_layers) if layers is None else layers):
         at = f"{start}layers.{layer}."
         if config.latent is not None:
-            found |= dict(_of_latents(config, config.latent, names, at))
+            tensors |= dict(_of_latents(config, config.latent, names, at))
         if config.experts is not None and config.has_experts(i) and config.experts.shared > 1:
-            found |= dict(_of_shared_experts(config, config.experts, names, at))
-    return found
+            tensors |= dict(_of_shared_experts(config, config.experts, names, at))
+    return tensors
 
 
-def _of_latents(config: ModelConfig, latent: Latent, names: TensorNames, at: str) -> Iterator[tuple[str, Whole]]:
+def _of_latents(
+    config: ModelConfig, latent: Latent, names: TensorNames, at: str
+) -> Iterator[tuple[str, RearrangedTensor]]:
     N, H, Hr, D, Hv = config.num_heads, config.head_dim, latent.rotated, config.hidden_size, latent.value_dim
     if latent.interleaved:
         query, inputs = (names.query, D) if latent.query_rank is None else (names.query_up, latent.query_rank)
@@ -148,11 +152,11 @@ def _of_latents(config: ModelConfig, latent: Latent, names: TensorNames, at: str
         yield _pairs_apart(f"{compressed}weight", 1, latent.cached, Hr, D)
         if config.qkv_bias:
             yield _pairs_apart(f"{compressed}bias", 1, latent.cached, Hr)
-    Hn, whole = H - Hr, f"{at}{names.latent_up}"
+    Hn, up = H - Hr, f"{at}{names.latent_up}"
     of_each_head = functools.partial(_of_each_head, N, Hn + Hv)
-    keys = Part(f"{whole}.keys.weight", 0, N * Hn, functools.partial(of_each_head, 0, Hn))
-    values = Part(f"{whole}.values.weight", 0, N * Hv, functools.partial(of_each_head, Hn, Hn + Hv))
-    yield f"{whole}.weight", Whole((N * (Hn + Hv), latent.rank), [keys, values])
+    keys = Part(f"{up}.keys.weight", 0, N * Hn, functools.partial(of_each_head, 0, Hn))
+    values = Part(f"{up}.values.weight", 0, N * Hv, functools.partial(of_each_head, Hn, Hn + Hv))
+    yield f"{up}.weight", RearrangedTensor((N * (Hn + Hv), latent.rank), [keys, values])
 
 
 def _of_each_head(heads: int, size: int, start: int, stop: int) -> np.ndarray:
@@ -160,7 +164,7 @@ def _of_each_head(heads: int, size: int, start: int, stop: int) -> np.ndarray:
     return np.arange(heads * size).reshape(heads, size)[:, start:stop].reshape(-1)
 
 
-def _pairs_apart(name: str, heads: int, size: int, rotated: int, *inputs: int) -> tuple[str, Whole]:
+def _pairs_apart(name: str, heads: int, size: int, rotated: int, *inputs: int) -> tuple[str, RearrangedTensor]:
     """A tensor with ``heads`` heads of ``size`` rows, the last ``rotated`` of which are pairs; in the parameter, the first
     numbers of all pairs come before the second ones."""
 
@@ -168,17 +172,17 @@ def _pairs_apart(name: str, heads: int, size: int, rotated: int, *inputs: int) -
         plain, turned = np.split(np.arange(heads * size).reshape(heads, size), [size - rotated], axis=1)
         return np.concatenate([plain, turned[:, 0::2], turned[:, 1::2]], axis=1).reshape(-1)
 
-    return name, Whole((heads * size, *inputs), [Part(name, 0, heads * size, index)])
+    return name, RearrangedTensor((heads * size, *inputs), [Part(name, 0, heads * size, index)])
 
 
 def _of_shared_experts(
     config: ModelConfig, experts: Experts, names: TensorNames, at: str
-) -> Iterator[tuple[str, Whole]]:
+) -> Iterator[tuple[str, RearrangedTensor]]:
     D, width, count = config.hidden_size, experts.width, experts.shared
     for name, axis in zip(names.expert_maps, (0, 0, 1), strict=True):
-        whole = f"{at}{names.shared_experts}.{name}"
+        module = f"{at}{names.shared_experts}.{name}"
         parts = [
-            Part(f"{whole}.{i}.weight", axis, width, functools.partial(np.arange, i * width, (i + 1) * width))
+            Part(f"{module}.{i}.weight", axis, width, functools.partial(np.arange, i * width, (i + 1) * width))
             for i in range(count)
         ]
-        yield f"{whole}.weight", Whole((count * width, D) if axis == 0 else (D, count * width), parts)
+        yield f"{module}.weight", RearrangedTensor((count * width, D) if axis == 0 else (D, count * width), parts)

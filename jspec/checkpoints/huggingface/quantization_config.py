@@ -1,4 +1,4 @@
-"""What config.json says of weights that are quantised already (``quantization_config``).
+"""Reads how stored weights are quantised (``quantization_config`` of config.json).
 
 ``READERS`` has one entry for each method that is read. FP8 weights with a scale for each output channel, as jspec stores
 them itself, or with a single scale for each weight are a ``StoredQuantization``. Weights with a scale for each block are a
@@ -57,7 +57,7 @@ def read_quantization(fields: Fields, elsewhere: Collection[str] = ()) -> Stored
     Raises:
       Refusal: in a way that jspec does not read.
     """
-    own = next((found for found in map(fields.nested, KEYS) if found is not None), None)
+    own = next((nested for nested in map(fields.nested, KEYS) if nested is not None), None)
     if own is None:
         return None
     method = own.text("quant_method", _unnamed_method(own))

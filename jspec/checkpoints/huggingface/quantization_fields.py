@@ -1,4 +1,4 @@
-"""What the readers of a ``quantization_config`` share: checks of its keys, and the lists of modules in it."""
+"""Checks of keys and lists of modules that the readers of a ``quantization_config`` share."""
 
 import dataclasses
 import re
@@ -39,26 +39,26 @@ class Modules:
         """Whether a linear map, to which a checkpoint may give any of these names, is among them."""
         if "Linear" in self.names:
             return True
-        return any(name in self.names or any(one.match(name) for one in self.patterns) for name in names)
+        return any(name in self.names or any(entry.match(name) for entry in self.patterns) for name in names)
 
 
 def require_one_of(fields: Fields, name: str, *known: Any, absent: Any = None):
     """Raise a ``Refusal`` unless the value under ``name``, or without one ``absent``, is one of ``known``."""
     value = absent if fields.raw.get(name) is None else fields.raw[name]
-    if not any(type(value) is type(one) and value == one for one in known):
+    if not any(type(value) is type(entry) and value == entry for entry in known):
         raise fields.refuse(name, f"{' or '.join(map(repr, known))}; {INSTEAD}")
 
 
 def read_modules(fields: Fields, name: str, absent: Iterable[str] = ()) -> Modules:
     """The list of modules under ``name``: names, and after ``re:`` regular expressions."""
     listed = absent if fields.raw.get(name) is None else fields.raw[name]
-    if not isinstance(listed, list | tuple) or not all(isinstance(one, str) for one in listed):
+    if not isinstance(listed, list | tuple) or not all(isinstance(entry, str) for entry in listed):
         raise fields.refuse(name, "a list of module names")
-    patterns = [one.removeprefix("re:") for one in listed if one.startswith("re:")]
+    patterns = [entry.removeprefix("re:") for entry in listed if entry.startswith("re:")]
     if len(patterns) > MAX_PATTERNS:
         raise fields.refuse(name, f"at most {MAX_PATTERNS} patterns; list the names of modules")
     return Modules(
-        frozenset(one for one in listed if not one.startswith("re:")),
+        frozenset(entry for entry in listed if not entry.startswith("re:")),
         tuple(_compiled(fields, name, pattern) for pattern in patterns),
         fields.prefix + name,
     )

@@ -34,7 +34,10 @@ def read_ropes(config: Fields, windows: Windows) -> Ropes:
 def read_ropes_of_some_layers(config: Fields, windows: Windows) -> Ropes:
     """The fields ``rope`` and ``layer_ropes`` where some layers do not rotate (SmolLM3)."""
     rope, rotated = read_rope(config), rotated_layers(config, len(windows))
-    return {"rope": rope, "layer_ropes": () if all(rotated) else tuple(rope if one else None for one in rotated)}
+    return {
+        "rope": rope,
+        "layer_ropes": () if all(rotated) else tuple(rope if rotates else None for rotates in rotated),
+    }
 
 
 def read_ropes_by_attention(config: Fields, windows: Windows) -> Ropes:
@@ -42,8 +45,8 @@ def read_ropes_by_attention(config: Fields, windows: Windows) -> Ropes:
 
     Newer configs have an object ``rope_parameters`` with one rope for each kind of attention. Older ones have those of
     full attention where other families have theirs, and ``rope_local_base_freq``."""
-    both = config.nested("rope_parameters")
-    by_kind = both is not None and any(isinstance(value, dict) for value in both.raw.values())
+    parameters = config.nested("rope_parameters")
+    by_kind = parameters is not None and any(isinstance(value, dict) for value in parameters.raw.values())
     ropes = {}
     for kind, key, theta in (
         ("full_attention", "rope_theta", 1_000_000.0),
@@ -53,8 +56,8 @@ def read_ropes_by_attention(config: Fields, windows: Windows) -> Ropes:
             "rope_theta": config.number(key, theta),
             "max_position_embeddings": config.raw["max_position_embeddings"],
         }
-        if both is not None and by_kind:
-            nested = both.nested(kind)
+        if parameters is not None and by_kind:
+            nested = parameters.nested(kind)
             raw["rope_parameters"] = {} if nested is None else nested.raw
         elif kind == "full_attention":
             raw |= {name: config.raw.get(name) for name in ("rope_scaling", "rope_parameters")}
@@ -70,11 +73,11 @@ def rotated_layers(config: Fields, layers: int) -> tuple[bool, ...]:
     if listed is None:
         interval = config.integer("no_rope_layer_interval", 4)
         return tuple((layer + 1) % interval != 0 for layer in range(layers))
-    if not isinstance(listed, list) or len(listed) < layers or any(one not in (0, 1) for one in listed):
+    if not isinstance(listed, list) or len(listed) < layers or any(entry not in (0, 1) for entry in listed):
         raise config.refuse(
             "no_rope_layers", f"a list of {layers} numbers, 1 for a layer that rotates and 0 for another"
         )
-    return tuple(bool(one) for one in listed[:layers])
+    return tuple(bool(entry) for entry in listed[:layers])
 
 
 def read_phi3_rope(config: Fields, windows: Windows) -> Ropes:
@@ -125,8 +128,8 @@ def write_rope(rope: Rope | None) -> dict[str, Any]:
     Raises:
       ValueError: there is no rope, or it rotates a part of each head, which draft heads cannot state.
     """
-    whole = rope is not None and rope.fraction == 1
-    require(whole, "rope", rope, "a rotary embedding of whole heads, as layouts of draft heads have")
+    rotates_whole_heads = rope is not None and rope.fraction == 1
+    require(rotates_whole_heads, "rope", rope, "a rotary embedding of whole heads, as layouts of draft heads have")
     assert rope is not None
     long = {"rope_type": rope.kind, "type": rope.kind, "factor": rope.factor}
     if rope.kind in ("llama3", "yarn", "longrope"):

@@ -1,4 +1,4 @@
-"""Weights that a checkpoint stores in eight bits, and their scales: which there have to be, and what fills a parameter.
+"""Weights that a checkpoint stores in eight bits, and their scales.
 
 A checkpoint has the scales of ``model.layers.0.mlp.down_proj.weight`` in the tensor ``....down_proj.weight_scale``. They
 become the parameter ``layers.0.mlp.down.scale``. Weights are read as they are stored, bit for bit."""
@@ -130,9 +130,9 @@ def scales_left_out(names: Iterable[str], table: Container[str]) -> tuple[frozen
     Returns:
       both empty if there are none.
     """
-    found = frozenset(name for name in names if name not in table and name.endswith(_ACTIVATIONS))
-    note = f"{count(len(found), 'scale')} of activations or of the cache left out, because neither is quantised"
-    return found, (note,) if found else ()
+    scales = frozenset(name for name in names if name not in table and name.endswith(_ACTIVATIONS))
+    note = f"{count(len(scales), 'scale')} of activations or of the cache left out, because neither is quantised"
+    return scales, (note,) if scales else ()
 
 
 def _scales(tensor: Tensor, channels: int, stored: StoredQuantization, where: str) -> Scales:

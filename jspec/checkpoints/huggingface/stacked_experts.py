@@ -17,7 +17,7 @@ import dataclasses
 
 import numpy as np
 
-from jspec.checkpoints.converted.params import Index, bounds_of
+from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import FLOAT_DTYPES, STORED_DTYPES, Tensor
 from jspec.config import ModelConfig
@@ -43,15 +43,15 @@ class StackedTensor(Tensor):
     def read_part(self, index: Index) -> np.ndarray:
         """``read()[index]``. Only the experts are read of which the part has rows, each of them whole."""
         bounds = bounds_of(index, self.shape)
-        found = np.empty([max(stop - first, 0) for first, stop in bounds], STORED_DTYPES[self.dtype])
-        outputs = found.swapaxes(0, self.outputs)  # a view, with output features first, as are the rows of an expert
+        part = np.empty([max(stop - first, 0) for first, stop in bounds], STORED_DTYPES[self.dtype])
+        outputs = part.swapaxes(0, self.outputs)  # a view, with output features first, as are the rows of an expert
         first, stop = bounds.pop(self.outputs)
-        others, each = [slice(*one) for one in bounds], self.shape[self.outputs] // self.origin.shape[0]
+        others, each = [slice(*bound) for bound in bounds], self.shape[self.outputs] // self.origin.shape[0]
         for expert in range(first // each, -(-stop // each)):
             begin, end = max(first, expert * each), min(stop, (expert + 1) * each)
             rows = self._in_order(self.origin.read_part((slice(expert, expert + 1),))[0])
             outputs[begin - first : end - first] = rows[(slice(begin - expert * each, end - expert * each), *others)]
-        return found
+        return part
 
     @property
     def outputs(self) -> int:
@@ -78,13 +78,13 @@ class StackedTensor(Tensor):
         return expert.T if expert.ndim == 2 else expert
 
 
-def in_form_of_parameters(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``tensors``, of which those of stacked experts are ``StackedTensor``.
+def with_stacked_experts(config: ModelConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``tensors``, with a ``StackedTensor`` for each that holds all experts of a layer.
 
     Raises:
       Refusal: one of them has another shape or dtype than ``config`` asks for.
     """
-    found = dict(tensors)
+    replaced = dict(tensors)
     for name, shape in file_shapes(config).items():
         if name not in tensors:
             continue
@@ -96,10 +96,10 @@ def in_form_of_parameters(config: ModelConfig, tensors: dict[str, Tensor]) -> di
                 f"{' or '.join(known)} {list(shape)}"
             )
         dtype = "uint32" if name.endswith("_scales") else tensor.dtype
-        found[name] = StackedTensor(
+        replaced[name] = StackedTensor(
             name, tensor.file, tensor.path, _shape_of_parameter(name, shape), dtype, tensor, "gate_up" in name
         )
-    return found
+    return replaced
 
 
 def file_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

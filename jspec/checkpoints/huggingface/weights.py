@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jspec.checkpoints.converted.params import Index
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.gguf import refuse_gguf
 from jspec.checkpoints.files.json_files import require_depth
 from jspec.checkpoints.files.pickles import read_pickle_header
-from jspec.checkpoints.files.ranges import read_range
+from jspec.checkpoints.files.ranges import Index, read_range
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import STORED_DTYPES, Tensor
 
@@ -110,15 +109,15 @@ def _sharded(
     for shard in dict.fromkeys(weight_map.values()):
         if not shard.endswith(suffix):
             raise Refusal(f"{where}: shard {shard!r} is refused, because only {suffix} files are read")
-        found = header(folder, shard, where)
+        held = header(folder, shard, where)
         listed = {name for name, at in weight_map.items() if at == shard}
-        for name in sorted(listed - found.keys()):
+        for name in sorted(listed - held.keys()):
             raise Refusal(f"{where}: puts tensor {name!r} in {shard}, which does not hold it")
-        for name in sorted(found.keys() - listed):
+        for name in sorted(held.keys() - listed):
             at = weight_map.get(name)
             reason = "the index does not list" if at is None else f"the index puts in {at}: it is stored twice"
             raise Refusal(f"{folder.given}/{shard}: holds tensor {name!r}, which {reason}")
-        tensors |= found
+        tensors |= held
     return tensors
 
 
@@ -128,11 +127,11 @@ def _header(folder: Folder, name: str, named_by: str | None = None) -> dict[str,
     try:
         with safe_open(path, framework="numpy") as file:
             views = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 (a safetensors file is no mapping)
-            found = {key: (tuple(view.get_shape()), view.get_dtype()) for key, view in views.items()}
+            entries = {key: (tuple(view.get_shape()), view.get_dtype()) for key, view in views.items()}
     except (SafetensorError, OSError) as error:
         raise _damaged(where, error) from None
     starts, tensors = _starts(path, where), {}
-    for key, (shape, dtype) in found.items():
+    for key, (shape, dtype) in entries.items():
         if dtype not in SOURCE_DTYPES:
             known = ", ".join(SOURCE_DTYPES)
             raise Refusal(f"{where}: tensor {key!r} is stored as {dtype}; only {known} can be converted")

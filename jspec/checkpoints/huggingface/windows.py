@@ -55,10 +55,10 @@ def read_windows(fields: Fields, layers: int, slides: Slides, switch: bool, list
     derived = tuple(window if slid else None for slid in sliding)
     if fields.raw.get("layer_types") is None:
         return derived
-    found = listed_windows(fields, window, layers)
-    if not listed and found != derived:
+    windows = listed_windows(fields, window, layers)
+    if not listed and windows != derived:
         raise fields.refuse("layer_types", "the same attention in every layer, as this architecture has")
-    return found
+    return windows
 
 
 def listed_windows(fields: Fields, window: int | None, layers: int) -> Windows:

@@ -1,45 +1,41 @@
-"""``Source``: an open Hugging Face folder, from which parameters are assembled one at a time.
+"""``HuggingFaceModel``: a language model or draft head in a Hugging Face folder, whose params are assembled one at a time.
 
 It also compares the tensors in the files with those that config.json asks for."""
 
 import dataclasses
 import functools
-import os
+import warnings
 
 import numpy as np
 
-from jspec.checkpoints.converted.params import Index, bounds_of
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.files.pickles import PickledTensor
+from jspec.checkpoints.files.ranges import Index, bounds_of
 from jspec.checkpoints.files.refusal import Refusal
 from jspec.checkpoints.files.tensor import FLOAT_DTYPES, NUMPY_DTYPES, Tensor
-from jspec.checkpoints.heads.kinds import is_head, recognise
-from jspec.checkpoints.heads.options import NO_OPTIONS, HeadOptions
-from jspec.checkpoints.heads.speculators import verifier
-from jspec.checkpoints.huggingface.config import read_fields
 from jspec.checkpoints.huggingface.names import OUTPUT_HEAD, Placement
-from jspec.checkpoints.huggingface.weights import read_headers
 from jspec.checkpoints.layout import Layout
+from jspec.checkpoints.params import StoredParams
 from jspec.config import ModelConfig
 from jspec.config.heads import HeadConfig
 from jspec.models.quantization import STORED
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """An open Hugging Face folder: its config, its tensors, and where each tensor goes.
+class HuggingFaceModel:
+    """What a Hugging Face folder was recognised as: its config, its tensors, and where each tensor goes.
 
     The tensors stay on disk until ``param`` reads those of one parameter.
 
     Attributes:
       folder: the folder.
       layout: what it was recognised as.
-      verifier: name or path of the target that a draft head was made for; None if the checkpoint does not say.
+      target_name: name or path of the target that a draft head was made for; None if the checkpoint does not say.
     """
 
     folder: Folder
     layout: Layout
-    verifier: str | None = None
+    target_name: str | None = None
 
     @property
     def config(self) -> ModelConfig | HeadConfig:
@@ -87,7 +83,7 @@ class Source:
 
     @property
     def default_dtype(self) -> str:
-        """The dtype of the parameters if nobody asks for one: ``exact_dtype``, and ``bfloat16`` for weights that are
+        """The dtype of the parameters by default: ``exact_dtype``, and ``bfloat16`` for weights that are
         dequantised, because float32 would take four bytes where the files have one or less."""
         return "bfloat16" if self.layout.dequantized else self.exact_dtype
 
@@ -142,6 +138,17 @@ class Source:
             )
         self._require_equal_duplicates()
 
+    def params(self, dtype: str | None) -> StoredParams:
+        """The params, read one at a time, with a warning if weights are dequantised.
+
+        Args:
+          dtype: as for ``param``; None for ``default_dtype``.
+        """
+        if self.layout.dequantized:
+            warnings.warn(f"{self.folder.given}: {self.layout.dequantized}", stacklevel=6)
+        chosen = dtype or self.default_dtype
+        return StoredParams(self.folder.given, self.shapes, lambda name, index: self.param(name, chosen, index))
+
     def param(self, name: str, dtype: str, index: Index = ()) -> np.ndarray:
         """The values of the parameter ``name``, read from the files and stacked along axis 0.
 
@@ -164,8 +171,8 @@ class Source:
                 parts.append((tensor, slice(first - start, last - start), slice(first - at.start, last - at.start)))
 
         def read(tensor: str, rows: slice) -> np.ndarray:
-            whole = shape[1:] == sizes[1:] and rows == slice(0, self.table[tensor].shape[0])
-            return self.tensors[tensor].read() if whole else self.tensors[tensor].read_part((rows, *index[1:]))
+            is_whole = shape[1:] == sizes[1:] and rows == slice(0, self.table[tensor].shape[0])
+            return self.tensors[tensor].read() if is_whole else self.tensors[tensor].read_part((rows, *index[1:]))
 
         if len(parts) == 1:  # it is copied only if it is of another dtype, or transposed
             return np.ascontiguousarray(read(parts[0][0], parts[0][2]), kind)
@@ -212,40 +219,6 @@ class Source:
                     f"{self.folder.given}/config.json: {self.layout.tied_by} is true, but {duplicate} differs from {name}; "
                     "set it to false"
                 )
-
-
-def open_source(path: str | os.PathLike, allow_pickle: bool = False, options: HeadOptions = NO_OPTIONS) -> Source:
-    """The ``Source`` of a Hugging Face folder that holds a language model or a draft head.
-
-    Only config.json and the headers of the weight files are read, and ``d2t`` and ``t2d`` of a draft head with a reduced
-    draft vocabulary.
-
-    Args:
-      path: the folder.
-      allow_pickle: whether to read the tensors of ``torch.save`` files if there is no safetensors file.
-      options: the settings of an EAGLE-3 head that the user gave.
-
-    Raises:
-      Refusal: see ``read_fields``, ``read_headers`` and ``recognise``.
-    """
-    folder = Folder(path)
-    fields = read_fields(folder)
-    layout = recognise(folder, fields, read_headers(folder, allow_pickle), options)
-    return Source(folder, layout, verifier(fields))
-
-
-def open_model(path: str | os.PathLike) -> Source:
-    """The ``Source`` of a Hugging Face folder that holds a language model.
-
-    Raises:
-      Refusal: it holds a draft head, or as ``open_source`` raises it.
-    """
-    folder = Folder(path)
-    fields = read_fields(folder)
-    tensors = read_headers(folder)
-    if is_head(fields, tensors):
-        raise Refusal(f"{path}: holds a draft head, not a language model; give it as draft=, with its target")
-    return Source(folder, recognise(folder, fields, tensors))
 
 
 def param_dtype(config: ModelConfig | HeadConfig, name: str, dtype: str) -> np.dtype:

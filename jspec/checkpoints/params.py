@@ -1,4 +1,4 @@
-"""The params of a checkpoint folder, read one at a time."""
+"""``StoredParams``: the params of a checkpoint folder, read one at a time."""
 
 import logging
 import math
@@ -10,16 +10,16 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-log = logging.getLogger("jspec.loading")
+from jspec.checkpoints.files.ranges import Index
 
-Index = tuple[slice, ...]  # of the first axes of an array, with steps of 1; all of the others
+log = logging.getLogger("jspec.loading")
 
 
 class StoredParams(Mapping[str, np.ndarray]):
-    """Dotted name -> array, read from the files whenever it is asked for and kept by nobody.
+    """Dotted name -> array, read from the files whenever it is asked for, and not stored here.
 
-    So whoever sends one array after another to its devices has one of them in host memory at a time, and not the model. In a
-    terminal a progress bar shows how much was read. When all arrays have been read, the log says how long that took.
+    So a caller that sends one array after another to its devices has one of them in host memory at a time, and not the
+    model. In a terminal a progress bar shows how much was read. Once all arrays have been read, the log has the seconds.
 
     Args:
       folder: the checkpoint folder, for the bar.
@@ -81,9 +81,3 @@ class StoredParams(Mapping[str, np.ndarray]):
             self._bar.close()
             seconds = time.perf_counter() - self._began
             log.info("%s: %.1f GB of weights read in %.1f s", self._folder, self._bytes / 1e9, seconds)
-
-
-def bounds_of(index: Index, shape: Sequence[int]) -> list[tuple[int, int]]:
-    """First place and one past the last of a part of an array, along each of its axes."""
-    slices = [*index, *[slice(None)] * (len(shape) - len(index))]
-    return [one.indices(size)[:2] for one, size in zip(slices, shape, strict=True)]

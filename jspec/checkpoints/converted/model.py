@@ -1,0 +1,142 @@
+"""``ConvertedModel``: the language model or draft head in a folder that ``jspec-convert`` wrote."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jspec.checkpoints.converted.manifest import AGAIN, NAME, PARAMS, damage, read_manifest, require_whole
+from jspec.checkpoints.converted.orbax import stored_arrays
+from jspec.checkpoints.converted.quantized import stored_params
+from jspec.checkpoints.files.folder import Folder
+from jspec.checkpoints.files.ranges import Index
+from jspec.checkpoints.files.refusal import Refusal
+from jspec.checkpoints.heads import stored
+from jspec.checkpoints.heads.options import HeadOptions
+from jspec.checkpoints.huggingface.config import read_config
+from jspec.checkpoints.params import StoredParams
+from jspec.config import ModelConfig
+from jspec.config.heads import Eagle3Config, HeadConfig, MTPConfig
+
+
+class ConvertedModel:
+    """The config and the params in a converted folder, each read when it is first needed.
+
+    Args:
+      folder: the folder, which has a manifest; it records digests.
+      options: what the user said of the draft head.
+    """
+
+    def __init__(self, folder: Folder, options: HeadOptions):
+        self.folder, self._options = folder, options
+
+    @functools.cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest, checked."""
+        return read_manifest(self.folder)
+
+    @functools.cached_property
+    def language_model_config(self) -> ModelConfig:
+        """The config of the language model.
+
+        Its config.json is a copy of the original one, so whether the weights are quantised, and whether it has a draft
+        vocabulary, are read from the manifest."""
+        config, manifest = read_config(self.folder), self.manifest
+        try:
+            config = dataclasses.replace(config, quantization=manifest.get("quantization"))
+            size = manifest.get("draft_vocab_size")
+            return config if size is None else config.with_draft_vocabulary(size)
+        except ValueError as error:
+            raise Refusal(f"{self.folder.given}/{NAME}: {error}; convert the checkpoint again") from None
+
+    @functools.cached_property
+    def config(self) -> ModelConfig | HeadConfig:
+        """The config of the language model or the draft head.
+
+        The manifest has settled what the options would say. An option that has no use, or says otherwise, is refused."""
+        head, where, options = self.manifest.get("head"), f"{self.folder.given}/{NAME}", self._options
+        config = self.language_model_config if head is None else stored.from_json(head, where)
+        eagle3, mtp = isinstance(config, Eagle3Config), isinstance(config, MTPConfig)
+        mask = config.mask_token_id if isinstance(config, Eagle3Config) else None
+        for names, has_use, kind in (
+            (("aux_convention",), eagle3, "EAGLE-3 heads"),
+            (("norm_output",), eagle3 or mtp, "EAGLE-3 heads and multi-token prediction layers"),
+            (("mask_token_id",), mask is not None, "P-EAGLE heads"),
+            (("mask_first",), mtp, "multi-token prediction layers"),
+        ):
+            if not has_use:
+                options.refuse_any(self.folder.given, names, kind)
+        if isinstance(config, MTPConfig):
+            return options.of_mtp(config)  # no checkpoint of such layers says how they are read
+        settled = {name: (head or {}).get(name) for name in ("aux_convention", "norm_output")}
+        for name, used in {**settled, "mask_token_id": mask}.items():
+            given = getattr(options, name)
+            if None not in (used, given) and used != given:
+                raise Refusal(f"{where}: {name}={given!r}, but the draft head was converted with {used!r}")
+        return config
+
+    def require_whole(self, hash_all: bool = False):
+        """As ``converted.manifest.require_whole``."""
+        require_whole(self.folder, self.manifest, hash_all)
+
+    def params(self, dtype: str | None, check_files: bool) -> StoredParams:
+        """The params, read one at a time.
+
+        Args:
+          dtype: ``float32`` or ``bfloat16``; None for the one in the manifest.
+          check_files: whether the SHA-256 of every file of an array is compared when it is read. Each array is then read as
+            a whole, even if a part of it is asked for.
+        """
+        config, where = self.config, f"{self.folder.given}/{PARAMS}"
+        self.require_whole()
+        expected = stored_params(config, dtype or self.manifest["dtype"])
+        shapes = {name: shape for name, (shape, _) in expected.items()}
+        arrays = {stored.renamed_param(name): array for name, array in stored_arrays(self.folder, PARAMS).items()}
+        _require_shapes(where, {name: array.shape for name, array in arrays.items()}, shapes)
+        scales = config.scale_names()
+        unrounded = {*scales, *scales.values()}
+
+        def read(name: str, index: Index) -> np.ndarray:
+            array, kind = arrays[name].read(index, self._require_digest if check_files else None), expected[name][1]
+            if name in unrounded and array.dtype != kind:
+                raise Refusal(
+                    f"{where}: parameter {name!r} is stored as {array.dtype}, expected {kind}; convert the checkpoint again"
+                )
+            if name in scales.values():
+                _require_scales(where, name, array)
+            return array.astype(kind, copy=False)
+
+        return StoredParams(self.folder.given, shapes, _whole_arrays(read) if check_files else read)
+
+    def _require_digest(self, name: str, data: memoryview):
+        """Raise a ``Refusal`` unless ``data``, the bytes of the file ``name``, have the SHA-256 in the manifest."""
+        if self.folder.record(self.folder.below(name), data) != self.manifest["files"].get(name):
+            raise Refusal(f"{damage(self.folder, name)}; {AGAIN}")
+
+
+def _whole_arrays(read: Callable[[str, Index], np.ndarray]) -> Callable[[str, Index], np.ndarray]:
+    """``read``, which reads the array of a name as a whole, and keeps it until another is asked for."""
+    read_array = functools.lru_cache(maxsize=1)(lambda name: read(name, ()))
+    return lambda name, index: read_array(name)[index]
+
+
+def _require_shapes(where: str, stored_shapes: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]):
+    for name in sorted(expected.keys() | stored_shapes.keys()):
+        if name not in stored_shapes or name not in expected:
+            state = "missing" if name not in stored_shapes else "unknown"
+            raise Refusal(f"{where}: parameter {name!r} is {state}; convert the checkpoint again")
+        if stored_shapes[name] != expected[name]:
+            raise Refusal(
+                f"{where}: parameter {name!r} has shape {list(stored_shapes[name])}, "
+                f"but its config asks for {list(expected[name])}; convert the checkpoint again"
+            )
+
+
+def _require_scales(where: str, name: str, array: np.ndarray):
+    """Raise a ``Refusal`` unless these can be scales: of eight bits, float32, they are positive; of four bits, any but 0."""
+    positive = array.dtype == np.float32
+    if not (np.isfinite(array) & (array > 0 if positive else array != 0)).all():
+        what = "no positive number" if positive else "0 or no number"
+        raise Refusal(f"{where}: parameter {name!r} has a scale that is {what}; convert the checkpoint again")
