@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from benchmarks import bandwidth, results
 from benchmarks.verify import FULL, L2_BYTES, SMOKE, seconds_per_call
-from jspec.pallas.attention.flash import Tiling
+from jspec.pallas.attention.flash import AttentionTiling
 from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
 
 POSITIONS = 4  # which argument ties a call to the one before
@@ -66,11 +66,11 @@ ODD = (
 TINY = (Shape(2, 5, 40, 64, N=4, G=2, H=16, P=16), Shape(1, 1, 17, 48, N=4, G=2, H=16, P=16, window=5))
 
 
-def sweep() -> list[Tiling]:
+def sweep() -> list[AttentionTiling]:
     """Tile sizes, stages and splits against each other, the rest one at a time."""
-    base = Tiling()
+    base = AttentionTiling()
     tiles = ((8192, 3), (8192, 4), (16384, 2), (16384, 3), (16384, 4), (32768, 2), (32768, 3))
-    grid = [replace(base, tile=t, stages=s, programs=p) for t, s in tiles for p in (132, 264, 528)]
+    grid = [replace(base, tile_bytes=t, num_stages=s, instances=p) for t, s in tiles for p in (132, 264, 528)]
     others = [replace(base, **{name: n}) for name, n in (("warps", 2), ("warps", 8), ("rows", 32), ("rows", 128))]
     return [*grid, *others, replace(base, rows=128, warps=8)]
 
@@ -140,7 +140,7 @@ def timed_inputs(shape: Shape) -> list:
     return [(q[row], k, v, table[row], positions[row], valid[row]) for row in rows]
 
 
-def kernel(shape: Shape, tiling: Tiling | None, interpret: bool):
+def kernel(shape: Shape, tiling: AttentionTiling | None, interpret: bool):
     return functools.partial(paged_attention_kernel, window=shape.window, tiling=tiling, interpret=interpret)
 
 
@@ -167,7 +167,7 @@ def measure(shapes, sizes, interpret: bool, result: results.Result):
 def measure_tilings(shapes, tilings, sizes, interpret: bool):
     """Print a row per tiling, a column per shape; a dash where the tiling does not fit."""
     print(f"\ntimes in us; columns: {'; '.join(' '.join(str(shape).split()) for shape in shapes)}")
-    print(f"{'tile':>6} {'rows':>4} {'programs':>8} {'warps':>5} {'stages':>6}")
+    print(f"{'tile':>6} {'queries':>7} {'instances':>9} {'warps':>5} {'stages':>6}")
     calls = [timed_inputs(shape) for shape in shapes]
     for t in tilings:
         times = []
@@ -176,7 +176,7 @@ def measure_tilings(shapes, tilings, sizes, interpret: bool):
                 times.append(f"{1e6 * seconds_per_call(kernel(shape, t, interpret), args, POSITIONS, sizes):>7.1f}")
             except jax.errors.JaxRuntimeError:  # more shared memory than a multiprocessor has
                 times.append(f"{'-':>7}")
-        setting = f"{t.tile:>6} {t.rows:>4} {t.programs:>8} {t.warps:>5} {t.stages:>6}"
+        setting = f"{t.tile_bytes:>6} {t.queries:>7} {t.instances:>9} {t.num_warps:>5} {t.num_stages:>6}"
         print(setting, *times, flush=True)
 
 

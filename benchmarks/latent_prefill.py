@@ -22,11 +22,11 @@ import numpy as np
 from benchmarks.shapes import GLM_47_FLASH
 from jspec.config import Latent
 from jspec.models.layers import rotation_at
-from jspec.pallas.attention.reference import Rotation, Scores, rotated
-from jspec.pallas.mla.absorb_queries import latent_queries
+from jspec.pallas.attention.reference import Rotation, Scores, apply_rope
+from jspec.pallas.mla.absorb_queries import absorb_queries
 from jspec.pallas.mla.attention import latent_attention_kernel
-from jspec.pallas.mla.prefill import expanded_attention_kernel, expanded_attention_reference, room
-from jspec.pallas.mla.up_project import HeadMaps, expand_latents_kernel
+from jspec.pallas.mla.prefill import max_prefill_pages, up_projected_attention_kernel, up_projected_attention_reference
+from jspec.pallas.mla.up_project import HeadMaps, up_project_kernel
 
 P, T = 64, 128
 PEAK = 790e12  # operations per second
@@ -67,7 +67,7 @@ def _latent() -> Latent:
 
 
 def arguments(which: Pass, heads: int, dtype: str):
-    """Queries, whose last numbers are not rotated yet, and the other arguments of ``expanded_attention_reference``."""
+    """Queries, whose last numbers are not rotated yet, and the other arguments of ``up_projected_attention_reference``."""
     latent, (prompts, read, segments) = _latent(), which
     own, M = SHAPE.head_dim - latent.rotated, -(-(read + segments * T) // P)
     keys, B = jax.random.split(jax.random.key(0), 4), prompts * segments
@@ -103,16 +103,16 @@ def _rotation(positions) -> Rotation:
 def over_latents(q, pool, table, positions, valid, maps: HeadMaps):
     """Attention to the latents themselves, as ``jspec.models.mla`` has it."""
     latent = _latent()
-    q = latent_queries(q, maps.keys, None, _rotation(positions))
+    q = absorb_queries(q, maps.keys, None, _rotation(positions))
     sums = latent_attention_kernel(q, pool, table, positions, valid, latent.rank, SCORES)
     return jnp.einsum("btnc,nhc->btnh", sums, maps.values)
 
 
-def over_heads(q, pool, table, positions, valid, maps: HeadMaps, attend: Callable = expanded_attention_kernel):
+def over_heads(q, pool, table, positions, valid, maps: HeadMaps, attend: Callable = up_projected_attention_kernel):
     """Attention to keys of heads."""
     latent = _latent()
     own, turning = jnp.split(q, [SHAPE.head_dim - latent.rotated], axis=-1)
-    turned = rotated(turning, _rotation(positions))
+    turned = apply_rope(turning, _rotation(positions))
     return attend(jnp.concatenate([own, turned], axis=-1), pool, table, positions, valid, maps, SCORES)
 
 
@@ -120,8 +120,8 @@ def expand(q, pool, table, positions, valid, maps: HeadMaps):
     """Keys and values alone, of as many pages as the pass has."""
     del valid
     pages = -(-(jnp.max(positions) + 1) // P) * (pool.shape[1] // table.shape[1])
-    numbers = jnp.arange(room(q.shape[0], T, table.shape[1], P), dtype=jnp.int32) % pool.shape[1]
-    return expand_latents_kernel(pool, numbers, pages, maps)
+    numbers = jnp.arange(max_prefill_pages(q.shape[0], T, table.shape[1], P), dtype=jnp.int32) % pool.shape[1]
+    return up_project_kernel(pool, numbers, pages, maps)
 
 
 WAYS: dict[str, Callable] = {
@@ -133,9 +133,9 @@ WAYS: dict[str, Callable] = {
 
 def check(which: Pass, heads: int, interpret) -> bool:
     """Print a line; whether both ways are right but for rounding. An interpreter runs the second way alone."""
-    exact = functools.partial(over_heads, attend=expanded_attention_reference)
+    exact = functools.partial(over_heads, attend=up_projected_attention_reference)
     wanted = jax.jit(exact)(*arguments(which, heads, "float32"))
-    attend = functools.partial(over_heads, attend=functools.partial(expanded_attention_kernel, interpret=interpret))
+    attend = functools.partial(over_heads, attend=functools.partial(up_projected_attention_kernel, interpret=interpret))
     ways = {"over keys of heads": attend} | ({} if interpret else {"over latents": over_latents})
     args, good = arguments(which, heads, "bfloat16"), True
     for name, way in ways.items():

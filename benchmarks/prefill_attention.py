@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.attention import Shape
 from benchmarks.attention import inputs as ragged_inputs
-from jspec.pallas.attention.flash import Tiling
+from jspec.pallas.attention.flash import AttentionTiling
 from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
 from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel
 
@@ -35,13 +35,13 @@ SMOKE = (Shape(2, 32, 150, 192, N=4, G=1),)
 
 
 def tiled(**changes) -> Callable:
-    return functools.partial(paged_attention_kernel, tiling=Tiling(**changes))
+    return functools.partial(paged_attention_kernel, tiling=AttentionTiling(**changes))
 
 
 KERNELS = {"prefill": prefill_attention_kernel, "paged": paged_attention_kernel}
 TUNED = {
-    "prefill, 2 stages": functools.partial(prefill_attention_kernel, stages=2),
-    "paged, 128 rows, 8 warps, 128 slots, 3 stages": tiled(tile=32768, rows=128, warps=8, stages=3),
+    "prefill, 2 stages": functools.partial(prefill_attention_kernel, num_stages=2),
+    "paged, 128 rows, 8 warps, 128 slots, 3 stages": tiled(tile_bytes=32768, queries=128, num_warps=8, num_stages=3),
 }
 PASSES = {(64, 32): TUNED, (16, 32): {}, (8, 32): {}, (32, 64): {}, (8, 64): {}}
 

@@ -17,7 +17,7 @@ from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.runner.programs import WEIGHTS_THEN_STATE, PackedProgram, Programs, StepBuilder
 from jspec.engine.runner.state import of_rows, save
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.sampling.streams import RoundNoise
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
@@ -43,7 +43,7 @@ WHICH = [
 def built(config: EngineConfig = CONFIG):
     """The programs of an engine with an EAGLE head, its weights, and its state, as shapes."""
     target, head = abstract_module(SHAPE), head_for(SHAPE, "eagle")
-    (target_leaves, merge_target), (draft_leaves, merge_draft) = split(target), split(abstract_module(head))
+    (target_leaves, merge_target), (draft_leaves, merge_draft) = flatten(target), flatten(abstract_module(head))
     make = drafter_for(head, SHAPE, Speculation(K))
     builder = StepBuilder(merge_target, merge_draft, make, "rejection", config, RoundNoise, K, SHAPE.vocab_size)
     leaves = target_leaves, draft_leaves

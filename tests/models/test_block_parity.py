@@ -79,7 +79,7 @@ def rounds(head, file: str, starts=None):
         first = max(start - n - 1, 0)  # a window is read once more than it has to be
         if kept == 0 and first:
             positions = jnp.arange(first, dtype=jnp.int32)[None]
-            cache = head.keep(fused[:, :first], positions, cache, PagedView(table, positions, positions >= 0))
+            cache = head.write_kv(fused[:, :first], positions, cache, PagedView(table, positions, positions >= 0))
         positions = jnp.arange(first, start + n, dtype=jnp.int32)[None]
         block = jnp.asarray([[tokens[start], *[config.mask_token_id] * (n - 1)]])
         view = BlockView(table, positions, positions >= 0, block=n)

@@ -15,9 +15,9 @@ from test_sharded_models import spread_logits
 from jspec.config import Experts, Shards
 from jspec.models import Decoder, causal_logits
 from jspec.models.layers import Linear, project
-from jspec.models.quantization import dequantized, wide
+from jspec.models.quantization import as_float32, dequantize
 from jspec.quantization import int4
-from jspec.quantization.int4 import quantize, unpacked
+from jspec.quantization.int4 import quantize
 
 
 def normal(shape, seed=0, dtype=np.float32):
@@ -42,12 +42,15 @@ def test_the_layout(inputs):
     assert (packed.shape, packed.dtype) == ((5, 64 * groups), np.uint8)
     assert (scale.shape, scale.dtype) == ((5, groups), ml_dtypes.bfloat16)
     expected = by_hand(packed, scale, inputs)
-    for found in (unpacked(packed, scale, inputs), unpacked(jnp.asarray(packed), jnp.asarray(scale), inputs)):
+    for found in (
+        int4.dequantize(packed, scale, inputs),
+        int4.dequantize(jnp.asarray(packed), jnp.asarray(scale), inputs),
+    ):
         assert found.dtype == np.float32
         np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(dequantized(packed, scale, inputs), expected)
-    np.testing.assert_array_equal(wide(packed[2:4], scale[2:4], inputs), expected[2:4])
-    padding = unpacked(packed, scale, 128 * groups)[:, inputs:]
+    np.testing.assert_array_equal(dequantize(packed, scale, inputs), expected)
+    np.testing.assert_array_equal(as_float32(packed[2:4], scale[2:4], inputs), expected[2:4])
+    padding = int4.dequantize(packed, scale, 128 * groups)[:, inputs:]
     assert not padding.any()
 
 
@@ -56,7 +59,7 @@ def test_every_number_becomes_the_nearest(dtype):
     """Of the sixteen that a code and the scale of the group can stand for."""
     weight = normal((7, 200), dtype=dtype)
     packed, scale = quantize(weight)
-    found = unpacked(packed, scale, 200)
+    found = int4.dequantize(packed, scale, 200)
     steps = np.repeat(np.asarray(scale, np.float32), 128, axis=1)[:, :200]
     able = steps[..., None] * np.arange(-8, 8, dtype=np.float32)
     least = np.abs(able - np.asarray(weight, np.float32)[..., None]).min(axis=-1)
@@ -67,7 +70,7 @@ def test_no_other_peak_is_better():
     """The scale of a group is the one of three with the least squared error, and that is less than with peak / 7."""
     weight = normal((64, 128))
     packed, scale = quantize(weight)
-    error = np.square(unpacked(packed, scale, 128) - weight).sum(axis=1)
+    error = np.square(int4.dequantize(packed, scale, 128) - weight).sum(axis=1)
     peak = np.take_along_axis(weight, np.abs(weight).argmax(axis=1)[:, None], axis=1)
 
     def with_scale(scale, low):
@@ -87,7 +90,7 @@ def test_the_extremes():
     assert np.asarray(scale[:, 0], np.float32).tolist() == [-0.25, 0.25, 1, 1]
     expected = weight.copy()
     expected[2, 5] = 0
-    np.testing.assert_array_equal(unpacked(packed, scale, 130), expected)
+    np.testing.assert_array_equal(int4.dequantize(packed, scale, 130), expected)
 
 
 @pytest.mark.parametrize("rows", [(1, 1), (2, 3)])
@@ -99,7 +102,7 @@ def test_the_product(dtype, inputs, rows):
     x = jnp.asarray(normal((*rows, inputs), seed=1), dtype)
     y = project(x, packed, scale)
     assert y.dtype == dtype
-    weight = np.asarray(unpacked(packed, scale, inputs).astype(dtype), np.float64)
+    weight = np.asarray(int4.dequantize(packed, scale, inputs).astype(dtype), np.float64)
     exact = np.asarray(x, np.float64) @ weight.T
     size = np.abs(np.asarray(x, np.float64)) @ np.abs(weight).T
     half_unit = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 8) if dtype == "bfloat16" else 0
@@ -145,5 +148,5 @@ def test_maps_of_experts_stay_at_eight_bits():
 
 def test_random_codes_are_of_all_sizes():
     packed, scale = int4.random_codes(jax.random.key(0), (64, 128), 0.5)
-    numbers = unpacked(packed, scale, 128) / float(scale[0, 0])
+    numbers = int4.dequantize(packed, scale, 128) / float(scale[0, 0])
     assert set(np.unique(numbers)) == set(range(-8, 8))

@@ -12,7 +12,7 @@ from jspec.config import Experts
 from jspec.models import Decoder, causal_logits
 from jspec.models.layers import Linear
 from jspec.pallas.matmul import bf16
-from jspec.pallas.matmul.bf16 import streamed_product, streams, tiling_of
+from jspec.pallas.matmul.bf16 import bf16_matmul, has_bf16_kernel, tiling_of
 
 WIDE = dataclasses.replace(TARGET, hidden_size=64, intermediate_size=2048, head_dim=256)
 TOKENS = 2, 12
@@ -36,7 +36,7 @@ def in_parts(model) -> list[str]:
     for path, part in nnx.iter_graph(model):
         if isinstance(part, Linear):
             x, weight = jnp.zeros((*TOKENS, part.weight.shape[1]), part.weight.dtype), part.weight[...]
-            if streams(x, weight) and tiling_of(x, weight, part.in_parts).parts > 1:
+            if has_bf16_kernel(x, weight) and tiling_of(x, weight, part.allow_partial_sums).num_splits > 1:
                 found.append(str(path[-1]))
     return sorted(found)
 
@@ -62,15 +62,15 @@ def test_logits_are_the_same(config, maps, monkeypatch):
     made = []
 
     def recorded(*args):
-        made.append(streamed_product(*args))
+        made.append(bf16_matmul(*args))
         return made[-1]
 
-    monkeypatch.setattr("jspec.models.layers.streamed_product", recorded)
+    monkeypatch.setattr("jspec.models.layers.bf16_matmul", recorded)
     found = logits(model)
     assert any(y.ndim == 4 for y in made)
     for _, part in nnx.iter_graph(model):
         if isinstance(part, Linear):
-            part.in_parts = False
+            part.allow_partial_sums = False
     assert in_parts(model) == []
     wanted = logits(model)
     # Both are sums in float32 of the same numbers in another order, rounded once.

@@ -20,7 +20,7 @@ from jspec.loading import memory_budget
 from jspec.models import abstract_params, build, flat_params, init, layers, quantization
 from jspec.models.causal import causal_logits
 from jspec.models.layers import Linear, project
-from jspec.models.quantization import LARGEST, SCALES, STORED, quantize, wide
+from jspec.models.quantization import LARGEST, SCALES, STORED, as_float32, quantize
 from jspec.quantization import int4
 
 CONFIG = ModelConfig(
@@ -144,7 +144,7 @@ def test_a_model_is_the_one_of_its_wide_weights(kind, tied, head):
     for name, scale in scales.items():
         weight = "embedding" if name == "embedding_scale" else f"{name.removesuffix('.scale')}.weight"
         assert (params[weight].dtype, scale.dtype) == (STORED[kind], SCALES[kind])
-        wider[weight] = wide(params[weight], scale, shapes[weight][1])
+        wider[weight] = as_float32(params[weight], scale, shapes[weight][1])
     tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, config.vocab_size)
     expected = causal_logits(build(with_kind(None, tied), wider), tokens)
     np.testing.assert_allclose(causal_logits(model, tokens), expected, rtol=1e-4, atol=1e-5)
@@ -172,7 +172,7 @@ def test_a_head_is_the_one_of_its_wide_weights(name):
 def test_random_weights_are_as_large_as_those_of_another_model(kind):
     plain, rounded = (Linear(400, 300, quantization=k, dtype=jnp.float32, rngs=nnx.Rngs(0)) for k in (None, kind))
     assert rounded.scale is not None
-    weight = wide(rounded.weight[...], rounded.scale[...], 400)
+    weight = as_float32(rounded.weight[...], rounded.scale[...], 400)
     assert float(weight.std()) == pytest.approx(float(plain.weight[...].std()), rel=0.02)
 
 

@@ -17,7 +17,7 @@ from jspec.config import Experts, ModelConfig, Shards, shards_of
 from jspec.config.sharding import AXIS, VOCABULARY_GROUP
 from jspec.engine.multihost.shard_map import Spread
 from jspec.models import Decoder, build, causal_logits, flat_params, layers
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.models.sharding import build_shards, indices_of, mesh_of
 
 MIXTURES = ("MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM")
@@ -30,7 +30,7 @@ EXPERTS = {"num_local_experts": 4, "num_experts": 4}  # which 2 and 4 divide
 
 def spread_logits(model, tokens) -> np.ndarray:
     """The logits of a model in shards."""
-    leaves, merge = split(model)
+    leaves, merge = flatten(model)
     spread = Spread.of(model, None)
     assert spread is not None
     return np.asarray(
@@ -85,7 +85,7 @@ def test_experts_in_mxfp4_are_dealt_whole():
 def test_a_sum_that_is_left_out_is_seen(monkeypatch):
     model, tokens = Decoder(TARGET, rngs=nnx.Rngs(1)), some_tokens(TARGET)
     wanted = jax.jit(functools.partial(causal_logits, model))(tokens)
-    monkeypatch.setattr(layers, "added_up", lambda x, over: x)
+    monkeypatch.setattr(layers, "all_reduce", lambda x, reduce_axis: x)
     jax.clear_caches()  # of layers that add up
     assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) > 0.01
     jax.clear_caches()
@@ -121,7 +121,7 @@ def test_a_device_has_its_own_bytes_alone():
         shards, model = Shards(count), in_shards(Decoder(config, rngs=nnx.Rngs(0)), count)
         for device in mesh_of(count, AXIS).devices.flat:
             held = [
-                s.data.nbytes for leaf in split(model).leaves for s in leaf.addressable_shards if s.device == device
+                s.data.nbytes for leaf in flatten(model).leaves for s in leaf.addressable_shards if s.device == device
             ]
             assert shards.weight_bytes(config, 4) == pytest.approx(sum(held), rel=0.02)  # KV heads count as if dealt
 

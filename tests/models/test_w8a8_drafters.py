@@ -16,7 +16,7 @@ from jspec.config.heads import EagleConfig
 from jspec.models import Decoder, causal_logits
 from jspec.models.kv_cache import CausalView
 from jspec.models.layers import Linear, Norm
-from jspec.pallas.matmul.small_batch import Tiling
+from jspec.pallas.matmul.small_batch import SmallBatchTiling
 
 INT8 = dataclasses.replace(TARGET, quantization="int8")
 # Its MLPs are wide enough for products in parts.
@@ -32,7 +32,11 @@ def hopper(monkeypatch):
 def rounding(module) -> set[str]:
     """The paths of the maps that round what they read and of the norms that give them rounded numbers."""
     found = {".".join(map(str, path)): part for path, part in nnx.iter_graph(module) if isinstance(part, Linear | Norm)}
-    return {path for path, part in found.items() if part.rounds}
+    return {
+        path
+        for path, part in found.items()
+        if (part.quantize_inputs if isinstance(part, Linear) else part.quantize_outputs)
+    }
 
 
 def distance(found, wanted) -> float:
@@ -74,11 +78,11 @@ def test_which_products_of_a_draft_head_round(name):
 def test_which_products_of_a_draft_model_round():
     model = Decoder(INT8, rngs=nnx.Rngs(0))
     assert rounding(model) == set()
-    assert not model.rounds
+    assert not model.quantize_head_inputs
     every = set().union(*(layer(i, *MAPS, *NORMS) for i in range(3)))
     assert rounding(model.prepare()) == every
-    assert model.rounds
-    parts = {path for path, part in nnx.iter_graph(model) if isinstance(part, Linear) and part.in_parts}
+    assert model.quantize_head_inputs
+    parts = {path for path, part in nnx.iter_graph(model) if isinstance(part, Linear) and part.allow_partial_sums}
     assert {path[-1] for path in parts} == {"out", "down"}
 
 
@@ -116,10 +120,13 @@ def test_logits_of_a_draft_model_are_close(config):
 
 def test_parts_of_products_reach_the_residual_stream():
     model, tokens = Decoder(WIDE, rngs=nnx.Rngs(0)).prepare(), tokens_of(WIDE)
-    assert Tiling.of(tokens.size, WIDE.hidden_size, WIDE.intermediate_size, in_parts=True).parts == 2
+    assert (
+        SmallBatchTiling.of(tokens.size, WIDE.hidden_size, WIDE.intermediate_size, allow_partial_sums=True).num_splits
+        == 2
+    )
     in_parts = np.asarray(causal_logits(model, tokens))
     for one in model.layers:
-        one.attention.out.in_parts = one.mlp.down.in_parts = False
+        one.attention.out.allow_partial_sums = one.mlp.down.allow_partial_sums = False
     assert (
         0 < distance(in_parts, causal_logits(model, tokens)) < 0.01
     )  # sums in another order, rounded once more or less
@@ -141,5 +148,5 @@ def test_a_draft_model_in_shards_rounds_its_own_part_of_inputs():
     model, tokens = Decoder(INT8, rngs=nnx.Rngs(0)), tokens_of(INT8)
     wanted = np.asarray(causal_logits(model, tokens))
     spread = in_shards(model, 2).prepare()
-    assert not any(part.in_parts for _, part in nnx.iter_graph(spread) if isinstance(part, Linear))
+    assert not any(part.allow_partial_sums for _, part in nnx.iter_graph(spread) if isinstance(part, Linear))
     assert 1e-4 < distance(spread_logits(spread, tokens), wanted) < 0.04

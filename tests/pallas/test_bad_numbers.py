@@ -134,10 +134,10 @@ def test_a_lowered_maximum_that_drops_nan_is_seen(find, dropping):
     [
         ("rounding bfloat16", []),
         ("attention, split", ["attend_split", "merge_splits"]),
-        ("extending, split", ["extend_split", "merge_splits"]),
-        ("draw", ["weigh_groups", "finish_row"]),
+        ("extending, split", ["decode_split", "merge_splits"]),
+        ("draw", ["weigh_groups", "sample"]),
         ("residual masses", ["weigh_residual"]),
-        ("routing of 3 among 6: softmax", ["route_few"]),
+        ("routing of 3 among 6: softmax", ["route_small_batch"]),
         ("routing of 5 among 16: softmax", ["choose"]),
     ],
 )

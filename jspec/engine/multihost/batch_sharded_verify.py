@@ -46,7 +46,7 @@ class Dealing:
 
     def logits(self, target: Any, hidden) -> jax.Array:
         """The logits of this device's rows, ``[B, T, D] -> [B / n, T, V]``."""
-        return target.logits_of_rows(hidden)
+        return target.batch_sharded_logits(hidden)
 
     def mine(self, tree: Tree) -> Tree:
         """The rows that this device has, of arrays ``[B, ...]``."""

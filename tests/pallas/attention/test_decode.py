@@ -10,9 +10,9 @@ import pytest
 from test_paged import CASES, DEAD, SMALL, WHOLE, Case, G, problem
 
 from jspec.models.kv_cache import LayerKV, PagedView, View
-from jspec.models.ragged_view import PackedView
-from jspec.pallas.attention.decode import extend_kernel, has_extend_kernel
-from jspec.pallas.attention.flash import Tiling
+from jspec.models.ragged_view import RaggedView
+from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
+from jspec.pallas.attention.flash import AttentionTiling
 from jspec.pallas.attention.reference import Rotation
 
 
@@ -60,7 +60,7 @@ def test_does_what_the_three_do(case, interpret):
     wanted = composed(*args, case)
     where = view.table, view.positions, view.valid
     how = {"tiling": case.tiling, "interpret": interpret}
-    out, *pools = extend_kernel(*(qkv, rotation, *kv, *where), case.window, case.all_scores, **how)
+    out, *pools = decode_attention_kernel(*(qkv, rotation, *kv, *where), case.window, case.all_scores, **how)
     assert_agrees((out, pools), wanted, view, case.dtype)
 
 
@@ -71,10 +71,10 @@ def test_rows_without_tokens_get_zeros_and_write_nothing(tiling, sink):
     scores = case.all_scores
     qkv, rotation, kv, view = arguments(case)
     where = view.table, view.positions, view.valid
-    out, *pools = extend_kernel(*(qkv, rotation, *kv, *where), None, scores, tiling=tiling, interpret=True)
+    out, *pools = decode_attention_kernel(*(qkv, rotation, *kv, *where), None, scores, tiling=tiling, interpret=True)
     np.testing.assert_array_equal(out[DEAD], 0)
     nothing = view.table, view.positions, jnp.zeros_like(view.valid)
-    out, *pools = extend_kernel(*(qkv, rotation, *kv, *nothing), None, scores, tiling=tiling, interpret=True)
+    out, *pools = decode_attention_kernel(*(qkv, rotation, *kv, *nothing), None, scores, tiling=tiling, interpret=True)
     np.testing.assert_array_equal(out, 0)
     for pool, before in zip(pools, kv, strict=True):
         np.testing.assert_array_equal(pool, before)
@@ -83,7 +83,7 @@ def test_rows_without_tokens_get_zeros_and_write_nothing(tiling, sink):
 def test_a_view_takes_the_three_steps_on_a_cpu():
     case = Case(T=5, R=4, H=64, P=16, pages=9, window=3, sink=1.0)
     qkv, rotation, kv, view = arguments(case)
-    assert has_extend_kernel(qkv, kv.k)
+    assert has_decode_attention_kernel(qkv, kv.k)
     with jax.default_device(jax.devices("cpu")[0]):
         extend = functools.partial(jax.jit, static_argnums=(3, 4))(view.extend)
         out, written = extend(qkv, rotation, kv, G, case.window, case.all_scores)
@@ -93,7 +93,7 @@ def test_a_view_takes_the_three_steps_on_a_cpu():
 @pytest.mark.gpu
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (1, 5), (16, 5), (64, 5), (3, 9)])
 def test_real_sizes_on_a_gpu(B, T):
-    case = Case(T=T, R=4, H=128, P=64, pages=16, dtype="bfloat16", tiling=Tiling())
+    case = Case(T=T, R=4, H=128, P=64, pages=16, dtype="bfloat16", tiling=AttentionTiling())
     keys = jax.random.split(jax.random.key(B + T), 6)
     qkv = jax.random.normal(keys[0], (B, T, 8 * (case.R + 2), case.H)).astype(case.dtype)
     pools = [jax.random.normal(key, (8, 1 + 16 * B, 64, case.H)).astype(case.dtype) for key in keys[1:3]]
@@ -102,7 +102,7 @@ def test_real_sizes_on_a_gpu(B, T):
     angles = 6 * jax.random.uniform(keys[5], (B, T, case.H // 2))
     view, rotation = PagedView(table, positions, jnp.ones((B, T), bool)), Rotation(jnp.cos(angles), jnp.sin(angles))
     wanted = jax.jit(lambda *args: View.extend(view, *args, 8, None))(qkv, rotation, LayerKV(*pools))
-    out, *written = extend_kernel(qkv, rotation, *pools, table, positions, view.valid, None)
+    out, *written = decode_attention_kernel(qkv, rotation, *pools, table, positions, view.valid, None)
     assert_agrees((out, written), wanted, view, case.dtype)
 
 
@@ -113,8 +113,8 @@ def packed(case: Case, padding: int):
     row = jnp.arange(len(order))[:, None]
     qkv, rotation = jax.tree.map(lambda x: x[row, order], (qkv, rotation))
     view = dataclasses.replace(view, positions=view.positions[row, order], valid=view.valid[row, order])
-    side_by_side = PackedView.of(view, int(view.valid.sum()) + padding)
-    return side_by_side.packed(qkv), jax.tree.map(side_by_side.packed, rotation), kv, side_by_side
+    side_by_side = RaggedView.of(view, int(view.valid.sum()) + padding)
+    return side_by_side.from_rows(qkv), jax.tree.map(side_by_side.from_rows, rotation), kv, side_by_side
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ def test_tokens_side_by_side(case, interpret, padding):
     qkv, rotation, kv, view = packed(case, padding)
     rows, how = view.rows, {"tiling": case.tiling, "interpret": interpret}
     where = rows.table, rows.positions, rows.valid, case.window, case.all_scores
-    out, *pools = extend_kernel(qkv, rotation, *kv, *where, view.packing, **how)
-    wanted, *wanted_pools = extend_kernel(view.in_rows(qkv), view.in_rows(rotation), *kv, *where, **how)
+    out, *pools = decode_attention_kernel(qkv, rotation, *kv, *where, view.layout, **how)
+    wanted, *wanted_pools = decode_attention_kernel(view.to_rows(qkv), view.to_rows(rotation), *kv, *where, **how)
     valid = np.asarray(rows.valid)
-    x, y = (np.asarray(o, np.float32)[valid] for o in (view.in_rows(out), wanted))
+    x, y = (np.asarray(o, np.float32)[valid] for o in (view.to_rows(out), wanted))
     np.testing.assert_allclose(x, y, atol=2**-8 if case.dtype == "bfloat16" else 2e-6)  # programs have fewer queries
     for pool, wanted_pool in zip(pools, wanted_pools, strict=True):
         x, y = (np.asarray(p, np.float32)[:, 1:] for p in (pool, wanted_pool))

@@ -14,7 +14,7 @@ from cuda_lowering import for_cuda
 from test_paged import FULL, LIVE, Case, assert_agrees, problem
 
 from jspec.pallas.attention.paged import paged_attention_reference
-from jspec.pallas.attention.prefill_plan import Plan
+from jspec.pallas.attention.prefill_launch import PrefillLaunch
 from jspec.pallas.attention.prefill_sm90 import has_prefill_kernel, prefill_attention, prefill_attention_kernel
 from jspec.pallas.attention.reference import Scores
 
@@ -41,8 +41,8 @@ def attend(case: Case, args):
         *args,
         window=case.window,
         scores=case.all_scores,
-        stages=stages,
-        programs=programs,
+        num_stages=stages,
+        instances=programs,
         interpret=InterpretGPUParams(),
     )
 
@@ -107,13 +107,13 @@ def shapes(B, T, N=32, G=8, H=128, P=64, dtype="bfloat16"):
 @pytest.mark.parametrize(("B", "T", "programs"), [(3, 64, 5), (2, 32, 132), (4, 96, 7)])
 def test_every_block_is_dealt_once(B, T, programs):
     q, pool, *_ = shapes(B, T)
-    plan = Plan.of(q, pool, None, None, 2, programs, None)
+    launch = PrefillLaunch.of(q, pool, None, None, 2, programs, None)
     dealt = [
-        tuple(int(x) for x in plan.block(jnp.int32(program), i))
-        for program in range(plan.programs)
-        for i in range(int(plan.blocks_of(program)))
+        tuple(int(x) for x in launch.block(jnp.int32(program), i))
+        for program in range(launch.instances)
+        for i in range(int(launch.blocks_of(program)))
     ]
-    assert sorted(dealt) == sorted(itertools.product(range(B), range(plan.G), range(plan.blocks)))
+    assert sorted(dealt) == sorted(itertools.product(range(B), range(launch.G), range(launch.blocks)))
 
 
 @pytest.mark.parametrize("window", [None, 100])

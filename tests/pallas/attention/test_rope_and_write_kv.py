@@ -10,7 +10,7 @@ from test_decode import arguments
 from test_paged import CASES, Case, G
 
 from jspec.models.kv_cache import View
-from jspec.pallas.attention.rope_and_write_kv import rotate_and_write_kernel
+from jspec.pallas.attention.rope_and_write_kv import rope_and_write_kv_kernel
 
 LONG = Case(T=70, R=3, H=32, P=16, pages=8)  # heads that fill no whole number of programs
 MODES = [pytest.param(True, id="interpreted"), pytest.param(False, id="compiled", marks=pytest.mark.gpu)]
@@ -19,8 +19,8 @@ MODES = [pytest.param(True, id="interpreted"), pytest.param(False, id="compiled"
 def both(qkv, rotation, kv, view, interpret=True):
     """What the kernel gives, and what the reference implementation gives: queries, keys and values."""
     where = view.table, view.positions, view.valid
-    q, *pools = rotate_and_write_kernel(*(qkv, rotation, *kv, *where), interpret=interpret)
-    wanted_q, wanted = jax.jit(lambda *args: View.rotate_and_write(*args, G))(view, qkv, rotation, kv)
+    q, *pools = rope_and_write_kv_kernel(*(qkv, rotation, *kv, *where), interpret=interpret)
+    wanted_q, wanted = jax.jit(lambda *args: View.rope_and_write_kv(*args, G))(view, qkv, rotation, kv)
     return (q, *pools), (wanted_q, *wanted)
 
 

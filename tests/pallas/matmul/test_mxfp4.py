@@ -68,6 +68,6 @@ def test_the_instructions_make_the_numbers_of_the_definition():
     scales = rng.integers(3, LARGEST_SCALE + 1, size=(2, 500), dtype=np.uint32)
     both = factors(*scales)
     words, every = byte.view("<u4").reshape(-1), np.repeat(both, GROUP // 4)
-    for asm, wanted in zip((mxfp4._FIRST, mxfp4._SECOND), mxfp4.groups(byte, both), strict=True):
+    for asm, wanted in zip((mxfp4._FIRST, mxfp4._SECOND), mxfp4.dequantize_groups(byte, both), strict=True):
         found = carried_out(asm, {"$2": words, "$3": every}).reshape(500, GROUP)
         np.testing.assert_array_equal(found, np.asarray(wanted))

@@ -9,11 +9,11 @@ import pytest
 
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS
 from jspec.pallas.matmul.quantize_activations import (
-    activate_and_round_kernel,
-    activate_and_round_reference,
-    round_tokens,
-    round_tokens_kernel,
-    round_tokens_reference,
+    activate_and_quantize_kernel,
+    activate_and_quantize_reference,
+    quantize_tokens,
+    quantize_tokens_kernel,
+    quantize_tokens_reference,
 )
 from jspec.pallas.norm.rms_norm import add_norm_kernel, add_norm_reference
 
@@ -40,27 +40,27 @@ def check(rounded, exact, dtype, slack=0.0):
 class TestRoundTokens:
     @pytest.fixture(autouse=True)
     def pick(self, implementation):
-        self.round_tokens = implementation(round_tokens_reference, round_tokens_kernel)
+        self.quantize_tokens = implementation(quantize_tokens_reference, quantize_tokens_kernel)
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
     def test_is_within_half_a_step(self, shape, dtype):
         x = vectors(shape, dtype)
-        check(self.round_tokens(x), np.asarray(x, np.float64), dtype)
+        check(self.quantize_tokens(x), np.asarray(x, np.float64), dtype)
 
     def test_the_largest_magnitude_becomes_127(self):
-        rounded = self.round_tokens(vectors((7, 100)))
+        rounded = self.quantize_tokens(vectors((7, 100)))
         np.testing.assert_array_equal(jnp.max(jnp.abs(rounded.numbers.astype(jnp.int32)), axis=-1), 127)
 
     def test_zeros_and_subnormal_numbers(self):
-        rounded = self.round_tokens(jnp.zeros((2, 64)).at[1, 3].set(2.0**-126))
+        rounded = self.quantize_tokens(jnp.zeros((2, 64)).at[1, 3].set(2.0**-126))
         np.testing.assert_array_equal(rounded.numbers, 0)
         np.testing.assert_array_equal(rounded.scale, 1)
 
     @pytest.mark.parametrize("number", [jnp.nan, jnp.inf])
     def test_a_token_that_is_not_finite_leaves_the_others_alone(self, number):
         x = vectors((3, 320))
-        rounded, clean = self.round_tokens(x.at[1, 7].set(number)), self.round_tokens(x)
+        rounded, clean = self.quantize_tokens(x.at[1, 7].set(number)), self.quantize_tokens(x)
         assert not jnp.isfinite(rounded.scale[1])
         for i in (0, 2):
             np.testing.assert_array_equal(rounded.numbers[i], clean.numbers[i])
@@ -70,31 +70,34 @@ class TestRoundTokens:
 class TestActivateAndRound:
     @pytest.fixture(autouse=True)
     def pick(self, implementation):
-        def activate_and_round(x, name="silu"):
+        def activate_and_quantize(x, name="silu"):
             both = (functools.partial(f, activate=ACTIVATE[name]) for f in (reference, kernel))
             return implementation(*both)(x)
 
-        reference, kernel = activate_and_round_reference, activate_and_round_kernel
-        self.activate_and_round = activate_and_round
+        reference, kernel = activate_and_quantize_reference, activate_and_quantize_kernel
+        self.activate_and_quantize = activate_and_quantize
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
     def test_is_within_half_a_step(self, shape, dtype):
         x = vectors((*shape[:-1], 2 * shape[-1]), dtype)
         gate, up = np.split(np.asarray(x, np.float64), 2, axis=-1)
-        check(self.activate_and_round(x), gate / (1 + np.exp(-gate)) * up, dtype, slack=1e-5)
+        check(self.activate_and_quantize(x), gate / (1 + np.exp(-gate)) * up, dtype, slack=1e-5)
 
     @pytest.mark.parametrize("name", ACTIVATED_IN_KERNELS)
     def test_activations(self, name):
         x = vectors((3, 200), "float32")
         gate, up = jnp.split(x, 2, axis=-1)
         check(
-            self.activate_and_round(x, name), np.asarray(ACTIVATE[name](gate) * up, np.float64), "float32", slack=1e-5
+            self.activate_and_quantize(x, name),
+            np.asarray(ACTIVATE[name](gate) * up, np.float64),
+            "float32",
+            slack=1e-5,
         )
 
 
 class TestRoundedNorm:
-    """``add_norm`` with ``rounds``."""
+    """``add_norm`` with ``quantize``."""
 
     @pytest.fixture(autouse=True)
     def pick(self, implementation):
@@ -108,8 +111,8 @@ class TestRoundedNorm:
             y = jnp.stack([y] * parts, axis=-2)
         weight, bias = weight[0, 0], bias[0, 0] if kind == "layer" else None
 
-        def with_norm(rounds: bool):
-            how = {"eps": 1e-5, "kind": kind, "rounds": rounds}
+        def with_norm(quantize: bool):
+            how = {"eps": 1e-5, "kind": kind, "quantize": quantize}
             both = (functools.partial(f, **how) for f in (add_norm_reference, add_norm_kernel))
             return self.implementation(*both)(x, y, weight, bias)
 
@@ -121,7 +124,7 @@ class TestRoundedNorm:
 
 
 def test_other_axes_of_rounded_tokens():
-    rounded = round_tokens(vectors((2, 3, 64)))
+    rounded = quantize_tokens(vectors((2, 3, 64)))
     flat = rounded.reshape(6, 64)
     assert flat.shape == (6, 64)
     assert flat.scale.shape == (6,)
@@ -130,4 +133,4 @@ def test_other_axes_of_rounded_tokens():
 
 def test_vectors_too_long_for_a_kernel_are_rounded_all_the_same():
     x = vectors((2, 40_000))
-    check(round_tokens(x), np.asarray(x, np.float64), "bfloat16")
+    check(quantize_tokens(x), np.asarray(x, np.float64), "bfloat16")

@@ -12,15 +12,17 @@ import pytest
 from jspec.config import Rope
 from jspec.models.kv_cache import LayerKV, PagedView
 from jspec.models.layers import rotation_at
-from jspec.pallas.attention.flash import Tiling
+from jspec.pallas.attention.flash import AttentionTiling
 from jspec.pallas.attention.reference import Scores
-from jspec.pallas.mla.absorb_queries import latent_queries_kernel, latent_queries_reference
+from jspec.pallas.mla.absorb_queries import absorb_queries_kernel, absorb_queries_reference
 from jspec.pallas.mla.attention import has_kernel, latent_attention_kernel, latent_attention_reference
-from jspec.pallas.mla.norm_rope_write_kv import keep_latents_kernel, kept_latents
+from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents, norm_rope_write_kv_kernel
 
-SMALL = Tiling(tile=4096, rows=16, programs=64)  # several splits, tiles and blocks of rows
-MANY_SPLITS = Tiling(tile=512, rows=16, programs=5 * 128)  # more than are merged at once, of rows of five
-SHARED = Tiling(tile=4096, programs=1, share=32, most_splits=4)  # only long rows are split
+SMALL = AttentionTiling(tile_bytes=4096, queries=16, instances=64)  # several splits, tiles and blocks of rows
+MANY_SPLITS = AttentionTiling(
+    tile_bytes=512, queries=16, instances=5 * 128
+)  # more than are merged at once, of rows of five
+SHARED = AttentionTiling(tile_bytes=4096, instances=1, split_slots=32, max_splits=4)  # only long rows are split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Case:
     P: int
     pages: int
     dtype: str = "float32"
-    tiling: Tiling = SMALL
+    tiling: AttentionTiling = SMALL
 
     def __str__(self):
         return f"T{self.T} N{self.N} {self.rank}+{self.rotated} P{self.P} {self.dtype}"
@@ -43,7 +45,16 @@ class Case:
 CASES = [
     Case(T=1, N=5, rank=32, rotated=16, P=16, pages=5),
     Case(T=5, N=3, rank=64, rotated=16, P=24, pages=4),
-    Case(T=4, N=20, rank=512, rotated=64, P=64, pages=3, dtype="bfloat16", tiling=Tiling(tile=36864, rows=32)),
+    Case(
+        T=4,
+        N=20,
+        rank=512,
+        rotated=64,
+        P=64,
+        pages=3,
+        dtype="bfloat16",
+        tiling=AttentionTiling(tile_bytes=36864, queries=32),
+    ),
     Case(T=1, N=20, rank=512, rotated=64, P=64, pages=3, dtype="bfloat16", tiling=SHARED),
     Case(T=1, N=2, rank=256, rotated=16, P=16, pages=70, tiling=MANY_SPLITS),
     Case(T=33, N=2, rank=64, rotated=32, P=16, pages=8, dtype="bfloat16"),
@@ -113,8 +124,8 @@ class TestLatentAttention:
 
 
 def write_reference(compressed, query_weight, latent_weight, eps, rotation, pool, table, positions, valid):
-    """What ``keep_latents_kernel`` does, composed of the functions that define it."""
-    q, latents = kept_latents(compressed, query_weight, latent_weight, eps, rotation)
+    """What ``norm_rope_write_kv_kernel`` does, composed of the functions that define it."""
+    q, latents = norm_rope_latents(compressed, query_weight, latent_weight, eps, rotation)
     view = PagedView(table, positions, valid)
     return q, view.write(LayerKV(pool, None), latents[:, :, None], None).k
 
@@ -123,7 +134,7 @@ class TestKeepLatents:
     @pytest.fixture(autouse=True)
     def pick(self, implementation):
         self.keep = implementation(
-            functools.partial(write_reference, eps=1e-6), functools.partial(keep_latents_kernel, eps=1e-6)
+            functools.partial(write_reference, eps=1e-6), functools.partial(norm_rope_write_kv_kernel, eps=1e-6)
         )
 
     @pytest.mark.parametrize("queries", [None, 24, 40])
@@ -187,7 +198,7 @@ def test_the_kernel_is_for_powers_of_two(rank, rotated, dtype, known):
 class TestLatentQueries:
     @pytest.fixture(autouse=True)
     def pick(self, implementation):
-        self.queries = implementation(latent_queries_reference, latent_queries_kernel)
+        self.queries = implementation(absorb_queries_reference, absorb_queries_kernel)
 
     @pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
     @pytest.mark.parametrize("shape", [(1, 1, 5, 24, 32, 16), (3, 5, 2, 64, 80, 8), (2, 40, 3, 192, 128, 64)], ids=str)

@@ -15,14 +15,14 @@ from benchmarks import latent_prefill
 from jspec.config import EngineConfig
 from jspec.pallas.attention.reference import Scores
 from jspec.pallas.mla.prefill import (
-    expanded_attention,
-    expanded_attention_kernel,
-    expanded_attention_reference,
-    has_expanded_kernel,
+    has_up_projected_attention_kernel,
+    max_prefill_pages,
     pages_in_use,
-    room,
+    up_projected_attention,
+    up_projected_attention_kernel,
+    up_projected_attention_reference,
 )
-from jspec.pallas.mla.up_project import HeadMaps, expand_latents_kernel, expand_latents_reference
+from jspec.pallas.mla.up_project import HeadMaps, up_project_kernel, up_project_reference
 
 T, N, RANK, SCORES = 128, 2, 64, Scores(0.1)
 FIRST, SECOND, EMPTY, LONG = range(4)  # rows: two segments of one text, no text, a text of which most was read before
@@ -102,10 +102,10 @@ def oracle(args):
 def kernel(*args, **how):
     from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
 
-    return expanded_attention_kernel(*args, SCORES, programs=3, interpret=InterpretGPUParams(), **how)
+    return up_projected_attention_kernel(*args, SCORES, instances=3, interpret=InterpretGPUParams(), **how)
 
 
-reference = functools.partial(expanded_attention_reference, scores=SCORES)
+reference = functools.partial(up_projected_attention_reference, scores=SCORES)
 both = pytest.mark.parametrize(
     "attend", [reference, pytest.param(kernel, marks=interpreted)], ids=["reference", "kernel"]
 )
@@ -139,7 +139,7 @@ def test_more_pages_than_there_is_room_for_make_every_result_nan():
     B, M = 3, table.shape[1]
     own = jnp.arange(1, 1 + B * M, dtype=jnp.int32).reshape(B, M)  # three texts
     positions = jnp.broadcast_to(M * 64 - T + jnp.arange(T, dtype=jnp.int32), (B, T))
-    assert room(B, T, M, 64) < B * M
+    assert max_prefill_pages(B, T, M, 64) < B * M
     got = kernel(q[:B], jnp.zeros_like(pool), own, positions, jnp.ones((B, T), bool), maps)
     assert jnp.isnan(got).all()
 
@@ -147,7 +147,7 @@ def test_more_pages_than_there_is_room_for_make_every_result_nan():
 class TestExpandLatents:
     @pytest.fixture(autouse=True)
     def pick(self, implementation):
-        self.expand = implementation(expand_latents_reference, expand_latents_kernel)
+        self.expand = implementation(up_project_reference, up_project_kernel)
 
     numbers = jnp.array([3, 1, 9, 4, 0, 0, 0], jnp.int32)
 
@@ -207,7 +207,7 @@ class TestPagesInUse:
 @pytest.mark.parametrize("segments", [1, 4, 64])
 def test_a_pass_reads_no_more_pages_than_there_is_room_for(segments):
     config = EngineConfig(max_len=1000, prefill_chunk=128, expand_latents=True, prefill_tokens=8192, reproducible=False)
-    assert config.pages_of_pass(segments) == room(segments, 128, config.pages_per_row, 64)
+    assert config.pages_of_pass(segments) == max_prefill_pages(segments, 128, config.pages_per_row, 64)
     assert dataclasses.replace(config, expand_latents=False).pages_of_pass(segments) is None
 
 
@@ -229,11 +229,11 @@ def shapes(B=64, T=128, N=20, own=192, rotated=64, value=256, rank=512, P=64, dt
 )
 def test_which_shapes_have_the_kernel(shape, known):
     q, pool, table, *_, maps = shapes(**shape)
-    assert has_expanded_kernel(q, pool, table, maps) == known
+    assert has_up_projected_attention_kernel(q, pool, table, maps) == known
 
 
 def test_lowers_for_hopper():
-    text = for_cuda(functools.partial(expanded_attention, scores=Scores()), shapes())
+    text = for_cuda(functools.partial(up_projected_attention, scores=Scores()), shapes())
     assert text.count(MOSAIC) == 1
     assert text.count("triton") >= 2
 
@@ -242,10 +242,10 @@ def test_lowers_for_hopper():
 def test_the_benchmark_tells_right_from_wrong(monkeypatch, capsys):
     from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
 
-    right = latent_prefill.expanded_attention_kernel
+    right = latent_prefill.up_projected_attention_kernel
     assert latent_prefill.check(latent_prefill.SMOKE, 1, InterpretGPUParams())
     wrong = lambda q, *args, **how: right(q[..., ::-1], *args, **how)  # noqa: E731
-    monkeypatch.setattr(latent_prefill, "expanded_attention_kernel", wrong)
+    monkeypatch.setattr(latent_prefill, "up_projected_attention_kernel", wrong)
     assert not latent_prefill.check(latent_prefill.SMOKE, 1, InterpretGPUParams())
     assert capsys.readouterr().out.count("largest error") == 2
 
@@ -261,6 +261,6 @@ def test_operations_of_a_pass():
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_compiled_equals_the_oracle(case):
     args = problem(case)
-    got, valid = np.asarray(expanded_attention_kernel(*args, SCORES), np.float64), np.asarray(args[4])
+    got, valid = np.asarray(up_projected_attention_kernel(*args, SCORES), np.float64), np.asarray(args[4])
     assert np.abs(got - oracle(args))[valid].max() < 0.02
     assert np.all(got[~valid] == 0)

@@ -9,23 +9,23 @@ import pytest
 
 from jspec.checkpoints.huggingface.stacked_experts import repacked
 from jspec.models.quantization import quantize
-from jspec.pallas.moe.grouped_mlp import experts_kernel, experts_reference
+from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
 from jspec.pallas.moe.router_reference import Routed, Routing, group_reference, route_reference
-from jspec.pallas.moe.tiles import Stacked, Tiling
-from jspec.pallas.norm.rms_norm import whole
+from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
+from jspec.pallas.norm.rms_norm import reduce_partial_sums
 from jspec.quantization import mxfp4
 
 
 def layer(
     M: int, D: int, F: int, X: int, Y: int, dtype: str, quantization: str | None = None, bias: bool = False
-) -> tuple[jax.Array, Routed, Stacked, Stacked]:
-    """Arguments of ``experts``."""
+) -> tuple[jax.Array, Routed, ExpertWeights, ExpertWeights]:
+    """Arguments of ``grouped_mlp``."""
     keys = jax.random.split(jax.random.key(M + F), 6)
     gate_up = (jax.random.normal(keys[1], (X, 2 * F, D)) * D**-0.5).astype(dtype)
     down = (jax.random.normal(keys[2], (X, D, F)) * F**-0.5).astype(dtype)
     routed = route_reference(jax.random.normal(keys[3], (M, X)), None, Routing(Y))
     stacked = [
-        Stacked(weight) if quantization is None else quantized(weight, quantization) for weight in (gate_up, down)
+        ExpertWeights(weight) if quantization is None else quantized(weight, quantization) for weight in (gate_up, down)
     ]
     if bias:
         biases = (jax.random.normal(key, (X, one.num_outputs)) for key, one in zip(keys[4:], stacked, strict=True))
@@ -38,15 +38,15 @@ def regrouped(expert, weight, X: int) -> Routed:
     return Routed(expert, weight, *group_reference(expert, X))
 
 
-def quantized(weight, kind: str) -> Stacked:
+def quantized(weight, kind: str) -> ExpertWeights:
     X, width, inputs = weight.shape
     if kind == "mxfp4":
         return four_bits(np.random.default_rng(X).integers(0, 16, (X, width, inputs), np.uint8))
     stored, scale = quantize(np.asarray(weight.reshape(X * width, inputs), np.float32), kind)
-    return Stacked(jnp.asarray(stored).reshape(weight.shape), jnp.asarray(scale).reshape(X, width))
+    return ExpertWeights(jnp.asarray(stored).reshape(weight.shape), jnp.asarray(scale).reshape(X, width))
 
 
-def four_bits(codes: np.ndarray) -> Stacked:
+def four_bits(codes: np.ndarray) -> ExpertWeights:
     """A weight of these codes, with scales that differ between groups."""
     X, out, inputs = codes.shape
     blocks = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(X, out, inputs // 32, 16)
@@ -54,7 +54,7 @@ def four_bits(codes: np.ndarray) -> Stacked:
     scale[..., : inputs // 32] = np.random.default_rng(inputs).integers(121, 126, (X, out, inputs // 32))
     factors = mxfp4.factors(scale[..., 0::2], scale[..., 1::2])
     weight = np.stack([repacked(expert) for expert in blocks])  # [X, out, pairs, 32]
-    return Stacked(jnp.asarray(weight.transpose(2, 0, 1, 3)), jnp.asarray(factors.transpose(2, 0, 1)))
+    return ExpertWeights(jnp.asarray(weight.transpose(2, 0, 1, 3)), jnp.asarray(factors.transpose(2, 0, 1)))
 
 
 MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -77,7 +77,7 @@ def unpacked(weight, scale, inputs: int):
 
 
 def by_token(x, routed: Routed, gate_up, down, clamp: float | None = None):
-    """``experts`` of one token after another, in float64."""
+    """``grouped_mlp`` of one token after another, in float64."""
     x, weight = np.asarray(x, np.float64), np.asarray(routed.weight, np.float64)
     Fe, X = gate_up.num_outputs // 2, routed.sizes.shape[0]
     up_bias, down_bias = (
@@ -98,14 +98,14 @@ def by_token(x, routed: Routed, gate_up, down, clamp: float | None = None):
     return out
 
 
-def wide(stacked: Stacked, inputs: int):
+def wide(stacked: ExpertWeights, inputs: int):
     if stacked.is_mxfp4:
         return unpacked(stacked.weight, stacked.scale, inputs)
     weight = np.asarray(stacked.weight, np.float64)
     return weight if stacked.scale is None else weight * np.asarray(stacked.scale, np.float64)[:, :, None]
 
 
-TILINGS = [None, Tiling(16, 16, 16, 4, 2), Tiling(32, 64, 64, 4, 2)]
+TILINGS = [None, ExpertTiling(16, 16, 16, 4, 2), ExpertTiling(32, 64, 64, 4, 2)]
 
 
 class TestExperts:
@@ -113,10 +113,10 @@ class TestExperts:
     def pick(self, implementation):
         def sums(tiling, clamp=None):
             made = implementation(
-                functools.partial(experts_reference, clamp=clamp),
-                functools.partial(experts_kernel, clamp=clamp, up_tiling=tiling, down_tiling=tiling),
+                functools.partial(grouped_mlp_reference, clamp=clamp),
+                functools.partial(grouped_mlp_kernel, clamp=clamp, up_tiling=tiling, down_tiling=tiling),
             )
-            return lambda x, *args: whole(made(x, *args), x)
+            return lambda x, *args: reduce_partial_sums(made(x, *args), x)
 
         self.experts = sums
 

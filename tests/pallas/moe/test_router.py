@@ -9,7 +9,7 @@ import pytest
 
 from jspec.pallas.moe.router import choose_kernel, group_kernel
 from jspec.pallas.moe.router_reference import Routing, choose_reference, group_reference, route_reference
-from jspec.pallas.moe.router_small_batch import MOST_TOKENS, route_few_kernel
+from jspec.pallas.moe.router_small_batch import MOST_TOKENS, route_small_batch_kernel
 
 SHAPES = [(1, 8, 2), (5, 16, 4), (16, 128, 8), (40, 6, 3), (3, 5, 5)]  # tokens, experts, choices
 FEW = [(1, 8, 2), (3, 5, 5), (4, 6, 3), (3, 128, 8), (MOST_TOKENS, 128, 8)]
@@ -126,7 +126,7 @@ class TestRouteFew:
     @pytest.fixture(autouse=True)
     def pick(self, implementation):
         self.route = lambda routing: implementation(
-            *(functools.partial(f, routing=routing) for f in (route_reference, route_few_kernel))
+            *(functools.partial(f, routing=routing) for f in (route_reference, route_small_batch_kernel))
         )
 
     @pytest.mark.parametrize(

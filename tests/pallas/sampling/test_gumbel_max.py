@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from lossless.statistics import p_value
 
-from jspec.pallas.sampling.gumbel_max import group_words, pick_reference
+from jspec.pallas.sampling.gumbel_max import group_words, gumbel_max_reference
 from jspec.pallas.sampling.warped_logits import in_groups
 
 V, SAMPLES = 11, 60_000
@@ -19,7 +19,7 @@ def small_groups(monkeypatch):
 
 def tokens(log_weight, key_data):
     log_mass = jax.nn.logsumexp(in_groups(log_weight), axis=-1)
-    return np.asarray(jax.jit(pick_reference)(log_mass, log_weight, key_data))
+    return np.asarray(jax.jit(gumbel_max_reference)(log_mass, log_weight, key_data))
 
 
 def keys(seed):

@@ -1,4 +1,4 @@
-"""residual_masses and residual_draw against a float64 oracle, for their reference implementations and their kernels."""
+"""residual_masses and residual_sample against a float64 oracle, for their reference implementations and their kernels."""
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +9,14 @@ from picks import shortfall
 from jspec.pallas.sampling.residual import (
     LEAST,
     Residual,
-    residual_draw,
-    residual_draw_kernel,
-    residual_draw_reference,
     residual_masses,
     residual_masses_kernel,
     residual_masses_reference,
+    residual_sample,
+    residual_sample_kernel,
+    residual_sample_reference,
 )
-from jspec.pallas.sampling.sample import weigh
+from jspec.pallas.sampling.sample import log_weights
 from jspec.pallas.sampling.warped_logits import WarpedLogits, group_size, num_groups, over_vocabulary
 from jspec.sampling.streams import RoundNoise
 
@@ -41,7 +41,7 @@ def distributions(key, J, V, dtype, spread=3.0):
     scale = jax.random.uniform(keys[1], (B, J), minval=0.5, maxval=2.0)
     median = jnp.sort(logits.astype(jnp.float32), axis=-1)[..., V // 2]
     threshold = jnp.where((jnp.arange(B)[:, None] + jnp.arange(J)[None, :]) % 2 == 0, -jnp.inf, median)
-    *_, lse = weigh(logits.reshape(-1, V), scale.reshape(-1), threshold.reshape(-1))
+    *_, lse = log_weights(logits.reshape(-1, V), scale.reshape(-1), threshold.reshape(-1))
     return WarpedLogits(logits, scale, threshold, lse.reshape(B, J))
 
 
@@ -52,7 +52,7 @@ def some_tokens(key, V, V_q):
 
 
 def problem(V, V_q, dtype, seed=0, weighed=True, scattered=False):
-    """A residual and the rest of ``residual_draw``: accepted drafts at both ends, of point masses and of few valid
+    """A residual and the rest of ``residual_sample``: accepted drafts at both ends, of point masses and of few valid
     ones. The draft has logits for the first ``V_q`` tokens, or for so many of any if ``scattered``."""
     keys = jax.random.split(jax.random.key(seed), 4)
     p, q = distributions(keys[0], T, V, dtype), distributions(keys[1], K, V_q, dtype)
@@ -131,7 +131,7 @@ class TestResidual:
     @pytest.fixture(autouse=True)
     def pick(self, implementation):
         self.masses = implementation(residual_masses_reference, residual_masses_kernel)
-        self.draw_one = implementation(residual_draw_reference, residual_draw_kernel)
+        self.draw_one = implementation(residual_sample_reference, residual_sample_kernel)
 
     def draw(self, residual, *rest):
         return self.draw_one(residual, self.masses(residual), *rest)
@@ -231,5 +231,5 @@ def test_the_public_functions_are_the_references_on_a_cpu():
     with jax.default_device(jax.devices("cpu")[0]):
         masses = jax.jit(residual_masses)(residual)
         np.testing.assert_array_equal(masses, jax.jit(residual_masses_reference)(residual))
-        got = jax.jit(residual_draw)(residual, masses, *rest)
-        np.testing.assert_array_equal(got, jax.jit(residual_draw_reference)(residual, masses, *rest))
+        got = jax.jit(residual_sample)(residual, masses, *rest)
+        np.testing.assert_array_equal(got, jax.jit(residual_sample_reference)(residual, masses, *rest))

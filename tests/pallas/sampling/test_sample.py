@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from picks import shortfall
 
-from jspec.pallas.sampling.sample import draw, draw_kernel, draw_reference
+from jspec.pallas.sampling.sample import sample, sample_kernel, sample_reference
 
 MARGIN = 1e-5
 B, J = 8, 2
@@ -55,7 +55,7 @@ def assert_agrees(got, args):
 class TestDraw:
     @pytest.fixture(autouse=True)
     def pick(self, implementation):
-        self.draw = implementation(draw_reference, draw_kernel)
+        self.draw = implementation(sample_reference, sample_kernel)
 
     @pytest.mark.parametrize(
         ("V", "dtype"),
@@ -76,7 +76,7 @@ class TestDraw:
         logits, temperature, *_ = problem(257, "float32")
         _, rows = self.draw(logits, temperature, jnp.full(B, 3, jnp.int32), jnp.full(B, 0.5), jnp.full(B, 0.5))
         np.testing.assert_array_equal(
-            np.isneginf(rows.threshold), np.repeat(np.asarray(temperature) == 0, J).reshape(B, J)
+            np.isneginf(rows.cutoff), np.repeat(np.asarray(temperature) == 0, J).reshape(B, J)
         )
 
     def test_a_greedy_tie_goes_to_the_lowest_id_across_blocks(self):
@@ -125,6 +125,6 @@ def test_the_public_function_is_the_reference_on_a_cpu():
     args = problem(127, "float32")
     with jax.default_device(jax.devices("cpu")[0]):
         for got, expected in zip(
-            *map(jax.tree.leaves, (jax.jit(draw)(*args), jax.jit(draw_reference)(*args))), strict=True
+            *map(jax.tree.leaves, (jax.jit(sample)(*args), jax.jit(sample_reference)(*args))), strict=True
         ):
             np.testing.assert_array_equal(got, expected)

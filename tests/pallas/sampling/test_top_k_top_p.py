@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.pallas.sampling.sample import draw, draw_kernel
-from jspec.pallas.sampling.top_k_top_p import from_ordered, threshold_reference, to_ordered
+from jspec.pallas.sampling.sample import sample, sample_kernel
+from jspec.pallas.sampling.top_k_top_p import cutoff_reference, from_ordered, to_ordered
 
 MARGIN = 1e-5
 
@@ -58,13 +58,13 @@ def assert_agrees(found, args):
 
 def threshold_kernel(logits, scale, top_k, top_p, min_p, **how):
     """The thresholds that the kernel of ``draw`` finds."""
-    return draw_kernel(logits[:, None], 1 / scale, top_k, top_p, min_p, **how)[1].threshold[:, 0]
+    return sample_kernel(logits[:, None], 1 / scale, top_k, top_p, min_p, **how)[1].cutoff[:, 0]
 
 
 class TestThreshold:
     @pytest.fixture(autouse=True)
     def pick(self, implementation):
-        self.threshold = implementation(threshold_reference, threshold_kernel)
+        self.cutoff = implementation(cutoff_reference, threshold_kernel)
 
     @pytest.mark.parametrize(
         ("V", "dtype"),
@@ -75,10 +75,10 @@ class TestThreshold:
     )
     def test_agrees_with_the_oracle(self, V, dtype):
         args = problem(V, dtype)
-        assert_agrees(self.threshold(*args), args)
+        assert_agrees(self.cutoff(*args), args)
 
     def test_rows_that_cut_nothing_get_minus_infinity(self):
-        found = self.threshold(*problem(257, "bfloat16"))
+        found = self.cutoff(*problem(257, "bfloat16"))
         assert np.isneginf(np.asarray(found)[[0, 12]]).all()
         assert np.isfinite(np.asarray(found)[[1, 2, 3]]).all()
 
@@ -86,12 +86,12 @@ class TestThreshold:
     def test_ties_at_the_threshold_are_all_kept(self, dtype):
         z = jnp.array([[3.0, 1.0, 2.0, 2.0, 2.0, -1.0, 0.0] + [-5.0] * 300] * 3, dtype)
         args = (z, jnp.ones(3), jnp.array([2, 0, 4], jnp.int32), jnp.array([1.0, 0.6, 0.55]), jnp.zeros(3))
-        assert self.threshold(*args).tolist() == [2.0, 2.0, 2.0]
+        assert self.cutoff(*args).tolist() == [2.0, 2.0, 2.0]
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     def test_negative_logits_and_zeros_of_both_signs(self, dtype):
         z = jnp.array([[-8.0, -3.5, -0.0, 0.0, -1e-3, -2.0], [-8.0, -3.5, -4.0, -5.0, -7.5, -2.0]], dtype)
-        found = self.threshold(z, jnp.ones(2), jnp.array([3, 4], jnp.int32), jnp.ones(2), jnp.zeros(2))
+        found = self.cutoff(z, jnp.ones(2), jnp.array([3, 4], jnp.int32), jnp.ones(2), jnp.zeros(2))
         assert found.tolist() == [z[0, 4].astype(jnp.float32).item(), -5.0]
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -101,18 +101,18 @@ class TestThreshold:
         z = jax.random.normal(jax.random.key(2), (4, V)).at[:, large].set(10 + jnp.arange(10.0)[None, :] / 4)
         settings = jnp.array([7, 9, 0, 8], jnp.int32), jnp.array([1, 1, 0.95, 0.9]), jnp.array([0, 0, 0, 0.01])
         args = (z.astype(dtype), jnp.array([1.0, 2.0, 0.7, 1.0]), *settings)
-        assert_agrees(self.threshold(*args), args)
+        assert_agrees(self.cutoff(*args), args)
 
     def test_minus_infinity_never_counts_as_mass(self):
         logits, *rest = problem(257, "float32")
         logits = jnp.where(jnp.arange(257)[None, :] % 3 == 1, -jnp.inf, logits)
-        assert_agrees(self.threshold(logits, *rest), (logits, *rest))
+        assert_agrees(self.cutoff(logits, *rest), (logits, *rest))
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
     def test_a_bad_number_stays_in_its_row(self, bad):
         args = problem(257, "bfloat16")
-        clean = np.asarray(self.threshold(*args))
-        found = np.asarray(self.threshold(args[0].at[4, 100].set(bad).at[7].set(bad), *args[1:]))
+        clean = np.asarray(self.cutoff(*args))
+        found = np.asarray(self.cutoff(args[0].at[4, 100].set(bad).at[7].set(bad), *args[1:]))
         others = np.setdiff1d(np.arange(clean.size), [4, 7])
         np.testing.assert_array_equal(found[others], clean[others])
 
@@ -128,8 +128,8 @@ def test_ordered_bits_keep_the_order_and_come_back(dtype):
 def test_rows_that_cut_nothing_cost_nothing_on_a_cpu():
     logits, scale, *filters = problem(127, "float32")
     idle = (jnp.zeros(len(logits), jnp.int32), jnp.ones(len(logits)), jnp.zeros(len(logits)))
-    thresholds = jax.jit(lambda *args: draw(*args)[1].threshold[:, 0])
+    thresholds = jax.jit(lambda *args: sample(*args)[1].cutoff[:, 0])
     with jax.default_device(jax.devices("cpu")[0]):
         assert np.isneginf(thresholds(jnp.full_like(logits, jnp.nan)[:, None], scale, *idle)).all()
         found = thresholds(logits[:, None], 1 / scale, *filters)
-        np.testing.assert_array_equal(found, jax.jit(threshold_reference)(logits, scale, *filters))
+        np.testing.assert_array_equal(found, jax.jit(cutoff_reference)(logits, scale, *filters))
