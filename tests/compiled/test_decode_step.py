@@ -108,7 +108,7 @@ class TestBudget:
 
         assert 0 < of_layer(32) <= LAYER_BUDGET[16]
 
-    def test_choosing_drafts_launches_little(self, method):
+    def test_selecting_drafts_launches_little(self, method):
         step, _ = compiled(method, 16, LAYERS, 32)
         more = len(launched(step.as_text(), loop=True)) - kernels(method, 16, LAYERS)
         assert 0 < more <= CHOOSING
@@ -124,18 +124,18 @@ class TestChecker:
 
     shape = jax.ShapeDtypeStruct((4096, 14336), jnp.bfloat16)
 
-    def test_sees_a_transpose(self):
+    def test_detects_a_transpose(self):
         step = compiled_for_h200(lambda weight: weight.T, self.shape)
         assert [op.bytes for op in moves(step.as_text(), LARGE)] == [2 * self.shape.size]
 
-    def test_sees_a_transpose_inside_a_loop(self):
+    def test_detects_a_transpose_inside_a_loop(self):
         def turned(_, weight):
             return jnp.swapaxes(weight, 0, 1).reshape(weight.shape) + 1
 
         step = compiled_for_h200(lambda weight: jax.lax.fori_loop(0, 3, turned, weight), self.shape, donate_argnums=0)
         assert {op.bytes for op in moves(step.as_text(), LARGE)} == {2 * self.shape.size}
 
-    def test_sees_a_copy_of_what_was_not_donated(self):
+    def test_detects_a_copy_of_an_array_that_was_not_donated(self):
         def write(cache):
             return cache.at[3, 5].set(1)
 

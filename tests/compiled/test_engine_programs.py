@@ -89,14 +89,14 @@ def test_no_pool_is_moved(which):
     assert compiled(which).memory_analysis().alias_size_in_bytes >= sum(pools)
 
 
-def test_who_enters_touches_no_pool():
+def test_admission_touches_no_pool():
     """``admit`` is given the arrays of rows alone."""
     programs, _, state = built()
     entering = jax.eval_shape(programs.admit.function, of_rows(state), programs.admit.idle)
     assert set(entering[0]) == set(of_rows(state))
 
 
-def test_pages_that_fill_the_memory_are_no_reason_to_compute_anything_again(capfd):
+def test_pages_that_fill_the_memory_cause_no_rematerialization(capfd):
     """XLA would try, and warn that it could not. The warning comes where the option is missing, so it would be seen."""
     programs, leaves, state = built(dataclasses.replace(CONFIG, num_pages=170_000))
     one = programs.prefill[2]

@@ -24,7 +24,7 @@ def temporaries(compiled) -> int:
 
 
 @pytest.mark.parametrize(("kind", "batch"), [("int8", 16), ("fp8", 1), ("int4", 1), ("int4", 16)])
-def test_a_round_makes_no_wide_weight(kind, batch):
+def test_a_round_makes_no_dequantised_weight(kind, batch):
     """Of two layers and the output head, and of a draft model with a tied one.
 
     The loop over rounds is a trap of its own: what does not change from round to round, as a wide weight does not,
@@ -41,7 +41,7 @@ def test_a_round_makes_no_wide_weight(kind, batch):
 
 
 @pytest.mark.parametrize(("method", "batch"), [("eagle", 1), ("eagle", 16), ("dspark", 1), ("draft_model", 16)])
-def test_a_small_draft_makes_no_wide_weight(method, batch):
+def test_an_int8_draft_makes_no_dequantised_weight(method, batch):
     """Of a drafter in int8 with 32,768 tokens, beside a target that is not quantised."""
     target = dataclasses.replace(LLAMA_8B, num_layers=2, windows=())
     whole = dataclasses.replace(LLAMA_1B, num_layers=1, windows=())
@@ -64,7 +64,7 @@ def test_a_product_is_one_pass_over_the_weight(kind, rows):
     assert temporaries(compiled_for_h200(project, x, weight, scale)) < 2**20
 
 
-def test_the_check_sees_a_wide_weight():
+def test_the_check_detects_a_dequantised_weight():
     def wider(x, weight, scale):
         return project(x, jax.lax.optimization_barrier(weight.astype(x.dtype)), scale)
 

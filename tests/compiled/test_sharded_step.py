@@ -86,7 +86,7 @@ def test_ways_to_add_up_compile(way, kinds):
     assert sorted(found - {"fusion", "copy"}) == kinds
 
 
-def test_many_rows_are_dealt():
+def test_many_rows_are_verified_in_batch_shards():
     """The logits of a row go to one GPU, and are put in order there without a copy of their own."""
     hlo = text("llama", 64, 2)
     exchanged = [op.line for op in launched(hlo, loop=True) if op.kind.startswith(("all-gather", "all-to-all"))]

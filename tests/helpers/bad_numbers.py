@@ -17,8 +17,8 @@ from test_paged import Case as Paged
 from test_paged import problem as paged_problem
 from test_qk_norm import problem as heads_problem
 from test_residual import problem as residual_problem
-from test_w8a8 import problem as rounded_problem
-from test_weight_only import problem as narrow_problem
+from test_w8a8 import problem as w8a8_problem
+from test_weight_only import problem as weight_only_problem
 
 from jspec.models.kv_cache import LayerKV, View
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS
@@ -103,7 +103,7 @@ def simple(reference, kernel, x, *args, rows: Callable = jax.tree.leaves, number
     return Problem(reference, kernel, (x, *args), spots(0, x.shape, (ROW,), numbers), rows=rows)
 
 
-def rounding(dtype: str) -> Problem:
+def quantizing(dtype: str) -> Problem:
     return simple(quantize_tokens_reference, quantize_tokens_kernel, normal(3, 320, dtype=dtype))
 
 
@@ -112,9 +112,12 @@ def activation(name: str) -> Problem:
     return simple(activate_and_quantize_reference, activate_and_quantize_kernel, normal(3, 2 * 100), **how)
 
 
-def residual_sum(kind: str, quantize: bool, parts: int | None) -> Problem:
+def residual_sum(kind: str, quantize: bool, summands: int | None) -> Problem:
     """Both summands get bad numbers."""
-    x, y = normal(3, 200, dtype="bfloat16"), normal(*((3, 200) if parts is None else (3, parts, 200)), dtype="bfloat16")
+    x, y = (
+        normal(3, 200, dtype="bfloat16"),
+        normal(*((3, 200) if summands is None else (3, summands, 200)), dtype="bfloat16"),
+    )
     weight, bias = (normal(200, seed=seed, dtype="bfloat16") for seed in (1, 2))
     how = {"eps": 1e-5, "kind": kind, "quantize": quantize}
     problem = simple(add_norm_reference, add_norm_kernel, x, y, weight, bias if kind == "layer" else None, **how)
@@ -163,7 +166,7 @@ def attention(case: Paged) -> Problem:
     )
 
 
-def extending(case: Paged) -> Problem:
+def decoding(case: Paged) -> Problem:
     qkv, rotation, kv, view = extension(case)
     assert isinstance(rotation, Rotation)
 
@@ -217,12 +220,12 @@ def mixture(quantization: str | None, clamp: float | None) -> Problem:
     return simple(grouped_mlp_reference, grouped_mlp_kernel, x, routed, *weights, clamp=clamp)
 
 
-def narrow(kind: str) -> Problem:
-    (x, *weight), _ = narrow_problem(3, 64, 200, kind)
+def weight_only(kind: str) -> Problem:
+    (x, *weight), _ = weight_only_problem(3, 64, 200, kind)
     return simple(weight_only_matmul_reference, weight_only_matmul_kernel, x, *weight)
 
 
-def streamed(dtype: str) -> Problem:
+def bf16(dtype: str) -> Problem:
     x, weight, tiling = (
         normal(3, 200, dtype=dtype),
         normal(64, 200, dtype=dtype),
@@ -232,9 +235,9 @@ def streamed(dtype: str) -> Problem:
     return simple(bf16_matmul_reference, kernel, x, weight)
 
 
-def rounded() -> Problem:
+def w8a8() -> Problem:
     """The scale of a token carries what was bad in it."""
-    x, *weight = rounded_problem(3, 64, 200)
+    x, *weight = w8a8_problem(3, 64, 200)
 
     def of_scale(product):
         return lambda scale, *weight, **how: product(x.__class__(x.numbers, scale, x.dtype), *weight, **how)
@@ -242,7 +245,7 @@ def rounded() -> Problem:
     return simple(of_scale(w8a8_matmul_reference), of_scale(uncached(w8a8_matmul_kernel)), x.scale, *weight)
 
 
-def drawing(temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Problem:
+def sampling(temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Problem:
     """The tokens of a row that makes no distribution mean nothing, and its normaliser tells."""
     settings = (jnp.full(3, x) for x in (temperature, jnp.int32(top_k), top_p, min_p))
     keys = jax.random.key_data(jax.random.split(jax.random.key(5), 6)).reshape(3, 2, 2)
@@ -276,13 +279,13 @@ def masses(scattered: bool) -> Problem:
 
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {
-    **{f"rounding {dtype}": functools.partial(rounding, dtype) for dtype in ("float32", "bfloat16")},
-    **{f"rounding after {name}": functools.partial(activation, name) for name in ACTIVATED_IN_KERNELS},
+    **{f"quantizing {dtype}": functools.partial(quantizing, dtype) for dtype in ("float32", "bfloat16")},
+    **{f"quantizing after {name}": functools.partial(activation, name) for name in ACTIVATED_IN_KERNELS},
     **{
-        f"norm {kind}{', quantised' * quantize}{'' if parts is None else ', partial sums'}": functools.partial(
-            residual_sum, kind, quantize, parts
+        f"norm {kind}{', quantised' * quantize}{'' if summands is None else ', partial sums'}": functools.partial(
+            residual_sum, kind, quantize, summands
         )
-        for kind, quantize, parts in (("rms", False, None), ("rms", True, 3), ("layer", True, None))
+        for kind, quantize, summands in (("rms", False, None), ("rms", True, 3), ("layer", True, None))
     },
     "norm of heads": heads,
     "attention, split": functools.partial(attention, Paged(T=3, R=2, H=32, P=16, pages=4)),
@@ -294,9 +297,9 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "attention, soft cap": functools.partial(
         attention, Paged(T=1, R=2, H=32, P=16, pages=4, scores=Scores(0.3, 2.0), tiling=WHOLE)
     ),
-    "extending, split": functools.partial(extending, Paged(T=3, R=2, H=32, P=16, pages=4, tiling=SMALL)),
-    "extending, window": functools.partial(
-        extending, Paged(T=3, R=2, H=32, P=16, pages=4, window=20, dtype="bfloat16", tiling=WHOLE)
+    "decode, split": functools.partial(decoding, Paged(T=3, R=2, H=32, P=16, pages=4, tiling=SMALL)),
+    "decode, window": functools.partial(
+        decoding, Paged(T=3, R=2, H=32, P=16, pages=4, window=20, dtype="bfloat16", tiling=WHOLE)
     ),
     "latent attention": latents,
     "latent queries": latent_heads,
@@ -312,14 +315,14 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     },
     "experts": functools.partial(mixture, None, None),
     "experts, clamped": functools.partial(mixture, "int8", 2.0),
-    **{f"product with {kind}": functools.partial(narrow, kind) for kind in ("int8", "int4")},
-    "product of floats": functools.partial(streamed, "bfloat16"),
-    "product of rounded tokens": rounded,
-    "greedy draw": functools.partial(drawing, 0.0),
-    "draw": functools.partial(drawing, 0.8),
-    "draw, top-k": functools.partial(drawing, 0.8, top_k=5),
-    "draw, top-p": functools.partial(drawing, 0.8, top_p=0.7),
-    "draw, min-p": functools.partial(drawing, 0.8, min_p=0.01),
+    **{f"weight-only product, {kind}": functools.partial(weight_only, kind) for kind in ("int8", "int4")},
+    "bf16 product": functools.partial(bf16, "bfloat16"),
+    "W8A8 product": w8a8,
+    "greedy sample": functools.partial(sampling, 0.0),
+    "sample": functools.partial(sampling, 0.8),
+    "sample, top-k": functools.partial(sampling, 0.8, top_k=5),
+    "sample, top-p": functools.partial(sampling, 0.8, top_p=0.7),
+    "sample, min-p": functools.partial(sampling, 0.8, min_p=0.01),
     "residual masses": functools.partial(masses, False),
     "residual masses of a draft vocabulary": functools.partial(masses, True),
 }

@@ -100,7 +100,7 @@ def assert_close(found, expected):
     assert np.abs(np.asarray(found) - expected).max() < TOLERANCE * max(np.abs(expected).max(), 1)
 
 
-def test_dflash(tmp_path):
+def test_dflash_agrees_with_its_original(tmp_path):
     head, found = head_of(checkpoint(tmp_path / "head", "dflash")), golden("dflash")
     config = head.config
     assert (config.method, config.aux_layers, config.max_drafts) == ("dflash", (2, 5, 7), 4)
@@ -113,13 +113,13 @@ def test_dflash(tmp_path):
         assert_close(slots(kv.v, 18), found["ctx_v"][layer])
 
 
-def test_a_context_of_one_token(tmp_path):
+def test_dflash_drafts_after_one_token(tmp_path):
     head = head_of(checkpoint(tmp_path / "head", "dflash"))
     hidden, _ = rounds(head, "dflash", [1])
     assert_close(head.draft_logits(hidden, Lender("dflash"))[0, 1:], golden("dflash")["draft_logits_ctx1"])
 
 
-def test_jetspec(tmp_path):
+def test_jetspec_agrees_with_its_original(tmp_path):
     settings = {**json.loads(str(golden("dflash")["config_json"]))["dflash_config"], "causal_head": True}
     head = head_of(checkpoint(tmp_path / "head", "dflash", dflash_config=settings))
     assert head.config.causal == (True, True)
@@ -127,7 +127,7 @@ def test_jetspec(tmp_path):
     assert_close(head.draft_logits(hidden, Lender("dflash"))[:, 1:], golden("dflash")["draft_logits_causal"])
 
 
-def test_dflash_whose_anchor_drafts(tmp_path):
+def test_dflash_whose_anchor_drafts_agrees_with_its_original(tmp_path):
     """DeepSpec's blocks in z-lab's class, which alone would mean that the first slot drafts nothing."""
     keys = {"architectures": ["DFlashDraftModel"], "markov_rank": 0, "query_zero_predicts_next": True}
     folder, found, lender = checkpoint(tmp_path / "head", "dspark", **keys), golden("dspark"), Lender("dspark")
@@ -141,7 +141,7 @@ def test_dflash_whose_anchor_drafts(tmp_path):
 
 
 @pytest.mark.parametrize("kind", MARKOVS)
-def test_dspark(tmp_path, kind):
+def test_dspark_agrees_with_its_original(tmp_path, kind):
     head, found, lender = head_of(checkpoint(tmp_path / "head", "dspark", kind)), golden("dspark"), Lender("dspark")
     config = head.config
     assert (config.method, config.aux_layers, config.max_drafts, config.markov) == ("dspark", (0, 3, 6), 5, kind)

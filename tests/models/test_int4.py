@@ -36,7 +36,7 @@ def by_hand(packed: np.ndarray, scale: np.ndarray, inputs: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("inputs", [1, 37, 64, 65, 128, 129, 300])
-def test_the_layout(inputs):
+def test_codes_and_scales_are_laid_out_as_documented(inputs):
     packed, scale = quantize(normal((5, inputs)))
     groups = -(-inputs // 128)
     assert (packed.shape, packed.dtype) == ((5, 64 * groups), np.uint8)
@@ -82,7 +82,7 @@ def test_no_other_peak_is_better():
     assert error.sum() < 0.75 * with_scale(np.abs(peak) / 7, -7).sum()
 
 
-def test_the_extremes():
+def test_extreme_groups_are_exact():
     """A group whose numbers are of one sign and size, zeros, and numbers whose scale a GPU would take for zero."""
     weight = np.zeros((4, 130), np.float32)
     weight[0], weight[1], weight[2, 5], weight[3, 129] = 2.0, -2.0, 1e-38, -0.5
@@ -96,7 +96,7 @@ def test_the_extremes():
 @pytest.mark.parametrize("rows", [(1, 1), (2, 3)])
 @pytest.mark.parametrize("inputs", [64, 200])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_product(dtype, inputs, rows):
+def test_products_agree_with_dequantised_weights(dtype, inputs, rows):
     """Of the numbers that the codes stand for, rounded to the dtype of the inputs; the sum is rounded once."""
     packed, scale = (jnp.asarray(array) for array in quantize(normal((13, inputs))))
     x = jnp.asarray(normal((*rows, inputs), seed=1), dtype)
@@ -122,7 +122,7 @@ WIDE = dataclasses.replace(TARGET, num_heads=4, num_kv_heads=2, head_dim=64, int
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_shards_have_whole_groups(tied):
+def test_shards_have_entire_groups(tied):
     config = dataclasses.replace(WIDE, tie_embeddings=tied)
     model = Decoder(config, rngs=nnx.Rngs(1))
     tokens = jnp.asarray(np.random.default_rng(0).integers(config.vocab_size, size=(2, 12)), jnp.int32)

@@ -61,7 +61,7 @@ def nearest(quotient: Fraction, kind: str) -> Fraction:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-def test_rounding_against_exact_arithmetic(kind, dtype):
+def test_rounding_agrees_with_exact_arithmetic(kind, dtype):
     weight = normal((5, 37), dtype=dtype)
     weight[1] *= dtype(0.01)
     rounded, scale = quantize(weight, kind)
@@ -83,7 +83,7 @@ def test_ties_go_to_even():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_nothing(kind):
+def test_output_channels_of_zeros_stay_zeros(kind):
     """Zeros, and numbers whose scale a GPU would take for zero."""
     weight = np.zeros((3, 8), np.float32)
     weight[1, 2], weight[2, 3] = 1e-38, -2.0
@@ -94,7 +94,7 @@ def test_rows_of_nothing(kind):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_blocks_do_not_show(kind, monkeypatch):
+def test_blocks_of_conversion_change_nothing(kind, monkeypatch):
     weight = normal((23, 8))
     whole = quantize(weight, kind)
     monkeypatch.setattr(quantization, "_BLOCK", 40)
@@ -106,7 +106,7 @@ def test_blocks_do_not_show(kind, monkeypatch):
 @pytest.mark.parametrize(("rows", "gpu"), [((2, 3), False), ((1, 1), False), ((1, 1), True)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_product(kind, dtype, rows, gpu, monkeypatch):
+def test_products_agree_with_dequantised_weights(kind, dtype, rows, gpu, monkeypatch):
     """Sums of the stored numbers, scaled and rounded once; also in the way a GPU takes for one row."""
     if gpu:
         monkeypatch.setattr(layers, "by_platform", lambda kernel, reference, *args: kernel(*args))
@@ -121,7 +121,7 @@ def test_the_product(kind, dtype, rows, gpu, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_wide_weight_is_scaled(kind):
+def test_no_dequantised_weight_is_made(kind):
     """The scale is applied to sums: scaling the weight would make a copy of it that is as wide as x."""
     linear = Linear(16, 8, bias=True, quantization=kind, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     jaxpr = str(jax.make_jaxpr(linear)(jnp.ones((3, 16), jnp.bfloat16)))
@@ -133,7 +133,7 @@ def test_no_wide_weight_is_scaled(kind):
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("head", [False, True])
-def test_a_model_is_the_one_of_its_wide_weights(kind, tied, head):
+def test_a_model_agrees_with_its_dequantised_weights(kind, tied, head):
     config = with_kind(kind, tied, head)
     model = init(config, nnx.Rngs(0))
     params = flat_params(model)
@@ -152,7 +152,7 @@ def test_a_model_is_the_one_of_its_wide_weights(kind, tied, head):
 
 
 @pytest.mark.parametrize("name", [name for name, config in VARIANTS.items() if config.quantization is not None])
-def test_a_head_is_the_one_of_its_wide_weights(name):
+def test_a_head_agrees_with_its_dequantised_weights(name):
     """Its drafts over whole texts, and what it keeps in its cache."""
     model, config, head = target(), VARIANTS[name], random_head(VARIANTS[name])
     wide_config, wide_head = plain_config(config), dequantized_head(config, head)
@@ -189,7 +189,7 @@ def test_bytes_are_those_of_the_arrays(tied, kind, dtype):
     assert config.num_parameters == with_kind(None, tied).num_parameters
 
 
-def test_values_that_are_none():
+def test_unknown_quantizations_are_refused():
     with pytest.raises(ValueError, match="quantization='int2': expected one of None, int8, fp8, int4"):
         with_kind("int2")
 

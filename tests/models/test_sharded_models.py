@@ -66,7 +66,7 @@ def test_quantised_weights_are_split_with_their_scales(quantization, tied):
     assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) < 1e-5
 
 
-def test_every_shard_has_the_rows_of_a_draft_vocabulary():
+def test_every_shard_has_the_entire_draft_vocabulary():
     config = dataclasses.replace(TARGET, quantization="int8").with_draft_vocabulary(9)
     model, tokens = Decoder(config, rngs=nnx.Rngs(1)), some_tokens(config)
     wanted = np.asarray(jax.jit(functools.partial(causal_logits, model))(tokens))
@@ -74,7 +74,7 @@ def test_every_shard_has_the_rows_of_a_draft_vocabulary():
     assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) < 1e-5
 
 
-def test_experts_in_mxfp4_are_dealt_whole():
+def test_mxfp4_is_sharded_by_expert():
     experts = Experts(4, 2, 32, biases=True, clamp=7.0, stored="mxfp4")
     config = dataclasses.replace(TARGET, architecture="GptOssForCausalLM", hidden_size=32, experts=experts)
     model, tokens = Decoder(config, rngs=nnx.Rngs(1)), some_tokens(config)
@@ -82,7 +82,7 @@ def test_experts_in_mxfp4_are_dealt_whole():
     assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) < 1e-5
 
 
-def test_a_sum_that_is_left_out_is_seen(monkeypatch):
+def test_a_missing_all_reduce_is_detected(monkeypatch):
     model, tokens = Decoder(TARGET, rngs=nnx.Rngs(1)), some_tokens(TARGET)
     wanted = jax.jit(functools.partial(causal_logits, model))(tokens)
     monkeypatch.setattr(layers, "all_reduce", lambda x, reduce_axis: x)
@@ -93,7 +93,7 @@ def test_a_sum_that_is_left_out_is_seen(monkeypatch):
 
 @pytest.mark.parametrize("config", [TARGET, LATENTS], ids=["heads", "latents"])
 @pytest.mark.parametrize("count", [2, 4])
-def test_shards_are_the_whole_and_nothing_twice(config, count):
+def test_shards_have_every_number_once(config, count):
     """Put side by side again, parts are the array: but for KV heads that several shards have."""
     shards = Shards(count)
     for name, split_ in shards.splits(config).items():
@@ -126,7 +126,7 @@ def test_a_device_has_its_own_bytes_alone():
             assert shards.weight_bytes(config, 4) == pytest.approx(sum(held), rel=0.02)  # KV heads count as if dealt
 
 
-def test_the_vocabulary_is_dealt_in_whole_groups():
+def test_the_vocabulary_is_sharded_in_entire_groups():
     assert Shards(2).vocabulary(128_256) == 63 * VOCABULARY_GROUP
     assert Shards(4).vocabulary(29) == VOCABULARY_GROUP
 
@@ -149,7 +149,7 @@ def test_the_vocabulary_is_dealt_in_whole_groups():
         ),
     ],
 )
-def test_models_that_cannot_be_split(changes, count, error):
+def test_models_that_cannot_be_sharded_are_refused(changes, count, error):
     with pytest.raises(ValueError, match=error):
         Shards(count).local(dataclasses.replace(TARGET, **changes))
 
@@ -163,7 +163,7 @@ def test_models_that_cannot_be_split(changes, count, error):
         ((2, 1, True, "yes"), "expert_parallel='yes': expected True or False"),
     ],
 )
-def test_numbers_that_do_not_fit(args, error):
+def test_numbers_of_shards_that_do_not_fit_are_refused(args, error):
     with pytest.raises(ValueError, match=error):
         shards_of(*args)
 
@@ -184,7 +184,7 @@ def test_a_checkpoint_is_loaded_into_shards(tmp_path):
         assert heads == jax.sharding.PartitionSpec(AXIS)
 
 
-def test_what_cannot_be_loaded_into_shards_is_refused_before_weights_are_read(tmp_path, monkeypatch):
+def test_unsuitable_checkpoints_are_refused_before_weights_are_read(tmp_path, monkeypatch):
     target = tiny_checkpoint(tmp_path)
     monkeypatch.setattr("jspec.loading.pair.open_folder", lambda *_: pytest.fail("weights were read"))
     for given, error in (

@@ -121,7 +121,7 @@ def _largest(x_ref, out_ref, *, find: Callable):
 @pytest.mark.parametrize(
     ("find", "dropping"), [(functools.partial(jnp.max, keepdims=True), ["largest"]), (largest_magnitude, [])]
 )
-def test_a_lowered_maximum_that_drops_nan_is_seen(find, dropping):
+def test_a_lowered_maximum_that_drops_nan_is_detected(find, dropping):
     def largest(x):
         out = jax.ShapeDtypeStruct((1,), jnp.float32)
         return kernel_call(_largest, x, grid=(1,), out_shape=out, num_warps=1, interpret=False, find=find)
@@ -132,10 +132,10 @@ def test_a_lowered_maximum_that_drops_nan_is_seen(find, dropping):
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        ("rounding bfloat16", []),
+        ("quantizing bfloat16", []),
         ("attention, split", ["attend_split", "merge_splits"]),
-        ("extending, split", ["decode_split", "merge_splits"]),
-        ("draw", ["weigh_groups", "sample"]),
+        ("decode, split", ["decode_split", "merge_splits"]),
+        ("sample", ["weigh_groups", "sample"]),
         ("residual masses", ["weigh_residual"]),
         ("routing of 3 among 6: softmax", ["route_small_batch"]),
         ("routing of 5 among 16: softmax", ["choose"]),

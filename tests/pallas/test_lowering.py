@@ -75,7 +75,7 @@ def _attention(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN, s
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("V", [128256, 1031])
 @pytest.mark.parametrize("name", _shapes(1031, "float32"))
-def test_lowersfor_cuda(name, V, dtype):
+def test_sampling_lowers_for_cuda(name, V, dtype):
     function, args, kernels = _shapes(V, jnp.dtype(dtype))[name]
     found = kernels_of(for_cuda(function, args))
     assert len(found) == len(kernels)
@@ -99,7 +99,7 @@ def test_lowers_to_the_reference_elsewhere(name):
     ],
     ids=str,
 )
-def test_attention_over_pages_lowersfor_cuda(shape, dtype):
+def test_attention_over_pages_lowers_for_cuda(shape, dtype):
     assert sorted(kernels_of(for_cuda(*_attention(**shape, dtype=dtype)))) == ["attend_split", "merge_splits"]
 
 
@@ -134,12 +134,12 @@ def _extension(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN, r
     ],
     ids=str,
 )
-def test_extending_a_cache_lowersfor_cuda(shape, dtype):
+def test_decode_attention_lowers_for_cuda(shape, dtype):
     assert sorted(kernels_of(for_cuda(*_extension(**shape, dtype=dtype)))) == ["decode_split", "merge_splits"]
 
 
 @pytest.mark.parametrize("rotary", [None, 96, 0])
-def test_extending_by_many_tokens_takes_two_steps(rotary):
+def test_many_tokens_are_written_before_they_attend(rotary):
     assert sorted(kernels_of(for_cuda(*_extension(B=1, T=17, rotary=rotary)))) == [
         "attend_split",
         "merge_splits",
@@ -159,7 +159,7 @@ def test_only_kernels_of_models_with_sinks_have_them_as_an_operand(make, operand
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("R", "T", "kernels"), [(96, 3, 1), (100, 5, 1), (40, 17, 2)])
-def test_extending_by_packed_tokens_lowersfor_cuda(R, T, kernels, dtype):
+def test_decode_attention_of_a_ragged_view_lowers_for_cuda(R, T, kernels, dtype):
     """R tokens of 64 rows of up to T each; where T is more than the kernel has, they are put into rows before."""
     _, (rows, qkv, _, kv, scores) = _extension(64, T, dtype=dtype)
     array = jax.ShapeDtypeStruct
@@ -169,7 +169,7 @@ def test_extending_by_packed_tokens_lowersfor_cuda(R, T, kernels, dtype):
     assert len(kernels_of(for_cuda(extend, (RaggedView(rows, layout), *side_by_side, kv)))) == kernels
 
 
-def test_extending_elsewhere_is_the_reference():
+def test_decode_attention_elsewhere_is_the_reference():
     function, args = _extension(B=1, T=5)
     assert "triton" not in jax.jit(function).trace(*args).lower(lowering_platforms=("cpu",)).as_text()
 
@@ -177,7 +177,7 @@ def test_extending_elsewhere_is_the_reference():
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("D", [320, 4096])
 @pytest.mark.parametrize("kind", ["rms", "rms_wide", "rms_offset", "layer"])
-def test_a_sum_and_its_norm_lowerfor_cuda(kind, D, dtype):
+def test_add_norm_lowers_for_cuda(kind, D, dtype):
     x, vector = jax.ShapeDtypeStruct((1, 5, D), dtype), jax.ShapeDtypeStruct((D,), dtype)
     args = x, x, vector, vector if kind == "layer" else None
     assert kernels_of(for_cuda(functools.partial(add_norm, eps=1e-5, kind=kind), args)) == ["add_norm"]
@@ -188,7 +188,7 @@ def test_a_sum_and_its_norm_lowerfor_cuda(kind, D, dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("T", "H", "kernels"), [(1, 128, ["qk_norm"]), (500, 64, ["qk_norm"]), (5, 96, [])])
 @pytest.mark.parametrize("kind", ["rms", "rms_wide", "rms_offset", "layer"])
-def test_norms_of_heads_lowerfor_cuda(kind, T, H, kernels, dtype):
+def test_qk_norm_lowers_for_cuda(kind, T, H, kernels, dtype):
     qkv, vector = jax.ShapeDtypeStruct((2, T, 40, H), dtype), jax.ShapeDtypeStruct((H,), dtype)
     biases = (vector, vector) if kind == "layer" else (None, None)
     function = functools.partial(qk_norm, num_heads=(32, 4), eps=1e-5, kind=kind)
@@ -197,7 +197,7 @@ def test_norms_of_heads_lowerfor_cuda(kind, T, H, kernels, dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (1, 4), (64, 4), (2, 256)])
-def test_attention_over_latents_lowersfor_cuda(B, T, dtype):
+def test_latent_attention_lowers_for_cuda(B, T, dtype):
     array, P, M = jax.ShapeDtypeStruct, 64, 16
     view = PagedView(array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_))
     pool, q, new = (array(shape, dtype) for shape in ((1, 1 + B * M, P, 576), (B, T, 20, 576), (B, T, 768 + 576)))
@@ -212,7 +212,7 @@ def test_attention_over_latents_lowersfor_cuda(B, T, dtype):
 
 
 @pytest.mark.parametrize("rank", [256, 512])
-def test_tiles_of_latents_lower_whatever_their_size(rank):
+def test_tiles_of_latents_of_any_size_lower(rank):
     array, B, T, width = jax.ShapeDtypeStruct, 2, 1, rank + 64
     q, pool = array((B, T, 20, width), "bfloat16"), array((1, 33, 64, width), "bfloat16")
     args = q, pool, array((B, 16), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_)
@@ -222,7 +222,7 @@ def test_tiles_of_latents_lower_whatever_their_size(rank):
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float32", "int8", "float8_e4m3fn"])
 @pytest.mark.parametrize("M", [1, 64, 300, 513])
-def test_queries_of_latents_lowerfor_cuda(M, stored):
+def test_absorbed_queries_lower_for_cuda(M, stored):
     array, dtype = jax.ShapeDtypeStruct, "float32" if stored == "float32" else "bfloat16"
     scale = array((20, 192), jnp.float32) if stored in ("int8", "float8_e4m3fn") else None
     rotation = Rotation(*[array((M, 1, 32), jnp.float32)] * 2)
@@ -231,7 +231,7 @@ def test_queries_of_latents_lowerfor_cuda(M, stored):
 
 
 @pytest.mark.parametrize(("M", "X"), [(1, 64), (5, 256), (320, 64)])
-def test_routing_by_sigmoids_in_groups_lowersfor_cuda(M, X):
+def test_routing_by_sigmoids_in_groups_lowers_for_cuda(M, X):
     routing = Routing(4, True, "sigmoid", 8, 4, 2.5, shared=1)
     args = jax.ShapeDtypeStruct((M, X), jnp.float32), jax.ShapeDtypeStruct((X,), jnp.float32)
     found = kernels_of(for_cuda(functools.partial(route, routing=routing), args))
@@ -256,13 +256,13 @@ def launches_of_experts(M: int) -> list[str]:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("M", "X"), [(1, 128), (4, 128), (16, 128), (5, 60), (320, 128), (4096, 8)])
-def test_a_mixture_of_experts_lowersfor_cuda(M, X, dtype):
+def test_a_mixture_of_experts_lowers_for_cuda(M, X, dtype):
     assert sorted(kernels_of(for_cuda(*_mixture(M, X, dtype)))) == launches_of_experts(M)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn"])
-def test_experts_of_eight_bits_lowerfor_cuda(kind, dtype):
+def test_experts_of_eight_bits_lower_for_cuda(kind, dtype):
     function, (x, logits, *weights) = _mixture(5, 60, dtype)
     array = jax.ShapeDtypeStruct
     stacked = [ExpertWeights(array(w.weight.shape, kind), array(w.weight.shape[:2], jnp.float32)) for w in weights]
@@ -271,7 +271,7 @@ def test_experts_of_eight_bits_lowerfor_cuda(kind, dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("M", "X"), [(1, 32), (5, 128), (320, 32)])
-def test_experts_of_four_bits_with_biases_lowerfor_cuda(M, X, dtype):
+def test_experts_of_four_bits_with_biases_lower_for_cuda(M, X, dtype):
     array, D = jax.ShapeDtypeStruct, 2880
 
     def stacked(out):

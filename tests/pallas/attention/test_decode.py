@@ -55,7 +55,7 @@ def assert_agrees(got, wanted, view, dtype):
     "interpret", [pytest.param(True, id="interpreted"), pytest.param(False, id="compiled", marks=pytest.mark.gpu)]
 )
 @pytest.mark.parametrize("case", [case for case in CASES if case.T < 40], ids=str)
-def test_does_what_the_three_do(case, interpret):
+def test_agrees_with_rope_write_and_attention_apart(case, interpret):
     args = qkv, rotation, kv, view = arguments(case)
     wanted = composed(*args, case)
     where = view.table, view.positions, view.valid
@@ -80,7 +80,7 @@ def test_rows_without_tokens_get_zeros_and_write_nothing(tiling, sink):
         np.testing.assert_array_equal(pool, before)
 
 
-def test_a_view_takes_the_three_steps_on_a_cpu():
+def test_a_view_takes_three_steps_on_a_cpu():
     case = Case(T=5, R=4, H=64, P=16, pages=9, window=3, sink=1.0)
     qkv, rotation, kv, view = arguments(case)
     assert has_decode_attention_kernel(qkv, kv.k)
@@ -92,7 +92,7 @@ def test_a_view_takes_the_three_steps_on_a_cpu():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (1, 5), (16, 5), (64, 5), (3, 9)])
-def test_real_sizes_on_a_gpu(B, T):
+def test_real_sizes_agree_on_a_gpu(B, T):
     case = Case(T=T, R=4, H=128, P=64, pages=16, dtype="bfloat16", tiling=AttentionTiling())
     keys = jax.random.split(jax.random.key(B + T), 6)
     qkv = jax.random.normal(keys[0], (B, T, 8 * (case.R + 2), case.H)).astype(case.dtype)
@@ -127,7 +127,7 @@ def packed(case: Case, padding: int):
     ],
 )
 @pytest.mark.parametrize("case", [case for case in CASES if case.T < 40], ids=str)
-def test_tokens_side_by_side(case, interpret, padding):
+def test_a_ragged_view_agrees_with_its_rows(case, interpret, padding):
     """They are read and written where they are, and nothing of a row shows in another."""
     qkv, rotation, kv, view = packed(case, padding)
     rows, how = view.rows, {"tiling": case.tiling, "interpret": interpret}

@@ -133,7 +133,7 @@ def assert_agrees(got, args, wanted, magnitude):
 
 class TestPagedAttention:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         def attend(case: Case, args):
             reference, kernel = (
                 functools.partial(f, window=case.window, scores=case.all_scores)
@@ -162,7 +162,7 @@ class TestPagedAttention:
             assert_agrees(got.at[LIVE, :, : case.R].set(wanted[0, LIVE, :, : case.R]), args, *wanted)
 
     @pytest.mark.parametrize("sink", [None, 1.0])
-    def test_scores_far_apart(self, sink):
+    def test_scores_far_apart_stay_finite(self, sink):
         case = Case(T=5, R=4, H=64, P=16, pages=6, sink=sink)
         args, wanted = problem(case, 1e4)
         assert_agrees(self.attend(case, args), args, *wanted)
@@ -201,7 +201,7 @@ def test_the_kernel_gives_zeros_to_queries_that_are_invalid_or_off_the_table(til
     assert_agrees(got, args, *wanted)
 
 
-def test_only_where_texts_may_be_long_rows_of_many_are_split():
+def test_long_texts_alone_split_rows_of_a_large_batch():
     pool = jax.ShapeDtypeStruct((8, 100, 64, 128), jnp.bfloat16)
 
     def splits(B, T, M, window=None):
@@ -238,7 +238,7 @@ def test_a_view_attends_by_the_reference_on_a_cpu():
 @pytest.mark.parametrize("B", [1, 16])
 @pytest.mark.parametrize("T", [1, 5, 256])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_real_sizes_on_a_gpu_in_memory_that_holds_nan(B, T, dtype):
+def test_real_sizes_agree_on_a_gpu_whose_memory_holds_nan(B, T, dtype):
     case = Case(T=T, R=4, H=128, P=64, pages=16, dtype=dtype)
     keys = jax.random.split(jax.random.key(B + T), 5)
     pages = 1 + B * case.pages

@@ -57,7 +57,7 @@ def test_agrees_with_the_oracle_and_gives_zeros_to_invalid_query_tokens(case):
 
 
 @interpreted
-def test_a_segment_gets_the_same_bits_in_any_row_and_beside_any_neighbours():
+def test_a_chunk_gets_the_same_bits_in_any_row_beside_any_others():
     case = CASES[0]
     (q, k, v, table, positions, valid), _ = problem(case)
     got = attend(case, (q, k, v, table, positions, valid))
@@ -105,7 +105,7 @@ def shapes(B, T, N=32, G=8, H=128, P=64, dtype="bfloat16"):
 
 
 @pytest.mark.parametrize(("B", "T", "programs"), [(3, 64, 5), (2, 32, 132), (4, 96, 7)])
-def test_every_block_is_dealt_once(B, T, programs):
+def test_every_block_has_one_instance(B, T, programs):
     q, pool, *_ = shapes(B, T)
     launch = PrefillLaunch.of(q, pool, None, None, 2, programs, None)
     dealt = [
@@ -151,7 +151,7 @@ def test_which_shapes_have_the_kernel(shape, known):
     assert has_prefill_kernel(q, pool) == known
 
 
-def test_elsewhere_it_is_the_reference():
+def test_other_platforms_run_the_reference():
     case = CASES[0]
     args, _ = problem(case)
     with jax.default_device(jax.devices("cpu")[0]):
@@ -163,7 +163,7 @@ def test_elsewhere_it_is_the_reference():
 @pytest.mark.gpu
 @pytest.mark.parametrize(("window", "sink"), [(None, None), (100, None), (None, 2.0), (100, 2.0)])
 @pytest.mark.parametrize("T", [32, 64])
-def test_real_sizes_on_a_gpu_among_other_rows_and_alone(T, window, sink):
+def test_real_sizes_agree_on_a_gpu_among_other_rows_and_alone(T, window, sink):
     case = Case(T=T, R=4, H=128, P=64, pages=16, dtype="bfloat16", window=window, sink=sink)
     args, wanted = problem(case)
     attend = jax.jit(functools.partial(prefill_attention_kernel, window=window, scores=case.all_scores))

@@ -26,7 +26,7 @@ def both(qkv, rotation, kv, view, interpret=True):
 
 @pytest.mark.parametrize("interpret", MODES)
 @pytest.mark.parametrize("case", [*CASES, LONG], ids=str)
-def test_does_what_the_two_do(case, interpret):
+def test_agrees_with_rope_and_write_apart(case, interpret):
     args = arguments(case)
     got, wanted = both(*args, interpret=interpret)
     tolerance = 2**-7 if case.dtype == "bfloat16" else 1e-6

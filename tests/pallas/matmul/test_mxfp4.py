@@ -62,7 +62,7 @@ def _permuted(first, second, digit: int):
     return byte if digit < 8 else (byte >> np.uint32(7)) * np.uint32(255)
 
 
-def test_the_instructions_make_the_numbers_of_the_definition():
+def test_instructions_agree_with_the_definition():
     rng = np.random.default_rng(0)
     byte = rng.integers(256, size=(500, GROUP), dtype=np.uint8)
     scales = rng.integers(3, LARGEST_SCALE + 1, size=(2, 500), dtype=np.uint32)

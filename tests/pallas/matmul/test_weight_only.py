@@ -66,9 +66,9 @@ def check(got, args, numbers):
     assert (np.abs(np.asarray(got, np.float64) - wanted) <= 1e-5 * size + 1e-30).all()
 
 
-class TestNarrowProduct:
+class TestWeightOnlyMatmul:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         self.implementation = implementation
 
     def product(self, *args, tiling: WeightOnlyTiling | None = None, dtype=jnp.float32):
@@ -84,7 +84,7 @@ class TestNarrowProduct:
         check(self.product(*args), args, numbers)
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_the_largest_and_the_smallest_numbers(self, kind):
+    def test_the_largest_and_the_smallest_numbers_are_exact(self, kind):
         args, numbers = problem(5, 64, 256, kind, extreme=True)
         check(self.product(*args), args, numbers)
 
@@ -96,10 +96,10 @@ class TestNarrowProduct:
         np.testing.assert_array_equal(self.product(jnp.zeros_like(x), weight, scale), 0)
 
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("splits", [2, 4, 8])
-    def test_inputs_may_be_split_unevenly(self, kind, splits):
+    @pytest.mark.parametrize("num_splits", [2, 4, 8])
+    def test_inputs_may_be_split_unevenly(self, kind, num_splits):
         args, numbers = problem(5, 70, 128 * 5 - 3, kind)
-        check(self.product(*args, tiling=WeightOnlyTiling(64, 16, 128, splits, 4, 3)), args, numbers)
+        check(self.product(*args, tiling=WeightOnlyTiling(64, 16, 128, num_splits, 4, 3)), args, numbers)
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("ordered", [False, True])
@@ -107,11 +107,11 @@ class TestNarrowProduct:
         args, numbers = problem(20, 70, 600, kind)
         check(self.product(*args, tiling=WeightOnlyTiling(64, 32, 256, 1, 4, 3, ordered)), args, numbers)
 
-    @pytest.mark.parametrize("splits", [1, 2])
-    def test_results_are_rounded_once(self, splits):
+    @pytest.mark.parametrize("num_splits", [1, 2])
+    def test_results_are_rounded_once(self, num_splits):
         for kind in KINDS:
             args, _ = problem(3, 64, 256, kind)
-            tiling = WeightOnlyTiling(64, 16, 128, splits, 4, 3)
+            tiling = WeightOnlyTiling(64, 16, 128, num_splits, 4, 3)
             wide, rounded = (self.product(*args, dtype=dtype, tiling=tiling) for dtype in (jnp.float32, jnp.bfloat16))
             np.testing.assert_array_equal(rounded, wide.astype(jnp.bfloat16))
 
@@ -131,9 +131,9 @@ def test_shapes_before_the_last_are_kept():
 
 
 @pytest.mark.parametrize("step", [64, 128])
-def test_places_are_those_of_inputs_in_order(step):
-    tile = unpack.places(256, step, False)
-    np.testing.assert_array_equal(unpack.places(256, step, True), unpack.in_order(tile[None])[0])
+def test_input_indices_are_in_mma_order(step):
+    tile = unpack.input_indices(256, step, False)
+    np.testing.assert_array_equal(unpack.input_indices(256, step, True), unpack.to_mma_order(tile[None])[0])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -155,13 +155,13 @@ def words(byte: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(byte).reshape(-1).view("<u4")
 
 
-def test_the_instructions_for_int8_make_its_numbers():
+def test_int8_instructions_agree_with_int8():
     byte = np.arange(256, dtype=np.uint8)
     found = carried_out(unpack.INT8, {"$2": words(byte)}).astype(np.float32)
     np.testing.assert_array_equal(found.reshape(-1) * SHRINK, byte.view(np.int8))
 
 
-def test_the_instructions_for_fp8_make_its_numbers():
+def test_fp8_instructions_agree_with_fp8():
     byte = np.arange(256, dtype=np.uint8)
     found = carried_out(unpack.FP8, {"$2": words(byte)}).astype(np.float32).reshape(-1) * SHRINK
     wanted = byte.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
@@ -169,7 +169,7 @@ def test_the_instructions_for_fp8_make_its_numbers():
     np.testing.assert_array_equal(found, wanted)
 
 
-def test_the_instructions_for_four_bits_make_the_numbers_of_the_definition():
+def test_int4_instructions_agree_with_the_definition():
     rng = np.random.default_rng(0)
     byte = np.tile(np.arange(256, dtype=np.uint8), 200)
     scale = rng.choice([1, -1], len(byte) // 4) * np.exp2(rng.uniform(-80, 18.9, len(byte) // 4))
@@ -187,7 +187,7 @@ def test_the_instructions_for_four_bits_make_the_numbers_of_the_definition():
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("outputs", "inputs"), [(6144, 4096), (28672, 4096), (4096, 14336), (128256, 2048), (70, 100)])
-def test_tilings_fit_what_they_are_for(bits, outputs, inputs):
+def test_tilings_fit_the_chip(bits, outputs, inputs):
     for tokens in (1, 5, 16, 17, 64, 80, 320, 512):
         tiling = WeightOnlyTiling.of(tokens, outputs, inputs, bits)
         for size in (tiling.outputs, tiling.tokens, tiling.inputs, tiling.num_splits):

@@ -95,7 +95,7 @@ def oracle(case: Case, q, text, positions, valid, scale: float):
 
 class TestLatentAttention:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         self.attend = lambda case, scores: implementation(
             functools.partial(latent_attention_reference, rank=case.rank, scores=scores),
             functools.partial(latent_attention_kernel, rank=case.rank, scores=scores, tiling=case.tiling),
@@ -130,9 +130,9 @@ def write_reference(compressed, query_weight, latent_weight, eps, rotation, pool
     return q, view.write(LayerKV(pool, None), latents[:, :, None], None).k
 
 
-class TestKeepLatents:
+class TestNormRopeWriteKV:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         self.keep = implementation(
             functools.partial(write_reference, eps=1e-6), functools.partial(norm_rope_write_kv_kernel, eps=1e-6)
         )
@@ -195,9 +195,9 @@ def test_the_kernel_is_for_powers_of_two(rank, rotated, dtype, known):
     assert has_kernel(q, pool, rank) is known
 
 
-class TestLatentQueries:
+class TestAbsorbQueries:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         self.queries = implementation(absorb_queries_reference, absorb_queries_kernel)
 
     @pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8", "float8_e4m3fn"])

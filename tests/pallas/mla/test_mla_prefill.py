@@ -133,7 +133,7 @@ def test_neighbours_change_nothing():
 
 
 @interpreted
-def test_more_pages_than_there_is_room_for_make_every_result_nan():
+def test_too_many_pages_make_every_result_nan():
     """What a pass may read is for the scheduler to see to; a wrong number would be worse than none."""
     q, pool, table, positions, _, maps = problem(CASES[0])
     B, M = 3, table.shape[1]
@@ -144,9 +144,9 @@ def test_more_pages_than_there_is_room_for_make_every_result_nan():
     assert jnp.isnan(got).all()
 
 
-class TestExpandLatents:
+class TestUpProject:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         self.expand = implementation(up_project_reference, up_project_kernel)
 
     numbers = jnp.array([3, 1, 9, 4, 0, 0, 0], jnp.int32)
@@ -193,19 +193,19 @@ class TestPagesInUse:
         np.testing.assert_array_equal(found.numbers, [3, 0, 0])
 
     @pytest.mark.parametrize("most", [5, 4, 1])
-    def test_all_are_counted(self, most):
+    def test_pages_that_are_not_listed_are_counted(self, most):
         found = self.of([16, 23, 7, -1], most)
         assert found.total == 5
         np.testing.assert_array_equal(found.numbers, [2, 4, 5, 7, 9][:most])
 
-    def test_nothing_is_read(self):
+    def test_no_page_is_listed_without_tokens(self):
         found = self.of([-1] * 4, 2)
         np.testing.assert_array_equal(found.numbers, [0, 0])
         assert found.total == 0
 
 
 @pytest.mark.parametrize("segments", [1, 4, 64])
-def test_a_pass_reads_no_more_pages_than_there_is_room_for(segments):
+def test_a_prefill_batch_stays_below_max_prefill_pages(segments):
     config = EngineConfig(max_len=1000, prefill_chunk=128, expand_latents=True, prefill_tokens=8192, reproducible=False)
     assert config.pages_of_pass(segments) == max_prefill_pages(segments, 128, config.pages_per_row, 64)
     assert dataclasses.replace(config, expand_latents=False).pages_of_pass(segments) is None
@@ -239,7 +239,7 @@ def test_lowers_for_hopper():
 
 
 @interpreted
-def test_the_benchmark_tells_right_from_wrong(monkeypatch, capsys):
+def test_the_benchmark_detects_a_wrong_result(monkeypatch, capsys):
     from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
 
     right = latent_prefill.up_projected_attention_kernel
@@ -250,7 +250,7 @@ def test_the_benchmark_tells_right_from_wrong(monkeypatch, capsys):
     assert capsys.readouterr().out.count("largest error") == 2
 
 
-def test_operations_of_a_pass():
+def test_operations_of_a_prefill_batch():
     """Of two prompts, 256 tokens of each behind 256 others."""
     which = latent_prefill.Pass(2, 256, 2)
     pairs = sum(256 + t + 1 for t in range(256))

@@ -108,9 +108,9 @@ def wide(stacked: ExpertWeights, inputs: int):
 TILINGS = [None, ExpertTiling(16, 16, 16, 4, 2), ExpertTiling(32, 64, 64, 4, 2)]
 
 
-class TestExperts:
+class TestGroupedMLP:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         def sums(tiling, clamp=None):
             made = implementation(
                 functools.partial(grouped_mlp_reference, clamp=clamp),
@@ -129,20 +129,20 @@ class TestExperts:
         np.testing.assert_allclose(found, by_token(*args), atol=5e-2 if dtype == "bfloat16" else 2e-5)
 
     @pytest.mark.parametrize("quantization", ["int8", "fp8"])
-    def test_quantised_weights(self, quantization):
+    def test_quantised_weights_agree_with_float64(self, quantization):
         args = layer(5, 72, 40, 16, 4, "float32", quantization)
         found = self.experts(TILINGS[1])(*args)
         np.testing.assert_allclose(found, by_token(*args), atol=2e-5)
 
     @pytest.mark.parametrize("tiling", TILINGS, ids=str)
     @pytest.mark.parametrize(("D", "F"), [(128, 64), (96, 32), (64, 160)])
-    def test_weights_in_mxfp4(self, D, F, tiling):
+    def test_mxfp4_weights_agree_with_float64(self, D, F, tiling):
         args = layer(5, D, F, 8, 3, "float32", "mxfp4")
         wanted = by_token(*args)
         np.testing.assert_allclose(self.experts(tiling)(*args), wanted, rtol=1e-5, atol=1e-6 * np.abs(wanted).max())
 
     @pytest.mark.parametrize("quantization", [None, "fp8", "mxfp4"])
-    def test_biases_and_the_clamped_activation(self, quantization):
+    def test_biases_and_the_clamped_activation_agree_with_float64(self, quantization):
         x, *args = layer(5, 64, 96, 8, 3, "float32", quantization, bias=True)
         x = x / 4
         found = self.experts(None, clamp=0.5)(x, *args)

@@ -21,9 +21,9 @@ def problem(shape, dtype, kind="rms"):
     return qkv, tuple(vectors[:2]), tuple(vectors[2:]) if kind == "layer" else (None, None)
 
 
-class TestNormHeads:
+class TestQKNorm:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         def qk_norm(*args, num_heads, kind="rms"):
             static = {"num_heads": num_heads, "eps": EPS, "kind": kind}
             of_kind = (functools.partial(f, **static) for f in (qk_norm_reference, qk_norm_kernel))

@@ -35,13 +35,13 @@ def test_tokens_follow_their_distribution_across_groups():
     assert p_value(counts, distribution / distribution.sum()) > 1e-6
 
 
-def test_another_distribution_is_told_apart():
+def test_another_distribution_is_rejected():
     uniform = np.full(V, 1 / V)
     counts = np.bincount(tokens(jnp.broadcast_to(0.1 * jnp.arange(V), (SAMPLES, V)), keys(3)), minlength=V)
     assert p_value(counts, uniform) < 1e-6
 
 
-def test_a_vocabulary_that_ends_inside_a_group_is_drawn_alike():
+def test_a_vocabulary_that_ends_inside_a_group_is_sampled_alike():
     """A draft's vocabulary may be narrower than the target's: the noise of a token is the same in both."""
     log_weight = jax.random.normal(jax.random.key(4), (SAMPLES, V)).at[:, 9:].set(-jnp.inf)
     np.testing.assert_array_equal(tokens(log_weight, keys(5)), tokens(log_weight[:, :9], keys(5)))

@@ -129,7 +129,7 @@ def assert_token_is_best(got, residual, at, noise, best):
 
 class TestResidual:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         self.masses = implementation(residual_masses_reference, residual_masses_kernel)
         self.draw_one = implementation(residual_sample_reference, residual_sample_kernel)
 
@@ -173,7 +173,7 @@ class TestResidual:
         alone = self.draw_one(residual, self.masses(residual, at), at, *rest)
         np.testing.assert_array_equal(alone, self.draw(residual, at, *rest))
 
-    def test_equal_distributions_leave_next_to_nothing_and_the_draw_is_from_p(self):
+    def test_equal_distributions_leave_next_to_nothing_and_p_is_sampled(self):
         (p, _, *rest), *args = problem(257, 257, "bfloat16", weighed=False)
         residual = Residual(p, WarpedLogits(*(x[:, :K] for x in p)), *rest)
         total = np.asarray(self.masses(residual)).sum(-1)
@@ -181,7 +181,7 @@ class TestResidual:
         np.testing.assert_allclose(total[refused], LEAST, rtol=1e-5)
         assert_token_is_best(self.draw(residual, *args), residual, *args)
 
-    def test_a_point_mass_is_not_drawn_even_if_it_is_the_likeliest(self):
+    def test_a_point_mass_is_not_sampled_even_if_it_is_the_likeliest(self):
         residual, _, noise, best = problem(257, 200, "float32", weighed=False)
         residual = residual._replace(point_mass=jnp.ones((B, K), bool), drafts=jnp.full((B, K), -1))
         at, best = jnp.zeros(B, jnp.int32), jnp.full_like(best, -1)
@@ -219,7 +219,7 @@ class TestResidual:
         np.testing.assert_array_equal(self.draw(poisoned, at, *rest), self.draw(residual, at, *rest))
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
-    def test_a_row_that_is_no_distribution_is_told(self, bad):
+    def test_a_row_without_a_distribution_is_reported(self, bad):
         residual, at, *rest = problem(257, 200, "float32")
         lse = residual.p.lse.at[1, at[1]].set(bad).at[2, 0].set(bad)
         _, ok = self.draw(residual._replace(p=residual.p._replace(lse=lse)), at, *rest)

@@ -52,9 +52,9 @@ def assert_agrees(got, args):
     assert (short_of_best < MARGIN).all(), short_of_best
 
 
-class TestDraw:
+class TestSample:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         self.draw = implementation(sample_reference, sample_kernel)
 
     @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ class TestDraw:
         token, _ = self.draw(logits, jnp.zeros(1), jnp.zeros(1, jnp.int32), jnp.ones(1), jnp.zeros(1))
         assert token.tolist() == [[130, 255]]
 
-    def test_minus_infinity_is_never_drawn_even_as_a_whole_block(self):
+    def test_minus_infinity_is_never_sampled_even_as_a_whole_block(self):
         logits, *_, key_data = problem(1000, "float32")
         banned = (jnp.arange(1000) < 900) | (jnp.arange(1000) % 3 == 0)
         logits = jnp.where(banned[None, None, :], -jnp.inf, logits)
@@ -107,12 +107,12 @@ class TestDraw:
         np.testing.assert_array_equal(np.asarray(token)[~hit], np.asarray(clean_token)[~hit])
         np.testing.assert_array_equal(np.asarray(rows.lse)[~hit], np.asarray(clean.lse)[~hit])
 
-    def test_a_row_of_nothing_has_no_finite_normaliser(self):
+    def test_logits_that_are_all_minus_infinity_have_no_finite_normaliser(self):
         logits, *rest = problem(257, "float32")
         _, rows = self.draw(jnp.full_like(logits, -jnp.inf), *rest)
         assert not np.isfinite(rows.lse).any()
 
-    def test_rows_do_not_see_their_slot(self):
+    def test_results_do_not_depend_on_the_order_of_rows(self):
         args = problem(257, "bfloat16")
         order = jnp.array([3, 1, 7, 0, 2, 6, 5, 4])
         token, rows = self.draw(*args)

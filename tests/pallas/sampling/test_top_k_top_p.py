@@ -61,9 +61,9 @@ def threshold_kernel(logits, scale, top_k, top_p, min_p, **how):
     return sample_kernel(logits[:, None], 1 / scale, top_k, top_p, min_p, **how)[1].cutoff[:, 0]
 
 
-class TestThreshold:
+class TestCutoff:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         self.cutoff = implementation(cutoff_reference, threshold_kernel)
 
     @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ class TestThreshold:
         assert np.isfinite(np.asarray(found)[[1, 2, 3]]).all()
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_ties_at_the_threshold_are_all_kept(self, dtype):
+    def test_ties_at_the_cutoff_all_survive(self, dtype):
         z = jnp.array([[3.0, 1.0, 2.0, 2.0, 2.0, -1.0, 0.0] + [-5.0] * 300] * 3, dtype)
         args = (z, jnp.ones(3), jnp.array([2, 0, 4], jnp.int32), jnp.array([1.0, 0.6, 0.55]), jnp.zeros(3))
         assert self.cutoff(*args).tolist() == [2.0, 2.0, 2.0]
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_negative_logits_and_zeros_of_both_signs(self, dtype):
+    def test_negative_logits_and_zeros_of_both_signs_are_ordered(self, dtype):
         z = jnp.array([[-8.0, -3.5, -0.0, 0.0, -1e-3, -2.0], [-8.0, -3.5, -4.0, -5.0, -7.5, -2.0]], dtype)
         found = self.cutoff(z, jnp.ones(2), jnp.array([3, 4], jnp.int32), jnp.ones(2), jnp.zeros(2))
         assert found.tolist() == [z[0, 4].astype(jnp.float32).item(), -5.0]
