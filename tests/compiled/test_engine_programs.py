@@ -69,15 +69,17 @@ def program(which: str):
 @functools.cache
 def compiled(which: str):
     programs, leaves, state = built()
-    one, row, pages = program(which), np.int32(0), np.zeros(programs.most_moved, np.int32)
-    args = (one.idle,) if isinstance(one, PackedProgram) else (row, pages)
+    chosen, row, pages = program(which), np.int32(0), np.zeros(programs.most_moved, np.int32)
+    args = (chosen.idle,) if isinstance(chosen, PackedProgram) else (row, pages)
     if which == "restore":
         args = *args, jax.eval_shape(save, state, row, pages)
     if which == "judge 16 rows":
         drafting = programs.draft[16]
         args = jax.eval_shape(drafting.function, leaves, state, drafting.idle)[1], *args
-    before = (leaves, state) if one.donate == WEIGHTS_THEN_STATE else (state,)
-    return compiled_for_h200(one.function, *before, *args, donate_argnums=one.donate, compiler_options=one.options)
+    before = (leaves, state) if chosen.donate == WEIGHTS_THEN_STATE else (state,)
+    return compiled_for_h200(
+        chosen.function, *before, *args, donate_argnums=chosen.donate, compiler_options=chosen.options
+    )
 
 
 @pytest.mark.parametrize("which", WHICH)
@@ -99,9 +101,11 @@ def test_admission_touches_no_pool():
 def test_pages_that_fill_the_memory_cause_no_rematerialization(capfd):
     """XLA would try, and warn that it could not. The warning comes where the option is missing, so it would be seen."""
     programs, leaves, state = built(dataclasses.replace(CONFIG, num_pages=170_000))
-    one = programs.prefill[2]
+    prefill = programs.prefill[2]
     warned = []
-    for options in (one.options, {}):
-        compiled_for_h200(one.function, leaves, state, one.idle, donate_argnums=one.donate, compiler_options=options)
+    for options in (prefill.options, {}):
+        compiled_for_h200(
+            prefill.function, leaves, state, prefill.idle, donate_argnums=prefill.donate, compiler_options=options
+        )
         warned.append("rematerialization" in capfd.readouterr().err)
     assert warned == [False, True]

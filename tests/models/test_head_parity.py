@@ -1,6 +1,6 @@
 """Each kind of draft head computes what its original implementation does.
 
-The outputs of the originals are kept in golden/, and the README.md there says how they were made.
+The outputs of the originals are stored in golden/, and the README.md there says how they were made.
 """
 
 import functools
@@ -57,9 +57,9 @@ def features_of(file: str, case: str):
     return jnp.asarray(golden("target")["final" if file == "eagle" else STREAMS.get(case, "streams-2-4-5")])
 
 
-def assert_close(found, expected):
-    assert found.shape == expected.shape
-    assert np.abs(np.asarray(found) - expected).max() < TOLERANCE * np.abs(expected).max()
+def assert_close(actual, expected):
+    assert actual.shape == expected.shape
+    assert np.abs(np.asarray(actual) - expected).max() < TOLERANCE * np.abs(expected).max()
 
 
 def likeliest(head, logits) -> int:

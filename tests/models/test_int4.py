@@ -26,13 +26,13 @@ def normal(shape, seed=0, dtype=np.float32):
 
 def by_hand(packed: np.ndarray, scale: np.ndarray, inputs: int) -> np.ndarray:
     """What the two arrays stand for, number by number."""
-    found = np.empty((len(packed), inputs))
-    for row, column in np.ndindex(found.shape):
+    numbers = np.empty((len(packed), inputs))
+    for row, column in np.ndindex(numbers.shape):
         group, place = divmod(column, 128)
         byte = int(packed[row, 64 * group + place % 64])
         code = byte >> 4 if place >= 64 else byte & 15
-        found[row, column] = (code - 8) * float(scale[row, group])
-    return found
+        numbers[row, column] = (code - 8) * float(scale[row, group])
+    return numbers
 
 
 @pytest.mark.parametrize("inputs", [1, 37, 64, 65, 128, 129, 300])
@@ -42,12 +42,12 @@ def test_codes_and_scales_are_laid_out_as_documented(inputs):
     assert (packed.shape, packed.dtype) == ((5, 64 * groups), np.uint8)
     assert (scale.shape, scale.dtype) == ((5, groups), ml_dtypes.bfloat16)
     expected = by_hand(packed, scale, inputs)
-    for found in (
+    for actual in (
         int4.dequantize(packed, scale, inputs),
         int4.dequantize(jnp.asarray(packed), jnp.asarray(scale), inputs),
     ):
-        assert found.dtype == np.float32
-        np.testing.assert_array_equal(found, expected)
+        assert actual.dtype == np.float32
+        np.testing.assert_array_equal(actual, expected)
     np.testing.assert_array_equal(dequantize(packed, scale, inputs), expected)
     np.testing.assert_array_equal(as_float32(packed[2:4], scale[2:4], inputs), expected[2:4])
     padding = int4.dequantize(packed, scale, 128 * groups)[:, inputs:]
@@ -59,11 +59,11 @@ def test_every_number_becomes_the_nearest(dtype):
     """Of the sixteen that a code and the scale of the group can stand for."""
     weight = normal((7, 200), dtype=dtype)
     packed, scale = quantize(weight)
-    found = int4.dequantize(packed, scale, 200)
+    actual = int4.dequantize(packed, scale, 200)
     steps = np.repeat(np.asarray(scale, np.float32), 128, axis=1)[:, :200]
     able = steps[..., None] * np.arange(-8, 8, dtype=np.float32)
     least = np.abs(able - np.asarray(weight, np.float32)[..., None]).min(axis=-1)
-    np.testing.assert_allclose(np.abs(found - np.asarray(weight, np.float32)), least, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(np.abs(actual - np.asarray(weight, np.float32)), least, rtol=1e-5, atol=1e-7)
 
 
 def test_no_other_peak_is_better():
@@ -127,8 +127,8 @@ def test_shards_have_entire_groups(tied):
     model = Decoder(config, rngs=nnx.Rngs(1))
     tokens = jnp.asarray(np.random.default_rng(0).integers(config.vocab_size, size=(2, 12)), jnp.int32)
     wanted = np.asarray(jax.jit(functools.partial(causal_logits, model))(tokens))
-    found = spread_logits(in_shards(model, 2), tokens)
-    assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
+    actual = spread_logits(in_shards(model, 2), tokens)
+    assert np.abs(actual - wanted).max() < 1e-5 * np.abs(wanted).max()
 
 
 def test_shards_that_would_cut_a_group_are_refused():

@@ -28,8 +28,8 @@ def test_pages_in_any_order_are_the_text(page_size, window):
     M = -(-S // page_size)
     table = jnp.asarray(1 + np.random.default_rng(0).permutation(2 * M).reshape(2, M), jnp.int32)
     q, k, v = random_heads(0, 2, S, N, H), random_heads(1, 2, S, G, H), random_heads(2, 2, S, G, H)
-    whole = CausalView(jnp.broadcast_to(jnp.arange(S)[None], (2, S)))
-    expected = attend(whole, q, whole.write(None, k, v), window)
+    causal = CausalView(jnp.broadcast_to(jnp.arange(S)[None], (2, S)))
+    expected = attend(causal, q, causal.write(None, k, v), window)
 
     kv, lengths = empty(2 * M + 1, page_size), jnp.array([S, 9])
     for start, end in ((0, 6), (6, S)):

@@ -66,7 +66,7 @@ def test_partial_sums_leave_the_logits_the_same(config, maps, monkeypatch):
         return products[-1]
 
     monkeypatch.setattr("jspec.models.layers.bf16_matmul", recorded)
-    found = logits(model)
+    actual = logits(model)
     assert any(y.ndim == 4 for y in products)
     for _, part in nnx.iter_graph(model):
         if isinstance(part, Linear):
@@ -74,7 +74,7 @@ def test_partial_sums_leave_the_logits_the_same(config, maps, monkeypatch):
     assert split_maps(model) == []
     wanted = logits(model)
     # Both are sums in float32 of the same numbers in another order, rounded once.
-    assert np.sqrt(np.mean((found - wanted) ** 2)) < 0.02 * np.sqrt(np.mean(wanted**2))
+    assert np.sqrt(np.mean((actual - wanted) ** 2)) < 0.02 * np.sqrt(np.mean(wanted**2))
 
 
 def test_shards_get_no_partial_sums():

@@ -96,11 +96,11 @@ def test_output_channels_of_zeros_stay_zeros(kind):
 @pytest.mark.parametrize("kind", ALL)
 def test_blocks_of_conversion_change_nothing(kind, monkeypatch):
     weight = normal((23, 8))
-    whole = quantize(weight, kind)
+    at_once = quantize(weight, kind)
     monkeypatch.setattr(quantization, "_BLOCK", 40)
     monkeypatch.setattr(int4, "_BLOCK", 300)
-    for one, other in zip(whole, quantize(weight, kind), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for array, in_blocks in zip(at_once, quantize(weight, kind), strict=True):
+        np.testing.assert_array_equal(array, in_blocks)
 
 
 @pytest.mark.parametrize(("rows", "gpu"), [((2, 3), False), ((1, 1), False), ((1, 1), True)])
@@ -122,7 +122,7 @@ def test_products_agree_with_dequantised_weights(kind, dtype, rows, gpu, monkeyp
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_dequantised_weight_is_made(kind):
-    """The scale is applied to sums: scaling the weight would make a copy of it that is as wide as x."""
+    """The scale is applied to sums: scaling the weight would make a copy of it in the dtype of x."""
     linear = Linear(16, 8, bias=True, quantization=kind, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     jaxpr = str(jax.make_jaxpr(linear)(jnp.ones((3, 16), jnp.bfloat16)))
     assert re.search(r"f32\[3,8\] = mul", jaxpr)
@@ -140,32 +140,32 @@ def test_a_model_agrees_with_its_dequantised_weights(kind, tied, head):
     scales = {name: value for name, value in params.items() if name.endswith("scale")}
     assert len(scales) == 2 * 4 + head
     assert (model.output_scale is not None) == head
-    wider, shapes = {name: value for name, value in params.items() if name not in scales}, config.param_shapes()
+    dequantized, shapes = {name: value for name, value in params.items() if name not in scales}, config.param_shapes()
     for name, scale in scales.items():
         weight = "embedding" if name == "embedding_scale" else f"{name.removesuffix('.scale')}.weight"
         assert (params[weight].dtype, scale.dtype) == (STORED[kind], SCALES[kind])
-        wider[weight] = as_float32(params[weight], scale, shapes[weight][1])
+        dequantized[weight] = as_float32(params[weight], scale, shapes[weight][1])
     tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, config.vocab_size)
-    expected = causal_logits(build(with_kind(None, tied), wider), tokens)
+    expected = causal_logits(build(with_kind(None, tied), dequantized), tokens)
     np.testing.assert_allclose(causal_logits(model, tokens), expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(model.embed(tokens), wider["embedding"][tokens])
+    np.testing.assert_array_equal(model.embed(tokens), dequantized["embedding"][tokens])
 
 
 @pytest.mark.parametrize("name", [name for name, config in VARIANTS.items() if config.quantization is not None])
 def test_a_head_agrees_with_its_dequantised_weights(name):
-    """Its drafts over whole texts, and what it keeps in its cache."""
+    """Its drafts over entire texts, and its cache."""
     model, config, head = target(), VARIANTS[name], random_head(VARIANTS[name])
-    wide_config, wide_head = plain_config(config), dequantized_head(config, head)
+    full_config, full_head = plain_config(config), dequantized_head(config, head)
     text = jax.random.randint(jax.random.key(1), (3, 16), 0, V, jnp.int32)
     length = jnp.array([3, 7, 12], jnp.int32)
 
     def drafts(config, head):
         return compile_fast(lambda text, length: causal_drafts(config, head, model, text, length, 3))(text, length)
 
-    found, expected = drafts(config, head), drafts(wide_config, wide_head)
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    actual, expected = drafts(config, head), drafts(full_config, full_head)
+    for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
-    assert np.isneginf(found.logits).any() == config.reduced
+    assert np.isneginf(actual.logits).any() == config.reduced
 
 
 @pytest.mark.parametrize("kind", ALL)

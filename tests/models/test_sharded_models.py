@@ -42,8 +42,8 @@ def some_tokens(config: ModelConfig) -> jax.Array:
     return jnp.asarray(np.random.default_rng(0).integers(config.vocab_size, size=(2, 12)), jnp.int32)
 
 
-def relative_error(found, wanted) -> float:
-    return float(np.abs(np.asarray(found) - np.asarray(wanted)).max() / np.abs(np.asarray(wanted)).max())
+def relative_error(actual, wanted) -> float:
+    return float(np.abs(np.asarray(actual) - np.asarray(wanted)).max() / np.abs(np.asarray(wanted)).max())
 
 
 @pytest.mark.parametrize(("architecture", "shards"), CASES, ids=str)
@@ -177,9 +177,9 @@ def test_a_checkpoint_is_loaded_into_shards(tmp_path):
     for given in ({"tensor_parallel": 2}, {"tensor_parallel_size": 2, "draft_tensor_parallel_size": 2}):
         llm = jspec.load(target, draft, **small, **given)
         assert relative_error(llm.logits([1, 2, 3]), expected.logits([1, 2, 3])) < 1e-5
-        for found, wanted in zip(*(jspec.generate(one, prompts, **how) for one in (llm, expected)), strict=True):
-            assert found.token_ids == wanted.token_ids
-            assert found.logprobs[0].keys() == wanted.logprobs[0].keys()
+        for actual, wanted in zip(*(jspec.generate(model, prompts, **how) for model in (llm, expected)), strict=True):
+            assert actual.token_ids == wanted.token_ids
+            assert actual.logprobs[0].keys() == wanted.logprobs[0].keys()
         heads = llm.engine.runner.state.cache[0].k.sharding.spec
         assert heads == jax.sharding.PartitionSpec(AXIS)
 

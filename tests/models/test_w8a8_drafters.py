@@ -31,18 +31,18 @@ def hopper(monkeypatch):
 
 def quantizing(module) -> set[str]:
     """The paths of the maps that quantise their inputs, and of the norms that quantise their outputs."""
-    found = {".".join(map(str, path)): part for path, part in nnx.iter_graph(module) if isinstance(part, Linear | Norm)}
+    parts = {".".join(map(str, path)): part for path, part in nnx.iter_graph(module) if isinstance(part, Linear | Norm)}
     return {
         path
-        for path, part in found.items()
+        for path, part in parts.items()
         if (part.quantize_inputs if isinstance(part, Linear) else part.quantize_outputs)
     }
 
 
-def distance(found, wanted) -> float:
+def distance(actual, wanted) -> float:
     """The root of the mean square of what differs, as a part of that of what is wanted."""
-    found, wanted = (np.asarray(x, np.float64) for x in (found, wanted))
-    return float(np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2)))
+    actual, wanted = (np.asarray(x, np.float64) for x in (actual, wanted))
+    return float(np.sqrt(np.mean((actual - wanted) ** 2) / np.mean(wanted**2)))
 
 
 def tokens_of(config) -> jax.Array:
@@ -88,14 +88,14 @@ def test_which_maps_of_a_draft_model_quantise_their_inputs():
 
 def test_a_residual_stream_without_norms_is_not_quantised():
     after = dataclasses.replace(INT8, norm_placement="after")
-    found = quantizing(Decoder(after, rngs=nnx.Rngs(0)).prepare())
-    assert found == set().union(*(layer(i, "attention.out", "mlp.down") for i in range(3)))
+    actual = quantizing(Decoder(after, rngs=nnx.Rngs(0)).prepare())
+    assert actual == set().union(*(layer(i, "attention.out", "mlp.down") for i in range(3)))
 
 
 def test_inputs_of_experts_are_not_quantised():
     mixed = dataclasses.replace(INT8, experts=Experts(4, 2, 24))
-    found = quantizing(Decoder(mixed, rngs=nnx.Rngs(0)).prepare())
-    assert found == set().union(*(layer(i, *MAPS[:2], "attention_norm") for i in range(3)))
+    actual = quantizing(Decoder(mixed, rngs=nnx.Rngs(0)).prepare())
+    assert actual == set().union(*(layer(i, *MAPS[:2], "attention_norm") for i in range(3)))
 
 
 @pytest.mark.parametrize(

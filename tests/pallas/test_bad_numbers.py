@@ -28,8 +28,8 @@ def along_axes(function: Callable, start: float) -> Callable:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return function(x, *args, **how)
         broken = jnp.isnan(x)
-        found = function(jnp.where(broken, jnp.asarray(start, x.dtype), x), *args, **how)
-        return jnp.where(jnp.all(broken, *args, **how), jnp.nan, found)
+        extreme = function(jnp.where(broken, jnp.asarray(start, x.dtype), x), *args, **how)
+        return jnp.where(jnp.all(broken, *args, **how), jnp.nan, extreme)
 
     return reduced
 
@@ -96,9 +96,9 @@ class TestBadNumbers:
             args[spot.operand] = args[spot.operand].at[spot.at].set(spot.number)
             wanted = broken_rows(problem.rows(reference(*args)))
             assert wanted[:, problem.row].any() or not np.isnan(spot.number), spot
-            found = problem.rows(run(*args))
-            np.testing.assert_array_equal(broken_rows(found), wanted, err_msg=str(spot))
-            for x, y in zip(found, clean, strict=True):
+            actual = problem.rows(run(*args))
+            np.testing.assert_array_equal(broken_rows(actual), wanted, err_msg=str(spot))
+            for x, y in zip(actual, clean, strict=True):
                 np.testing.assert_array_equal(np.asarray(x)[others], np.asarray(y)[others], err_msg=str(spot))
 
 

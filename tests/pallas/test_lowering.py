@@ -45,16 +45,16 @@ def _shapes(V, dtype):
     settings = f32(B), i32(B), f32(B), f32(B)
     rows = array((B, T, V), dtype)
     residual = Residual(distributions(T, V), distributions(K, V - V // 4), i32(B, K), flag(B, K), i32(B), f32(B, T))
-    narrow = residual._replace(draft_ids=i32(V))
+    reduced = residual._replace(draft_ids=i32(V))
     after = residual, f32(B, T, num_groups(V)), i32(B), RoundNoise(keys(B), i32(B)), i32(B, T)
     return {
-        "draw": (sample, (rows, *settings, keys(B, T)), {"weigh_groups", "sample"}),
-        "draw without noise": (sample, (rows, *settings), {"weigh_groups", "sample"}),
+        "sample": (sample, (rows, *settings, keys(B, T)), {"weigh_groups", "sample"}),
+        "sample without noise": (sample, (rows, *settings), {"weigh_groups", "sample"}),
         "residual_masses": (residual_masses, (residual,), {"weigh_residual"}),
         "residual_masses, one row": (residual_masses, (residual._replace(log_weight=None), i32(B)), {"weigh_residual"}),
         "residual_sample": (residual_sample, after, {"sample_residual"}),
-        "residual_masses of a draft vocabulary": (residual_masses, (narrow,), {"weigh_residual"}),
-        "residual_sample of a draft vocabulary": (residual_sample, (narrow, *after[1:]), {"sample_residual"}),
+        "residual_masses of a draft vocabulary": (residual_masses, (reduced,), {"weigh_residual"}),
+        "residual_sample of a draft vocabulary": (residual_sample, (reduced, *after[1:]), {"sample_residual"}),
     }
 
 
@@ -77,9 +77,9 @@ def _attention(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN, s
 @pytest.mark.parametrize("name", _shapes(1031, "float32"))
 def test_sampling_lowers_for_cuda(name, V, dtype):
     function, args, kernels = _shapes(V, jnp.dtype(dtype))[name]
-    found = kernels_of(for_cuda(function, args))
-    assert len(found) == len(kernels)
-    assert set(found) == kernels
+    actual = kernels_of(for_cuda(function, args))
+    assert len(actual) == len(kernels)
+    assert set(actual) == kernels
 
 
 @pytest.mark.parametrize("name", _shapes(1031, "float32"))
@@ -112,7 +112,7 @@ def test_attention_without_a_kernel_for_its_heads_is_the_reference(H):
     assert not kernels_of(for_cuda(*_attention(B=1, T=5, H=H)))
 
 
-def _extension(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN, rotary=None, sinks=False):
+def _decode_attention(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN, rotary=None, sinks=False):
     """``PagedView.extend`` of 32 heads on 8 over 1,008 slots, and its arguments."""
     array, M = jax.ShapeDtypeStruct, 1008 // P
     pool = array((8, 1 + B * M, P, H), dtype)
@@ -135,42 +135,42 @@ def _extension(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN, r
     ids=str,
 )
 def test_decode_attention_lowers_for_cuda(shape, dtype):
-    assert sorted(kernels_of(for_cuda(*_extension(**shape, dtype=dtype)))) == ["decode_split", "merge_splits"]
+    assert sorted(kernels_of(for_cuda(*_decode_attention(**shape, dtype=dtype)))) == ["decode_split", "merge_splits"]
 
 
 @pytest.mark.parametrize("rotary", [None, 96, 0])
 def test_many_tokens_are_written_before_they_attend(rotary):
-    assert sorted(kernels_of(for_cuda(*_extension(B=1, T=17, rotary=rotary)))) == [
+    assert sorted(kernels_of(for_cuda(*_decode_attention(B=1, T=17, rotary=rotary)))) == [
         "attend_split",
         "merge_splits",
         "rope_and_write_kv",
     ]
 
 
-@pytest.mark.parametrize(("make", "operands"), [(_attention, 5), (_extension, 7)])
+@pytest.mark.parametrize(("make", "operands"), [(_attention, 5), (_decode_attention, 7)])
 def test_only_kernels_of_models_with_sinks_have_them_as_an_operand(make, operands):
-    def found(sinks: bool):
+    def num_operands(sinks: bool):
         text = for_cuda(*make(B=64, T=5, sinks=sinks))
         [call] = re.findall(r"@__gpu\$xla\.gpu\.triton\((.*?)\)", text)
         return len(call.split(","))
 
-    assert (found(False), found(True)) == (operands, operands + 1)
+    assert (num_operands(False), num_operands(True)) == (operands, operands + 1)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("R", "T", "kernels"), [(96, 3, 1), (100, 5, 1), (40, 17, 2)])
 def test_decode_attention_of_a_ragged_view_lowers_for_cuda(R, T, kernels, dtype):
     """R tokens of 64 rows of up to T each; where T is more than the kernel has, they are put into rows before."""
-    _, (rows, qkv, _, kv, scores) = _extension(64, T, dtype=dtype)
+    _, (rows, qkv, _, kv, scores) = _decode_attention(64, T, dtype=dtype)
     array = jax.ShapeDtypeStruct
     layout = RaggedLayout(array((65,), jnp.int32), array((R,), jnp.int32))
-    side_by_side = array((1, R, *qkv.shape[2:]), dtype), Rotation(*[array((1, R, 64), jnp.float32)] * 2)
-    extend = lambda view, qkv, rotation, kv: view.extend(qkv, rotation, kv, 8, None, scores)  # noqa: E731
-    assert len(kernels_of(for_cuda(extend, (RaggedView(rows, layout), *side_by_side, kv)))) == kernels
+    ragged = array((1, R, *qkv.shape[2:]), dtype), Rotation(*[array((1, R, 64), jnp.float32)] * 2)
+    attend = lambda view, qkv, rotation, kv: view.extend(qkv, rotation, kv, 8, None, scores)  # noqa: E731
+    assert len(kernels_of(for_cuda(attend, (RaggedView(rows, layout), *ragged, kv)))) == kernels
 
 
 def test_decode_attention_elsewhere_is_the_reference():
-    function, args = _extension(B=1, T=5)
+    function, args = _decode_attention(B=1, T=5)
     assert "triton" not in jax.jit(function).trace(*args).lower(lowering_platforms=("cpu",)).as_text()
 
 
@@ -207,8 +207,8 @@ def test_latent_attention_lowers_for_cuda(B, T, dtype):
         vectors, kv = view.write_latent_kv(new, *weights, 1e-6, rotation, kv)
         return vectors, view.attend_latents(q, kv, 512, Scores(0.1)), kv
 
-    found = sorted(kernels_of(for_cuda(function, (view, q, new, weights, rotation, LayerKV(pool, None)))))
-    assert found == ["attend_split", "norm_rope_write_kv", *(["merge_splits"] if B * T < 100 else [])]
+    actual = sorted(kernels_of(for_cuda(function, (view, q, new, weights, rotation, LayerKV(pool, None)))))
+    assert actual == ["attend_split", "norm_rope_write_kv", *(["merge_splits"] if B * T < 100 else [])]
 
 
 @pytest.mark.parametrize("rank", [256, 512])
@@ -234,8 +234,8 @@ def test_absorbed_queries_lower_for_cuda(M, stored):
 def test_routing_by_sigmoids_in_groups_lowers_for_cuda(M, X):
     routing = Routing(4, True, "sigmoid", 8, 4, 2.5, shared=1)
     args = jax.ShapeDtypeStruct((M, X), jnp.float32), jax.ShapeDtypeStruct((X,), jnp.float32)
-    found = kernels_of(for_cuda(functools.partial(route, routing=routing), args))
-    assert sorted(found) == (["route_small_batch"] if M <= MOST_TOKENS else ["choose", "group"])
+    actual = kernels_of(for_cuda(functools.partial(route, routing=routing), args))
+    assert sorted(actual) == (["route_small_batch"] if M <= MOST_TOKENS else ["choose", "group"])
 
 
 def _mixture(M, X, dtype):

@@ -8,7 +8,7 @@ With n devices the second way moves 1 / n of the logits, and looks at 1 / n of t
 Rounds with few logits gather (``Shards.deal_from``).
 
 Thresholds and masses could be found from parts of the vocabulary, too, and then hardly a logit would be moved. But a row
-whose tokens are cut searches its threshold in tens of steps, each of which would be an exchange."""
+whose tokens are cut searches its cutoff in tens of steps, each of which would be an exchange."""
 
 import dataclasses
 from typing import Any, TypeVar

@@ -24,7 +24,7 @@ def arguments(case: Case):
     qkv = jax.random.normal(keys[0], (B, T, G * (case.R + 2), case.H)).astype(case.dtype)
     angles = 6 * jax.random.uniform(keys[1], (B, T, (case.H if case.rotary is None else case.rotary) // 2))
     rotation = None if case.rotary == 0 else Rotation(jnp.cos(angles), jnp.sin(angles))
-    table = jnp.where(table < k_pool.shape[1], table, 0)  # pages that nobody has yet are the null page
+    table = jnp.where(table < k_pool.shape[1], table, 0)  # pages that no request has yet are the null page
     live = jnp.asarray(valid)
     page = jnp.take_along_axis(table, jnp.clip(positions // P, 0, table.shape[1] - 1), axis=1)
     page = jnp.where(live, page, k_pool.shape[1])
@@ -106,15 +106,15 @@ def test_real_sizes_agree_on_a_gpu(B, T):
     assert_agrees((out, written), wanted, view, case.dtype)
 
 
-def packed(case: Case, padding: int):
+def ragged_arguments(case: Case, padding: int):
     """``arguments`` with the valid tokens of all rows side by side, and padding behind them."""
     qkv, rotation, kv, view = arguments(case)
     order = jnp.argsort(~view.valid, axis=1, stable=True)  # a row's valid tokens come first
     row = jnp.arange(len(order))[:, None]
     qkv, rotation = jax.tree.map(lambda x: x[row, order], (qkv, rotation))
     view = dataclasses.replace(view, positions=view.positions[row, order], valid=view.valid[row, order])
-    side_by_side = RaggedView.of(view, int(view.valid.sum()) + padding)
-    return side_by_side.from_rows(qkv), jax.tree.map(side_by_side.from_rows, rotation), kv, side_by_side
+    ragged = RaggedView.of(view, int(view.valid.sum()) + padding)
+    return ragged.from_rows(qkv), jax.tree.map(ragged.from_rows, rotation), kv, ragged
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def packed(case: Case, padding: int):
 @pytest.mark.parametrize("case", [case for case in CASES if case.T < 40], ids=str)
 def test_a_ragged_view_agrees_with_its_rows(case, interpret, padding):
     """They are read and written where they are, and nothing of a row shows in another."""
-    qkv, rotation, kv, view = packed(case, padding)
+    qkv, rotation, kv, view = ragged_arguments(case, padding)
     rows, how = view.rows, {"tiling": case.tiling, "interpret": interpret}
     where = rows.table, rows.positions, rows.valid, case.window, case.all_scores
     out, *pools = decode_attention_kernel(qkv, rotation, *kv, *where, view.layout, **how)

@@ -182,7 +182,7 @@ class TestPagedAttention:
         case = Case(T=5, R=4, H=64, P=16, pages=6, tiling=tiling)
         args, _ = problem(case)
         valid = np.asarray(args[-1])
-        got, wanted = (np.asarray(self.attend(one, args))[valid] for one in (replace(case, sink=-20.0), case))
+        got, wanted = (np.asarray(self.attend(variant, args))[valid] for variant in (replace(case, sink=-20.0), case))
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
 
 

@@ -36,13 +36,13 @@ MOSAIC = "custom_call @mosaic_gpu_v2"
 def attend(case: Case, args):
     from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
 
-    stages, programs = 2, 3  # fewer than tiles, and fewer than blocks
+    stages, instances = 2, 3  # fewer than tiles, and fewer than blocks
     return prefill_attention_kernel(
         *args,
         window=case.window,
         scores=case.all_scores,
         num_stages=stages,
-        instances=programs,
+        instances=instances,
         interpret=InterpretGPUParams(),
     )
 
@@ -104,16 +104,16 @@ def shapes(B, T, N=32, G=8, H=128, P=64, dtype="bfloat16"):
     return queries, pool, pool, array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_)
 
 
-@pytest.mark.parametrize(("B", "T", "programs"), [(3, 64, 5), (2, 32, 132), (4, 96, 7)])
-def test_every_block_has_one_instance(B, T, programs):
+@pytest.mark.parametrize(("B", "T", "instances"), [(3, 64, 5), (2, 32, 132), (4, 96, 7)])
+def test_every_block_has_one_instance(B, T, instances):
     q, pool, *_ = shapes(B, T)
-    launch = PrefillLaunch.of(q, pool, None, None, 2, programs, None)
-    dealt = [
-        tuple(int(x) for x in launch.block(jnp.int32(program), i))
-        for program in range(launch.instances)
-        for i in range(int(launch.blocks_of(program)))
+    launch = PrefillLaunch.of(q, pool, None, None, 2, instances, None)
+    blocks = [
+        tuple(int(x) for x in launch.block(jnp.int32(instance), i))
+        for instance in range(launch.instances)
+        for i in range(int(launch.blocks_of(instance)))
     ]
-    assert sorted(dealt) == sorted(itertools.product(range(B), range(launch.G), range(launch.blocks)))
+    assert sorted(blocks) == sorted(itertools.product(range(B), range(launch.G), range(launch.blocks)))
 
 
 @pytest.mark.parametrize("window", [None, 100])
@@ -142,7 +142,7 @@ def test_other_gpus_get_paged_attention(monkeypatch):
         *[({"B": 8, "T": 64}, True), ({"B": 64, "T": 32}, True), ({"B": 1, "T": 2048}, True)],
         *[({"B": 64, "T": 40}, False), ({"B": 64, "T": 64, "N": 56}, False), ({"B": 64, "T": 64, "P": 16}, False)],
         *[({"B": 64, "T": 64, "dtype": "float32"}, False), ({"B": 64, "T": 64, "H": 256}, False)],
-        ({"B": 2, "T": 64}, False),  # too few programs: splitting the rows is better
+        ({"B": 2, "T": 64}, False),  # too few instances: splitting the rows is better
     ],
     ids=str,
 )

@@ -112,8 +112,8 @@ class TestWeightOnlyMatmul:
         for kind in KINDS:
             args, _ = problem(3, 64, 256, kind)
             tiling = WeightOnlyTiling(64, 16, 128, num_splits, 4, 3)
-            wide, rounded = (self.product(*args, dtype=dtype, tiling=tiling) for dtype in (jnp.float32, jnp.bfloat16))
-            np.testing.assert_array_equal(rounded, wide.astype(jnp.bfloat16))
+            exact, rounded = (self.product(*args, dtype=dtype, tiling=tiling) for dtype in (jnp.float32, jnp.bfloat16))
+            np.testing.assert_array_equal(rounded, exact.astype(jnp.bfloat16))
 
     def test_a_token_that_is_not_finite_leaves_the_others_alone(self):
         for kind in KINDS:
@@ -140,8 +140,8 @@ def test_input_indices_are_in_mma_order(step):
 def test_four_bits_are_rounded_before_they_are_multiplied(dtype):
     (_, packed, scale), _ = problem(1, 16, 256, "int4")
     wanted = int4.dequantize(np.asarray(packed), np.asarray(scale), 256).astype(dtype)
-    found = jax.jit(weight_only_matmul_reference)(jnp.eye(256, dtype=dtype), packed, scale)
-    np.testing.assert_array_equal(found, wanted.T.astype(np.float32))
+    actual = jax.jit(weight_only_matmul_reference)(jnp.eye(256, dtype=dtype), packed, scale)
+    np.testing.assert_array_equal(actual, wanted.T.astype(np.float32))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -157,16 +157,16 @@ def words(byte: np.ndarray) -> np.ndarray:
 
 def test_int8_instructions_agree_with_int8():
     byte = np.arange(256, dtype=np.uint8)
-    found = carried_out(unpack.INT8, {"$2": words(byte)}).astype(np.float32)
-    np.testing.assert_array_equal(found.reshape(-1) * SHRINK, byte.view(np.int8))
+    actual = carried_out(unpack.INT8, {"$2": words(byte)}).astype(np.float32)
+    np.testing.assert_array_equal(actual.reshape(-1) * SHRINK, byte.view(np.int8))
 
 
 def test_fp8_instructions_agree_with_fp8():
     byte = np.arange(256, dtype=np.uint8)
-    found = carried_out(unpack.FP8, {"$2": words(byte)}).astype(np.float32).reshape(-1) * SHRINK
+    actual = carried_out(unpack.FP8, {"$2": words(byte)}).astype(np.float32).reshape(-1) * SHRINK
     wanted = byte.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     wanted[0x7F], wanted[0xFF] = 480, -480  # NaN
-    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(actual, wanted)
 
 
 def test_int4_instructions_agree_with_the_definition():
@@ -181,8 +181,8 @@ def test_int4_instructions_agree_with_the_definition():
     registers = {"$2": words(byte), "$3": factor, "$4": factor, "$5": zero, "$6": zero}
     for asm, code in ((unpack.LOW, byte & 15), (unpack.HIGH, byte >> 4)):
         wanted = ((code.astype(np.float32) - 8) * np.repeat(exact, 4)).astype(ml_dtypes.bfloat16)
-        found = carried_out(asm, registers).astype(np.float32).reshape(-1) * SHRINK
-        np.testing.assert_array_equal(found, wanted.astype(np.float32))
+        actual = carried_out(asm, registers).astype(np.float32).reshape(-1) * SHRINK
+        np.testing.assert_array_equal(actual, wanted.astype(np.float32))
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -133,7 +133,7 @@ def write_reference(compressed, query_weight, latent_weight, eps, rotation, pool
 class TestNormRopeWriteKV:
     @pytest.fixture(autouse=True)
     def choose_implementation(self, implementation):
-        self.keep = implementation(
+        self.norm_rope_write = implementation(
             functools.partial(write_reference, eps=1e-6), functools.partial(norm_rope_write_kv_kernel, eps=1e-6)
         )
 
@@ -150,12 +150,12 @@ class TestNormRopeWriteKV:
         query_weight = None if queries is None else (1 + jax.random.normal(keys[1], (queries,))).astype(case.dtype)
         latent_weight = (1 + jax.random.normal(keys[2], (case.rank,))).astype(case.dtype)
         rotation = rotation_at(positions, Rope(theta=100.0), case.rotated)
-        keep = functools.partial(self.keep, compressed, query_weight, latent_weight)
-        q, found = keep(rotation=rotation, pool=pool, table=table, positions=positions, valid=valid)
+        write = functools.partial(self.norm_rope_write, compressed, query_weight, latent_weight)
+        q, actual = write(rotation=rotation, pool=pool, table=table, positions=positions, valid=valid)
         wanted_q, wanted = by_hand(compressed, query_weight, latent_weight, rotation, pool, table, positions, valid)
         tolerance = 1e-5 if case.dtype == "float32" else 0.04
         np.testing.assert_allclose(np.asarray(q, np.float64), wanted_q, rtol=tolerance, atol=tolerance)
-        np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(np.asarray(actual, np.float64), wanted, rtol=tolerance, atol=tolerance)
         assert (wanted != np.asarray(pool, np.float64)).any()
 
 
@@ -198,7 +198,7 @@ def test_the_kernel_is_for_powers_of_two(rank, rotated, dtype, known):
 class TestAbsorbQueries:
     @pytest.fixture(autouse=True)
     def choose_implementation(self, implementation):
-        self.queries = implementation(absorb_queries_reference, absorb_queries_kernel)
+        self.absorb = implementation(absorb_queries_reference, absorb_queries_kernel)
 
     @pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
     @pytest.mark.parametrize("shape", [(1, 1, 5, 24, 32, 16), (3, 5, 2, 64, 80, 8), (2, 40, 3, 192, 128, 64)], ids=str)
@@ -214,11 +214,11 @@ class TestAbsorbQueries:
             scale = jax.random.uniform(keys[2], (N, Hn), minval=0.5) / 100
         positions = jnp.arange(B * T, dtype=jnp.int32).reshape(B, T)
         rotation = rotation_at(positions, Rope(theta=100.0), Hr)
-        found = np.asarray(self.queries(q, weight, scale, rotation), np.float64)
-        wide_q, wide = np.asarray(q, np.float64), np.asarray(weight.astype(jnp.float32), np.float64)
-        wide = wide if scale is None else wide * np.asarray(scale, np.float64)[:, :, None]
+        actual = np.asarray(self.absorb(q, weight, scale, rotation), np.float64)
+        q64, weight64 = np.asarray(q, np.float64), np.asarray(weight.astype(jnp.float32), np.float64)
+        weight64 = weight64 if scale is None else weight64 * np.asarray(scale, np.float64)[:, :, None]
         cos, sin = (np.asarray(angle, np.float64)[:, :, None] for angle in rotation)
-        a, b = np.split(wide_q[..., Hn:], 2, axis=-1)
-        product = np.einsum("btnh,nhc->btnc", wide_q[..., :Hn], wide)
+        a, b = np.split(q64[..., Hn:], 2, axis=-1)
+        product = np.einsum("btnh,nhc->btnc", q64[..., :Hn], weight64)
         wanted = np.concatenate([product, a * cos - b * sin, b * cos + a * sin], axis=-1)
-        np.testing.assert_allclose(found, wanted, atol=0.03 if dtype == "bfloat16" else 1e-5)
+        np.testing.assert_allclose(actual, wanted, atol=0.03 if dtype == "bfloat16" else 1e-5)

@@ -50,7 +50,7 @@ CASES = [
 
 @functools.cache
 def problem(case: Case):
-    """Arguments in bfloat16; pages that no text has, and slots that nobody may see, are NaN."""
+    """Arguments in bfloat16; pages that no text has, and slots that no query sees, are NaN."""
     rng, S, P = np.random.default_rng(case.value), case.pages * case.P, case.P
     start = np.array([P, P + T, 0, S - T - 5])
     count = np.array([T, T // 2, 0, T])
@@ -106,12 +106,12 @@ def kernel(*args, **how):
 
 
 reference = functools.partial(up_projected_attention_reference, scores=SCORES)
-both = pytest.mark.parametrize(
+by_implementation = pytest.mark.parametrize(
     "attend", [reference, pytest.param(kernel, marks=interpreted)], ids=["reference", "kernel"]
 )
 
 
-@both
+@by_implementation
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_the_oracle(case, attend):
     args = problem(case)
@@ -147,7 +147,7 @@ def test_too_many_pages_make_every_result_nan():
 class TestUpProject:
     @pytest.fixture(autouse=True)
     def choose_implementation(self, implementation):
-        self.expand = implementation(up_project_reference, up_project_kernel)
+        self.up_project = implementation(up_project_reference, up_project_kernel)
 
     numbers = jnp.array([3, 1, 9, 4, 0, 0, 0], jnp.int32)
 
@@ -155,7 +155,7 @@ class TestUpProject:
     def test_equals_the_definition(self, case):
         _, pool, *_, maps = problem(case)
         pool, count = jnp.nan_to_num(pool), 4
-        got = self.expand(pool, self.numbers, jnp.int32(count), maps)
+        got = self.up_project(pool, self.numbers, jnp.int32(count), maps)
         k, v = (np.asarray(part, np.float64)[:count] for part in got)
         text = np.asarray(pool, np.float64)[0, self.numbers[:count]]
         keys, values = (np.asarray(weight, np.float64) for weight in (maps.keys, maps.values))
@@ -171,7 +171,7 @@ class TestUpProject:
 
     def test_more_pages_than_listed_make_every_number_nan(self):
         _, pool, *_, maps = problem(CASES[0])
-        k, v = self.expand(jnp.zeros_like(pool), self.numbers, jnp.int32(8), maps)
+        k, v = self.up_project(jnp.zeros_like(pool), self.numbers, jnp.int32(8), maps)
         assert jnp.isnan(v).all()
         assert jnp.isnan(k).all()
 
@@ -179,29 +179,29 @@ class TestUpProject:
 class TestPagesInUse:
     table = jnp.array([[4, 2, 7, 0], [4, 2, 9, 2**30], [5, 1, 1, 1], [0, 3, 0, 0]], jnp.int32)
 
-    def of(self, newest, most):
-        return pages_in_use(self.table, jnp.array(newest, jnp.int32), (10, 8), most)
+    def of(self, newest, max_pages):
+        return pages_in_use(self.table, jnp.array(newest, jnp.int32), (10, 8), max_pages)
 
     def test_each_page_is_listed_once(self):
-        found = self.of([16, 23, 7, -1], 8)
-        np.testing.assert_array_equal(found.numbers, [2, 4, 5, 7, 9, 0, 0, 0])
-        np.testing.assert_array_equal(found.table, [[1, 0, 3, 0], [1, 0, 4, 0], [2, 0, 0, 0], [0, 0, 0, 0]])
-        assert found.total == 5
+        actual = self.of([16, 23, 7, -1], 8)
+        np.testing.assert_array_equal(actual.numbers, [2, 4, 5, 7, 9, 0, 0, 0])
+        np.testing.assert_array_equal(actual.table, [[1, 0, 3, 0], [1, 0, 4, 0], [2, 0, 0, 0], [0, 0, 0, 0]])
+        assert actual.total == 5
 
     def test_null_pages_are_not_listed(self):
-        found = self.of([-1, -1, -1, 31], 3)
-        np.testing.assert_array_equal(found.numbers, [3, 0, 0])
+        actual = self.of([-1, -1, -1, 31], 3)
+        np.testing.assert_array_equal(actual.numbers, [3, 0, 0])
 
-    @pytest.mark.parametrize("most", [5, 4, 1])
-    def test_pages_that_are_not_listed_are_counted(self, most):
-        found = self.of([16, 23, 7, -1], most)
-        assert found.total == 5
-        np.testing.assert_array_equal(found.numbers, [2, 4, 5, 7, 9][:most])
+    @pytest.mark.parametrize("max_pages", [5, 4, 1])
+    def test_pages_that_are_not_listed_are_counted(self, max_pages):
+        actual = self.of([16, 23, 7, -1], max_pages)
+        assert actual.total == 5
+        np.testing.assert_array_equal(actual.numbers, [2, 4, 5, 7, 9][:max_pages])
 
     def test_no_page_is_listed_without_tokens(self):
-        found = self.of([-1] * 4, 2)
-        np.testing.assert_array_equal(found.numbers, [0, 0])
-        assert found.total == 0
+        actual = self.of([-1] * 4, 2)
+        np.testing.assert_array_equal(actual.numbers, [0, 0])
+        assert actual.total == 0
 
 
 @pytest.mark.parametrize("segments", [1, 4, 64])

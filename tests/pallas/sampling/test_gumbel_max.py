@@ -1,4 +1,4 @@
-"""Two draws, of a group and of a token in it, follow the distribution of the token."""
+"""Tokens sampled by the Gumbel-max trick in two steps, a group and a token in it, follow their distribution."""
 
 import jax
 import jax.numpy as jnp
