@@ -57,7 +57,7 @@ def threshold_inputs(key, rows, V, dtype):
 
 
 def residual_inputs(key, rows, V, dtype):
-    """A residual of every row and the rest of ``residual_draw``: q is near p and its vocabulary is narrower."""
+    """A residual of every row and the rest of ``residual_sample``: q is near p and its vocabulary is narrower."""
     keys = jax.random.split(key, 6)
 
     def distributions(logits):

@@ -28,7 +28,9 @@ def layer(
         ExpertWeights(weight) if quantization is None else quantized(weight, quantization) for weight in (gate_up, down)
     ]
     if bias:
-        biases = (jax.random.normal(key, (X, weights.num_outputs)) for key, weights in zip(keys[4:], stacked, strict=True))
+        biases = (
+            jax.random.normal(key, (X, weights.num_outputs)) for key, weights in zip(keys[4:], stacked, strict=True)
+        )
         stacked = [weights._replace(bias=bias.astype(dtype)) for weights, bias in zip(stacked, biases, strict=True)]
     return jax.random.normal(keys[0], (M, D)).astype(dtype), routed, *stacked
 
