@@ -13,7 +13,7 @@ from jspec.checkpoints.huggingface.names import Placement, tensor_table
 from jspec.checkpoints.layout import Derived
 from jspec.config import ModelConfig
 from jspec.config.heads import BlockConfig, Eagle3Config, HeadConfig, MedusaConfig
-from jspec.models.quantization import dequantized
+from jspec.models.quantization import dequantize
 
 HEAD, DRAFT_IDS = "head.weight", "draft_ids"
 _OF = "{} (draft vocabulary)"  # names of tensors that no file holds
@@ -136,7 +136,7 @@ def _rows_of_target(
     name = "embedding" if model.tie_embeddings else HEAD
     weight, scale = params[name], model.scale_names().get(name)
     inputs = model.embedding_size or model.hidden_size
-    rows = weight[tokens] if scale is None else dequantized(weight[tokens], params[scale][tokens], inputs)
+    rows = weight[tokens] if scale is None else dequantize(weight[tokens], params[scale][tokens], inputs)
     if rows.shape[1] != config.dimensions["D"]:
         raise Refusal(
             f"{where}: draft_vocabulary: the output head of the target {given} reads {rows.shape[1]} numbers and this "

@@ -23,7 +23,7 @@ from jspec.checkpoints.files.json_files import reason_of
 from jspec.checkpoints.files.refusal import Mismatch, Refusal
 from jspec.checkpoints.huggingface.model import HuggingFaceModel
 from jspec.models.causal import causal_logits
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.models.params import abstract_params, build
 
 LENGTHS = (5, 33, 128)  # of the token sequences whose logits are compared
@@ -194,7 +194,7 @@ def transformers_logits(folder: str | os.PathLike, sequences: list[np.ndarray]) 
 
 def jspec_logits(model, sequences: list[np.ndarray]) -> list[np.ndarray]:
     """Logits ``[length, V]`` of each token sequence, by one causal pass of a decoder of ``jspec.models``."""
-    leaves, merge = split(model)
+    leaves, merge = flatten(model)
     forward = jax.jit(lambda leaves, tokens: causal_logits(merge(leaves), tokens)[0])
     return [np.asarray(forward(leaves, jnp.asarray(tokens[None], jnp.int32))) for tokens in sequences]
 

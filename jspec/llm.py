@@ -22,7 +22,7 @@ from jspec.engine.multihost.leader import Follower
 from jspec.engine.processor import Frontend
 from jspec.engine.runner.programs import every_token_is_read
 from jspec.models.causal import causal_logits
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.models.protocols import Target
 from jspec.outputs import Delta, Result
 from jspec.sampling.params import SamplingParams
@@ -108,7 +108,7 @@ class LLM:
             frontend=frontend,
             budgets=speculation.budgets if budgeted else every_token_is_read,
         )
-        self._leaves, merge = split(target)
+        self._leaves, merge = flatten(target)
 
         def forward(leaves, tokens):
             return causal_logits(merge(leaves), tokens)[0].astype(jnp.float32)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.huggingface.config import read_config
 from jspec.commands.demo import FAMILY
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.train.loop import Plan
 from jspec.train.methods import Sizes, make_objective
 from jspec.train.objectives import loss_of
@@ -89,7 +89,7 @@ def make_run(name: str, args: argparse.Namespace) -> TrainingRun:
 def bench(run: TrainingRun) -> float:
     """Time some steps and print the result; returns the projected seconds of the whole run, evaluations excluded."""
     inputs = prepare(run)
-    leaves, merge = split(inputs.target)
+    leaves, merge = flatten(inputs.target)
     params, constants, _ = initialise(run, inputs)
     loss = loss_of(inputs.objective, merge, run.dtype)
     return time_steps(run.method, run.plan, loss, params, (leaves, constants), jnp.asarray(inputs.corpus.train))

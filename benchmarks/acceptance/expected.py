@@ -13,7 +13,7 @@ from jspec.config import EngineConfig
 from jspec.engine.runner.state import Entries, RequestArrays, admit, init_state, of_rows
 from jspec.engine.runner.step import DecodeStep
 from jspec.engine.runner.step_io import Segments
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.models.params import DTYPES
 from jspec.sampling.distribution import Warp, make_distribution
 from jspec.sampling.params import MAX_STOP_TOKENS
@@ -54,7 +54,7 @@ class Recorder:
     def __init__(self, target: Any, draft: Any, make: Callable[[Any, Any], Any], config: EngineConfig):
         self.config, self.dtype = config, DTYPES[config.dtype]
         self._models, self._make = (target, draft), make
-        (of, merge_of), (by, merge_by) = split(target), split(draft)
+        (of, merge_of), (by, merge_by) = flatten(target), flatten(draft)
         self._leaves = (of, by)
 
         def step(leaves, verify) -> DecodeStep:

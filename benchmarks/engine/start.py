@@ -18,14 +18,14 @@ from benchmarks.report import results
 from benchmarks.rounds.programs import Bench
 from benchmarks.shapes import SHAPES
 from jspec.compilation_cache import enable_compilation_cache
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 
 
 def seconds(shape: str, setting: Setting, cache: pathlib.Path) -> float:
     """Seconds of a start in this process: ``Engine(...)`` and ``warmup()``, until the device is idle again."""
     enable_compilation_cache(cache)
     bench = Bench(SHAPES[shape], "bfloat16" if jax.default_backend() == "gpu" else "float32", 0.0, 1)
-    jax.block_until_ready([split(module).leaves for module in (bench.target, bench.draft(setting.method)[1])])
+    jax.block_until_ready([flatten(module).leaves for module in (bench.target, bench.draft(setting.method)[1])])
     started = time.perf_counter()
     engine = make_engine(bench, setting)
     engine.warmup()

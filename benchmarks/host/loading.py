@@ -37,7 +37,7 @@ from jspec.checkpoints.files.ranges import PIECE, THREADS
 from jspec.checkpoints.huggingface.names import tensor_table
 from jspec.config import ModelConfig, Shards
 from jspec.models import build
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.models.sharding import indices_of
 
 VOCABULARY = 8192  # tokens: embedding and output head of all 128,256 would be 4.2 GB of any number of layers
@@ -154,7 +154,7 @@ def read_all(files: Sequence[pathlib.Path], threads: int) -> int:
 def load(folder: pathlib.Path) -> int:
     """Load a checkpoint onto the first device. Returns the bytes of its weights."""
     config, params = Checkpoint.open(folder).language_model("bfloat16")
-    leaves = jax.block_until_ready(split(build(config, params, "bfloat16")).leaves)
+    leaves = jax.block_until_ready(flatten(build(config, params, "bfloat16")).leaves)
     return sum(leaf.nbytes for leaf in leaves)
 
 

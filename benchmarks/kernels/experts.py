@@ -26,11 +26,11 @@ import jax.numpy as jnp
 from benchmarks.kernels import bandwidth
 from benchmarks.kernels.verify import FULL, SMOKE, seconds_per_call
 from benchmarks.report import results
-from jspec.pallas.moe.grouped_mlp import experts_kernel, experts_reference, tilings_of
+from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference, tilings_of
 from jspec.pallas.moe.router import route_kernel
 from jspec.pallas.moe.router_reference import Routing, route_reference
-from jspec.pallas.moe.tiles import Stacked, Tiling
-from jspec.pallas.norm.rms_norm import whole
+from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
+from jspec.pallas.norm.rms_norm import reduce_partial_sums
 from jspec.quantization import mxfp4
 
 TOKENS = (1, 5, 16, 64, 80, 320, 4096)
@@ -56,18 +56,18 @@ class Layer:
     def clamp(self) -> float | None:
         return 7.0 if self.four_bits else None
 
-    def weights(self, key) -> tuple[Stacked, Stacked]:
+    def weights(self, key) -> tuple[ExpertWeights, ExpertWeights]:
         """``gate_up`` and ``down`` of ``experts``."""
         up, down = jax.random.split(key)
         return self._stacked(up, 2 * self.F, self.D), self._stacked(down, self.D, self.F)
 
-    def _stacked(self, key, out: int, inputs: int) -> Stacked:
+    def _stacked(self, key, out: int, inputs: int) -> ExpertWeights:
         if not self.four_bits:
-            return Stacked(jax.random.normal(key, (self.X, out, inputs), jnp.bfloat16) * inputs**-0.5)
+            return ExpertWeights(jax.random.normal(key, (self.X, out, inputs), jnp.bfloat16) * inputs**-0.5)
         pairs = mxfp4.num_pairs(inputs), self.X, out
         codes = jax.random.bits(key, (*pairs, mxfp4.GROUP), jnp.uint8)
         scale = jnp.full(pairs, mxfp4.factors_of_random_codes(inputs), jnp.uint32)
-        return Stacked(codes, scale, jax.random.normal(key, (self.X, out), jnp.bfloat16))
+        return ExpertWeights(codes, scale, jax.random.normal(key, (self.X, out), jnp.bfloat16))
 
     def tokens(self, key, M: int):
         """Hidden states and router logits of M tokens."""
@@ -87,13 +87,15 @@ class Layer:
 LAYERS = {"qwen3-30b-a3b": Layer(), "gpt-oss-20b": Layer(32, 2880, 2880, 4, four_bits=True)}
 
 
-def mixture(layer: Layer, interpret: bool, tiling: Tiling | None = None):
+def mixture(layer: Layer, interpret: bool, tiling: ExpertTiling | None = None):
     """Routing and experts, as a decoder calls them."""
 
     def function(x, logits, gate_up, down):
         routed = route_kernel(logits, None, Routing(layer.Y), interpret=interpret)
         tilings = {"up_tiling": tiling, "down_tiling": tiling}
-        return whole(experts_kernel(x, routed, gate_up, down, layer.clamp, **tilings, interpret=interpret), x)
+        return reduce_partial_sums(
+            grouped_mlp_kernel(x, routed, gate_up, down, layer.clamp, **tilings, interpret=interpret), x
+        )
 
     return function
 
@@ -105,10 +107,10 @@ def check(layer: Layer, weights, counts, interpret: bool) -> bool:
     for M in counts:
         x, logits = layer.tokens(jax.random.key(M), M)
         got = kernels(x, logits, *weights)
-        few = slice(0, min(M, 16))  # the reference implementation has every expert read every token
-        routed = route_reference(logits[few], None, Routing(layer.Y))
-        wanted = whole(experts_reference(x[few], routed, *weights, layer.clamp), x)
-        error = float(jnp.max(jnp.abs(got[few].astype(jnp.float32) - wanted.astype(jnp.float32))))
+        some = slice(0, min(M, 16))  # the reference implementation has every expert read every token
+        routed = route_reference(logits[some], None, Routing(layer.Y))
+        wanted = reduce_partial_sums(grouped_mlp_reference(x[some], routed, *weights, layer.clamp), x)
+        error = float(jnp.max(jnp.abs(got[some].astype(jnp.float32) - wanted.astype(jnp.float32))))
         other_x, other_logits = layer.tokens(jax.random.key(M + 1), M)
         mixed = kernels(other_x.at[-1].set(x[0]), other_logits.at[-1].set(logits[0]), *weights)
         alone = bool(jnp.all(mixed[-1] == got[0]))
@@ -145,16 +147,16 @@ def timed(layer: Layer, weights, M: int):
     return calls, sum(hit) / COPIES
 
 
-def tilings(layer: Layer, M: int) -> Iterator[Tiling]:
+def tilings(layer: Layer, M: int) -> Iterator[ExpertTiling]:
     """Tilings to try for M tokens."""
-    rows = tilings_of(M * layer.Y, layer.X, jnp.bfloat16, layer.weights(jax.random.key(0))[0])[0].rows
-    if rows <= 32:
+    assignments = tilings_of(M * layer.Y, layer.X, jnp.bfloat16, layer.weights(jax.random.key(0))[0])[0].assignments
+    if assignments <= 32:
         depths = (64, 192, 320) if layer.four_bits else (64, 128, 256)
-        sizes = itertools.product((rows,), (16, 32, 64), depths, (2, 4), (2, 3, 4))
+        sizes = itertools.product((assignments,), (16, 32, 64), depths, (2, 4), (2, 3, 4))
     else:
         sizes = itertools.product((64, 128), (64, 128, 256), (64, 128), (4, 8), (3, 4))
     for values in sizes:
-        yield Tiling(*values)
+        yield ExpertTiling(*values)
 
 
 def sweep(layer: Layer, weights, counts, sizes, interpret: bool):

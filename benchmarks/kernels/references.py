@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from jspec.pallas.sampling.gumbel_max import group_scores, token_scores
 from jspec.pallas.sampling.residual import (
     Residual,
-    log_left,
-    residual_draw_kernel,
-    residual_draw_reference,
+    log_residual,
     residual_masses_kernel,
     residual_masses_reference,
+    residual_sample_kernel,
+    residual_sample_reference,
 )
-from jspec.pallas.sampling.sample import draw_kernel, draw_reference, weigh
-from jspec.pallas.sampling.top_k_top_p import threshold_reference
+from jspec.pallas.sampling.sample import log_weights, sample_kernel, sample_reference
+from jspec.pallas.sampling.top_k_top_p import cutoff_reference
 from jspec.pallas.sampling.warped_logits import WarpedLogits
 from jspec.sampling.streams import RoundNoise
 
@@ -57,14 +57,14 @@ def threshold_inputs(key, rows, V, dtype):
 
 
 def residual_inputs(key, rows, V, dtype):
-    """A residual of every row and the rest of ``residual_draw``: q is near p and its vocabulary is reduced."""
+    """A residual of every row and the rest of ``residual_sample``: q is near p and its vocabulary is narrower."""
     keys = jax.random.split(key, 6)
 
     def distributions(logits):
         B, J, width = logits.shape
         flat = logits.reshape(B * J, width).astype(dtype)
         scale, threshold = jnp.ones(B * J), jnp.where(jnp.arange(B * J) % 4 == 0, 0.0, -jnp.inf)
-        *_, lse = weigh(flat, scale, threshold)
+        *_, lse = log_weights(flat, scale, threshold)
         return WarpedLogits(flat.reshape(logits.shape), *(x.reshape(B, J) for x in (scale, threshold, lse)))
 
     target = 3 * jax.random.normal(keys[0], (rows, K + 1, V))
@@ -96,10 +96,10 @@ def shortfall(log_mass, log_weight, key_data, token):
 
 
 def compare_draw(args, interpret):
-    token, rows = draw_kernel(*args, interpret=interpret)
-    expected, distribution = draw_reference(*args)
+    token, rows = sample_kernel(*args, interpret=interpret)
+    expected, distribution = sample_reference(*args)
     flat = lambda x: x.reshape(x.shape[0], *x.shape[2:])  # noqa: E731
-    log_weight, log_mass, _ = weigh(*(flat(x) for x in distribution[:3]))
+    log_weight, log_mass, _ = log_weights(*(flat(x) for x in distribution[:3]))
     noisy = shortfall(log_mass, log_weight, flat(args[5]), token[:, 0])
     greedy = jnp.max(log_weight, axis=-1) - jnp.take_along_axis(log_weight, token, axis=-1)[:, 0]
     margin = jnp.where(args[1] > 0, noisy, greedy)
@@ -109,11 +109,11 @@ def compare_draw(args, interpret):
 def compare_threshold(args, interpret):
     logits, temperature, top_k, top_p, min_p = args
     rows, scale, flat = logits.shape[0], 1 / temperature, logits[:, 0]
-    found = draw_kernel(*args, interpret=interpret)[1].threshold[:, 0]
-    expected = threshold_reference(flat, scale, top_k, top_p, min_p)
+    found = sample_kernel(*args, interpret=interpret)[1].cutoff[:, 0]
+    expected = cutoff_reference(flat, scale, top_k, top_p, min_p)
     z = flat.astype(jnp.float32)
     survivors = lambda floor: jnp.sum(z >= floor[:, None], axis=-1)  # noqa: E731
-    floor = threshold_reference(flat, scale, top_k, jnp.ones(rows), min_p)
+    floor = cutoff_reference(flat, scale, top_k, jnp.ones(rows), min_p)
     weight = jnp.exp((z - jnp.max(z, axis=-1, keepdims=True)) * scale[:, None])
     mass = lambda floor: jnp.sum(jnp.where(z >= floor[:, None], weight, 0.0), axis=-1)  # noqa: E731
     to_top_p = jnp.abs(mass(jnp.maximum(found, expected)) / mass(floor) - top_p)
@@ -131,10 +131,10 @@ def compare_residual_masses(args, interpret):
 def compare_residual_draw(args, interpret):
     residual, at, noise, _ = args
     masses = residual_masses_reference(residual, at)
-    token, ok = residual_draw_kernel(residual, masses, *args[1:], interpret=interpret)
-    expected, distribution = residual_draw_reference(residual, masses, *args[1:])
+    token, ok = residual_sample_kernel(residual, masses, *args[1:], interpret=interpret)
+    expected, distribution = residual_sample_reference(residual, masses, *args[1:])
     key = jnp.stack(noise.of_requests().last_key(at, residual.valid), axis=-1)
-    margin = shortfall(jnp.log(masses[:, 0]), log_left(residual, at)[:, 0], key, token)
+    margin = shortfall(jnp.log(masses[:, 0]), log_residual(residual, at)[:, 0], key, token)
     return (token != expected) | (ok != distribution), margin, jnp.zeros(token.shape)
 
 

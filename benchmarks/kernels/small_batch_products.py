@@ -36,10 +36,10 @@ from jspec.engine.runner.compile import decode_options
 from jspec.models.layers import project
 from jspec.models.quantization import random_weight
 from jspec.pallas.matmul import small_batch
-from jspec.pallas.matmul.bf16 import streamed_product_kernel
-from jspec.pallas.matmul.quantize_activations import Rounded, round_tokens_reference
-from jspec.pallas.matmul.w8a8 import rounded_product_kernel, rounded_product_reference
-from jspec.pallas.matmul.weight_only import Tiling, narrow_product_kernel, narrow_product_reference
+from jspec.pallas.matmul.bf16 import bf16_matmul_kernel
+from jspec.pallas.matmul.quantize_activations import QuantizedActivations, quantize_tokens_reference
+from jspec.pallas.matmul.w8a8 import w8a8_matmul_kernel, w8a8_matmul_reference
+from jspec.pallas.matmul.weight_only import WeightOnlyTiling, weight_only_matmul_kernel, weight_only_matmul_reference
 
 
 def weights_of(config: ModelConfig) -> dict[str, tuple[int, int]]:
@@ -69,12 +69,12 @@ BYTES = {"bf16": 2.0, "int8": 1.0, "fp8": 1.0, "rounded": 1.0, "int4": 0.5 + 2 /
 CHOICES: Sequence[dict[str, Sequence[Any]]] = (
     {"outputs": (32, 64, 128), "num_warps": (4, 8)},
     {"inputs": (64, 128, 256, 512), "ordered": (False, True)},
-    {"splits": (1, 2, 4, 8, 16)},
+    {"num_splits": (1, 2, 4, 8, 16)},
     {"num_stages": (2, 3, 4, 5, 6)},
     {"tokens": (16, 32, 64, 128, 256)},
 )
 STREAMED_CHOICES: Sequence[dict[str, Sequence[Any]]] = (
-    {"outputs": (32, 64, 128), "parts": (1, 2, 4, 8)},
+    {"outputs": (32, 64, 128), "num_splits": (1, 2, 4, 8)},
     {"inputs": (64, 128, 256, 512), "num_stages": (3, 4, 5, 6)},
     {"outputs": (16, 32, 64), "weight_first": (False, True)},
     {"tokens": (16, 32, 64, 128), "num_warps": (4, 8)},
@@ -84,10 +84,10 @@ Weight = tuple[jax.Array, ...]  # and its scales, if it is quantised
 
 
 def by_xla(x, weight, scale):
-    """As ``wide_project`` computes it: that of a single token as one of two, of which the other is zero."""
+    """As ``project_float32`` computes it: that of a single token as one of two, of which the other is zero."""
     if len(x) > 1:
-        return narrow_product_reference(x, weight, scale)
-    return narrow_product_reference(jnp.pad(x, ((0, 1), (0, 0))), weight, scale)[:1]
+        return weight_only_matmul_reference(x, weight, scale)
+    return weight_only_matmul_reference(jnp.pad(x, ((0, 1), (0, 0))), weight, scale)[:1]
 
 
 def from_the_left(x, weight, scale):
@@ -96,23 +96,23 @@ def from_the_left(x, weight, scale):
     return (y * scale[:, None]).T
 
 
-def in_float32(x: Rounded, weight, scale):
-    """``rounded_product_reference`` in float32, which is close, and owes nothing to a product of integers."""
+def in_float32(x: QuantizedActivations, weight, scale):
+    """``w8a8_matmul_reference`` in float32, which is close, and owes nothing to a product of integers."""
     numbers, wide = x.numbers.astype(jnp.float32), weight.astype(jnp.float32)
     return (project(numbers, wide) * x.scale[:, None] * scale[None]).astype(x.dtype)
 
 
-def streamed_kernel(x, weight, *scale, tiling: small_batch.Tiling | None = None, interpret=False):
+def streamed_kernel(x, weight, *scale, tiling: small_batch.SmallBatchTiling | None = None, interpret=False):
     """The kernel of rounded tokens, or without a scale that of floats, and the sum if that gives parts."""
-    kernel = rounded_product_kernel if scale else streamed_product_kernel
+    kernel = w8a8_matmul_kernel if scale else bf16_matmul_kernel
     tiling = tiling or streamed_tiling(x.shape[0], *weight.shape, weight.dtype.itemsize)
     y = kernel(x, weight, *scale, tiling=tiling, interpret=interpret)
     return y if y.ndim == 2 else jnp.sum(y.astype(jnp.float32), axis=1).astype(x.dtype)
 
 
-def streamed_tiling(tokens: int, outputs: int, inputs: int, itemsize: int) -> small_batch.Tiling:
+def streamed_tiling(tokens: int, outputs: int, inputs: int, itemsize: int) -> small_batch.SmallBatchTiling:
     """That of a map in a layer. What ``out`` and ``down`` add to the residual stream, and no other, may come in parts."""
-    return small_batch.Tiling.of(tokens, outputs, inputs, outputs <= inputs, itemsize)
+    return small_batch.SmallBatchTiling.of(tokens, outputs, inputs, outputs <= inputs, itemsize)
 
 
 FORMS: dict[str, tuple[str, Callable]] = {  # what is multiplied, and how the product is computed
@@ -120,13 +120,13 @@ FORMS: dict[str, tuple[str, Callable]] = {  # what is multiplied, and how the pr
     "bf16, kernel": ("bf16", streamed_kernel),
     "int8, XLA": ("int8", by_xla),
     "int8, XLA, left": ("int8", from_the_left),
-    "int8": ("int8", narrow_product_kernel),
-    "fp8": ("fp8", narrow_product_kernel),
-    "int4": ("int4", narrow_product_kernel),
-    "rounded, XLA": ("rounded", rounded_product_reference),
+    "int8": ("int8", weight_only_matmul_kernel),
+    "fp8": ("fp8", weight_only_matmul_kernel),
+    "int4": ("int4", weight_only_matmul_kernel),
+    "rounded, XLA": ("rounded", w8a8_matmul_reference),
     "rounded": ("rounded", streamed_kernel),
 }
-KERNELS = narrow_product_kernel, streamed_kernel
+KERNELS = weight_only_matmul_kernel, streamed_kernel
 STREAMED = "bf16", "rounded"  # what the second multiplies
 DEFINITIONS = {"bf16": project, "rounded": in_float32}  # and that of the others is the reference
 
@@ -152,7 +152,7 @@ class Case:
         least, most = (1, 1) if smoke else COPIES
         self.weights = made(shape, kind, min(most, max(least, int(ENOUGH / (shape[0] * shape[1] * BYTES[kind])))))
         x = jax.random.normal(jax.random.key(1), (tokens, shape[1]), jnp.bfloat16)
-        self.x: Any = jax.jit(round_tokens_reference)(x) if kind == "rounded" else x
+        self.x: Any = jax.jit(quantize_tokens_reference)(x) if kind == "rounded" else x
         # XLA would make one product of several that read the same x.
         alone: dict[str, str | int] = {"xla_gpu_dot_merger_threshold_mb": 0}
         self.options = decode_options(jax.tree.leaves(self.weights), tokens) | alone
@@ -160,7 +160,7 @@ class Case:
     @functools.cached_property
     def wanted(self) -> jax.Array:
         """The product with the first weight by its definition."""
-        product = DEFINITIONS.get(self.kind, narrow_product_reference)
+        product = DEFINITIONS.get(self.kind, weight_only_matmul_reference)
         return jax.jit(product, compiler_options={"xla_gpu_autotune_level": 0})(self.x, *self.weights[0])
 
     def compiled(self, form: Callable) -> Callable:
@@ -225,7 +225,7 @@ def tiling_of(case: Case) -> Any:
     """The tiling that the kernel has for the product."""
     if case.kind in STREAMED:
         return streamed_tiling(case.tokens, *case.shape, case.weights[0][0].dtype.itemsize)
-    return Tiling.of(case.tokens, *case.shape, 4 if case.kind == "int4" else 8)
+    return WeightOnlyTiling.of(case.tokens, *case.shape, 4 if case.kind == "int4" else 8)
 
 
 def neighbours(case: Case, tiling: Any, choice: dict[str, Sequence[Any]]) -> Iterator[Any]:
@@ -246,7 +246,9 @@ def tune(case: Case) -> list[tuple[float, Any]]:
     """Tilings and their times, the fastest first."""
     best = tiling_of(case)
     timings: dict[Any, float] = {}
-    kernel, choices = (streamed_kernel, STREAMED_CHOICES) if case.kind in STREAMED else (narrow_product_kernel, CHOICES)
+    kernel, choices = (
+        (streamed_kernel, STREAMED_CHOICES) if case.kind in STREAMED else (weight_only_matmul_kernel, CHOICES)
+    )
 
     def compiled(tiling: Any):
         try:

@@ -28,12 +28,12 @@ from benchmarks.kernels import bandwidth
 from benchmarks.kernels.references import COMPARISONS, FLAT, PEAKED, K, check, residual_inputs, row_keys
 from benchmarks.report import results
 from jspec.pallas.sampling.residual import (
-    residual_draw_kernel,
-    residual_draw_reference,
     residual_masses_kernel,
     residual_masses_reference,
+    residual_sample_kernel,
+    residual_sample_reference,
 )
-from jspec.pallas.sampling.sample import draw_kernel, draw_reference
+from jspec.pallas.sampling.sample import sample_kernel, sample_reference
 from jspec.sampling.distribution import Warp, make_distribution
 from jspec.sampling.streams import RoundNoise
 from jspec.sampling.verify import RULES, Proposal
@@ -167,7 +167,7 @@ def without_logits(draw: Callable) -> Callable:
     return draw_alone
 
 
-DRAWS = without_logits(draw_kernel), without_logits(draw_reference)
+DRAWS = without_logits(sample_kernel), without_logits(sample_reference)
 
 
 def pieces(sizes: Sizes) -> Iterator[Piece]:
@@ -188,7 +188,7 @@ def pieces(sizes: Sizes) -> Iterator[Piece]:
             both = map(masses_with, (residual_masses_kernel, residual_masses_reference))
             yield Piece("residual_masses", f"B = {B}, {label}", *both, inputs, 0, vectors * B * row_bytes)
         inputs = functools.partial(timed_residual_draw, rows=B, V=V)
-        both = map(residual_draw_with, (residual_draw_kernel, residual_draw_reference))
+        both = map(residual_draw_with, (residual_sample_kernel, residual_sample_reference))
         yield Piece("residual_draw", f"B = {B}", *both, inputs, 0, 0)
 
 

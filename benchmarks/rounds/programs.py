@@ -24,7 +24,7 @@ from jspec.engine.runner.compile import decode_options
 from jspec.engine.runner.state import LIVE, init_state
 from jspec.engine.runner.step import DecodeStep
 from jspec.engine.runner.step_io import RoundLog
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.models.kv_cache import PagedView, init_pool
 from jspec.models.params import DTYPES
 from jspec.models.sharding import mesh_of, on_every_device
@@ -175,7 +175,7 @@ def decoding_program(target, module, draft, config: EngineConfig, what: Decoding
     """
     make, spread = drafter_for(draft, target.config, what.speculation), Spread.of(target, module)
     rule = rule_of(what.speculation) if what.K else RULES["match"]
-    (of, merge_of), (by, merge_by) = split(target), split(module)
+    (of, merge_of), (by, merge_by) = flatten(target), flatten(module)
 
     def rounds(leaves, state):
         model = merge_of(leaves[0])
@@ -197,7 +197,7 @@ def decoding_program(target, module, draft, config: EngineConfig, what: Decoding
 def forward_program(target, dtype: str, what: Forward) -> Program:
     """Verify passes of the target as a decode step makes them, logits included, one after another over the same
     slots."""
-    leaves, merge = split(target)
+    leaves, merge = flatten(target)
     B, M = what.batch, what.capacity // PAGE
     positions = _last_positions(what)
     no_stops = jnp.full((B, 1), -1, jnp.int32), jnp.zeros(B, jnp.int32)

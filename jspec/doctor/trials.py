@@ -15,7 +15,7 @@ import numpy as np
 
 from jspec.config.heads import BlockConfig, Eagle3Config
 from jspec.models import build_head
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.models.heads.draft_vocabulary import tokens_of
 from jspec.models.kv_cache import CausalView
 from jspec.outputs import Stats
@@ -45,7 +45,7 @@ class Trials:
 
     def __init__(self, target: Any, texts: Sequence[Text], aux_layers: Sequence[int]):
         self._texts, self._aux_layers = texts, tuple(sorted(set(aux_layers)))
-        self._leaves, self._merge = split(target)
+        self._leaves, self._merge = flatten(target)
         self._width = target.config.hidden_size
         length = 1 << (max(len(text.tokens) for text in texts) - 1).bit_length()  # one shape for all texts
         self._tokens = [np.pad(np.array(text.tokens, np.int32), (0, length - len(text.tokens))) for text in texts]
@@ -78,7 +78,7 @@ class Trials:
           K: the drafts of a round.
           dtype: ``bfloat16`` or ``float32``.
         """
-        leaves, merge = split(build_head(config, params, dtype))
+        leaves, merge = flatten(build_head(config, params, dtype))
         kind: TriedConfig = config
         if isinstance(config, Eagle3Config):
             kind = dataclasses.replace(config, aux_layers=None)  # the program does not depend on them

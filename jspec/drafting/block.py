@@ -79,7 +79,7 @@ class Block:
     def prefill(self, state, prompt: Prompt):
         view = prompt.view
         view = dataclasses.replace(view, valid=view.valid & (view.positions < self.max_position))
-        return self.head.keep(self.head.fuse(prompt.features), view.positions, state, view)
+        return self.head.write_kv(self.head.fuse(prompt.features), view.positions, state, view)
 
     def propose(self, state, context: Context):
         drawing = Drawing(self.speculation, context, self.head.config.method, DraftVocabulary.of(self.head))

@@ -1,18 +1,20 @@
 """Flax (NNX) modules of the supported architectures and draft heads.
 
-decoder.py        the decoder of all families; decoder_layer.py has a layer of it, layers.py the linear maps and norms
-mla.py            multi-head latent attention
-moe.py            a mixture of experts
-heads/            draft heads
-kv_cache.py       the paged KV cache, and the views that read and write it
-ragged_view.py    the view of rows with different numbers of query tokens
-quantization.py   weights of eight and of four bits; w8a8.py quantises the inputs of drafters, too
-sharding.py       modules over the devices of a mesh
-params.py         from a flat dict of params to a module, and back
-flatten.py        from a module to a list of arrays, and back
-causal.py         the forward pass over whole texts
-protocols.py      what engine, drafters and training expect of a model
-"""
+decoder.py         the decoder of all families
+decoder_layer.py   a decoder layer: attention, MLP and the residual stream
+layers.py          linear maps, norms, activations and rotary frequencies
+mla.py             multi-head latent attention
+moe.py             a mixture of experts
+heads/             draft heads
+kv_cache.py        the paged KV cache, and the views that read and write it
+ragged_view.py     the view of rows with different numbers of query tokens
+quantization.py    weights of eight and of four bits
+w8a8.py            int8 inputs of the products of drafters
+sharding.py        modules over the devices of a mesh
+params.py          from a flat dict of params to a module, and back
+flatten.py         from a module to a list of arrays, and back
+causal.py          the forward pass over entire texts
+protocols.py       the protocols that engine, drafters and training expect of a model"""
 
 from jspec.models.causal import causal_logits as causal_logits
 from jspec.models.decoder import Decoder as Decoder

@@ -1,4 +1,4 @@
-"""The forward pass over whole texts, without a cache."""
+"""The forward pass over entire texts, without a cache."""
 
 import jax
 import jax.numpy as jnp

@@ -1,14 +1,13 @@
 """The decoder of all families in ``jspec.checkpoints.huggingface.families``, which differ in the choices of their
 configs.
 
-A call reads T new tokens of each row through a *view* (``jspec.models.kv_cache``), which knows where keys and values
-are kept:
+A call reads T new tokens of each row through a *view* (``jspec.models.kv_cache``), which decides where keys and values
+are stored:
 
     hidden, cache = model(tokens, positions, cache, view)
     logits = model.logits(hidden)
 
-``jspec.models.protocols`` lists the methods that the rest of jspec calls, and that any other target has to have.
-"""
+``jspec.models.protocols`` lists the methods that the rest of jspec calls, and that any other target has to have."""
 
 import functools
 
@@ -21,11 +20,11 @@ from jspec.config import ModelConfig, Shards
 from jspec.models.decoder_layer import Layer, apply_layer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.kv_cache import CacheShape, cache_shape
-from jspec.models.layers import Linear, Norm, added_up, project, times
-from jspec.models.quantization import random_weight, wide
-from jspec.models.w8a8 import round_inputs
-from jspec.pallas.matmul.quantize_activations import round_tokens
-from jspec.pallas.matmul.w8a8 import rounded_product
+from jspec.models.layers import Linear, Norm, all_reduce, project, times
+from jspec.models.quantization import as_float32, random_weight
+from jspec.models.w8a8 import quantize_inputs
+from jspec.pallas.matmul.quantize_activations import quantize_tokens
+from jspec.pallas.matmul.w8a8 import w8a8_matmul
 
 
 class Decoder(nnx.Module):
@@ -33,8 +32,8 @@ class Decoder(nnx.Module):
 
     The layers are unrolled in the compiled program. A scan over them would copy every weight in each step.
 
-    With ``shards`` it is the part of the model that one shard has, to be called inside of ``jax.shard_map``: layers are
-    those of ``shards.local(config)``, and embedding and output head have ``shards.vocabulary(V)`` rows. It reads the same
+    With ``shards`` it is one shard of the model, to be called inside of ``jax.shard_map``: layers are those of
+    ``shards.local(config)``, and embedding and output head have ``shards.vocabulary(V)`` tokens. It reads the same
     tokens in every shard, and gives the same hidden states and logits in each.
 
     Attributes:
@@ -42,12 +41,13 @@ class Decoder(nnx.Module):
         head and is quantised if that is. An embedding that is not tied is never quantised.
       positions: ``[Pe, D]``, the vectors that are added to embeddings, by position. None with rotary embeddings.
       project_in, project_out: the linear maps from embeddings to the layers, and from these to the output head; or None.
-      head: the output head, or the rows of a draft vocabulary of it, which every shard has. None if the embedding is tied.
-      draft_ids: as ``jspec.models.heads.draft_vocabulary`` has it, of a draft model that knows a part of the vocabulary
-        only; None of any other, and of every target.
-      embedding_scale: one scale for each token, float32 ``[V]``, or those of its groups. None for an embedding that is not
-        quantised.
-      rounds: whether the output head rounds hidden states to int8, as a draft model in int8 does.
+      head: the output head, or its part for a draft vocabulary, which every shard has. None if the embedding is tied.
+      draft_ids: as in ``jspec.models.heads.draft_vocabulary``, of a draft model with a reduced vocabulary; None of any
+        other, and of every target.
+      embedding_scale: one scale for each token, float32 ``[V]``, or those of its groups. None for an embedding that is
+        not quantised.
+      quantize_head_inputs: whether the hidden states that the output head reads are quantised to int8, as in an int8
+        draft model.
 
     Example::
 
@@ -74,38 +74,38 @@ class Decoder(nnx.Module):
         rows = config.dimensions["Vd"] if config.reduced else V
         self.head = None if tied else linear(W or D, rows, quantization=config.head_quantization)
         self.draft_ids = nnx.Param(first_tokens(config.vocab_size, rows)) if config.reduced else None
-        self.draft_tokens, self.rounds = None, False  # before ``prepare``
+        self.draft_tokens, self.quantize_head_inputs = None, False  # before ``prepare``
         self.project_in, self.project_out = (None, None) if W is None else (linear(W, D), linear(D, W))
         self.multiplier, rows = float(np.asarray(config.embedding_multiplier).astype(dtype)), config.dimensions["Pe"]
         learned = config.position_offset is not None
         self.positions = random_weight(rngs.params(), (rows, D), 0.02, dtype, None)[0] if learned else None
 
     def prepare(self) -> "Decoder":
-        """Make this model a drafter: compute which token each logit of a draft vocabulary is of, and have products with
-        weights of int8 round their inputs. Returns the model, changed in place. A target is never prepared."""
-        round_inputs(self.layers)
-        self.rounds = self.output_weight.dtype == jnp.int8 and self.norm is not None
+        """Make this model a drafter: compute the token of each logit of a draft vocabulary, and have products with int8
+        weights quantise their inputs. Returns the model, changed in place. A target is never prepared."""
+        quantize_inputs(self.layers)
+        self.quantize_head_inputs = self.output_weight.dtype == jnp.int8 and self.norm is not None
         return with_draft_tokens(self)
 
     def embed(self, tokens):
         """The embeddings ``[B, T, D]`` of int32 tokens ``[B, T]``, without multiplier and learned positions.
 
         Draft heads read these: their own embeddings are copies of them."""
-        rows, mine = tokens, None
+        rows, here = tokens, None
         if self.shards is not None:
             rows = tokens - jax.lax.axis_index(self.shards.axis) * self.embedding.shape[0]
-            mine = (rows >= 0) & (rows < self.embedding.shape[0])
-            rows = jnp.where(mine, rows, 0)
+            here = (rows >= 0) & (rows < self.embedding.shape[0])
+            rows = jnp.where(here, rows, 0)
         stored = self.embedding[...][rows]
         if self.embedding_scale is not None:
             width = self.config.embedding_size or self.config.hidden_size
-            stored = wide(stored, self.embedding_scale[...][rows], width).astype(self.dtype)
-        if self.shards is not None and mine is not None:  # one shard has the token, and the others add zeros
-            stored = added_up(jnp.where(mine[..., None], stored, 0), self.shards.axis)
+            stored = as_float32(stored, self.embedding_scale[...][rows], width).astype(self.dtype)
+        if self.shards is not None and here is not None:  # one shard has the token, and the others add zeros
+            stored = all_reduce(jnp.where(here[..., None], stored, 0), self.shards.axis)
         return stored if self.project_in is None else self.project_in(stored)
 
     def _inputs(self, tokens, positions):
-        """What the first layer reads, ``[B, T, D]``; arguments as for ``__call__``."""
+        """The inputs of the first layer, ``[B, T, D]``; arguments as for ``__call__``."""
         embedded, offset = times(self.embed(tokens), self.multiplier), self.config.position_offset
         if self.positions is None or offset is None:
             return embedded
@@ -118,7 +118,7 @@ class Decoder(nnx.Module):
         Args:
           tokens: int32 ``[B, T]``.
           positions: int32 ``[B, T]``, the absolute position of each token.
-          cache: the keys and values that ``view`` keeps, one entry for each layer.
+          cache: the keys and values that ``view`` reads and writes, one entry for each layer.
           view: ``PagedView`` or ``CausalView``.
 
         Returns:
@@ -157,38 +157,40 @@ class Decoder(nnx.Module):
         return max(len(aux_layers), 1) * self.config.hidden_size
 
     def logits(self, hidden):
-        """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution. Those of a
-        draft model with a draft vocabulary are over that, ``[..., Vd]``."""
-        logits = self._own_logits(hidden)
+        """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution. A draft
+        model with a draft vocabulary has logits over that, ``[..., Vd]``."""
+        logits = self._shard_logits(hidden)
         if self.shards is None or self.draft_ids is not None:
             return logits
-        every = jax.lax.all_gather(logits, self.shards.axis, axis=logits.ndim - 1, tiled=True)
-        return every[..., : self.config.vocab_size]
+        gathered = jax.lax.all_gather(logits, self.shards.axis, axis=logits.ndim - 1, tiled=True)
+        return gathered[..., : self.config.vocab_size]
 
-    def logits_of_rows(self, hidden):
-        """In shards: the logits of some of the rows, ``[B, ..., D] -> [B / n, ..., V]``; each of n shards has its own."""
-        return self.dealt(self._own_logits(hidden))
+    def batch_sharded_logits(self, hidden):
+        """In shards: the logits of this shard's rows, ``[B, ..., D] -> [B / n, ..., V]``; each of n shards has its own
+        rows."""
+        return self.to_batch_shards(self._shard_logits(hidden))
 
-    def dealt(self, logits):
-        """In shards: all logits of some of the rows, ``[B / n, ..., V]``, from those of the shard's part of the vocabulary
-        for all rows ``[B, ..., V / n]``; each of n shards has its own rows."""
+    def to_batch_shards(self, logits):
+        """In shards: all logits of this shard's rows, ``[B / n, ..., V]``, from those of its part of the vocabulary for
+        all rows ``[B, ..., V / n]``; each of n shards has its own rows."""
         assert self.shards is not None
-        mine = jax.lax.all_to_all(logits, self.shards.axis, split_axis=0, concat_axis=logits.ndim - 1, tiled=True)
-        return mine[..., : self.config.vocab_size]
+        rows = jax.lax.all_to_all(logits, self.shards.axis, split_axis=0, concat_axis=logits.ndim - 1, tiled=True)
+        return rows[..., : self.config.vocab_size]
 
-    def _own_logits(self, hidden):
-        """Those of the shard's part of the vocabulary, for all rows."""
+    def _shard_logits(self, hidden):
+        """The logits of the shard's part of the vocabulary, for all rows."""
         hidden = self.before_head(hidden)
-        if self.rounds:
-            return self.scaled_logits(rounded_product(round_tokens(hidden), self.output_weight, self.output_scale))
+        if self.quantize_head_inputs:
+            return self.scaled_logits(w8a8_matmul(quantize_tokens(hidden), self.output_weight, self.output_scale))
         return self.scaled_logits(project(hidden, self.output_weight, self.output_scale))
 
     def before_head(self, hidden):
-        """What the output head reads of hidden states ``[..., D]``: they themselves, or ``[..., We]``."""
+        """The inputs of the output head for hidden states ``[..., D]``: they themselves, or ``[..., We]``."""
         return hidden if self.project_out is None else self.project_out(hidden)
 
     def scaled_logits(self, products):
-        """Logits ``[..., V]`` from what the output head gives, in its dtype: divided and capped as the config says."""
+        """Logits ``[..., V]`` from the products of the output head, in their dtype: divided and capped as the config
+        says."""
         cap, divisor = self.config.logit_softcap, self.config.logit_divisor
         if cap is None:
             return products if divisor == 1 else times(products, 1 / divisor)
@@ -196,8 +198,8 @@ class Decoder(nnx.Module):
 
     @property
     def output_weight(self) -> jax.Array:
-        """The weight ``[V, D]`` of the output head as it is stored, ``[V, We]`` behind ``project_out``, or packed in four
-        bits. A tied output head is the embedding."""
+        """The weight ``[V, D]`` of the output head as it is stored, ``[V, We]`` behind ``project_out``, or packed in
+        four bits. A tied output head is the embedding."""
         return self.embedding[...] if self.head is None else self.head.weight[...]
 
     @property
@@ -208,7 +210,7 @@ class Decoder(nnx.Module):
 
     @property
     def output_norm(self) -> jax.Array:
-        """What the final norm multiplies by, ``[D]``; ones if there is no such norm."""
+        """The factors of the final norm, ``[D]``; ones if there is no such norm."""
         return jnp.ones(self.config.hidden_size, self.dtype) if self.norm is None else self.norm.scale
 
     def cache_shape(self) -> CacheShape:

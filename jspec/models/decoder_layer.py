@@ -13,19 +13,19 @@ from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear, Norm, ro
 from jspec.models.mla import LatentAttention
 from jspec.models.moe import Mixture
 from jspec.pallas.attention.reference import Scores
-from jspec.pallas.matmul.quantize_activations import activate_and_round
-from jspec.pallas.norm.qk_norm import norm_heads
-from jspec.pallas.norm.rms_norm import whole
+from jspec.pallas.matmul.quantize_activations import activate_and_quantize
+from jspec.pallas.norm.qk_norm import qk_norm
+from jspec.pallas.norm.rms_norm import reduce_partial_sums
 
 
 class Attention(nnx.Module):
     """Grouped-query attention. The weights of queries, keys and values are stacked in one ``[(N + 2G) H, in_features]``.
 
-    ``in_features`` is the width of the input. None means D, the width of the model. With ``shards``, config and
-    heads are those of one shard.
+    ``in_features`` is the width of the input. None means D, the width of the model. With ``shards``, config and heads
+    are those of one shard.
 
     Attributes:
-      sinks: ``[N]``, the score of each attention head that its softmaxes run over as well (``Scores``), or None.
+      sinks: ``[N]``, the sink of each attention head, one more score in its softmaxes (``Scores``), or None.
     """
 
     def __init__(
@@ -44,28 +44,29 @@ class Attention(nnx.Module):
         self.scale, self.softcap = config.attention_scale, config.attention_softcap
         linear = functools.partial(Linear, quantization=config.quantization, dtype=dtype, rngs=rngs)
         self.qkv = linear(in_features or D, (N + 2 * G) * H, bias=config.qkv_bias)
-        self.out = linear(N * H, D, bias=config.output_bias, over=axis_of(shards), in_parts=True)
+        self.out = linear(N * H, D, bias=config.output_bias, reduce_axis=axis_of(shards), allow_partial_sums=True)
         self.norm_projection = config.qk_norm_over == "projection"
         sizes = (N * H, G * H) if self.norm_projection else (H, H)
-        over = axis_of(shards) if self.norm_projection else None
-        make = functools.partial(Norm, eps=config.rms_norm_eps, kind=config.norm, over=over, dtype=dtype)
+        reduce_axis = axis_of(shards) if self.norm_projection else None
+        make = functools.partial(Norm, eps=config.rms_norm_eps, kind=config.norm, reduce_axis=reduce_axis, dtype=dtype)
         self.q_norm, self.k_norm = (make(size) for size in sizes) if config.qk_norm else (None, None)
         self.sinks = nnx.Param(jnp.zeros(N, dtype)) if config.attention_sinks else None
 
     def __call__(self, x, positions, kv, view):
-        """``[B, T, in_features] -> [B, T, D]``, of those tokens alone that ``view`` has attend, and ``kv`` with new ones.
+        """``[B, T, in_features] -> [B, T, D]``, of those tokens alone that ``view`` has attend, and ``kv`` with new
+        ones.
 
-        The first may come in parts, ``[B, T, Y, D]``; see ``Linear.in_parts``."""
+        The first may be partial sums, ``[B, T, Y, D]``; see ``Linear.allow_partial_sums``."""
         qkv = self._queries_keys_values(x)
         scores = Scores(self.scale, self.softcap, None if self.sinks is None else self.sinks[...])
         rotation = rotation_at(positions, self.rope, self.head_dim)
         attended, kv = view.extend(qkv, rotation, kv, self.num_kv_heads, self.window, scores)
         return self.out(attended.reshape(x.shape[0], -1, self.num_heads * self.head_dim)), kv
 
-    def keep(self, x, positions, kv, view):
-        """``kv`` with keys and values of tokens ``x [B, T, in_features]``, which attend to nothing."""
+    def write_kv(self, x, positions, kv, view):
+        """``kv`` with keys and values of tokens ``x [B, T, in_features]``, which do not attend."""
         rotation = rotation_at(positions, self.rope, self.head_dim)
-        return view.rotate_and_write(self._queries_keys_values(x), rotation, kv, self.num_kv_heads)[1]
+        return view.rope_and_write_kv(self._queries_keys_values(x), rotation, kv, self.num_kv_heads)[1]
 
     def _queries_keys_values(self, x):
         """``[B, T, N + 2G, H]``, queries and keys normed, not rotated."""
@@ -81,15 +82,15 @@ class Attention(nnx.Module):
             q, k = (norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape) for norm, x in ((q_norm, q), (k_norm, k)))
             return jnp.concatenate([q, k, v], axis=2)
         weights = q_norm.weight[...], k_norm.weight[...]
-        biases = tuple(None if one.bias is None else one.bias[...] for one in (q_norm, k_norm))
-        return norm_heads(qkv, weights, biases, (N, G), q_norm.eps, q_norm.kind)
+        biases = tuple(None if norm.bias is None else norm.bias[...] for norm in (q_norm, k_norm))
+        return qk_norm(qkv, weights, biases, (N, G), q_norm.eps, q_norm.kind)
 
 
 class MLP(nnx.Module):
     """``down(activation(gate x) * up x)`` (Shazeer, 2020), or ``down(activation(up x))`` without a gate.
 
-    ``[B, T, D] -> [B, T, D]``, or ``[B, T, Y, D]`` in parts; see ``Linear.in_parts``. The weights of gate and up are stacked
-    in one ``[2F, D]``. With ``shards``, F is that of one shard."""
+    ``[B, T, D] -> [B, T, D]``, or partial sums ``[B, T, Y, D]``; see ``Linear.allow_partial_sums``. The weights of gate
+    and up are stacked in one ``[2F, D]``. With ``shards``, F is that of one shard."""
 
     def __init__(self, config: ModelConfig, *, shards: Shards | None = None, dtype, rngs: nnx.Rngs):
         D, F = config.hidden_size, config.intermediate_size
@@ -99,28 +100,28 @@ class MLP(nnx.Module):
         self.activation = config.activation
         self.gate_up: Any = linear(D, 2 * F) if config.gated_mlp else None
         self.up: Any = None if config.gated_mlp else linear(D, F)
-        self.down = linear(F, D, over=axis_of(shards), in_parts=True)
+        self.down = linear(F, D, reduce_axis=axis_of(shards), allow_partial_sums=True)
 
     def __call__(self, x):
         activate = ACTIVATE[self.activation]
         if self.gate_up is None:
             return self.down(activate(self.up(x)))
-        if self.down.rounds and self.activation in ACTIVATED_IN_KERNELS:
-            return self.down(activate_and_round(self.gate_up(x), activate))
+        if self.down.quantize_inputs and self.activation in ACTIVATED_IN_KERNELS:
+            return self.down(activate_and_quantize(self.gate_up(x), activate))
         gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
         return self.down(activate(gate) * up)
 
 
 class Layer(nnx.Module):
-    """Attention and MLP, each added to the residual stream. ``config.norm_placement`` says what is normed.
+    """Attention and MLP, each added to the residual stream. ``config.norm_placement`` says where norms are.
 
-    The layer does not apply its own ``attention_norm``. The layer before it does, by way of ``after``, because one kernel
-    then adds to the residual stream and norms the sum. ``norm=False`` makes a layer without ``attention_norm``. With
-    ``shards``, ``config`` and the layer are those of one shard.
+    The layer does not apply its own ``attention_norm``. The layer before it does, by way of ``after``, because one
+    kernel then adds to the residual stream and norms the sum. ``norm=False`` makes a layer without ``attention_norm``.
+    With ``shards``, ``config`` and the layer are those of one shard.
 
     Attributes:
-      attention_norm, mlp_norm: what attention and MLP read goes through these. None for placements that have none.
-      attention_out_norm, mlp_out_norm: their outputs go through these, or with ``norm_sums`` the residual stream after
+      attention_norm, mlp_norm: the norms of the inputs of attention and MLP. None for placements that have none.
+      attention_out_norm, mlp_out_norm: the norms of their outputs, or with ``norm_sums`` of the residual stream after
         they were added. None for placements that have none.
     """
 
@@ -155,9 +156,9 @@ class Layer(nnx.Module):
           x: the residual stream ``[B, T, D]``.
           normed: the same after this layer's ``attention_norm``, which the attention reads.
           positions: int32 ``[B, T]``.
-          kv: the keys and values of this layer that ``view`` keeps.
+          kv: the keys and values of this layer that ``view`` reads and writes.
           view: as for ``Decoder``.
-          after: the norm that the residual stream goes through next, such as that of the next layer. None if none does.
+          after: the next norm of the residual stream, such as that of the next layer, or None.
 
         Returns:
           the new residual stream ``[B, T, D]``, the same after ``after`` (or without a norm if that is None), and ``kv``
@@ -168,14 +169,14 @@ class Layer(nnx.Module):
         return *self._add(x, self.mlp(normed), self.mlp_out_norm, after), kv
 
     def _add(self, x, y, out_norm: Norm | None, after: Norm | None):
-        """The residual stream after y was added, and the same after ``after``; norms of y or of the sum included. y may
-        come in parts, which are summed in the launch that adds them where no other step is before it."""
+        """The residual stream with y added, and the same after ``after``; norms of y or of the sum included. y may be
+        partial sums, which are added up in the launch that adds them where no other step is before it."""
         if self.multiplier != 1:
-            y = times(whole(y, x), self.multiplier)
+            y = times(reduce_partial_sums(y, x), self.multiplier)
         if out_norm is None:
             return add(x, y, after)
         if not self.norm_sums:
-            return add(x, out_norm(whole(y, x)), after)
+            return add(x, out_norm(reduce_partial_sums(y, x)), after)
         _, x = out_norm.after_adding(x, y)
         return x, x if after is None else after(x)
 
@@ -194,10 +195,10 @@ def _merged_layer(graph, state, x, normed, positions, kv, view):
 
 
 def add(x, y, after: Norm | None):
-    """The residual stream ``x + y``, and the same after ``after``, the norm that it goes through next, if there is one.
+    """The residual stream ``x + y``, and the same after ``after``, its next norm, if there is one.
 
-    y may be in parts, as for ``whole``."""
+    y may be partial sums, as for ``reduce_partial_sums``."""
     if after is not None:
         return after.after_adding(x, y)
-    total = x + whole(y, x)
+    total = x + reduce_partial_sums(y, x)
     return total, total

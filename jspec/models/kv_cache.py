@@ -4,13 +4,12 @@ A pool has the shape ``[G, pages, P, H]``. The KV heads come first, so that gath
 ``[G, B, S, H]`` and no step transposes a cache. Page 0 is the null page: block tables are padded with it, and nothing is
 ever written there.
 
-Attention with latents (``jspec.models.mla``) has a single pool in a layer, ``[1, pages, P, Ck + Hr]``: the keys of one
-KV head that all attention heads share, and whose first Ck numbers are its values.
+Multi-head latent attention (``jspec.models.mla``) has a single pool in a layer, ``[1, pages, P, Ck + Hr]``: the keys of
+one KV head that all attention heads share, and whose first Ck numbers are its values.
 
 Rolling back rejected drafts only changes a row's length. A cache slot at or past that length may hold anything, because
-it is rewritten before a query can see it: a query at position p attends to slots j <= p, and the keys and values of every
-valid token are written before any query attends.
-"""
+it is rewritten before a query can see it: a query at position p attends to slots j <= p, and the keys and values of
+every valid token are written before any query attends."""
 
 import dataclasses
 import functools
@@ -20,23 +19,23 @@ import jax
 import jax.numpy as jnp
 
 from jspec.config import NULL_PAGE, ModelConfig
-from jspec.pallas.attention.decode import extend_kernel, has_extend_kernel
+from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
 from jspec.pallas.attention.paged import has_kernel
 from jspec.pallas.attention.prefill_sm90 import prefill_attention
-from jspec.pallas.attention.reference import PLAIN, Rotation, Scores, causal_mask, grouped_attention, rotated
-from jspec.pallas.attention.rope_and_write_kv import rotate_and_write_kernel
+from jspec.pallas.attention.reference import PLAIN, Rotation, Scores, apply_rope, causal_mask, grouped_attention
+from jspec.pallas.attention.rope_and_write_kv import rope_and_write_kv_kernel
 from jspec.pallas.dispatch import by_platform, on_hopper
 from jspec.pallas.mla.attention import has_kernel as has_latent_kernel
 from jspec.pallas.mla.attention import latent_attention
-from jspec.pallas.mla.norm_rope_write_kv import keep_latents_kernel, kept_latents
-from jspec.pallas.mla.prefill import expanded_attention, has_expanded_kernel
+from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents, norm_rope_write_kv_kernel
+from jspec.pallas.mla.prefill import has_up_projected_attention_kernel, up_projected_attention
 from jspec.pallas.mla.up_project import HeadMaps
 
 
 class LayerKV(NamedTuple):
     """Keys and values of one layer: ``[G, pages, P, H]`` in a pool, ``[G, B, T, H]`` with a ``CausalView``.
 
-    There are no values apart from keys where latents are kept.
+    Where latents are cached, they are ``k``, and ``v`` is None.
 
     Example::
 
@@ -49,7 +48,7 @@ class LayerKV(NamedTuple):
 
 
 class CacheShape(NamedTuple):
-    """What a model caches for a token: L layers, G KV heads, and H numbers of each, for keys and once more for values.
+    """The cache of one token: L layers, G KV heads, and H numbers of each, for keys and once more for values.
 
     With ``latents``, there are H numbers for both together."""
 
@@ -60,7 +59,7 @@ class CacheShape(NamedTuple):
 
 
 def cache_shape(config: ModelConfig, shards: int = 1) -> CacheShape:
-    """What decoder layers cache for a token. If there are more shards than KV heads, each has a copy of its own."""
+    """The cache of one token in decoder layers. If there are more shards than KV heads, each has a copy of its own."""
     if config.latent is not None:
         return CacheShape(config.num_layers, 1, config.latent.cached, latents=True)
     return CacheShape(config.num_layers, max(config.num_kv_heads, shards), config.head_dim)
@@ -77,11 +76,11 @@ def init_pool(shape: tuple, pages: int, page_size: int, dtype) -> tuple[LayerKV,
 
 
 class View:
-    """Decides where the keys and values of T new tokens of each row are kept, and what these tokens attend to.
+    """Decides where the keys and values of T new tokens of each row are stored, and to which slots these tokens attend.
 
     Attributes:
-      keeps_latents: whether attention with latents is to keep these, by ``keep_latents``; otherwise it has ``write`` keep
-        keys and values of all heads.
+      caches_latents: whether multi-head latent attention caches latents, by ``write_latent_kv``; otherwise it caches
+        keys and values of all heads, by ``write``.
 
     Example::
 
@@ -90,10 +89,11 @@ class View:
             return model(tokens, view.positions, (None,) * model.config.num_layers, view)
     """
 
-    keeps_latents: ClassVar[bool] = False
+    caches_latents: ClassVar[bool] = False
 
     def write(self, kv, k, v):
-        """Keep rotated keys and values ``[B, T, G, H]``; returns the updated ``kv``. Latents have no values apart."""
+        """Write rotated keys and values ``[B, T, G, H]``; returns the updated ``kv``. Latents are ``k``, and ``v`` is
+        None."""
         raise NotImplementedError
 
     def attend(self, q, kv, window: int | None, scores: Scores = PLAIN) -> jax.Array:
@@ -106,79 +106,79 @@ class View:
         Args:
           qkv: ``[B, T, N + 2G, H]``: the queries, keys and values of the new tokens.
           rotation: the rotary embedding of the tokens' positions, None if nothing is rotated.
-          kv: the keys and values of this layer that are kept so far.
+          kv: the cached keys and values of this layer.
           num_kv_heads: G.
           window: W if each query sees the W newest slots only, its own among them. None if it sees all.
-          scores: what becomes of products of queries and keys, and the sinks of the attention heads.
+          scores: how products of queries and keys become scores, and the sinks of the attention heads.
 
         Returns:
           the attention's output ``[B, T, N, H]``, and ``kv`` with the new keys and values.
         """
-        q, kv = self.rotate_and_write(qkv, rotation, kv, num_kv_heads)
+        q, kv = self.rope_and_write_kv(qkv, rotation, kv, num_kv_heads)
         return self.attend(q, kv, window, scores), kv
 
-    def keep_latents(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv):
-        """Norm, rotate and keep latents and keys of the new tokens; arguments as of ``kept_latents``.
+    def write_latent_kv(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv):
+        """Norm, rotate and write latents and keys of the new tokens; arguments as of ``norm_rope_latents``.
 
         Returns:
-          the vectors of queries ``[B, T, Cq]`` after their norm, and ``kv`` with the new latents.
+          the compressed queries ``[B, T, Cq]`` after their norm, and ``kv`` with the new latents.
         """
         raise NotImplementedError
 
     def attend_latents(self, q, kv, rank: int, scores: Scores) -> jax.Array:
-        """Attention to latents as to keys and values of one KV head.
+        """Attention of absorbed queries over latents, the keys and values of one KV head.
 
         Args:
-          q: ``[B, T, N, Ck + Hr]``, queries times the maps of keys of their heads, and their rotated parts.
+          q: ``[B, T, N, Ck + Hr]``, absorbed queries, and their rotated parts.
           kv: the latents of this layer, those of the new tokens among them.
           rank: Ck.
-          scores: what products of queries and keys are multiplied by.
+          scores: the factor of products of queries and keys.
 
         Returns:
           weighted sums of latents ``[B, T, N, Ck]``.
         """
         raise NotImplementedError
 
-    def expands(self, q, kv, maps: HeadMaps) -> bool:
-        """Whether attention with latents is to use ``attend_expanded``, with the same arguments, and not
+    def up_projects(self, q, kv, maps: HeadMaps) -> bool:
+        """Whether latent attention is to use ``attend_up_projected``, with the same arguments, in place of
         ``attend_latents``."""
         return False
 
-    def attend_expanded(self, q, kv, maps: HeadMaps, scores: Scores) -> jax.Array:
-        """Attention to keys and values of all heads, computed from latents.
+    def attend_up_projected(self, q, kv, maps: HeadMaps, scores: Scores) -> jax.Array:
+        """Attention over up-projected keys and values of all heads.
 
         Args:
           q: ``[B, T, N, Hn + Hr]``, the last Hr numbers rotated.
           kv: the latents of this layer, those of the new tokens among them.
-          maps: from latents to keys and values.
-          scores: what products of queries and keys are multiplied by.
+          maps: the up-projection.
+          scores: the factor of products of queries and keys.
 
         Returns:
           weighted sums of values ``[B, T, N, Hv]``.
         """
         raise NotImplementedError
 
-    def rotate_and_write(self, qkv, rotation: Rotation | None, kv, num_kv_heads: int):
+    def rope_and_write_kv(self, qkv, rotation: Rotation | None, kv, num_kv_heads: int):
         """The rotated queries ``[B, T, N, H]``, and ``kv`` with the rotated keys and the values; arguments as in
         ``extend``."""
         N = qkv.shape[2] - 2 * num_kv_heads
         q, k, v = jnp.split(qkv, [N, N + num_kv_heads], axis=2)
-        return rotated(q, rotation), self.write(kv, rotated(k, rotation), v)
+        return apply_rope(q, rotation), self.write(kv, apply_rope(k, rotation), v)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PagedView(View):
-    """Keeps keys and values in a pool of pages.
+    """A view of keys and values in a pool of pages.
 
     Attributes:
       table: int32 ``[B, M]``, the pages of each row in the order of its text, padded with the null page.
       positions: int32 ``[B, T]``, the cache slot of each token. The slots of a row's valid tokens are consecutive.
-      valid: bool ``[B, T]``, whether a token counts. One that does not is written nowhere, and its output means nothing.
+      valid: bool ``[B, T]``, whether a token counts. Nothing is written of an invalid one, and its output is arbitrary.
       shared: whether several rows may be parts of one text, which share pages. Then no row may attend before all rows
         have written.
-      expand: whether attention with latents may compute keys and values of all heads. Then the rows' texts have no more
-        pages than ``jspec.pallas.mla.prefill.room``.
+      may_up_project: whether latent attention may compute keys and values of all heads. Then the rows' texts have no
+        more pages than ``jspec.pallas.mla.prefill.max_prefill_pages``.
 
     Example::
 
@@ -190,9 +190,9 @@ class PagedView(View):
     positions: jax.Array
     valid: jax.Array
     shared: bool = dataclasses.field(default=False, metadata={"static": True})
-    expand: bool = dataclasses.field(default=False, metadata={"static": True})
+    may_up_project: bool = dataclasses.field(default=False, metadata={"static": True})
 
-    keeps_latents = True
+    caches_latents = True
 
     def write(self, kv: LayerKV, k, v) -> LayerKV:
         """Scatter k and v ``[B, T, G, H]`` into their pages. Tokens that are invalid or past the table are dropped."""
@@ -210,45 +210,46 @@ class PagedView(View):
         return LayerKV(put(kv.k, k), None if kv.v is None else put(kv.v, v))
 
     def attend(self, q, kv: LayerKV, window: int | None, scores: Scores = PLAIN) -> jax.Array:
-        """Attention of each query in ``[B, T, N, H]`` over its row's slots up to the query's position; the same shape."""
+        """Attention of each query in ``[B, T, N, H]`` over its row's slots up to the query's position; the same
+        shape."""
         return prefill_attention(q, kv.k, kv.v, self.table, self.positions, self.valid, window, scores)
 
-    def keep_latents(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv: LayerKV):
-        """As ``View.keep_latents``. On an NVIDIA GPU it is one kernel."""
+    def write_latent_kv(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv: LayerKV):
+        """As ``View.write_latent_kv``. On an NVIDIA GPU it is one kernel."""
 
         def composed(view, compressed, query_weight, latent_weight, rotation, kv):
-            q, latents = kept_latents(compressed, query_weight, latent_weight, eps, rotation)
+            q, latents = norm_rope_latents(compressed, query_weight, latent_weight, eps, rotation)
             return q, view.write(kv, latents[:, :, None], None)
 
         def kernel(view, compressed, query_weight, latent_weight, rotation, kv):
             where = view.table, view.positions, view.valid
-            q, pool = keep_latents_kernel(compressed, query_weight, latent_weight, eps, rotation, kv.k, *where)
+            q, pool = norm_rope_write_kv_kernel(compressed, query_weight, latent_weight, eps, rotation, kv.k, *where)
             return q, LayerKV(pool, None)
 
         args = self, compressed, query_weight, latent_weight, rotation, kv
-        known = has_latent_kernel(compressed, kv.k, latent_weight.shape[0])
-        return by_platform(kernel, composed, *args) if known else composed(*args)
+        has_kernel = has_latent_kernel(compressed, kv.k, latent_weight.shape[0])
+        return by_platform(kernel, composed, *args) if has_kernel else composed(*args)
 
     def attend_latents(self, q, kv: LayerKV, rank: int, scores: Scores) -> jax.Array:
         """As ``View.attend_latents``."""
         return latent_attention(q, kv.k, self.table, self.positions, self.valid, rank, scores)
 
-    def expands(self, q, kv: LayerKV, maps: HeadMaps) -> bool:
-        """As ``View.expands``: on Hopper GPUs, for many query tokens of sizes that their kernel knows."""
-        return self.expand and on_hopper() and has_expanded_kernel(q, kv.k, self.table, maps)
+    def up_projects(self, q, kv: LayerKV, maps: HeadMaps) -> bool:
+        """As ``View.up_projects``: on Hopper GPUs, for many query tokens of sizes that their kernel supports."""
+        return self.may_up_project and on_hopper() and has_up_projected_attention_kernel(q, kv.k, self.table, maps)
 
-    def attend_expanded(self, q, kv: LayerKV, maps: HeadMaps, scores: Scores) -> jax.Array:
-        """As ``View.attend_expanded``."""
-        return expanded_attention(q, kv.k, self.table, self.positions, self.valid, maps, scores)
+    def attend_up_projected(self, q, kv: LayerKV, maps: HeadMaps, scores: Scores) -> jax.Array:
+        """As ``View.attend_up_projected``."""
+        return up_projected_attention(q, kv.k, self.table, self.positions, self.valid, maps, scores)
 
-    def rotate_and_write(self, qkv, rotation: Rotation | None, kv: LayerKV, num_kv_heads: int):
-        """As ``View.rotate_and_write``. On an NVIDIA GPU it is one kernel."""
-        composed = functools.partial(View.rotate_and_write, num_kv_heads=num_kv_heads)
+    def rope_and_write_kv(self, qkv, rotation: Rotation | None, kv: LayerKV, num_kv_heads: int):
+        """As ``View.rope_and_write_kv``. On an NVIDIA GPU it is one kernel."""
+        composed = functools.partial(View.rope_and_write_kv, num_kv_heads=num_kv_heads)
         if not has_kernel(qkv, kv.k):
             return composed(self, qkv, rotation, kv)
 
         def kernel(view, qkv, rotation, kv):
-            q, *kv = rotate_and_write_kernel(qkv, rotation, *kv, view.table, view.positions, view.valid)
+            q, *kv = rope_and_write_kv_kernel(qkv, rotation, *kv, view.table, view.positions, view.valid)
             return q, LayerKV(*kv)
 
         return by_platform(kernel, composed, self, qkv, rotation, kv)
@@ -262,16 +263,16 @@ class PagedView(View):
         window: int | None,
         scores: Scores = PLAIN,
     ):
-        """As ``View.extend``. On an NVIDIA GPU one kernel does all of it, where each row has few tokens and pages of its
-        own. In that kernel a row attends to what other rows have written before the call, and may miss what they write
-        in it."""
+        """As ``View.extend``. On an NVIDIA GPU it is one kernel, where each row has few tokens and pages of its own. In
+        that kernel a row attends to slots that other rows have written before the call, and may miss those that they
+        write in it."""
         composed = functools.partial(View.extend, num_kv_heads=num_kv_heads, window=window, scores=scores)
-        if self.shared or not has_extend_kernel(qkv, kv.k):
+        if self.shared or not has_decode_attention_kernel(qkv, kv.k):
             return composed(self, qkv, rotation, kv)
 
         def kernel(view, qkv, rotation, kv):
             where = view.table, view.positions, view.valid
-            out, *kv = extend_kernel(qkv, rotation, *kv, *where, window, scores)
+            out, *kv = decode_attention_kernel(qkv, rotation, *kv, *where, window, scores)
             return out, LayerKV(*kv)
 
         return by_platform(kernel, composed, self, qkv, rotation, kv)
@@ -280,7 +281,7 @@ class PagedView(View):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class CausalView(View):
-    """Causal attention among the T tokens of the call. Nothing is cached: for whole texts and for training.
+    """Causal attention among the T tokens of the call. Nothing is cached: for entire texts and for training.
 
     Example::
 

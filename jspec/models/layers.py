@@ -1,8 +1,7 @@
 """The parts that decoders share: linear maps, norms, activations and rotary position embeddings.
 
-Weights are stored ``[out, in]``, as in checkpoints. XLA then computes the product of a small weight with a single token as
-one fused reduction over the weight.
-"""
+Weights are stored ``[out, in]``, as in checkpoints. XLA then computes the product of a small weight with a single token
+as one fused reduction over the weight."""
 
 import functools
 import math
@@ -17,10 +16,11 @@ from jspec.config import Rope
 from jspec.models.quantization import random_weight
 from jspec.pallas.attention.reference import Rotation
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.matmul.bf16 import streamed_product, streams
-from jspec.pallas.matmul.quantize_activations import Rounded, round_tokens
-from jspec.pallas.matmul.w8a8 import rounded_product
-from jspec.pallas.matmul.weight_only import has_kernel, narrow_product, product
+from jspec.pallas.matmul.bf16 import bf16_matmul, has_bf16_kernel
+from jspec.pallas.matmul.quantize_activations import QuantizedActivations, quantize_tokens
+from jspec.pallas.matmul.reference import matmul
+from jspec.pallas.matmul.w8a8 import w8a8_matmul
+from jspec.pallas.matmul.weight_only import has_weight_only_kernel, weight_only_matmul
 from jspec.pallas.norm.rms_norm import add_norm, norm
 from jspec.quantization import int4
 
@@ -32,18 +32,20 @@ _REDUCED_ABOVE, _LONGEST_SUM = 10_000_000, 16_384
 
 
 class Linear(nnx.Module):
-    """``y = W x (+ b)``, where W is ``weight``, or what ``weight`` and ``scale`` stand for if the weight is quantised.
+    """``y = W x (+ b)``, where W is ``weight``, dequantised by ``scale`` if the weight is quantised.
 
     Attributes:
       weight: ``[out, in]`` of ``dtype``. A quantised one is int8 or float8_e4m3fn, or packed codes of four bits, uint8
         ``[out, 64 groups]``.
       scale: float32 ``[out]``, bfloat16 ``[out, groups]`` of a weight of four bits. None for one that is not quantised.
       bias: ``[out]`` of ``dtype``, or None.
-      over: the mesh axis whose shards have parts of the inputs each, and over which products are therefore added up; None
-        if all inputs are here.
-      rounds: whether x is rounded to int8, as the weight is (``jspec.models.w8a8``). It may come rounded.
-      in_parts: whether ``y`` may come in parts, ``[..., Y, out]``, because it is added to the residual stream as
-        ``jspec.pallas.norm.rms_norm.whole`` has it. Not if a bias is added before that, or shards add it up.
+      reduce_axis: the mesh axis whose shards have parts of the inputs each, and over which products are therefore added
+        up; None if all inputs are here.
+      quantize_inputs: whether x is quantised to int8, as the weight is (``jspec.models.w8a8``). x may already be
+        ``QuantizedActivations``.
+      allow_partial_sums: whether ``y`` may be partial sums, ``[..., Y, out]``, because it is added to the residual
+        stream by ``jspec.pallas.norm.rms_norm.reduce_partial_sums``. Not if a bias is added before that, or shards add
+        it up.
     """
 
     def __init__(
@@ -53,73 +55,78 @@ class Linear(nnx.Module):
         *,
         bias: bool = False,
         quantization: str | None = None,
-        over: str | None = None,
-        in_parts: bool = False,
+        reduce_axis: str | None = None,
+        allow_partial_sums: bool = False,
         dtype,
         rngs: nnx.Rngs,
     ):
         shape, std = (out_features, in_features), in_features**-0.5
         self.weight, self.scale = random_weight(rngs.params(), shape, std, dtype, quantization)
         self.bias = nnx.Param(jnp.zeros(out_features, dtype)) if bias else None
-        self.over, self.rounds, self.in_parts = over, False, in_parts and over is None and not bias
+        self.reduce_axis, self.quantize_inputs, self.allow_partial_sums = (
+            reduce_axis,
+            False,
+            allow_partial_sums and reduce_axis is None and not bias,
+        )
 
     def __call__(self, x):
         weight = self.weight[...]
-        if self.bias is not None and self.scale is None and self.over is None and _is_reduced(x, weight):
-            return by_platform(_reduction, _biased, x, weight, self.bias[...])
+        if self.bias is not None and self.scale is None and self.reduce_axis is None and _is_reduced(x, weight):
+            return by_platform(_reduction, _matmul_with_bias, x, weight, self.bias[...])
         scale = None if self.scale is None else self.scale[...]
-        if self.rounds:
-            y = rounded_product(x if isinstance(x, Rounded) else round_tokens(x), weight, scale, self.in_parts)
-        elif scale is None and self.bias is None and streams(x, weight):  # a bias would be a launch more
-            y = streamed_product(x, weight, self.in_parts)
+        if self.quantize_inputs:
+            y = w8a8_matmul(
+                x if isinstance(x, QuantizedActivations) else quantize_tokens(x), weight, scale, self.allow_partial_sums
+            )
+        elif scale is None and self.bias is None and has_bf16_kernel(x, weight):  # a bias would be a launch more
+            y = bf16_matmul(x, weight, self.allow_partial_sums)
         else:
             y = project(x, weight, scale)
-        y = added_up(y, self.over)
+        y = all_reduce(y, self.reduce_axis)
         return y if self.bias is None else y + per_feature(self.bias[...], y)
 
 
-def _biased(x, weight, bias):
-    return (y := _in_their_dtype(x, weight)) + per_feature(bias, y)
+def _matmul_with_bias(x, weight, bias):
+    return (y := _matmul_in_dtype(x, weight)) + per_feature(bias, y)
 
 
-def added_up(x, over: str | None):
-    """The sum of x over the shards along the mesh axis ``over``, the same bits in each; x itself if that is None."""
-    return x if over is None else jax.lax.psum(x, over)
+def all_reduce(x, reduce_axis: str | None):
+    """The sum of x over the shards along a mesh axis, the same bits in each; x itself if ``reduce_axis`` is None."""
+    return x if reduce_axis is None else jax.lax.psum(x, reduce_axis)
 
 
 def project(x, weight, scale=None):
-    """The linear map ``[..., in], [out, in] -> [..., out]`` in x's dtype. fp32 is multiplied in full fp32, never in TF32.
+    """The linear map ``[..., in], [out, in] -> [..., out]`` in x's dtype. fp32 is multiplied in full fp32, never in
+    TF32.
 
-    A quantised weight has a ``scale``. Its product is computed as for ``wide_project`` and rounded once.
-    """
+    A quantised weight has a ``scale``. Its product is computed as for ``project_float32`` and rounded once."""
     if scale is not None:
-        return _quantized_product(x, weight, scale, x.dtype)
+        return _quantized_matmul(x, weight, scale, x.dtype)
     if _is_reduced(x, weight):
-        return by_platform(_reduction, _in_their_dtype, x, weight)
-    return _in_their_dtype(x, weight)
+        return by_platform(_reduction, _matmul_in_dtype, x, weight)
+    return _matmul_in_dtype(x, weight)
 
 
-def wide_project(x, weight, scale=None):
+def project_float32(x, weight, scale=None):
     """The linear map ``[..., in], [out, in] -> [..., out]`` in float32, of operands in x's dtype.
 
     int8 and fp8 numbers are exact in bfloat16 and float32. They are therefore multiplied as they are, and each sum is
     multiplied by the scale of its output channel. The conversion takes place inside the product, so no converted copy of
-    the weight is ever written. Codes of four bits stand for numbers that are rounded to x's dtype.
-    """
-    return product(x, weight) if scale is None else _quantized_product(x, weight, scale, jnp.float32)
+    the weight is ever written. Codes of four bits stand for numbers that are rounded to x's dtype."""
+    return matmul(x, weight) if scale is None else _quantized_matmul(x, weight, scale, jnp.float32)
 
 
-def _quantized_product(x, weight, scale, dtype):
-    if weight.dtype == int4.STORED or has_kernel(x, weight):
-        return narrow_product(x, weight, scale, dtype)
+def _quantized_matmul(x, weight, scale, dtype):
+    if weight.dtype == int4.STORED or has_weight_only_kernel(x, weight):
+        return weight_only_matmul(x, weight, scale, dtype)
     weight = weight.astype(x.dtype)
     one_token = x.size == x.shape[-1]
-    y = by_platform(_padded_product, product, x, weight) if one_token else product(x, weight)
+    y = by_platform(_padded_matmul, matmul, x, weight) if one_token else matmul(x, weight)
     return (y * per_feature(scale, y)).astype(dtype)
 
 
-def _in_their_dtype(x, weight):
-    return product(x, weight, None)
+def _matmul_in_dtype(x, weight):
+    return matmul(x, weight, None)
 
 
 def _is_reduced(x, weight) -> bool:
@@ -137,43 +144,43 @@ def _reduction(x, weight, bias=None):
     return jnp.sum(products, axis=1).astype(x.dtype).reshape(*x.shape[:-1], -1)
 
 
-def _padded_product(x, weight):
-    """``product`` of a single token, computed as the product of two tokens, of which the second is zero.
+def _padded_matmul(x, weight):
+    """``matmul`` of a single token, computed as the product of two tokens, of which the second is zero.
 
-    On a GPU that becomes a matrix product instead of a reduction, and a matrix product converts the weight faster.
-    """
-    y = product(jnp.pad(x.reshape(1, -1), ((0, 1), (0, 0))), weight)
+    On a GPU that becomes a matrix product instead of a reduction, and a matrix product converts the weight faster."""
+    y = matmul(jnp.pad(x.reshape(1, -1), ((0, 1), (0, 0))), weight)
     return y[:1].reshape(*x.shape[:-1], -1)
 
 
 class Norm(nnx.Module):
-    """A norm over the last axis, of a kind that ``jspec.pallas.norm.rms_norm`` knows.
+    """A norm over the last axis, of a kind of ``jspec.pallas.norm.rms_norm``.
 
     Attributes:
       weight: ``[features]`` of ``dtype``.
       bias: ``[features]`` of ``dtype`` for the kind ``layer``, or None.
-      over: the mesh axis whose shards have a part of the numbers each; None if all are here.
-      rounds: whether normed numbers are ``Rounded``, because products with ``Linear.rounds`` are all that read them.
+      reduce_axis: the mesh axis whose shards have a part of the numbers each; None if all are here.
+      quantize_outputs: whether normed numbers are ``QuantizedActivations``, because only maps with
+        ``Linear.quantize_inputs`` read them.
     """
 
-    def __init__(self, features: int, eps: float, kind: str = "rms", *, over: str | None = None, dtype):
+    def __init__(self, features: int, eps: float, kind: str = "rms", *, reduce_axis: str | None = None, dtype):
         start = jnp.zeros if kind == "rms_offset" else jnp.ones
         self.weight = nnx.Param(start(features, dtype))
         self.bias = nnx.Param(jnp.zeros(features, dtype)) if kind == "layer" else None
-        self.eps, self.kind, self.over, self.rounds = eps, kind, over, False
+        self.eps, self.kind, self.reduce_axis, self.quantize_outputs = eps, kind, reduce_axis, False
 
     def __call__(self, x) -> Any:
-        normed = norm(x, self.weight[...], self._bias, self.eps, self.kind, self.over)
-        return round_tokens(normed) if self.rounds else normed
+        normed = norm(x, self.weight[...], self._bias, self.eps, self.kind, self.reduce_axis)
+        return quantize_tokens(normed) if self.quantize_outputs else normed
 
     def after_adding(self, x, y) -> tuple[jax.Array, Any]:
-        """(x + y, norm of x + y): the residual stream x after a layer has added y to it, and what the next part reads. y may
-        be in parts, as for ``jspec.pallas.norm.rms_norm.whole``."""
-        return add_norm(x, y, self.weight[...], self._bias, self.eps, self.kind, self.rounds)
+        """(x + y, norm of x + y): the residual stream x with the output y of a layer, and the inputs of the next part. y
+        may be partial sums, as for ``jspec.pallas.norm.rms_norm.reduce_partial_sums``."""
+        return add_norm(x, y, self.weight[...], self._bias, self.eps, self.kind, self.quantize_outputs)
 
     @property
     def scale(self) -> jax.Array:
-        """What normed numbers are multiplied by, ``[features]``."""
+        """The factors of normed numbers, ``[features]``."""
         return 1 + self.weight[...] if self.kind == "rms_offset" else self.weight[...]
 
     @property

@@ -1,11 +1,10 @@
-"""Multi-head latent attention (DeepSeek-V2, 2024), computed from latents or from keys and values of every head.
+"""Multi-head latent attention (DeepSeek-V2, 2024), over latents or over up-projected keys and values of every head.
 
 The key of head n at a token is ``[keys[n] @ latent | rotated key]``, its value ``values[n] @ latent``. Its score with a
-query ``[q | rotated query]`` is therefore ``(q @ keys[n]) @ latent + rotated query @ rotated key``. With a cache, ``q @
-keys[n]`` is computed once for a query, and all heads attend to the same latents as if these were keys and values of a single
-KV head; the weighted sum of latents then becomes one of values. Without a cache, and in prefill passes on some GPUs, keys
-and values of all heads are computed, because there are half as many products for each pair of a query and a key.
-"""
+query ``[q | rotated query]`` is therefore ``(q @ keys[n]) @ latent + rotated query @ rotated key``. With a cache, the
+absorbed query ``q @ keys[n]`` is computed once, and all heads attend to the same latents as to keys and values of a
+single KV head; the weighted sum of latents then becomes one of values. Without a cache, and in prefill on some GPUs,
+keys and values of all heads are computed, because there are half as many products for each pair of a query and a key."""
 
 import functools
 
@@ -17,22 +16,22 @@ from jspec.config import ModelConfig, Shards
 from jspec.config.param_specs import in_eight_bits
 from jspec.config.sharding import axis_of
 from jspec.models.layers import Linear, Norm, rotation_at
-from jspec.pallas.attention.reference import Scores, rotated
-from jspec.pallas.mla.absorb_queries import latent_queries
-from jspec.pallas.mla.norm_rope_write_kv import kept_latents
+from jspec.pallas.attention.reference import Scores, apply_rope
+from jspec.pallas.mla.absorb_queries import absorb_queries
+from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents
 from jspec.pallas.mla.up_project import HeadMaps
 
 
 class LatentAttention(nnx.Module):
-    """Attention over latents; see ``jspec.config.Latent`` for the letters.
+    """Multi-head latent attention; see ``jspec.config.Latent`` for the letters.
 
     Attributes:
-      compress: the linear maps to the vector of queries ``[Cq, D]``, or to the queries themselves ``[N H, D]``, and to the
-        latent and the key that is rotated ``[Ck + Hr, D]``, one after the other.
-      query_norm, queries: what leads from the vector of queries to queries, a norm and ``[N H, Cq]``; or None.
+      compress: the linear maps to the compressed query ``[Cq, D]``, or to the queries themselves ``[N H, D]``, and to
+        the latent and the key that is rotated ``[Ck + Hr, D]``, one after the other.
+      query_norm, queries: the norm of the compressed query, and its map ``[N H, Cq]`` to queries; or None.
       latent_norm: the norm of latents.
-      keys: ``[N Hn, Ck]``, from a latent to the unrotated parts of all keys.
-      values: ``[N Hv, Ck]``, from a latent to all values.
+      keys: ``[N Hn, Ck]``, the up-projection to the unrotated parts of all keys.
+      values: ``[N Hv, Ck]``, the up-projection to all values.
       out: ``[D, N Hv]``.
     """
 
@@ -48,41 +47,43 @@ class LatentAttention(nnx.Module):
         self.query_norm = None if Cq is None else Norm(Cq, latent.norm_eps, dtype=dtype)
         self.queries = None if Cq is None else linear(Cq, N * H)
         self.latent_norm = Norm(latent.rank, latent.norm_eps, dtype=dtype)
-        of_heads = functools.partial(linear, quantization=in_eight_bits(config.quantization))
-        self.keys = of_heads(latent.rank, N * (H - latent.rotated))
-        self.values = of_heads(latent.rank, N * latent.value_dim)
-        self.out = linear(N * latent.value_dim, D, bias=config.output_bias, over=axis_of(shards), in_parts=True)
+        head_linear = functools.partial(linear, quantization=in_eight_bits(config.quantization))
+        self.keys = head_linear(latent.rank, N * (H - latent.rotated))
+        self.values = head_linear(latent.rank, N * latent.value_dim)
+        self.out = linear(
+            N * latent.value_dim, D, bias=config.output_bias, reduce_axis=axis_of(shards), allow_partial_sums=True
+        )
 
     def __call__(self, x, positions, kv, view):
         rotation = rotation_at(positions, self.rope, self.latent.rotated)
-        attend = self._from_latents if view.keeps_latents else self._from_heads
+        attend = self._from_latents if view.caches_latents else self._from_heads
         attended, kv = attend(self.compress(x), rotation, kv, view)
         return self.out(attended.reshape(*x.shape[:2], -1)), kv
 
     def _from_latents(self, compressed, rotation, kv, view):
-        """Attention ``[B, T, N, Hv]`` over latents that ``view`` keeps, and ``kv`` with the new ones."""
-        q, kv = view.keep_latents(compressed, *self._norms, rotation, kv)
+        """Attention ``[B, T, N, Hv]`` over the latents that ``view`` caches, and ``kv`` with the new ones."""
+        q, kv = view.write_latent_kv(compressed, *self._norms, rotation, kv)
         q = self._queries(q)
         maps = HeadMaps(*self._by_head(self.keys), *self._by_head(self.values))
-        if view.expands(q, kv, maps):
-            return view.attend_expanded(self._rotated(q, rotation), kv, maps, self.scores), kv
-        q = latent_queries(q, maps.keys, maps.key_scale, rotation)
+        if view.up_projects(q, kv, maps):
+            return view.attend_up_projected(self._apply_rope(q, rotation), kv, maps, self.scores), kv
+        q = absorb_queries(q, maps.keys, maps.key_scale, rotation)
         return self._times_values(view.attend_latents(q, kv, self.latent.rank, self.scores)), kv
 
     def _from_heads(self, compressed, rotation, kv, view):
         """The same over keys and values of all heads."""
-        q, latents = kept_latents(compressed, *self._norms, rotation)
+        q, latents = norm_rope_latents(compressed, *self._norms, rotation)
         latents, shared = jnp.split(latents, [self.latent.rank], axis=-1)
         q, key = self._queries(q), shared[:, :, None]
         B, T, N, _ = q.shape
         k = self.keys(latents).reshape(B, T, N, -1)
         k = jnp.concatenate([k, jnp.broadcast_to(key, (B, T, N, key.shape[-1]))], axis=-1)
         kv = view.write(kv, k, self.values(latents).reshape(B, T, N, -1))
-        return view.attend(self._rotated(q, rotation), kv, None, self.scores), kv
+        return view.attend(self._apply_rope(q, rotation), kv, None, self.scores), kv
 
     @property
     def _norms(self) -> tuple[jax.Array | None, jax.Array, float]:
-        """The weights of the norms of vectors of queries and of latents, and their epsilon."""
+        """The weights of the norms of compressed queries and of latents, and their epsilon."""
         query = None if self.query_norm is None else self.query_norm.weight[...]
         return query, self.latent_norm.weight[...], self.latent_norm.eps
 
@@ -91,13 +92,13 @@ class LatentAttention(nnx.Module):
         q = vectors if self.queries is None else self.queries(vectors)
         return q.reshape(*vectors.shape[:2], self.num_heads, self.head_dim)
 
-    def _rotated(self, q, rotation):
+    def _apply_rope(self, q, rotation):
         """The queries with their last Hr numbers rotated."""
-        q, turning = jnp.split(q, [self.head_dim - self.latent.rotated], axis=-1)
-        return jnp.concatenate([q, rotated(turning, rotation)], axis=-1)
+        q, rotary = jnp.split(q, [self.head_dim - self.latent.rotated], axis=-1)
+        return jnp.concatenate([q, apply_rope(rotary, rotation)], axis=-1)
 
     def _times_values(self, attended) -> jax.Array:
-        """Sums of latents ``[B, T, N, Ck]`` times the map of values of their head: ``[B, T, N, Hv]``."""
+        """Sums of latents ``[B, T, N, Ck]`` times the up-projection to values of their head: ``[B, T, N, Hv]``."""
         (weight, scale), dtype = self._by_head(self.values), attended.dtype
         precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
         product = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)

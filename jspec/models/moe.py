@@ -9,18 +9,17 @@ from flax import nnx
 from jspec.config import Experts, ModelConfig, Shards
 from jspec.config.param_specs import in_eight_bits
 from jspec.config.sharding import axis_of
-from jspec.models.layers import Linear, added_up, wide_project
-from jspec.pallas.moe.grouped_mlp import experts
+from jspec.models.layers import Linear, all_reduce, project_float32
+from jspec.pallas.moe.grouped_mlp import grouped_mlp
 from jspec.pallas.moe.router import route
 from jspec.pallas.moe.router_reference import Routed, Routing
-from jspec.pallas.moe.tiles import Stacked
-from jspec.pallas.norm.rms_norm import whole
+from jspec.pallas.moe.tiles import ExpertWeights
+from jspec.pallas.norm.rms_norm import reduce_partial_sums
 from jspec.quantization import mxfp4
 
 
-class FourBitWeight(nnx.Module):
-    """The weight of a linear map in MXFP4 (``jspec.quantization.mxfp4``), which only a mixture of experts multiplies
-    with.
+class MXFP4Weight(nnx.Module):
+    """The weight of a linear map in MXFP4 (``jspec.quantization.mxfp4``), for mixtures of experts only.
 
     Attributes:
       weight: uint8 ``[pairs, out, 32]``, the codes of two input features in each byte.
@@ -36,17 +35,18 @@ class FourBitWeight(nnx.Module):
 
 
 class Mixture(nnx.Module):
-    """Each token goes through the few experts that the router gives the highest logits. See ``jspec.config.Experts``.
+    """A mixture of experts: each token goes through the few experts to which the router gives the highest logits. See
+    ``jspec.config.Experts``.
 
     Attributes:
       router: the linear map ``[count, D]``, which is not quantised; logits are computed and compared in fp32.
       gate_up: the experts' maps ``[2Fe, D]`` one after another, ``[X 2Fe, D]``; gate before up. X counts all experts,
         and the shared ones are the last.
       down: the experts' maps ``[D, Fe]`` one after another, ``[X D, Fe]``.
-      correction: float32 ``[count]``, what is added to the probabilities of experts to choose among them, or None.
+      correction: float32 ``[count]``, added to the probabilities of experts to choose among them, or None.
 
-    Router and experts have biases if the config says so. A call gives what the Y experts of each token make, ``[B, T, Y,
-    D]`` for ``[B, T, D]``: the sum over Y is left to the norm that follows (``jspec.pallas.norm.rms_norm``). With
+    Router and experts have biases if the config says so. A call gives the outputs of the Y experts of each token, ``[B,
+    T, Y, D]`` for ``[B, T, D]``: the sum over Y is left to the norm that follows (``jspec.pallas.norm.rms_norm``). With
     ``shards``, which have a part of each expert or some of the experts, it gives the sum over Y and over the shards,
     ``[B, T, D]``.
     """
@@ -56,8 +56,8 @@ class Mixture(nnx.Module):
         if shards is not None and shards.splits_experts(experts):
             X //= shards.count
         bias, make = experts.biases, functools.partial(Linear, quantization=in_eight_bits(config.quantization))
-        linear = functools.partial(FourBitWeight if experts.stored else make, bias=bias, dtype=dtype, rngs=rngs)
-        self.experts, self.over, self.held = experts, axis_of(shards), X
+        linear = functools.partial(MXFP4Weight if experts.stored else make, bias=bias, dtype=dtype, rngs=rngs)
+        self.experts, self.reduce_axis, self.num_local_experts = experts, axis_of(shards), X
         self.routing = Routing(
             experts.chosen,
             experts.renormalise,
@@ -75,36 +75,43 @@ class Mixture(nnx.Module):
         tokens = x.reshape(-1, x.shape[-1])
         added = self.router.bias if self.correction is None else self.correction
         bias = None if added is None else added[...]
-        logits = wide_project(tokens, self.router.weight[...])
-        routed, mine = route(logits, bias, self.routing), None
-        if self.over is not None and self.held < self.experts.all:
-            routed, mine = self._held_here(routed, jax.lax.axis_index(self.over) * self.held)
-        made = experts(tokens, routed, self._stacked(self.gate_up), self._stacked(self.down), self.experts.clamp)
-        if mine is not None:  # the others were not computed, and may be anything
-            made = jnp.where(mine[:, :, None], made, jnp.zeros((), made.dtype))
-        made = made.reshape(*x.shape[:-1], *made.shape[1:])
-        return made if self.over is None else added_up(whole(made, x), self.over)
+        logits = project_float32(tokens, self.router.weight[...])
+        routed, local = route(logits, bias, self.routing), None
+        if self.reduce_axis is not None and self.num_local_experts < self.experts.all:
+            routed, local = self._local_assignments(
+                routed, jax.lax.axis_index(self.reduce_axis) * self.num_local_experts
+            )
+        outputs = grouped_mlp(
+            tokens, routed, self._by_expert(self.gate_up), self._by_expert(self.down), self.experts.clamp
+        )
+        if local is not None:  # the others were not computed, and may be anything
+            outputs = jnp.where(local[:, :, None], outputs, jnp.zeros((), outputs.dtype))
+        outputs = outputs.reshape(*x.shape[:-1], *outputs.shape[1:])
+        return outputs if self.reduce_axis is None else all_reduce(reduce_partial_sums(outputs, x), self.reduce_axis)
 
-    def _held_here(self, routed: Routed, first) -> tuple[Routed, jax.Array]:
-        """The routing to the experts ``first`` to ``first + held - 1``, counted from 0, and which choices of each token are
-        among them, bool ``[M, Y]``. The assignments to others come behind those to these, and count to no expert."""
+    def _local_assignments(self, routed: Routed, first) -> tuple[Routed, jax.Array]:
+        """The routing to the experts ``first`` to ``first + num_local_experts - 1``, counted from 0, and which choices
+        of each token are among them, bool ``[M, Y]``. The assignments to others come behind those to these, and count to
+        no expert."""
         ids = jnp.arange(routed.sizes.shape[0], dtype=jnp.int32)
         before = jnp.sum(jnp.where(ids < first, routed.sizes, 0))
-        sizes = jax.lax.dynamic_slice_in_dim(routed.sizes, first, self.held)
+        sizes = jax.lax.dynamic_slice_in_dim(routed.sizes, first, self.num_local_experts)
         expert = routed.expert - first
-        mine = (expert >= 0) & (expert < self.held)
-        own = Routed(jnp.clip(expert, 0, self.held - 1), routed.weight, sizes, jnp.roll(routed.order, -before))
-        return own, mine
+        local = (expert >= 0) & (expert < self.num_local_experts)
+        routed = Routed(
+            jnp.clip(expert, 0, self.num_local_experts - 1), routed.weight, sizes, jnp.roll(routed.order, -before)
+        )
+        return routed, local
 
-    def _stacked(self, linear: Linear | FourBitWeight) -> Stacked:
-        X, scale, bias = self.held, linear.scale, linear.bias
-        outputs = 0 if isinstance(linear, Linear) else 1
+    def _by_expert(self, linear: Linear | MXFP4Weight) -> ExpertWeights:
+        X, scale, bias = self.num_local_experts, linear.scale, linear.bias
+        output_axis = 0 if isinstance(linear, Linear) else 1
 
-        def by_expert(array, axis=outputs):
+        def by_expert(array, axis=output_axis):
             before, width, after = array.shape[:axis], array.shape[axis], array.shape[axis + 1 :]
             return array.reshape(*before, X, width // X, *after)
 
-        return Stacked(
+        return ExpertWeights(
             by_expert(linear.weight[...]),
             None if scale is None else by_expert(scale[...]),
             None if bias is None else by_expert(bias[...], 0),

@@ -38,8 +38,8 @@ def build(config: ModelConfig, params: Mapping[str, jax.typing.ArrayLike], dtype
 
     Args:
       config: the architecture.
-      params: the arrays by their dotted names. They are cast to ``dtype``. Quantised weights must have the dtype that they
-        are stored in, because a cast would round them.
+      params: the arrays by their dotted names. They are cast to ``dtype``. Quantised weights must have the dtype that
+        they are stored in, because a cast would round them.
       dtype: ``float32`` or ``bfloat16``.
 
     Raises:
@@ -97,17 +97,17 @@ def stored(params: Mapping[str, jax.typing.ArrayLike], name: str, expected) -> j
 def stored_parts(
     params: Mapping[str, jax.typing.ArrayLike], name: str, expected, indices: Sequence[tuple[slice, ...]]
 ) -> Iterator[np.ndarray]:
-    """Some parts of the same on the host, one after another. Of params that have a method ``parts``, no others are read.
+    """The given parts of the same on the host, one after another. Params with a method ``parts`` read no others.
 
     Raises:
       ValueError: as for ``stored``.
     """
-    some: Any = getattr(params, "parts", None)
-    if some is None:
+    read_parts: Any = getattr(params, "parts", None)
+    if read_parts is None:
         array = np.asarray(params[name])
         parts = (array[index] for index in indices)
     else:
-        parts = some(name, indices)
+        parts = read_parts(name, indices)
     for part in parts:
         _require_stored(name, part, expected)
         yield part
@@ -115,10 +115,10 @@ def stored_parts(
 
 
 def _require_stored(name: str, array: jax.typing.ArrayLike, expected):
-    found = jnp.result_type(array)
-    if expected in STORED.values() and found != expected:
+    dtype = jnp.result_type(array)
+    if expected in STORED.values() and dtype != expected:
         raise ValueError(
-            f"parameter {name!r} is {found}: expected {expected}, as jspec.models.quantization.quantize has it"
+            f"parameter {name!r} is {dtype}: expected {expected}, as jspec.models.quantization.quantize has it"
         )
 
 

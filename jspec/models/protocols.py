@@ -37,8 +37,8 @@ class LanguageModel(Protocol):
         Args:
           tokens: int32 ``[B, T]``.
           positions: int32 ``[B, T]``, the absolute position of each token.
-          cache: the keys and values that ``view`` keeps, one entry for each layer.
-          view: decides where keys and values are written and what the tokens attend to.
+          cache: the keys and values that ``view`` reads and writes, one entry for each layer.
+          view: decides where keys and values are written and to what the tokens attend.
 
         Returns:
           hidden states after the final norm ``[B, T, D]``, and the cache with the new keys and values.
@@ -46,12 +46,12 @@ class LanguageModel(Protocol):
         ...
 
     def logits(self, hidden) -> jax.Array:
-        """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution. Of a draft
-        model with a draft vocabulary they are ``[..., Vd]``."""
+        """``[..., D] -> [..., V]`` in the model's dtype. These rounded logits define the model's distribution. A draft
+        model with a draft vocabulary has ``[..., Vd]``."""
         ...
 
     def cache_shape(self) -> CacheShape:
-        """What is cached for a token."""
+        """The cache of one token."""
         ...
 
 
@@ -93,7 +93,7 @@ class Target(LanguageModel, Protocol):
         ...
 
     def before_head(self, hidden) -> jax.Array:
-        """What the output head reads of hidden states ``[..., D]``."""
+        """The inputs of the output head for hidden states ``[..., D]``."""
         ...
 
     def scaled_logits(self, products) -> jax.Array:
@@ -112,12 +112,13 @@ class Target(LanguageModel, Protocol):
 
     @property
     def output_norm(self) -> jax.Array:
-        """What the final norm multiplies by, ``[D]``."""
+        """The factors of the final norm, ``[D]``."""
         ...
 
 
 class DraftHead(Protocol):
-    """A draft head made of decoder layers, whose slot i reads feature i and token i + 1: EAGLE, EAGLE-3, P-EAGLE and MTP.
+    """A draft head made of decoder layers, whose slot i reads feature i and token i + 1: EAGLE, EAGLE-3, P-EAGLE and
+    MTP.
 
     hidden, cache = head(head.embed(tokens, target), head.fuse(features), positions, cache, view)
     logits = head.logits(hidden, target)             # slot i has the logits of token i + 2
@@ -166,11 +167,11 @@ class DraftHead(Protocol):
         ...
 
     def prepare(self) -> Self:
-        """Compute once what does not depend on a request, before serving; returns the draft head that serves."""
+        """Compute everything that does not depend on a request, before serving; returns the draft head that serves."""
         ...
 
     def cache_shape(self) -> CacheShape:
-        """What is cached for a slot."""
+        """The cache of one slot."""
         ...
 
 

@@ -1,10 +1,10 @@
-"""Weights of eight bits, int8 or fp8 numbers ``[out, in]`` with one float32 scale for each output channel, or of four bits.
+"""Weights of eight bits, int8 or fp8 numbers ``[out, in]`` with one float32 scale for each output channel, or of four
+bits.
 
 Output channel o of the weight W stands for ``scale[o] * weight[o]``. Quantisation is symmetric, as in W8A16 checkpoints:
-the largest magnitude of an output channel becomes 127 (int8) or 448 (fp8). Those of four bits (``int4``) have scales of
-groups of inputs, see ``jspec.quantization.int4``. Activations are not quantised, but for drafters in int8
-(``jspec.models.w8a8``).
-"""
+the largest magnitude of an output channel becomes 127 (int8) or 448 (fp8). Weights of four bits (``int4``) have a scale
+for each group of inputs, see ``jspec.quantization.int4``. Activations are quantised in int8 drafters only
+(``jspec.models.w8a8``)."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ _BLOCK = 2**20  # weights that are converted at a time, so that their float32 co
 def quantize(weight: np.ndarray, quantization: str) -> tuple[np.ndarray, np.ndarray]:
     """The quantised weight ``[out, in]``, rounded to nearest even, and its scales, float32 ``[out]``.
 
-    With ``int4``: what ``four_bits.quantize`` returns.
+    With ``int4`` it is ``jspec.quantization.int4.quantize``.
 
     Args:
       weight: ``[out, in]``, finite, of any float dtype.
@@ -62,23 +62,23 @@ def quantized_shapes(shape: tuple[int, ...], quantization: str) -> tuple[tuple[i
     return (shape[0], groups * GROUP // 2), (shape[0], groups)
 
 
-def dequantized(weight: np.ndarray, scale: np.ndarray, inputs: int) -> np.ndarray:
-    """What quantised output channels with their scales stand for, float32 ``[out, inputs]``; both as they are stored."""
+def dequantize(weight: np.ndarray, scale: np.ndarray, inputs: int) -> np.ndarray:
+    """The numbers of quantised output channels, float32 ``[out, inputs]``, from weight and scales as they are stored."""
     if weight.dtype == int4.STORED:
-        return int4.unpacked(weight, scale, inputs)
+        return int4.dequantize(weight, scale, inputs)
     return weight.astype(np.float32) * scale[:, None]
 
 
-def wide(weight, scale, inputs: int) -> jax.Array:
-    """Weights in float32 ``[..., inputs]``, multiplied by their scales if they are quantised.
+def as_float32(weight, scale, inputs: int) -> jax.Array:
+    """Weights in float32 ``[..., inputs]``, dequantised if they are quantised.
 
     Args:
-      weight: whole output channels, or tokens of an embedding, as stored: ``[..., inputs]``, or packed in four bits.
+      weight: entire output channels, or tokens of an embedding, as stored: ``[..., inputs]``, or packed in four bits.
       scale: float32 ``[...]``, one scale for each of them, or those of their groups. None if they are not quantised.
       inputs: how many numbers each of them has.
     """
     if weight.dtype == int4.STORED:
-        return int4.unpacked(weight, scale, inputs)
+        return int4.dequantize(weight, scale, inputs)
     weight = weight.astype(jnp.float32)
     return weight if scale is None else weight * scale[..., None]
 

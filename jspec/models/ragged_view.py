@@ -1,5 +1,6 @@
-"""Query tokens of several rows side by side, as many of each row as it has: the products of a pass then run over those
-tokens alone, and attention sees rows."""
+"""A ragged view: query tokens of all rows side by side without padding, as many of each row as it has.
+
+Products run over those tokens alone; attention takes them by row."""
 
 import dataclasses
 from typing import Any
@@ -8,23 +9,23 @@ import jax
 import jax.numpy as jnp
 
 from jspec.models.kv_cache import LayerKV, PagedView, View
-from jspec.pallas.attention.decode import extend_kernel, has_extend_kernel
-from jspec.pallas.attention.flash import Packing
+from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
+from jspec.pallas.attention.flash import RaggedLayout
 from jspec.pallas.attention.reference import PLAIN, Rotation, Scores
 from jspec.pallas.dispatch import by_platform
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class PackedView(View):
-    """A view of R query tokens, arrays ``[1, R, ...]``, that belong to B rows with up to T of them each.
+class RaggedView(View):
+    """A view of Q query tokens, arrays ``[1, Q, ...]``, that belong to B rows with up to T of them each.
 
-    The tokens of row 0 come first, then those of row 1, and so on. What stands behind the last token is padding: it is
-    written nowhere, and its output means nothing.
+    The tokens of row 0 come first, then those of row 1, and so on. The places behind the last token are padding: nothing
+    of them is written, and their output is arbitrary.
 
     Attributes:
-      rows: the same tokens as ``[B, T]``. The valid ones of each row, its first, are the R.
-      packing: where the tokens of each row are.
+      rows: the same tokens as ``[B, T]``. The valid ones of each row, its first, are the Q.
+      layout: where the tokens of each row lie.
 
     Example::
 
@@ -35,36 +36,36 @@ class PackedView(View):
     """
 
     rows: PagedView
-    packing: Packing
+    layout: RaggedLayout
 
-    keeps_latents = True
+    caches_latents = True
 
     @classmethod
-    def of(cls, rows: PagedView, R: int) -> "PackedView":
-        """That of the valid tokens of ``rows``, each row's first, of which there are at most R."""
+    def of(cls, rows: PagedView, Q: int) -> "RaggedView":
+        """The view of the valid tokens of ``rows``, each row's first, of which there are at most Q."""
         B, T = rows.positions.shape
         count = jnp.sum(rows.valid, axis=1, dtype=jnp.int32)
         row = jnp.arange(B + 1, dtype=jnp.int32)
         # Sums over pairs are one kernel each, where ``jnp.cumsum`` and ``jnp.searchsorted`` are several.
         start = jnp.sum(jnp.where(row[None, :B] < row[:, None], count[None], 0), axis=1)  # [B + 1]
-        token = jnp.arange(R, dtype=jnp.int32)
-        of_row = jnp.sum(start[None, 1:] <= token[:, None], axis=1, dtype=jnp.int32)
-        moved = jnp.sum(jnp.where(of_row[:, None] == row[None, :B], (row * T - start)[None, :B], 0), axis=1)
-        return cls(rows, Packing(start, jnp.where(of_row < B, moved + token, 0)))
+        token = jnp.arange(Q, dtype=jnp.int32)
+        token_row = jnp.sum(start[None, 1:] <= token[:, None], axis=1, dtype=jnp.int32)
+        shift = jnp.sum(jnp.where(token_row[:, None] == row[None, :B], (row * T - start)[None, :B], 0), axis=1)
+        return cls(rows, RaggedLayout(start, jnp.where(token_row < B, shift + token, 0)))
 
     @property
     def positions(self) -> jax.Array:
-        """int32 ``[1, R]``, the cache slot of each token."""
-        return self.packed(self.rows.positions)
+        """int32 ``[1, Q]``, the cache slot of each token."""
+        return self.from_rows(self.rows.positions)
 
-    def packed(self, x: jax.Array) -> jax.Array:
-        """Values of the tokens of rows, ``[B, T, ...]``, as those of the R tokens, ``[1, R, ...]``."""
-        return self.packing.packed(x)
+    def from_rows(self, x: jax.Array) -> jax.Array:
+        """Values of the tokens of rows, ``[B, T, ...]``, as those of the Q tokens, ``[1, Q, ...]``."""
+        return self.layout.from_rows(x)
 
-    def in_rows(self, x: Any) -> Any:
-        """Arrays ``[1, R, ...]`` as ``[B, T, ...]``; those of invalid tokens mean nothing."""
-        place = self.packing.start[:-1, None] + jnp.arange(self.rows.positions.shape[1], dtype=jnp.int32)[None]
-        return jax.tree.map(lambda one: jnp.take(one[0], place, axis=0, mode="clip"), x)
+    def to_rows(self, x: Any) -> Any:
+        """Arrays ``[1, Q, ...]`` as ``[B, T, ...]``, with arbitrary numbers for invalid tokens."""
+        place = self.layout.start[:-1, None] + jnp.arange(self.rows.positions.shape[1], dtype=jnp.int32)[None]
+        return jax.tree.map(lambda array: jnp.take(array[0], place, axis=0, mode="clip"), x)
 
     def extend(
         self,
@@ -75,29 +76,29 @@ class PackedView(View):
         window: int | None,
         scores: Scores = PLAIN,
     ):
-        """As ``View.extend``, of ``[1, R, N + 2G, H]``. On an NVIDIA GPU one kernel reads and writes the tokens where they
-        are."""
+        """As ``View.extend``, of ``[1, Q, N + 2G, H]``. On an NVIDIA GPU one kernel reads and writes the tokens where
+        they lie."""
 
         def composed(view, qkv, rotation, kv):
-            of_rows = view.in_rows(qkv), view.in_rows(rotation), kv, num_kv_heads, window, scores
-            attended, kv = view.rows.extend(*of_rows)
-            return view.packed(attended), kv
+            in_rows = view.to_rows(qkv), view.to_rows(rotation), kv, num_kv_heads, window, scores
+            attended, kv = view.rows.extend(*in_rows)
+            return view.from_rows(attended), kv
 
         def kernel(view, qkv, rotation, kv):
             where = view.rows.table, view.rows.positions, view.rows.valid
-            out, *kv = extend_kernel(qkv, rotation, *kv, *where, window, scores, view.packing)
+            out, *kv = decode_attention_kernel(qkv, rotation, *kv, *where, window, scores, view.layout)
             return out, LayerKV(*kv)
 
         args = self, qkv, rotation, kv
-        known = has_extend_kernel(qkv, kv.k, self.rows.positions.shape[1])
-        return by_platform(kernel, composed, *args) if known else composed(*args)
+        has_kernel = has_decode_attention_kernel(qkv, kv.k, self.rows.positions.shape[1])
+        return by_platform(kernel, composed, *args) if has_kernel else composed(*args)
 
-    def keep_latents(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv):
-        """As ``View.keep_latents``, of R tokens."""
-        of_rows = self.in_rows(compressed), query_weight, latent_weight, eps, self.in_rows(rotation), kv
-        q, kv = self.rows.keep_latents(*of_rows)
-        return self.packed(q), kv
+    def write_latent_kv(self, compressed, query_weight, latent_weight, eps: float, rotation: Rotation, kv):
+        """As ``View.write_latent_kv``, of Q tokens."""
+        in_rows = self.to_rows(compressed), query_weight, latent_weight, eps, self.to_rows(rotation), kv
+        q, kv = self.rows.write_latent_kv(*in_rows)
+        return self.from_rows(q), kv
 
     def attend_latents(self, q, kv, rank: int, scores: Scores) -> jax.Array:
-        """As ``View.attend_latents``, of R tokens."""
-        return self.packed(self.rows.attend_latents(self.in_rows(q), kv, rank, scores))
+        """As ``View.attend_latents``, of Q tokens."""
+        return self.from_rows(self.rows.attend_latents(self.to_rows(q), kv, rank, scores))

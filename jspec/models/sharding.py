@@ -1,7 +1,8 @@
-"""Modules whose arrays lie on the devices of a mesh: split into shards, or the same on every device.
+"""Modules whose arrays lie on the devices of a mesh: in shards, or the same on every device.
 
-A module of shards has the structure of one shard, and arrays that are those of all shards side by side. It is called
-inside of ``jax.shard_map``, where every device sees the arrays of its own shard. Outside of that it only says what it is."""
+A module in shards has the structure of one shard, and its arrays are those of all shards side by side. It is called
+inside of ``jax.shard_map``, where every device sees the arrays of its own shard. Outside of that it only describes the
+model."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -42,8 +43,8 @@ def build_shards(
 ) -> Decoder:
     """The module of ``config`` in shards on the devices of ``mesh``.
 
-    Each device is sent its own parts, one array after another. So one array at a time is in host memory if ``params`` reads
-    them when they are asked for, and of each the part of one device if it reads parts (``stored_parts``).
+    Each device is sent its own parts, one array after another. So one array at a time is in host memory if ``params``
+    reads them lazily, and of each the part of one device if it reads parts (``stored_parts``).
 
     Args:
       config: the architecture.
@@ -52,20 +53,20 @@ def build_shards(
       mesh: of one axis.
 
     Raises:
-      ValueError: as for ``build``, or the model cannot be split so.
+      ValueError: as for ``build``, or the model cannot be sharded like this.
     """
     require_params(config, params, dtype)
     splits, dimensions = shards.splits(config), config.dimensions
-    whole = abstract_params(config, dtype)
+    full = abstract_params(config, dtype)
 
     def filled(name: str, leaf) -> jax.Array:
         split, places = splits[name], leaf.sharding.addressable_devices_indices_map(leaf.shape)
         numbers = {device: _shard_of(index, leaf.shape, split, shards) for device, index in places.items()}
-        own = sorted(set(numbers.values()))
-        indices = {shard: indices_of(whole[name].shape, split, dimensions, shards, shard) for shard in own}
-        read = stored_parts(params, name, leaf.dtype, [index for shard in own for index in indices[shard]])
+        local = sorted(set(numbers.values()))
+        indices = {shard: indices_of(full[name].shape, split, dimensions, shards, shard) for shard in local}
+        read = stored_parts(params, name, leaf.dtype, [index for shard in local for index in indices[shard]])
         size, arrays = leaf.sharding.shard_shape(leaf.shape), []
-        for shard in own:
+        for shard in local:
             part = _joined(read, len(indices[shard]), size, leaf.dtype)
             arrays += [jax.device_put(part, device) for device, number in numbers.items() if number == shard]
             del part  # before the next one is read
@@ -75,7 +76,7 @@ def build_shards(
 
 
 def abstract_shards(config: ModelConfig, shards: Shards, mesh: Mesh, dtype: str = "bfloat16") -> Decoder:
-    """The same module with shapes in place of arrays, which say how the arrays lie on the devices."""
+    """The same module with shapes in place of arrays, and the sharding of each."""
     splits = shards.splits(config)
 
     def placed(name: str, leaf) -> jax.ShapeDtypeStruct:
@@ -84,8 +85,8 @@ def abstract_shards(config: ModelConfig, shards: Shards, mesh: Mesh, dtype: str 
         spec = PartitionSpec(*(shards.axis if i == axis else None for i in range(leaf.ndim)))
         return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, spec))
 
-    one = nnx.eval_shape(lambda: Decoder(config, shards=shards, dtype=DTYPES[dtype], rngs=nnx.Rngs(0)))
-    return with_leaves(one, placed)
+    shard = nnx.eval_shape(lambda: Decoder(config, shards=shards, dtype=DTYPES[dtype], rngs=nnx.Rngs(0)))
+    return with_leaves(shard, placed)
 
 
 def with_leaves(module: Decoder, make: Callable[[str, Any], Any]) -> Decoder:
@@ -112,34 +113,34 @@ def on_every_device(model: Any, mesh: Mesh) -> Any:
 
 
 def _shard_of(index: Any, shape: tuple[int, ...], split: Split, shards: Shards) -> int:
-    """The number of the shard that has a part of an array of all shards, or 0 if they all have all of it."""
+    """The number of the shard that has a part of an array of all shards, or 0 if each of them has all of it."""
     return 0 if split.axis is None else (index[split.axis].start or 0) * shards.count // shape[split.axis]
 
 
 def _joined(parts: Iterator[np.ndarray], count: int, shape: tuple[int, ...], dtype) -> np.ndarray:
     """The next ``count`` parts one after the other along axis 0, with zeros behind them up to a shape."""
     if count == 1:
-        whole = next(parts)
-        if whole.shape != shape:
-            whole = np.pad(whole, [(0, size - found) for size, found in zip(shape, whole.shape, strict=True)])
-        return whole.astype(dtype, copy=False)
-    whole, rows = np.zeros(shape, dtype), 0
+        array = next(parts)
+        if array.shape != shape:
+            array = np.pad(array, [(0, size - length) for size, length in zip(shape, array.shape, strict=True)])
+        return array.astype(dtype, copy=False)
+    array, rows = np.zeros(shape, dtype), 0
     for part in itertools.islice(parts, count):
-        whole[rows : rows + len(part)] = part
+        array[rows : rows + len(part)] = part
         rows += len(part)
         del part  # before the next one is read
-    return whole
+    return array
 
 
 def indices_of(
     shape: tuple[int, ...], split: Split, dimensions: Mapping[str, int], shards: Shards, shard: int
 ) -> list[tuple[slice, ...]]:
-    """Which parts of an array a shard has, one after the other along axis 0. Behind them a shard of the vocabulary may have
-    padding.
+    """The parts of an array that a shard has, one after the other along axis 0. Behind them a shard of the vocabulary
+    may have padding.
 
     Args:
-      shape: of the whole array.
-      split: how it is split.
+      shape: of the array of all shards.
+      split: how it is sharded.
       dimensions: of the model's config.
       shards: of the model.
       shard: the number of the shard, from 0.
@@ -148,18 +149,18 @@ def indices_of(
         return [()]
     if not split.by_tensor:
         return [(slice(None),) * split.axis + (_block(0, shape[split.axis], shards, shard),)]
-    found, start = [], 0
+    indices, start = [], 0
     parameter = split.parameter
     for axis, length in zip(parameter.tensors.values(), parameter.tensor_lengths(dimensions), strict=True):
-        found += [(rows,) for rows in _rows_of_outputs(start, length, axis, dimensions, shards, shard)]
+        indices += [(rows,) for rows in _rows_of_outputs(start, length, axis, dimensions, shards, shard)]
         start += length
-    return found
+    return indices
 
 
 def _rows_of_outputs(
     start: int, length: int, axis: Axis, dimensions: Mapping[str, int], shards: Shards, shard: int
 ) -> list[slice]:
-    """What a shard has of the outputs of one tensor, which are rows ``start .. start + length - 1``."""
+    """The outputs of one tensor that a shard has, among ``start .. start + length - 1`` along axis 0."""
     n, G, stop = shards.count, dimensions["G"], start + length
     if axis == GATE_UPS:  # of each expert the rows of gate, then those of up
         size = dimensions["Fe"]
@@ -174,6 +175,6 @@ def _rows_of_outputs(
 
 
 def _block(start: int, length: int, shards: Shards, shard: int) -> slice:
-    """A shard's part of the places ``start .. start + length - 1``, of which all have as many."""
+    """A shard's part of the places ``start .. start + length - 1``; all parts have the same size."""
     size = length // shards.count
     return slice(start + shard * size, start + (shard + 1) * size)

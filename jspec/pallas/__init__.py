@@ -7,5 +7,4 @@ matmul/       matmuls of few tokens, quantised or not
 norm/         norms
 sampling/     from logits to tokens
 dispatch.py   kernel or reference implementation, chosen when a program is lowered
-triton.py     how a kernel is called
-"""
+triton.py     how a Triton kernel is called, how it reads blocks and tiles, and single instructions"""

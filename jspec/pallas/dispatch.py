@@ -1,5 +1,4 @@
-"""Kernel or reference implementation, decided when a program is lowered: by the platform it is lowered for, never by
-global state."""
+"""Kernel or reference implementation, decided when a program is lowered, by the platform that it is lowered for."""
 
 from collections.abc import Callable
 

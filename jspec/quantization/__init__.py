@@ -2,5 +2,4 @@
 
 groups.py  how many inputs share a scale in int4
 int4.py    codes in groups of 128 inputs with a scale each
-mxfp4.py   MXFP4, in which gpt-oss has its experts
-"""
+mxfp4.py   MXFP4, the format of gpt-oss' experts"""

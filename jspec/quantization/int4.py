@@ -1,10 +1,10 @@
-"""Weights of four bits in groups: codes of the inputs of an output channel, two in a byte, and a scale for each 128 inputs.
+"""INT4 weights in groups: codes of the inputs of an output channel, two in a byte, and a scale for each 128 inputs.
 
 A code n = 0 .. 15 with the scale s of its group stands for the number (n - 8) s, which a model rounds to its own dtype
-before it multiplies by it. Every program therefore multiplies by the same weight, however it adds up.
+before it multiplies by it. Every program therefore multiplies by the same weight, in whatever order it adds up.
 
-Byte c < 64 of a group has the code of input c of the group in its low half, and that of input 64 + c in its high half. Where
-the inputs do not fill the last group, the codes of what is missing are 8, which is zero."""
+Byte c < 64 of a group has the code of input c of the group in its low half, and that of input 64 + c in its high half.
+Where the inputs do not fill the last group, the missing codes are 8, which is zero."""
 
 import jax
 import jax.numpy as jnp
@@ -32,32 +32,32 @@ def quantize(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     Args:
       weight: ``[out, in]``, of magnitudes below ``LARGEST``, of any float dtype.
     """
-    rows, inputs = weight.shape
+    outputs, inputs = weight.shape
     groups = four_bit_groups(inputs)
-    packed, scale = np.empty((rows, groups * HALF), STORED), np.empty((rows, groups), SCALE)
+    packed, scale = np.empty((outputs, groups * HALF), STORED), np.empty((outputs, groups), SCALE)
     step = max(1, _BLOCK // (groups * GROUP))
-    for start in range(0, rows, step):
-        some = slice(start, start + step)
-        block = np.pad(weight[some].astype(np.float32), ((0, 0), (0, groups * GROUP - inputs)))
+    for start in range(0, outputs, step):
+        channels = slice(start, start + step)
+        block = np.pad(weight[channels].astype(np.float32), ((0, 0), (0, groups * GROUP - inputs)))
         block = block.reshape(len(block), groups, GROUP)
-        scale[some], codes = _rounded(block)
+        scale[channels], codes = _quantize(block)
         low, high = np.split(codes, 2, axis=-1)
-        packed[some] = (low | high << 4).reshape(len(block), -1)
+        packed[channels] = (low | high << 4).reshape(len(block), -1)
     return packed, scale
 
 
-def _rounded(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _quantize(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The scales ``[R, groups]`` and the codes, uint8 ``[R, groups, 128]``, of numbers ``[R, groups, 128]``."""
     at = np.abs(block).argmax(axis=-1, keepdims=True)
     peak = np.take_along_axis(block, at, axis=-1)
-    found = [_with_scale(block, peak / -largest) for largest in _PEAKS]
-    best = np.argmin([error for *_, error in found], axis=0)
-    scales, codes = (np.choose(best, [one[i] for one in found]) for i in (0, 1))
+    candidates = [_with_scale(block, peak / -largest) for largest in _PEAKS]
+    best = np.argmin([error for *_, error in candidates], axis=0)
+    scales, codes = (np.choose(best, [candidate[i] for candidate in candidates]) for i in (0, 1))
     return scales[..., 0], codes
 
 
 def _with_scale(block: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Scales as they are stored, though float32, codes, and squared errors ``[R, groups, 1]``.
+    """Scales rounded as they are stored, but in float32, codes, and squared errors ``[R, groups, 1]``.
 
     A scale that would be subnormal, which a GPU may flush to zero, is 1."""
     scale = scale.astype(SCALE).astype(np.float32)
@@ -67,8 +67,8 @@ def _with_scale(block: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.nd
     return scale, (numbers + ZERO).astype(np.uint8), error
 
 
-def unpacked(packed, scale, inputs: int):
-    """What codes ``[..., 64 groups]`` with scales ``[..., groups]`` stand for, float32 ``[..., inputs]``.
+def dequantize(packed, scale, inputs: int):
+    """The numbers of codes ``[..., 64 groups]`` with scales ``[..., groups]``, float32 ``[..., inputs]``.
 
     Both may be arrays of NumPy or of JAX, and the result is of the same kind."""
     shape = scale.shape
@@ -86,8 +86,8 @@ def random_codes(key, shape: tuple[int, int], std: float) -> tuple[jax.Array, ja
       shape: (out, in).
       std: standard deviation of the numbers that they stand for.
     """
-    rows, groups = shape[0], four_bit_groups(shape[1])
-    numbers = jax.random.normal(key, (rows, groups, 2, HALF)) * (ZERO / 3)
+    outputs, groups = shape[0], four_bit_groups(shape[1])
+    numbers = jax.random.normal(key, (outputs, groups, 2, HALF)) * (ZERO / 3)
     codes = (jnp.clip(jnp.round(numbers), -ZERO, ZERO - 1) + ZERO).astype(STORED)
     packed = codes[:, :, 0] | codes[:, :, 1] << 4
-    return packed.reshape(rows, groups * HALF), jnp.full((rows, groups), 3 * std / ZERO, SCALE)
+    return packed.reshape(outputs, groups * HALF), jnp.full((outputs, groups), 3 * std / ZERO, SCALE)

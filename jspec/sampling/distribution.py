@@ -1,4 +1,4 @@
-"""The one meaning of a distribution: stored logits, a temperature, and ONE threshold for min-p, top-k and top-p together.
+"""The one meaning of a distribution: stored logits, a temperature, and ONE cutoff for min-p, top-k and top-p together.
 
 The distributions of the target, of the draft and of the bonus token are all made here, so the draw and the accept ratio
 cannot disagree.
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.pallas.sampling.sample import draw
+from jspec.pallas.sampling.sample import sample
 from jspec.pallas.sampling.warped_logits import WarpedLogits
 from jspec.sampling.draft_vocabulary import DraftVocabulary
 
@@ -49,10 +49,10 @@ class Warp:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """J distributions for each of B requests: p(v) = exp(scale * logit[v] - lse) where logit[v] >= threshold, else 0.
+    """J distributions for each of B requests: p(v) = exp(scale * logit[v] - lse) where logit[v] >= cutoff, else 0.
 
     Attributes:
-      warped: logits ``[B, J, V]`` as stored, and scale, threshold, lse float32 ``[B, J]``.
+      warped: logits ``[B, J, V]`` as stored, and scale, cutoff, lse float32 ``[B, J]``.
       greedy: bool ``[B]``; a greedy distribution is a point mass at its likeliest token.
       draft_ids: int32 ``[V]``, for each token the index of its logit, of distributions over a draft vocabulary of Vd tokens,
         whose logits are ``[B, J, Vd]``. A token of index -1 has probability 0. None if the index is the token.
@@ -91,7 +91,7 @@ class Distribution:
         z = warped.logits.reshape(-1).at[row * width + index].get(mode="clip").astype(jnp.float32)
         if self.draft_ids is not None:
             z = jnp.where(index >= 0, z, -jnp.inf)
-        return jnp.where(z >= warped.threshold[:, :J], z * warped.scale[:, :J] - warped.lse[:, :J], -jnp.inf)
+        return jnp.where(z >= warped.cutoff[:, :J], z * warped.scale[:, :J] - warped.lse[:, :J], -jnp.inf)
 
 
 def make_distribution(
@@ -110,9 +110,9 @@ def make_distribution(
         assert token.tolist() == [[15]]
     """
     # The distribution is that of the stored logits. Without the barrier XLA may keep bfloat16 logits in float32 for
-    # some readers, and the threshold, the draw and the ratio would then speak of different numbers.
+    # some readers, and the cutoff, the draw and the ratio would then speak of different numbers.
     logits = jax.lax.optimization_barrier(logits)
-    token, warped = draw(logits, warp.temperature, warp.top_k, warp.top_p, warp.min_p, key_data)
+    token, warped = sample(logits, warp.temperature, warp.top_k, warp.top_p, warp.min_p, key_data)
     if vocabulary is None:
         return Distribution(warped, warp.greedy), token
     token = vocabulary.tokens.at[token].get(mode="clip")

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.pallas.sampling.residual import Residual, residual_draw, residual_masses
+from jspec.pallas.sampling.residual import Residual, residual_masses, residual_sample
 from jspec.sampling.distribution import Distribution, Warp, leading, make_distribution
 from jspec.sampling.streams import RoundNoise
 
@@ -141,7 +141,7 @@ def rejection(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide:
     u = noise.accept_uniforms(proposal.tokens.shape[1])
     accepted = decide(leading((jnp.log(u) < _log_ratio(distribution, best, proposal)) & valid), leading(valid), noise)
     residual = _residual(distribution, proposal)
-    token, ok = residual_draw(residual, residual_masses(residual, accepted), accepted, noise, best)
+    token, ok = residual_sample(residual, residual_masses(residual, accepted), accepted, noise, best)
     return Verdict(accepted, token, ok)
 
 
@@ -178,7 +178,7 @@ def block(logits, warp: Warp, proposal: Proposal, noise: RoundNoise, decide: Dec
     stands = (noise.accept_uniforms(K) <= h) & (prefix <= count[:, None])
     longest = jax.lax.reduce(jnp.where(stands, prefix, 0), np.int32(0), jax.lax.max, (1,))
     accepted = decide(longest, count, noise)
-    token, ok = residual_draw(residual, masses, accepted, noise, best)
+    token, ok = residual_sample(residual, masses, accepted, noise, best)
     return Verdict(accepted, token, ok)
 
 

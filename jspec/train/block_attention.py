@@ -57,7 +57,7 @@ class Anchored(View):
         With a window W, as ``jspec.models.heads.block.BlockView`` has it: a slot of a causal block sees the W newest
         slots up to its own, and one of another block the W newest tokens of the context and the whole block."""
         slots = self.anchors.shape[1] * self.block
-        q, kv = self.rotate_and_write(qkv, rotation, kv, num_kv_heads)
+        q, kv = self.rope_and_write_kv(qkv, rotation, kv, num_kv_heads)
         return self._attend(q[:, -slots:], kv, window, scores), kv
 
     def _attend(self, q, kv: LayerKV, window: int | None, scores: Scores) -> jax.Array:

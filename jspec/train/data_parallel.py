@@ -18,7 +18,7 @@ from jspec.config import ModelConfig
 from jspec.engine.multihost.batch_sharded_verify import Dealing
 from jspec.engine.multihost.shard_map import Spread
 from jspec.models.decoder import Decoder
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.models.kv_cache import CausalView
 from jspec.models.sharding import on_every_device
 from jspec.train.loop import Loss
@@ -71,7 +71,7 @@ class OwnWindows:
     def scaled_logits(self, products) -> jax.Array:
         """Logits of the own windows ``[B, T, V]``, from the products of ``before_head`` and ``output_weight``, which are
         those of all windows with a part of the vocabulary, ``[n B, T, V / n]``."""
-        return self.target.dealt(self.target.scaled_logits(products))
+        return self.target.to_batch_shards(self.target.scaled_logits(products))
 
     @property
     def output_weight(self) -> jax.Array:
@@ -101,7 +101,7 @@ def spread_loss(objective: Objective, target: Decoder, dtype: str) -> Loss:
       target: the target in shards.
       dtype: ``bfloat16`` or ``float32``, in which target and head compute.
     """
-    spread, shards, merge = Spread.of(target, None), target.shards, split(target).merge
+    spread, shards, merge = Spread.of(target, None), target.shards, flatten(target).merge
     assert spread is not None
     assert shards is not None
     loss = loss_of(objective, lambda leaves: OwnWindows(merge(leaves)), dtype, shards.axis)

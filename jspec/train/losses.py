@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.models.kv_cache import CausalView
-from jspec.models.layers import wide_project
+from jspec.models.layers import project_float32
 from jspec.models.protocols import Target
 
 
@@ -87,8 +87,10 @@ def float32_logits(hidden, output_head, target: Target) -> jax.Array:
       target: the target's module.
     """
     if output_head is None:
-        return target.scaled_logits(wide_project(target.before_head(hidden), target.output_weight, target.output_scale))
-    return wide_project(hidden, output_head.weight[...])
+        return target.scaled_logits(
+            project_float32(target.before_head(hidden), target.output_weight, target.output_scale)
+        )
+    return project_float32(hidden, output_head.weight[...])
 
 
 def soft_cross_entropy(distribution, logits) -> jax.Array:

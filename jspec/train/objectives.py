@@ -19,7 +19,7 @@ import optax
 from jspec.config.heads import BlockConfig, Eagle3Config, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig
 from jspec.models import build_head
 from jspec.models.protocols import Target
-from jspec.models.quantization import wide
+from jspec.models.quantization import as_float32
 from jspec.train.loop import Loss, Params
 from jspec.train.losses import DepthLogits, TrainingBatch, draft_loss, float32_logits, read_windows, soft_cross_entropy
 from jspec.train.ttt_attention import Branches
@@ -131,7 +131,7 @@ def output_head_of(target: Target) -> jax.Array | np.ndarray:
     weight, scale = target.output_weight, target.output_scale
     if getattr(target, "shards", None) is not None:  # behind the last token is padding
         weight, scale = (None if array is None else np.asarray(array)[: config.vocab_size] for array in (weight, scale))
-    return wide(weight, scale, config.hidden_size) / config.logit_divisor
+    return as_float32(weight, scale, config.hidden_size) / config.logit_divisor
 
 
 def frequent_tokens(tokens: np.ndarray, vocab_size: int, count: int) -> np.ndarray:

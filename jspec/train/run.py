@@ -18,7 +18,7 @@ from jspec.checkpoints.checkpoint import Checkpoint
 from jspec.checkpoints.export import export_draft
 from jspec.config import shards_of
 from jspec.loading.pair import build_model, require_shards
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
 from jspec.train.checkpoints import Checkpoints
 from jspec.train.data import Corpus, read_corpus
@@ -145,7 +145,7 @@ def train(run: TrainingRun) -> dict:
     store = Checkpoints(run.out / STATE_FOLDER)
     target, objective, plan = inputs.target, inputs.objective, run.plan
     params, constants, key = initialise(run, inputs)
-    loss, frozen = make_loss(run, inputs), (split(target).leaves, constants)
+    loss, frozen = make_loss(run, inputs), (flatten(target).leaves, constants)
     evaluate = make_evaluator(loss, *_held_out_windows(inputs.corpus, run))
     served = ServedAcceptance(
         target, objective.config, inputs.corpus.held_out, run.prompts, objective.depths, run.dtype
@@ -205,7 +205,7 @@ def make_loss(run: TrainingRun, inputs: TrainingInputs) -> Loss:
     """The loss of the draft head, as ``loss_of`` returns it, on the device or the devices of the target."""
     target, objective = inputs.target, inputs.objective
     if target.shards is None:
-        return loss_of(objective, split(target).merge, run.dtype)
+        return loss_of(objective, flatten(target).merge, run.dtype)
     return spread_loss(objective, target, run.dtype)
 
 

@@ -24,7 +24,7 @@ from jspec.checkpoints.checkpoint import load_folder, read_draft_config
 from jspec.checkpoints.tokenizer import load_tokenizer
 from jspec.commands.demo import FAMILY
 from jspec.engine.adaptive.cost_table import CostTable
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 
 RATE = 4.3e12
 SHALLOW = dataclasses.replace(TINY, num_layers=2, windows=())
@@ -256,7 +256,7 @@ def test_rounds_of_a_text_follow_from_the_acceptance():
 
 def test_random_modules_are_ready_to_serve():
     config = head_for(TINY, "parallel")
-    made, promised = (split(make(config, 1, "float32")).leaves for make in (random_module, abstract_module))
+    made, promised = (flatten(make(config, 1, "float32")).leaves for make in (random_module, abstract_module))
     assert [leaf.shape for leaf in made] == [leaf.shape for leaf in promised]
     assert random_module(config, 1, "float32").mask_hidden is None
 

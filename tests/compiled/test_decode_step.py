@@ -1,7 +1,7 @@
 """The decode step as XLA compiles it for an H200, without one: no full cache or weight is moved, and launches stay few.
 
 Layers have the widths of Llama-3.1-8B, so that a full weight or cache cannot be mistaken for anything else; the tensors
-of a step are below 1 MiB, its logits above, which is why a copy of those would be found as well.
+of a step are below 1 MiB, its logits above, which is why a copy of those would be detected as well.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ BUDGET = {
     ("dspark", 16): 73,
 }
 LAYER_BUDGET = {1: 12, 16: 11}  # launches of one more layer, by rows
-# At one row, jax 0.12 stacks the drafts' scale, threshold and lse (float32 [1, K] each) in three launches of their own,
+# At one row, jax 0.12 stacks the drafts' scale, cutoff and lse (float32 [1, K] each) in three launches of their own,
 # which jax 0.11 fuses with a reduction beside them. They move a few bytes; on a card they have not been timed.
 STACKS = 3 if jax.__version_info__ >= (0, 12) else 0
 CHOOSING = 20  # launches that choose which drafts are verified, and put tokens and logits in place
@@ -97,7 +97,7 @@ class TestBudget:
         assert [op.line for op in moves(compiled(method, 16, LAYERS, 32)[0].as_text(), LARGE)] == []
 
     def test_a_layer_launches_as_much_as_without(self, method):
-        """Attention reads packed tokens where they are."""
+        """Attention reads the tokens of the ragged view where they lie."""
 
         def of_layer(budget):
             few, more = (
@@ -108,7 +108,7 @@ class TestBudget:
 
         assert 0 < of_layer(32) <= LAYER_BUDGET[16]
 
-    def test_choosing_drafts_launches_little(self, method):
+    def test_selecting_drafts_launches_little(self, method):
         step, _ = compiled(method, 16, LAYERS, 32)
         more = len(launched(step.as_text(), loop=True)) - kernels(method, 16, LAYERS)
         assert 0 < more <= CHOOSING
@@ -124,18 +124,20 @@ class TestChecker:
 
     shape = jax.ShapeDtypeStruct((4096, 14336), jnp.bfloat16)
 
-    def test_sees_a_transpose(self):
+    def test_detects_a_transpose(self):
         step = compiled_for_h200(lambda weight: weight.T, self.shape)
         assert [op.bytes for op in moves(step.as_text(), LARGE)] == [2 * self.shape.size]
 
-    def test_sees_a_transpose_inside_a_loop(self):
-        def turned(_, weight):
+    def test_detects_a_transpose_inside_a_loop(self):
+        def transposed(_, weight):
             return jnp.swapaxes(weight, 0, 1).reshape(weight.shape) + 1
 
-        step = compiled_for_h200(lambda weight: jax.lax.fori_loop(0, 3, turned, weight), self.shape, donate_argnums=0)
+        step = compiled_for_h200(
+            lambda weight: jax.lax.fori_loop(0, 3, transposed, weight), self.shape, donate_argnums=0
+        )
         assert {op.bytes for op in moves(step.as_text(), LARGE)} == {2 * self.shape.size}
 
-    def test_sees_a_copy_of_what_was_not_donated(self):
+    def test_detects_a_copy_of_an_array_that_was_not_donated(self):
         def write(cache):
             return cache.at[3, 5].set(1)
 

@@ -63,5 +63,5 @@ def test_a_draft_vocabulary_launches_hardly_more(method):
     assert 0 < len(round_of(method, 16)) <= len(round_of(method, 16, None)) + 1
 
 
-def test_the_check_sees_logits_over_all_tokens():
+def test_the_check_detects_logits_over_all_tokens():
     assert len(over_tokens(round_of("eagle", 16, None))) > 2

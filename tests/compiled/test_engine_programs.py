@@ -17,7 +17,7 @@ from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.runner.programs import WEIGHTS_THEN_STATE, PackedProgram, Programs, StepBuilder
 from jspec.engine.runner.state import of_rows, save
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.sampling.streams import RoundNoise
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
@@ -43,7 +43,7 @@ WHICH = [
 def built(config: EngineConfig = CONFIG):
     """The programs of an engine with an EAGLE head, its weights, and its state, as shapes."""
     target, head = abstract_module(SHAPE), head_for(SHAPE, "eagle")
-    (target_leaves, merge_target), (draft_leaves, merge_draft) = split(target), split(abstract_module(head))
+    (target_leaves, merge_target), (draft_leaves, merge_draft) = flatten(target), flatten(abstract_module(head))
     make = drafter_for(head, SHAPE, Speculation(K))
     builder = StepBuilder(merge_target, merge_draft, make, "rejection", config, RoundNoise, K, SHAPE.vocab_size)
     leaves = target_leaves, draft_leaves
@@ -69,15 +69,17 @@ def program(which: str):
 @functools.cache
 def compiled(which: str):
     programs, leaves, state = built()
-    one, row, pages = program(which), np.int32(0), np.zeros(programs.most_moved, np.int32)
-    args = (one.idle,) if isinstance(one, PackedProgram) else (row, pages)
+    chosen, row, pages = program(which), np.int32(0), np.zeros(programs.most_moved, np.int32)
+    args = (chosen.idle,) if isinstance(chosen, PackedProgram) else (row, pages)
     if which == "restore":
         args = *args, jax.eval_shape(save, state, row, pages)
     if which == "judge 16 rows":
         drafting = programs.draft[16]
         args = jax.eval_shape(drafting.function, leaves, state, drafting.idle)[1], *args
-    before = (leaves, state) if one.donate == WEIGHTS_THEN_STATE else (state,)
-    return compiled_for_h200(one.function, *before, *args, donate_argnums=one.donate, compiler_options=one.options)
+    before = (leaves, state) if chosen.donate == WEIGHTS_THEN_STATE else (state,)
+    return compiled_for_h200(
+        chosen.function, *before, *args, donate_argnums=chosen.donate, compiler_options=chosen.options
+    )
 
 
 @pytest.mark.parametrize("which", WHICH)
@@ -89,19 +91,21 @@ def test_no_pool_is_moved(which):
     assert compiled(which).memory_analysis().alias_size_in_bytes >= sum(pools)
 
 
-def test_who_enters_touches_no_pool():
+def test_admission_touches_no_pool():
     """``admit`` is given the arrays of rows alone."""
     programs, _, state = built()
     entering = jax.eval_shape(programs.admit.function, of_rows(state), programs.admit.idle)
     assert set(entering[0]) == set(of_rows(state))
 
 
-def test_pages_that_fill_the_memory_are_no_reason_to_compute_anything_again(capfd):
+def test_pages_that_fill_the_memory_cause_no_rematerialization(capfd):
     """XLA would try, and warn that it could not. The warning comes where the option is missing, so it would be seen."""
     programs, leaves, state = built(dataclasses.replace(CONFIG, num_pages=170_000))
-    one = programs.prefill[2]
+    prefill = programs.prefill[2]
     warned = []
-    for options in (one.options, {}):
-        compiled_for_h200(one.function, leaves, state, one.idle, donate_argnums=one.donate, compiler_options=options)
+    for options in (prefill.options, {}):
+        compiled_for_h200(
+            prefill.function, leaves, state, prefill.idle, donate_argnums=prefill.donate, compiler_options=options
+        )
         warned.append("rematerialization" in capfd.readouterr().err)
     assert warned == [False, True]

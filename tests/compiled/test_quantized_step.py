@@ -1,4 +1,4 @@
-"""The decode step over quantised weights as XLA compiles it for an H200: no wide copy of a weight is ever made."""
+"""The decode step over quantised weights as XLA compiles it for an H200: no dequantised copy of a weight is ever made."""
 
 import dataclasses
 
@@ -24,11 +24,11 @@ def temporaries(compiled) -> int:
 
 
 @pytest.mark.parametrize(("kind", "batch"), [("int8", 16), ("fp8", 1), ("int4", 1), ("int4", 16)])
-def test_a_round_makes_no_wide_weight(kind, batch):
+def test_a_round_makes_no_dequantised_weight(kind, batch):
     """Of two layers and the output head, and of a draft model with a tied one.
 
-    The loop over rounds is a trap of its own: what does not change from round to round, as a wide weight does not,
-    might be computed before it and kept."""
+    The loop over rounds is a trap of its own: what does not change from round to round, as a dequantised weight does not,
+    might be computed before it."""
     target = abstract_module(dataclasses.replace(LLAMA_8B, num_layers=2, windows=(), quantization=kind))
     draft = dataclasses.replace(LLAMA_1B, num_layers=1, windows=(), quantization=kind)
     what = Decoding("draft_model", 2, batch, start=64, new=32)
@@ -41,12 +41,12 @@ def test_a_round_makes_no_wide_weight(kind, batch):
 
 
 @pytest.mark.parametrize(("method", "batch"), [("eagle", 1), ("eagle", 16), ("dspark", 1), ("draft_model", 16)])
-def test_a_small_draft_makes_no_wide_weight(method, batch):
+def test_an_int8_draft_makes_no_dequantised_weight(method, batch):
     """Of a drafter in int8 with 32,768 tokens, beside a target that is not quantised."""
     target = dataclasses.replace(LLAMA_8B, num_layers=2, windows=())
-    whole = dataclasses.replace(LLAMA_1B, num_layers=1, windows=())
-    whole = whole if method == "draft_model" else head_for(target, method)
-    draft = whole.with_draft_vocabulary(32_768).with_quantization("int8")
+    plain = dataclasses.replace(LLAMA_1B, num_layers=1, windows=())
+    plain = plain if method == "draft_model" else head_for(target, method)
+    draft = plain.with_draft_vocabulary(32_768).with_quantization("int8")
     what = Decoding(method, 2, batch, start=64, new=32)
     modules = abstract_module(target), abstract_module(draft, drafts=True)
     program = decoding_program(*modules, draft, what.engine_config("bfloat16"), what)
@@ -64,12 +64,12 @@ def test_a_product_is_one_pass_over_the_weight(kind, rows):
     assert temporaries(compiled_for_h200(project, x, weight, scale)) < 2**20
 
 
-def test_the_check_sees_a_wide_weight():
-    def wider(x, weight, scale):
+def test_the_check_detects_a_dequantised_weight():
+    def dequantized(x, weight, scale):
         return project(x, jax.lax.optimization_barrier(weight.astype(x.dtype)), scale)
 
     x, weight, scale = _product("int8", 5)
-    assert temporaries(compiled_for_h200(wider, x, weight, scale)) >= 2 * weight.size
+    assert temporaries(compiled_for_h200(dequantized, x, weight, scale)) >= 2 * weight.size
 
 
 def _product(kind: str, rows: int):

@@ -25,7 +25,7 @@ LARGE = 1 << 20  # bytes
 SHARDS = Shards(2)
 MODELS = {"llama": LLAMA_8B, "gpt-oss": GPT_OSS_20B}
 # Launches of one more layer, sums over the GPUs included: those of one GPU (test_decode_step.py, test_mixture_step.py), two
-# sums, and for experts that are dealt whole what picks a GPU's own.
+# sums, and with sharding by expert the selection of a GPU's own experts.
 LAYER_BUDGET = {("llama", 1): 12, ("llama", 16): 14, ("gpt-oss", 1): 18, ("gpt-oss", 16): 23}
 
 
@@ -81,16 +81,16 @@ def test_ways_to_add_up_compile(way, kinds):
     mesh = gpus(SHARDS.count, AXIS)
     shapes = [((16, 4096), ()), ((2, 16, 4096), (AXIS,)), ((4096,), ())]
     args = [jax.ShapeDtypeStruct(s, jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec(*at))) for s, at in shapes]
-    hlo = compiled_on(mesh, benchmarks.kernels.sums.chained(way, 16, mesh), *args).as_text()
-    found = {op.kind for op in launched(hlo, loop=True)}
-    assert sorted(found - {"fusion", "copy"}) == kinds
+    hlo = compiled_on(mesh, benchmarks.sums.chained(way, 16, mesh), *args).as_text()
+    op_kinds = {op.kind for op in launched(hlo, loop=True)}
+    assert sorted(op_kinds - {"fusion", "copy"}) == kinds
 
 
-def test_many_rows_are_dealt():
+def test_many_rows_are_verified_in_batch_shards():
     """The logits of a row go to one GPU, and are put in order there without a copy of their own."""
     hlo = text("llama", 64, 2)
     exchanged = [op.line for op in launched(hlo, loop=True) if op.kind.startswith(("all-gather", "all-to-all"))]
     assert len(exchanged) == 2
     assert "bf16[64,1,64512]" in exchanged[0]
-    assert "s32[64,3]" in exchanged[1]  # verdicts
+    assert "s32[64,3]" in exchanged[1]  # verification results
     assert moves(hlo, LARGE) == []

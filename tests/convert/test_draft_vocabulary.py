@@ -22,7 +22,7 @@ from jspec.config import ModelConfig
 from jspec.config.heads import BlockConfig, MTPConfig
 from jspec.models import build, build_head, flat_params
 from jspec.models.params import abstract_params
-from jspec.models.quantization import dequantized, quantize
+from jspec.models.quantization import dequantize, quantize
 
 IDS = [2, 3, 5, 7, 11, 90]
 V, Vd = 97, len(IDS)
@@ -135,7 +135,7 @@ def test_rows_of_a_quantised_target(tmp_path, target):
     src = tiny_heads.eagle(tmp_path / "src")
     convert(src, tmp_path / "out", draft_vocabulary=IDS, target=tmp_path / "int8", dtype="float32")
     theirs, ours = load_folder(tmp_path / "int8")[1], load_draft(tmp_path / "out")[1]
-    wide = dequantized(theirs["head.weight"], theirs["head.scale"], 64)
+    wide = dequantize(theirs["head.weight"], theirs["head.scale"], 64)
     np.testing.assert_array_equal(ours["head.weight"], wide[IDS])
     narrow = tiny_heads.eagle(tmp_path / "narrow")
     write_weights(narrow, {n: a.astype(ml_dtypes.bfloat16) for n, a in load_file(narrow / "model.safetensors").items()})

@@ -15,7 +15,7 @@ from jspec.drafting.methods import drafter_for
 from jspec.engine.runner.state import init_state
 from jspec.engine.runner.step import DecodeStep
 from jspec.engine.runner.step_io import Segments
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 
 K, ROWS, SEEDS = 4, CONFIG.max_batch, 12
 (PROMPT,) = ragged_prompts((6,))
@@ -24,7 +24,7 @@ K, ROWS, SEEDS = 4, CONFIG.max_batch, 12
 def proposals(config):
     """Of rows with one text and noise of their own, fields ``[SEEDS * ROWS, K, ...]``; and the draft head."""
     head = random_head(config)
-    leaves, merge = split(serving(config, head))
+    leaves, merge = flatten(serving(config, head))
     make = drafter_for(config, TARGET, Speculation(K, draft_sampling="sample"))
 
     def step(leaves) -> DecodeStep:

@@ -24,7 +24,7 @@ from jspec.engine.runner.state import init_state
 from jspec.engine.runner.step import DecodeStep
 from jspec.engine.runner.step_io import Segments
 from jspec.models import build_head, flat_params
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.sampling.verify import Verdict
 
 PROMPTS = ragged_prompts((1, 6, 24))  # the last is read in three chunks
@@ -48,8 +48,8 @@ class Bench:
     def __init__(self, name: str, K: int, lookup: bool = False):
         self.config, self.K, self.lookup = VARIANTS[name], K, lookup
         self.head = random_head(self.config)
-        _, merge = split(serving(self.config, self.head))
-        _, merge_unprepared = split(before_serving(self.config, self.head))
+        _, merge = flatten(serving(self.config, self.head))
+        _, merge_unprepared = flatten(before_serving(self.config, self.head))
         settings = Speculation(K, draft_sampling="sample", lookup=lookup, ngram_min=1 if lookup else None)
         make_drafter = drafter_for(self.config, TARGET, settings)
 
@@ -117,7 +117,7 @@ class Bench:
           a pair (number of drafts, room) for every live row in every round that was not looked up, and the last state.
         """
         head = before_serving(self.config, self.head if head is None else head)
-        leaves, unprepared = split(serving(self.config, head)).leaves, split(head).leaves
+        leaves, unprepared = flatten(serving(self.config, head)).leaves, flatten(head).leaves
         state, rng, drafted = self.admitted(leaves), np.random.default_rng(1), []
         for accepted in pattern:
             live, length, before = (np.asarray(x) for x in (state.live, state.request.length, state.tokens))

@@ -15,7 +15,7 @@ from test_head_drafting import CLOSE, Bench, distributions, long
 from jspec.config import Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.engine.runner.step import DecodeStep
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.models.kv_cache import CausalView
 from jspec.sampling.verify import RULES, Verdict
 
@@ -53,7 +53,7 @@ class Switching(Bench):
         self.is_model = name == "draft_model"
         how = Speculation("auto", max_draft_tokens=K, draft_sampling="sample")
         make = drafter_for(DRAFT if self.is_model else self.config, TARGET, how)
-        self.leaves, merge = split(serving(self.config, self.head))
+        self.leaves, merge = flatten(serving(self.config, self.head))
 
         def step(leaves, K=K, verify=never) -> DecodeStep:
             return DecodeStep(target(), make(target(), merge(leaves), K), verify, width=6)
@@ -104,7 +104,7 @@ class Switching(Bench):
             text = np.pad(before, ((0, 0), (0, K)))
             for row, n in enumerate(length):
                 text[row, n : n + now] = proposal.tokens[row]
-            expected = self.causal_pass(split(self.head).leaves, text, length)
+            expected = self.causal_pass(flatten(self.head).leaves, text, length)
             by_target = np.asarray(causal(target())(text[:, :MAX_LEN]))
             for row in np.flatnonzero(live):
                 n, k = length[row], int(proposal.count[row])

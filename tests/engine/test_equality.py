@@ -22,7 +22,7 @@ from jspec.engine.runner.step import DecodeStep
 from jspec.engine.scheduler.prefix_cache import PrefixIndex
 from jspec.models import Decoder
 from jspec.models.kv_cache import PagedView
-from jspec.pallas.mla.prefill import expanded_attention_reference
+from jspec.pallas.mla.prefill import up_projected_attention_reference
 from jspec.sampling.params import SamplingParams
 
 QUICK = (
@@ -61,8 +61,8 @@ class Subject:
 def _latents_expand_on_any_platform():
     """Where they may: elsewhere that depends on the GPU and on sizes that its kernels know."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PagedView, "expands", lambda view, q, kv, maps: view.expand)
-        patch.setattr("jspec.models.kv_cache.expanded_attention", expanded_attention_reference)
+        patch.setattr(PagedView, "up_projects", lambda view, q, kv, maps: view.may_up_project)
+        patch.setattr("jspec.models.kv_cache.up_projected_attention", up_projected_attention_reference)
         yield
 
 
@@ -306,11 +306,11 @@ def test_what_is_restored_wrongly_is_seen(kind, fault):
 def test_expanded_values_of_another_head_are_seen(monkeypatch):
     def wrongly(q, pool, table, positions, valid, maps, scores):
         maps = maps._replace(values=jnp.roll(maps.values, 1, axis=0))
-        return expanded_attention_reference(q, pool, table, positions, valid, maps, scores)
+        return up_projected_attention_reference(q, pool, table, positions, valid, maps, scores)
 
     config = dataclasses.replace(CONFIG, prefill_chunk=2 * P)  # a trace of its own
     expected = alone(engine_of("latents", config), REQUESTS)
-    monkeypatch.setattr("jspec.models.kv_cache.expanded_attention", wrongly)
+    monkeypatch.setattr("jspec.models.kv_cache.up_projected_attention", wrongly)
     assert alone(engine_of("latents/expanded", config), REQUESTS) != expected
 
 

@@ -17,34 +17,34 @@ from test_paged import Case as Paged
 from test_paged import problem as paged_problem
 from test_qk_norm import problem as heads_problem
 from test_residual import problem as residual_problem
-from test_w8a8 import problem as rounded_problem
-from test_weight_only import problem as narrow_problem
+from test_w8a8 import problem as w8a8_problem
+from test_weight_only import problem as weight_only_problem
 
 from jspec.models.kv_cache import LayerKV, View
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS
-from jspec.pallas.attention.decode import extend_kernel
+from jspec.pallas.attention.decode import decode_attention_kernel
 from jspec.pallas.attention.paged import paged_attention_kernel, paged_attention_reference
 from jspec.pallas.attention.reference import Rotation, Scores
-from jspec.pallas.matmul.bf16 import streamed_product_kernel, streamed_product_reference
+from jspec.pallas.matmul.bf16 import bf16_matmul_kernel, bf16_matmul_reference
 from jspec.pallas.matmul.quantize_activations import (
-    activate_and_round_kernel,
-    activate_and_round_reference,
-    round_tokens_kernel,
-    round_tokens_reference,
+    activate_and_quantize_kernel,
+    activate_and_quantize_reference,
+    quantize_tokens_kernel,
+    quantize_tokens_reference,
 )
-from jspec.pallas.matmul.small_batch import Tiling
-from jspec.pallas.matmul.w8a8 import rounded_product_kernel, rounded_product_reference
-from jspec.pallas.matmul.weight_only import narrow_product_kernel, narrow_product_reference
-from jspec.pallas.mla.absorb_queries import latent_queries_kernel, latent_queries_reference
+from jspec.pallas.matmul.small_batch import SmallBatchTiling
+from jspec.pallas.matmul.w8a8 import w8a8_matmul_kernel, w8a8_matmul_reference
+from jspec.pallas.matmul.weight_only import weight_only_matmul_kernel, weight_only_matmul_reference
+from jspec.pallas.mla.absorb_queries import absorb_queries_kernel, absorb_queries_reference
 from jspec.pallas.mla.attention import latent_attention_kernel, latent_attention_reference
-from jspec.pallas.moe.grouped_mlp import experts_kernel, experts_reference
+from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
 from jspec.pallas.moe.router import choose_kernel
 from jspec.pallas.moe.router_reference import Routing, choose_reference, route_reference
-from jspec.pallas.moe.router_small_batch import route_few_kernel
-from jspec.pallas.norm.qk_norm import norm_heads_kernel, norm_heads_reference
+from jspec.pallas.moe.router_small_batch import route_small_batch_kernel
+from jspec.pallas.norm.qk_norm import qk_norm_kernel, qk_norm_reference
 from jspec.pallas.norm.rms_norm import add_norm_kernel, add_norm_reference
 from jspec.pallas.sampling.residual import residual_masses_kernel, residual_masses_reference
-from jspec.pallas.sampling.sample import draw_kernel, draw_reference, weigh
+from jspec.pallas.sampling.sample import log_weights, sample_kernel, sample_reference
 
 ROW = 1  # has the bad number
 NAN = (np.nan, -np.nan)  # with either sign bit
@@ -103,20 +103,23 @@ def simple(reference, kernel, x, *args, rows: Callable = jax.tree.leaves, number
     return Problem(reference, kernel, (x, *args), spots(0, x.shape, (ROW,), numbers), rows=rows)
 
 
-def rounding(dtype: str) -> Problem:
-    return simple(round_tokens_reference, round_tokens_kernel, normal(3, 320, dtype=dtype))
+def quantizing(dtype: str) -> Problem:
+    return simple(quantize_tokens_reference, quantize_tokens_kernel, normal(3, 320, dtype=dtype))
 
 
 def activation(name: str) -> Problem:
     how = {"activate": ACTIVATE[name]}
-    return simple(activate_and_round_reference, activate_and_round_kernel, normal(3, 2 * 100), **how)
+    return simple(activate_and_quantize_reference, activate_and_quantize_kernel, normal(3, 2 * 100), **how)
 
 
-def residual_sum(kind: str, rounds: bool, parts: int | None) -> Problem:
+def residual_sum(kind: str, quantize: bool, summands: int | None) -> Problem:
     """Both summands get bad numbers."""
-    x, y = normal(3, 200, dtype="bfloat16"), normal(*((3, 200) if parts is None else (3, parts, 200)), dtype="bfloat16")
+    x, y = (
+        normal(3, 200, dtype="bfloat16"),
+        normal(*((3, 200) if summands is None else (3, summands, 200)), dtype="bfloat16"),
+    )
     weight, bias = (normal(200, seed=seed, dtype="bfloat16") for seed in (1, 2))
-    how = {"eps": 1e-5, "kind": kind, "rounds": rounds}
+    how = {"eps": 1e-5, "kind": kind, "quantize": quantize}
     problem = simple(add_norm_reference, add_norm_kernel, x, y, weight, bias if kind == "layer" else None, **how)
     return problem._replace(spots=problem.spots + spots(1, y.shape, (ROW,)))
 
@@ -124,7 +127,7 @@ def residual_sum(kind: str, rounds: bool, parts: int | None) -> Problem:
 def heads() -> Problem:
     qkv, *vectors = heads_problem((3, 2, 4, 16), "float32")
     how = {"num_heads": (2, 1), "eps": 1e-5, "kind": "rms"}
-    return simple(norm_heads_reference, norm_heads_kernel, qkv, *vectors, **how)
+    return simple(qk_norm_reference, qk_norm_kernel, qkv, *vectors, **how)
 
 
 def valid_rows(out, valid) -> list[jax.Array]:
@@ -163,7 +166,7 @@ def attention(case: Paged) -> Problem:
     )
 
 
-def extending(case: Paged) -> Problem:
+def decoding(case: Paged) -> Problem:
     qkv, rotation, kv, view = extension(case)
     assert isinstance(rotation, Rotation)
 
@@ -174,7 +177,7 @@ def extending(case: Paged) -> Problem:
     def kernel(qkv, k, v, interpret=False):
         where = view.table, view.positions, view.valid
         how = {"tiling": case.tiling, "interpret": interpret}
-        return uncached(extend_kernel)(qkv, rotation, k, v, *where, case.window, case.all_scores, **how)[0]
+        return uncached(decode_attention_kernel)(qkv, rotation, k, v, *where, case.window, case.all_scores, **how)[0]
 
     places = spots(0, qkv.shape, (LIVE, 0)) + spots(0, qkv.shape, (LIVE, case.T - 1))
     [oldest, _] = slots_seen(case, view.table, view.positions)
@@ -202,48 +205,52 @@ def latents() -> Problem:
 def latent_heads() -> Problem:
     q, weight = normal(3, 2, 2, 48 + 16), normal(2, 48, 32)
     angles = Rotation(*(normal(3, 2, 8, seed=seed) for seed in (1, 2)))
-    return simple(latent_queries_reference, latent_queries_kernel, q, weight, None, angles)
+    return simple(absorb_queries_reference, absorb_queries_kernel, q, weight, None, angles)
 
 
 def routing(way: Routing, M: int, X: int) -> Problem:
     """Weights are what a bad number has to reach."""
-    both = (route_reference, route_few_kernel) if M <= 4 else (choose_reference, choose_kernel)
+    both = (route_reference, route_small_batch_kernel) if M <= 4 else (choose_reference, choose_kernel)
     reference, kernel = (functools.partial(uncached(f), bias=normal(X), routing=way) for f in both)
     return simple(reference, kernel, 2 * normal(M, X), rows=lambda routed: [routed[1]])
 
 
 def mixture(quantization: str | None, clamp: float | None) -> Problem:
     x, routed, *weights = layer(5, 64, 32, 6, 2, "float32", quantization)
-    return simple(experts_reference, experts_kernel, x, routed, *weights, clamp=clamp)
+    return simple(grouped_mlp_reference, grouped_mlp_kernel, x, routed, *weights, clamp=clamp)
 
 
-def narrow(kind: str) -> Problem:
-    (x, *weight), _ = narrow_problem(3, 64, 200, kind)
-    return simple(narrow_product_reference, narrow_product_kernel, x, *weight)
+def weight_only(kind: str) -> Problem:
+    (x, *weight), _ = weight_only_problem(3, 64, 200, kind)
+    return simple(weight_only_matmul_reference, weight_only_matmul_kernel, x, *weight)
 
 
-def streamed(dtype: str) -> Problem:
-    x, weight, tiling = normal(3, 200, dtype=dtype), normal(64, 200, dtype=dtype), Tiling(64, 32, 64, 4, 3, True)
-    kernel = functools.partial(uncached(streamed_product_kernel), tiling=tiling)
-    return simple(streamed_product_reference, kernel, x, weight)
+def bf16(dtype: str) -> Problem:
+    x, weight, tiling = (
+        normal(3, 200, dtype=dtype),
+        normal(64, 200, dtype=dtype),
+        SmallBatchTiling(64, 32, 64, 4, 3, True),
+    )
+    kernel = functools.partial(uncached(bf16_matmul_kernel), tiling=tiling)
+    return simple(bf16_matmul_reference, kernel, x, weight)
 
 
-def rounded() -> Problem:
+def w8a8() -> Problem:
     """The scale of a token carries what was bad in it."""
-    x, *weight = rounded_problem(3, 64, 200)
+    x, *weight = w8a8_problem(3, 64, 200)
 
     def of_scale(product):
         return lambda scale, *weight, **how: product(x.__class__(x.numbers, scale, x.dtype), *weight, **how)
 
-    return simple(of_scale(rounded_product_reference), of_scale(uncached(rounded_product_kernel)), x.scale, *weight)
+    return simple(of_scale(w8a8_matmul_reference), of_scale(uncached(w8a8_matmul_kernel)), x.scale, *weight)
 
 
-def drawing(temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Problem:
+def sampling(temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> Problem:
     """The tokens of a row that makes no distribution mean nothing, and its normaliser tells."""
     settings = (jnp.full(3, x) for x in (temperature, jnp.int32(top_k), top_p, min_p))
     keys = jax.random.key_data(jax.random.split(jax.random.key(5), 6)).reshape(3, 2, 2)
     found = lambda drawn: [drawn[1].lse, drawn[0]]  # noqa: E731
-    return simple(draw_reference, draw_kernel, 3 * normal(3, 2, 257), *settings, keys, rows=found)
+    return simple(sample_reference, sample_kernel, 3 * normal(3, 2, 257), *settings, keys, rows=found)
 
 
 def masses(scattered: bool) -> Problem:
@@ -254,8 +261,8 @@ def masses(scattered: bool) -> Problem:
         def run(p, q, log_weight, **how):
             both = []
             for logits, like in ((p, residual.p), (q, residual.q)):
-                flat = (x.reshape(-1, *x.shape[2:]) for x in (logits, like.scale, like.threshold))
-                *_, lse = weigh(*flat)
+                flat = (x.reshape(-1, *x.shape[2:]) for x in (logits, like.scale, like.cutoff))
+                *_, lse = log_weights(*flat)
                 both.append(like._replace(logits=logits, lse=lse.reshape(like.lse.shape)))
             return masses(residual._replace(p=both[0], q=both[1], log_weight=log_weight), **how)
 
@@ -272,13 +279,13 @@ def masses(scattered: bool) -> Problem:
 
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {
-    **{f"rounding {dtype}": functools.partial(rounding, dtype) for dtype in ("float32", "bfloat16")},
-    **{f"rounding after {name}": functools.partial(activation, name) for name in ACTIVATED_IN_KERNELS},
+    **{f"quantizing {dtype}": functools.partial(quantizing, dtype) for dtype in ("float32", "bfloat16")},
+    **{f"quantizing after {name}": functools.partial(activation, name) for name in ACTIVATED_IN_KERNELS},
     **{
-        f"norm {kind}{', rounded' * rounds}{'' if parts is None else ', in parts'}": functools.partial(
-            residual_sum, kind, rounds, parts
+        f"norm {kind}{', quantised' * quantize}{'' if summands is None else ', partial sums'}": functools.partial(
+            residual_sum, kind, quantize, summands
         )
-        for kind, rounds, parts in (("rms", False, None), ("rms", True, 3), ("layer", True, None))
+        for kind, quantize, summands in (("rms", False, None), ("rms", True, 3), ("layer", True, None))
     },
     "norm of heads": heads,
     "attention, split": functools.partial(attention, Paged(T=3, R=2, H=32, P=16, pages=4)),
@@ -290,9 +297,9 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     "attention, soft cap": functools.partial(
         attention, Paged(T=1, R=2, H=32, P=16, pages=4, scores=Scores(0.3, 2.0), tiling=WHOLE)
     ),
-    "extending, split": functools.partial(extending, Paged(T=3, R=2, H=32, P=16, pages=4, tiling=SMALL)),
-    "extending, window": functools.partial(
-        extending, Paged(T=3, R=2, H=32, P=16, pages=4, window=20, dtype="bfloat16", tiling=WHOLE)
+    "decode, split": functools.partial(decoding, Paged(T=3, R=2, H=32, P=16, pages=4, tiling=SMALL)),
+    "decode, window": functools.partial(
+        decoding, Paged(T=3, R=2, H=32, P=16, pages=4, window=20, dtype="bfloat16", tiling=WHOLE)
     ),
     "latent attention": latents,
     "latent queries": latent_heads,
@@ -308,14 +315,14 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
     },
     "experts": functools.partial(mixture, None, None),
     "experts, clamped": functools.partial(mixture, "int8", 2.0),
-    **{f"product with {kind}": functools.partial(narrow, kind) for kind in ("int8", "int4")},
-    "product of floats": functools.partial(streamed, "bfloat16"),
-    "product of rounded tokens": rounded,
-    "greedy draw": functools.partial(drawing, 0.0),
-    "draw": functools.partial(drawing, 0.8),
-    "draw, top-k": functools.partial(drawing, 0.8, top_k=5),
-    "draw, top-p": functools.partial(drawing, 0.8, top_p=0.7),
-    "draw, min-p": functools.partial(drawing, 0.8, min_p=0.01),
+    **{f"weight-only product, {kind}": functools.partial(weight_only, kind) for kind in ("int8", "int4")},
+    "bf16 product": functools.partial(bf16, "bfloat16"),
+    "W8A8 product": w8a8,
+    "greedy sample": functools.partial(sampling, 0.0),
+    "sample": functools.partial(sampling, 0.8),
+    "sample, top-k": functools.partial(sampling, 0.8, top_k=5),
+    "sample, top-p": functools.partial(sampling, 0.8, top_p=0.7),
+    "sample, min-p": functools.partial(sampling, 0.8, min_p=0.01),
     "residual masses": functools.partial(masses, False),
     "residual masses of a draft vocabulary": functools.partial(masses, True),
 }

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jspec.config.heads import BlockConfig, EagleConfig, HeadConfig, MedusaConfig, MLPConfig, MTPConfig, PardConfig
 from jspec.models.kv_cache import CausalView
 from jspec.models.layers import rotation_at
-from jspec.pallas.attention.reference import grouped_attention, rotated
+from jspec.pallas.attention.reference import apply_rope, grouped_attention
 from jspec.pallas.sampling.warped_logits import over_vocabulary
 from jspec.sampling.distribution import Distribution
 
@@ -127,7 +127,7 @@ def _block(config, head, target, features, text, length, K: int) -> Drafts:
         a, window = layer.attention, config.layers.windows[i]
         qkv = a._queries_keys_values(jnp.concatenate([fused, layer.attention_norm(x)], axis=1))
         q, k, v = jnp.split(qkv, [a.num_heads, a.num_heads + a.num_kv_heads], axis=2)
-        q, k = (rotated(part, rotation_at(positions, a.rope, a.head_dim)) for part in (q, k))
+        q, k = (apply_rope(part, rotation_at(positions, a.rope, a.head_dim)) for part in (q, k))
         seen = _seen(positions, anchor, config.causal[i], window, S, config.layers.max_position)
         k, v = (jnp.moveaxis(part, 2, 0) for part in (k, v))
         written.append((k[:, :, :S], v[:, :, :S]))

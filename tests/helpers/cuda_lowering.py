@@ -10,14 +10,14 @@ from jaxlib.triton import dialect
 # A maximum or minimum of floats that Pallas' Triton lowering makes drops a NaN. These kernels have some, and none that
 # decides whether a NaN reaches the results. ``test_bad_numbers`` tries whether it does.
 DROPPED = {
-    **dict.fromkeys(("attend_split", "extend_split"), "a score's weight, exp2(score - peak), is NaN if the score is"),
+    **dict.fromkeys(("attend_split", "decode_split"), "a score's weight, exp2(score - peak), is NaN if the score is"),
     "merge_splits": "a part whose scores have a NaN has a total that is NaN, whatever its peak is",
     "weigh_groups": "exp2(logit - peak) is NaN if the logit is, and is added up",
-    "finish_row": "the normaliser is a sum over what weigh_groups found; a token without a normaliser means nothing",
+    "sample": "the normaliser is a sum over what weigh_groups found; a token without a normaliser means nothing",
     "weigh_residual": "a logarithm of w p that is NaN is bounded only where q is taken from it, and is a factor later",
-    "draw_residual": "the normaliser of p tells whether the token means anything",
+    "sample_residual": "the normaliser of p tells whether the token means anything",
     "choose": "logits that are NaN are counted apart",
-    "route_few": "logits that are NaN are counted apart",
+    "route_small_batch": "logits that are NaN are counted apart",
 }
 
 

@@ -24,7 +24,7 @@ from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.runner.state import DecodeState, Entries, RequestArrays, admit, of_rows
 from jspec.llm import LLM
 from jspec.models import Decoder, build, flat_params
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.models.kv_cache import CausalView
 from jspec.models.sharding import build_shards, mesh_of
 from jspec.sampling.params import SamplingParams
@@ -261,7 +261,7 @@ def tokens_of(ended: Sequence[ActiveRequest]) -> list[list[int]]:
 @functools.cache
 def causal(model) -> Callable[[Any], jax.Array]:
     """tokens int32 ``[B, S]`` -> logits ``[B, S, V]``: one pass, nothing cached."""
-    leaves, merge = split(model)
+    leaves, merge = flatten(model)
 
     @jax.jit
     def forward(leaves, tokens):

@@ -25,8 +25,8 @@ from jspec.config.heads import (
 from jspec.drafting.methods import drafter_for
 from jspec.engine.engine import Engine
 from jspec.models import build_head, flat_params
-from jspec.models.flatten import split
-from jspec.models.quantization import dequantized, quantize
+from jspec.models.flatten import flatten
+from jspec.models.quantization import dequantize, quantize
 
 D, REDUCED = TARGET.hidden_size, 20
 LAYER = dataclasses.replace(TARGET, num_layers=1, windows=())
@@ -131,7 +131,7 @@ def dequantized_head(config: HeadConfig, head):
     params = {name: np.asarray(array) for name, array in flat_params(head).items()}
     shapes = config.param_shapes()
     for name, scale in config.scale_names().items():
-        params[name] = dequantized(params[name], params.pop(scale), shapes[name][1])
+        params[name] = dequantize(params[name], params.pop(scale), shapes[name][1])
     return build_head(plain_config(config), params)
 
 
@@ -153,14 +153,14 @@ def serving(config: HeadConfig, head):
 
 
 def before_serving(config: HeadConfig, head):
-    """A copy of ``head`` for a causal pass: not prepared, but its products round what those of a prepared one do."""
+    """A copy of ``head`` for a causal pass: not prepared, but it quantises what a prepared one quantises."""
     copy, ready = build_head(config, flat_params(head)), serving(config, head)
-    rounds = {path: part for path, part in nnx.iter_graph(ready) if hasattr(part, "rounds")}
+    names = "quantize_inputs", "quantize_outputs", "allow_partial_sums"
+    prepared = {path: part for path, part in nnx.iter_graph(ready) if any(hasattr(part, name) for name in names)}
     for path, part in nnx.iter_graph(copy):
-        if path in rounds:
-            part.rounds = rounds[path].rounds
-            if hasattr(part, "in_parts"):
-                part.in_parts = rounds[path].in_parts
+        for name in names:
+            if path in prepared and hasattr(part, name):
+                setattr(part, name, getattr(prepared[path], name))
     return copy
 
 
@@ -173,10 +173,10 @@ def trained_head(config: HeadConfig, steps: int = 300, depth: int = 3):
     prompts = ragged_prompts()
     texts = [prompt + tokens for prompt, tokens in zip(prompts, plain_greedy(target(), prompts), strict=True)]
     texts = jnp.pad(jnp.array(texts, jnp.int32), ((0, 0), (0, depth)))
-    leaves, merge = split(random_head(config))
+    leaves, merge = flatten(random_head(config))
     trainable = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.floating)]
     optimizer = optax.adam(1e-2)
-    target_leaves, merge_target = split(target())
+    target_leaves, merge_target = flatten(target())
 
     def loss(weights, target_leaves, length):
         all_leaves = list(leaves)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.models.ragged_view import PackedView
+from jspec.models.ragged_view import RaggedView
 from jspec.pallas.attention.paged import gather_pages
 
 V = 4
@@ -54,9 +54,9 @@ class TableModel:
 
     def __call__(self, tokens, positions, cache, view):
         """Write the token ids as keys and values; the hidden state ``[B, T, 1]`` is the row of the table."""
-        if isinstance(view, PackedView):
-            hidden, cache = self(view.in_rows(tokens), view.rows.positions, cache, view.rows)
-            return view.packed(hidden), cache
+        if isinstance(view, RaggedView):
+            hidden, cache = self(view.to_rows(tokens), view.rows.positions, cache, view.rows)
+            return view.from_rows(hidden), cache
         (kv,) = cache
         ids = tokens[:, :, None, None].astype(jnp.float32)
         kv = view.write(kv, ids, ids)

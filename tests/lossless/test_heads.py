@@ -54,7 +54,7 @@ def test_heads_rules_and_ways_of_drawing_are_covered_pairwise():
 
 def dropping(rule):
     """A rule whose residual is zero outside the head's vocabulary, where it should be all of p."""
-    residual_draw = verify.residual_draw
+    residual_sample = verify.residual_sample
 
     def faulty(logits, warp, proposal, noise):
         unknown = proposal.distribution.draft_ids < 0
@@ -64,9 +64,9 @@ def dropping(rule):
             refused = (at < residual.valid) & ~residual.point_mass[:, 0]  # the same for all drafts of a row
             logits = jnp.where(refused[:, None, None] & unknown[None, None], -jnp.inf, residual.p.logits)
             residual = residual._replace(p=residual.p._replace(logits=logits))
-            return residual_draw(residual, verify.residual_masses(residual), at, *how)
+            return residual_sample(residual, verify.residual_masses(residual), at, *how)
 
-        with mock.patch.object(verify, "residual_draw", draw):
+        with mock.patch.object(verify, "residual_sample", draw):
             return rule(logits, warp, proposal, noise)
 
     return faulty

@@ -1,6 +1,6 @@
 """Block drafters compute what their original implementations do, from checkpoints in the originals' layouts.
 
-The outputs of the originals are kept in golden/, and the README.md there says how they were made."""
+The outputs of the originals are stored in golden/, and the README.md there says how they were made."""
 
 import functools
 import json
@@ -30,11 +30,11 @@ def golden(file: str) -> dict[str, np.ndarray]:
 
 def checkpoint(folder: Path, file: str, markov: str | None = None, **keys) -> Path:
     """The draft head of a golden file, in the layout of its original."""
-    found, mark = golden(file), f"w.{markov}."
-    weights = {name.removeprefix("w."): array for name, array in found.items() if name.startswith("w.")}
+    original, mark = golden(file), f"w.{markov}."
+    weights = {name.removeprefix("w."): array for name, array in original.items() if name.startswith("w.")}
     weights = {name: array for name, array in weights.items() if name.split(".")[0] not in MARKOVS}
-    weights |= {name.removeprefix(mark): array for name, array in found.items() if name.startswith(mark)}
-    config = json.loads(str(found["config_json"]))
+    weights |= {name.removeprefix(mark): array for name, array in original.items() if name.startswith(mark)}
+    config = json.loads(str(original["config_json"]))
     config |= {"markov_head_type": markov} if markov else {}
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({**config, **keys}))
@@ -61,32 +61,34 @@ def head_of(path: Path):
 
 
 def features(file: str):
-    found = golden(file)
-    streams = sorted((name for name in found if name.startswith("S_") and name[2:].isdigit()), key=lambda s: int(s[2:]))
-    return jnp.asarray(np.concatenate([found[name] for name in streams], axis=-1))[None]
+    original = golden(file)
+    streams = sorted(
+        (name for name in original if name.startswith("S_") and name[2:].isdigit()), key=lambda s: int(s[2:])
+    )
+    return jnp.asarray(np.concatenate([original[name] for name in streams], axis=-1))[None]
 
 
 def rounds(head, file: str, starts=None):
     """Hidden states of the blocks at some anchors ``[rounds, B, D]`` in the order of a text, and the cache behind them.
 
-    The context of the first is kept as that of a prompt, and that of the others as that of the tokens of a round."""
-    found, lender = golden(file), Lender(file)
-    config, tokens = head.config, found["token_ids"]
+    The context of the first is written as that of a prompt, and that of the others as that of the tokens of a round."""
+    original, lender = golden(file), Lender(file)
+    config, tokens = head.config, original["token_ids"]
     fused, n = head.fuse(features(file)), config.block_size
     table = 1 + jnp.arange(PAGES - 1, dtype=jnp.int32)[None]
-    cache, kept, hidden = init_pool(head.cache_shape(), PAGES, PAGE, jnp.float32), 0, []
-    for start in map(int, found["starts"] if starts is None else starts):
+    cache, num_written, hidden = init_pool(head.cache_shape(), PAGES, PAGE, jnp.float32), 0, []
+    for start in map(int, original["starts"] if starts is None else starts):
         first = max(start - n - 1, 0)  # a window is read once more than it has to be
-        if kept == 0 and first:
+        if num_written == 0 and first:
             positions = jnp.arange(first, dtype=jnp.int32)[None]
-            cache = head.keep(fused[:, :first], positions, cache, PagedView(table, positions, positions >= 0))
+            cache = head.write_kv(fused[:, :first], positions, cache, PagedView(table, positions, positions >= 0))
         positions = jnp.arange(first, start + n, dtype=jnp.int32)[None]
         block = jnp.asarray([[tokens[start], *[config.mask_token_id] * (n - 1)]])
         view = BlockView(table, positions, positions >= 0, block=n)
         context = fused[:, first:start]
         out, cache = head(context, head.embed(block, lender), positions, cache, view)
         hidden.append(out[0])
-        kept = start
+        num_written = start
     return jnp.stack(hidden), cache
 
 
@@ -95,31 +97,31 @@ def slots(pool, count: int):
     return np.moveaxis(np.asarray(pool)[:, 1:].reshape(pool.shape[0], -1, pool.shape[-1])[:, :count], 0, 1)
 
 
-def assert_close(found, expected):
-    assert found.shape == expected.shape
-    assert np.abs(np.asarray(found) - expected).max() < TOLERANCE * max(np.abs(expected).max(), 1)
+def assert_close(actual, expected):
+    assert actual.shape == expected.shape
+    assert np.abs(np.asarray(actual) - expected).max() < TOLERANCE * max(np.abs(expected).max(), 1)
 
 
-def test_dflash(tmp_path):
-    head, found = head_of(checkpoint(tmp_path / "head", "dflash")), golden("dflash")
+def test_dflash_agrees_with_its_original(tmp_path):
+    head, original = head_of(checkpoint(tmp_path / "head", "dflash")), golden("dflash")
     config = head.config
     assert (config.method, config.aux_layers, config.max_drafts) == ("dflash", (2, 5, 7), 4)
-    assert_close(head.fuse(features("dflash"))[0], found["ctx"])
+    assert_close(head.fuse(features("dflash"))[0], original["ctx"])
     hidden, cache = rounds(head, "dflash")
-    assert_close(hidden, found["block_hidden"])
-    assert_close(head.draft_logits(hidden, Lender("dflash"))[:, 1:], found["draft_logits"])
+    assert_close(hidden, original["block_hidden"])
+    assert_close(head.draft_logits(hidden, Lender("dflash"))[:, 1:], original["draft_logits"])
     for layer, kv in enumerate(cache):
-        assert_close(slots(kv.k, 18), found["ctx_k"][layer])
-        assert_close(slots(kv.v, 18), found["ctx_v"][layer])
+        assert_close(slots(kv.k, 18), original["ctx_k"][layer])
+        assert_close(slots(kv.v, 18), original["ctx_v"][layer])
 
 
-def test_a_context_of_one_token(tmp_path):
+def test_dflash_drafts_after_one_token(tmp_path):
     head = head_of(checkpoint(tmp_path / "head", "dflash"))
     hidden, _ = rounds(head, "dflash", [1])
     assert_close(head.draft_logits(hidden, Lender("dflash"))[0, 1:], golden("dflash")["draft_logits_ctx1"])
 
 
-def test_jetspec(tmp_path):
+def test_jetspec_agrees_with_its_original(tmp_path):
     settings = {**json.loads(str(golden("dflash")["config_json"]))["dflash_config"], "causal_head": True}
     head = head_of(checkpoint(tmp_path / "head", "dflash", dflash_config=settings))
     assert head.config.causal == (True, True)
@@ -127,28 +129,28 @@ def test_jetspec(tmp_path):
     assert_close(head.draft_logits(hidden, Lender("dflash"))[:, 1:], golden("dflash")["draft_logits_causal"])
 
 
-def test_dflash_whose_anchor_drafts(tmp_path):
+def test_dflash_whose_anchor_drafts_agrees_with_its_original(tmp_path):
     """DeepSpec's blocks in z-lab's class, which alone would mean that the first slot drafts nothing."""
     keys = {"architectures": ["DFlashDraftModel"], "markov_rank": 0, "query_zero_predicts_next": True}
-    folder, found, lender = checkpoint(tmp_path / "head", "dspark", **keys), golden("dspark"), Lender("dspark")
+    folder, original, lender = checkpoint(tmp_path / "head", "dspark", **keys), golden("dspark"), Lender("dspark")
     weights = load_file(folder / "model.safetensors")
     weights = {name: array for name, array in weights.items() if "confidence" not in name}
     save_file(weights, folder / "model.safetensors")
     head = head_of(folder)
     assert (head.config.method, head.config.anchor_first, head.config.max_drafts) == ("dflash", True, 5)
     hidden, _ = rounds(head, "dspark")
-    assert_close(head.draft_logits(hidden, lender), found["base_logits"])
+    assert_close(head.draft_logits(hidden, lender), original["base_logits"])
 
 
 @pytest.mark.parametrize("kind", MARKOVS)
-def test_dspark(tmp_path, kind):
-    head, found, lender = head_of(checkpoint(tmp_path / "head", "dspark", kind)), golden("dspark"), Lender("dspark")
+def test_dspark_agrees_with_its_original(tmp_path, kind):
+    head, original, lender = head_of(checkpoint(tmp_path / "head", "dspark", kind)), golden("dspark"), Lender("dspark")
     config = head.config
     assert (config.method, config.aux_layers, config.max_drafts, config.markov) == ("dspark", (0, 3, 6), 5, kind)
     hidden, _ = rounds(head, "dspark")
-    assert_close(hidden, found["block_hidden"])
+    assert_close(hidden, original["block_hidden"])
     base = head.draft_logits(hidden, lender)
-    assert_close(base, found["base_logits"])
+    assert_close(base, original["base_logits"])
 
     def after(previous):
         state, logits = head.markov.start(len(previous)), []
@@ -157,12 +159,12 @@ def test_dspark(tmp_path, kind):
             logits.append(base[:, i : i + 1] + added)
         return jnp.concatenate(logits, axis=1)
 
-    anchors = found["token_ids"][found["starts"]]
-    greedy = found[f"{kind}.greedy_tokens"]
+    anchors = original["token_ids"][original["starts"]]
+    greedy = original[f"{kind}.greedy_tokens"]
     previous = jnp.asarray(np.concatenate([anchors[:, None], greedy[:, :-1]], axis=1))
     logits = after(previous)
-    assert_close(logits, found[f"{kind}.logits"])
+    assert_close(logits, original[f"{kind}.logits"])
     np.testing.assert_array_equal(np.argmax(logits, axis=-1), greedy)
-    assert_close(head.confidence_logits(hidden, previous), found[f"{kind}.confidence_logits"])
-    forced = jnp.broadcast_to(jnp.asarray(found["token_ids"][9:14])[None], previous.shape)
-    assert_close(after(forced)[0], found[f"{kind}.forced_logits_start9"])
+    assert_close(head.confidence_logits(hidden, previous), original[f"{kind}.confidence_logits"])
+    forced = jnp.broadcast_to(jnp.asarray(original["token_ids"][9:14])[None], previous.shape)
+    assert_close(after(forced)[0], original[f"{kind}.forced_logits_start9"])

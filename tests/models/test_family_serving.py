@@ -108,7 +108,7 @@ def test_the_multiplier_of_embeddings_is_rounded_as_the_model_is(dtype, multipli
     np.testing.assert_array_equal(first, (embedded.astype(jnp.float32) * np.float32(multiplier)).astype(dtype))
 
 
-def test_every_family_is_here():
+def test_every_family_is_tested():
     assert set(ARCHITECTURES) == set(FAMILIES)
 
 

@@ -1,6 +1,6 @@
 """Each kind of draft head computes what its original implementation does.
 
-The outputs of the originals are kept in golden/, and the README.md there says how they were made.
+The outputs of the originals are stored in golden/, and the README.md there says how they were made.
 """
 
 import functools
@@ -57,9 +57,9 @@ def features_of(file: str, case: str):
     return jnp.asarray(golden("target")["final" if file == "eagle" else STREAMS.get(case, "streams-2-4-5")])
 
 
-def assert_close(found, expected):
-    assert found.shape == expected.shape
-    assert np.abs(np.asarray(found) - expected).max() < TOLERANCE * np.abs(expected).max()
+def assert_close(actual, expected):
+    assert actual.shape == expected.shape
+    assert np.abs(np.asarray(actual) - expected).max() < TOLERANCE * np.abs(expected).max()
 
 
 def likeliest(head, logits) -> int:
@@ -72,7 +72,7 @@ def likeliest(head, logits) -> int:
 FED_BACK = [(file, case) for file in ("eagle", "eagle3") for case in CASES[file]]
 
 
-def test_the_targets_features_are_those_that_the_originals_read(target):
+def test_the_targets_features_are_those_of_the_originals(target):
     positions = jnp.arange(T, dtype=jnp.int32)[None]
     for aux_layers in ((1, 6), (1, 3, 7), default_aux_layers(8)):
         hidden, streams, _ = target.with_auxiliary(
@@ -83,7 +83,7 @@ def test_the_targets_features_are_those_that_the_originals_read(target):
 
 
 @pytest.mark.parametrize(("file", "case"), FED_BACK)
-def test_a_causal_pass_over_the_targets_features(tmp_path, target, file, case):
+def test_a_causal_pass_agrees_with_the_original(tmp_path, target, file, case):
     head, expected = load_case(tmp_path, file, case)
     positions = jnp.arange(T, dtype=jnp.int32)[None]
     embedded, features = head.embed(TOKENS[None, 1:], target), head.fuse(features_of(file, case)[None])
@@ -93,7 +93,7 @@ def test_a_causal_pass_over_the_targets_features(tmp_path, target, file, case):
 
 
 @pytest.mark.parametrize(("file", "case"), FED_BACK)
-def test_a_slot_that_reads_the_heads_own_output(tmp_path, target, file, case):
+def test_a_recycled_feature_agrees_with_the_original(tmp_path, target, file, case):
     """Row j reads slots 0 .. j, and then, in slot j + 1, its own output and one more token."""
     head, expected = load_case(tmp_path, file, case)
     row = jnp.arange(T, dtype=jnp.int32)
@@ -112,7 +112,7 @@ def test_a_slot_that_reads_the_heads_own_output(tmp_path, target, file, case):
 
 
 @pytest.mark.parametrize(("file", "case"), [key for key in FED_BACK if f"{key[1]}/chain" in golden(key[0])])
-def test_greedy_drafts_of_the_originals_own_loop(tmp_path, target, file, case):
+def test_greedy_drafts_are_those_of_the_originals_loop(tmp_path, target, file, case):
     head, expected = load_case(tmp_path, file, case)
     table, slots = jnp.ones((1, 1), jnp.int32), jnp.arange(T, dtype=jnp.int32)[None]
     pool, valid = init_pool(head.cache_shape(), 2, 2 * T, jnp.float32), jnp.ones((1, T), bool)
@@ -128,7 +128,7 @@ def test_greedy_drafts_of_the_originals_own_loop(tmp_path, target, file, case):
 
 
 @pytest.mark.parametrize("case", CASES["p_eagle"])
-def test_mask_slots_after_every_prefix(tmp_path, target, case):
+def test_mask_slots_agree_after_every_prefix(tmp_path, target, case):
     """Row j has real slots 0 .. j and mask slots from j + 1 on."""
     head, expected = load_case(tmp_path, "p_eagle", case)
     head = head.prepare()
@@ -151,7 +151,7 @@ def test_pard_fills_mask_tokens(tmp_path):
 
 
 @pytest.mark.parametrize("case", CASES["mlp_speculator"])
-def test_stages_of_an_mlp_speculator(tmp_path, case):
+def test_stages_of_an_mlp_speculator_agree(tmp_path, case):
     head, expected = load_case(tmp_path, "mlp_speculator", case)
     stages, rows, _ = expected["logits"].shape
     state, logits = head.start(golden("target")["final"][None, :rows]), []
@@ -162,7 +162,7 @@ def test_stages_of_an_mlp_speculator(tmp_path, case):
 
 
 @pytest.mark.parametrize("case", CASES["medusa"])
-def test_medusa_heads(tmp_path, target, case):
+def test_medusa_heads_agree(tmp_path, target, case):
     head, expected = load_case(tmp_path, "medusa", case)
     heads, rows, _ = expected["logits"].shape
     logits = head.logits(jnp.asarray(golden("target")["final"])[None, :rows], target, heads)

@@ -15,9 +15,9 @@ from test_sharded_models import spread_logits
 from jspec.config import Experts, Shards
 from jspec.models import Decoder, causal_logits
 from jspec.models.layers import Linear, project
-from jspec.models.quantization import dequantized, wide
+from jspec.models.quantization import as_float32, dequantize
 from jspec.quantization import int4
-from jspec.quantization.int4 import quantize, unpacked
+from jspec.quantization.int4 import quantize
 
 
 def normal(shape, seed=0, dtype=np.float32):
@@ -26,28 +26,31 @@ def normal(shape, seed=0, dtype=np.float32):
 
 def by_hand(packed: np.ndarray, scale: np.ndarray, inputs: int) -> np.ndarray:
     """What the two arrays stand for, number by number."""
-    found = np.empty((len(packed), inputs))
-    for row, column in np.ndindex(found.shape):
+    numbers = np.empty((len(packed), inputs))
+    for row, column in np.ndindex(numbers.shape):
         group, place = divmod(column, 128)
         byte = int(packed[row, 64 * group + place % 64])
         code = byte >> 4 if place >= 64 else byte & 15
-        found[row, column] = (code - 8) * float(scale[row, group])
-    return found
+        numbers[row, column] = (code - 8) * float(scale[row, group])
+    return numbers
 
 
 @pytest.mark.parametrize("inputs", [1, 37, 64, 65, 128, 129, 300])
-def test_the_layout(inputs):
+def test_codes_and_scales_are_laid_out_as_documented(inputs):
     packed, scale = quantize(normal((5, inputs)))
     groups = -(-inputs // 128)
     assert (packed.shape, packed.dtype) == ((5, 64 * groups), np.uint8)
     assert (scale.shape, scale.dtype) == ((5, groups), ml_dtypes.bfloat16)
     expected = by_hand(packed, scale, inputs)
-    for found in (unpacked(packed, scale, inputs), unpacked(jnp.asarray(packed), jnp.asarray(scale), inputs)):
-        assert found.dtype == np.float32
-        np.testing.assert_array_equal(found, expected)
-    np.testing.assert_array_equal(dequantized(packed, scale, inputs), expected)
-    np.testing.assert_array_equal(wide(packed[2:4], scale[2:4], inputs), expected[2:4])
-    padding = unpacked(packed, scale, 128 * groups)[:, inputs:]
+    for actual in (
+        int4.dequantize(packed, scale, inputs),
+        int4.dequantize(jnp.asarray(packed), jnp.asarray(scale), inputs),
+    ):
+        assert actual.dtype == np.float32
+        np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(dequantize(packed, scale, inputs), expected)
+    np.testing.assert_array_equal(as_float32(packed[2:4], scale[2:4], inputs), expected[2:4])
+    padding = int4.dequantize(packed, scale, 128 * groups)[:, inputs:]
     assert not padding.any()
 
 
@@ -56,18 +59,18 @@ def test_every_number_becomes_the_nearest(dtype):
     """Of the sixteen that a code and the scale of the group can stand for."""
     weight = normal((7, 200), dtype=dtype)
     packed, scale = quantize(weight)
-    found = unpacked(packed, scale, 200)
+    actual = int4.dequantize(packed, scale, 200)
     steps = np.repeat(np.asarray(scale, np.float32), 128, axis=1)[:, :200]
     able = steps[..., None] * np.arange(-8, 8, dtype=np.float32)
     least = np.abs(able - np.asarray(weight, np.float32)[..., None]).min(axis=-1)
-    np.testing.assert_allclose(np.abs(found - np.asarray(weight, np.float32)), least, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(np.abs(actual - np.asarray(weight, np.float32)), least, rtol=1e-5, atol=1e-7)
 
 
 def test_no_other_peak_is_better():
     """The scale of a group is the one of three with the least squared error, and that is less than with peak / 7."""
     weight = normal((64, 128))
     packed, scale = quantize(weight)
-    error = np.square(unpacked(packed, scale, 128) - weight).sum(axis=1)
+    error = np.square(int4.dequantize(packed, scale, 128) - weight).sum(axis=1)
     peak = np.take_along_axis(weight, np.abs(weight).argmax(axis=1)[:, None], axis=1)
 
     def with_scale(scale, low):
@@ -79,7 +82,7 @@ def test_no_other_peak_is_better():
     assert error.sum() < 0.75 * with_scale(np.abs(peak) / 7, -7).sum()
 
 
-def test_the_extremes():
+def test_extreme_groups_are_exact():
     """A group whose numbers are of one sign and size, zeros, and numbers whose scale a GPU would take for zero."""
     weight = np.zeros((4, 130), np.float32)
     weight[0], weight[1], weight[2, 5], weight[3, 129] = 2.0, -2.0, 1e-38, -0.5
@@ -87,19 +90,19 @@ def test_the_extremes():
     assert np.asarray(scale[:, 0], np.float32).tolist() == [-0.25, 0.25, 1, 1]
     expected = weight.copy()
     expected[2, 5] = 0
-    np.testing.assert_array_equal(unpacked(packed, scale, 130), expected)
+    np.testing.assert_array_equal(int4.dequantize(packed, scale, 130), expected)
 
 
 @pytest.mark.parametrize("rows", [(1, 1), (2, 3)])
 @pytest.mark.parametrize("inputs", [64, 200])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_product(dtype, inputs, rows):
+def test_products_agree_with_dequantised_weights(dtype, inputs, rows):
     """Of the numbers that the codes stand for, rounded to the dtype of the inputs; the sum is rounded once."""
     packed, scale = (jnp.asarray(array) for array in quantize(normal((13, inputs))))
     x = jnp.asarray(normal((*rows, inputs), seed=1), dtype)
     y = project(x, packed, scale)
     assert y.dtype == dtype
-    weight = np.asarray(unpacked(packed, scale, inputs).astype(dtype), np.float64)
+    weight = np.asarray(int4.dequantize(packed, scale, inputs).astype(dtype), np.float64)
     exact = np.asarray(x, np.float64) @ weight.T
     size = np.abs(np.asarray(x, np.float64)) @ np.abs(weight).T
     half_unit = 2.0 ** (np.floor(np.log2(np.abs(exact))) - 8) if dtype == "bfloat16" else 0
@@ -119,13 +122,13 @@ WIDE = dataclasses.replace(TARGET, num_heads=4, num_kv_heads=2, head_dim=64, int
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_shards_have_whole_groups(tied):
+def test_shards_have_entire_groups(tied):
     config = dataclasses.replace(WIDE, tie_embeddings=tied)
     model = Decoder(config, rngs=nnx.Rngs(1))
     tokens = jnp.asarray(np.random.default_rng(0).integers(config.vocab_size, size=(2, 12)), jnp.int32)
     wanted = np.asarray(jax.jit(functools.partial(causal_logits, model))(tokens))
-    found = spread_logits(in_shards(model, 2), tokens)
-    assert np.abs(found - wanted).max() < 1e-5 * np.abs(wanted).max()
+    actual = spread_logits(in_shards(model, 2), tokens)
+    assert np.abs(actual - wanted).max() < 1e-5 * np.abs(wanted).max()
 
 
 def test_shards_that_would_cut_a_group_are_refused():
@@ -145,5 +148,5 @@ def test_maps_of_experts_stay_at_eight_bits():
 
 def test_random_codes_are_of_all_sizes():
     packed, scale = int4.random_codes(jax.random.key(0), (64, 128), 0.5)
-    numbers = unpacked(packed, scale, 128) / float(scale[0, 0])
+    numbers = int4.dequantize(packed, scale, 128) / float(scale[0, 0])
     assert set(np.unique(numbers)) == set(range(-8, 8))

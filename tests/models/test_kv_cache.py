@@ -28,8 +28,8 @@ def test_pages_in_any_order_are_the_text(page_size, window):
     M = -(-S // page_size)
     table = jnp.asarray(1 + np.random.default_rng(0).permutation(2 * M).reshape(2, M), jnp.int32)
     q, k, v = random_heads(0, 2, S, N, H), random_heads(1, 2, S, G, H), random_heads(2, 2, S, G, H)
-    whole = CausalView(jnp.broadcast_to(jnp.arange(S)[None], (2, S)))
-    expected = attend(whole, q, whole.write(None, k, v), window)
+    causal = CausalView(jnp.broadcast_to(jnp.arange(S)[None], (2, S)))
+    expected = attend(causal, q, causal.write(None, k, v), window)
 
     kv, lengths = empty(2 * M + 1, page_size), jnp.array([S, 9])
     for start, end in ((0, 6), (6, S)):
@@ -42,7 +42,7 @@ def test_pages_in_any_order_are_the_text(page_size, window):
             np.testing.assert_allclose(out[row, :n], expected[row, start : start + n], rtol=1e-5, atol=1e-6)
 
 
-def test_what_may_not_be_written_is_dropped():
+def test_invalid_and_missing_slots_are_dropped():
     """Invalid tokens, positions before the text or past the table, and whatever the null page would get."""
     table = jnp.array([[2, 1, NULL_PAGE], [3, 4, 5]], jnp.int32)
     positions = jnp.array([[-1, 0, 1, 2, 3, 4, 6, 9]] * 2, jnp.int32)
@@ -56,7 +56,7 @@ def test_what_may_not_be_written_is_dropped():
         np.testing.assert_array_equal(pool, np.broadcast_to(sign * expected[None, :, :, None], (G, 6, 3, H)))
 
 
-def test_what_an_earlier_owner_left_is_not_seen():
+def test_slots_of_an_earlier_request_are_not_seen():
     """Slots past the newest token may hold anything, NaN and infinities included."""
     view = PagedView(jnp.array([[1, 2]], jnp.int32), jnp.arange(4, dtype=jnp.int32)[None], jnp.ones((1, 4), bool))
     q, k, v = random_heads(0, 1, 4, N, H), random_heads(1, 1, 4, G, H), random_heads(2, 1, 4, G, H)

@@ -41,9 +41,9 @@ def test_a_map_gives_its_product(dtype, error, shape, bias, reduction, monkeypat
     wanted = np.asarray(x, np.float64) @ np.asarray(made.weight[...], np.float64).T
     if made.bias is not None:
         wanted = wanted + np.asarray(made.bias[...], np.float64)
-    found = made(x)
-    assert (found.shape, found.dtype) == ((*shape[:-1], OUT), dtype)
-    np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=error, atol=3 * error)
+    actual = made(x)
+    assert (actual.shape, actual.dtype) == ((*shape[:-1], OUT), dtype)
+    np.testing.assert_allclose(np.asarray(actual, np.float64), wanted, rtol=error, atol=3 * error)
 
 
 @pytest.mark.parametrize("bias", [False, True])

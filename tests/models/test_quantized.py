@@ -20,7 +20,7 @@ from jspec.loading import memory_budget
 from jspec.models import abstract_params, build, flat_params, init, layers, quantization
 from jspec.models.causal import causal_logits
 from jspec.models.layers import Linear, project
-from jspec.models.quantization import LARGEST, SCALES, STORED, quantize, wide
+from jspec.models.quantization import LARGEST, SCALES, STORED, as_float32, quantize
 from jspec.quantization import int4
 
 CONFIG = ModelConfig(
@@ -61,7 +61,7 @@ def nearest(quotient: Fraction, kind: str) -> Fraction:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
-def test_rounding_against_exact_arithmetic(kind, dtype):
+def test_rounding_agrees_with_exact_arithmetic(kind, dtype):
     weight = normal((5, 37), dtype=dtype)
     weight[1] *= dtype(0.01)
     rounded, scale = quantize(weight, kind)
@@ -83,7 +83,7 @@ def test_ties_go_to_even():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_nothing(kind):
+def test_output_channels_of_zeros_stay_zeros(kind):
     """Zeros, and numbers whose scale a GPU would take for zero."""
     weight = np.zeros((3, 8), np.float32)
     weight[1, 2], weight[2, 3] = 1e-38, -2.0
@@ -94,19 +94,19 @@ def test_rows_of_nothing(kind):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_blocks_do_not_show(kind, monkeypatch):
+def test_blocks_of_conversion_change_nothing(kind, monkeypatch):
     weight = normal((23, 8))
-    whole = quantize(weight, kind)
+    at_once = quantize(weight, kind)
     monkeypatch.setattr(quantization, "_BLOCK", 40)
     monkeypatch.setattr(int4, "_BLOCK", 300)
-    for one, other in zip(whole, quantize(weight, kind), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for array, in_blocks in zip(at_once, quantize(weight, kind), strict=True):
+        np.testing.assert_array_equal(array, in_blocks)
 
 
 @pytest.mark.parametrize(("rows", "gpu"), [((2, 3), False), ((1, 1), False), ((1, 1), True)])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_product(kind, dtype, rows, gpu, monkeypatch):
+def test_products_agree_with_dequantised_weights(kind, dtype, rows, gpu, monkeypatch):
     """Sums of the stored numbers, scaled and rounded once; also in the way a GPU takes for one row."""
     if gpu:
         monkeypatch.setattr(layers, "by_platform", lambda kernel, reference, *args: kernel(*args))
@@ -121,8 +121,8 @@ def test_the_product(kind, dtype, rows, gpu, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_wide_weight_is_scaled(kind):
-    """The scale is applied to sums: scaling the weight would make a copy of it that is as wide as x."""
+def test_no_dequantised_weight_is_made(kind):
+    """The scale is applied to sums: scaling the weight would make a copy of it in the dtype of x."""
     linear = Linear(16, 8, bias=True, quantization=kind, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     jaxpr = str(jax.make_jaxpr(linear)(jnp.ones((3, 16), jnp.bfloat16)))
     assert re.search(r"f32\[3,8\] = mul", jaxpr)
@@ -133,46 +133,46 @@ def test_no_wide_weight_is_scaled(kind):
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("head", [False, True])
-def test_a_model_is_the_one_of_its_wide_weights(kind, tied, head):
+def test_a_model_agrees_with_its_dequantised_weights(kind, tied, head):
     config = with_kind(kind, tied, head)
     model = init(config, nnx.Rngs(0))
     params = flat_params(model)
     scales = {name: value for name, value in params.items() if name.endswith("scale")}
     assert len(scales) == 2 * 4 + head
     assert (model.output_scale is not None) == head
-    wider, shapes = {name: value for name, value in params.items() if name not in scales}, config.param_shapes()
+    dequantized, shapes = {name: value for name, value in params.items() if name not in scales}, config.param_shapes()
     for name, scale in scales.items():
         weight = "embedding" if name == "embedding_scale" else f"{name.removesuffix('.scale')}.weight"
         assert (params[weight].dtype, scale.dtype) == (STORED[kind], SCALES[kind])
-        wider[weight] = wide(params[weight], scale, shapes[weight][1])
+        dequantized[weight] = as_float32(params[weight], scale, shapes[weight][1])
     tokens = jax.random.randint(jax.random.key(1), (2, 9), 0, config.vocab_size)
-    expected = causal_logits(build(with_kind(None, tied), wider), tokens)
+    expected = causal_logits(build(with_kind(None, tied), dequantized), tokens)
     np.testing.assert_allclose(causal_logits(model, tokens), expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(model.embed(tokens), wider["embedding"][tokens])
+    np.testing.assert_array_equal(model.embed(tokens), dequantized["embedding"][tokens])
 
 
 @pytest.mark.parametrize("name", [name for name, config in VARIANTS.items() if config.quantization is not None])
-def test_a_head_is_the_one_of_its_wide_weights(name):
-    """Its drafts over whole texts, and what it keeps in its cache."""
+def test_a_head_agrees_with_its_dequantised_weights(name):
+    """Its drafts over entire texts, and its cache."""
     model, config, head = target(), VARIANTS[name], random_head(VARIANTS[name])
-    wide_config, wide_head = plain_config(config), dequantized_head(config, head)
+    full_config, full_head = plain_config(config), dequantized_head(config, head)
     text = jax.random.randint(jax.random.key(1), (3, 16), 0, V, jnp.int32)
     length = jnp.array([3, 7, 12], jnp.int32)
 
     def drafts(config, head):
         return compile_fast(lambda text, length: causal_drafts(config, head, model, text, length, 3))(text, length)
 
-    found, expected = drafts(config, head), drafts(wide_config, wide_head)
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    actual, expected = drafts(config, head), drafts(full_config, full_head)
+    for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
-    assert np.isneginf(found.logits).any() == config.reduced
+    assert np.isneginf(actual.logits).any() == config.reduced
 
 
 @pytest.mark.parametrize("kind", ALL)
 def test_random_weights_are_as_large_as_those_of_another_model(kind):
     plain, rounded = (Linear(400, 300, quantization=k, dtype=jnp.float32, rngs=nnx.Rngs(0)) for k in (None, kind))
     assert rounded.scale is not None
-    weight = wide(rounded.weight[...], rounded.scale[...], 400)
+    weight = as_float32(rounded.weight[...], rounded.scale[...], 400)
     assert float(weight.std()) == pytest.approx(float(plain.weight[...].std()), rel=0.02)
 
 
@@ -189,7 +189,7 @@ def test_bytes_are_those_of_the_arrays(tied, kind, dtype):
     assert config.num_parameters == with_kind(None, tied).num_parameters
 
 
-def test_values_that_are_none():
+def test_unknown_quantizations_are_refused():
     with pytest.raises(ValueError, match="quantization='int2': expected one of None, int8, fp8, int4"):
         with_kind("int2")
 

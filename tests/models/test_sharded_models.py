@@ -17,7 +17,7 @@ from jspec.config import Experts, ModelConfig, Shards, shards_of
 from jspec.config.sharding import AXIS, VOCABULARY_GROUP
 from jspec.engine.multihost.shard_map import Spread
 from jspec.models import Decoder, build, causal_logits, flat_params, layers
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.models.sharding import build_shards, indices_of, mesh_of
 
 MIXTURES = ("MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM")
@@ -30,7 +30,7 @@ EXPERTS = {"num_local_experts": 4, "num_experts": 4}  # which 2 and 4 divide
 
 def spread_logits(model, tokens) -> np.ndarray:
     """The logits of a model in shards."""
-    leaves, merge = split(model)
+    leaves, merge = flatten(model)
     spread = Spread.of(model, None)
     assert spread is not None
     return np.asarray(
@@ -42,8 +42,8 @@ def some_tokens(config: ModelConfig) -> jax.Array:
     return jnp.asarray(np.random.default_rng(0).integers(config.vocab_size, size=(2, 12)), jnp.int32)
 
 
-def relative_error(found, wanted) -> float:
-    return float(np.abs(np.asarray(found) - np.asarray(wanted)).max() / np.abs(np.asarray(wanted)).max())
+def relative_error(actual, wanted) -> float:
+    return float(np.abs(np.asarray(actual) - np.asarray(wanted)).max() / np.abs(np.asarray(wanted)).max())
 
 
 @pytest.mark.parametrize(("architecture", "shards"), CASES, ids=str)
@@ -66,7 +66,7 @@ def test_quantised_weights_are_split_with_their_scales(quantization, tied):
     assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) < 1e-5
 
 
-def test_every_shard_has_the_rows_of_a_draft_vocabulary():
+def test_every_shard_has_the_entire_draft_vocabulary():
     config = dataclasses.replace(TARGET, quantization="int8").with_draft_vocabulary(9)
     model, tokens = Decoder(config, rngs=nnx.Rngs(1)), some_tokens(config)
     wanted = np.asarray(jax.jit(functools.partial(causal_logits, model))(tokens))
@@ -74,7 +74,7 @@ def test_every_shard_has_the_rows_of_a_draft_vocabulary():
     assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) < 1e-5
 
 
-def test_experts_in_mxfp4_are_dealt_whole():
+def test_mxfp4_is_sharded_by_expert():
     experts = Experts(4, 2, 32, biases=True, clamp=7.0, stored="mxfp4")
     config = dataclasses.replace(TARGET, architecture="GptOssForCausalLM", hidden_size=32, experts=experts)
     model, tokens = Decoder(config, rngs=nnx.Rngs(1)), some_tokens(config)
@@ -82,10 +82,10 @@ def test_experts_in_mxfp4_are_dealt_whole():
     assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) < 1e-5
 
 
-def test_a_sum_that_is_left_out_is_seen(monkeypatch):
+def test_a_missing_all_reduce_is_detected(monkeypatch):
     model, tokens = Decoder(TARGET, rngs=nnx.Rngs(1)), some_tokens(TARGET)
     wanted = jax.jit(functools.partial(causal_logits, model))(tokens)
-    monkeypatch.setattr(layers, "added_up", lambda x, over: x)
+    monkeypatch.setattr(layers, "all_reduce", lambda x, reduce_axis: x)
     jax.clear_caches()  # of layers that add up
     assert relative_error(spread_logits(in_shards(model, 2), tokens), wanted) > 0.01
     jax.clear_caches()
@@ -93,7 +93,7 @@ def test_a_sum_that_is_left_out_is_seen(monkeypatch):
 
 @pytest.mark.parametrize("config", [TARGET, LATENTS], ids=["heads", "latents"])
 @pytest.mark.parametrize("count", [2, 4])
-def test_shards_are_the_whole_and_nothing_twice(config, count):
+def test_shards_have_every_number_once(config, count):
     """Put side by side again, parts are the array: but for KV heads that several shards have."""
     shards = Shards(count)
     for name, split_ in shards.splits(config).items():
@@ -121,12 +121,12 @@ def test_a_device_has_its_own_bytes_alone():
         shards, model = Shards(count), in_shards(Decoder(config, rngs=nnx.Rngs(0)), count)
         for device in mesh_of(count, AXIS).devices.flat:
             held = [
-                s.data.nbytes for leaf in split(model).leaves for s in leaf.addressable_shards if s.device == device
+                s.data.nbytes for leaf in flatten(model).leaves for s in leaf.addressable_shards if s.device == device
             ]
             assert shards.weight_bytes(config, 4) == pytest.approx(sum(held), rel=0.02)  # KV heads count as if dealt
 
 
-def test_the_vocabulary_is_dealt_in_whole_groups():
+def test_the_vocabulary_is_sharded_in_entire_groups():
     assert Shards(2).vocabulary(128_256) == 63 * VOCABULARY_GROUP
     assert Shards(4).vocabulary(29) == VOCABULARY_GROUP
 
@@ -149,7 +149,7 @@ def test_the_vocabulary_is_dealt_in_whole_groups():
         ),
     ],
 )
-def test_models_that_cannot_be_split(changes, count, error):
+def test_models_that_cannot_be_sharded_are_refused(changes, count, error):
     with pytest.raises(ValueError, match=error):
         Shards(count).local(dataclasses.replace(TARGET, **changes))
 
@@ -163,7 +163,7 @@ def test_models_that_cannot_be_split(changes, count, error):
         ((2, 1, True, "yes"), "expert_parallel='yes': expected True or False"),
     ],
 )
-def test_numbers_that_do_not_fit(args, error):
+def test_numbers_of_shards_that_do_not_fit_are_refused(args, error):
     with pytest.raises(ValueError, match=error):
         shards_of(*args)
 
@@ -177,14 +177,14 @@ def test_a_checkpoint_is_loaded_into_shards(tmp_path):
     for given in ({"tensor_parallel": 2}, {"tensor_parallel_size": 2, "draft_tensor_parallel_size": 2}):
         llm = jspec.load(target, draft, **small, **given)
         assert relative_error(llm.logits([1, 2, 3]), expected.logits([1, 2, 3])) < 1e-5
-        for found, wanted in zip(*(jspec.generate(one, prompts, **how) for one in (llm, expected)), strict=True):
-            assert found.token_ids == wanted.token_ids
-            assert found.logprobs[0].keys() == wanted.logprobs[0].keys()
+        for actual, wanted in zip(*(jspec.generate(model, prompts, **how) for model in (llm, expected)), strict=True):
+            assert actual.token_ids == wanted.token_ids
+            assert actual.logprobs[0].keys() == wanted.logprobs[0].keys()
         heads = llm.engine.runner.state.cache[0].k.sharding.spec
         assert heads == jax.sharding.PartitionSpec(AXIS)
 
 
-def test_what_cannot_be_loaded_into_shards_is_refused_before_weights_are_read(tmp_path, monkeypatch):
+def test_unsuitable_checkpoints_are_refused_before_weights_are_read(tmp_path, monkeypatch):
     target = tiny_checkpoint(tmp_path)
     monkeypatch.setattr("jspec.checkpoints.checkpoint.Checkpoint.params", lambda *_: pytest.fail("weights were read"))
     for given, error in (

@@ -1,4 +1,4 @@
-"""Drafters in int8: which of their products round what they read, and how little that changes what they draft."""
+"""Drafters in int8: which of their maps quantise their inputs, and how little that changes their drafts."""
 
 import dataclasses
 
@@ -16,29 +16,33 @@ from jspec.config.heads import EagleConfig
 from jspec.models import Decoder, causal_logits
 from jspec.models.kv_cache import CausalView
 from jspec.models.layers import Linear, Norm
-from jspec.pallas.matmul.small_batch import Tiling
+from jspec.pallas.matmul.small_batch import SmallBatchTiling
 
 INT8 = dataclasses.replace(TARGET, quantization="int8")
-# Its MLPs are wide enough for products in parts.
+# Its MLPs are wide enough for split-K.
 WIDE = dataclasses.replace(INT8, hidden_size=64, intermediate_size=2048)
 
 
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch):
-    """Programs are lowered as for the GPUs on which products come in parts."""
+    """Programs are lowered as for the GPUs on which products are split."""
     monkeypatch.setattr("jspec.pallas.matmul.w8a8.on_hopper", lambda: True)
 
 
-def rounding(module) -> set[str]:
-    """The paths of the maps that round what they read and of the norms that give them rounded numbers."""
-    found = {".".join(map(str, path)): part for path, part in nnx.iter_graph(module) if isinstance(part, Linear | Norm)}
-    return {path for path, part in found.items() if part.rounds}
+def quantizing(module) -> set[str]:
+    """The paths of the maps that quantise their inputs, and of the norms that quantise their outputs."""
+    parts = {".".join(map(str, path)): part for path, part in nnx.iter_graph(module) if isinstance(part, Linear | Norm)}
+    return {
+        path
+        for path, part in parts.items()
+        if (part.quantize_inputs if isinstance(part, Linear) else part.quantize_outputs)
+    }
 
 
-def distance(found, wanted) -> float:
+def distance(actual, wanted) -> float:
     """The root of the mean square of what differs, as a part of that of what is wanted."""
-    found, wanted = (np.asarray(x, np.float64) for x in (found, wanted))
-    return float(np.sqrt(np.mean((found - wanted) ** 2) / np.mean(wanted**2)))
+    actual, wanted = (np.asarray(x, np.float64) for x in (actual, wanted))
+    return float(np.sqrt(np.mean((actual - wanted) ** 2) / np.mean(wanted**2)))
 
 
 def tokens_of(config) -> jax.Array:
@@ -65,33 +69,33 @@ WHICH = {
 
 
 @pytest.mark.parametrize("name", WHICH)
-def test_which_products_of_a_draft_head_round(name):
+def test_which_maps_of_a_draft_head_quantise_their_inputs(name):
     config = VARIANTS[name]
-    assert rounding(random_head(config)) == set()
-    assert rounding(serving(config, random_head(config))) == WHICH[name]
+    assert quantizing(random_head(config)) == set()
+    assert quantizing(serving(config, random_head(config))) == WHICH[name]
 
 
-def test_which_products_of_a_draft_model_round():
+def test_which_maps_of_a_draft_model_quantise_their_inputs():
     model = Decoder(INT8, rngs=nnx.Rngs(0))
-    assert rounding(model) == set()
-    assert not model.rounds
-    every = set().union(*(layer(i, *MAPS, *NORMS) for i in range(3)))
-    assert rounding(model.prepare()) == every
-    assert model.rounds
-    parts = {path for path, part in nnx.iter_graph(model) if isinstance(part, Linear) and part.in_parts}
+    assert quantizing(model) == set()
+    assert not model.quantize_head_inputs
+    expected = set().union(*(layer(i, *MAPS, *NORMS) for i in range(3)))
+    assert quantizing(model.prepare()) == expected
+    assert model.quantize_head_inputs
+    parts = {path for path, part in nnx.iter_graph(model) if isinstance(part, Linear) and part.allow_partial_sums}
     assert {path[-1] for path in parts} == {"out", "down"}
 
 
-def test_a_residual_stream_without_norms_before_products_is_not_rounded():
+def test_a_residual_stream_without_norms_is_not_quantised():
     after = dataclasses.replace(INT8, norm_placement="after")
-    found = rounding(Decoder(after, rngs=nnx.Rngs(0)).prepare())
-    assert found == set().union(*(layer(i, "attention.out", "mlp.down") for i in range(3)))
+    actual = quantizing(Decoder(after, rngs=nnx.Rngs(0)).prepare())
+    assert actual == set().union(*(layer(i, "attention.out", "mlp.down") for i in range(3)))
 
 
-def test_experts_read_what_their_norm_gives():
+def test_inputs_of_experts_are_not_quantised():
     mixed = dataclasses.replace(INT8, experts=Experts(4, 2, 24))
-    found = rounding(Decoder(mixed, rngs=nnx.Rngs(0)).prepare())
-    assert found == set().union(*(layer(i, *MAPS[:2], "attention_norm") for i in range(3)))
+    actual = quantizing(Decoder(mixed, rngs=nnx.Rngs(0)).prepare())
+    assert actual == set().union(*(layer(i, *MAPS[:2], "attention_norm") for i in range(3)))
 
 
 @pytest.mark.parametrize(
@@ -111,17 +115,20 @@ def test_logits_of_a_draft_model_are_close(config):
     model, tokens = Decoder(config, rngs=nnx.Rngs(0)), tokens_of(config)
     wanted = np.asarray(causal_logits(model, tokens))
     error = distance(causal_logits(model.prepare(), tokens), wanted)
-    assert 1e-4 < error < 0.04  # it rounds, and by little
+    assert 1e-4 < error < 0.04  # quantisation shows, but little
 
 
-def test_parts_of_products_reach_the_residual_stream():
+def test_partial_sums_reach_the_residual_stream():
     model, tokens = Decoder(WIDE, rngs=nnx.Rngs(0)).prepare(), tokens_of(WIDE)
-    assert Tiling.of(tokens.size, WIDE.hidden_size, WIDE.intermediate_size, in_parts=True).parts == 2
-    in_parts = np.asarray(causal_logits(model, tokens))
-    for one in model.layers:
-        one.attention.out.in_parts = one.mlp.down.in_parts = False
     assert (
-        0 < distance(in_parts, causal_logits(model, tokens)) < 0.01
+        SmallBatchTiling.of(tokens.size, WIDE.hidden_size, WIDE.intermediate_size, allow_partial_sums=True).num_splits
+        == 2
+    )
+    with_partial_sums = np.asarray(causal_logits(model, tokens))
+    for module in model.layers:
+        module.attention.out.allow_partial_sums = module.mlp.down.allow_partial_sums = False
+    assert (
+        0 < distance(with_partial_sums, causal_logits(model, tokens)) < 0.01
     )  # sums in another order, rounded once more or less
 
 
@@ -137,9 +144,9 @@ def test_hidden_states_of_a_draft_head_are_close():
     assert 1e-4 < distance(hidden(serving(config, head)), hidden(head)) < 0.04
 
 
-def test_a_draft_model_in_shards_rounds_its_own_part_of_inputs():
+def test_a_sharded_draft_model_quantises_its_own_part_of_inputs():
     model, tokens = Decoder(INT8, rngs=nnx.Rngs(0)), tokens_of(INT8)
     wanted = np.asarray(causal_logits(model, tokens))
     spread = in_shards(model, 2).prepare()
-    assert not any(part.in_parts for _, part in nnx.iter_graph(spread) if isinstance(part, Linear))
+    assert not any(part.allow_partial_sums for _, part in nnx.iter_graph(spread) if isinstance(part, Linear))
     assert 1e-4 < distance(spread_logits(spread, tokens), wanted) < 0.04

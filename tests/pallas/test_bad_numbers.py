@@ -28,8 +28,8 @@ def along_axes(function: Callable, start: float) -> Callable:
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return function(x, *args, **how)
         broken = jnp.isnan(x)
-        found = function(jnp.where(broken, jnp.asarray(start, x.dtype), x), *args, **how)
-        return jnp.where(jnp.all(broken, *args, **how), jnp.nan, found)
+        extreme = function(jnp.where(broken, jnp.asarray(start, x.dtype), x), *args, **how)
+        return jnp.where(jnp.all(broken, *args, **how), jnp.nan, extreme)
 
     return reduced
 
@@ -96,9 +96,9 @@ class TestBadNumbers:
             args[spot.operand] = args[spot.operand].at[spot.at].set(spot.number)
             wanted = broken_rows(problem.rows(reference(*args)))
             assert wanted[:, problem.row].any() or not np.isnan(spot.number), spot
-            found = problem.rows(run(*args))
-            np.testing.assert_array_equal(broken_rows(found), wanted, err_msg=str(spot))
-            for x, y in zip(found, clean, strict=True):
+            actual = problem.rows(run(*args))
+            np.testing.assert_array_equal(broken_rows(actual), wanted, err_msg=str(spot))
+            for x, y in zip(actual, clean, strict=True):
                 np.testing.assert_array_equal(np.asarray(x)[others], np.asarray(y)[others], err_msg=str(spot))
 
 
@@ -121,7 +121,7 @@ def _largest(x_ref, out_ref, *, find: Callable):
 @pytest.mark.parametrize(
     ("find", "dropping"), [(functools.partial(jnp.max, keepdims=True), ["largest"]), (largest_magnitude, [])]
 )
-def test_a_lowered_maximum_that_drops_nan_is_seen(find, dropping):
+def test_a_lowered_maximum_that_drops_nan_is_detected(find, dropping):
     def largest(x):
         out = jax.ShapeDtypeStruct((1,), jnp.float32)
         return kernel_call(_largest, x, grid=(1,), out_shape=out, num_warps=1, interpret=False, find=find)
@@ -132,12 +132,12 @@ def test_a_lowered_maximum_that_drops_nan_is_seen(find, dropping):
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        ("rounding bfloat16", []),
+        ("quantizing bfloat16", []),
         ("attention, split", ["attend_split", "merge_splits"]),
-        ("extending, split", ["extend_split", "merge_splits"]),
-        ("draw", ["weigh_groups", "finish_row"]),
+        ("decode, split", ["decode_split", "merge_splits"]),
+        ("sample", ["weigh_groups", "sample"]),
         ("residual masses", ["weigh_residual"]),
-        ("routing of 3 among 6: softmax", ["route_few"]),
+        ("routing of 3 among 6: softmax", ["route_small_batch"]),
         ("routing of 5 among 16: softmax", ["choose"]),
     ],
 )

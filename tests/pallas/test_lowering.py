@@ -11,21 +11,21 @@ import pytest
 from cuda_lowering import for_cuda, kernels_of
 
 from jspec.models.kv_cache import LayerKV, PagedView
-from jspec.models.ragged_view import PackedView
-from jspec.pallas.attention.flash import Packing
+from jspec.models.ragged_view import RaggedView
+from jspec.pallas.attention.flash import RaggedLayout
 from jspec.pallas.attention.paged import paged_attention
 from jspec.pallas.attention.reference import PLAIN, Rotation, Scores
-from jspec.pallas.mla.absorb_queries import latent_queries
+from jspec.pallas.mla.absorb_queries import absorb_queries
 from jspec.pallas.mla.attention import latent_attention
-from jspec.pallas.moe.grouped_mlp import experts
+from jspec.pallas.moe.grouped_mlp import grouped_mlp
 from jspec.pallas.moe.router import route
 from jspec.pallas.moe.router_reference import Routing
 from jspec.pallas.moe.router_small_batch import MOST_TOKENS
-from jspec.pallas.moe.tiles import Stacked
-from jspec.pallas.norm.qk_norm import norm_heads
+from jspec.pallas.moe.tiles import ExpertWeights
+from jspec.pallas.norm.qk_norm import qk_norm
 from jspec.pallas.norm.rms_norm import add_norm
-from jspec.pallas.sampling.residual import Residual, residual_draw, residual_masses
-from jspec.pallas.sampling.sample import draw
+from jspec.pallas.sampling.residual import Residual, residual_masses, residual_sample
+from jspec.pallas.sampling.sample import sample
 from jspec.pallas.sampling.warped_logits import WarpedLogits, num_groups
 from jspec.quantization import mxfp4
 from jspec.sampling.streams import RoundNoise
@@ -45,16 +45,16 @@ def _shapes(V, dtype):
     settings = f32(B), i32(B), f32(B), f32(B)
     rows = array((B, T, V), dtype)
     residual = Residual(distributions(T, V), distributions(K, V - V // 4), i32(B, K), flag(B, K), i32(B), f32(B, T))
-    narrow = residual._replace(draft_ids=i32(V))
+    reduced = residual._replace(draft_ids=i32(V))
     after = residual, f32(B, T, num_groups(V)), i32(B), RoundNoise(keys(B), i32(B)), i32(B, T)
     return {
-        "draw": (draw, (rows, *settings, keys(B, T)), {"weigh_groups", "finish_row"}),
-        "draw without noise": (draw, (rows, *settings), {"weigh_groups", "finish_row"}),
+        "sample": (sample, (rows, *settings, keys(B, T)), {"weigh_groups", "sample"}),
+        "sample without noise": (sample, (rows, *settings), {"weigh_groups", "sample"}),
         "residual_masses": (residual_masses, (residual,), {"weigh_residual"}),
         "residual_masses, one row": (residual_masses, (residual._replace(log_weight=None), i32(B)), {"weigh_residual"}),
-        "residual_draw": (residual_draw, after, {"draw_residual"}),
-        "residual_masses of a draft vocabulary": (residual_masses, (narrow,), {"weigh_residual"}),
-        "residual_draw of a draft vocabulary": (residual_draw, (narrow, *after[1:]), {"draw_residual"}),
+        "residual_sample": (residual_sample, after, {"sample_residual"}),
+        "residual_masses of a draft vocabulary": (residual_masses, (reduced,), {"weigh_residual"}),
+        "residual_sample of a draft vocabulary": (residual_sample, (reduced, *after[1:]), {"sample_residual"}),
     }
 
 
@@ -75,11 +75,11 @@ def _attention(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN, s
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("V", [128256, 1031])
 @pytest.mark.parametrize("name", _shapes(1031, "float32"))
-def test_lowersfor_cuda(name, V, dtype):
+def test_sampling_lowers_for_cuda(name, V, dtype):
     function, args, kernels = _shapes(V, jnp.dtype(dtype))[name]
-    found = kernels_of(for_cuda(function, args))
-    assert len(found) == len(kernels)
-    assert set(found) == kernels
+    actual = kernels_of(for_cuda(function, args))
+    assert len(actual) == len(kernels)
+    assert set(actual) == kernels
 
 
 @pytest.mark.parametrize("name", _shapes(1031, "float32"))
@@ -99,7 +99,7 @@ def test_lowers_to_the_reference_elsewhere(name):
     ],
     ids=str,
 )
-def test_attention_over_pages_lowersfor_cuda(shape, dtype):
+def test_attention_over_pages_lowers_for_cuda(shape, dtype):
     assert sorted(kernels_of(for_cuda(*_attention(**shape, dtype=dtype)))) == ["attend_split", "merge_splits"]
 
 
@@ -112,7 +112,7 @@ def test_attention_without_a_kernel_for_its_heads_is_the_reference(H):
     assert not kernels_of(for_cuda(*_attention(B=1, T=5, H=H)))
 
 
-def _extension(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN, rotary=None, sinks=False):
+def _decode_attention(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN, rotary=None, sinks=False):
     """``PagedView.extend`` of 32 heads on 8 over 1,008 slots, and its arguments."""
     array, M = jax.ShapeDtypeStruct, 1008 // P
     pool = array((8, 1 + B * M, P, H), dtype)
@@ -134,50 +134,50 @@ def _extension(B, T, H=128, P=64, window=None, dtype="bfloat16", scores=PLAIN, r
     ],
     ids=str,
 )
-def test_extending_a_cache_lowersfor_cuda(shape, dtype):
-    assert sorted(kernels_of(for_cuda(*_extension(**shape, dtype=dtype)))) == ["extend_split", "merge_splits"]
+def test_decode_attention_lowers_for_cuda(shape, dtype):
+    assert sorted(kernels_of(for_cuda(*_decode_attention(**shape, dtype=dtype)))) == ["decode_split", "merge_splits"]
 
 
 @pytest.mark.parametrize("rotary", [None, 96, 0])
-def test_extending_by_many_tokens_takes_two_steps(rotary):
-    assert sorted(kernels_of(for_cuda(*_extension(B=1, T=17, rotary=rotary)))) == [
+def test_many_tokens_are_written_before_they_attend(rotary):
+    assert sorted(kernels_of(for_cuda(*_decode_attention(B=1, T=17, rotary=rotary)))) == [
         "attend_split",
         "merge_splits",
-        "rotate_and_write",
+        "rope_and_write_kv",
     ]
 
 
-@pytest.mark.parametrize(("make", "operands"), [(_attention, 5), (_extension, 7)])
+@pytest.mark.parametrize(("make", "operands"), [(_attention, 5), (_decode_attention, 7)])
 def test_only_kernels_of_models_with_sinks_have_them_as_an_operand(make, operands):
-    def found(sinks: bool):
+    def num_operands(sinks: bool):
         text = for_cuda(*make(B=64, T=5, sinks=sinks))
         [call] = re.findall(r"@__gpu\$xla\.gpu\.triton\((.*?)\)", text)
         return len(call.split(","))
 
-    assert (found(False), found(True)) == (operands, operands + 1)
+    assert (num_operands(False), num_operands(True)) == (operands, operands + 1)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("R", "T", "kernels"), [(96, 3, 1), (100, 5, 1), (40, 17, 2)])
-def test_extending_by_packed_tokens_lowersfor_cuda(R, T, kernels, dtype):
+def test_decode_attention_of_a_ragged_view_lowers_for_cuda(R, T, kernels, dtype):
     """R tokens of 64 rows of up to T each; where T is more than the kernel has, they are put into rows before."""
-    _, (rows, qkv, _, kv, scores) = _extension(64, T, dtype=dtype)
+    _, (rows, qkv, _, kv, scores) = _decode_attention(64, T, dtype=dtype)
     array = jax.ShapeDtypeStruct
-    packing = Packing(array((65,), jnp.int32), array((R,), jnp.int32))
-    side_by_side = array((1, R, *qkv.shape[2:]), dtype), Rotation(*[array((1, R, 64), jnp.float32)] * 2)
-    extend = lambda view, qkv, rotation, kv: view.extend(qkv, rotation, kv, 8, None, scores)  # noqa: E731
-    assert len(kernels_of(for_cuda(extend, (PackedView(rows, packing), *side_by_side, kv)))) == kernels
+    layout = RaggedLayout(array((65,), jnp.int32), array((R,), jnp.int32))
+    ragged = array((1, R, *qkv.shape[2:]), dtype), Rotation(*[array((1, R, 64), jnp.float32)] * 2)
+    attend = lambda view, qkv, rotation, kv: view.extend(qkv, rotation, kv, 8, None, scores)  # noqa: E731
+    assert len(kernels_of(for_cuda(attend, (RaggedView(rows, layout), *ragged, kv)))) == kernels
 
 
-def test_extending_elsewhere_is_the_reference():
-    function, args = _extension(B=1, T=5)
+def test_decode_attention_elsewhere_is_the_reference():
+    function, args = _decode_attention(B=1, T=5)
     assert "triton" not in jax.jit(function).trace(*args).lower(lowering_platforms=("cpu",)).as_text()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("D", [320, 4096])
 @pytest.mark.parametrize("kind", ["rms", "rms_wide", "rms_offset", "layer"])
-def test_a_sum_and_its_norm_lowerfor_cuda(kind, D, dtype):
+def test_add_norm_lowers_for_cuda(kind, D, dtype):
     x, vector = jax.ShapeDtypeStruct((1, 5, D), dtype), jax.ShapeDtypeStruct((D,), dtype)
     args = x, x, vector, vector if kind == "layer" else None
     assert kernels_of(for_cuda(functools.partial(add_norm, eps=1e-5, kind=kind), args)) == ["add_norm"]
@@ -186,33 +186,33 @@ def test_a_sum_and_its_norm_lowerfor_cuda(kind, D, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize(("T", "H", "kernels"), [(1, 128, ["norm_heads"]), (500, 64, ["norm_heads"]), (5, 96, [])])
+@pytest.mark.parametrize(("T", "H", "kernels"), [(1, 128, ["qk_norm"]), (500, 64, ["qk_norm"]), (5, 96, [])])
 @pytest.mark.parametrize("kind", ["rms", "rms_wide", "rms_offset", "layer"])
-def test_norms_of_heads_lowerfor_cuda(kind, T, H, kernels, dtype):
+def test_qk_norm_lowers_for_cuda(kind, T, H, kernels, dtype):
     qkv, vector = jax.ShapeDtypeStruct((2, T, 40, H), dtype), jax.ShapeDtypeStruct((H,), dtype)
     biases = (vector, vector) if kind == "layer" else (None, None)
-    function = functools.partial(norm_heads, num_heads=(32, 4), eps=1e-5, kind=kind)
+    function = functools.partial(qk_norm, num_heads=(32, 4), eps=1e-5, kind=kind)
     assert kernels_of(for_cuda(function, (qkv, (vector, vector), biases))) == kernels
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (1, 4), (64, 4), (2, 256)])
-def test_attention_over_latents_lowersfor_cuda(B, T, dtype):
+def test_latent_attention_lowers_for_cuda(B, T, dtype):
     array, P, M = jax.ShapeDtypeStruct, 64, 16
     view = PagedView(array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_))
     pool, q, new = (array(shape, dtype) for shape in ((1, 1 + B * M, P, 576), (B, T, 20, 576), (B, T, 768 + 576)))
     weights, rotation = [array((768,), dtype), array((512,), dtype)], Rotation(*[array((B, T, 32), jnp.float32)] * 2)
 
     def function(view, q, new, weights, rotation, kv):
-        vectors, kv = view.keep_latents(new, *weights, 1e-6, rotation, kv)
+        vectors, kv = view.write_latent_kv(new, *weights, 1e-6, rotation, kv)
         return vectors, view.attend_latents(q, kv, 512, Scores(0.1)), kv
 
-    found = sorted(kernels_of(for_cuda(function, (view, q, new, weights, rotation, LayerKV(pool, None)))))
-    assert found == ["attend_split", "keep_latents", *(["merge_splits"] if B * T < 100 else [])]
+    actual = sorted(kernels_of(for_cuda(function, (view, q, new, weights, rotation, LayerKV(pool, None)))))
+    assert actual == ["attend_split", *(["merge_splits"] if B * T < 100 else []), "norm_rope_write_kv"]
 
 
 @pytest.mark.parametrize("rank", [256, 512])
-def test_tiles_of_latents_lower_whatever_their_size(rank):
+def test_tiles_of_latents_of_any_size_lower(rank):
     array, B, T, width = jax.ShapeDtypeStruct, 2, 1, rank + 64
     q, pool = array((B, T, 20, width), "bfloat16"), array((1, 33, 64, width), "bfloat16")
     args = q, pool, array((B, 16), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_)
@@ -222,20 +222,20 @@ def test_tiles_of_latents_lower_whatever_their_size(rank):
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float32", "int8", "float8_e4m3fn"])
 @pytest.mark.parametrize("M", [1, 64, 300, 513])
-def test_queries_of_latents_lowerfor_cuda(M, stored):
+def test_absorbed_queries_lower_for_cuda(M, stored):
     array, dtype = jax.ShapeDtypeStruct, "float32" if stored == "float32" else "bfloat16"
     scale = array((20, 192), jnp.float32) if stored in ("int8", "float8_e4m3fn") else None
     rotation = Rotation(*[array((M, 1, 32), jnp.float32)] * 2)
     args = array((M, 1, 20, 256), dtype), array((20, 192, 512), stored), scale, rotation
-    assert kernels_of(for_cuda(latent_queries, args)) == (["latent_queries"] if M <= 512 else [])
+    assert kernels_of(for_cuda(absorb_queries, args)) == (["absorb_queries"] if M <= 512 else [])
 
 
 @pytest.mark.parametrize(("M", "X"), [(1, 64), (5, 256), (320, 64)])
-def test_routing_by_sigmoids_in_groups_lowersfor_cuda(M, X):
+def test_routing_by_sigmoids_in_groups_lowers_for_cuda(M, X):
     routing = Routing(4, True, "sigmoid", 8, 4, 2.5, shared=1)
     args = jax.ShapeDtypeStruct((M, X), jnp.float32), jax.ShapeDtypeStruct((X,), jnp.float32)
-    found = kernels_of(for_cuda(functools.partial(route, routing=routing), args))
-    assert sorted(found) == (["route_few"] if M <= MOST_TOKENS else ["choose", "group"])
+    actual = kernels_of(for_cuda(functools.partial(route, routing=routing), args))
+    assert sorted(actual) == (["route_small_batch"] if M <= MOST_TOKENS else ["choose", "group"])
 
 
 def _mixture(M, X, dtype):
@@ -243,43 +243,43 @@ def _mixture(M, X, dtype):
     array, F, D = jax.ShapeDtypeStruct, 768, 2048
 
     def function(x, logits, gate_up, down):
-        return experts(x, route(logits, None, Routing(8)), gate_up, down)
+        return grouped_mlp(x, route(logits, None, Routing(8)), gate_up, down)
 
-    weights = Stacked(array((X, 2 * F, D), dtype)), Stacked(array((X, D, F), dtype))
+    weights = ExpertWeights(array((X, 2 * F, D), dtype)), ExpertWeights(array((X, D, F), dtype))
     return function, (array((M, D), dtype), array((M, X), jnp.float32), *weights)
 
 
 def launches_of_experts(M: int) -> list[str]:
     """Few tokens are routed in one launch."""
-    return ["down", "route_few", "up"] if M <= MOST_TOKENS else ["choose", "down", "group", "up"]
+    return ["down", "route_small_batch", "up"] if M <= MOST_TOKENS else ["choose", "down", "group", "up"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("M", "X"), [(1, 128), (4, 128), (16, 128), (5, 60), (320, 128), (4096, 8)])
-def test_a_mixture_of_experts_lowersfor_cuda(M, X, dtype):
+def test_a_mixture_of_experts_lowers_for_cuda(M, X, dtype):
     assert sorted(kernels_of(for_cuda(*_mixture(M, X, dtype)))) == launches_of_experts(M)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", ["int8", "float8_e4m3fn"])
-def test_experts_of_eight_bits_lowerfor_cuda(kind, dtype):
+def test_experts_of_eight_bits_lower_for_cuda(kind, dtype):
     function, (x, logits, *weights) = _mixture(5, 60, dtype)
     array = jax.ShapeDtypeStruct
-    stacked = [Stacked(array(w.weight.shape, kind), array(w.weight.shape[:2], jnp.float32)) for w in weights]
+    stacked = [ExpertWeights(array(w.weight.shape, kind), array(w.weight.shape[:2], jnp.float32)) for w in weights]
     assert sorted(kernels_of(for_cuda(function, (x, logits, *stacked)))) == launches_of_experts(5)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("M", "X"), [(1, 32), (5, 128), (320, 32)])
-def test_experts_of_four_bits_with_biases_lowerfor_cuda(M, X, dtype):
+def test_experts_of_four_bits_with_biases_lower_for_cuda(M, X, dtype):
     array, D = jax.ShapeDtypeStruct, 2880
 
     def stacked(out):
         pairs = mxfp4.num_pairs(D), X, out
-        return Stacked(array((*pairs, 32), jnp.uint8), array(pairs, jnp.uint32), array((X, out), dtype))
+        return ExpertWeights(array((*pairs, 32), jnp.uint8), array(pairs, jnp.uint32), array((X, out), dtype))
 
     def function(x, logits, bias, gate_up, down):
-        return experts(x, route(logits, bias, Routing(4)), gate_up, down, clamp=7.0)
+        return grouped_mlp(x, route(logits, bias, Routing(4)), gate_up, down, clamp=7.0)
 
     args = array((M, D), dtype), array((M, X), jnp.float32), array((X,), dtype), stacked(2 * D), stacked(D)
     assert sorted(kernels_of(for_cuda(function, args))) == launches_of_experts(M)

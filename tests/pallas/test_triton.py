@@ -56,7 +56,7 @@ class TestBlocks:
         run = jax.jit(functools.partial(call, _add_one, known=known, interpret=interpret, out_shape=self.x.shape))
         np.testing.assert_array_equal(run(self.x), self.x + 1)
 
-    def test_past_the_end_is_what_was_asked_for(self, known, interpret):
+    def test_past_the_end_is_the_given_number(self, known, interpret):
         run = jax.jit(functools.partial(call, _weigh, known=known, interpret=interpret, out_shape=(ROWS,)))
         outside = BLOCKS * SIZE - WIDTH
         last = self.x[:, (BLOCKS - 1) * SIZE :].sum(axis=1)

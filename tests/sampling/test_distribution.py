@@ -26,7 +26,7 @@ def test_every_reader_sees_the_stored_logits(dtype):
     alone = jax.jit(lambda logits: make_distribution(logits, warp)[0])(together.warped.logits)
     assert together.warped.logits.dtype == dtype
     tokens = jnp.argmax(together.warped.logits, axis=-1)
-    np.testing.assert_array_equal(together.warped.threshold, alone.warped.threshold)
+    np.testing.assert_array_equal(together.warped.cutoff, alone.warped.cutoff)
     np.testing.assert_allclose(together.warped.lse, alone.warped.lse, rtol=1e-6)
     log_prob = jax.jit(lambda h, w: from_hidden(h, w).log_prob(tokens))(hidden, weight)
     np.testing.assert_allclose(log_prob, alone.log_prob(tokens), rtol=1e-5, atol=1e-5)

@@ -16,7 +16,7 @@ from train_toys import TARGET, V, objective, target
 
 from jspec.config.heads.block import MARKOVS
 from jspec.models import Decoder, build_head
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.train.block import FilledBlocks, draft_logits, filled
 from jspec.train.losses import TrainingBatch, read_windows
 from jspec.train.methods import Sizes, initial_params, make_objective
@@ -148,7 +148,7 @@ def test_the_loss_of_a_reduced_vocabulary(case):
 @pytest.mark.parametrize("case", SIZES)
 def test_gradients_are_finite_and_reach_every_weight(case):
     trained, params, constants = made(case)
-    leaves = split(target())
+    leaves = flatten(target())
     step = jax.jit(jax.value_and_grad(loss_of(trained, leaves.merge, "float32")))
     loss, gradients = step(params, (leaves.leaves, constants), windows(), jax.random.key(0))
     assert np.isfinite(loss)
@@ -159,7 +159,7 @@ def test_the_confidence_head_does_not_move_its_own_aim():
     """The probability that a draft is accepted is what confidence learns; learning it must not change that probability."""
     trained, params, constants = made("dspark vanilla")
     trained = dataclasses.replace(trained, cross_entropy=0.0, soft=0.0, distance=0.0)
-    leaves = split(target())
+    leaves = flatten(target())
     gradients = jax.grad(loss_of(trained, leaves.merge, "float32"))(
         params, (leaves.leaves, constants), windows(), jax.random.key(0)
     )
@@ -232,7 +232,7 @@ def test_logits_of_all_drafts_are_never_in_memory():
     trained = dataclasses.replace(trained, spacing=4)
     model = Decoder(config, rngs=nnx.Rngs(0))
     params, constants = initial_params(trained, model, np.arange(400), jax.random.key(0))
-    step = jax.jit(jax.value_and_grad(loss_of(trained, split(model).merge, "float32")))
-    program = step.lower(params, (split(model).leaves, constants), windows(), jax.random.key(0)).compile().as_text()
+    step = jax.jit(jax.value_and_grad(loss_of(trained, flatten(model).merge, "float32")))
+    program = step.lower(params, (flatten(model).leaves, constants), windows(), jax.random.key(0)).compile().as_text()
     shapes = re.findall(r"\bf32\[([\d,]+)\]", program)
     assert max(np.prod([int(size) for size in shape.split(",")]) for shape in shapes) == B * n * 1600

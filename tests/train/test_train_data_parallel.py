@@ -16,7 +16,7 @@ from jspec.config import Experts, Shards
 from jspec.config.sharding import AXIS
 from jspec.engine.multihost.shard_map import Spread
 from jspec.models import Decoder, flat_params
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.models.sharding import build_shards, mesh_of
 from jspec.train import data_parallel
 from jspec.train.acceptance import ServedAcceptance
@@ -86,12 +86,12 @@ def loss_and_gradients(objective, target: Decoder, start: tuple[dict, dict]) -> 
     """Of one step on the windows, on the device or the devices of the target."""
     loss = spread_loss(objective, target, "float32") if target.shards else plain_loss(objective, target)
     params, constants, key = beside(target, (*start, jax.random.key(3)))
-    frozen = split(target).leaves, constants
+    frozen = flatten(target).leaves, constants
     return jax.jit(jax.value_and_grad(loss))(params, frozen, random_windows(target.config.vocab_size), key)
 
 
 def plain_loss(objective, target: Decoder):
-    return loss_of(objective, split(target).merge, "float32")
+    return loss_of(objective, flatten(target).merge, "float32")
 
 
 def error(found, wanted) -> float:
@@ -204,7 +204,9 @@ def test_no_device_has_the_logits_of_all_windows(method, sizes):
     objective = make_objective(method, config, sizes)
     params, constants, key = beside(model, (*start_of(objective, model), jax.random.key(3)))
     step = jax.jit(jax.value_and_grad(spread_loss(objective, model, "float32")))
-    program = step.lower(params, (split(model).leaves, constants), random_windows(vocabulary), key).compile().as_text()
+    program = (
+        step.lower(params, (flatten(model).leaves, constants), random_windows(vocabulary), key).compile().as_text()
+    )
     shapes = re.findall(r"\b(?:f32|bf16)\[([\d,]+)\]", program)
     largest = max(np.prod([int(size) for size in shape.split(",")]) for shape in shapes)
     logits = B * T * vocabulary // 2

@@ -12,7 +12,7 @@ from train_toys import SIZES, TARGET, V, Vd, head_params, module, objective, tar
 from jspec.config import Rope
 from jspec.config.heads import default_aux_layers
 from jspec.models import Decoder, flat_params
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.models.kv_cache import CausalView
 from jspec.train.losses import DepthLogits, TrainingBatch, draft_loss, float32_logits, read_windows, soft_cross_entropy
 from jspec.train.methods import Sizes, initial_params, make_objective
@@ -79,7 +79,7 @@ def test_eagle_loss_is_feature_regression_plus_cross_entropy(windows):
 
 
 def test_eagle_adds_noise_to_features(windows):
-    trained, leaves = objective("eagle"), split(target())
+    trained, leaves = objective("eagle"), flatten(target())
     loss = jax.jit(loss_of(trained, leaves.merge, "float32"))
     params, frozen = head_params("eagle"), (leaves.leaves, {})
     one, same, other = (float(loss(params, frozen, windows, jax.random.key(seed))) for seed in (0, 0, 1))
@@ -127,7 +127,7 @@ def test_the_bases_of_a_depth_are_a_prefix_of_those_above(windows):
 
 
 def test_dropped_slots_are_not_computed():
-    leaves, params = split(target()), head_params("parallel")
+    leaves, params = flatten(target()), head_params("parallel")
     constants = {"draft_ids": params.pop("draft_ids")}
     text = jnp.zeros((B, 65), jnp.int32)
 
@@ -150,7 +150,7 @@ def test_weights_start_from_the_target(method):
     params, constants = initial_params(objective(method), target(), text, jax.random.key(0))
     assert params.keys() | constants.keys() == flat_params(module(method)).keys()
     assert all(leaf.dtype == jnp.float32 for leaf in params.values())
-    theirs = [id(leaf) for leaf in jax.tree.leaves(split(target()).leaves)]
+    theirs = [id(leaf) for leaf in jax.tree.leaves(flatten(target()).leaves)]
     assert not any(id(leaf) in theirs for leaf in params.values())  # the first step donates them
     if constants:
         known = np.flatnonzero(constants["draft_ids"] >= 0)

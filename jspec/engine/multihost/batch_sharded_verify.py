@@ -8,7 +8,7 @@ With n devices the second way moves 1 / n of the logits, and looks at 1 / n of t
 Rounds with few logits gather (``Shards.deal_from``).
 
 Thresholds and masses could be found from parts of the vocabulary, too, and then hardly a logit would be moved. But a row
-whose tokens are cut searches its threshold in tens of steps, each of which would be an exchange."""
+whose tokens are cut searches its cutoff in tens of steps, each of which would be an exchange."""
 
 import dataclasses
 from typing import Any, TypeVar
@@ -46,7 +46,7 @@ class Dealing:
 
     def logits(self, target: Any, hidden) -> jax.Array:
         """The logits of this device's rows, ``[B, T, D] -> [B / n, T, V]``."""
-        return target.logits_of_rows(hidden)
+        return target.batch_sharded_logits(hidden)
 
     def mine(self, tree: Tree) -> Tree:
         """The rows that this device has, of arrays ``[B, ...]``."""

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec.config import Shards
 from jspec.engine.runner.state import OF_ROWS, DecodeState, Saved
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.models.protocols import Target
 
 _SAME = PartitionSpec()  # of an array that is the same on every device
@@ -42,9 +42,9 @@ class Spread:
         shards = getattr(target, "shards", None)
         if shards is None:
             return None
-        leaves: list[Any] = split(target).leaves
+        leaves: list[Any] = flatten(target).leaves
         specs, drafts = (
-            [leaf.sharding.spec for leaf in arrays] for arrays in (leaves, list[Any](split(draft_model).leaves))
+            [leaf.sharding.spec for leaf in arrays] for arrays in (leaves, list[Any](flatten(draft_model).leaves))
         )
         both = shards, getattr(draft_model, "shards", None)
         return Spread(leaves[0].sharding.mesh, both, (specs, drafts), _of_pools(target), _of_pools(draft_model))

@@ -41,7 +41,7 @@ from jspec.engine.runner.structured_output import Constrained, Failure, Judged, 
 from jspec.engine.runner.swap import Parts, moved
 from jspec.engine.scheduler.prefill_batching import Segment
 from jspec.engine.scheduler.schedule import Move, Plan
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.streams import RoundNoise
 from jspec.text.grammar.grammars import available
@@ -94,8 +94,8 @@ class Runner:
         drafter = make_drafter(target, draft_model)
         most, self.longest_text = drafter.num_draft_tokens, drafter.longest_text
         self.looks_ahead, self.slots_beyond = drafter.aux_layers is not None, drafter.slots_beyond
-        target_leaves, merge_target = split(target)
-        draft_leaves, merge_draft = split(draft_model)
+        target_leaves, merge_target = flatten(target)
+        draft_leaves, merge_draft = flatten(draft_model)
         self._config, self.spread = config, Spread.of(target, draft_model)
         self.draft_lengths, self._budgets = tuple(draft_lengths or (most,)), budgets
         self._builder = StepBuilder(
@@ -256,7 +256,7 @@ class Runner:
         if self.group is not None:
             raise ValueError("drafts cannot be replaced where an engine has devices of several processes")
         target_leaves, old = self.leaves
-        new = split(draft_model).leaves
+        new = flatten(draft_model).leaves
         kinds = [[(leaf.shape, leaf.dtype.name) for leaf in leaves] for leaves in (old, new)]
         if kinds[0] != kinds[1]:
             different = next(((a, b) for a, b in zip(*kinds, strict=False) if a != b), (len(old), len(new)))

@@ -23,7 +23,7 @@ from jspec.engine.runner.state import DecodeState, processing_of
 from jspec.engine.runner.step_io import CallLogs, RoundLog, Segments
 from jspec.models.kv_cache import PagedView
 from jspec.models.protocols import Target
-from jspec.models.ragged_view import PackedView
+from jspec.models.ragged_view import RaggedView
 from jspec.sampling.confidence import confidence_of
 from jspec.sampling.distribution import Warp, make_distribution
 from jspec.sampling.logprobs import PACKED, TokenLogprobs, token_logprobs
@@ -134,8 +134,8 @@ class DecodeStep:
         dealing = Dealing.of(self.target, hidden)
         mine: Any = (lambda tree: tree) if dealing is None else dealing.mine
         logits = self.target.logits(hidden) if dealing is None else dealing.logits(self.target, hidden)
-        if isinstance(view, PackedView):
-            logits = view.in_rows(logits)
+        if isinstance(view, RaggedView):
+            logits = view.to_rows(logits)
         # What verdicts depend on; of the rest of this state nothing is read.
         rows = dataclasses.replace(state, tokens=mine(state.tokens), request=mine(state.request))
         drafts, processing = proposal.by_row(mine), dataclasses.replace(processing_of(rows), grammar=mine(allowed))
@@ -271,7 +271,7 @@ class DecodeStep:
         offset = jnp.arange(c, dtype=jnp.int32)[None]
         valid = offset < segments.count[:, None]
         positions = segments.start[:, None] + offset
-        view = PagedView(segments.table, positions, valid, shared=True, expand=self.expand_latents)
+        view = PagedView(segments.table, positions, valid, shared=True, may_up_project=self.expand_latents)
         tokens, following = segments.tokens[:, :c], segments.tokens[:, 1:]
         hidden, features, cache = self._target_reads(tokens, state.cache, view)
         draft = self.drafter.prefill(state.draft, Prompt(tokens, following, features, view))
@@ -319,7 +319,7 @@ class DecodeStep:
 
         Returns:
           hidden states ``[B, width, D]``, of entry i the logits are those of the token at position length + i; features
-          ``[B, width, E]``, or None; the new cache; and the view through which the target read. With a ``PackedView`` the
+          ``[B, width, E]``, or None; the new cache; and the view through which the target read. With a ``RaggedView`` the
           hidden states are those of its tokens, ``[1, R, D]``.
         """
         request = state.request
@@ -332,9 +332,9 @@ class DecodeStep:
         rows = PagedView(request.table, positions, valid)
         if self.budget is None:
             return *self._target_reads(tokens, state.cache, rows), rows
-        view = PackedView.of(rows, self.budget)
-        hidden, features, cache = self._target_reads(view.packed(tokens), state.cache, view)
-        return hidden, view.in_rows(features), cache, view
+        view = RaggedView.of(rows, self.budget)
+        hidden, features, cache = self._target_reads(view.from_rows(tokens), state.cache, view)
+        return hidden, view.to_rows(features), cache, view
 
     def _verdict(self, state: DecodeState, processing: Processing, logits, proposal: Proposal) -> Verdict:
         """What the rule decides under the logits as the requests want them.
@@ -374,7 +374,7 @@ class DecodeStep:
         place = state.request.length - state.previous
         return state.features.at[jnp.arange(len(place)), place].set(features[:, 0], mode="drop")
 
-    def _target_reads(self, tokens, cache, view: PagedView | PackedView):
+    def _target_reads(self, tokens, cache, view: PagedView | RaggedView):
         """Let the target read tokens ``[B, T]`` at the positions of ``view``.
 
         Returns:

@@ -6,5 +6,4 @@ medusa.py             Medusa
 mlp_speculator.py     MLP speculators
 mtp.py                multi-token prediction layers
 block.py              block drafters: DFlash, JetSpec and DSpark
-draft_vocabulary.py   from tokens of a draft vocabulary to the target's, and back
-"""
+draft_vocabulary.py   from tokens of a draft vocabulary to the target's, and back"""

@@ -1,16 +1,15 @@
 """Block drafters: DFlash (2026), JetSpec (2026) and DSpark (2026), whose layers fill a block of mask tokens in one pass.
 
-The *context* of a block are the tokens before its first slot, the anchor. Of each, the layers know what ``fuse`` makes of
-the target's auxiliary hidden states: all layers compute their keys and values from that, and so nothing of the context goes
-through attention or MLPs.
+The *context* of a block are the tokens before its first slot, the anchor. All layers compute their keys and values of
+the context from its fused features (``fuse``), so the context goes through neither attention nor MLPs.
 
     context = head.fuse(features)                                    # [B, C, D]
-    cache = head.keep(context, positions, cache, view)               # the context of a prompt
+    cache = head.write_kv(context, positions, cache, view)           # the context of a prompt
     hidden, cache = head(context, head.embed(block, target), positions, cache, view)  # new context, then the block
     logits = head.draft_logits(hidden, target)                       # [B, n, Vd], over the draft vocabulary
 
-A DSpark head adds to the logits of a slot what its Markov head makes of the draft before it, so its drafts are drawn one
-after another (``MarkovHead``)."""
+The Markov head of a DSpark head adds to the logits of a slot by the draft before it, so drafts are drawn one after
+another (``MarkovHead``)."""
 
 import dataclasses
 import functools
@@ -25,8 +24,8 @@ from jspec.models.decoder_layer import Layer
 from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.heads.eagle import init_embedding
 from jspec.models.kv_cache import CacheShape, LayerKV, PagedView, cache_shape
-from jspec.models.layers import Linear, Norm, wide_project
-from jspec.models.w8a8 import round_inputs
+from jspec.models.layers import Linear, Norm, project_float32
+from jspec.models.w8a8 import quantize_inputs
 from jspec.pallas.attention.prefill_sm90 import prefill_attention
 from jspec.pallas.attention.reference import PLAIN, Rotation, Scores
 
@@ -34,10 +33,10 @@ from jspec.pallas.attention.reference import PLAIN, Rotation, Scores
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class BlockView(PagedView):
-    """A view through which new tokens of the context are kept, and a block behind them attends.
+    """A view that writes new tokens of the context, and in which a block behind them attends.
 
-    Keys and values of the block are written, too, behind the context. What is there later replaces them: the context of
-    the next round begins where the block did, at the latest.
+    Keys and values of the block are written, too, behind the context. Later writes replace them: the context of the next
+    round begins where the block did, at the latest.
 
     Attributes:
       block: n, how many of the call's tokens are the block; they are the last.
@@ -60,7 +59,7 @@ class BlockView(PagedView):
 
         With a window W, a slot of a block that is not causal sees W tokens of the context."""
         n = self.block
-        q, kv = self.rotate_and_write(qkv, rotation, kv, num_kv_heads)
+        q, kv = self.rope_and_write_kv(qkv, rotation, kv, num_kv_heads)
         last, valid = self.positions[:, -n:], self.valid[:, -n:]
         if not self.causal:
             newest = jnp.max(jnp.where(valid, last, -1), axis=1, keepdims=True)
@@ -70,7 +69,8 @@ class BlockView(PagedView):
 
 
 class MarkovHead(nnx.Module):
-    """What a DSpark head adds to the logits of a draft, by the draft before it; ``BlockConfig.markov`` has the kinds.
+    """The logits that a DSpark head adds to those of a draft, by the draft before it; ``BlockConfig.markov`` has the
+    kinds.
 
     Attributes:
       embedding: ``[V, Rm]``, of the draft before.
@@ -93,7 +93,7 @@ class MarkovHead(nnx.Module):
         return jnp.zeros((rows, 1, self.rank), self.embedding.dtype)
 
     def __call__(self, hidden, previous, state):
-        """What is added to the logits of a slot.
+        """The logits to be added to those of a slot.
 
         Args:
           hidden: ``[B, 1, D]``, of the slot, after the final norm.
@@ -107,28 +107,29 @@ class MarkovHead(nnx.Module):
         return self.out(read), state
 
     def read(self, hidden, previous, state):
-        """What ``out`` turns into a part of the logits, ``[B, 1, Rm]``, and the state behind the slot; arguments as above.
+        """The inputs of ``out``, ``[B, 1, Rm]``, and the state behind the slot; arguments as above.
 
-        In training the axis of slots is that of blocks, and may have any size: each is the same slot of another block."""
+        In training the axis of slots is that of blocks, and may have any size: each is the same slot of another
+        block."""
         read = embedded = self.embedding[...][previous]
         if self.gate is not None:
             read = jax.nn.sigmoid(self.gate(jnp.concatenate([hidden, embedded], axis=-1))) * embedded
         elif self.cell is not None:
-            both = self.cell(jnp.concatenate([state, embedded, hidden], axis=-1))
-            keep, new, read = jnp.split(both, 3, axis=-1)
-            keep, read = jax.nn.sigmoid(keep), jnp.tanh(read)
-            state = keep * state + (1 - keep) * jnp.tanh(new)
+            gates = self.cell(jnp.concatenate([state, embedded, hidden], axis=-1))
+            forget, new, read = jnp.split(gates, 3, axis=-1)
+            forget, read = jax.nn.sigmoid(forget), jnp.tanh(read)
+            state = forget * state + (1 - forget) * jnp.tanh(new)
         return read, state
 
 
 class BlockHead(nnx.Module):
-    """The layers, what fuses auxiliary hidden states, and what turns hidden states into logits.
+    """The fusion of auxiliary hidden states, the layers, and the heads for logits.
 
     Attributes:
-      draft_ids: as ``jspec.models.heads.draft_vocabulary`` has it; None if every token can be proposed.
+      draft_ids: as in ``jspec.models.heads.draft_vocabulary``; None if every token can be proposed.
       markov: of a DSpark head; None in others.
-      confidence: a linear map of what ``BlockConfig.confidence`` says to a logit: that of the probability that the draft of
-        a slot is accepted if those before it are. None in a head without.
+      confidence: a linear map of the inputs that ``BlockConfig.confidence`` names to a logit: that of the probability
+        that the draft of a slot is accepted if those before it are. None in a head without.
     """
 
     def __init__(self, config: BlockConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -157,13 +158,13 @@ class BlockHead(nnx.Module):
         """Context ``[..., D]`` from joined auxiliary hidden states ``[..., E]``."""
         return self.context_norm(self.fuse_in(features))
 
-    def keep(self, context, positions, cache, view):
+    def write_kv(self, context, positions, cache, view):
         """The cache with keys and values of context ``[B, C, D]`` at int32 positions ``[B, C]``."""
         pairs = zip(self.layers, cache, strict=True)
-        return tuple(layer.attention.keep(context, positions, kv, view) for layer, kv in pairs)
+        return tuple(layer.attention.write_kv(context, positions, kv, view) for layer, kv in pairs)
 
     def __call__(self, context, embedded, positions, cache, view: BlockView):
-        """Keep new context and read a block behind it.
+        """Write new context and read a block behind it.
 
         Args:
           context: ``[B, C, D]``, fused.
@@ -184,11 +185,11 @@ class BlockHead(nnx.Module):
         return normed, tuple(written)
 
     def draft_logits(self, hidden, target):
-        """``[..., D] -> [..., Vd]``, over the draft vocabulary, without what a Markov head adds."""
+        """``[..., D] -> [..., Vd]``, over the draft vocabulary, without those of a Markov head."""
         return target.logits(hidden) if self.head is None else self.head(hidden)
 
     def confidence_logits(self, hidden, previous):
-        """What the confidence head says of the draft of each slot, float32 ``[B, n]``: the logit of a probability.
+        """The logit of each slot's acceptance probability by the confidence head, float32 ``[B, n]``.
 
         Args:
           hidden: ``[B, n, D]``, after the final norm.
@@ -200,14 +201,14 @@ class BlockHead(nnx.Module):
             assert self.markov is not None
             read = jnp.concatenate([hidden, self.markov.embedding[...][previous]], axis=-1)
         assert self.confidence.bias is not None
-        logits = wide_project(read.astype(jnp.float32), self.confidence.weight[...].astype(jnp.float32))
+        logits = project_float32(read.astype(jnp.float32), self.confidence.weight[...].astype(jnp.float32))
         return (logits + self.confidence.bias[...].astype(jnp.float32).reshape(1, 1, -1))[..., 0]
 
     def prepare(self) -> "BlockHead":
-        """Compute once, before serving, which token each logit is of; returns this draft head, changed in place."""
-        round_inputs(self.layers, self.head, concatenated=True)
+        """Compute the token of each logit once, before serving; returns this draft head, changed in place."""
+        quantize_inputs(self.layers, self.head, concatenated=True)
         return with_draft_tokens(self)
 
     def cache_shape(self) -> CacheShape:
-        """What is cached for a token of the context."""
+        """The cache of one token of the context."""
         return cache_shape(self.config.layers)

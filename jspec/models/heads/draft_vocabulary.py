@@ -1,8 +1,8 @@
-"""A draft vocabulary of Vd of the target's V tokens, as draft heads have it: ``draft_ids``, int32 ``[V]``.
+"""A draft vocabulary of Vd of the target's V tokens: ``draft_ids``, int32 ``[V]``, and its inverse.
 
-Its entry of a token is the index of that token in the draft vocabulary, or -1 if it is not in there. The logits of a module
-that has it are over the draft vocabulary, ``[..., Vd]``. Once prepared, a module has the inverse, too: ``draft_tokens``,
-int32 ``[Vd]``, the token of each index."""
+The entry of a token is its index in the draft vocabulary, or -1 if it is not in there. The logits of a module with
+``draft_ids`` are over the draft vocabulary, ``[..., Vd]``. Once prepared, a module has the inverse, too:
+``draft_tokens``, int32 ``[Vd]``, the token of each index."""
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,8 @@ from flax import nnx
 
 
 def rows_of_target(head, hidden, target):
-    """Logits ``[..., Vd]`` of hidden states ``[..., D]`` by some rows of the target's output head, which ``head`` is a copy
-    of. The target divides or caps them as it does its own."""
+    """Logits ``[..., Vd]`` of hidden states ``[..., D]`` by ``head``, a copy of a part of the target's output head. The
+    target divides or caps them as it does its own."""
     return target.scaled_logits(head(target.before_head(hidden)))
 
 
@@ -24,14 +24,14 @@ def first_tokens(vocab_size: int, draft_vocab_size: int):
 def tokens_of(draft_ids, size: int):
     """The token of each of the Vd = ``size`` indices, int32 ``[Vd]``: the inverse of ``draft_ids``."""
     place = jnp.where(draft_ids >= 0, draft_ids, size)
-    every = jnp.arange(draft_ids.shape[0], dtype=jnp.int32)
-    return jnp.zeros(size, jnp.int32).at[place].set(every, mode="drop")
+    tokens = jnp.arange(draft_ids.shape[0], dtype=jnp.int32)
+    return jnp.zeros(size, jnp.int32).at[place].set(tokens, mode="drop")
 
 
 def with_draft_tokens(module):
-    """The module of a drafter, ready to draw drafts: its parameter ``draft_tokens`` becomes ``tokens_of(draft_ids)``.
+    """The module of a drafter, ready to draft: its parameter ``draft_tokens`` becomes ``tokens_of(draft_ids)``.
 
-    It is changed in place, and left as it is if it has logits for all tokens."""
+    It is changed in place, and unchanged if it has logits for all tokens."""
     if module.draft_ids is not None:
         # As one program, which may run on the devices of several processes.
         tokens = jax.jit(tokens_of, static_argnums=1)(module.draft_ids[...], module.config.dimensions["Vd"])

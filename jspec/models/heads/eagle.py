@@ -22,15 +22,15 @@ from jspec.models.decoder_layer import Layer
 from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
 from jspec.models.kv_cache import CacheShape, cache_shape
 from jspec.models.layers import Linear
-from jspec.models.w8a8 import round_inputs
+from jspec.models.w8a8 import quantize_inputs
 
 
 class EagleHead(nnx.Module):
     """The decoder layers. The output head is the target's, and so is the embedding unless the checkpoint has one.
 
     Attributes:
-      head: some rows of the target's output head, ``[Vd, D]``. None if all of it serves, that of the target itself.
-      draft_ids: which rows: as ``jspec.models.heads.draft_vocabulary`` has it. None without ``head``.
+      head: a part of the target's output head, ``[Vd, D]``. None if the target's own is used.
+      draft_ids: its tokens, as in ``jspec.models.heads.draft_vocabulary``. None without ``head``.
     """
 
     def __init__(self, config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -67,12 +67,12 @@ class EagleHead(nnx.Module):
         return x, tuple(written)
 
     def logits(self, hidden, target):
-        """``[..., D] -> [..., Vd]``. The target's output head, or some rows of it, is applied without a norm before it."""
+        """``[..., D] -> [..., Vd]``. The target's output head, or a part of it, is applied without a norm before it."""
         return target.logits(hidden) if self.head is None else rows_of_target(self.head, hidden, target)
 
     def prepare(self):
-        """Compute once, before serving, which token each logit is of; returns this draft head, changed in place."""
-        round_inputs(self.layers, self.head)
+        """Compute the token of each logit once, before serving; returns this draft head, changed in place."""
+        quantize_inputs(self.layers, self.head)
         return with_draft_tokens(self)
 
     def recycle(self, hidden):
@@ -80,7 +80,7 @@ class EagleHead(nnx.Module):
         return hidden
 
     def cache_shape(self) -> CacheShape:
-        """What is cached for a slot."""
+        """The cache of one slot."""
         return cache_shape(self.config.layers)
 
 

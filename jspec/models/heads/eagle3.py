@@ -17,14 +17,13 @@ from jspec.models.heads.draft_vocabulary import first_tokens, with_draft_tokens
 from jspec.models.heads.eagle import init_embedding
 from jspec.models.kv_cache import CacheShape, cache_shape
 from jspec.models.layers import Linear, Norm
-from jspec.models.w8a8 import round_inputs
+from jspec.models.w8a8 import quantize_inputs
 
 
 class FusedLayer(nnx.Module):
     """The first layer: its attention reads (normed embedding, normed feature) ``[2D]``.
 
-    Its residual stream begins with the feature, normed if ``norm_before_residual`` says so.
-    """
+    Its residual stream begins with the feature, normed if ``norm_before_residual``."""
 
     def __init__(self, config: Eagle3Config, *, dtype, rngs: nnx.Rngs):
         c, D, eps = config.layers, config.layers.hidden_size, config.layers.rms_norm_eps
@@ -53,9 +52,9 @@ class Eagle3Head(nnx.Module):
     """The decoder layers, the norms around them and the output head.
 
     Attributes:
-      draft_ids: int32 ``[V]``, for each token of the target its index in the draft vocabulary, and -1 for a token that the
-        draft head cannot propose. None if it can propose every token.
-      mask_hidden: ``[E]``, the learnt feature that mask slots read, for want of one of the target. None in a draft head
+      draft_ids: int32 ``[V]``, for each token of the target its index in the draft vocabulary, and -1 for a token that
+        the draft head cannot propose. None if it can propose every token.
+      mask_hidden: ``[E]``, the learnt feature that mask slots read in place of one of the target. None in a draft head
         without mask slots, and after ``prepare``.
       mask_feature: ``[D]``, the same feature after ``fuse``. None before ``prepare``, and in a head without mask slots.
     """
@@ -114,19 +113,19 @@ class Eagle3Head(nnx.Module):
         return target.logits(normed) if self.head is None else self.head(normed)
 
     def recycle(self, hidden):
-        """Turn hidden states ``[B, T, D]`` into the fused features of the next slots, normed if ``norm_output`` says so."""
+        """Turn hidden states ``[B, T, D]`` into the fused features of the next slots, normed if ``norm_output``."""
         return self.norm(hidden) if self.norm is not None and self.config.norm_output else hidden
 
     def prepare(self) -> "Eagle3Head":
-        """Fuse the feature of the mask slots once, before serving, and find out which token each logit is of; returns this
+        """Fuse the feature of the mask slots and compute the token of each logit once, before serving; returns this
         draft head, changed in place."""
         if self.mask_hidden is not None:
             fused = self.fuse(self.mask_hidden[...].reshape(1, -1))[0]
             self.mask_feature = nnx.data(nnx.Param(fused))
             self.mask_hidden = nnx.data(None)
-        round_inputs(self.layers, self.head if self.norm is not None else None)
+        quantize_inputs(self.layers, self.head if self.norm is not None else None)
         return with_draft_tokens(self)
 
     def cache_shape(self) -> CacheShape:
-        """What is cached for a slot."""
+        """The cache of one slot."""
         return cache_shape(self.config.layers)

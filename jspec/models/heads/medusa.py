@@ -36,9 +36,9 @@ class Medusa(nnx.Module):
     Medusa head i reads the target's hidden state at position t, after the final norm, and predicts token t + 2 + i.
 
     Attributes:
-      head: some rows of the target's output head, ``[Vd, D]``, which Medusa heads without output heads share. None if that
-        of the target itself serves, or if each has its own.
-      draft_ids: as ``jspec.models.heads.draft_vocabulary`` has it; None if every token can be proposed.
+      head: a part of the target's output head, ``[Vd, D]``, which Medusa heads without output heads share. None if they
+        use the target's own, or if each has its own.
+      draft_ids: as in ``jspec.models.heads.draft_vocabulary``; None if every token can be proposed.
     """
 
     def __init__(self, config: MedusaConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -51,7 +51,7 @@ class Medusa(nnx.Module):
         self.draft_tokens = None  # before ``prepare``
 
     def prepare(self):
-        """Compute once, before serving, which token each logit is of; returns this module, changed in place."""
+        """Compute the token of each logit once, before serving; returns this module, changed in place."""
         return with_draft_tokens(self)
 
     def logits(self, hidden, target, K: int):

@@ -32,11 +32,12 @@ class ScaledNorm(nnx.Module):
 class MLPSpeculator(nnx.Module):
     """The stages of an MLP speculator.
 
-    Stage i updates the state to s = gelu(norm_i(proj_i s + ratio emb_i[token])). The logits of the next token are head_i s.
-    The first state is the target's hidden state, after its final norm, at the newest position whose next token is known.
+    Stage i updates the state to s = gelu(norm_i(proj_i s + ratio emb_i[token])). The logits of the next token are head_i
+    s. The first state is the target's hidden state, after its final norm, at the newest position whose next token is
+    known.
 
     Attributes:
-      draft_ids: as ``jspec.models.heads.draft_vocabulary`` has it; None if every token can be proposed.
+      draft_ids: as in ``jspec.models.heads.draft_vocabulary``; None if every token can be proposed.
     """
 
     def __init__(self, config: MLPConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -54,7 +55,7 @@ class MLPSpeculator(nnx.Module):
         self.draft_tokens = None  # before ``prepare``
 
     def prepare(self):
-        """Compute once, before serving, which token each logit is of; returns this module, changed in place."""
+        """Compute the token of each logit once, before serving; returns this module, changed in place."""
         return with_draft_tokens(self)
 
     def start(self, hidden):
@@ -62,7 +63,8 @@ class MLPSpeculator(nnx.Module):
         return unit_rms(hidden) * 0.5**0.5 if self.config.scale_input else hidden
 
     def stage(self, i: int, state, tokens):
-        """Read int32 tokens ``[B, T]`` in stage i: states ``[B, T, W] -> [B, T, W]``. The first state is ``[B, T, D]``."""
+        """Read int32 tokens ``[B, T]`` in stage i: states ``[B, T, W] -> [B, T, W]``. The first state is ``[B, T,
+        D]``."""
         config, own_weights = self.config, 0 if self.config.tied else i
         projection = self.projections[min(i, len(self.projections) - 1) if config.tied else i]
         embedded = self.embeddings[own_weights][...][tokens]
@@ -75,7 +77,7 @@ class MLPSpeculator(nnx.Module):
 
     @property
     def _ratio(self) -> float:
-        """What a token's embedding is multiplied by: sqrt((1 - a^2) W / 2) / a with a = 0.5^(0.5 / num_stages)."""
+        """The factor of a token's embedding: sqrt((1 - a^2) W / 2) / a with a = 0.5^(0.5 / num_stages)."""
         a = 0.5 ** (0.5 / self.config.num_stages)
         return math.sqrt((1 - a * a) * self.config.inner_size / 2) / a
 

@@ -1,10 +1,9 @@
 """Multi-token prediction layers (DeepSeek-V3, 2024): decoder layers that come with a model and predict further tokens.
 
-Slot i reads feature i, which is the target's hidden state after its final norm, and token i + 1, as a slot of an EAGLE head
-does. Its output gives the logits of token i + 2 through the target's output head or some rows of it, and takes the place of
-feature i + 1 where the target has not computed it yet. The methods are those of ``jspec.models.heads.eagle``, and
-``read``.
-"""
+Slot i reads feature i, which is the target's hidden state after its final norm, and token i + 1, as a slot of an EAGLE
+head does. Its output gives the logits of token i + 2 through the target's output head or a part of it, and takes the
+place of feature i + 1 where the target has not computed it yet. The methods are those of ``jspec.models.heads.eagle``,
+and ``read``."""
 
 import functools
 
@@ -16,22 +15,22 @@ from jspec.models.decoder_layer import Layer
 from jspec.models.heads.draft_vocabulary import first_tokens, rows_of_target, with_draft_tokens
 from jspec.models.kv_cache import CacheShape, cache_shape
 from jspec.models.layers import Linear, Norm
-from jspec.models.w8a8 import round_inputs
+from jspec.models.w8a8 import quantize_inputs
 
 
 class MTPHead(nnx.Module):
     """The layers; each has two norms and a linear map before it, and a norm behind it.
 
-    A checkpoint may have several layers. Layer k is for draft k, and the last one for all further drafts. The slots that the
-    target has read have the same inputs for every layer: what was computed for a draft is not kept.
+    A checkpoint may have several layers. Layer k is for draft k, and the last one for all further drafts. The slots that
+    the target has read have the same inputs for every layer: the results computed for a draft are discarded.
 
     Attributes:
       token_norms, feature_norms: the norms of embeddings and of features.
       fuse_in: the linear maps from (embedding, feature) ``[2D]`` to a layer ``[D]``.
       layers: the decoder layers.
       norms: the norms of their outputs, which the output head reads.
-      head: some rows of the target's output head, ``[Vd, D]``. None if all of it serves, that of the target itself.
-      draft_ids: which rows: as ``jspec.models.heads.draft_vocabulary`` has it. None without ``head``.
+      head: a part of the target's output head, ``[Vd, D]``. None if the target's own is used.
+      draft_ids: its tokens, as in ``jspec.models.heads.draft_vocabulary``. None without ``head``.
     """
 
     def __init__(self, config: MTPConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -63,7 +62,8 @@ class MTPHead(nnx.Module):
         """Read T slots of each row by every layer; arguments as in ``jspec.models.protocols.DraftHead``.
 
         Returns:
-          the hidden state of each slot ``[B, T, D]`` by the first layer, and the cache of all layers with the new entries.
+          the hidden state of each slot ``[B, T, D]`` by the first layer, and the cache of all layers with the new
+          entries.
         """
         hidden, cache = self.read(0, embedded, features, positions, cache, view)
         for k in range(1, len(self.layers)):
@@ -74,15 +74,15 @@ class MTPHead(nnx.Module):
         """Read T slots of each row by layer k alone; the result is that of ``__call__`` for this layer."""
         if self.config.mask_first:
             embedded = jnp.where(positions[:, :, None] == 0, jnp.zeros((), embedded.dtype), embedded)
-        both = [self.token_norms[k](embedded), self.feature_norms[k](features)]  # the embedding comes first
-        x, layer = self.fuse_in[k](jnp.concatenate(both, axis=-1)), self.layers[k]
+        normed_inputs = [self.token_norms[k](embedded), self.feature_norms[k](features)]  # the embedding comes first
+        x, layer = self.fuse_in[k](jnp.concatenate(normed_inputs, axis=-1)), self.layers[k]
         normed = x if layer.attention_norm is None else layer.attention_norm(x)
         after = self.norms[k] if self.config.norm_output else None
         _, hidden, kv = layer(x, normed, positions, cache[k], view, after)
         return hidden, (*cache[:k], kv, *cache[k + 1 :])
 
     def logits(self, hidden, target):
-        """``[..., D] -> [..., Vd]``, by the target's output head or some rows of it."""
+        """``[..., D] -> [..., Vd]``, by the target's output head or a part of it."""
         hidden = hidden if self.config.norm_output else self.norms[0](hidden)
         return target.logits(hidden) if self.head is None else rows_of_target(self.head, hidden, target)
 
@@ -91,10 +91,10 @@ class MTPHead(nnx.Module):
         return hidden
 
     def prepare(self):
-        """Compute once, before serving, which token each logit is of; returns this draft head, changed in place."""
-        round_inputs(self.layers, self.head)
+        """Compute the token of each logit once, before serving; returns this draft head, changed in place."""
+        quantize_inputs(self.layers, self.head)
         return with_draft_tokens(self)
 
     def cache_shape(self) -> CacheShape:
-        """What is cached for a slot."""
+        """The cache of one slot."""
         return cache_shape(self.config.layers)

@@ -1,12 +1,12 @@
 """Attention over a paged KV cache, and the rotary embedding.
 
-reference.py           the definition of attention
-paged.py               paged attention for few query tokens, split over the KV cache
-decode.py              rotary embedding, KV writes and attention in one launch
+reference.py           the definition of attention and of RoPE
+paged.py               attention of few query tokens, with split-KV
+decode.py              RoPE, KV writes and attention in one launch
 prefill_sm90.py        attention of many query tokens on Hopper GPUs
-prefill_plan.py        its blocks of queries and tiles of cache slots
-flash.py               the running softmax of one program instance
-merge_splits.py        merges partial softmaxes (Flash-Decoding)
-rope.py                the rotary embedding inside kernels
-rope_and_write_kv.py   rotary embedding and KV writes of many tokens
+prefill_launch.py      its blocks of queries and tiles of cache slots
+flash.py               the running softmax of a program instance, and the launch of paged.py and decode.py
+merge_splits.py        merges the splits of a row (Flash-Decoding)
+rope.py                RoPE inside kernels
+rope_and_write_kv.py   RoPE and KV writes of many tokens
 """

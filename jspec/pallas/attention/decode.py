@@ -1,7 +1,7 @@
-"""Rotation, cache writes and attention in one launch, for rows with few new tokens.
+"""RoPE, KV writes and attention in one launch, for rows with few new tokens.
 
-Every program rotates its queries and reads slots that were written before. The first split of a row also has the new keys
-and values, in registers: it attends to them from there, and writes them into their pages for later rounds."""
+Every program instance rotates its queries and reads slots that were written before. The first split of a row also has
+the new keys and values, in registers: it attends to them there, and writes them into their pages for later rounds."""
 
 import dataclasses
 import functools
@@ -12,39 +12,37 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.flash import (
-    SMALLEST,
     TILINGS,
-    Packing,
-    Plan,
-    Queries,
-    Tiling,
+    AttentionLaunch,
+    AttentionTiling,
+    QueryBlock,
+    RaggedLayout,
     add_tile,
     attend_pages,
-    each,
     in_window,
-    rows,
-    run,
-    store,
+    launch_attention,
+    store_attention,
     tile_loader,
 )
 from jspec.pallas.attention.paged import has_kernel, last_slots
 from jspec.pallas.attention.reference import PLAIN, Rotation, Scores
-from jspec.pallas.attention.rope import load_turning, turned
+from jspec.pallas.attention.rope import apply_rope_in_kernel, load_rope_operands
+from jspec.pallas.triton import MMA_SIZE, broadcast_columns, line_indices
 
-_MOST_ROWS = 64  # queries of a KV head (T R): one program has them all, and all new keys as well
-_PACKED_ROWS = 16  # queries of a program where most rows have few tokens: the programs of what they lack end at once
+_MOST_QUERIES = 64  # of a KV head (T R): one program instance has them all, and all new keys as well
+_RAGGED_QUERIES = 16  # of an instance in a ragged view, where most rows have few tokens: empty instances end at once
 
 
-def has_extend_kernel(qkv, pool, T: int | None = None) -> bool:
-    """Whether the kernel can be used for stacked queries, keys and values ``[B, T, N + 2G, H]`` and such a pool. T is given
-    apart if tokens are packed."""
+def has_decode_attention_kernel(qkv, pool, T: int | None = None) -> bool:
+    """Whether the kernel can be used for stacked queries, keys and values ``[B, T, N + 2G, H]`` and such a pool. A
+    ragged view gives T as an argument."""
     T, G = T or qkv.shape[1], pool.shape[0]
     R = qkv.shape[2] // G - 2
-    return has_kernel(qkv, pool) and T * R <= _MOST_ROWS
+    return has_kernel(qkv, pool) and T * R <= _MOST_QUERIES
 
 
 @functools.partial(jax.jit, static_argnames=("window", "tiling", "interpret"))  # layers share one trace
-def extend_kernel(
+def decode_attention_kernel(
     qkv,
     rotation: Rotation | None,
     k_pool,
@@ -54,39 +52,39 @@ def extend_kernel(
     valid,
     window: int | None,
     scores: Scores = PLAIN,
-    packing: Packing | None = None,
+    ragged: RaggedLayout | None = None,
     *,
-    tiling: Tiling | None = None,
+    tiling: AttentionTiling | None = None,
     interpret=False,
 ):
-    """``View.extend`` of a ``PagedView`` (``jspec.models.kv_cache``) as a kernel; with a ``packing``, of a
-    ``PackedView`` (``jspec.models.ragged_view``), whose tokens it reads and writes where they are.
+    """``View.extend`` of a ``PagedView`` (``jspec.models.kv_cache``) as a kernel; with ``ragged``, of a ``RaggedView``
+    (``jspec.models.ragged_view``), whose tokens it reads and writes where they lie.
 
     Args:
-      qkv: ``[B, T, N + 2G, H]``, queries, keys and values, not rotated; ``[1, R, N + 2G, H]`` with a ``packing``.
+      qkv: ``[B, T, N + 2G, H]``, queries, keys and values, not rotated; ``[1, Q, N + 2G, H]`` with ``ragged``.
       rotation: the rotary embedding of the tokens' positions, None if nothing is rotated.
       k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of qkv; updated in place.
       table, positions, valid: as in ``PagedView``.
       window: None, or W: a query token sees W slots, its own included.
-      scores: what becomes of products of queries and keys, and the sinks of the attention heads.
-      packing: where the tokens of rows are; None if they are in rows.
+      scores: how products of queries and keys become scores, and the sinks of the attention heads.
+      ragged: where the query tokens of a ragged view lie; None if they are in rows.
 
     Returns:
-      attention ``[B, T, N, H]``, which is 0 for invalid tokens, and the two pools. With a ``packing`` it is
-      ``[1, R, N, H]``, and finite for padding, where it means nothing.
+      attention ``[B, T, N, H]``, which is 0 for invalid tokens, and the two pools. With ``ragged`` it is ``[1, Q, N,
+      H]``, with arbitrary finite numbers in the padding.
     """
     (B, T), (heads, H), (G, pages, P, _) = positions.shape, qkv.shape[2:], k_pool.shape
-    tiling, packed = tiling or TILINGS[qkv.dtype], None if packing is None else qkv.shape[1]
-    if packing is not None:
-        tiling = dataclasses.replace(tiling, rows=min(tiling.rows, _PACKED_ROWS))
-    plan = Plan.of(B, T, heads - 2 * G, k_pool, table, window, scores, tiling, packed)
+    tiling, ragged_tokens = tiling or TILINGS[qkv.dtype], None if ragged is None else qkv.shape[1]
+    if ragged is not None:
+        tiling = dataclasses.replace(tiling, queries=min(tiling.queries, _RAGGED_QUERIES))
+    launch = AttentionLaunch.of(B, T, heads - 2 * G, k_pool, table, window, scores, tiling, ragged_tokens)
     pools = [pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool)]
     last = jnp.where(positions >= 0, last_slots(table, positions, valid, P), -1)
     angles = rotation or ()
-    k, v, out = run(
-        _extend_split,
-        plan,
-        (qkv.reshape(len(qkv), -1, H), angles, *pools, table, last, scores.sinks, packing and packing.start),
+    k, v, out = launch_attention(
+        _decode_split,
+        launch,
+        (qkv.reshape(len(qkv), -1, H), angles, *pools, table, last, scores.sinks, ragged and ragged.start),
         last,
         qkv.dtype,
         tiling,
@@ -94,12 +92,12 @@ def extend_kernel(
         aliases={len(angles) + 1: 0, len(angles) + 2: 1},
         interpret=interpret,
     )
-    if packing is not None and plan.splits > 1:
-        out = packing.packed(out)
+    if ragged is not None and launch.num_splits > 1:
+        out = ragged.from_rows(out)
     return out, k.reshape(k_pool.shape), v.reshape(v_pool.shape)
 
 
-def _extend_split(
+def _decode_split(
     qkv_ref,
     angle_refs,
     k_ref,
@@ -111,39 +109,41 @@ def _extend_split(
     k_out_ref,
     v_out_ref,
     *out_refs,
-    plan: Plan,
+    launch: AttentionLaunch,
 ):
-    queries, heads, H = Queries.of(plan, last_ref), plan.N + 2 * plan.G, plan.H
+    queries, heads, H = QueryBlock.of(launch, last_ref), launch.N + 2 * launch.G, launch.H
     b, g = queries.b, queries.g
-    token = jnp.arange(max(SMALLEST, pl.next_power_of_2(plan.T)), dtype=jnp.int32)
-    slot = pltriton.load(last_ref.at[b, token], mask=token < plan.T, other=-1)
+    token = jnp.arange(max(MMA_SIZE, pl.next_power_of_2(launch.T)), dtype=jnp.int32)
+    slot = pltriton.load(last_ref.at[b, token], mask=token < launch.T, other=-1)
     new, none_before = slot >= 0, jnp.int32(2**31 - 1)
     oldest_new = jnp.min(jnp.where(new, slot, none_before))
     before = jnp.where(oldest_new == none_before, 0, oldest_new) - 1  # the newest slot that was there
 
-    mine = new & (queries.split == 0)
-    there = True
+    written = new & (queries.split == 0)  # by this instance
+    has_query = True
     if start_ref is not None:
-        there = queries.last >= 0  # what follows the valid tokens of a row is another's
-        before = jnp.where(jnp.max(queries.last) >= 0, before, -1)  # a program without queries reads nothing
-    row, first = (b, 0) if start_ref is None else (0, start_ref[b])  # where the row's tokens are
-    load = functools.partial(load_turning, qkv_ref, angle_refs, row)
-    q_turning = load(queries.among(heads, plan.R) + first * heads, queries.token + first, queries.real & there)
-    k_at = (token + first) * heads + plan.N + g
-    k_turning = load(k_at, token + first, mine)  # needed last, loaded from now on
-    v = pltriton.load(qkv_ref.at[row, *rows(k_at + plan.G, H)], mask=each(mine, H), other=0.0)
+        has_query = queries.last >= 0  # the tokens behind a row's valid ones are the next row's
+        before = jnp.where(jnp.max(queries.last) >= 0, before, -1)  # an instance without queries reads nothing
+    row, first = (b, 0) if start_ref is None else (0, start_ref[b])  # where the row's tokens lie
+    load = functools.partial(load_rope_operands, qkv_ref, angle_refs, row)
+    q_operands = load(
+        queries.lines_among(heads, launch.R) + first * heads, queries.token + first, queries.real & has_query
+    )
+    k_at = (token + first) * heads + launch.N + g
+    k_operands = load(k_at, token + first, written)  # needed last, loaded from now on
+    v = pltriton.load(qkv_ref.at[row, *line_indices(k_at + launch.G, H)], mask=broadcast_columns(written, H), other=0.0)
 
-    q = turned(q_turning)
-    old = tile_loader(k_ref, v_ref, g, H)
-    softmax = attend_pages((q,), queries, before, old, table_ref, sinks_ref, plan)
-    k = turned(k_turning)
-    seen = mine[None, :] & (slot[None, :] <= queries.last[:, None])
-    softmax = add_tile(softmax, (q,), (k,), v, seen & in_window(slot, queries.last, plan), plan.scores)
+    q = apply_rope_in_kernel(q_operands)
+    load_tile = tile_loader(k_ref, v_ref, g, H)
+    softmax = attend_pages((q,), queries, before, load_tile, table_ref, sinks_ref, launch)
+    k = apply_rope_in_kernel(k_operands)
+    seen = written[None, :] & (slot[None, :] <= queries.last[:, None])
+    softmax = add_tile(softmax, (q,), (k,), v, seen & in_window(slot, queries.last, launch), launch.scores)
 
     # An interpreted kernel writes masked elements back as they were; slot 0 and page 0 send those to the null page.
     place = jnp.maximum(slot, 0)
-    page = pltriton.load(table_ref.at[b, jax.lax.div(place, jnp.int32(plan.P))], mask=mine, other=0)
-    at = rows(page * plan.P + jax.lax.rem(place, jnp.int32(plan.P)), H)
+    page = pltriton.load(table_ref.at[b, jax.lax.div(place, jnp.int32(launch.P))], mask=written, other=0)
+    at = line_indices(page * launch.P + jax.lax.rem(place, jnp.int32(launch.P)), H)
     for ref, x in ((k_out_ref, k), (v_out_ref, v)):
-        pltriton.store(ref.at[g, *at], x, mask=each(mine & (page != 0), H))
-    store(softmax, queries, plan, *out_refs, start_ref=start_ref)
+        pltriton.store(ref.at[g, *at], x, mask=broadcast_columns(written & (page != 0), H))
+    store_attention(softmax, queries, launch, *out_refs, start_ref=start_ref)

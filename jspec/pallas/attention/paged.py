@@ -1,8 +1,8 @@
-"""Attention over the pages of the KV cache, which reads the live slots of each row and nothing else.
+"""Attention over the pages of the KV cache that reads only the live slots of each row.
 
 The T query tokens of a row times the R attention heads of one KV head make one matrix, so keys and values are read once
-for all of them (Ainslie et al., 2023). The live slots of a row are dealt to several programs, whose partial softmaxes
-are merged afterwards (Dao et al., 2023), so even a single row keeps a whole GPU busy."""
+for all of them (Ainslie et al., 2023). Several program instances share the live slots of a row, and their partial
+softmaxes are merged afterwards (Dao et al., 2023), so even a single row keeps a whole GPU busy."""
 
 import functools
 
@@ -12,20 +12,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.flash import (
-    SMALLEST,
     TILINGS,
-    Plan,
-    Queries,
-    Tiling,
+    AttentionLaunch,
+    AttentionTiling,
+    QueryBlock,
     attend_pages,
-    each,
-    rows,
-    run,
-    store,
+    launch_attention,
+    store_attention,
     tile_loader,
 )
 from jspec.pallas.attention.reference import PLAIN, Scores, causal_mask, grouped_attention
 from jspec.pallas.dispatch import by_platform
+from jspec.pallas.triton import MMA_SIZE, broadcast_columns, line_indices
 
 _LARGEST_HEAD = 256
 
@@ -33,11 +31,10 @@ _LARGEST_HEAD = 256
 def paged_attention(
     q, k_pool, v_pool, table, positions, valid, window: int | None, scores: Scores = PLAIN
 ) -> jax.Array:
-    """``paged_attention_reference``, and on an NVIDIA GPU the kernel, which reads live slots only.
+    """``paged_attention_reference``, and on an NVIDIA GPU the kernel, which reads only live slots.
 
-    The kernel is for bfloat16 and float32, and for head dimensions that are powers of two in 16..256. Any other model
-    runs the reference implementation, on a GPU as well.
-    """
+    The kernel is for bfloat16 and float32, and for head dimensions that are powers of two in 16..256. Other models run
+    the reference implementation, on a GPU as well."""
     kernel, reference = (
         functools.partial(f, window=window, scores=scores) for f in (paged_attention_kernel, paged_attention_reference)
     )
@@ -55,10 +52,10 @@ def paged_attention_reference(
       k_pool, v_pool: ``[G, pages, P, H]``, in the dtype of q.
       table: int32 ``[B, M]``, the pages of each row in order. Past the newest valid query token it may hold anything.
       positions: int32 ``[B, T]``, the slot of each query token, which is on the table if the query token is valid.
-      valid: bool ``[B, T]``; the attention of an invalid query token means nothing. Slots past a row's newest valid
-        query token may hold anything, NaN included.
+      valid: bool ``[B, T]``; the attention of an invalid query token is arbitrary. Slots past a row's newest valid query
+        token may hold anything, NaN included.
       window: None, or W: a query token sees W slots, its own included.
-      scores: what becomes of products of queries and keys, and the sinks of the attention heads.
+      scores: how products of queries and keys become scores, and the sinks of the attention heads.
 
     Returns:
       ``[B, T, N, H]`` in the dtype of q.
@@ -67,10 +64,10 @@ def paged_attention_reference(
 
 
 def attend_slots(q, k, v, positions, valid, window: int | None, scores: Scores) -> jax.Array:
-    """``paged_attention_reference`` over keys ``[G, B, S, H]`` and values ``[G, B, S, Hv]`` that were gathered from pages:
-    ``[B, T, N, Hv]``."""
+    """``paged_attention_reference`` over keys ``[G, B, S, H]`` and values ``[G, B, S, Hv]`` that were gathered from
+    pages: ``[B, T, N, Hv]``."""
     slots = jnp.arange(k.shape[2], dtype=jnp.int32)
-    # Slots past the newest query token may hold stale numbers of an earlier owner, NaN included, and 0 x NaN is NaN.
+    # Slots past the newest query token may hold numbers of an earlier request, NaN included, and 0 x NaN is NaN.
     newest = jnp.max(jnp.where(valid, positions, -1), axis=1, keepdims=True)
     known = slots[None] <= newest  # [B, S]
     v = jnp.where(known[None, :, :, None], v, jnp.zeros((), v.dtype))
@@ -85,9 +82,9 @@ def gather_pages(pool, table) -> jax.Array:
 
 
 def has_kernel(q, pool) -> bool:
-    """Whether the kernels know queries and pools like these."""
+    """Whether the kernels support queries and pools like these."""
     H = q.shape[-1]
-    head = pl.next_power_of_2(H) == H and SMALLEST <= H <= _LARGEST_HEAD
+    head = pl.next_power_of_2(H) == H and MMA_SIZE <= H <= _LARGEST_HEAD
     return head and q.dtype == pool.dtype and q.dtype in TILINGS
 
 
@@ -107,24 +104,24 @@ def paged_attention_kernel(
     window: int | None,
     scores: Scores = PLAIN,
     *,
-    tiling: Tiling | None = None,
+    tiling: AttentionTiling | None = None,
     interpret=False,
 ):
     """``paged_attention_reference`` as a kernel; the attention of an invalid query token is 0."""
     (B, T, N, H), (G, pages, P, _) = q.shape, k_pool.shape
     tiling = tiling or TILINGS[q.dtype]
-    plan = Plan.of(B, T, N, k_pool, table, window, scores, tiling)
+    launch = AttentionLaunch.of(B, T, N, k_pool, table, window, scores, tiling)
     pools = (pool.reshape(G, pages * P, H) for pool in (k_pool, v_pool))
     last = last_slots(table, positions, valid, P)
     args = q.reshape(B, T * N, H), *pools, table, last, scores.sinks
-    (out,) = run(_attend_split, plan, args, last, q.dtype, tiling, interpret=interpret)
+    (out,) = launch_attention(_attend_split, launch, args, last, q.dtype, tiling, interpret=interpret)
     return out
 
 
-def _attend_split(q_ref, k_ref, v_ref, table_ref, last_ref, sinks_ref, *out_refs, plan: Plan):
-    queries = Queries.of(plan, last_ref)
-    at = rows(queries.among(plan.N, plan.R), plan.H)
-    q = pltriton.load(q_ref.at[queries.b, *at], mask=each(queries.real, plan.H), other=0.0)
-    load = tile_loader(k_ref, v_ref, queries.g, plan.H)
-    softmax = attend_pages((q,), queries, jnp.max(queries.last), load, table_ref, sinks_ref, plan)
-    store(softmax, queries, plan, *out_refs)
+def _attend_split(q_ref, k_ref, v_ref, table_ref, last_ref, sinks_ref, *out_refs, launch: AttentionLaunch):
+    queries = QueryBlock.of(launch, last_ref)
+    at = line_indices(queries.lines_among(launch.N, launch.R), launch.H)
+    q = pltriton.load(q_ref.at[queries.b, *at], mask=broadcast_columns(queries.real, launch.H), other=0.0)
+    load = tile_loader(k_ref, v_ref, queries.g, launch.H)
+    softmax = attend_pages((q,), queries, jnp.max(queries.last), load, table_ref, sinks_ref, launch)
+    store_attention(softmax, queries, launch, *out_refs)

@@ -23,13 +23,13 @@ def causal_mask(positions, slots, window: int | None) -> jax.Array:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """What becomes of the product of a query and a key before the softmax, and what else the softmax runs over.
+    """How products of queries and keys become the scores of a softmax.
 
     Attributes:
-      scale: what it is multiplied by; None is ``H ** -0.5``.
+      scale: the factor of a product; None is ``H ** -0.5``.
       softcap: c if the scaled product s becomes ``c tanh(s / c)`` (Gemma 2, 2024), or None.
-      sinks: ``[N]``, or None. The sink of an attention head is one more score, neither scaled nor capped, in the softmax of
-        each of its queries, like that of a key which every query sees and whose value is 0. The weights of the keys
+      sinks: ``[N]``, or None. The sink of an attention head is one more score, neither scaled nor capped, in the softmax
+        of each of its queries, like that of a key which every query sees and whose value is 0. The weights of the keys
         therefore add up to less than 1 (gpt-oss, 2025).
     """
 
@@ -38,7 +38,8 @@ class Scores:
     sinks: jax.Array | None = None
 
     def of(self, products, H: int, unit: float = 1.0):
-        """The scores of products in fp32, as multiples of ``1 / unit``; kernels want them in bits, ``unit = log2(e)``."""
+        """The scores of products in fp32, as multiples of ``1 / unit``; kernels want them in bits, ``unit =
+        log2(e)``."""
         scale = H**-0.5 if self.scale is None else self.scale
         if self.softcap is None:
             return products * (scale * unit)
@@ -49,8 +50,8 @@ PLAIN = Scores()
 
 
 def grouped_attention(q, k, v, mask, scores: Scores = PLAIN) -> jax.Array:
-    """Softmax attention in fp32: q ``[B, T, N, H]``, k ``[G, B, S, H]``, v ``[G, B, S, Hv]``, mask ``[B, T, S]`` -> ``[B, T,
-    N, Hv]``; Hv is H but in attention with latents."""
+    """Softmax attention in fp32: q ``[B, T, N, H]``, k ``[G, B, S, H]``, v ``[G, B, S, Hv]``, mask ``[B, T, S]`` ->
+    ``[B, T, N, Hv]``. Hv differs from H in multi-head latent attention only."""
     B, T, N, H = q.shape
     G = k.shape[0]
     precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
@@ -61,36 +62,37 @@ def grouped_attention(q, k, v, mask, scores: Scores = PLAIN) -> jax.Array:
     if scores.sinks is None:
         weights = jax.nn.softmax(scored, axis=-1)
     else:
-        weights = _softmax_beside(scored, scores.sinks.astype(jnp.float32).reshape(G, 1, N // G, 1, 1))
+        weights = _softmax_with_sinks(scored, scores.sinks.astype(jnp.float32).reshape(G, 1, N // G, 1, 1))
     weights = weights.astype(v.dtype)
     return jnp.einsum("gbrts,gbsh->btgrh", weights, v, precision=precision).reshape(B, T, N, -1)
 
 
-def _softmax_beside(scored, sinks) -> jax.Array:
-    """The softmax over the last axis of ``scored`` and one more score, ``sinks`` ``[..., 1]``, whose weight is left out."""
+def _softmax_with_sinks(scored, sinks) -> jax.Array:
+    """The softmax over the last axis of ``scored`` and one more score, ``sinks`` ``[..., 1]``, whose weight is left
+    out."""
     peak = jax.lax.stop_gradient(jnp.maximum(jnp.max(scored, axis=-1, keepdims=True), sinks))
     weights = jnp.exp(scored - peak)
     return weights / (jnp.sum(weights, axis=-1, keepdims=True) + jnp.exp(sinks - peak))
 
 
 class Rotation(NamedTuple):
-    """Cosine and sine of the angles by which a position turns the pairs of a head, float32 ``[B, T, r / 2]`` each.
+    """Cosine and sine of the angles by which a position rotates the pairs of a head, float32 ``[B, T, r / 2]`` each.
 
-    The first r numbers of a head are turned, pairs of one from their first half and one from their second. r is H, or
-    less for a partial rotary embedding.
-    """
+    The first r numbers of a head are rotated, in pairs of one from their first half and one from their second. r is H,
+    or less for a partial rotary embedding."""
 
     cos: jax.Array
     sin: jax.Array
 
 
-def rotated(x, rotation: Rotation | None) -> jax.Array:
-    """Heads ``[B, T, heads, H]``, each turned by the angles of its token, computed in fp32; None turns nothing."""
+def apply_rope(x, rotation: Rotation | None) -> jax.Array:
+    """Heads ``[B, T, heads, H]``, each rotated by the angles of its token, computed in fp32; unchanged if ``rotation``
+    is None."""
     if rotation is None:
         return x
     half, H = rotation.cos.shape[-1], x.shape[-1]
     cos, sin = (angle[:, :, None] for angle in rotation)
-    turning, rest = (x, None) if 2 * half == H else jnp.split(x, [2 * half], axis=-1)
-    x1, x2 = jnp.split(turning.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
-    return turned if rest is None else jnp.concatenate([turned, rest], axis=-1)
+    rotary, rest = (x, None) if 2 * half == H else jnp.split(x, [2 * half], axis=-1)
+    x1, x2 = jnp.split(rotary.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1).astype(x.dtype)
+    return rotated if rest is None else jnp.concatenate([rotated, rest], axis=-1)

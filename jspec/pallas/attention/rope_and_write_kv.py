@@ -1,4 +1,4 @@
-"""Rotation and cache writes of many tokens in one launch, for passes whose attention is a launch of its own."""
+"""RoPE and KV writes of many tokens in one launch, for prefill, whose attention is a launch of its own."""
 
 import functools
 
@@ -7,24 +7,23 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.attention.flash import each, rows
 from jspec.pallas.attention.paged import last_slots
 from jspec.pallas.attention.reference import Rotation
-from jspec.pallas.attention.rope import load_turning, turned
-from jspec.pallas.triton import kernel_call
+from jspec.pallas.attention.rope import apply_rope_in_kernel, load_rope_operands
+from jspec.pallas.triton import broadcast_columns, kernel_call, line_indices
 
-_NUMBERS = 4096  # of a head's that a program rotates or copies
+_NUMBERS = 4096  # numbers of a head that a program instance rotates or copies
 _WARPS = 4
 
 
 @functools.partial(jax.jit, static_argnames=("interpret",))  # layers share one trace
-def rotate_and_write_kernel(
+def rope_and_write_kv_kernel(
     qkv, rotation: Rotation | None, k_pool, v_pool, table, positions, valid, *, interpret=False
 ):
     """Rotated queries, and pools with the rotated keys and the values of T new tokens of each row.
 
-    It does what ``PagedView.rotate_and_write`` (``jspec.models.kv_cache``) does, for queries and pools that
-    ``paged.has_kernel`` knows.
+    The kernel of ``PagedView.rope_and_write_kv`` (``jspec.models.kv_cache``), for queries and pools of which
+    ``paged.has_kernel`` is true.
 
     Args:
       qkv: ``[B, T, N + 2G, H]``, queries, keys and values, not rotated.
@@ -42,7 +41,7 @@ def rotate_and_write_kernel(
     angles = rotation or ()
     shapes = [(B, T * N, H), *(pool.shape for pool in pools)]
     q, *pools = kernel_call(
-        _rotate_and_write,
+        _rope_and_write_kv,
         *(qkv.reshape(B, T * heads, H), *angles, *pools, table, slot),
         grid=(pl.cdiv(T, block), heads, B),
         out_shape=[jax.ShapeDtypeStruct(shape, qkv.dtype) for shape in shapes],
@@ -57,40 +56,40 @@ def rotate_and_write_kernel(
     return q.reshape(B, T, N, H), *(pool.reshape(k_pool.shape) for pool in pools)
 
 
-def _rotate_and_write(qkv_ref, *refs, num_heads: tuple[int, int], page_size: int, block: int, T: int):
+def _rope_and_write_kv(qkv_ref, *refs, num_heads: tuple[int, int], page_size: int, block: int, T: int):
     """Handle one head of ``block`` tokens of a row: rotate a query, rotate and write a key, or write a value."""
     angle_refs, (_k_ref, _v_ref, table_ref, slot_ref, q_out_ref, k_out_ref, v_out_ref) = refs[:-7], refs[-7:]
     (N, G), H = num_heads, qkv_ref.shape[2]
     head, b = pl.program_id(1), pl.program_id(2)
     token = pl.program_id(0) * block + jnp.arange(block, dtype=jnp.int32)
     real = token < T
-    whole = bool(angle_refs) and 2 * angle_refs[0].shape[2] == H
-    width = H // 2 if whole else H  # a head is handled in two halves if all of it is rotated
+    all_rotated = bool(angle_refs) and 2 * angle_refs[0].shape[2] == H
+    width = H // 2 if all_rotated else H  # a head is handled in two halves if all of it is rotated
 
-    def load(ref, row, start):
-        row, column = rows(row, width)
-        return pltriton.load(ref.at[b, row, column + start], mask=each(real, width), other=0.0)
+    def load(ref, line, start):
+        line, column = line_indices(line, width)
+        return pltriton.load(ref.at[b, line, column + start], mask=broadcast_columns(real, width), other=0.0)
 
-    def store(ref, before, row, mask, parts):
-        row, column = rows(row, width)
+    def store(ref, before, line, mask, parts):
+        line, column = line_indices(line, width)
         for start, x in zip(range(0, H, width), parts, strict=True):
-            pltriton.store(ref.at[before, row, column + start], x, mask=each(mask, width))
+            pltriton.store(ref.at[before, line, column + start], x, mask=broadcast_columns(mask, width))
 
-    if whole:
+    if all_rotated:
         parts = [load(qkv_ref, token * (N + 2 * G) + head, start) for start in (0, width)]
         cos, sin = (load(ref, token, 0) for ref in angle_refs)
         x, y = (part.astype(jnp.float32) for part in parts)
-        turning = (x * cos - y * sin).astype(qkv_ref.dtype), (y * cos + x * sin).astype(qkv_ref.dtype)
+        rotated = (x * cos - y * sin).astype(qkv_ref.dtype), (y * cos + x * sin).astype(qkv_ref.dtype)
     else:
-        loaded = load_turning(qkv_ref, angle_refs, b, token * (N + 2 * G) + head, token, real)
-        parts, turning = [loaded.heads], (turned(loaded),)
-    store(q_out_ref, b, token * N + jnp.minimum(head, N - 1), real & (head < N), turning)
+        loaded = load_rope_operands(qkv_ref, angle_refs, b, token * (N + 2 * G) + head, token, real)
+        parts, rotated = [loaded.heads], (apply_rope_in_kernel(loaded),)
+    store(q_out_ref, b, token * N + jnp.minimum(head, N - 1), real & (head < N), rotated)
 
     # An interpreted kernel writes masked elements back as they were; slot 0 and page 0 send those to the null page.
     slot = pltriton.load(slot_ref.at[b, token], mask=real, other=-1)
     place = jnp.maximum(slot, 0)
     page = pltriton.load(table_ref.at[b, jax.lax.div(place, jnp.int32(page_size))], mask=slot >= 0, other=0)
-    at, kept = page * page_size + jax.lax.rem(place, jnp.int32(page_size)), (slot >= 0) & (page != 0)
+    at, has_page = page * page_size + jax.lax.rem(place, jnp.int32(page_size)), (slot >= 0) & (page != 0)
     g = jax.lax.rem(jnp.maximum(head - N, 0), jnp.int32(G))
-    store(k_out_ref, g, at, kept & (head >= N) & (head < N + G), turning)
-    store(v_out_ref, g, at, kept & (head >= N + G), parts)
+    store(k_out_ref, g, at, has_page & (head >= N) & (head < N + G), rotated)
+    store(v_out_ref, g, at, has_page & (head >= N + G), parts)

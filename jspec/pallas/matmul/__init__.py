@@ -1,10 +1,10 @@
-"""Matmuls of few tokens, whose weights stream from memory.
+"""Matmuls of few tokens, which take as long as reading their weights.
 
-small_batch.py            what such kernels share: tiling, launch, accumulation
-bf16.py                   weights of bfloat16
+reference.py              the product of two floating-point operands
+small_batch.py            tiling, launch and accumulation of bf16.py and w8a8.py
+bf16.py                   bfloat16 weights and activations
 w8a8.py                   int8 weights and int8 activations
 weight_only.py            weights of eight or four bits and bfloat16 activations
-unpack.py                 weights of eight or four bits as numbers of bfloat16
-mxfp4.py                  numbers in MXFP4
-quantize_activations.py   activations quantised to int8
-"""
+unpack.py                 weights of eight or four bits as bfloat16
+mxfp4.py                  MXFP4 weights as bfloat16
+quantize_activations.py   quantises activations to int8"""

@@ -1,4 +1,4 @@
-"""The numbers that are stored in MXFP4 (``jspec.quantization.mxfp4``), inside kernels and outside."""
+"""Unpacks MXFP4 weights (``jspec.quantization.mxfp4``) to bfloat16, inside kernels and outside."""
 
 import jax
 import jax.numpy as jnp
@@ -8,24 +8,24 @@ from jspec.pallas.triton import is_interpreted
 from jspec.quantization.mxfp4 import BITS
 
 
-def unpacked(byte, factors):
-    """In a kernel: ``groups`` of pairs of some output features.
+def unpack_groups(byte, factors):
+    """In a kernel: ``dequantize_groups`` of pairs of some output features.
 
-    A GPU makes two numbers of bfloat16 at once. It moves the bits of a code to the sign, the lowest two bits of the exponent
-    and the highest of the mantissa. There they stand for 2^-126 of what the code stands for, subnormal numbers included. The
-    product with a factor makes up for that.
+    A GPU makes two numbers of bfloat16 at once. It moves the bits of a code to the sign, the lowest two bits of the
+    exponent and the highest of the mantissa. There they stand for 2^-126 of the code's number, subnormal numbers
+    included. The product with a factor corrects that.
 
     Args:
       byte: uint8 ``[columns, 32]``.
       factors: uint32 ``[columns]``.
     """
     if is_interpreted():
-        return groups(byte, factors)
-    every = jnp.broadcast_to(factors[:, None], byte.shape)
+        return dequantize_groups(byte, factors)
+    byte_factors = jnp.broadcast_to(factors[:, None], byte.shape)
     out = [jax.ShapeDtypeStruct(byte.shape, jnp.bfloat16)]
     return [
         pltriton.elementwise_inline_asm(
-            asm, args=[byte, every], constraints="=r,=r,r,r,r,r,r", pack=4, result_shape_dtypes=out
+            asm, args=[byte, byte_factors], constraints="=r,=r,r,r,r,r,r", pack=4, result_shape_dtypes=out
         )[0]
         for asm in (_FIRST, _SECOND)
     ]
@@ -38,15 +38,16 @@ def _four_numbers(factor: str, *twos: tuple[str, ...]) -> str:
 
     Args:
       factor: the bytes of $3 that are the group's factor, twice.
-      twos: what brings the bits of two codes into place: all at once, or first the signs and then the magnitudes.
+      twos: instructions that bring the bits of two codes into place: all at once, or first the signs and then the
+        magnitudes.
     """
-    made = []
+    lines = []
     for out, moves in enumerate(twos):
-        made.append(f"{moves[-1]} and.b32 rest, rest, {0x81C081C0 if len(moves) == 1 else 0x01C001C0};")
+        lines.append(f"{moves[-1]} and.b32 rest, rest, {0x81C081C0 if len(moves) == 1 else 0x01C001C0};")
         if len(moves) == 2:  # rest = (sign & 0x80008000) | rest
-            made.append(f"{moves[0]} lop3.b32 rest, sign, 0x80008000, rest, 0xea;")
-        made.append(f"mul.rn.bf16x2 ${out}, rest, factor;")
-    return f"{{ .reg .b32 sign, rest, factor; prmt.b32 factor, $3, 0, {factor}; {' '.join(made)} }}"
+            lines.append(f"{moves[0]} lop3.b32 rest, sign, 0x80008000, rest, 0xea;")
+        lines.append(f"mul.rn.bf16x2 ${out}, rest, factor;")
+    return f"{{ .reg .b32 sign, rest, factor; prmt.b32 factor, $3, 0, {factor}; {' '.join(lines)} }}"
 
 
 # The compiler may make a multiplication of a shift to the left, which runs beside the other instructions.
@@ -58,13 +59,14 @@ _SECOND = _four_numbers(
 )
 
 
-def groups(byte, factors):
-    """The weights of the two groups of pairs: uint8 ``[..., 32]`` and uint32 ``[...]`` -> two of bfloat16 ``[..., 32]``."""
+def dequantize_groups(byte, factors):
+    """The weights of the two groups of pairs: uint8 ``[..., 32]`` and uint32 ``[...]`` -> two of bfloat16 ``[...,
+    32]``."""
     pair = byte.astype(jnp.int32).reshape(*byte.shape[:-1], -1, 2, 2)  # [..., words, halves, bytes]
     half = pair[..., 0] | pair[..., 1] << 8
 
     def group(letters: str, factor):
-        codes = [half >> BITS[one][0] & 7 | (half >> BITS[one][1] & 1) << 3 for one in letters]
+        codes = [half >> BITS[letter][0] & 7 | (half >> BITS[letter][1] & 1) << 3 for letter in letters]
         power = jax.lax.bitcast_convert_type(factor.astype(jnp.uint16), jnp.bfloat16).astype(jnp.float32) * 2.0**-126
         numbers = _values(jnp.stack(codes, axis=-2).reshape(byte.shape))
         return (numbers * power[..., None]).astype(jnp.bfloat16)
@@ -80,8 +82,8 @@ def _values(code):
     return jax.lax.bitcast_convert_type(bits.astype(jnp.uint16), jnp.bfloat16)
 
 
-def wide(weight, factors, inputs: int):
+def dequantize(weight, factors, inputs: int):
     """The weight in bfloat16, exactly: uint8 ``[pairs, ..., 32]`` and uint32 ``[pairs, ...]`` -> ``[..., inputs]``."""
-    pairs = jnp.stack(groups(weight, factors), axis=-2)  # [pairs, ..., 2, 32]
+    pairs = jnp.stack(dequantize_groups(weight, factors), axis=-2)  # [pairs, ..., 2, 32]
     pairs = jnp.moveaxis(pairs, 0, -3)
     return pairs.reshape(*pairs.shape[:-3], -1)[..., :inputs]

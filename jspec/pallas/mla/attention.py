@@ -1,5 +1,5 @@
-"""Attention over latents in the pages of the KV cache: one KV head for all attention heads, whose values are parts of its
-keys (DeepSeek-V2, 2024)."""
+"""Attention over latents in the pages of the KV cache: one KV head for all attention heads, whose values are parts of
+its keys (DeepSeek-V2, 2024)."""
 
 import dataclasses
 import functools
@@ -9,24 +9,32 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.attention.flash import SMALLEST, Plan, Queries, Tiling, attend_pages, each, rows, run, store
+from jspec.pallas.attention.flash import (
+    AttentionLaunch,
+    AttentionTiling,
+    QueryBlock,
+    attend_pages,
+    launch_attention,
+    store_attention,
+)
 from jspec.pallas.attention.paged import attend_slots, gather_pages, last_slots
 from jspec.pallas.attention.reference import Scores
 from jspec.pallas.dispatch import by_platform
+from jspec.pallas.triton import MMA_SIZE, broadcast_columns, line_indices
 
 _LARGEST_RANK = 512
-# A program has the sums of 512 numbers for each of its queries in registers: it has fewer queries than in other attention.
-# The fastest in benchmarks/log/mla.md: the first for 64 rows of 20 and 80 queries, and for 640 queries of a prefill
-# pass, the others for up to 16 rows.
-_MANY = Tiling(tile=73728, rows=32, warps=4, stages=2)
-_FEW = Tiling(tile=73728, rows=16, programs=264, warps=4, stages=2)
-_FEW_OF_LONG = Tiling(tile=73728, rows=32, programs=264, warps=4, stages=2)
-_FLOAT32 = Tiling(tile=18432, rows=16, programs=264, warps=8, stages=2)
+# A program instance has the sums of 512 numbers for each query in registers: it has fewer queries than in other attention.
+# These were the fastest in benchmarks/log/mla.md: the first for 64 rows of 20 and 80 queries, and for 640 queries of a
+# prefill batch, the others for up to 16 rows.
+_MANY = AttentionTiling(tile_bytes=73728, queries=32, num_warps=4, num_stages=2)
+_FEW = AttentionTiling(tile_bytes=73728, queries=16, instances=264, num_warps=4, num_stages=2)
+_FEW_OF_LONG = AttentionTiling(tile_bytes=73728, queries=32, instances=264, num_warps=4, num_stages=2)
+_FLOAT32 = AttentionTiling(tile_bytes=18432, queries=16, instances=264, num_warps=8, num_stages=2)
 _FEW_ROWS, _FEW_QUERIES, _ONE_TOKEN, _SHORT = 16, 128, 32, 8192
 
 
-def tiling_of(B: int, queries: int, slots: int, dtype) -> Tiling:
-    """The tiling for B rows of so many queries each, which is T N, whose pages have so many slots."""
+def tiling_of(B: int, queries: int, slots: int, dtype) -> AttentionTiling:
+    """The tiling for B rows of T N = ``queries`` queries each, whose pages have so many slots."""
     if dtype == jnp.float32:
         return _FLOAT32
     if B > _FEW_ROWS or queries > _FEW_QUERIES:
@@ -36,11 +44,10 @@ def tiling_of(B: int, queries: int, slots: int, dtype) -> Tiling:
 
 
 def latent_attention(q, pool, table, positions, valid, rank: int, scores: Scores) -> jax.Array:
-    """``latent_attention_reference``, and on an NVIDIA GPU the kernel, which reads live slots only.
+    """``latent_attention_reference``, and on an NVIDIA GPU the kernel, which reads only live slots.
 
-    The kernel is for bfloat16 and float32, and for latents and rotated keys whose sizes are powers of two of at least 16;
-    that of latents is at most 512. Any other model runs the reference implementation, on a GPU as well.
-    """
+    The kernel is for bfloat16 and float32, and for latents and rotated keys whose sizes are powers of two of at least
+    16; that of latents is at most 512. Other models run the reference implementation, on a GPU as well."""
     kernel, reference = (
         functools.partial(f, rank=rank, scores=scores) for f in (latent_attention_kernel, latent_attention_reference)
     )
@@ -52,11 +59,11 @@ def latent_attention_reference(q, pool, table, positions, valid, rank: int, scor
     """Attention of T query tokens per row over the latents of the row's pages, up to the query token's own slot.
 
     Args:
-      q: ``[B, T, N, Ck + Hr]``.
+      q: ``[B, T, N, Ck + Hr]``, absorbed.
       pool: ``[1, pages, P, Ck + Hr]``, latents and rotated keys, in the dtype of q.
       table, positions, valid: as in ``paged_attention_reference``.
       rank: Ck, how many numbers of a key are its value: the first ones.
-      scores: what products of queries and keys are multiplied by; neither a soft cap nor sinks.
+      scores: the factor of products of queries and keys, without soft cap and sinks.
 
     Returns:
       weighted sums of latents ``[B, T, N, Ck]`` in the dtype of q.
@@ -68,35 +75,44 @@ def latent_attention_reference(q, pool, table, positions, valid, rank: int, scor
 
 
 def has_kernel(q, pool, rank: int) -> bool:
-    """Whether the kernel knows queries and pools like these."""
+    """Whether the kernel supports queries and pools like these."""
     parts = rank, pool.shape[-1] - rank
-    sizes = all(pl.next_power_of_2(size) == size >= SMALLEST for size in parts) and rank <= _LARGEST_RANK
+    sizes = all(pl.next_power_of_2(size) == size >= MMA_SIZE for size in parts) and rank <= _LARGEST_RANK
     return sizes and q.dtype == pool.dtype and q.dtype in (jnp.bfloat16, jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames=("rank", "tiling", "interpret"))  # layers share one trace
 def latent_attention_kernel(
-    q, pool, table, positions, valid, rank: int, scores: Scores, *, tiling: Tiling | None = None, interpret=False
+    q,
+    pool,
+    table,
+    positions,
+    valid,
+    rank: int,
+    scores: Scores,
+    *,
+    tiling: AttentionTiling | None = None,
+    interpret=False,
 ):
     """``latent_attention_reference`` as a kernel; the attention of an invalid query token is 0."""
     (B, T, N, H), (_, pages, P, _) = q.shape, pool.shape
     tiling = tiling or tiling_of(B, T * N, table.shape[1] * P, q.dtype)
-    plan = dataclasses.replace(Plan.of(B, T, N, pool, table, None, scores, tiling), H=rank)
+    launch = dataclasses.replace(AttentionLaunch.of(B, T, N, pool, table, None, scores, tiling), H=rank)
     last = last_slots(table, positions, valid, P)
     args = q.reshape(B, T * N, H), pool.reshape(pages * P, H), table, last
-    (out,) = run(_attend_split, plan, args, last, q.dtype, tiling, interpret=interpret)
+    (out,) = launch_attention(_attend_split, launch, args, last, q.dtype, tiling, interpret=interpret)
     return out
 
 
-def _attend_split(q_ref, pool_ref, table_ref, last_ref, *out_refs, plan: Plan):
-    queries, parts = Queries.of(plan, last_ref), (plan.H, q_ref.shape[-1] - plan.H)
+def _attend_split(q_ref, pool_ref, table_ref, last_ref, *out_refs, launch: AttentionLaunch):
+    queries, parts = QueryBlock.of(launch, last_ref), (launch.H, q_ref.shape[-1] - launch.H)
 
     def load(ref, at, real, *before):
-        """Rows ``at`` of a matrix, the latent and the rotated part of each; zeros where ``real`` is false."""
-        (row, latent), (rotated_row, rotated) = (rows(at, size) for size in parts)
-        where = (row, latent), (rotated_row, rotated + plan.H)
+        """Lines ``at`` of a matrix, the latent and the rotated part of each; zeros where ``real`` is false."""
+        (line, latent), (rotated_line, rotated) = (line_indices(at, size) for size in parts)
+        where = (line, latent), (rotated_line, rotated + launch.H)
         return tuple(
-            pltriton.load(ref.at[(*before, *index)], mask=each(real, size), other=0.0)
+            pltriton.load(ref.at[(*before, *index)], mask=broadcast_columns(real, size), other=0.0)
             for index, size in zip(where, parts, strict=True)
         )
 
@@ -104,6 +120,6 @@ def _attend_split(q_ref, pool_ref, table_ref, last_ref, *out_refs, plan: Plan):
         keys = load(pool_ref, at, live)
         return keys, keys[0]
 
-    q = load(q_ref, queries.among(plan.N, plan.R), queries.real, queries.b)
-    softmax = attend_pages(q, queries, jnp.max(queries.last), tile, table_ref, None, plan)
-    store(softmax, queries, plan, *out_refs)
+    q = load(q_ref, queries.lines_among(launch.N, launch.R), queries.real, queries.b)
+    softmax = attend_pages(q, queries, jnp.max(queries.last), tile, table_ref, None, launch)
+    store_attention(softmax, queries, launch, *out_refs)

@@ -1,5 +1,5 @@
-"""What latent attention makes of the compressed vectors of new tokens, in one launch: norms, the rotated key, and the write
-into the pages of the KV cache (DeepSeek-V2, 2024)."""
+"""Writes the latent KV of new tokens in one launch: norms, the rotated key, and the write into the pages of the KV cache
+(DeepSeek-V2, 2024)."""
 
 import functools
 
@@ -9,21 +9,21 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.attention.paged import last_slots
-from jspec.pallas.attention.reference import Rotation, rotated
+from jspec.pallas.attention.reference import Rotation, apply_rope
 from jspec.pallas.norm.rms_norm import norm
 from jspec.pallas.triton import block_ids, block_size, kernel_call
 
 _WARPS = 4
 
 
-def kept_latents(
+def norm_rope_latents(
     compressed, query_weight, latent_weight, eps: float, rotation: Rotation
 ) -> tuple[jax.Array, jax.Array]:
-    """The vectors of queries after their norm, and what is cached of each token.
+    """The compressed queries after their norm, and what is cached of each token.
 
     Args:
-      compressed: ``[B, T, Cq + Ck + Hr]``, the vector of queries of each token, its latent, and its key, not rotated.
-      query_weight: ``[Cq]``, of the norm of vectors of queries, or None if they have no norm.
+      compressed: ``[B, T, Cq + Ck + Hr]``, the compressed query of each token, its latent, and its key, not rotated.
+      query_weight: ``[Cq]``, of the norm of compressed queries, or None if they have no norm.
       latent_weight: ``[Ck]``, of the norm of latents.
       eps: of both norms.
       rotation: the rotary embedding of the tokens' positions, for keys of Hr numbers.
@@ -34,12 +34,12 @@ def kept_latents(
     key_start = compressed.shape[-1] - 2 * rotation.cos.shape[-1]
     q, latent, key = jnp.split(compressed, [key_start - latent_weight.shape[0], key_start], axis=-1)
     q = q if query_weight is None else norm(q, query_weight, None, eps, "rms")
-    key = rotated(key[:, :, None], rotation)[:, :, 0]
+    key = apply_rope(key[:, :, None], rotation)[:, :, 0]
     return q, jnp.concatenate([norm(latent, latent_weight, None, eps, "rms"), key], axis=-1)
 
 
 @functools.partial(jax.jit, static_argnames=("eps", "interpret"))  # layers share one trace
-def keep_latents_kernel(
+def norm_rope_write_kv_kernel(
     compressed,
     query_weight,
     latent_weight,
@@ -52,16 +52,16 @@ def keep_latents_kernel(
     *,
     interpret=False,
 ):
-    """``kept_latents``, written into the pages of their rows, as a kernel; each of its programs has one token.
+    """``norm_rope_latents``, written into the pages of their rows, as a kernel; a program instance has one token.
 
     Args:
-      compressed, query_weight, latent_weight, eps, rotation: as for ``kept_latents``. The sizes of latents and of keys are
-        powers of two.
+      compressed, query_weight, latent_weight, eps, rotation: as for ``norm_rope_latents``. The sizes of latents and of
+        keys are powers of two.
       pool: ``[1, pages, P, Ck + Hr]``, in the dtype of ``compressed``; updated in place.
       table, positions, valid: as in ``PagedView``.
 
     Returns:
-      the vectors of queries ``[B, T, Cq]``, and the pool.
+      the compressed queries ``[B, T, Cq]``, and the pool.
     """
     (B, T, width), (_, pages, P, cached) = compressed.shape, pool.shape
     Cq, start = width - cached, compressed.reshape(B * T, width)
@@ -70,7 +70,7 @@ def keep_latents_kernel(
     normed = [] if query_weight is None else [jax.ShapeDtypeStruct((B * T, Cq), compressed.dtype)]
     flat = pool.reshape(pages * P, cached)
     flat, *q = kernel_call(
-        _keep_latents,
+        _norm_rope_write_kv,
         *(start, query_weight, latent_weight, angles, flat, table, slot.reshape(B * T)),
         grid=(B * T,),
         out_shape=[jax.ShapeDtypeStruct(flat.shape, flat.dtype), *normed],
@@ -85,7 +85,7 @@ def keep_latents_kernel(
     return q, flat.reshape(pool.shape)
 
 
-def _keep_latents(
+def _norm_rope_write_kv(
     start_ref,
     query_weight_ref,
     latent_weight_ref,
@@ -108,27 +108,27 @@ def _keep_latents(
         )
 
     def normed(x, size: int, weight):
-        wide = x.astype(jnp.float32)
-        wide *= jax.lax.rsqrt(jnp.sum(wide * wide) / size + eps)
-        return wide.astype(x.dtype) * weight
+        x32 = x.astype(jnp.float32)
+        x32 *= jax.lax.rsqrt(jnp.sum(x32 * x32) / size + eps)
+        return x32.astype(x.dtype) * weight
 
     if query_weight_ref is not None:
         ids = block_ids(0, block_size(Cq, 1 << 30))
-        inside = ids < Cq
-        weight = pltriton.load(query_weight_ref.at[ids], mask=inside, other=0.0)
-        x = normed(load(start_ref, ids, inside), Cq, weight)
-        pltriton.store(q_out_ref[0].at[jnp.full(ids.shape, i), ids], x, mask=inside)
+        mask = ids < Cq
+        weight = pltriton.load(query_weight_ref.at[ids], mask=mask, other=0.0)
+        x = normed(load(start_ref, ids, mask), Cq, weight)
+        pltriton.store(q_out_ref[0].at[jnp.full(ids.shape, i), ids], x, mask=mask)
 
     # An interpreted kernel writes masked elements back as they were; slot 0 and page 0 send those to the null page.
     slot = slot_ref[i]
     place = jnp.maximum(slot, 0)
     page = table_ref[jax.lax.div(i, jnp.int32(tokens)), jax.lax.div(place, jnp.int32(page_size))]
-    kept = (slot >= 0) & (page != 0)
-    at = jnp.where(kept, page, 0) * page_size + jax.lax.rem(place, jnp.int32(page_size))
+    has_page = (slot >= 0) & (page != 0)
+    at = jnp.where(has_page, page, 0) * page_size + jax.lax.rem(place, jnp.int32(page_size))
 
     def store(columns, x):
         where = pool_out_ref.at[jnp.full(columns.shape, at), columns]
-        pltriton.store(where, x.astype(pool_out_ref.dtype), mask=jnp.broadcast_to(kept, columns.shape))
+        pltriton.store(where, x.astype(pool_out_ref.dtype), mask=jnp.broadcast_to(has_page, columns.shape))
 
     ids, pair = block_ids(0, rank), block_ids(0, half)
     store(ids, normed(load(start_ref, Cq + ids), rank, pltriton.load(latent_weight_ref.at[ids])))

@@ -1,8 +1,8 @@
-"""Attention over latents in pages, for prefill: keys and values of every head are computed first (DeepSeek-V2, 2024).
+"""Attention of prefill over up-projected keys and values (DeepSeek-V2, 2024).
 
-A query and a key have Hn + Hr numbers then, and a value Hv: for a pair of them there are half as many products as in
-attention to the latents themselves, whose keys have Ck + Hr numbers and whose values Ck. Each layer of a pass computes the
-keys and values of all texts that the pass reads, from their first token on, and forgets them."""
+With keys and values of every head, a query and a key have Hn + Hr numbers and a value Hv: a pair of them takes half as
+many products as in attention over latents, whose keys have Ck + Hr numbers and whose values Ck. Each layer of a prefill
+program computes the keys and values of all texts that it reads, from their first token on, and discards them."""
 
 import functools
 from typing import NamedTuple
@@ -12,83 +12,86 @@ import jax.numpy as jnp
 
 from jspec.config import NULL_PAGE
 from jspec.pallas.attention.paged import attend_slots, gather_pages, last_slots
-from jspec.pallas.attention.prefill_plan import slots_of_tile
+from jspec.pallas.attention.prefill_launch import tile_slots_of
 from jspec.pallas.attention.prefill_sm90 import prefill_attention_kernel, suits_prefill
 from jspec.pallas.attention.reference import Scores
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.mla.up_project import HeadMaps, expand_latents_kernel, expanded
-from jspec.pallas.mla.up_project import has_kernel as has_expand_kernel
+from jspec.pallas.mla.up_project import HeadMaps, has_up_project_kernel, keys_and_values, up_project_kernel
 
 
-def expanded_attention(q, pool, table, positions, valid, maps: HeadMaps, scores: Scores) -> jax.Array:
-    """``expanded_attention_reference``, and on a Hopper GPU ``expanded_attention_kernel``."""
+def up_projected_attention(q, pool, table, positions, valid, maps: HeadMaps, scores: Scores) -> jax.Array:
+    """``up_projected_attention_reference``, and on a Hopper GPU ``up_projected_attention_kernel``."""
     kernel, reference = (
-        functools.partial(f, scores=scores) for f in (expanded_attention_kernel, expanded_attention_reference)
+        functools.partial(f, scores=scores) for f in (up_projected_attention_kernel, up_projected_attention_reference)
     )
     return by_platform(kernel, reference, q, pool, table, positions, valid, maps)
 
 
-def expanded_attention_reference(q, pool, table, positions, valid, maps: HeadMaps, scores: Scores) -> jax.Array:
-    """Attention of T query tokens per row to the keys of their heads, which follow from the latents of the row's pages.
+def up_projected_attention_reference(q, pool, table, positions, valid, maps: HeadMaps, scores: Scores) -> jax.Array:
+    """Attention of T query tokens per row over keys and values of all heads, computed from the latents of the row's
+    pages.
 
     Args:
       q: ``[B, T, N, Hn + Hr]``, the last Hr numbers rotated.
       pool: ``[1, pages, P, Ck + Hr]``, latents and rotated keys, in the dtype of q.
       table, positions, valid: as in ``paged_attention_reference``.
-      maps: from latents to keys and values.
-      scores: what products of queries and keys are multiplied by; neither a soft cap nor sinks.
+      maps: the up-projection to keys and values.
+      scores: the factor of products of queries and keys, without soft cap and sinks.
 
     Returns:
       ``[B, T, N, Hv]`` in the dtype of q.
     """
     [latents] = gather_pages(pool, table)  # [B, S, Ck + Hr]
-    k, v = (jnp.moveaxis(part, 2, 0) for part in expanded(latents, maps))
+    k, v = (jnp.moveaxis(part, 2, 0) for part in keys_and_values(latents, maps))
     return attend_slots(q, k, v, positions, valid, None, scores)
 
 
-def has_expanded_kernel(q, pool, table, maps: HeadMaps) -> bool:
-    """Whether the kernel knows queries and pools like these, and makes enough programs of them.
+def has_up_projected_attention_kernel(q, pool, table, maps: HeadMaps) -> bool:
+    """Whether the kernel supports queries and pools like these, and there are enough blocks of queries.
 
-    It knows bfloat16, heads of keys and of values whose sizes are multiples of 64 up to 256, and pages of 64 slots, or of
-    128 where a tile has as many. Rows have to have multiples of 128 query tokens, and keys fewer than 2^31 numbers."""
+    It supports bfloat16, heads of keys and of values whose sizes are multiples of 64 up to 256, and pages of 64 slots,
+    or of 128 where a tile has as many. Rows have multiples of 128 query tokens, and all keys fewer than 2^31 numbers."""
     (B, T, N, H), (_, _, P, size), (_, Hv, Ck) = q.shape, pool.shape, maps.values.shape
-    sizes = H % 64 == 0 and Hv % 64 == 0 and Hv <= H <= 256 and has_expand_kernel(Ck, size - Ck)
-    pages = P == 64 or P == 128 == slots_of_tile(H, Hv)
-    few = room(B, T, table.shape[1], P) * P * N * H < 2**31
-    return sizes and pages and few and q.dtype == pool.dtype == jnp.bfloat16 and suits_prefill(B, T, N, R=1)
+    sizes = H % 64 == 0 and Hv % 64 == 0 and Hv <= H <= 256 and has_up_project_kernel(Ck, size - Ck)
+    pages = P == 64 or P == 128 == tile_slots_of(H, Hv)
+    fits = max_prefill_pages(B, T, table.shape[1], P) * P * N * H < 2**31
+    return sizes and pages and fits and q.dtype == pool.dtype == jnp.bfloat16 and suits_prefill(B, T, N, R=1)
 
 
-@functools.partial(jax.jit, static_argnames=("stages", "programs", "interpret"))  # layers share one trace
-def expanded_attention_kernel(
-    q, pool, table, positions, valid, maps: HeadMaps, scores: Scores, *, stages=None, programs=None, interpret=None
+@functools.partial(jax.jit, static_argnames=("num_stages", "instances", "interpret"))  # layers share one trace
+def up_projected_attention_kernel(
+    q, pool, table, positions, valid, maps: HeadMaps, scores: Scores, *, num_stages=None, instances=None, interpret=None
 ):
-    """``expanded_attention_reference``, as three kernels; the attention of an invalid query token is 0.
+    """``up_projected_attention_reference``, as three kernels; the attention of an invalid query token is 0.
 
-    The texts of a pass have room for ``room(B, T, M, P)`` pages in all, pages that they share counted once. If they have
-    more, all results are NaN."""
+    The texts of a prefill batch may have ``max_prefill_pages(B, T, M, P)`` pages in all, pages that they share counted
+    once. If they have more, all results are NaN."""
     (B, T, *_), P, M = q.shape, pool.shape[2], table.shape[1]
     newest = jnp.max(last_slots(table, positions, valid, P), axis=1)
-    found = pages_in_use(table, newest, pool.shape[1:3], room(B, T, M, P))
-    k, v = expand_latents_kernel(pool, found.numbers, found.total, maps, interpret=interpret is not None)
-    how = {"stages": stages, "interpret": interpret} | ({} if programs is None else {"programs": programs})
-    return prefill_attention_kernel(q, k, v, found.table, positions, valid, None, scores, pages_first=True, **how)
+    in_use = pages_in_use(table, newest, pool.shape[1:3], max_prefill_pages(B, T, M, P))
+    k, v = up_project_kernel(pool, in_use.numbers, in_use.total, maps, interpret=interpret is not None)
+    options = {"num_stages": num_stages, "interpret": interpret} | (
+        {} if instances is None else {"instances": instances}
+    )
+    return prefill_attention_kernel(q, k, v, in_use.table, positions, valid, None, scores, pages_first=True, **options)
 
 
-def room(B: int, T: int, M: int, P: int) -> int:
-    """For how many pages of its texts a pass of B rows of T query tokens has room, whose tables have M pages of P slots.
+def max_prefill_pages(B: int, T: int, M: int, P: int) -> int:
+    """How many pages the texts of a prefill batch may have: B rows of T query tokens, whose tables have M pages of P
+    slots.
 
-    It is enough for one text of any length, and for any number of texts of which nothing was read before if T is a multiple
-    of P."""
+    That is enough for one text of any length, and for any number of texts of which nothing was read before if T is a
+    multiple of P."""
     return M + -(-B * T // P)
 
 
 class PagesInUse(NamedTuple):
-    """The pages that the rows of a pass attend to, each of them once.
+    """The distinct pages that the rows of a prefill batch attend to.
 
     Attributes:
-      numbers: int32 ``[room]``, pages of the pool, padded with the null page.
+      numbers: int32 ``[max_pages]``, pages of the pool, padded with the null page.
       table: int32 ``[B, M]``, at which place among ``numbers`` each page of a row is; 0 where the row has none.
-      total: int32, how many pages there are. If it is more than ``room``, the others are not listed.
+      total: int32, how many pages there are. If it is more than ``max_pages``, the others are not listed.
     """
 
     numbers: jax.Array
@@ -96,19 +99,19 @@ class PagesInUse(NamedTuple):
     total: jax.Array
 
 
-def pages_in_use(table, newest, pool: tuple[int, int], most: int) -> PagesInUse:
+def pages_in_use(table, newest, pool: tuple[int, int], max_pages: int) -> PagesInUse:
     """The pages up to the newest slot ``[B]`` that each row attends to; -1 if there is none.
 
     Args:
       table: int32 ``[B, M]``.
       newest: int32 ``[B]``.
       pool: how many pages the pool has, and the slots of each.
-      most: how many pages are listed.
+      max_pages: how many pages are listed.
     """
     pages, P = pool
     live = (jnp.arange(table.shape[1], dtype=jnp.int32)[None] * P <= newest[:, None]) & (table != NULL_PAGE)
     used = jnp.zeros(pages, jnp.bool_).at[jnp.where(live, table, pages)].set(True, mode="drop")
     place = jnp.cumsum(used, dtype=jnp.int32) - 1
-    at = jnp.where(used & (place < most), place, most)
-    numbers = jnp.full(most, NULL_PAGE, jnp.int32).at[at].set(jnp.arange(pages, dtype=jnp.int32), mode="drop")
-    return PagesInUse(numbers, jnp.where(live, jnp.minimum(place[table], most - 1), 0), place[-1] + 1)
+    at = jnp.where(used & (place < max_pages), place, max_pages)
+    numbers = jnp.full(max_pages, NULL_PAGE, jnp.int32).at[at].set(jnp.arange(pages, dtype=jnp.int32), mode="drop")
+    return PagesInUse(numbers, jnp.where(live, jnp.minimum(place[table], max_pages - 1), 0), place[-1] + 1)

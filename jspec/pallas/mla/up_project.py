@@ -1,7 +1,8 @@
-"""Keys and values of all attention heads from latents in pages (DeepSeek-V2, 2024), for the pages that are listed.
+"""The up-projection of multi-head latent attention: keys and values of all heads from latents in pages (DeepSeek-V2,
+2024).
 
-As much is computed as there are pages on the list, whatever room it has: a program for whose slots there are none ends at
-once."""
+The work grows with the number of listed pages, not with the length of the list: a program instance without listed slots
+ends at once."""
 
 import functools
 from typing import NamedTuple
@@ -11,20 +12,15 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.attention.flash import SMALLEST, dot, each
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.triton import block_ids, kernel_call
+from jspec.pallas.triton import MMA_SIZE, block_ids, broadcast_columns, dot, kernel_call, tile_indices
 
-_ROWS, _COLUMNS, _DEPTH = (
-    128,
-    128,
-    64,
-)  # of a product: slots, numbers of heads, and numbers that are summed over at a time
+_SLOTS, _COLUMNS, _DEPTH = 128, 128, 64  # of a tile of the product: slots, numbers of heads, numbers to be summed
 _WARPS, _STAGES = 8, 3
 
 
 class HeadMaps(NamedTuple):
-    """The linear maps from a latent to what the heads have of their own.
+    """The up-projection from a latent to the keys and values of each head.
 
     Attributes:
       keys: ``[N, Hn, Ck]``, to the numbers of keys that are not rotated.
@@ -39,30 +35,30 @@ class HeadMaps(NamedTuple):
     value_scale: jax.Array | None
 
 
-def expand_latents(pool, numbers, count, maps: HeadMaps) -> tuple[jax.Array, jax.Array]:
-    """``expand_latents_reference``, and on an NVIDIA GPU the kernel."""
-    return by_platform(expand_latents_kernel, expand_latents_reference, pool, numbers, count, maps)
+def up_project(pool, numbers, count, maps: HeadMaps) -> tuple[jax.Array, jax.Array]:
+    """``up_project_reference``, and on an NVIDIA GPU the kernel."""
+    return by_platform(up_project_kernel, up_project_reference, pool, numbers, count, maps)
 
 
-def expand_latents_reference(pool, numbers, count, maps: HeadMaps) -> tuple[jax.Array, jax.Array]:
-    """Keys and values of the slots of some pages.
+def up_project_reference(pool, numbers, count, maps: HeadMaps) -> tuple[jax.Array, jax.Array]:
+    """Keys and values of the slots of the listed pages.
 
     Args:
       pool: ``[1, pages, P, Ck + Hr]``, latents and rotated keys.
       numbers: int32 ``[U]``, pages of the pool.
-      count: int32, how many of them are meant, the first ones. What becomes of others means nothing. If it is more than U,
-        all results are NaN.
-      maps: from latents to keys and values.
+      count: int32, how many of them are listed, the first ones; results of the others are arbitrary. If it is more than
+        U, all results are NaN.
+      maps: the up-projection.
 
     Returns:
       keys ``[U, P, N, Hn + Hr]``, of which the last numbers are the rotated key, the same for all heads; and values
       ``[U, P, N, Hv]``. Sums are in float32 and are rounded to the dtype of the pool.
     """
     latents = pool[0, numbers]
-    return expanded(jnp.where(count <= numbers.shape[0], latents, jnp.nan), maps)
+    return keys_and_values(jnp.where(count <= numbers.shape[0], latents, jnp.nan), maps)
 
 
-def expanded(latents, maps: HeadMaps) -> tuple[jax.Array, jax.Array]:
+def keys_and_values(latents, maps: HeadMaps) -> tuple[jax.Array, jax.Array]:
     """Keys ``[..., N, Hn + Hr]`` and values ``[..., N, Hv]`` of latents and rotated keys ``[..., Ck + Hr]``."""
     N, _, Ck = maps.keys.shape
     latents, rotated = jnp.split(latents, [Ck], axis=-1)
@@ -72,31 +68,32 @@ def expanded(latents, maps: HeadMaps) -> tuple[jax.Array, jax.Array]:
 
 
 def _product(latents, weight, scale):
-    """``[..., Ck], [N, n, Ck] -> [..., N, n]``. Sums are in float32, and multiplied by ``scale`` before they are rounded."""
+    """``[..., Ck], [N, n, Ck] -> [..., N, n]``. Sums are in float32, and multiplied by ``scale`` before they are
+    rounded."""
     dtype = latents.dtype
     precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
-    how = {} if scale is None else {"preferred_element_type": jnp.float32}
-    product = jnp.einsum("...c,nhc->...nh", latents, weight.astype(dtype), precision=precision, **how)
+    sum_dtype = {} if scale is None else {"preferred_element_type": jnp.float32}
+    product = jnp.einsum("...c,nhc->...nh", latents, weight.astype(dtype), precision=precision, **sum_dtype)
     if scale is None:
         return product
     return (product * scale.reshape((1,) * (product.ndim - 2) + scale.shape)).astype(dtype)
 
 
 @functools.partial(jax.jit, static_argnames=("interpret",))  # layers share one trace
-def expand_latents_kernel(pool, numbers, count, maps: HeadMaps, *, interpret=False):
-    """``expand_latents_reference`` as a kernel: a launch for keys, and one for values."""
+def up_project_kernel(pool, numbers, count, maps: HeadMaps, *, interpret=False):
+    """``up_project_reference`` as a kernel: a launch for keys, and one for values."""
     (_, pages, P, size), [U] = pool.shape, numbers.shape
     slots = U * P
 
-    def run(weight, scale, rotated: int):
+    def project(weight, scale, rotated: int):
         N, n, Ck = weight.shape
         out = jax.ShapeDtypeStruct((slots, N, n + rotated), pool.dtype)
         scale = None if scale is None else scale.reshape(-1)
-        made = kernel_call(
-            _expand_latents,
+        projected = kernel_call(
+            _up_project,
             *(pool.reshape(pages * P, size), numbers, count.reshape(1), weight.reshape(N * n, Ck), scale),
-            # The last program of some slots copies the rotated key to all heads; those before it multiply.
-            grid=(pl.cdiv(N * n, _COLUMNS) + (rotated > 0), pl.cdiv(slots, _ROWS)),
+            # The last instance of a block of slots copies the rotated key to all heads; those before it multiply.
+            grid=(pl.cdiv(N * n, _COLUMNS) + (rotated > 0), pl.cdiv(slots, _SLOTS)),
             out_shape=out,
             num_warps=_WARPS,
             num_stages=_STAGES,
@@ -104,32 +101,28 @@ def expand_latents_kernel(pool, numbers, count, maps: HeadMaps, *, interpret=Fal
             P=P,
             rotated=rotated,
         )
-        return made.reshape(U, P, *out.shape[1:])
+        return projected.reshape(U, P, *out.shape[1:])
 
-    return run(maps.keys, maps.key_scale, size - maps.keys.shape[-1]), run(maps.values, maps.value_scale, 0)
+    return project(maps.keys, maps.key_scale, size - maps.keys.shape[-1]), project(maps.values, maps.value_scale, 0)
 
 
-def _expand_latents(pool_ref, numbers_ref, count_ref, weight_ref, scale_ref, out_ref, *, P: int, rotated: int):
+def _up_project(pool_ref, numbers_ref, count_ref, weight_ref, scale_ref, out_ref, *, P: int, rotated: int):
     part, tile, count = pl.program_id(0), pl.program_id(1), count_ref[jnp.int32(0)]
     (width, Ck), (slots, N, H) = weight_ref.shape, out_ref.shape
     parts, n = pl.cdiv(width, _COLUMNS), H - rotated
 
-    @pl.when(tile * _ROWS < count * P)
+    @pl.when(tile * _SLOTS < count * P)
     def _():
-        slot = block_ids(tile, _ROWS)
-        there = slot < slots
-        page = pltriton.load(numbers_ref.at[slot // P], mask=there, other=0)
-        row = page * P + slot % P
+        slot = block_ids(tile, _SLOTS)
+        in_list = slot < slots
+        page = pltriton.load(numbers_ref.at[slot // P], mask=in_list, other=0)
+        line = page * P + slot % P
 
-        def grid(row, column):
-            """Indices ``[len(row), len(column)]``."""
-            return each(row, column.shape[0]), jnp.broadcast_to(column[None], (row.shape[0], column.shape[0]))
-
-        def put(x, head, number, real):
+        def store(x, head, number, real):
             """Store ``x [rows, columns]`` where ``real``, at numbers of heads, one of each for a column."""
-            at, head = grid(slot, head)
+            at, head = tile_indices(slot, head)
             number = jnp.broadcast_to(number[None], x.shape)
-            mask = each(there, x.shape[1]) & jnp.broadcast_to(real[None], x.shape)
+            mask = broadcast_columns(in_list, x.shape[1]) & jnp.broadcast_to(real[None], x.shape)
             x = jnp.where(jnp.full(x.shape, count * P <= slots), x, jnp.nan)
             pltriton.store(out_ref.at[at, head, number], x.astype(out_ref.dtype), mask=mask)
 
@@ -140,29 +133,29 @@ def _expand_latents(pool_ref, numbers_ref, count_ref, weight_ref, scale_ref, out
 
             def add(i, total):
                 number = block_ids(i, _DEPTH)
-                x = pltriton.load(pool_ref.at[grid(row, number)])
-                weight = pltriton.load(weight_ref.at[grid(jnp.where(real, column, 0), number)])
+                x = pltriton.load(pool_ref.at[tile_indices(line, number)])
+                weight = pltriton.load(weight_ref.at[tile_indices(jnp.where(real, column, 0), number)])
                 return total + dot(x, weight.astype(x.dtype), trans_b=True)
 
-            total = jax.lax.fori_loop(0, Ck // _DEPTH, add, jnp.zeros((_ROWS, _COLUMNS), jnp.float32))
+            total = jax.lax.fori_loop(0, Ck // _DEPTH, add, jnp.zeros((_SLOTS, _COLUMNS), jnp.float32))
             if scale_ref is not None:
                 total *= pltriton.load(scale_ref.at[column], mask=real, other=0.0)[None]
-            put(total, column // n, column % n, real)
+            store(total, column // n, column % n, real)
 
         if rotated:
 
             @pl.when(part == parts)
             def _():
                 number = block_ids(0, rotated)
-                x = pltriton.load(pool_ref.at[grid(row, Ck + number)]).astype(jnp.float32)
+                x = pltriton.load(pool_ref.at[tile_indices(line, Ck + number)]).astype(jnp.float32)
 
                 def copy(head, _):
-                    put(x, jnp.full(rotated, head), n + number, number >= 0)
+                    store(x, jnp.full(rotated, head), n + number, number >= 0)
                     return 0
 
                 jax.lax.fori_loop(0, N, copy, 0)
 
 
-def has_kernel(rank: int, rotated: int) -> bool:
-    """Whether the kernel knows latents and rotated keys of these sizes."""
-    return rank % _DEPTH == 0 and rotated >= SMALLEST and pl.next_power_of_2(rotated) == rotated
+def has_up_project_kernel(rank: int, rotated: int) -> bool:
+    """Whether the kernel supports latents and rotated keys of these sizes."""
+    return rank % _DEPTH == 0 and rotated >= MMA_SIZE and pl.next_power_of_2(rotated) == rotated

@@ -3,7 +3,6 @@
 router_reference.py     the definition of routing
 router.py               the router for any number of tokens
 router_small_batch.py   the router for few tokens, in one launch
-tiles.py                tiles of assignments of tokens to experts
+tiles.py                tiles of assignments of tokens to experts, and the weights of experts
 grouped_matmul.py       the matmul of a tile with its expert's weights
-grouped_mlp.py          the MLP of all experts
-"""
+grouped_mlp.py          the MLP of all experts"""

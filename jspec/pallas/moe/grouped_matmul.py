@@ -1,4 +1,4 @@
-"""The products of a tile of assignments (``jspec.pallas.moe.tiles``) with the weights of its expert."""
+"""The matmul of a tile of assignments (``jspec.pallas.moe.tiles``) with the weights of its expert."""
 
 import abc
 import dataclasses
@@ -10,59 +10,60 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.attention.flash import dot, each
-from jspec.pallas.matmul.mxfp4 import unpacked
-from jspec.pallas.moe.tiles import Stacked, Tile, Tiling, grid
-from jspec.pallas.triton import block_ids
+from jspec.pallas.matmul.mxfp4 import unpack_groups
+from jspec.pallas.moe.tiles import ExpertTile, ExpertTiling, ExpertWeights
+from jspec.pallas.triton import block_ids, broadcast_columns, dot, tile_indices
 from jspec.quantization.mxfp4 import GROUP, PAIR, num_pairs
 
 
-def products(x_ref, row, tile: Tile, stacked: Stacked, outputs, inside, tiling: Tiling) -> list[Any]:
-    """In a kernel: what the tile's expert makes of rows of ``x_ref``, for some of its output features.
+def grouped_matmul(
+    x_ref, line, tile: ExpertTile, expert_weights: ExpertWeights, outputs, output_mask, tiling: ExpertTiling
+) -> list[Any]:
+    """In a kernel: some output features of the tile's expert for lines of ``x_ref``.
 
     Args:
-      row: int32 ``[rows]``.
-      stacked: refs.
-      outputs: int32 ``[columns]`` each, the output features of each product.
-      inside: bool ``[columns]``, which of these there are; None for all.
+      line: int32 ``[assignments]``.
+      expert_weights: refs.
+      outputs: int32 ``[outputs]`` each, the output features of each product.
+      output_mask: bool ``[outputs]``, which of these there are; None for all.
 
     Returns:
-      float32 ``[rows, columns]`` for each of ``outputs``.
+      float32 ``[assignments, outputs]`` for each of ``outputs``.
     """
-    read = _Packed if stacked.is_mxfp4 else _Plain
-    operands = read(x_ref, row, tile, stacked, inside, tiling)
+    make = _MXFP4Operands if expert_weights.is_mxfp4 else _PlainOperands
+    operands = make(x_ref, line, tile, expert_weights, output_mask, tiling)
 
     def add(i, sums):
         for x, weights in operands.of(i, outputs):
             sums = tuple(total + operands.product(x, weight) for total, weight in zip(sums, weights, strict=True))
         return sums
 
-    sums = jax.lax.fori_loop(0, operands.trips, add, (operands.nothing(),) * len(outputs))
-    sums = [operands.by_row(total) for total in sums]
+    sums = jax.lax.fori_loop(0, operands.trips, add, (operands.zeros(),) * len(outputs))
+    sums = [operands.by_assignment(total) for total in sums]
 
     def of_outputs(ref):
-        return (_load(ref.at[tile.expert, output], inside) for output in outputs)
+        return (_load(ref.at[tile.expert, output], output_mask) for output in outputs)
 
-    if stacked.scale is not None and not stacked.is_mxfp4:
-        sums = (total * scale[None, :] for total, scale in zip(sums, of_outputs(stacked.scale), strict=True))
-    if stacked.bias is not None:
+    if expert_weights.scale is not None and not expert_weights.is_mxfp4:
+        sums = (total * scale[None, :] for total, scale in zip(sums, of_outputs(expert_weights.scale), strict=True))
+    if expert_weights.bias is not None:
         sums = (
             total + bias.astype(jnp.float32)[None, :]
-            for total, bias in zip(sums, of_outputs(stacked.bias), strict=True)
+            for total, bias in zip(sums, of_outputs(expert_weights.bias), strict=True)
         )
     return list(sums)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Operands(abc.ABC):
-    """In a kernel: what is multiplied in each trip of the loop over input features. Fields are those of ``products``."""
+    """In a kernel: the operands of each trip of the loop over input features. Fields are those of ``grouped_matmul``."""
 
     x_ref: Any
-    row: Any
-    tile: Tile
-    stacked: Stacked
-    inside: Any
-    tiling: Tiling
+    line: Any
+    tile: ExpertTile
+    expert_weights: ExpertWeights
+    output_mask: Any
+    tiling: ExpertTiling
 
     @property
     def width(self) -> int:
@@ -80,54 +81,57 @@ class _Operands(abc.ABC):
 
     @abc.abstractmethod
     def of(self, i, outputs) -> Iterable[tuple[Any, list[Any]]]:
-        """Blocks ``x [rows, n]`` of trip i and, for each of ``outputs``, ``[columns, n]`` to multiply it with."""
+        """Blocks ``x [assignments, n]`` of trip i and, for each of ``outputs``, ``[outputs, n]`` to multiply it with."""
 
-    def nothing(self):
-        """What products are added to, zeros of the shape of ``product``."""
-        return jnp.zeros((self.tiling.rows, self.tiling.columns), jnp.float32)
+    def zeros(self):
+        """The initial sum, of the shape of ``product``."""
+        return jnp.zeros((self.tiling.assignments, self.tiling.outputs), jnp.float32)
 
     def product(self, x, weight):
         return dot(x, weight, trans_b=True)
 
-    def by_row(self, total):
-        """``[rows, columns]`` of a sum of products."""
+    def by_assignment(self, total):
+        """``[assignments, outputs]`` of a sum of products."""
         return total
 
     def mask(self, real, ids, n: int):
-        """Which of ``[n, m]`` numbers there are, if ``real [n]`` says which rows there are, and ``ids [m]`` are features.
+        """Which of ``[n, m]`` numbers there are, if ``real [n]`` says which lines there are, and ``ids [m]`` are
+        features.
 
         None stands for all, for ``real`` and for the result."""
         shape = n, ids.shape[0]
-        rows = None if real is None else each(real, ids.shape[0])
+        line_mask = None if real is None else broadcast_columns(real, ids.shape[0])
         if self.width % self.depth == 0:
-            return rows
-        columns = jnp.broadcast_to((ids < self.width)[None, :], shape)
-        return columns if rows is None else rows & columns
+            return line_mask
+        feature_mask = jnp.broadcast_to((ids < self.width)[None, :], shape)
+        return feature_mask if line_mask is None else line_mask & feature_mask
 
 
-class _Plain(_Operands):
-    """A weight of one number for each input feature."""
+class _PlainOperands(_Operands):
+    """Operands of a weight with one number for each input feature."""
 
     @property
     def depth(self) -> int:
-        return min(self.tiling.depth, max(pl.next_power_of_2(self.width), 16))
+        return min(self.tiling.inputs, max(pl.next_power_of_2(self.width), 16))
 
     def of(self, i, outputs):
-        ids, ref = block_ids(i, self.depth), self.stacked.weight
-        x = _load(self.x_ref.at[grid(self.row, ids)], self.mask(self.tile.real, ids, self.tiling.rows))
-        mask = self.mask(self.inside, ids, self.tiling.columns)
-        weights = [_load_weight(ref.at[self.tile.expert, *grid(output, ids)], mask, x.dtype) for output in outputs]
+        ids, ref = block_ids(i, self.depth), self.expert_weights.weight
+        x = _load(self.x_ref.at[tile_indices(self.line, ids)], self.mask(self.tile.real, ids, self.tiling.assignments))
+        mask = self.mask(self.output_mask, ids, self.tiling.outputs)
+        weights = [
+            _load_weight(ref.at[self.tile.expert, *tile_indices(output, ids)], mask, x.dtype) for output in outputs
+        ]
         return [(x, weights)]
 
 
-class _Packed(_Operands):
-    """A weight in MXFP4, whose groups of input features are multiplied one after the other."""
+class _MXFP4Operands(_Operands):
+    """Operands of a weight in MXFP4, whose groups of input features are multiplied one after the other."""
 
     @property
     def pairs(self) -> int:
-        """Of how many pairs of groups a trip reads. They divide those of a row, so that no trip passes its end."""
-        of_a_row, most = num_pairs(self.width), max(self.tiling.depth // PAIR, 1)
-        return max(pairs for pairs in range(1, most + 1) if of_a_row % pairs == 0)
+        """How many pairs of groups a trip reads. They divide those of a line, so that no trip passes its end."""
+        line_pairs, max_pairs = num_pairs(self.width), max(self.tiling.inputs // PAIR, 1)
+        return max(pairs for pairs in range(1, max_pairs + 1) if line_pairs % pairs == 0)
 
     @property
     def depth(self) -> int:
@@ -135,43 +139,43 @@ class _Packed(_Operands):
 
     def of(self, i, outputs):
         for pair in (i * self.pairs + j for j in range(self.pairs)):
-            both = zip(*(self._groups(pair, output) for output in outputs), strict=True)
-            for half, weights in enumerate(both):
+            halves = zip(*(self._groups(pair, output) for output in outputs), strict=True)
+            for half, weights in enumerate(halves):
                 x = self._x(block_ids(2 * pair + half, GROUP))
                 yield x, [weight.astype(x.dtype) for weight in weights]
 
     def _groups(self, pair, output):
         """The weights of the two groups of a pair, bfloat16 ``[columns, 32]`` each."""
-        weight_ref: Any = self.stacked.weight
-        scale_ref: Any = self.stacked.scale
-        at = weight_ref.at[pair, self.tile.expert, *grid(output, block_ids(0, GROUP))]
-        byte = _load(at, None if self.inside is None else each(self.inside, GROUP))
-        return unpacked(byte, _load(scale_ref.at[pair, self.tile.expert, output], self.inside))
+        weight_ref: Any = self.expert_weights.weight
+        scale_ref: Any = self.expert_weights.scale
+        at = weight_ref.at[pair, self.tile.expert, *tile_indices(output, block_ids(0, GROUP))]
+        byte = _load(at, None if self.output_mask is None else broadcast_columns(self.output_mask, GROUP))
+        return unpack_groups(byte, _load(scale_ref.at[pair, self.tile.expert, output], self.output_mask))
 
     def _x(self, ids):
-        """Features ``ids [n]`` of the rows, ``[n, rows]`` if weights come first, else ``[rows, n]``."""
-        mask: Any = self.mask(self.tile.real, ids, self.tiling.rows)
-        row, feature = grid(self.row, ids)
+        """Features ``ids [n]`` of the lines, ``[n, assignments]`` if weights come first, else ``[assignments, n]``."""
+        mask: Any = self.mask(self.tile.real, ids, self.tiling.assignments)
+        line, feature = tile_indices(self.line, ids)
         if self._weights_first:
-            row, feature, mask = row.T, feature.T, mask.T
-        return _load(self.x_ref.at[row, feature], mask)
+            line, feature, mask = line.T, feature.T, mask.T
+        return _load(self.x_ref.at[line, feature], mask)
 
     @property
     def _weights_first(self) -> bool:
         """Whether weights are the left operand.
 
-        In a product of few rows that takes fewer instructions: registers hold weights in the order in which they were
-        unpacked. A product of many rows reads its right operand from shared memory in any case."""
-        return self.tiling.rows <= 32
+        In a product of few assignments that takes fewer instructions: registers hold weights in the order in which they
+        were unpacked. A product of many reads its right operand from shared memory in any case."""
+        return self.tiling.assignments <= 32
 
-    def nothing(self):
-        nothing = super().nothing()
-        return nothing.T if self._weights_first else nothing
+    def zeros(self):
+        zeros = super().zeros()
+        return zeros.T if self._weights_first else zeros
 
     def product(self, x, weight):
         return dot(weight, x) if self._weights_first else super().product(x, weight)
 
-    def by_row(self, total):
+    def by_assignment(self, total):
         return total.T if self._weights_first else total
 
 
@@ -184,5 +188,5 @@ def _load_weight(at, mask, dtype):
 
 
 def _load(at, mask):
-    """In a kernel: a block, 0 where ``mask`` is false; with None all of it, which takes fewer instructions."""
+    """In a kernel: a block, 0 where ``mask`` is false. Without a mask the load takes fewer instructions."""
     return pltriton.load(at) if mask is None else pltriton.load(at, mask=mask, other=0)

@@ -1,5 +1,5 @@
-"""``route_reference`` as kernels: one for few tokens (``jspec.pallas.moe.router_small_batch``), and two for any
-number."""
+"""The router: ``route_reference`` as one kernel for few tokens (``jspec.pallas.moe.router_small_batch``), and as two for
+any number."""
 
 import functools
 
@@ -10,10 +10,10 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.moe.router_reference import Routed, Routing, route_reference
-from jspec.pallas.moe.router_small_batch import MOST_TOKENS, choose_experts, route_few_kernel
+from jspec.pallas.moe.router_small_batch import MOST_TOKENS, choose_experts, route_small_batch_kernel
 from jspec.pallas.triton import block_ids, block_size, kernel_call
 
-_BLOCK = 4096  # assignments that a program looks at together
+_BLOCK = 4096  # assignments that a program instance reads together
 
 
 def route(logits, bias, routing: Routing) -> Routed:
@@ -26,15 +26,15 @@ def route_kernel(logits, bias, routing: Routing, *, interpret=False) -> Routed:
     """``route_reference`` as one or two kernels."""
     M, X = logits.shape
     if M <= MOST_TOKENS:
-        return route_few_kernel(logits, bias, routing, interpret=interpret)
+        return route_small_batch_kernel(logits, bias, routing, interpret=interpret)
     expert, weight = choose_kernel(logits, bias, routing, interpret=interpret)
     return Routed(expert, weight, *group_kernel(expert, X + routing.shared, interpret=interpret))
 
 
 @functools.partial(jax.jit, static_argnames=("routing", "interpret"))  # layers share one trace
 def choose_kernel(logits, bias, routing: Routing, *, interpret=False) -> tuple[jax.Array, jax.Array]:
-    """``choose_reference`` as a kernel; each of its programs has one token."""
-    shape = logits.shape[0], routing.each
+    """``choose_reference`` as a kernel; a program instance has one token."""
+    shape = logits.shape[0], routing.experts_per_token
     expert, weight = kernel_call(
         _choose,
         logits,
@@ -55,7 +55,7 @@ def _choose(logits_ref, bias_ref, expert_ref, weight_ref, *, routing: Routing):
 
 @functools.partial(jax.jit, static_argnames=("num_experts", "interpret"))
 def group_kernel(expert, num_experts: int, *, interpret=False) -> tuple[jax.Array, jax.Array]:
-    """``group_reference`` as a kernel; each of its programs has one expert, and looks at all assignments."""
+    """``group_reference`` as a kernel; a program instance has one expert, and reads all assignments."""
     A = expert.size
     size = block_size(A, _BLOCK)
     shapes = [jax.ShapeDtypeStruct((n,), jnp.int32) for n in (num_experts, A)]
@@ -73,27 +73,27 @@ def group_kernel(expert, num_experts: int, *, interpret=False) -> tuple[jax.Arra
 
 def _group(expert_ref, count_ref, order_ref, *, size: int):
     e, A = pl.program_id(0), expert_ref.shape[0]
-    nobody = count_ref.shape[0]  # stands behind the last assignment
+    no_expert = count_ref.shape[0]  # stands behind the last assignment
 
     def load(block):
         ids = block_ids(block, size)
-        return ids, pltriton.load(expert_ref.at[ids], mask=ids < A, other=nobody)
+        return ids, pltriton.load(expert_ref.at[ids], mask=ids < A, other=no_expert)
 
-    def look(block, found):  # each thread counts on its own
+    def look(block, counts):  # each thread counts on its own
         _, expert = load(block)
-        earlier, mine = found
-        return earlier + (expert < e).astype(jnp.int32), mine + (expert == e).astype(jnp.int32)
+        earlier, own = counts
+        return earlier + (expert < e).astype(jnp.int32), own + (expert == e).astype(jnp.int32)
 
     def place(block, at):
         ids, expert = load(block)
-        mine = (expert == e).astype(jnp.int32)
-        rank = jnp.cumsum(mine)  # 1 for the first
+        own = (expert == e).astype(jnp.int32)
+        rank = jnp.cumsum(own)  # 1 for the first
         # An interpreted kernel writes masked elements back as they were, which must not be where others are written.
-        to = jnp.where(mine == 1, at + rank - 1, A)
-        pltriton.store(order_ref.at[to], ids, mask=mine == 1)
-        return at + jnp.sum(mine)
+        to = jnp.where(own == 1, at + rank - 1, A)
+        pltriton.store(order_ref.at[to], ids, mask=own == 1)
+        return at + jnp.sum(own)
 
     blocks, none = pl.cdiv(A, size), jnp.zeros(size, jnp.int32)
-    earlier, mine = jax.lax.fori_loop(0, blocks, look, (none, none))
-    count_ref[e] = jnp.sum(mine)
+    earlier, own = jax.lax.fori_loop(0, blocks, look, (none, none))
+    count_ref[e] = jnp.sum(own)
     jax.lax.fori_loop(0, blocks, place, jnp.sum(earlier))

@@ -1,5 +1,4 @@
-"""The definition of routing: which experts a token goes to (Shazeer et al., 2017), and the tokens of each expert side by
-side."""
+"""The definition of routing: the experts of each token (Shazeer et al., 2017), and the assignments sorted by expert."""
 
 import dataclasses
 from typing import Literal, NamedTuple
@@ -12,18 +11,18 @@ TINY = 1e-20  # added to sums of sigmoids, which may all be 0
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """How the experts of a token are chosen, and what their outputs are multiplied by.
+    """How the experts of a token are chosen, and by what their outputs are multiplied.
 
     Attributes:
       chosen: how many experts a token is sent to, of the X that the router has logits for.
-      renormalise: whether the weights of the chosen experts add up to ``scale``. Otherwise the weights are ``scale`` times
-        probabilities among all experts.
-      scores: ``softmax``: the probability of an expert is that of a softmax over logits, to which the bias of the router is
-        added. ``sigmoid``: it is the sigmoid of the expert's own logit; the bias is then added to probabilities, only to
-        choose (DeepSeek-V3, 2024).
+      renormalise: whether the weights of the chosen experts add up to ``scale``. Otherwise the weights are ``scale``
+        times probabilities among all experts.
+      scores: ``softmax``: the probability of an expert is that of a softmax over logits, to which the bias of the router
+        is added. ``sigmoid``: it is the sigmoid of the expert's own logit; the bias is then added to probabilities, only
+        to choose (DeepSeek-V3, 2024).
       groups: the X experts are this many groups of neighbours, of two or more experts each.
       chosen_groups: how many groups a token may choose from: those whose two best experts have the largest sum.
-      scale: what all weights are multiplied by.
+      scale: the factor of all weights.
       shared: how many further experts there are, X, X + 1, ..., to which every token goes, with weight 1.
     """
 
@@ -36,19 +35,19 @@ class Routing:
     shared: int = 0
 
     @property
-    def each(self) -> int:
+    def experts_per_token(self) -> int:
         """Y, the number of experts that a token goes through, shared ones included."""
         return self.chosen + self.shared
 
 
 class Routed(NamedTuple):
-    """The Y experts of each of M tokens, and the A = M Y assignments of tokens to experts, those of the first expert first.
+    """The Y experts of each of M tokens, and the A = M Y assignments of tokens to experts, sorted by expert.
 
     Assignment a is choice a % Y of token a // Y.
 
     Attributes:
       expert: int32 ``[M, Y]``, the likeliest first, and after the chosen ones those that are shared.
-      weight: float32 ``[M, Y]``, what each expert's output is multiplied by.
+      weight: float32 ``[M, Y]``, the factor of each expert's output.
       sizes: int32 ``[X]``, how many assignments each expert has; X includes the shared experts here.
       order: int32 ``[A]``, the assignments; those of an expert are in ascending order.
     """
@@ -60,19 +59,20 @@ class Routed(NamedTuple):
 
 
 def route_reference(logits, bias, routing: Routing) -> Routed:
-    """Where tokens go.
+    """The experts of each token, and the assignments sorted by expert.
 
     Args:
       logits: float32 ``[M, X]``, of the router.
       bias: ``[X]``, of the router, or None.
-      routing: how experts are chosen, and what the bias is added to.
+      routing: how experts are chosen, and to what the bias is added.
     """
     expert, weight = choose_reference(logits, bias, routing)
     return Routed(expert, weight, *group_reference(expert, logits.shape[1] + routing.shared))
 
 
 def choose_reference(logits, bias, routing: Routing) -> tuple[jax.Array, jax.Array]:
-    """``expert`` and ``weight`` of ``Routed``. Of equally likely experts or groups, those with lower numbers go first."""
+    """``expert`` and ``weight`` of ``Routed``. Of equally likely experts or groups, those with lower numbers go
+    first."""
     M, X = logits.shape
     added = jnp.zeros((1, X), jnp.float32) if bias is None else bias.astype(jnp.float32)[None]
     probability = jax.nn.sigmoid(logits) if routing.scores == "sigmoid" else None
@@ -82,8 +82,8 @@ def choose_reference(logits, bias, routing: Routing) -> tuple[jax.Array, jax.Arr
     best, expert = jax.lax.top_k(equal_zeros, routing.chosen)
     if probability is None:
         weight = jnp.exp(best - best[:, :1])
-        over = weight if routing.renormalise else jnp.exp(choice - best[:, :1])
-        weight /= jnp.sum(over, axis=1, keepdims=True)
+        summands = weight if routing.renormalise else jnp.exp(choice - best[:, :1])
+        weight /= jnp.sum(summands, axis=1, keepdims=True)
     else:
         weight = jnp.take_along_axis(probability, expert, axis=1)
         if routing.renormalise:
@@ -100,13 +100,13 @@ def _in_best_groups(choice, routing: Routing) -> jax.Array:
     M, X = choice.shape
     sums = jnp.sum(jax.lax.top_k(choice.reshape(M, routing.groups, -1), 2)[0], axis=2)
     _, best = jax.lax.top_k(sums, routing.chosen_groups)
-    mine = jnp.arange(X, dtype=jnp.int32) // (X // routing.groups)
-    return jnp.any(best[:, :, None] == mine[None, None], axis=1)
+    group = jnp.arange(X, dtype=jnp.int32) // (X // routing.groups)
+    return jnp.any(best[:, :, None] == group[None, None], axis=1)
 
 
 def group_reference(expert, num_experts: int) -> tuple[jax.Array, jax.Array]:
     """``sizes`` and ``order`` of ``Routed``, from its ``expert``, among ``num_experts`` X."""
     flat = expert.reshape(-1)
-    every = jnp.arange(num_experts, dtype=jnp.int32)
-    sizes = jnp.sum(flat[:, None] == every[None], axis=0, dtype=jnp.int32)
+    ids = jnp.arange(num_experts, dtype=jnp.int32)
+    sizes = jnp.sum(flat[:, None] == ids[None], axis=0, dtype=jnp.int32)
     return sizes, jnp.argsort(flat, stable=True).astype(jnp.int32)

@@ -1,4 +1,5 @@
-"""Routing of few tokens in one launch: a single program chooses the experts of all tokens and puts the tokens in order."""
+"""The router for few tokens, in one launch: a single program instance chooses the experts of all tokens and sorts the
+assignments by expert."""
 
 import functools
 
@@ -10,19 +11,19 @@ from jax.experimental.pallas import triton as pltriton
 from jspec.pallas.moe.router_reference import TINY, Routed, Routing
 from jspec.pallas.triton import kernel_call
 
-MOST_TOKENS = 4  # for more, two kernels are faster: a single program chooses for one token after the other
+MOST_TOKENS = 4  # for more, two kernels are faster: a single instance chooses for one token after the other
 
 
 @functools.partial(jax.jit, static_argnames=("routing", "interpret"))  # layers share one trace
-def route_few_kernel(logits, bias, routing: Routing, *, interpret=False) -> Routed:
+def route_small_batch_kernel(logits, bias, routing: Routing, *, interpret=False) -> Routed:
     """``route_reference`` as a kernel, for at most ``MOST_TOKENS`` tokens."""
     M, X = logits.shape
     assert M <= MOST_TOKENS, M
-    Y, shared = routing.each, routing.shared
+    Y, shared = routing.experts_per_token, routing.shared
     shapes = ((M, Y), jnp.int32), ((M, Y), jnp.float32), ((X + shared,), jnp.int32), ((M * Y,), jnp.int32)
     return Routed(
         *kernel_call(
-            _route_few,
+            _route_small_batch,
             logits,
             bias,
             grid=(1,),
@@ -34,15 +35,15 @@ def route_few_kernel(logits, bias, routing: Routing, *, interpret=False) -> Rout
     )
 
 
-def _route_few(logits_ref, bias_ref, expert_ref, weight_ref, sizes_ref, order_ref, *, routing: Routing):
+def _route_small_batch(logits_ref, bias_ref, expert_ref, weight_ref, sizes_ref, order_ref, *, routing: Routing):
     (M, Y), X = expert_ref.shape, sizes_ref.shape[0]
     token, ids = (jnp.arange(pl.next_power_of_2(n), dtype=jnp.int32) for n in (M, X))
-    here = token < M
+    real = token < M
     experts = choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing)
-    experts = [jnp.where(here, expert, X) for expert in experts]  # X stands behind the last expert
+    experts = [jnp.where(real, expert, X) for expert in experts]  # X stands behind the last expert
 
-    everyone = jnp.broadcast_to(ids[None, :], (token.shape[0], ids.shape[0]))
-    sizes = jnp.sum(sum((expert[:, None] == everyone).astype(jnp.int32) for expert in experts), axis=0)
+    all_ids = jnp.broadcast_to(ids[None, :], (token.shape[0], ids.shape[0]))
+    sizes = jnp.sum(sum((expert[:, None] == all_ids).astype(jnp.int32) for expert in experts), axis=0)
     pltriton.store(sizes_ref.at[ids], sizes, mask=ids < X)
     # An assignment stands behind those of earlier experts, and behind the earlier ones of its own expert. A token has an
     # expert twice only if its logits are no numbers.
@@ -53,15 +54,15 @@ def _route_few(logits_ref, bias_ref, expert_ref, weight_ref, sizes_ref, order_re
             same = (other[None, :] == expert[:, None]) & (not_later if other_c < c else earlier)
             before += ((other[None, :] < expert[:, None]) | same).astype(jnp.int32)
         # An interpreted kernel writes masked elements back as they were, which must not be where others are written.
-        place = jnp.where(here, jnp.sum(before, axis=1), M * Y)
-        pltriton.store(order_ref.at[place], token * Y + c, mask=here)
+        place = jnp.where(real, jnp.sum(before, axis=1), M * Y)
+        pltriton.store(order_ref.at[place], token * Y + c, mask=real)
 
 
 def choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing: Routing) -> list[jax.Array]:
     """In a kernel: write the experts of some tokens and their weights.
 
     Args:
-      token: int32 ``[m]``, a power of two of them; those past the last token are none.
+      token: int32 ``[m]``, where m is a power of two; those past the last token are ignored.
       logits_ref, bias_ref, routing: as ``route_reference`` has them.
       expert_ref, weight_ref: of ``Routed``.
 
@@ -77,18 +78,18 @@ def choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing:
     if bias_ref is not None:
         choice += pltriton.load(bias_ref.at[ids], mask=ids < X, other=0.0).astype(jnp.float32)
     left = choice if routing.groups == 1 else jnp.where(_in_best_groups(choice, ids, X, routing), choice, -jnp.inf)
-    experts, found = [], []
+    experts, maxima = [], []
     for _ in range(routing.chosen):
         best = jnp.max(left, axis=1)
         expert = jnp.min(jnp.where(left == best[:, None], ids, X), axis=1)
         expert = jnp.minimum(expert, X - 1)  # no id is there if a logit is NaN
         experts.append(expert)
-        found.append(best)
+        maxima.append(best)
         left = jnp.where(ids == expert[:, None], -jnp.inf, left)
 
     if probability is None:
-        weights = [jnp.exp(best - found[0]) for best in found]
-        total = jnp.sum(jnp.exp(choice - found[0][:, None]), axis=1)
+        weights = [jnp.exp(best - maxima[0]) for best in maxima]
+        total = jnp.sum(jnp.exp(choice - maxima[0][:, None]), axis=1)
     else:
         weights = [jnp.sum(jnp.where(ids == expert[:, None], probability, 0.0), axis=1) for expert in experts]
         total = None
@@ -96,8 +97,8 @@ def choose_experts(token, logits_ref, bias_ref, expert_ref, weight_ref, routing:
         total = functools.reduce(jnp.add, weights) + (0.0 if probability is None else TINY)
     weights = [(weight if total is None else weight / total) * routing.scale for weight in weights]
     # The maxima above drop a NaN. One of integers does not.
-    broken = jnp.max((choice != choice).astype(jnp.int32), axis=1) > 0
-    weights = [jnp.where(broken, jnp.nan, weight) for weight in weights]
+    is_nan = jnp.max((choice != choice).astype(jnp.int32), axis=1) > 0
+    weights = [jnp.where(is_nan, jnp.nan, weight) for weight in weights]
     experts += [jnp.full(token.shape, X + i, jnp.int32) for i in range(routing.shared)]
     weights += [jnp.ones(token.shape, jnp.float32)] * routing.shared
     for c, (expert, weight) in enumerate(zip(experts, weights, strict=True)):
@@ -111,14 +112,16 @@ def _in_best_groups(choice, ids, X: int, routing: Routing):
     """In a kernel: which experts each token may choose, bool of the shape of ``choice`` and ``ids``."""
     group, sums = ids // (X // routing.groups), []
     for g in range(routing.groups):
-        mine = jnp.where(group == g, choice, -jnp.inf)
-        first = jnp.max(mine, axis=1)
-        at = jnp.min(jnp.where(mine == first[:, None], ids, X), axis=1)
-        sums.append(first + jnp.max(jnp.where(ids == at[:, None], -jnp.inf, mine), axis=1))
+        members = jnp.where(group == g, choice, -jnp.inf)
+        first = jnp.max(members, axis=1)
+        at = jnp.min(jnp.where(members == first[:, None], ids, X), axis=1)
+        sums.append(first + jnp.max(jnp.where(ids == at[:, None], -jnp.inf, members), axis=1))
     allowed = jnp.zeros(choice.shape, bool)
-    for g, mine in enumerate(sums):
+    for g, total in enumerate(sums):
         # Equal groups with lower numbers go first.
-        ahead = [(other >= mine if h < g else other > mine).astype(jnp.int32) for h, other in enumerate(sums) if h != g]
+        ahead = [
+            (other >= total if h < g else other > total).astype(jnp.int32) for h, other in enumerate(sums) if h != g
+        ]
         beaten = functools.reduce(jnp.add, ahead)
         allowed |= (group == g) & (beaten < routing.chosen_groups)[:, None]
     return allowed

@@ -1,5 +1,5 @@
-"""Norms of each head of queries and keys, in one launch, as Qwen3 and Gemma 3 have them (Henry et al., "Query-Key
-Normalization for Transformers", 2020)."""
+"""Norms of each head of queries and keys, in one launch, as in Qwen3 and Gemma 3 (Henry et al., "Query-Key Normalization
+for Transformers", 2020)."""
 
 import functools
 from typing import Any
@@ -9,20 +9,19 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
-from jspec.pallas.attention.flash import each, rows
 from jspec.pallas.dispatch import by_platform
 from jspec.pallas.norm.rms_norm import norm
-from jspec.pallas.triton import kernel_call
+from jspec.pallas.triton import broadcast_columns, kernel_call, line_indices
 
-_NUMBERS = 4096  # of a head's that a program norms
-_WARP_NUMBERS = 1024  # of them that one warp has
+_NUMBERS = 4096  # of a head that a program instance norms
+_WARP_NUMBERS = 1024  # of those that one warp has
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3, 4, 5))
-def norm_heads(qkv, weights, biases, num_heads: tuple[int, int], eps: float, kind: str):
-    """``norm_heads_reference``, and on an NVIDIA GPU the kernel, which is for heads whose size is a power of two."""
+def qk_norm(qkv, weights, biases, num_heads: tuple[int, int], eps: float, kind: str):
+    """``qk_norm_reference``, and on an NVIDIA GPU the kernel, which is for heads whose size is a power of two."""
     kernel, reference = (
-        functools.partial(f, num_heads=num_heads, eps=eps, kind=kind) for f in (norm_heads_kernel, norm_heads_reference)
+        functools.partial(f, num_heads=num_heads, eps=eps, kind=kind) for f in (qk_norm_kernel, qk_norm_reference)
     )
     H = qkv.shape[-1]
     if pl.next_power_of_2(H) != H:
@@ -30,14 +29,14 @@ def norm_heads(qkv, weights, biases, num_heads: tuple[int, int], eps: float, kin
     return by_platform(kernel, reference, qkv, weights, biases)
 
 
-@norm_heads.defjvp
+@qk_norm.defjvp
 def _(num_heads, eps, kind, primals, tangents):
-    reference = functools.partial(norm_heads_reference, num_heads=num_heads, eps=eps, kind=kind)
+    reference = functools.partial(qk_norm_reference, num_heads=num_heads, eps=eps, kind=kind)
     return jax.jvp(reference, primals, tangents)
 
 
-def norm_heads_reference(qkv, weights, biases, num_heads: tuple[int, int], eps: float, kind: str):
-    """Queries, keys and values, of which every head of queries and keys went through ``norm``.
+def qk_norm_reference(qkv, weights, biases, num_heads: tuple[int, int], eps: float, kind: str):
+    """Queries, keys and values, with ``norm`` applied to every head of queries and keys.
 
     Args:
       qkv: ``[B, T, N + 2G, H]``.
@@ -56,16 +55,16 @@ def norm_heads_reference(qkv, weights, biases, num_heads: tuple[int, int], eps: 
 
 
 @functools.partial(jax.jit, static_argnames=("num_heads", "eps", "kind", "interpret"))  # layers share one trace
-def norm_heads_kernel(
+def qk_norm_kernel(
     qkv, weights, biases, num_heads: tuple[int, int], eps: float, kind: str, *, interpret=False
 ) -> jax.Array:
-    """``norm_heads_reference`` as a kernel; each of its programs has one head of some tokens.
+    """``qk_norm_reference`` as a kernel; a program instance has one head of some tokens.
 
-    Queries and keys are written where they were, so that values need not be moved."""
+    Queries and keys are written in place, so that values need not be moved."""
     (B, T, heads, H), (N, G) = qkv.shape, num_heads
     block = min(max(_NUMBERS // H, 1), pl.next_power_of_2(B * T))
     flat: Any = kernel_call(
-        _norm_heads,
+        _qk_norm,
         *(qkv.reshape(B * T * heads, H), weights, biases),
         grid=(pl.cdiv(B * T, block), N + G),
         out_shape=jax.ShapeDtypeStruct((B * T * heads, H), qkv.dtype),
@@ -80,13 +79,13 @@ def norm_heads_kernel(
     return flat.reshape(qkv.shape)
 
 
-def _norm_heads(x_ref, weight_refs, bias_refs, out_ref, *, num_heads, block: int, eps: float, kind: str):
+def _qk_norm(x_ref, weight_refs, bias_refs, out_ref, *, num_heads, block: int, eps: float, kind: str):
     (N, G), H = num_heads, x_ref.shape[1]
     head, heads = pl.program_id(1), N + 2 * G
     token = pl.program_id(0) * block + jnp.arange(block, dtype=jnp.int32)
     real = token < x_ref.shape[0] // heads
     # An interpreted kernel writes masked elements back as they were, which must not be where others are written.
-    at, mask = rows(jnp.where(real, token * heads + head, x_ref.shape[0]), H), each(real, H)
+    at, mask = line_indices(jnp.where(real, token * heads + head, x_ref.shape[0]), H), broadcast_columns(real, H)
 
     weight, bias = (None if q is None else jnp.where(head < N, q[...], k[...]) for q, k in (weight_refs, bias_refs))
     x = pltriton.load(x_ref.at[at], mask=mask, other=0.0)

@@ -1,8 +1,9 @@
-"""Norms, and a residual sum together with the norm that reads it, in one launch.
+"""Norms, and a residual sum together with its norm, in one launch.
 
-A norm is one of four kinds. ``rms`` is the root-mean-square norm (Zhang and Sennrich, 2019), computed in fp32, rounded to
-the dtype of x, and then multiplied by the weight. ``rms_wide`` multiplies in fp32, before it rounds, and ``rms_offset``
-does so with 1 + weight. ``layer`` (Ba et al., 2016) subtracts the mean first, and adds a bias, all in fp32."""
+A norm is one of four kinds. ``rms`` is the root-mean-square norm (Zhang and Sennrich, 2019), computed in fp32, rounded
+to the dtype of x, and then multiplied by the weight. ``rms_wide`` multiplies in fp32, before it rounds, and
+``rms_offset`` does so with 1 + weight. ``layer`` (Ba et al., 2016) subtracts the mean first, and adds a bias, all in
+fp32."""
 
 import functools
 
@@ -11,55 +12,61 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.matmul.quantize_activations import Rounded, round_tokens_reference, rounded_shapes, store_rounded
+from jspec.pallas.matmul.quantize_activations import (
+    QuantizedActivations,
+    quantize_tokens_reference,
+    quantized_output_shapes,
+    store_quantized,
+)
 from jspec.pallas.triton import block_ids, kernel_call, load_block, store_block
 
-_NUMBERS = 512  # numbers of a token that one warp has
+_NUMBERS = 512  # of a token that one warp has
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
-def add_norm(x, y, weight, bias, eps: float, kind: str, rounds: bool = False):
+def add_norm(x, y, weight, bias, eps: float, kind: str, quantize: bool = False):
     """``add_norm_reference``, and on an NVIDIA GPU the kernel."""
     kernel, reference = (
-        functools.partial(f, eps=eps, kind=kind, rounds=rounds) for f in (add_norm_kernel, add_norm_reference)
+        functools.partial(f, eps=eps, kind=kind, quantize=quantize) for f in (add_norm_kernel, add_norm_reference)
     )
     return by_platform(kernel, reference, x, y, weight, bias)
 
 
 @add_norm.defjvp
-def _(eps: float, kind: str, rounds: bool, primals, tangents):
-    return jax.jvp(functools.partial(add_norm_reference, eps=eps, kind=kind, rounds=rounds), primals, tangents)
+def _(eps: float, kind: str, quantize: bool, primals, tangents):
+    return jax.jvp(functools.partial(add_norm_reference, eps=eps, kind=kind, quantize=quantize), primals, tangents)
 
 
-def add_norm_reference(x, y, weight, bias, eps: float, kind: str, rounds: bool = False):
-    """x + y ``[..., D]`` in the dtype of x, and ``norm`` of it, rounded to int8 if ``rounds`` says so; y may be in parts
-    ``[..., Y, D]``, as for ``whole``."""
-    x = x + whole(y, x)
+def add_norm_reference(x, y, weight, bias, eps: float, kind: str, quantize: bool = False):
+    """x + y ``[..., D]`` in the dtype of x, and its ``norm``, in int8 if ``quantize``.
+
+    y may be partial sums ``[..., Y, D]``, as for ``reduce_partial_sums``."""
+    x = x + reduce_partial_sums(y, x)
     normed = norm(x, weight, bias, eps, kind)
-    return x, round_tokens_reference(normed) if rounds else normed
+    return x, quantize_tokens_reference(normed) if quantize else normed
 
 
-def whole(y, x):
-    """What is added to the residual stream x ``[..., D]``: y itself, or the sum of its parts ``[..., Y, D]``, which is
-    computed in fp32 and rounded to the dtype of x. What the experts of a token make comes in parts, and
-    so do sums of products that several programs share."""
+def reduce_partial_sums(y, x):
+    """The summand of the residual stream x ``[..., D]``: y itself, or the sum of its partial sums ``[..., Y, D]``,
+    computed in fp32 and rounded to the dtype of x. Y counts the experts of a token, or the splits of a product with
+    split-K."""
     return y if y.ndim == x.ndim else jnp.sum(y.astype(jnp.float32), axis=-2).astype(x.dtype)
 
 
-def norm(x, weight, bias, eps: float, kind: str, over: str | None = None):
+def norm(x, weight, bias, eps: float, kind: str, reduce_axis: str | None = None):
     """The norm of ``[..., D]``, in the dtype of x.
 
     Args:
       x: ``[..., D]``.
       weight: ``[D]``, or with further axes before, which are those of x.
       bias: of the shape of ``weight`` for the kind ``layer``, None for the others.
-      eps: what is added to the mean square, or to the variance.
+      eps: added to the mean square, or to the variance.
       kind: ``rms``, ``rms_wide``, ``rms_offset`` or ``layer``; see above.
-      over: the mesh axis whose shards have equally many of the numbers each; None if all are here.
+      reduce_axis: the mesh axis whose shards have equally many of the numbers each; None if all are here.
     """
     mean = lambda x: jnp.mean(x, axis=-1, keepdims=True)  # noqa: E731
-    if over is not None:
-        mean = lambda x: jax.lax.pmean(jnp.mean(x, axis=-1, keepdims=True), over)  # noqa: E731
+    if reduce_axis is not None:
+        mean = lambda x: jax.lax.pmean(jnp.mean(x, axis=-1, keepdims=True), reduce_axis)  # noqa: E731
     per_number = lambda array: array.reshape((1,) * (x.ndim - array.ndim) + array.shape)  # noqa: E731
     x32 = x.astype(jnp.float32)
     if kind == "layer":
@@ -67,50 +74,54 @@ def norm(x, weight, bias, eps: float, kind: str, over: str | None = None):
     normed = x32 * jax.lax.rsqrt(mean(x32 * x32) + eps)
     if kind == "rms":
         return normed.astype(x.dtype) * per_number(weight)
-    return _wide(normed, per_number(weight), None if bias is None else per_number(bias), kind).astype(x.dtype)
+    return _scale_in_float32(normed, per_number(weight), None if bias is None else per_number(bias), kind).astype(
+        x.dtype
+    )
 
 
-def _wide(normed, weight, bias, kind: str):
+def _scale_in_float32(normed, weight, bias, kind: str):
     """``normed`` times the weight, plus the bias, in fp32."""
     weight = weight.astype(jnp.float32)
     scaled = normed * (1 + weight if kind == "rms_offset" else weight)
     return scaled if bias is None else scaled + bias.astype(jnp.float32)
 
 
-@functools.partial(jax.jit, static_argnames=("eps", "kind", "rounds", "interpret"))  # layers share one trace
-def add_norm_kernel(x, y, weight, bias, eps: float, kind: str, rounds: bool = False, *, interpret=False):
-    """``add_norm_reference`` as a kernel; each of its programs has one token."""
+@functools.partial(jax.jit, static_argnames=("eps", "kind", "quantize", "interpret"))  # layers share one trace
+def add_norm_kernel(x, y, weight, bias, eps: float, kind: str, quantize: bool = False, *, interpret=False):
+    """``add_norm_reference`` as a kernel; a program instance has one token."""
     D = x.shape[-1]
     size = pl.next_power_of_2(D)
     tokens = x.size // D
-    parts = None if y.ndim == x.ndim else y.shape[-2]
+    partials = None if y.ndim == x.ndim else y.shape[-2]
     shape = jax.ShapeDtypeStruct((tokens, D), x.dtype)
     added, *normed = kernel_call(
         _add_norm,
-        *(x.reshape(tokens, D), y.reshape(tokens * (parts or 1), D), weight, *(() if bias is None else (bias,))),
+        *(x.reshape(tokens, D), y.reshape(tokens * (partials or 1), D), weight, *(() if bias is None else (bias,))),
         grid=(tokens,),
-        out_shape=[shape, *(rounded_shapes(tokens, D) if rounds else [shape])],
+        out_shape=[shape, *(quantized_output_shapes(tokens, D) if quantize else [shape])],
         num_warps=min(max(size // _NUMBERS, 1), 16),
         interpret=interpret,
         size=size,
-        parts=parts,
+        partials=partials,
         eps=eps,
         kind=kind,
     )
-    of_tokens = Rounded(normed[0], normed[1], x.dtype) if rounds else normed[0]
-    return added.reshape(x.shape), of_tokens.reshape(*x.shape)
+    out = QuantizedActivations(normed[0], normed[1], x.dtype) if quantize else normed[0]
+    return added.reshape(x.shape), out.reshape(*x.shape)
 
 
-def _add_norm(x_ref, y_ref, weight_ref, *refs, size: int, parts: int | None, eps: float, kind: str):
+def _add_norm(x_ref, y_ref, weight_ref, *refs, size: int, partials: int | None, eps: float, kind: str):
     bias_ref, (added_ref, *normed_refs) = (refs[:1], refs[1:]) if kind == "layer" else ((), refs)
     i, D, ids = pl.program_id(0), x_ref.shape[1], block_ids(0, size)
     token = (i,)
     x = load_block(x_ref, token, 0, ids, D, other=0.0)
-    if parts is None:
+    if partials is None:
         y = load_block(y_ref, token, 0, ids, D, other=0.0)
     else:
-        each = [load_block(y_ref, (i * parts + p,), 0, ids, D, other=0.0).astype(jnp.float32) for p in range(parts)]
-        y = functools.reduce(jnp.add, each).astype(x.dtype)
+        summands = [
+            load_block(y_ref, (i * partials + p,), 0, ids, D, other=0.0).astype(jnp.float32) for p in range(partials)
+        ]
+        y = functools.reduce(jnp.add, summands).astype(x.dtype)
     weight = load_block(weight_ref, (), 0, ids, D, other=0.0)
     x = x + y
     x32 = x.astype(jnp.float32)
@@ -122,8 +133,8 @@ def _add_norm(x_ref, y_ref, weight_ref, *refs, size: int, parts: int | None, eps
         normed = normed.astype(x.dtype) * weight
     else:
         bias = load_block(bias_ref[0], (), 0, ids, D, other=0.0) if bias_ref else None
-        normed = _wide(normed, weight, bias, kind).astype(x.dtype)
+        normed = _scale_in_float32(normed, weight, bias, kind).astype(x.dtype)
     if len(normed_refs) == 2:
-        store_rounded(normed_refs[0], normed_refs[1], i, ids, normed)
+        store_quantized(normed_refs[0], normed_refs[1], i, ids, normed)
     else:
         store_block(normed_refs[0], token, 0, ids, D, normed)

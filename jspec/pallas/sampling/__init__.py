@@ -1,9 +1,8 @@
 """Sampling from logits.
 
-sample.py          temperature, cutoff, log-normaliser, and one draw from every distribution
-top_k_top_p.py     top-k, top-p and min-p as one threshold, found without a sort
-gumbel_max.py      a token by two Gumbel draws
+sample.py          temperature, cutoff, log-normaliser, and a token of every distribution
+top_k_top_p.py     top-k, top-p and min-p as one cutoff, found without a sort
+gumbel_max.py      the Gumbel-max trick, first over groups of tokens and then within one
 threefry.py        random bits from counters
-residual.py        what follows a rejected draft: the mass of max(w p - q, 0), and a draw from it
-warped_logits.py   distributions that are stored as logits and three numbers
-"""
+residual.py        the residual max(w p - q, 0) after a rejected draft: its mass, and a token of it
+warped_logits.py   distributions stored as logits and three numbers"""

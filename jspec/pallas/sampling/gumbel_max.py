@@ -1,8 +1,8 @@
-"""A token of a distribution by two Gumbel draws (Gumbel, 1954): first of a group of tokens, then of a token in that group.
+"""The Gumbel-max trick in two steps (Gumbel, 1954): a group of tokens is sampled, and then a token in that group.
 
-The pass that reads the logits knows what each group weighs, and P(group) P(token | group) is P(token). Noise costs four
-times as much as reading a logit. It is computed for the groups and for the tokens of one group only: for 1,150 words in
-place of 128,256. Token v takes word v of the key, and group g takes word 2^32 - 1 - g."""
+The kernel that reads the logits knows the weight of each group, and P(group) P(token | group) is P(token). Noise costs
+four times as much as reading a logit. It is computed for the groups and for the tokens of one group only: for 1,150
+words in place of 128,256. Token v takes word v of the key, and group g takes word 2^32 - 1 - g."""
 
 import jax.numpy as jnp
 
@@ -10,7 +10,7 @@ from jspec.pallas.sampling.threefry import gumbel_of_bits, threefry_bits, threef
 from jspec.pallas.sampling.warped_logits import in_groups
 
 
-def pick_reference(log_mass, log_weight, key_data):
+def gumbel_max_reference(log_mass, log_weight, key_data):
     """One token of each of R distributions.
 
     Args:
@@ -28,15 +28,16 @@ def pick_reference(log_mass, log_weight, key_data):
 
 
 def group_scores(log_mass, key_data):
-    """The scores of groups, float32 ``[R, groups]``; the group with the highest score is drawn.
+    """The scores of groups, float32 ``[R, groups]``; the group with the highest score is sampled.
 
-    How far the highest is ahead of the next says how much rounding the decision bears."""
+    The margin of the highest score over the next is how much rounding the decision tolerates."""
     group = jnp.arange(log_mass.shape[-1], dtype=jnp.int32)
     return log_mass + _gumbel(key_data, group_words(group)[None])
 
 
 def token_scores(log_weight, key_data, group):
-    """The scores of the tokens of one group, int32 ``[R]``: float32 ``[R, size]``; the token with the highest is drawn."""
+    """The scores of the tokens of one group, int32 ``[R]``: float32 ``[R, size]``; the token with the highest is
+    sampled."""
     by_group = in_groups(log_weight)
     size = by_group.shape[-1]
     token = group[:, None] * size + jnp.arange(size, dtype=jnp.int32)[None]
@@ -45,7 +46,7 @@ def token_scores(log_weight, key_data, group):
 
 
 def group_words(group):
-    """Which words of a key are those of the groups, uint32."""
+    """The words of a key that are those of the groups, uint32."""
     return ~group.astype(jnp.uint32)
 
 

@@ -1,4 +1,5 @@
-"""From logits to distributions and tokens: temperature, threshold, log-normaliser, and one draw from every distribution."""
+"""From logits to distributions and tokens: temperature, cutoff, log-normaliser, and one token sampled from every
+distribution."""
 
 import functools
 
@@ -7,8 +8,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from jspec.pallas.dispatch import by_platform
-from jspec.pallas.sampling.gumbel_max import best_of, group_words, gumbel_block, pick_reference
-from jspec.pallas.sampling.top_k_top_p import ROW_WARPS, row_folder, threshold_if_any, threshold_of_row
+from jspec.pallas.sampling.gumbel_max import best_of, group_words, gumbel_block, gumbel_max_reference
+from jspec.pallas.sampling.top_k_top_p import DISTRIBUTION_WARPS, cutoff_if_any, cutoff_in_kernel, fold_over
 from jspec.pallas.sampling.warped_logits import (
     WarpedLogits,
     group_size,
@@ -19,28 +20,28 @@ from jspec.pallas.sampling.warped_logits import (
 )
 from jspec.pallas.triton import LOG2_E, block_ids, exp, exp2, kernel_call, load_block
 
-_GROUPS = 4  # groups that one program sums
+_GROUPS = 4  # groups that one program instance sums
 _WARPS = 4
 
 
-def draw(logits, temperature, top_k, top_p, min_p, key_data=None):
-    """``draw_reference``, and on an NVIDIA GPU the kernel, which takes the same decisions."""
-    return by_platform(draw_kernel, draw_reference, logits, temperature, top_k, top_p, min_p, key_data)
+def sample(logits, temperature, top_k, top_p, min_p, key_data=None):
+    """``sample_reference``, and on an NVIDIA GPU the kernel, which takes the same decisions."""
+    return by_platform(sample_kernel, sample_reference, logits, temperature, top_k, top_p, min_p, key_data)
 
 
-def draw_reference(logits, temperature, top_k, top_p, min_p, key_data=None):
-    """J distributions for each of B rows, under the settings of the row's request, and a token of each.
+def sample_reference(logits, temperature, top_k, top_p, min_p, key_data=None):
+    """J distributions for each of B rows, under the settings of the row's request, and a token sampled from each.
 
     Args:
       logits: ``[B, J, V]``, float32 or bfloat16, as stored.
       temperature: float32 ``[B]``; 0 is greedy, and a greedy request has no filters.
-      top_k, top_p, min_p: int32, float32 and float32 ``[B]``, as in ``threshold_reference``.
-      key_data: uint32 ``[B, J, 2]``, Threefry keys; None draws nothing.
+      top_k, top_p, min_p: int32, float32 and float32 ``[B]``, as in ``cutoff_reference``.
+      key_data: uint32 ``[B, J, 2]``, Threefry keys; None samples nothing.
 
     Returns:
       The tokens, int32 ``[B, J]``. A greedy request gets the likeliest token, the lowest id among equals, and any other
-      request gets -1 if nothing is drawn. And the distributions, ``WarpedLogits``, whose lse is NaN or infinite where
-      the logits make no distribution.
+      request gets -1 without keys. And the distributions, ``WarpedLogits``, whose lse is NaN or infinite where the
+      logits make no distribution.
     """
     B, J, V = logits.shape
     greedy = temperature == 0
@@ -52,55 +53,54 @@ def draw_reference(logits, temperature, top_k, top_p, min_p, key_data=None):
     )
     scale, *filters = (jnp.broadcast_to(x[:, None], (B, J)).reshape(B * J) for x in by_request)
     flat = logits.reshape(B * J, V)
-    threshold = threshold_if_any(flat, scale, *filters)
-    log_weight, log_mass, lse = weigh(flat, scale, threshold)
-    drawn = -1 if key_data is None else pick_reference(log_mass, log_weight, key_data.reshape(B * J, 2))
+    cutoff = cutoff_if_any(flat, scale, *filters)
+    log_weight, log_mass, lse = log_weights(flat, scale, cutoff)
+    drawn = -1 if key_data is None else gumbel_max_reference(log_mass, log_weight, key_data.reshape(B * J, 2))
     token = jnp.where(jnp.repeat(greedy, J), jnp.argmax(log_weight, axis=-1).astype(jnp.int32), drawn)
-    return token.reshape(B, J), WarpedLogits(logits, *(x.reshape(B, J) for x in (scale, threshold, lse)))
+    return token.reshape(B, J), WarpedLogits(logits, *(x.reshape(B, J) for x in (scale, cutoff, lse)))
 
 
-def weigh(logits, scale, threshold):
-    """What a token of each of R distributions is drawn by, float32.
+def log_weights(logits, scale, cutoff):
+    """The log weights by which a token of each of R distributions is sampled, float32.
 
     Returns:
       the log weights of tokens ``[R, V]``, those of groups ``[R, groups]``, and lse ``[R]``.
     """
     z = logits.astype(jnp.float32)
     scaled = z * scale[:, None]
-    cut = z < threshold[:, None]  # False for NaN, so that a NaN reaches the sum
+    cut = z < cutoff[:, None]  # False for NaN, so that a NaN reaches the sum
     log_weight = jnp.where(cut, -jnp.inf, scaled)
     peak = jnp.max(in_groups(scaled), axis=-1)
-    shift = jnp.where(peak > -jnp.inf, peak, 0.0)  # a group may well be -inf everywhere, a distribution may not
+    shift = jnp.where(peak > -jnp.inf, peak, 0.0)  # all of a group may be -inf, all of a distribution may not
     total = jnp.sum(jnp.exp(in_groups(log_weight) - shift[..., None]), axis=-1)
     top = jnp.max(peak, axis=-1)
     lse = top + jnp.log(jnp.sum(total * jnp.exp(peak - top[:, None]), axis=-1))
     return log_weight, peak + jnp.log(total), lse
 
 
-def draw_kernel(logits, temperature, top_k, top_p, min_p, key_data=None, *, interpret=False):
-    """``draw_reference`` as two kernels: one weighs the groups of every distribution, the other draws from them.
+def sample_kernel(logits, temperature, top_k, top_p, min_p, key_data=None, *, interpret=False):
+    """``sample_reference`` as two kernels: one weighs the groups of every distribution, the other samples.
 
-    Where tokens are cut, the second kernel reads the logits again, because it has to search the threshold.
-    """
+    Where tokens are cut, the second kernel reads the logits again, because it has to search the cutoff."""
     B, J, V = logits.shape
     groups, size = num_groups(V), group_size(V)
-    of_groups = [jax.ShapeDtypeStruct((B, J, groups), jnp.float32)] * 2
-    of_rows = lambda dtype: jax.ShapeDtypeStruct((B, J), dtype)  # noqa: E731
+    group_shapes = [jax.ShapeDtypeStruct((B, J, groups), jnp.float32)] * 2
+    shape_of = lambda dtype: jax.ShapeDtypeStruct((B, J), dtype)  # noqa: E731
     peak, total = kernel_call(
         _weigh_groups,
         *(logits, temperature),
         grid=(B, J, pl.cdiv(groups, _GROUPS)),
-        out_shape=of_groups,
+        out_shape=group_shapes,
         num_warps=_WARPS,
         interpret=interpret,
         shape=(_GROUPS, size),
     )
     token, *distribution = kernel_call(
-        _finish_row,
+        _sample,
         *(logits, temperature, top_k, top_p, min_p, peak, total, *(() if key_data is None else (key_data,))),
         grid=(B, J),
-        out_shape=[of_rows(jnp.int32), *[of_rows(jnp.float32)] * 3],
-        num_warps=ROW_WARPS,
+        out_shape=[shape_of(jnp.int32), *[shape_of(jnp.float32)] * 3],
+        num_warps=DISTRIBUTION_WARPS,
         interpret=interpret,
         size=size,
     )
@@ -121,8 +121,8 @@ def _weigh_groups(logits_ref, temperature_ref, peak_ref, total_ref, *, shape):
     store_groups(total_ref, at, block, jnp.sum(exp2((z - shift[:, None]) * (scale * LOG2_E)), axis=1))
 
 
-def _finish_row(logits_ref, temperature_ref, top_k_ref, top_p_ref, min_p_ref, peak_ref, total_ref, *refs, size):
-    *key_refs, token_ref, scale_ref, threshold_ref, lse_ref = refs
+def _sample(logits_ref, temperature_ref, top_k_ref, top_p_ref, min_p_ref, peak_ref, total_ref, *refs, size):
+    *key_refs, token_ref, scale_ref, cutoff_ref, lse_ref = refs
     at = b, _ = pl.program_id(0), pl.program_id(1)
     V = logits_ref.shape[2]
     temperature, top_k, top_p, min_p = temperature_ref[b], top_k_ref[b], top_p_ref[b], min_p_ref[b]
@@ -133,34 +133,34 @@ def _finish_row(logits_ref, temperature_ref, top_k_ref, top_p_ref, min_p_ref, pe
     peak = jnp.max(peaks)
 
     def cut():
-        floor = threshold_of_row(logits_ref, at, scale, top_k, top_p, min_p)
+        floor = cutoff_in_kernel(logits_ref, at, scale, top_k, top_p, min_p)
         return floor, _totals_above(floor, logits_ref, at, scale, peak, size)
 
     floor, totals = jax.lax.cond(cuts, cut, lambda: (scale, totals))  # a branch that returns a literal does not lower
     floor, shifts = jnp.where(cuts, floor, -jnp.inf), jnp.where(cuts, peak, peaks)
-    scale_ref[at], threshold_ref[at] = scale, floor
+    scale_ref[at], cutoff_ref[at] = scale, floor
     lse_ref[at] = peak + jnp.log(jnp.sum(totals * jnp.exp(shifts - peak)))
 
-    def pick(noise, rank):
+    def argmax_by_group(noise, rank):
         _, group = best_of(rank, groups, peak_ref.shape[2])
         ids = block_ids(group, size)
         z = load_block(logits_ref, at, group, ids, V).astype(jnp.float32)
         score = jnp.where(z < floor, -jnp.inf, z * scale) + noise(ids.astype(jnp.uint32))
         return best_of(score, ids, V)[1]
 
-    def draw_one():
+    def drawn():
         noise = functools.partial(gumbel_block, key_refs[0], at)
-        return pick(noise, shifts + jnp.log(totals) + noise(group_words(groups)))
+        return argmax_by_group(noise, shifts + jnp.log(totals) + noise(group_words(groups)))
 
     def likeliest():
-        return pick(jnp.zeros_like, peaks)
+        return argmax_by_group(jnp.zeros_like, peaks)
 
-    token_ref[at] = jax.lax.cond(noisy, draw_one if key_refs else lambda: jnp.minimum(b, 0) - 1, likeliest)
+    token_ref[at] = jax.lax.cond(noisy, drawn if key_refs else lambda: jnp.minimum(b, 0) - 1, likeliest)
 
 
 def _totals_above(floor, logits_ref, at, scale, peak, size: int):
-    """What the groups of distribution ``at`` weigh, relative to its peak, when tokens below ``floor`` are cut."""
-    fold, block_width = row_folder(logits_ref, at)
+    """The weights of the groups of distribution ``at``, relative to its peak, without tokens below ``floor``."""
+    fold, block_width = fold_over(logits_ref, at)
     shape = pl.next_power_of_2(pl.cdiv(logits_ref.shape[2], block_width)), block_width // size
 
     def add(totals, z, block):

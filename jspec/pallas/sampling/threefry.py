@@ -1,6 +1,6 @@
 """Noise from counters: the bits are those of ``jax.random.bits`` of a Threefry key.
 
-Kernels and reference implementations share the functions here, so that both make the same numbers of a key.
+Kernels and reference implementations share these functions, so that both compute the same numbers from a key.
 
 Gumbel noise is -log(E) of an exponential E = -log1p(-u) with a 32-bit u, so a winning (small) E keeps full relative
 resolution. -log(-log(u)) in fp32 knows only 2^24 values near u = 1: its tail ends at 16.6, and ties there would favour
@@ -33,13 +33,13 @@ def random_bits(key_data, size: int):
 
 
 def threefry_bits(key_0, key_1, index):
-    """Words ``index`` (uint32) of ``random_bits`` of keys whose two words are apart, for programs outside of kernels."""
+    """Words ``index`` (uint32) of ``random_bits`` of keys given as two words, for code outside of kernels."""
     x_0, x_1 = threefry(key_0, key_1, index)
     return x_0 ^ x_1
 
 
 def threefry_bits_unrolled(key_0, key_1, index):
-    """What ``threefry_bits`` returns, inside a kernel."""
+    """``threefry_bits`` for the inside of a kernel."""
     x_0, x_1 = threefry_unrolled(key_0, key_1, index)
     return x_0 ^ x_1
 
@@ -47,13 +47,12 @@ def threefry_bits_unrolled(key_0, key_1, index):
 def threefry(key_0, key_1, index):
     """The two words of Threefry-2x32 with 20 rounds (Salmon et al., 2011) of the counter (0, index), uint32.
 
-    They are the key that ``jax.random.fold_in`` makes of the index. This function is for programs outside of kernels.
+    They are the key that ``jax.random.fold_in`` makes of the index. This function is for code outside of kernels.
 
     On a CPU it is JAX's own primitive, a loop over the rounds. Unrolled rounds made up nearly half of a decode program
     there, and where XLA fuses 20 rounds of a key and 20 of its bits with a reduction, LLVM does not finish in minutes in
-    jax 0.11 and 0.12. On a GPU the rounds are unrolled, so that XLA fuses them with what follows; it cannot fuse JAX's
-    primitive.
-    """
+    jax 0.11 and 0.12. On a GPU the rounds are unrolled, so that XLA fuses them with their consumers; it cannot fuse
+    JAX's primitive."""
     shape = jnp.broadcast_shapes(*map(jnp.shape, (key_0, key_1, index)))
     words = (jnp.broadcast_to(word, shape) for word in (key_0, key_1, index))
     return jax.lax.platform_dependent(*words, cpu=_threefry_primitive, default=threefry_unrolled)
@@ -64,7 +63,7 @@ def _threefry_primitive(key_0, key_1, index):
 
 
 def threefry_unrolled(key_0, key_1, index):
-    """What ``threefry`` returns, by integer operations that lower inside a kernel."""
+    """``threefry`` by integer operations that lower inside a kernel."""
     keys = (key_0, key_1, key_0 ^ key_1 ^ np.uint32(0x1BD11BDA))
     x_1 = index + key_1
     x_0 = jnp.broadcast_to(key_0, jnp.shape(x_1))

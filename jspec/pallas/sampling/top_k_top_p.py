@@ -1,7 +1,7 @@
-"""Exact top-k, top-p and min-p as ONE threshold per distribution, found without a sort by bisecting the bits of a logit.
+"""Exact top-k, top-p and min-p as ONE cutoff per distribution, found without a sort by bisecting the bits of a logit.
 
-A token survives if and only if its stored logit is at least the threshold. Ties at the threshold are therefore all kept,
-and the draw and the accept ratio read the same distribution. Min-p comes first, then top-k over the tokens that min-p
+A token survives if and only if its stored logit is at least the cutoff. Ties at the cutoff are therefore all kept, and
+sampling and the acceptance ratio read the same distribution. Min-p comes first, then top-k over the tokens that min-p
 left, then top-p over the tokens that top-k left, with their probabilities renormalised."""
 
 import jax
@@ -10,22 +10,22 @@ from jax.experimental import pallas as pl
 
 from jspec.pallas.triton import block_ids, block_size, exp, load_block
 
-ROW_WARPS = 16  # warps of a program that reads all logits of a distribution
+DISTRIBUTION_WARPS = 16  # of a program instance that reads all logits of a distribution
 _BLOCK = 4096  # tokens of a block
 _UNROLL = 4  # blocks that are loaded together
 _DEPTH = 4  # logits that a lane keeps
-_BITS = 2  # of the threshold that one pass decides
+_BITS = 2  # of the cutoff that one pass decides
 
 
-def threshold_if_any(logits, scale, top_k, top_p, min_p):
-    """``threshold_reference``, which is skipped if no distribution cuts anything."""
+def cutoff_if_any(logits, scale, top_k, top_p, min_p):
+    """``cutoff_reference``, which is skipped if no distribution cuts anything."""
     nothing_cut = lambda *_: jnp.full(logits.shape[0], -jnp.inf, jnp.float32)  # noqa: E731
-    some_cut = jnp.any((top_k > 0) | (top_p < 1) | (min_p > 0))
-    return jax.lax.cond(some_cut, threshold_reference, nothing_cut, logits, scale, top_k, top_p, min_p)
+    any_cut = jnp.any((top_k > 0) | (top_p < 1) | (min_p > 0))
+    return jax.lax.cond(any_cut, cutoff_reference, nothing_cut, logits, scale, top_k, top_p, min_p)
 
 
-def threshold_reference(logits, scale, top_k, top_p, min_p):
-    """The lowest surviving logit of each of R distributions.
+def cutoff_reference(logits, scale, top_k, top_p, min_p):
+    """The cutoff of each of R distributions, the lowest surviving logit.
 
     Args:
       logits: ``[R, V]``, float32 or bfloat16, as stored.
@@ -65,9 +65,9 @@ def _largest(predicate, ordered):
     dtype = ordered.dtype
     width = 8 * dtype.itemsize
 
-    def decide_bit(i, found):
-        candidate = found | jnp.left_shift(jnp.ones((), dtype), (width - 1 - i).astype(dtype))
-        return jnp.where(predicate(candidate), candidate, found)
+    def decide_bit(i, pattern):
+        candidate = pattern | jnp.left_shift(jnp.ones((), dtype), (width - 1 - i).astype(dtype))
+        return jnp.where(predicate(candidate), candidate, pattern)
 
     return jax.lax.fori_loop(0, width, decide_bit, jnp.zeros(ordered.shape[0], dtype))
 
@@ -81,18 +81,17 @@ def to_ordered(x):
 
 
 def from_ordered(ordered, dtype):
-    """Inverse of ``to_ordered``, widened to float32."""
+    """Inverse of ``to_ordered``, in float32."""
     sign = jnp.asarray(1 << (8 * ordered.dtype.itemsize - 1), ordered.dtype)
     bits = jnp.where(ordered >= sign, ordered ^ sign, ~ordered)
     return jax.lax.bitcast_convert_type(bits, dtype).astype(jnp.float32)
 
 
-def row_folder(logits_ref, at):
+def fold_over(logits_ref, at):
     """In a kernel: a fold over the logits of distribution ``at = (b, j)``, and the size of the blocks that it reads.
 
     The fold is ``(add, initial) -> carry``. It calls ``add(carry, z, block)`` with one block of logits after another,
-    float32, -inf past the end of the vocabulary.
-    """
+    float32, -inf past the end of the vocabulary."""
     V = logits_ref.shape[-1]
     size = block_size(V, _BLOCK)
 
@@ -109,39 +108,39 @@ def row_folder(logits_ref, at):
     return fold, size
 
 
-def threshold_of_row(logits_ref, at, scale, top_k, top_p, min_p):
-    """In a kernel: ``threshold_reference`` of distribution ``at = (b, j)``.
+def cutoff_in_kernel(logits_ref, at, scale, top_k, top_p, min_p):
+    """In a kernel: ``cutoff_reference`` of distribution ``at = (b, j)``.
 
-    The logits are dealt to ``_BLOCK`` lanes, and each lane keeps its ``_DEPTH`` largest ones in registers. What a lane
-    drops is at most the smallest logit that it kept, so a threshold above the smallest kept logit of every lane is exact.
-    Then the logits are read once, or twice. Another threshold (of a flat distribution, of a large top-k) is searched
-    again over all logits, in passes that read them from the L2 cache."""
+    Each of ``_BLOCK`` lanes reads some of the logits and keeps its ``_DEPTH`` largest ones in registers. A lane drops no
+    logit above the smallest one that it kept, so a cutoff above the smallest kept logit of every lane is exact. Then the
+    logits are read once, or twice. Another cutoff (of a flat distribution, of a large top-k) is searched again over all
+    logits, in passes that read them from the L2 cache."""
     V, dtype = logits_ref.shape[-1], logits_ref.dtype
-    fold, size = row_folder(logits_ref, at)
-    kept = fold(_keep_largest, (jnp.full(size, -jnp.inf),) * _DEPTH)
-    peak, dropped = jnp.max(kept[0]), jnp.max(kept[-1])
+    fold, size = fold_over(logits_ref, at)
+    largest = fold(_keep_largest, (jnp.full(size, -jnp.inf),) * _DEPTH)
+    peak, dropped = jnp.max(largest[0]), jnp.max(largest[-1])
 
-    def sums_of_row(weigh, floors):
-        """What all tokens at or above each of the floors weigh together."""
+    def sums_of_all(weight_of, floors):
+        """The weight of all tokens at or above each of the floors."""
 
         def add(sums, z, _):
-            return tuple(x + jnp.where(z >= floor, weigh(z), 0.0) for x, floor in zip(sums, floors, strict=True))
+            return tuple(x + jnp.where(z >= floor, weight_of(z), 0.0) for x, floor in zip(sums, floors, strict=True))
 
         return [jnp.sum(x) for x in fold(add, (jnp.zeros(size),) * len(floors))]
 
-    def sums_of_kept(weigh, floors):
-        return [jnp.sum(sum(jnp.where(z >= floor, weigh(z), 0.0) for z in kept)) for floor in floors]
+    def sums_of_largest(weight_of, floors):
+        return [jnp.sum(sum(jnp.where(z >= floor, weight_of(z), 0.0) for z in largest)) for floor in floors]
 
-    def search(weigh, wanted):
-        found = _search(lambda floors: sums_of_kept(weigh, floors), wanted, dtype)
-        again = lambda: _search(lambda floors: sums_of_row(weigh, floors), wanted, dtype)  # noqa: E731
-        return jax.lax.cond(found > dropped, lambda: found, again)
+    def search(weight_of, wanted):
+        cutoff = _search(lambda floors: sums_of_largest(weight_of, floors), wanted, dtype)
+        again = lambda: _search(lambda floors: sums_of_all(weight_of, floors), wanted, dtype)  # noqa: E731
+        return jax.lax.cond(cutoff > dropped, lambda: cutoff, again)
 
     def nucleus(floor):
-        weigh = lambda z: jnp.where(z >= floor, exp((z - peak) * scale), 0.0)  # noqa: E731
-        in_kept, in_row = lambda: sums_of_kept(weigh, [floor])[0], lambda: sums_of_row(weigh, [floor])[0]
+        weight_of = lambda z: jnp.where(z >= floor, exp((z - peak) * scale), 0.0)  # noqa: E731
+        in_kept, in_row = lambda: sums_of_largest(weight_of, [floor])[0], lambda: sums_of_all(weight_of, [floor])[0]
         mass = jax.lax.cond(floor > dropped, in_kept, in_row)
-        return jnp.maximum(floor, search(weigh, top_p * mass))
+        return jnp.maximum(floor, search(weight_of, top_p * mass))
 
     floor = jnp.where(min_p > 0, peak + jnp.log(min_p) / scale, -jnp.inf)
     count = lambda: search(jnp.ones_like, top_k.astype(jnp.float32))  # noqa: E731
@@ -149,10 +148,10 @@ def threshold_of_row(logits_ref, at, scale, top_k, top_p, min_p):
     return jax.lax.cond(top_p < 1, lambda: nucleus(floor), lambda: floor)
 
 
-def _keep_largest(kept, z, _):
+def _keep_largest(largest, z, _):
     """Insert z into lanes whose kept logits are sorted from the largest to the smallest; the smallest drops out."""
     after = []
-    for value in kept:
+    for value in largest:
         after.append(jnp.maximum(value, z))
         z = jnp.minimum(value, z)
     return tuple(after)
@@ -161,17 +160,17 @@ def _keep_largest(kept, z, _):
 def _search(sums, wanted, dtype):
     """The largest value, float32, at which the tokens at or above it still weigh ``wanted`` or more.
 
-    ``sums(floors)`` is what the tokens at or above each of some floors weigh; only values of ``dtype`` are tried.
-    """
+    ``sums(floors)`` are the weights of the tokens at or above each of some floors; only values of ``dtype`` are
+    tried."""
     bits, lowest = jnp.finfo(dtype).bits, jnp.uint32(2 ** jnp.finfo(dtype).nmant - 1)  # the pattern of -inf
 
     def value(pattern):
         return from_ordered(jnp.maximum(pattern, lowest).astype(f"uint{bits}"), dtype)
 
-    def decide_bits(i, found):
+    def decide_bits(i, pattern):
         shift = (bits - _BITS * (i + 1)).astype(jnp.uint32)
-        pivots = [value(found | jnp.left_shift(jnp.uint32(digit), shift)) for digit in range(1, 2**_BITS)]
+        pivots = [value(pattern | jnp.left_shift(jnp.uint32(digit), shift)) for digit in range(1, 2**_BITS)]
         digit = sum((amount >= wanted).astype(jnp.uint32) for amount in sums(pivots))
-        return found | jnp.left_shift(digit, shift)
+        return pattern | jnp.left_shift(digit, shift)
 
     return value(jax.lax.fori_loop(0, bits // _BITS, decide_bits, jnp.uint32(0)))

@@ -1,7 +1,6 @@
-"""Distributions that are stored as logits and three numbers, and the groups of tokens that a vocabulary is read in.
+"""Distributions stored as logits and three numbers, and the groups of tokens in which a vocabulary is read.
 
-The probability of token v is p(v) = exp(scale * logit[v] - lse) where logit[v] >= threshold, and 0 elsewhere.
-"""
+The probability of token v is p(v) = exp(scale * logit[v] - lse) where logit[v] >= cutoff, and 0 elsewhere."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +11,7 @@ from jax.experimental.pallas import triton as pltriton
 
 from jspec.pallas.triton import block_ids, block_size, load_block
 
-GROUP = 1024  # tokens of a group, which is drawn with one word of noise; another size makes a key draw other tokens
+GROUP = 1024  # tokens of a group, which is sampled with one word of noise; another size makes a key sample other tokens
 
 
 class WarpedLogits(NamedTuple):
@@ -21,24 +20,23 @@ class WarpedLogits(NamedTuple):
     Attributes:
       logits: ``[B, J, V]``, float32 or bfloat16, as the model stored them.
       scale: float32 ``[B, J]``, 1 / temperature.
-      threshold: float32 ``[B, J]``, the lowest logit that is not cut; -inf where nothing is.
+      cutoff: float32 ``[B, J]``, the lowest logit that is not cut; -inf where nothing is.
       lse: float32 ``[B, J]``, the log of the sum of exp(scale * logit) over the tokens that are not cut.
     """
 
     logits: jax.Array
     scale: jax.Array
-    threshold: jax.Array
+    cutoff: jax.Array
     lse: jax.Array
 
     def log_prob(self, width: int, draft_ids=None) -> jax.Array:
         """The log of every probability, float32 ``[B, J, width]``.
 
-        It is -inf for tokens that are cut, and for those past the end of a vocabulary narrower than ``width``. With
-        ``draft_ids`` the logits are over a draft vocabulary, as ``over_vocabulary`` has it.
-        """
+        It is -inf for tokens that are cut, and for those past the end of a vocabulary smaller than ``width``. With
+        ``draft_ids`` the logits are over a draft vocabulary, as ``over_vocabulary`` has it."""
         z = self.logits.astype(jnp.float32)
         scaled = z * self.scale[..., None] - self.lse[..., None]
-        log_prob = jnp.where(z >= self.threshold[..., None], scaled, -jnp.inf)
+        log_prob = jnp.where(z >= self.cutoff[..., None], scaled, -jnp.inf)
         if draft_ids is not None:
             log_prob = over_vocabulary(log_prob, draft_ids)
         return jnp.pad(log_prob, ((0, 0), (0, 0), (0, width - log_prob.shape[2])), constant_values=-jnp.inf)
@@ -61,7 +59,7 @@ class WarpedLogits(NamedTuple):
 
         It is -inf everywhere if ``when`` is false."""
         z = self.load(at, block, ids, when, draft_ids)
-        log_prob = jnp.where(z >= self.threshold[at], z * self.scale[at] - self.lse[at], -jnp.inf)
+        log_prob = jnp.where(z >= self.cutoff[at], z * self.scale[at] - self.lse[at], -jnp.inf)
         return jnp.where(when, log_prob, -jnp.inf)
 
     def line(self, at, log_weight: Any = 0.0, when: Any = True):
@@ -74,7 +72,7 @@ class WarpedLogits(NamedTuple):
 
 
 def over_vocabulary(values, draft_ids) -> jax.Array:
-    """What a drafter has of Vd tokens, logits or logs of probabilities, over all tokens: ``[..., Vd] -> [..., V]``.
+    """A drafter's values of Vd tokens, logits or log-probabilities, over all tokens: ``[..., Vd] -> [..., V]``.
 
     Args:
       values: ``[..., Vd]``.
@@ -103,7 +101,8 @@ def in_groups(x) -> jax.Array:
 
 
 def store_groups(ref, at, block, x):
-    """In a kernel: write x, one number for each of the n groups of a block, to ``ref[*at, block * n : (block + 1) * n]``."""
+    """In a kernel: write x, one number for each of the n groups of a block, to ``ref[*at, block * n : (block + 1) *
+    n]``."""
     ids = block_ids(block, x.shape[0])
     pltriton.store(ref.at[(*at, pl.ds(block * x.shape[0], x.shape[0]))], x, mask=ids < ref.shape[-1])
 

@@ -16,7 +16,7 @@ from jspec.config import Speculation, speculation
 from jspec.engine.adaptive.controller import Controller
 from jspec.engine.adaptive.cost_table import CostTable
 from jspec.models.kv_cache import PagedView, init_pool
-from jspec.models.ragged_view import PackedView
+from jspec.models.ragged_view import RaggedView
 
 KINDS = ("draft_model", "eagle", "dspark", "ngram", "latents", "draft_model/2")
 BUDGET = 2.0  # tokens for each of three rows, where drafts make it five
@@ -85,11 +85,11 @@ def test_a_packed_pass_computes_what_rows_do():
     pool = jax.tree.map(lambda x: jax.random.normal(jax.random.key(1), x.shape), pool)
     wanted, features, wanted_pool = model.with_auxiliary(tokens, positions, pool, rows, (0, 2))
     for R in (9, 12):
-        view = PackedView.of(rows, R)
-        hidden, packed, cache = model.with_auxiliary(view.packed(tokens), view.positions, pool, view, (0, 2))
+        view = RaggedView.of(rows, R)
+        hidden, packed, cache = model.with_auxiliary(view.from_rows(tokens), view.positions, pool, view, (0, 2))
         assert hidden.shape[:2] == (1, R)
         for got, expected in ((hidden, wanted), (packed, features)):
-            np.testing.assert_allclose(view.in_rows(got)[valid], expected[valid], atol=1e-5)
+            np.testing.assert_allclose(view.to_rows(got)[valid], expected[valid], atol=1e-5)
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x[:, 1:], y[:, 1:], atol=1e-5), cache, wanted_pool)
 
 

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec
 from jspec.config.sharding import AXIS
 from jspec.engine.multihost.batch_sharded_verify import Dealing
 from jspec.engine.multihost.shard_map import Spread
-from jspec.models.flatten import split
+from jspec.models.flatten import flatten
 from jspec.sampling.verify import Verdict
 
 SAME, ROWS = PartitionSpec(), PartitionSpec(AXIS)
@@ -23,7 +23,7 @@ def hidden():
 def over(shards: int, function, returned):
     """The function of a target on each of so many devices, and what it returns, in the places of ``returned``."""
     model = in_shards(target(), shards, deal_from=0)
-    spread, arrays = Spread.of(model, None), split(model)
+    spread, arrays = Spread.of(model, None), flatten(model)
     assert spread is not None
     program = spread.over(lambda leaves: function(arrays.merge(leaves)), (spread.leaves[0],), returned)
     return jax.jit(program)(arrays.leaves)

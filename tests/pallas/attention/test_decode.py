@@ -10,9 +10,9 @@ import pytest
 from test_paged import CASES, DEAD, SMALL, WHOLE, Case, G, problem
 
 from jspec.models.kv_cache import LayerKV, PagedView, View
-from jspec.models.ragged_view import PackedView
-from jspec.pallas.attention.decode import extend_kernel, has_extend_kernel
-from jspec.pallas.attention.flash import Tiling
+from jspec.models.ragged_view import RaggedView
+from jspec.pallas.attention.decode import decode_attention_kernel, has_decode_attention_kernel
+from jspec.pallas.attention.flash import AttentionTiling
 from jspec.pallas.attention.reference import Rotation
 
 
@@ -24,7 +24,7 @@ def arguments(case: Case):
     qkv = jax.random.normal(keys[0], (B, T, G * (case.R + 2), case.H)).astype(case.dtype)
     angles = 6 * jax.random.uniform(keys[1], (B, T, (case.H if case.rotary is None else case.rotary) // 2))
     rotation = None if case.rotary == 0 else Rotation(jnp.cos(angles), jnp.sin(angles))
-    table = jnp.where(table < k_pool.shape[1], table, 0)  # pages that nobody has yet are the null page
+    table = jnp.where(table < k_pool.shape[1], table, 0)  # pages that no request has yet are the null page
     live = jnp.asarray(valid)
     page = jnp.take_along_axis(table, jnp.clip(positions // P, 0, table.shape[1] - 1), axis=1)
     page = jnp.where(live, page, k_pool.shape[1])
@@ -55,12 +55,12 @@ def assert_agrees(got, wanted, view, dtype):
     "interpret", [pytest.param(True, id="interpreted"), pytest.param(False, id="compiled", marks=pytest.mark.gpu)]
 )
 @pytest.mark.parametrize("case", [case for case in CASES if case.T < 40], ids=str)
-def test_does_what_the_three_do(case, interpret):
+def test_agrees_with_rope_write_and_attention_apart(case, interpret):
     args = qkv, rotation, kv, view = arguments(case)
     wanted = composed(*args, case)
     where = view.table, view.positions, view.valid
     how = {"tiling": case.tiling, "interpret": interpret}
-    out, *pools = extend_kernel(*(qkv, rotation, *kv, *where), case.window, case.all_scores, **how)
+    out, *pools = decode_attention_kernel(*(qkv, rotation, *kv, *where), case.window, case.all_scores, **how)
     assert_agrees((out, pools), wanted, view, case.dtype)
 
 
@@ -71,19 +71,19 @@ def test_rows_without_tokens_get_zeros_and_write_nothing(tiling, sink):
     scores = case.all_scores
     qkv, rotation, kv, view = arguments(case)
     where = view.table, view.positions, view.valid
-    out, *pools = extend_kernel(*(qkv, rotation, *kv, *where), None, scores, tiling=tiling, interpret=True)
+    out, *pools = decode_attention_kernel(*(qkv, rotation, *kv, *where), None, scores, tiling=tiling, interpret=True)
     np.testing.assert_array_equal(out[DEAD], 0)
     nothing = view.table, view.positions, jnp.zeros_like(view.valid)
-    out, *pools = extend_kernel(*(qkv, rotation, *kv, *nothing), None, scores, tiling=tiling, interpret=True)
+    out, *pools = decode_attention_kernel(*(qkv, rotation, *kv, *nothing), None, scores, tiling=tiling, interpret=True)
     np.testing.assert_array_equal(out, 0)
     for pool, before in zip(pools, kv, strict=True):
         np.testing.assert_array_equal(pool, before)
 
 
-def test_a_view_takes_the_three_steps_on_a_cpu():
+def test_a_view_takes_three_steps_on_a_cpu():
     case = Case(T=5, R=4, H=64, P=16, pages=9, window=3, sink=1.0)
     qkv, rotation, kv, view = arguments(case)
-    assert has_extend_kernel(qkv, kv.k)
+    assert has_decode_attention_kernel(qkv, kv.k)
     with jax.default_device(jax.devices("cpu")[0]):
         extend = functools.partial(jax.jit, static_argnums=(3, 4))(view.extend)
         out, written = extend(qkv, rotation, kv, G, case.window, case.all_scores)
@@ -92,8 +92,8 @@ def test_a_view_takes_the_three_steps_on_a_cpu():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (1, 5), (16, 5), (64, 5), (3, 9)])
-def test_real_sizes_on_a_gpu(B, T):
-    case = Case(T=T, R=4, H=128, P=64, pages=16, dtype="bfloat16", tiling=Tiling())
+def test_real_sizes_agree_on_a_gpu(B, T):
+    case = Case(T=T, R=4, H=128, P=64, pages=16, dtype="bfloat16", tiling=AttentionTiling())
     keys = jax.random.split(jax.random.key(B + T), 6)
     qkv = jax.random.normal(keys[0], (B, T, 8 * (case.R + 2), case.H)).astype(case.dtype)
     pools = [jax.random.normal(key, (8, 1 + 16 * B, 64, case.H)).astype(case.dtype) for key in keys[1:3]]
@@ -102,19 +102,19 @@ def test_real_sizes_on_a_gpu(B, T):
     angles = 6 * jax.random.uniform(keys[5], (B, T, case.H // 2))
     view, rotation = PagedView(table, positions, jnp.ones((B, T), bool)), Rotation(jnp.cos(angles), jnp.sin(angles))
     wanted = jax.jit(lambda *args: View.extend(view, *args, 8, None))(qkv, rotation, LayerKV(*pools))
-    out, *written = extend_kernel(qkv, rotation, *pools, table, positions, view.valid, None)
+    out, *written = decode_attention_kernel(qkv, rotation, *pools, table, positions, view.valid, None)
     assert_agrees((out, written), wanted, view, case.dtype)
 
 
-def packed(case: Case, padding: int):
+def ragged_arguments(case: Case, padding: int):
     """``arguments`` with the valid tokens of all rows side by side, and padding behind them."""
     qkv, rotation, kv, view = arguments(case)
     order = jnp.argsort(~view.valid, axis=1, stable=True)  # a row's valid tokens come first
     row = jnp.arange(len(order))[:, None]
     qkv, rotation = jax.tree.map(lambda x: x[row, order], (qkv, rotation))
     view = dataclasses.replace(view, positions=view.positions[row, order], valid=view.valid[row, order])
-    side_by_side = PackedView.of(view, int(view.valid.sum()) + padding)
-    return side_by_side.packed(qkv), jax.tree.map(side_by_side.packed, rotation), kv, side_by_side
+    ragged = RaggedView.of(view, int(view.valid.sum()) + padding)
+    return ragged.from_rows(qkv), jax.tree.map(ragged.from_rows, rotation), kv, ragged
 
 
 @pytest.mark.parametrize(
@@ -127,15 +127,15 @@ def packed(case: Case, padding: int):
     ],
 )
 @pytest.mark.parametrize("case", [case for case in CASES if case.T < 40], ids=str)
-def test_tokens_side_by_side(case, interpret, padding):
+def test_a_ragged_view_agrees_with_its_rows(case, interpret, padding):
     """They are read and written where they are, and nothing of a row shows in another."""
-    qkv, rotation, kv, view = packed(case, padding)
+    qkv, rotation, kv, view = ragged_arguments(case, padding)
     rows, how = view.rows, {"tiling": case.tiling, "interpret": interpret}
     where = rows.table, rows.positions, rows.valid, case.window, case.all_scores
-    out, *pools = extend_kernel(qkv, rotation, *kv, *where, view.packing, **how)
-    wanted, *wanted_pools = extend_kernel(view.in_rows(qkv), view.in_rows(rotation), *kv, *where, **how)
+    out, *pools = decode_attention_kernel(qkv, rotation, *kv, *where, view.layout, **how)
+    wanted, *wanted_pools = decode_attention_kernel(view.to_rows(qkv), view.to_rows(rotation), *kv, *where, **how)
     valid = np.asarray(rows.valid)
-    x, y = (np.asarray(o, np.float32)[valid] for o in (view.in_rows(out), wanted))
+    x, y = (np.asarray(o, np.float32)[valid] for o in (view.to_rows(out), wanted))
     np.testing.assert_allclose(x, y, atol=2**-8 if case.dtype == "bfloat16" else 2e-6)  # programs have fewer queries
     for pool, wanted_pool in zip(pools, wanted_pools, strict=True):
         x, y = (np.asarray(p, np.float32)[:, 1:] for p in (pool, wanted_pool))

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from jspec.models.kv_cache import LayerKV, PagedView
-from jspec.pallas.attention.flash import Plan, Tiling
+from jspec.pallas.attention.flash import AttentionLaunch, AttentionTiling
 from jspec.pallas.attention.paged import paged_attention, paged_attention_kernel, paged_attention_reference
 from jspec.pallas.attention.reference import PLAIN, Scores
 
 G = 2
 LIVE, DEAD, FULL, SHORT, EARLY, ONE = range(6)  # rows of a problem
-SMALL = Tiling(tile=4096, rows=16, programs=64)  # several splits, tiles and blocks of rows
-WHOLE = Tiling(programs=1)  # nothing is split
-SHARED = Tiling(tile=4096, programs=1, share=32, most_splits=4)  # only long rows are split
+SMALL = AttentionTiling(tile_bytes=4096, queries=16, instances=64)  # several splits, tiles and blocks of rows
+WHOLE = AttentionTiling(instances=1)  # nothing is split
+SHARED = AttentionTiling(tile_bytes=4096, instances=1, split_slots=32, max_splits=4)  # only long rows are split
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Case:
     pages: int
     window: int | None = None
     dtype: str = "float32"
-    tiling: Tiling = SMALL
+    tiling: AttentionTiling = SMALL
     scores: Scores = PLAIN
     rotary: int | None = None
     sink: float | None = None
@@ -63,7 +63,7 @@ CASES = [
     Case(T=5, R=7, H=64, P=24, pages=5, window=33, dtype="bfloat16"),
     Case(T=5, R=1, H=128, P=64, pages=4, window=1, dtype="bfloat16"),
     Case(T=9, R=8, H=64, P=64, pages=3),
-    Case(T=9, R=4, H=128, P=16, pages=7, window=70, tiling=Tiling()),
+    Case(T=9, R=4, H=128, P=16, pages=7, window=70, tiling=AttentionTiling()),
     Case(T=40, R=2, H=16, P=16, pages=8, window=20, dtype="bfloat16"),
     Case(T=5, R=4, H=64, P=16, pages=9, tiling=SHARED),
     Case(T=1, R=4, H=128, P=64, pages=5, dtype="bfloat16", tiling=SHARED),
@@ -133,7 +133,7 @@ def assert_agrees(got, args, wanted, magnitude):
 
 class TestPagedAttention:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         def attend(case: Case, args):
             reference, kernel = (
                 functools.partial(f, window=case.window, scores=case.all_scores)
@@ -162,7 +162,7 @@ class TestPagedAttention:
             assert_agrees(got.at[LIVE, :, : case.R].set(wanted[0, LIVE, :, : case.R]), args, *wanted)
 
     @pytest.mark.parametrize("sink", [None, 1.0])
-    def test_scores_far_apart(self, sink):
+    def test_scores_far_apart_stay_finite(self, sink):
         case = Case(T=5, R=4, H=64, P=16, pages=6, sink=sink)
         args, wanted = problem(case, 1e4)
         assert_agrees(self.attend(case, args), args, *wanted)
@@ -182,7 +182,7 @@ class TestPagedAttention:
         case = Case(T=5, R=4, H=64, P=16, pages=6, tiling=tiling)
         args, _ = problem(case)
         valid = np.asarray(args[-1])
-        got, wanted = (np.asarray(self.attend(one, args))[valid] for one in (replace(case, sink=-20.0), case))
+        got, wanted = (np.asarray(self.attend(variant, args))[valid] for variant in (replace(case, sink=-20.0), case))
         np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6)
 
 
@@ -201,12 +201,14 @@ def test_the_kernel_gives_zeros_to_queries_that_are_invalid_or_off_the_table(til
     assert_agrees(got, args, *wanted)
 
 
-def test_only_where_texts_may_be_long_rows_of_many_are_split():
+def test_long_texts_alone_split_rows_of_a_large_batch():
     pool = jax.ShapeDtypeStruct((8, 100, 64, 128), jnp.bfloat16)
 
     def splits(B, T, M, window=None):
-        plan = Plan.of(B, T, 32, pool, jax.ShapeDtypeStruct((B, M), jnp.int32), window, PLAIN, Tiling())
-        return plan.fewest, plan.splits
+        launch = AttentionLaunch.of(
+            B, T, 32, pool, jax.ShapeDtypeStruct((B, M), jnp.int32), window, PLAIN, AttentionTiling()
+        )
+        return launch.min_splits, launch.num_splits
 
     assert splits(16, 5, 16) == (1, 1)
     assert splits(16, 5, 512) == (1, 8)
@@ -218,7 +220,7 @@ def test_only_where_texts_may_be_long_rows_of_many_are_split():
     ("cells", "tiles", "splits"), [(8, 16, 16), (8, 256, 32), (128, 16, 2), (512, 16, 1), (8, 3, 4), (8, 1, 1)]
 )
 def test_one_row_fills_the_gpu_and_many_rows_are_not_split(cells, tiles, splits):
-    assert Tiling(programs=264).splits(cells, tiles) == splits
+    assert AttentionTiling(instances=264).num_splits(cells, tiles) == splits
 
 
 def test_a_view_attends_by_the_reference_on_a_cpu():
@@ -236,7 +238,7 @@ def test_a_view_attends_by_the_reference_on_a_cpu():
 @pytest.mark.parametrize("B", [1, 16])
 @pytest.mark.parametrize("T", [1, 5, 256])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_real_sizes_on_a_gpu_in_memory_that_holds_nan(B, T, dtype):
+def test_real_sizes_agree_on_a_gpu_whose_memory_holds_nan(B, T, dtype):
     case = Case(T=T, R=4, H=128, P=64, pages=16, dtype=dtype)
     keys = jax.random.split(jax.random.key(B + T), 5)
     pages = 1 + B * case.pages

@@ -14,7 +14,7 @@ from cuda_lowering import for_cuda
 from test_paged import FULL, LIVE, Case, assert_agrees, problem
 
 from jspec.pallas.attention.paged import paged_attention_reference
-from jspec.pallas.attention.prefill_plan import Plan
+from jspec.pallas.attention.prefill_launch import PrefillLaunch
 from jspec.pallas.attention.prefill_sm90 import has_prefill_kernel, prefill_attention, prefill_attention_kernel
 from jspec.pallas.attention.reference import Scores
 
@@ -36,13 +36,13 @@ MOSAIC = "custom_call @mosaic_gpu_v2"
 def attend(case: Case, args):
     from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
 
-    stages, programs = 2, 3  # fewer than tiles, and fewer than blocks
+    stages, instances = 2, 3  # fewer than tiles, and fewer than blocks
     return prefill_attention_kernel(
         *args,
         window=case.window,
         scores=case.all_scores,
-        stages=stages,
-        programs=programs,
+        num_stages=stages,
+        instances=instances,
         interpret=InterpretGPUParams(),
     )
 
@@ -57,7 +57,7 @@ def test_agrees_with_the_oracle_and_gives_zeros_to_invalid_query_tokens(case):
 
 
 @interpreted
-def test_a_segment_gets_the_same_bits_in_any_row_and_beside_any_neighbours():
+def test_a_chunk_gets_the_same_bits_in_any_row_beside_any_others():
     case = CASES[0]
     (q, k, v, table, positions, valid), _ = problem(case)
     got = attend(case, (q, k, v, table, positions, valid))
@@ -104,16 +104,16 @@ def shapes(B, T, N=32, G=8, H=128, P=64, dtype="bfloat16"):
     return queries, pool, pool, array((B, M), jnp.int32), array((B, T), jnp.int32), array((B, T), jnp.bool_)
 
 
-@pytest.mark.parametrize(("B", "T", "programs"), [(3, 64, 5), (2, 32, 132), (4, 96, 7)])
-def test_every_block_is_dealt_once(B, T, programs):
+@pytest.mark.parametrize(("B", "T", "instances"), [(3, 64, 5), (2, 32, 132), (4, 96, 7)])
+def test_every_block_has_one_instance(B, T, instances):
     q, pool, *_ = shapes(B, T)
-    plan = Plan.of(q, pool, None, None, 2, programs, None)
-    dealt = [
-        tuple(int(x) for x in plan.block(jnp.int32(program), i))
-        for program in range(plan.programs)
-        for i in range(int(plan.blocks_of(program)))
+    launch = PrefillLaunch.of(q, pool, None, None, 2, instances, None)
+    blocks = [
+        tuple(int(x) for x in launch.block(jnp.int32(instance), i))
+        for instance in range(launch.instances)
+        for i in range(int(launch.blocks_of(instance)))
     ]
-    assert sorted(dealt) == sorted(itertools.product(range(B), range(plan.G), range(plan.blocks)))
+    assert sorted(blocks) == sorted(itertools.product(range(B), range(launch.G), range(launch.blocks)))
 
 
 @pytest.mark.parametrize("window", [None, 100])
@@ -142,7 +142,7 @@ def test_other_gpus_get_paged_attention(monkeypatch):
         *[({"B": 8, "T": 64}, True), ({"B": 64, "T": 32}, True), ({"B": 1, "T": 2048}, True)],
         *[({"B": 64, "T": 40}, False), ({"B": 64, "T": 64, "N": 56}, False), ({"B": 64, "T": 64, "P": 16}, False)],
         *[({"B": 64, "T": 64, "dtype": "float32"}, False), ({"B": 64, "T": 64, "H": 256}, False)],
-        ({"B": 2, "T": 64}, False),  # too few programs: splitting the rows is better
+        ({"B": 2, "T": 64}, False),  # too few instances: splitting the rows is better
     ],
     ids=str,
 )
@@ -151,7 +151,7 @@ def test_which_shapes_have_the_kernel(shape, known):
     assert has_prefill_kernel(q, pool) == known
 
 
-def test_elsewhere_it_is_the_reference():
+def test_other_platforms_run_the_reference():
     case = CASES[0]
     args, _ = problem(case)
     with jax.default_device(jax.devices("cpu")[0]):
@@ -163,7 +163,7 @@ def test_elsewhere_it_is_the_reference():
 @pytest.mark.gpu
 @pytest.mark.parametrize(("window", "sink"), [(None, None), (100, None), (None, 2.0), (100, 2.0)])
 @pytest.mark.parametrize("T", [32, 64])
-def test_real_sizes_on_a_gpu_among_other_rows_and_alone(T, window, sink):
+def test_real_sizes_agree_on_a_gpu_among_other_rows_and_alone(T, window, sink):
     case = Case(T=T, R=4, H=128, P=64, pages=16, dtype="bfloat16", window=window, sink=sink)
     args, wanted = problem(case)
     attend = jax.jit(functools.partial(prefill_attention_kernel, window=window, scores=case.all_scores))

@@ -10,25 +10,25 @@ from test_decode import arguments
 from test_paged import CASES, Case, G
 
 from jspec.models.kv_cache import View
-from jspec.pallas.attention.rope_and_write_kv import rotate_and_write_kernel
+from jspec.pallas.attention.rope_and_write_kv import rope_and_write_kv_kernel
 
-LONG = Case(T=70, R=3, H=32, P=16, pages=8)  # heads that fill no whole number of programs
+LONG = Case(T=70, R=3, H=32, P=16, pages=8)  # heads that do not fill an integer number of program instances
 MODES = [pytest.param(True, id="interpreted"), pytest.param(False, id="compiled", marks=pytest.mark.gpu)]
 
 
-def both(qkv, rotation, kv, view, interpret=True):
+def kernel_and_reference(qkv, rotation, kv, view, interpret=True):
     """What the kernel gives, and what the reference implementation gives: queries, keys and values."""
     where = view.table, view.positions, view.valid
-    q, *pools = rotate_and_write_kernel(*(qkv, rotation, *kv, *where), interpret=interpret)
-    wanted_q, wanted = jax.jit(lambda *args: View.rotate_and_write(*args, G))(view, qkv, rotation, kv)
+    q, *pools = rope_and_write_kv_kernel(*(qkv, rotation, *kv, *where), interpret=interpret)
+    wanted_q, wanted = jax.jit(lambda *args: View.rope_and_write_kv(*args, G))(view, qkv, rotation, kv)
     return (q, *pools), (wanted_q, *wanted)
 
 
 @pytest.mark.parametrize("interpret", MODES)
 @pytest.mark.parametrize("case", [*CASES, LONG], ids=str)
-def test_does_what_the_two_do(case, interpret):
+def test_agrees_with_rope_and_write_apart(case, interpret):
     args = arguments(case)
-    got, wanted = both(*args, interpret=interpret)
+    got, wanted = kernel_and_reference(*args, interpret=interpret)
     tolerance = 2**-7 if case.dtype == "bfloat16" else 1e-6
     assert not np.isnan(np.asarray(got[0], np.float32)).any()
     for x, y in zip(
@@ -48,6 +48,6 @@ def test_tokens_without_a_slot_are_written_nowhere(interpret):
         dataclasses.replace(view, table=jnp.zeros_like(view.table)),
     ]
     for nowhere in elsewhere:
-        (_, *pools), _ = both(qkv, rotation, kv, nowhere, interpret)
+        (_, *pools), _ = kernel_and_reference(qkv, rotation, kv, nowhere, interpret)
         for pool, before in zip(pools, kv, strict=True):
             np.testing.assert_array_equal(pool[:, 1:], before[:, 1:])

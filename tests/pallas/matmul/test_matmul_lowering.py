@@ -1,4 +1,4 @@
-"""Which products lower to kernels for CUDA on a machine without a GPU, together with what rounds their inputs."""
+"""Which products, and which quantisations of their inputs, lower to kernels for CUDA on a machine without a GPU."""
 
 import functools
 
@@ -9,11 +9,11 @@ from cuda_lowering import for_cuda, kernels_of
 from flax import nnx
 
 from jspec.models.layers import ACTIVATE, ACTIVATED_IN_KERNELS, Linear
-from jspec.pallas.matmul.bf16 import streamed_product_kernel
-from jspec.pallas.matmul.quantize_activations import Rounded, activate_and_round, round_tokens
-from jspec.pallas.matmul.small_batch import Tiling
-from jspec.pallas.matmul.w8a8 import rounded_product
-from jspec.pallas.matmul.weight_only import narrow_product, narrow_product_kernel
+from jspec.pallas.matmul.bf16 import bf16_matmul_kernel
+from jspec.pallas.matmul.quantize_activations import QuantizedActivations, activate_and_quantize, quantize_tokens
+from jspec.pallas.matmul.small_batch import SmallBatchTiling
+from jspec.pallas.matmul.w8a8 import w8a8_matmul
+from jspec.pallas.matmul.weight_only import weight_only_matmul, weight_only_matmul_kernel
 from jspec.pallas.norm.rms_norm import add_norm
 
 
@@ -21,11 +21,11 @@ from jspec.pallas.norm.rms_norm import add_norm
 def hopper(monkeypatch):
     """jax 0.10 lowers for the GPU of this machine, and there is none."""
     if jax.__version_info__ < (0, 11):
-        for module in ("rounded_product", "streamed_floats"):
-            monkeypatch.setattr(f"jspec.pallas.{module}.on_hopper", lambda: True)
+        for module in ("w8a8", "bf16"):
+            monkeypatch.setattr(f"jspec.pallas.matmul.{module}.on_hopper", lambda: True)
 
 
-def _narrow(M, out, inputs, stored):
+def _weight_only(M, out, inputs, stored):
     """x and a weight of few bits with its scales."""
     array, groups = jax.ShapeDtypeStruct, -(-inputs // 128)
     x = array((M, inputs), jnp.bfloat16)
@@ -37,14 +37,16 @@ def _narrow(M, out, inputs, stored):
 @pytest.mark.parametrize("stored", ["uint8", "int8", "float8_e4m3fn"])
 @pytest.mark.parametrize(("out", "inputs"), [(6144, 4096), (1000, 100), (2880, 2880)])
 @pytest.mark.parametrize("M", [1, 40, 320])
-def test_products_with_weights_of_few_bits_lowerfor_cuda(M, out, inputs, stored):
-    assert kernels_of(for_cuda(narrow_product_kernel, _narrow(M, out, inputs, stored))) == ["narrow_product"]
+def test_weight_only_matmul_lowers_for_cuda(M, out, inputs, stored):
+    assert kernels_of(for_cuda(weight_only_matmul_kernel, _weight_only(M, out, inputs, stored))) == [
+        "weight_only_matmul"
+    ]
 
 
 @pytest.mark.parametrize(("M", "dtype", "kernels"), [(512, "bfloat16", 1), (513, "bfloat16", 0), (5, "float32", 0)])
 def test_few_tokens_of_bfloat16_have_the_kernel_for_four_bits(M, dtype, kernels):
-    x, *weights = _narrow(M, 256, 512, "uint8")
-    assert len(kernels_of(for_cuda(narrow_product, (x.update(dtype=jnp.dtype(dtype)), *weights)))) == kernels
+    x, *weights = _weight_only(M, 256, 512, "uint8")
+    assert len(kernels_of(for_cuda(weight_only_matmul, (x.update(dtype=jnp.dtype(dtype)), *weights)))) == kernels
 
 
 @pytest.mark.parametrize(
@@ -55,44 +57,46 @@ def test_few_tokens_of_bfloat16_have_the_kernel_for_four_bits(M, dtype, kernels)
     ],
 )
 def test_several_tokens_have_the_kernel_for_large_weights_of_int8(M, out, stored, kernels):
-    assert len(kernels_of(for_cuda(narrow_product, _narrow(M, out, 4096, stored)))) == kernels
+    assert len(kernels_of(for_cuda(weight_only_matmul, _weight_only(M, out, 4096, stored)))) == kernels
 
 
-def test_products_with_weights_of_few_bits_elsewhere_are_the_reference():
-    assert not kernels_of(jax.jit(narrow_product).lower(*_narrow(5, 256, 512, "uint8")).as_text())
+def test_weight_only_matmul_elsewhere_is_the_reference():
+    assert not kernels_of(jax.jit(weight_only_matmul).lower(*_weight_only(5, 256, 512, "uint8")).as_text())
 
 
-def _rounded(M, out, inputs):
-    """Rounded tokens and a weight of int8 with its scales."""
+def _w8a8(M, out, inputs):
+    """Quantised tokens and a weight of int8 with its scales."""
     array = jax.ShapeDtypeStruct
-    x = Rounded(array((M, inputs), jnp.int8), array((M,), jnp.float32), jnp.dtype("bfloat16"))
+    x = QuantizedActivations(array((M, inputs), jnp.int8), array((M,), jnp.float32), jnp.dtype("bfloat16"))
     return x, array((out, inputs), jnp.int8), array((out,), jnp.float32)
 
 
-@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("allow_partial_sums", [False, True])
 @pytest.mark.parametrize(("out", "inputs"), [(28672, 4096), (2048, 8192), (1000, 100)])
 @pytest.mark.parametrize(("M", "kernels"), [(1, 1), (64, 1), (80, 1), (320, 1), (513, 0)])
-def test_products_of_rounded_tokens_lowerfor_cuda(M, kernels, out, inputs, in_parts):
-    function = functools.partial(rounded_product, in_parts=in_parts)
-    assert kernels_of(for_cuda(function, _rounded(M, out, inputs))) == ["rounded_product"] * kernels
-    assert not kernels_of(jax.jit(function).lower(*_rounded(M, out, inputs)).as_text())
+def test_w8a8_matmul_lowers_for_cuda(M, kernels, out, inputs, allow_partial_sums):
+    function = functools.partial(w8a8_matmul, allow_partial_sums=allow_partial_sums)
+    assert kernels_of(for_cuda(function, _w8a8(M, out, inputs))) == ["w8a8_matmul"] * kernels
+    assert not kernels_of(jax.jit(function).lower(*_w8a8(M, out, inputs)).as_text())
 
 
-@pytest.mark.parametrize("tiling", [Tiling(64, 64, 128, 4, 5, True, 2), Tiling(32, 64, 128, 4, 5, False)], ids=str)
-def test_products_of_floats_lowerfor_cuda(tiling):
+@pytest.mark.parametrize(
+    "tiling", [SmallBatchTiling(64, 64, 128, 4, 5, True, 2), SmallBatchTiling(32, 64, 128, 4, 5, False)], ids=str
+)
+def test_bf16_matmul_lowers_for_cuda(tiling):
     args = (jax.ShapeDtypeStruct((size, 4096), jnp.bfloat16) for size in (64, 6144))
-    assert kernels_of(for_cuda(functools.partial(streamed_product_kernel, tiling=tiling), args)) == ["streamed_product"]
+    assert kernels_of(for_cuda(functools.partial(bf16_matmul_kernel, tiling=tiling), args)) == ["bf16_matmul"]
 
 
 @pytest.mark.parametrize(
     ("tokens", "out", "inputs", "how", "kernels"),
     [
-        (1, 4096, 4096, {"in_parts": True}, 0),
-        (5, 4096, 4096, {"in_parts": True}, 1),
+        (1, 4096, 4096, {"allow_partial_sums": True}, 0),
+        (5, 4096, 4096, {"allow_partial_sums": True}, 1),
         (5, 6144, 4096, {}, 1),
         (5, 6144, 4096, {"bias": True}, 0),
-        (64, 4096, 14336, {"in_parts": True}, 1),
-        (80, 4096, 14336, {"in_parts": True}, 0),
+        (64, 4096, 14336, {"allow_partial_sums": True}, 1),
+        (80, 4096, 14336, {"allow_partial_sums": True}, 0),
         (5, 28672, 4096, {}, 0),
         (5, 4096, 2048, {}, 0),
     ],
@@ -104,22 +108,24 @@ def test_maps_of_bfloat16_have_the_kernel_for_some_tokens(tokens, out, inputs, h
         return linear(x)
 
     args = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((out, inputs), (1, tokens, inputs))]
-    assert kernels_of(for_cuda(mapped, args)) == ["streamed_product"] * kernels
+    assert kernels_of(for_cuda(mapped, args)) == ["bf16_matmul"] * kernels
     assert not kernels_of(jax.jit(mapped).lower(*args).as_text())
 
 
 @pytest.mark.parametrize("D", [100, 4096, 14336])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_rounding_lowersfor_cuda(dtype, D):
+def test_quantizing_lowers_for_cuda(dtype, D):
     array = jax.ShapeDtypeStruct
     x, vector, many = array((2, 5, D), dtype), array((D,), dtype), array((2, 5, 40_000), dtype)
-    assert kernels_of(for_cuda(round_tokens, (x,))) == ["round"]
-    assert kernels_of(for_cuda(round_tokens, (many,))) == []
-    with_norm = functools.partial(add_norm, eps=1e-5, kind="rms", rounds=True)
+    assert kernels_of(for_cuda(quantize_tokens, (x,))) == ["quantize_tokens"]
+    assert kernels_of(for_cuda(quantize_tokens, (many,))) == []
+    with_norm = functools.partial(add_norm, eps=1e-5, kind="rms", quantize=True)
     assert kernels_of(for_cuda(with_norm, (x, x, vector, None))) == ["add_norm"]
 
 
 @pytest.mark.parametrize("name", ACTIVATED_IN_KERNELS)
-def test_activations_lowerfor_cuda(name):
-    function = functools.partial(activate_and_round, activate=ACTIVATE[name])
-    assert kernels_of(for_cuda(function, (jax.ShapeDtypeStruct((2, 5, 600), jnp.bfloat16),))) == ["activate_and_round"]
+def test_activations_lower_for_cuda(name):
+    function = functools.partial(activate_and_quantize, activate=ACTIVATE[name])
+    assert kernels_of(for_cuda(function, (jax.ShapeDtypeStruct((2, 5, 600), jnp.bfloat16),))) == [
+        "activate_and_quantize"
+    ]

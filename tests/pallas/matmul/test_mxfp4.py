@@ -62,12 +62,12 @@ def _permuted(first, second, digit: int):
     return byte if digit < 8 else (byte >> np.uint32(7)) * np.uint32(255)
 
 
-def test_the_instructions_make_the_numbers_of_the_definition():
+def test_instructions_agree_with_the_definition():
     rng = np.random.default_rng(0)
     byte = rng.integers(256, size=(500, GROUP), dtype=np.uint8)
     scales = rng.integers(3, LARGEST_SCALE + 1, size=(2, 500), dtype=np.uint32)
-    both = factors(*scales)
-    words, every = byte.view("<u4").reshape(-1), np.repeat(both, GROUP // 4)
-    for asm, wanted in zip((mxfp4._FIRST, mxfp4._SECOND), mxfp4.groups(byte, both), strict=True):
-        found = carried_out(asm, {"$2": words, "$3": every}).reshape(500, GROUP)
-        np.testing.assert_array_equal(found, np.asarray(wanted))
+    pair_factors = factors(*scales)
+    words, word_factors = byte.view("<u4").reshape(-1), np.repeat(pair_factors, GROUP // 4)
+    for asm, wanted in zip((mxfp4._FIRST, mxfp4._SECOND), mxfp4.dequantize_groups(byte, pair_factors), strict=True):
+        actual = carried_out(asm, {"$2": words, "$3": word_factors}).reshape(500, GROUP)
+        np.testing.assert_array_equal(actual, np.asarray(wanted))

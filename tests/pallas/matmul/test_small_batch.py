@@ -1,4 +1,4 @@
-"""Products of floats whose weights stream to the tensor cores, against sums in float64."""
+"""The small-batch matmul of floats against sums in float64."""
 
 import dataclasses
 
@@ -9,54 +9,54 @@ import pytest
 
 from jspec.pallas.matmul import bf16
 from jspec.pallas.matmul.bf16 import (
-    streamed_product,
-    streamed_product_kernel,
-    streamed_product_reference,
-    streams,
+    bf16_matmul,
+    bf16_matmul_kernel,
+    bf16_matmul_reference,
+    has_bf16_kernel,
     tiling_of,
 )
-from jspec.pallas.matmul.small_batch import Tiling
-from jspec.pallas.norm.rms_norm import whole
+from jspec.pallas.matmul.small_batch import SmallBatchTiling
+from jspec.pallas.norm.rms_norm import reduce_partial_sums
 
-WEIGHT_FIRST = Tiling(64, 32, 64, 4, 3, True)
-TOKENS_FIRST = Tiling(32, 64, 128, 4, 3, False)
+WEIGHT_FIRST = SmallBatchTiling(64, 32, 64, 4, 3, True)
+TOKENS_FIRST = SmallBatchTiling(32, 64, 128, 4, 3, False)
 
 
-class TestStreamedProduct:
+class TestBf16Matmul:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         self.implementation = implementation
 
-    def product(self, x, weight, tiling: Tiling):
+    def product(self, x, weight, tiling: SmallBatchTiling):
         def kernel(x, weight, interpret=False):
-            return streamed_product_kernel(x, weight, tiling=tiling, interpret=interpret)
+            return bf16_matmul_kernel(x, weight, tiling=tiling, interpret=interpret)
 
-        step = None if tiling.parts == 1 else tiling.step(x.shape[-1])
-        return self.implementation(lambda x, weight: streamed_product_reference(x, weight, step), kernel)(x, weight)
+        split_inputs = None if tiling.num_splits == 1 else tiling.split_inputs(x.shape[-1])
+        return self.implementation(lambda x, weight: bf16_matmul_reference(x, weight, split_inputs), kernel)(x, weight)
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize("shape", [(1, 64, 128), (3, 70, 100), (17, 200, 300), (70, 96, 1000)], ids=str)
-    @pytest.mark.parametrize("parts", [1, 2])
+    @pytest.mark.parametrize("num_splits", [1, 2])
     @pytest.mark.parametrize("tiling", [WEIGHT_FIRST, TOKENS_FIRST], ids=["weight first", "tokens first"])
-    def test_agrees_with_float64(self, tiling, parts, shape, dtype):
+    def test_agrees_with_float64(self, tiling, num_splits, shape, dtype):
         M, outputs, inputs = shape
         keys = jax.random.split(jax.random.key(sum(shape)))
         x, weight = (
             jax.random.normal(key, (n, inputs)).astype(dtype) for key, n in zip(keys, (M, outputs), strict=True)
         )
-        tiling = dataclasses.replace(tiling, parts=parts)
+        tiling = dataclasses.replace(tiling, num_splits=num_splits)
         got = self.product(x, weight, tiling)
-        in_parts, step = got if parts > 1 else got[:, None], tiling.step(inputs)
-        assert in_parts.dtype == (dtype if parts == 1 else "float32")
-        x, weight = (np.asarray(one, np.float64) for one in (x, weight))
-        for i in range(in_parts.shape[1]):
-            cut = slice(i * step, (i + 1) * step)
+        sums, split_inputs = got if num_splits > 1 else got[:, None], tiling.split_inputs(inputs)
+        assert sums.dtype == (dtype if num_splits == 1 else "float32")
+        x, weight = (np.asarray(array, np.float64) for array in (x, weight))
+        for i in range(sums.shape[1]):
+            cut = slice(i * split_inputs, (i + 1) * split_inputs)
             exact, size = x[:, cut] @ weight[:, cut].T, np.abs(x[:, cut]) @ np.abs(weight[:, cut]).T
-            bound = 1e-5 * size + 1e-12 + (2**-8 * np.abs(exact) if in_parts.dtype == jnp.bfloat16 else 0)
-            assert (np.abs(np.asarray(in_parts[:, i], np.float64) - exact) <= bound).all()
+            bound = 1e-5 * size + 1e-12 + (2**-8 * np.abs(exact) if sums.dtype == jnp.bfloat16 else 0)
+            assert (np.abs(np.asarray(sums[:, i], np.float64) - exact) <= bound).all()
 
 
-def some(M: int, outputs: int, inputs: int, dtype="bfloat16"):
+def problem(M: int, outputs: int, inputs: int, dtype="bfloat16"):
     """Tokens ``[M, inputs]`` and a weight ``[outputs, inputs]``."""
     keys = jax.random.split(jax.random.key(M))
     return tuple(jax.random.normal(key, (n, inputs), dtype) for key, n in zip(keys, (M, outputs), strict=True))
@@ -66,47 +66,52 @@ def some(M: int, outputs: int, inputs: int, dtype="bfloat16"):
 @pytest.mark.parametrize(("outputs", "inputs"), [(4096, 14336), (4096, 4096), (6144, 4096), (2048, 8192), (3072, 2048)])
 def test_tilings_fit_the_chip(tokens, outputs, inputs):
     array = jax.ShapeDtypeStruct
-    tiling = tiling_of(array((tokens, inputs), jnp.bfloat16), array((outputs, inputs), jnp.bfloat16), in_parts=True)
-    assert -(-inputs // tiling.inputs) % tiling.parts == 0  # every part has as many trips
+    tiling = tiling_of(
+        array((tokens, inputs), jnp.bfloat16), array((outputs, inputs), jnp.bfloat16), allow_partial_sums=True
+    )
+    assert -(-inputs // tiling.inputs) % tiling.num_splits == 0  # every split has as many trips
     assert 2 * (tiling.outputs + tiling.tokens) * tiling.inputs * tiling.num_stages <= 227 * 1024  # shared memory
     assert tiling.outputs * tiling.tokens <= 128 * 32 * tiling.num_warps  # registers of the sums
 
 
 def test_which_products_have_the_kernel(monkeypatch):
-    x, weight = some(5, 64, 1024)
-    assert not streams(x, weight)  # this machine has no such GPU
+    x, weight = problem(5, 64, 1024)
+    assert not has_bf16_kernel(x, weight)  # this machine has no such GPU
     monkeypatch.setattr(bf16, "on_hopper", lambda: True)
-    assert not streams(x, weight)  # too small
+    assert not has_bf16_kernel(x, weight)  # too small
     monkeypatch.setattr(bf16, "_NUMBERS", range(2**16, 2**17))
-    assert streams(x, weight)
-    assert streams(x[None], weight)
-    assert not streams(x[:1], weight)
-    assert not streams(*some(5, 64, 1024, "float32"))
-    assert not streams(*some(5, 128, 1024))
-    assert [streams(*some(tokens, 64, 1024)) for tokens in (2, 64, 65)] == [True, True, False]
+    assert has_bf16_kernel(x, weight)
+    assert has_bf16_kernel(x[None], weight)
+    assert not has_bf16_kernel(x[:1], weight)
+    assert not has_bf16_kernel(*problem(5, 64, 1024, "float32"))
+    assert not has_bf16_kernel(*problem(5, 128, 1024))
+    assert [has_bf16_kernel(*problem(tokens, 64, 1024)) for tokens in (2, 64, 65)] == [True, True, False]
 
 
-def test_parts_are_summed_before_they_are_rounded():
-    x, weight = some(6, 64, 2048)
+def test_partial_sums_are_added_before_they_are_rounded():
+    x, weight = problem(6, 64, 2048)
     x = x.reshape(2, 3, 2048)
-    parts = streamed_product(x, weight, True)
-    assert parts.shape == (2, 3, 4, 64)
-    assert parts.dtype == jnp.float32
+    sums = bf16_matmul(x, weight, True)
+    assert sums.shape == (2, 3, 4, 64)
+    assert sums.dtype == jnp.float32
     exact = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
-    np.testing.assert_allclose(np.asarray(whole(parts, x), np.float64), exact, rtol=2**-8, atol=1e-3)
-    assert whole(parts, x).dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.asarray(reduce_partial_sums(sums, x), np.float64), exact, rtol=2**-8, atol=1e-3)
+    assert reduce_partial_sums(sums, x).dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("in_parts", [False, True])
-def test_its_derivative_is_that_of_the_product(in_parts):
-    args = some(3, 16, 1024, "float32")
+@pytest.mark.parametrize("allow_partial_sums", [False, True])
+def test_its_derivative_is_that_of_the_product(allow_partial_sums):
+    args = problem(3, 16, 1024, "float32")
 
     def total(product, x, weight):
         return jnp.sum(jnp.sin(product(x, weight)))
 
     got, wanted = (
         jax.grad(lambda x, weight, product=product: total(product, x, weight), argnums=(0, 1))(*args)
-        for product in (lambda *args: whole(streamed_product(*args, in_parts), args[0]), streamed_product_reference)
+        for product in (
+            lambda *args: reduce_partial_sums(bf16_matmul(*args, allow_partial_sums), args[0]),
+            bf16_matmul_reference,
+        )
     )
-    for one, other in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-3)
+    for gradient, expected in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-3)

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.pallas.matmul.quantize_activations import Rounded
-from jspec.pallas.matmul.small_batch import Tiling
-from jspec.pallas.matmul.w8a8 import MOST_TOKENS, rounded_product, rounded_product_kernel, rounded_product_reference
+from jspec.pallas.matmul.quantize_activations import QuantizedActivations
+from jspec.pallas.matmul.small_batch import SmallBatchTiling
+from jspec.pallas.matmul.w8a8 import MOST_TOKENS, w8a8_matmul, w8a8_matmul_kernel, w8a8_matmul_reference
 
-WEIGHT_FIRST = Tiling(64, 32, 64, 4, 3, True)
-TOKENS_FIRST = Tiling(32, 64, 128, 4, 3, False)
+WEIGHT_FIRST = SmallBatchTiling(64, 32, 64, 4, 3, True)
+TOKENS_FIRST = SmallBatchTiling(32, 64, 128, 4, 3, False)
 
 
 def problem(M: int, outputs: int, inputs: int, dtype="bfloat16"):
-    """Rounded tokens ``[M, inputs]``, a weight and its scales."""
+    """Quantised tokens ``[M, inputs]``, a weight and its scales."""
     rng = np.random.default_rng(M + outputs + inputs)
 
     def integers(*shape):
@@ -24,26 +24,26 @@ def problem(M: int, outputs: int, inputs: int, dtype="bfloat16"):
 
     scales = (jnp.asarray(np.exp(rng.normal(-3, 1, size)), jnp.float32) for size in (M, outputs))
     x_scale, scale = scales
-    return Rounded(integers(M, inputs), x_scale, jnp.dtype(dtype)), integers(outputs, inputs), scale
+    return QuantizedActivations(integers(M, inputs), x_scale, jnp.dtype(dtype)), integers(outputs, inputs), scale
 
 
-def wanted(x: Rounded, weight, scale):
+def wanted(x: QuantizedActivations, weight, scale):
     """In float64, not rounded."""
     sums = np.asarray(x.numbers, np.int64) @ np.asarray(weight, np.int64).T
     return sums * np.asarray(x.scale, np.float64)[:, None] * np.asarray(scale, np.float64)
 
 
-class TestRoundedProduct:
+class TestW8A8Matmul:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         self.implementation = implementation
 
-    def product(self, *args, tiling: Tiling | None = None):
+    def product(self, *args, tiling: SmallBatchTiling | None = None):
         def kernel(*args, interpret=False):
-            return rounded_product_kernel(*args, tiling=tiling, interpret=interpret)
+            return w8a8_matmul_kernel(*args, tiling=tiling, interpret=interpret)
 
-        step = None if tiling is None or tiling.parts == 1 else tiling.step(args[0].shape[-1])
-        return self.implementation(lambda *args: rounded_product_reference(*args, step=step), kernel)(*args)
+        split_inputs = None if tiling is None or tiling.num_splits == 1 else tiling.split_inputs(args[0].shape[-1])
+        return self.implementation(lambda *args: w8a8_matmul_reference(*args, split_inputs=split_inputs), kernel)(*args)
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize(
@@ -56,20 +56,20 @@ class TestRoundedProduct:
         assert got.dtype == dtype
         np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=2**-8 if dtype == "bfloat16" else 1e-6)
 
-    @pytest.mark.parametrize("parts", [2, 4])
+    @pytest.mark.parametrize("num_splits", [2, 4])
     @pytest.mark.parametrize("inputs", [1024, 1000])
     @pytest.mark.parametrize("tiling", [WEIGHT_FIRST, TOKENS_FIRST], ids=["weight first", "tokens first"])
-    def test_parts_add_up(self, tiling, inputs, parts):
+    def test_partial_sums_add_up(self, tiling, inputs, num_splits):
         args = problem(5, 70, inputs, "float32")
-        tiling = dataclasses.replace(tiling, parts=parts)
+        tiling = dataclasses.replace(tiling, num_splits=num_splits)
         got = self.product(*args, tiling=tiling)
-        assert got.shape == (5, parts, 70)
-        exact, step = wanted(*args), tiling.step(inputs)
+        assert got.shape == (5, num_splits, 70)
+        exact, split_inputs = wanted(*args), tiling.split_inputs(inputs)
         np.testing.assert_allclose(got.sum(1), exact, rtol=1e-4, atol=1e-5 * np.abs(exact).max())
-        first = dataclasses.replace(args[0], numbers=args[0].numbers[:, :step])
-        np.testing.assert_allclose(got[:, 0], wanted(first, args[1][:, :step], args[2]), rtol=1e-6)
+        first = dataclasses.replace(args[0], numbers=args[0].numbers[:, :split_inputs])
+        np.testing.assert_allclose(got[:, 0], wanted(first, args[1][:, :split_inputs], args[2]), rtol=1e-6)
 
-    def test_the_largest_sums(self):
+    def test_the_largest_sums_are_exact(self):
         """2^28, which float32 would not add up exactly."""
         x, weight, scale = problem(2, 16, 16_384, "float32")
         args = dataclasses.replace(x, numbers=jnp.full_like(x.numbers, 127)), jnp.full_like(weight, -127), scale
@@ -84,12 +84,12 @@ class TestRoundedProduct:
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 16, 33, 64, 80, 128, 129, 320, 512])
-@pytest.mark.parametrize("in_parts", [False, True])
+@pytest.mark.parametrize("allow_partial_sums", [False, True])
 @pytest.mark.parametrize(("outputs", "inputs"), [(28672, 4096), (4096, 14336), (2048, 8192), (2048, 2048), (70, 100)])
-def test_tilings_fit_the_chip(tokens, in_parts, outputs, inputs):
-    tiling = Tiling.of(tokens, outputs, inputs, in_parts)
-    assert tiling.parts == 1 or in_parts
-    assert -(-inputs // tiling.inputs) % tiling.parts == 0  # every part has as many trips
+def test_tilings_fit_the_chip(tokens, allow_partial_sums, outputs, inputs):
+    tiling = SmallBatchTiling.of(tokens, outputs, inputs, allow_partial_sums)
+    assert tiling.num_splits == 1 or allow_partial_sums
+    assert -(-inputs // tiling.inputs) % tiling.num_splits == 0  # every part has as many trips
     assert (tiling.outputs if tiling.weight_first else tiling.tokens) >= 16
     assert (tiling.outputs + tiling.tokens) * tiling.inputs * tiling.num_stages <= 227 * 1024  # shared memory
     assert tiling.outputs * tiling.tokens <= 128 * 32 * tiling.num_warps  # registers of the sums
@@ -101,27 +101,30 @@ def hopper(monkeypatch):
     monkeypatch.setattr("jspec.pallas.matmul.w8a8.on_hopper", lambda: True)
 
 
-def test_other_gpus_get_no_parts():
-    assert rounded_product(*problem(6, 2048, 8192), in_parts=True).shape == (6, 2048)
+def test_other_gpus_get_no_partial_sums():
+    assert w8a8_matmul(*problem(6, 2048, 8192), allow_partial_sums=True).shape == (6, 2048)
 
 
 @pytest.mark.usefixtures("hopper")
-def test_what_may_come_in_parts_is_the_sum_of_them():
+def test_partial_sums_add_up_to_the_product():
     x, weight, scale = problem(6, 2048, 8192, "float32")
     x = x.reshape(2, 3, 8192)
-    parts, whole = rounded_product(x, weight, scale, in_parts=True), rounded_product(x, weight, scale)
-    assert parts.shape == (2, 3, 4, 2048)
-    assert whole.shape == (2, 3, 2048)
-    np.testing.assert_allclose(parts.sum(-2), whole, rtol=1e-4, atol=1e-5 * float(jnp.abs(whole).max()))
+    sums, product = w8a8_matmul(x, weight, scale, allow_partial_sums=True), w8a8_matmul(x, weight, scale)
+    assert sums.shape == (2, 3, 4, 2048)
+    assert product.shape == (2, 3, 2048)
+    np.testing.assert_allclose(sums.sum(-2), product, rtol=1e-4, atol=1e-5 * float(jnp.abs(product).max()))
 
 
 @pytest.mark.usefixtures("hopper")
-def test_many_tokens_come_whole():
+def test_many_tokens_get_no_partial_sums():
     x, weight, scale = problem(MOST_TOKENS + 1, 64, 2048)
-    assert rounded_product(x, weight, scale, in_parts=True).shape == (MOST_TOKENS + 1, 64)
+    assert w8a8_matmul(x, weight, scale, allow_partial_sums=True).shape == (MOST_TOKENS + 1, 64)
 
 
 @pytest.mark.usefixtures("hopper")
-def test_one_part_is_the_default_of_a_small_product():
-    assert Tiling.of(5, 64, 128, True).parts == 1
-    assert jax.eval_shape(lambda *args: rounded_product(*args, in_parts=True), *problem(5, 64, 128)).shape == (5, 64)
+def test_a_small_product_is_not_split():
+    assert SmallBatchTiling.of(5, 64, 128, True).num_splits == 1
+    assert jax.eval_shape(lambda *args: w8a8_matmul(*args, allow_partial_sums=True), *problem(5, 64, 128)).shape == (
+        5,
+        64,
+    )

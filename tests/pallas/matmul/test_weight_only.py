@@ -11,7 +11,12 @@ from test_mxfp4 import carried_out
 
 from jspec.pallas.matmul import unpack
 from jspec.pallas.matmul.unpack import LARGEST_SCALE, SHRINK
-from jspec.pallas.matmul.weight_only import Tiling, narrow_product, narrow_product_kernel, narrow_product_reference
+from jspec.pallas.matmul.weight_only import (
+    WeightOnlyTiling,
+    weight_only_matmul,
+    weight_only_matmul_kernel,
+    weight_only_matmul_reference,
+)
 from jspec.quantization import int4
 
 KINDS = ("int8", "fp8", "int4")
@@ -27,7 +32,7 @@ def problem(M: int, outputs: int, inputs: int, kind: str, extreme: bool = False)
         packed = rng.integers(256, size=(shape[0], 64 * shape[1])) if packed is None else packed
         scale = jnp.asarray(rng.choice([1, -1], shape) * np.exp(rng.normal(-3, 1, shape)), jnp.bfloat16)
         packed = packed.astype(np.uint8)
-        numbers = int4.unpacked(packed, np.asarray(scale), inputs).astype(ml_dtypes.bfloat16)
+        numbers = int4.dequantize(packed, np.asarray(scale), inputs).astype(ml_dtypes.bfloat16)
         # What is past the last input are codes of zero.
         past = np.arange(shape[1] * 128).reshape(-1, 2, 64) >= inputs
         low, high = (np.broadcast_to(past[:, i].reshape(1, -1), packed.shape) for i in (0, 1))
@@ -61,14 +66,14 @@ def check(got, args, numbers):
     assert (np.abs(np.asarray(got, np.float64) - wanted) <= 1e-5 * size + 1e-30).all()
 
 
-class TestNarrowProduct:
+class TestWeightOnlyMatmul:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         self.implementation = implementation
 
-    def product(self, *args, tiling: Tiling | None = None, dtype=jnp.float32):
-        kernel = functools.partial(narrow_product_kernel, tiling=tiling, dtype=dtype)
-        return self.implementation(functools.partial(narrow_product_reference, dtype=dtype), kernel)(*args)
+    def product(self, *args, tiling: WeightOnlyTiling | None = None, dtype=jnp.float32):
+        kernel = functools.partial(weight_only_matmul_kernel, tiling=tiling, dtype=dtype)
+        return self.implementation(functools.partial(weight_only_matmul_reference, dtype=dtype), kernel)(*args)
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize(
@@ -79,7 +84,7 @@ class TestNarrowProduct:
         check(self.product(*args), args, numbers)
 
     @pytest.mark.parametrize("kind", KINDS)
-    def test_the_largest_and_the_smallest_numbers(self, kind):
+    def test_the_largest_and_the_smallest_numbers_are_exact(self, kind):
         args, numbers = problem(5, 64, 256, kind, extreme=True)
         check(self.product(*args), args, numbers)
 
@@ -91,24 +96,24 @@ class TestNarrowProduct:
         np.testing.assert_array_equal(self.product(jnp.zeros_like(x), weight, scale), 0)
 
     @pytest.mark.parametrize("kind", KINDS)
-    @pytest.mark.parametrize("splits", [2, 4, 8])
-    def test_inputs_may_be_split_unevenly(self, kind, splits):
+    @pytest.mark.parametrize("num_splits", [2, 4, 8])
+    def test_inputs_may_be_split_unevenly(self, kind, num_splits):
         args, numbers = problem(5, 70, 128 * 5 - 3, kind)
-        check(self.product(*args, tiling=Tiling(64, 16, 128, splits, 4, 3)), args, numbers)
+        check(self.product(*args, tiling=WeightOnlyTiling(64, 16, 128, num_splits, 4, 3)), args, numbers)
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("ordered", [False, True])
     def test_x_may_be_read_in_either_order(self, kind, ordered):
         args, numbers = problem(20, 70, 600, kind)
-        check(self.product(*args, tiling=Tiling(64, 32, 256, 1, 4, 3, ordered)), args, numbers)
+        check(self.product(*args, tiling=WeightOnlyTiling(64, 32, 256, 1, 4, 3, ordered)), args, numbers)
 
-    @pytest.mark.parametrize("splits", [1, 2])
-    def test_results_are_rounded_once(self, splits):
+    @pytest.mark.parametrize("num_splits", [1, 2])
+    def test_results_are_rounded_once(self, num_splits):
         for kind in KINDS:
             args, _ = problem(3, 64, 256, kind)
-            tiling = Tiling(64, 16, 128, splits, 4, 3)
-            wide, rounded = (self.product(*args, dtype=dtype, tiling=tiling) for dtype in (jnp.float32, jnp.bfloat16))
-            np.testing.assert_array_equal(rounded, wide.astype(jnp.bfloat16))
+            tiling = WeightOnlyTiling(64, 16, 128, num_splits, 4, 3)
+            exact, rounded = (self.product(*args, dtype=dtype, tiling=tiling) for dtype in (jnp.float32, jnp.bfloat16))
+            np.testing.assert_array_equal(rounded, exact.astype(jnp.bfloat16))
 
     def test_a_token_that_is_not_finite_leaves_the_others_alone(self):
         for kind in KINDS:
@@ -121,50 +126,50 @@ class TestNarrowProduct:
 
 def test_shapes_before_the_last_are_kept():
     (x, *weights), _ = problem(6, 32, 128, "int4")
-    flat = narrow_product(x, *weights)
-    np.testing.assert_array_equal(narrow_product(x.reshape(2, 3, -1), *weights), flat.reshape(2, 3, -1))
+    flat = weight_only_matmul(x, *weights)
+    np.testing.assert_array_equal(weight_only_matmul(x.reshape(2, 3, -1), *weights), flat.reshape(2, 3, -1))
 
 
 @pytest.mark.parametrize("step", [64, 128])
-def test_places_are_those_of_inputs_in_order(step):
-    tile = unpack.places(256, step, False)
-    np.testing.assert_array_equal(unpack.places(256, step, True), unpack.in_order(tile[None])[0])
+def test_input_indices_are_in_mma_order(step):
+    tile = unpack.input_indices(256, step, False)
+    np.testing.assert_array_equal(unpack.input_indices(256, step, True), unpack.to_mma_order(tile[None])[0])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_four_bits_are_rounded_before_they_are_multiplied(dtype):
     (_, packed, scale), _ = problem(1, 16, 256, "int4")
-    wanted = int4.unpacked(np.asarray(packed), np.asarray(scale), 256).astype(dtype)
-    found = jax.jit(narrow_product_reference)(jnp.eye(256, dtype=dtype), packed, scale)
-    np.testing.assert_array_equal(found, wanted.T.astype(np.float32))
+    wanted = int4.dequantize(np.asarray(packed), np.asarray(scale), 256).astype(dtype)
+    actual = jax.jit(weight_only_matmul_reference)(jnp.eye(256, dtype=dtype), packed, scale)
+    np.testing.assert_array_equal(actual, wanted.T.astype(np.float32))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_has_the_derivative_of_its_reference(kind):
     (x, *weights), _ = problem(2, 16, 128, kind)
     derivative = lambda product: jax.grad(lambda x: jnp.sum(jnp.sin(product(x, *weights))))(x)  # noqa: E731
-    np.testing.assert_array_equal(derivative(narrow_product), derivative(narrow_product_reference))
+    np.testing.assert_array_equal(derivative(weight_only_matmul), derivative(weight_only_matmul_reference))
 
 
 def words(byte: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(byte).reshape(-1).view("<u4")
 
 
-def test_the_instructions_for_int8_make_its_numbers():
+def test_int8_instructions_agree_with_int8():
     byte = np.arange(256, dtype=np.uint8)
-    found = carried_out(unpack.INT8, {"$2": words(byte)}).astype(np.float32)
-    np.testing.assert_array_equal(found.reshape(-1) * SHRINK, byte.view(np.int8))
+    actual = carried_out(unpack.INT8, {"$2": words(byte)}).astype(np.float32)
+    np.testing.assert_array_equal(actual.reshape(-1) * SHRINK, byte.view(np.int8))
 
 
-def test_the_instructions_for_fp8_make_its_numbers():
+def test_fp8_instructions_agree_with_fp8():
     byte = np.arange(256, dtype=np.uint8)
-    found = carried_out(unpack.FP8, {"$2": words(byte)}).astype(np.float32).reshape(-1) * SHRINK
+    actual = carried_out(unpack.FP8, {"$2": words(byte)}).astype(np.float32).reshape(-1) * SHRINK
     wanted = byte.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     wanted[0x7F], wanted[0xFF] = 480, -480  # NaN
-    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(actual, wanted)
 
 
-def test_the_instructions_for_four_bits_make_the_numbers_of_the_definition():
+def test_int4_instructions_agree_with_the_definition():
     rng = np.random.default_rng(0)
     byte = np.tile(np.arange(256, dtype=np.uint8), 200)
     scale = rng.choice([1, -1], len(byte) // 4) * np.exp2(rng.uniform(-80, 18.9, len(byte) // 4))
@@ -176,18 +181,18 @@ def test_the_instructions_for_four_bits_make_the_numbers_of_the_definition():
     registers = {"$2": words(byte), "$3": factor, "$4": factor, "$5": zero, "$6": zero}
     for asm, code in ((unpack.LOW, byte & 15), (unpack.HIGH, byte >> 4)):
         wanted = ((code.astype(np.float32) - 8) * np.repeat(exact, 4)).astype(ml_dtypes.bfloat16)
-        found = carried_out(asm, registers).astype(np.float32).reshape(-1) * SHRINK
-        np.testing.assert_array_equal(found, wanted.astype(np.float32))
+        actual = carried_out(asm, registers).astype(np.float32).reshape(-1) * SHRINK
+        np.testing.assert_array_equal(actual, wanted.astype(np.float32))
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("outputs", "inputs"), [(6144, 4096), (28672, 4096), (4096, 14336), (128256, 2048), (70, 100)])
-def test_tilings_fit_what_they_are_for(bits, outputs, inputs):
+def test_tilings_fit_the_chip(bits, outputs, inputs):
     for tokens in (1, 5, 16, 17, 64, 80, 320, 512):
-        tiling = Tiling.of(tokens, outputs, inputs, bits)
-        for size in (tiling.outputs, tiling.tokens, tiling.inputs, tiling.splits):
+        tiling = WeightOnlyTiling.of(tokens, outputs, inputs, bits)
+        for size in (tiling.outputs, tiling.tokens, tiling.inputs, tiling.num_splits):
             assert size & (size - 1) == 0
         assert tiling.inputs >= (128 if bits == 4 else 64)
-        assert tiling.splits <= max(1, -(-inputs // tiling.inputs))
+        assert tiling.num_splits <= max(1, -(-inputs // tiling.inputs))
         stage = tiling.outputs * tiling.inputs * bits // 8 + 2 * tiling.tokens * tiling.inputs
         assert (tiling.num_stages - 1) * stage + 2 * tiling.tokens * tiling.inputs <= 227 * 1024

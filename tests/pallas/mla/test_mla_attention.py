@@ -12,15 +12,17 @@ import pytest
 from jspec.config import Rope
 from jspec.models.kv_cache import LayerKV, PagedView
 from jspec.models.layers import rotation_at
-from jspec.pallas.attention.flash import Tiling
+from jspec.pallas.attention.flash import AttentionTiling
 from jspec.pallas.attention.reference import Scores
-from jspec.pallas.mla.absorb_queries import latent_queries_kernel, latent_queries_reference
+from jspec.pallas.mla.absorb_queries import absorb_queries_kernel, absorb_queries_reference
 from jspec.pallas.mla.attention import has_kernel, latent_attention_kernel, latent_attention_reference
-from jspec.pallas.mla.norm_rope_write_kv import keep_latents_kernel, kept_latents
+from jspec.pallas.mla.norm_rope_write_kv import norm_rope_latents, norm_rope_write_kv_kernel
 
-SMALL = Tiling(tile=4096, rows=16, programs=64)  # several splits, tiles and blocks of rows
-MANY_SPLITS = Tiling(tile=512, rows=16, programs=5 * 128)  # more than are merged at once, of rows of five
-SHARED = Tiling(tile=4096, programs=1, share=32, most_splits=4)  # only long rows are split
+SMALL = AttentionTiling(tile_bytes=4096, queries=16, instances=64)  # several splits, tiles and blocks of rows
+MANY_SPLITS = AttentionTiling(
+    tile_bytes=512, queries=16, instances=5 * 128
+)  # more than are merged at once, of rows of five
+SHARED = AttentionTiling(tile_bytes=4096, instances=1, split_slots=32, max_splits=4)  # only long rows are split
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Case:
     P: int
     pages: int
     dtype: str = "float32"
-    tiling: Tiling = SMALL
+    tiling: AttentionTiling = SMALL
 
     def __str__(self):
         return f"T{self.T} N{self.N} {self.rank}+{self.rotated} P{self.P} {self.dtype}"
@@ -43,7 +45,16 @@ class Case:
 CASES = [
     Case(T=1, N=5, rank=32, rotated=16, P=16, pages=5),
     Case(T=5, N=3, rank=64, rotated=16, P=24, pages=4),
-    Case(T=4, N=20, rank=512, rotated=64, P=64, pages=3, dtype="bfloat16", tiling=Tiling(tile=36864, rows=32)),
+    Case(
+        T=4,
+        N=20,
+        rank=512,
+        rotated=64,
+        P=64,
+        pages=3,
+        dtype="bfloat16",
+        tiling=AttentionTiling(tile_bytes=36864, queries=32),
+    ),
     Case(T=1, N=20, rank=512, rotated=64, P=64, pages=3, dtype="bfloat16", tiling=SHARED),
     Case(T=1, N=2, rank=256, rotated=16, P=16, pages=70, tiling=MANY_SPLITS),
     Case(T=33, N=2, rank=64, rotated=32, P=16, pages=8, dtype="bfloat16"),
@@ -84,7 +95,7 @@ def oracle(case: Case, q, text, positions, valid, scale: float):
 
 class TestLatentAttention:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         self.attend = lambda case, scores: implementation(
             functools.partial(latent_attention_reference, rank=case.rank, scores=scores),
             functools.partial(latent_attention_kernel, rank=case.rank, scores=scores, tiling=case.tiling),
@@ -113,17 +124,17 @@ class TestLatentAttention:
 
 
 def write_reference(compressed, query_weight, latent_weight, eps, rotation, pool, table, positions, valid):
-    """What ``keep_latents_kernel`` does, composed of the functions that define it."""
-    q, latents = kept_latents(compressed, query_weight, latent_weight, eps, rotation)
+    """What ``norm_rope_write_kv_kernel`` does, composed of the functions that define it."""
+    q, latents = norm_rope_latents(compressed, query_weight, latent_weight, eps, rotation)
     view = PagedView(table, positions, valid)
     return q, view.write(LayerKV(pool, None), latents[:, :, None], None).k
 
 
-class TestKeepLatents:
+class TestNormRopeWriteKV:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
-        self.keep = implementation(
-            functools.partial(write_reference, eps=1e-6), functools.partial(keep_latents_kernel, eps=1e-6)
+    def choose_implementation(self, implementation):
+        self.norm_rope_write = implementation(
+            functools.partial(write_reference, eps=1e-6), functools.partial(norm_rope_write_kv_kernel, eps=1e-6)
         )
 
     @pytest.mark.parametrize("queries", [None, 24, 40])
@@ -139,12 +150,12 @@ class TestKeepLatents:
         query_weight = None if queries is None else (1 + jax.random.normal(keys[1], (queries,))).astype(case.dtype)
         latent_weight = (1 + jax.random.normal(keys[2], (case.rank,))).astype(case.dtype)
         rotation = rotation_at(positions, Rope(theta=100.0), case.rotated)
-        keep = functools.partial(self.keep, compressed, query_weight, latent_weight)
-        q, found = keep(rotation=rotation, pool=pool, table=table, positions=positions, valid=valid)
+        write = functools.partial(self.norm_rope_write, compressed, query_weight, latent_weight)
+        q, actual = write(rotation=rotation, pool=pool, table=table, positions=positions, valid=valid)
         wanted_q, wanted = by_hand(compressed, query_weight, latent_weight, rotation, pool, table, positions, valid)
         tolerance = 1e-5 if case.dtype == "float32" else 0.04
         np.testing.assert_allclose(np.asarray(q, np.float64), wanted_q, rtol=tolerance, atol=tolerance)
-        np.testing.assert_allclose(np.asarray(found, np.float64), wanted, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(np.asarray(actual, np.float64), wanted, rtol=tolerance, atol=tolerance)
         assert (wanted != np.asarray(pool, np.float64)).any()
 
 
@@ -184,10 +195,10 @@ def test_the_kernel_is_for_powers_of_two(rank, rotated, dtype, known):
     assert has_kernel(q, pool, rank) is known
 
 
-class TestLatentQueries:
+class TestAbsorbQueries:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
-        self.queries = implementation(latent_queries_reference, latent_queries_kernel)
+    def choose_implementation(self, implementation):
+        self.absorb = implementation(absorb_queries_reference, absorb_queries_kernel)
 
     @pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
     @pytest.mark.parametrize("shape", [(1, 1, 5, 24, 32, 16), (3, 5, 2, 64, 80, 8), (2, 40, 3, 192, 128, 64)], ids=str)
@@ -203,11 +214,11 @@ class TestLatentQueries:
             scale = jax.random.uniform(keys[2], (N, Hn), minval=0.5) / 100
         positions = jnp.arange(B * T, dtype=jnp.int32).reshape(B, T)
         rotation = rotation_at(positions, Rope(theta=100.0), Hr)
-        found = np.asarray(self.queries(q, weight, scale, rotation), np.float64)
-        wide_q, wide = np.asarray(q, np.float64), np.asarray(weight.astype(jnp.float32), np.float64)
-        wide = wide if scale is None else wide * np.asarray(scale, np.float64)[:, :, None]
+        actual = np.asarray(self.absorb(q, weight, scale, rotation), np.float64)
+        q64, weight64 = np.asarray(q, np.float64), np.asarray(weight.astype(jnp.float32), np.float64)
+        weight64 = weight64 if scale is None else weight64 * np.asarray(scale, np.float64)[:, :, None]
         cos, sin = (np.asarray(angle, np.float64)[:, :, None] for angle in rotation)
-        a, b = np.split(wide_q[..., Hn:], 2, axis=-1)
-        product = np.einsum("btnh,nhc->btnc", wide_q[..., :Hn], wide)
+        a, b = np.split(q64[..., Hn:], 2, axis=-1)
+        product = np.einsum("btnh,nhc->btnc", q64[..., :Hn], weight64)
         wanted = np.concatenate([product, a * cos - b * sin, b * cos + a * sin], axis=-1)
-        np.testing.assert_allclose(found, wanted, atol=0.03 if dtype == "bfloat16" else 1e-5)
+        np.testing.assert_allclose(actual, wanted, atol=0.03 if dtype == "bfloat16" else 1e-5)

@@ -14,14 +14,14 @@ from test_prefill_sm90 import MOSAIC, interpreted
 from jspec.config import EngineConfig
 from jspec.pallas.attention.reference import Scores
 from jspec.pallas.mla.prefill import (
-    expanded_attention,
-    expanded_attention_kernel,
-    expanded_attention_reference,
-    has_expanded_kernel,
+    has_up_projected_attention_kernel,
+    max_prefill_pages,
     pages_in_use,
-    room,
+    up_projected_attention,
+    up_projected_attention_kernel,
+    up_projected_attention_reference,
 )
-from jspec.pallas.mla.up_project import HeadMaps, expand_latents_kernel, expand_latents_reference
+from jspec.pallas.mla.up_project import HeadMaps, up_project_kernel, up_project_reference
 
 T, N, RANK, SCORES = 128, 2, 64, Scores(0.1)
 FIRST, SECOND, EMPTY, LONG = range(4)  # rows: two segments of one text, no text, a text of which most was read before
@@ -49,7 +49,7 @@ CASES = [
 
 @functools.cache
 def problem(case: Case):
-    """Arguments in bfloat16; pages that no text has, and slots that nobody may see, are NaN."""
+    """Arguments in bfloat16; pages that no text has, and slots that no query sees, are NaN."""
     rng, S, P = np.random.default_rng(case.value), case.pages * case.P, case.P
     start = np.array([P, P + T, 0, S - T - 5])
     count = np.array([T, T // 2, 0, T])
@@ -101,16 +101,16 @@ def oracle(args):
 def kernel(*args, **how):
     from jax.experimental.pallas.mosaic_gpu import InterpretGPUParams  # pyright: ignore  # not in jax 0.10
 
-    return expanded_attention_kernel(*args, SCORES, programs=3, interpret=InterpretGPUParams(), **how)
+    return up_projected_attention_kernel(*args, SCORES, instances=3, interpret=InterpretGPUParams(), **how)
 
 
-reference = functools.partial(expanded_attention_reference, scores=SCORES)
-both = pytest.mark.parametrize(
+reference = functools.partial(up_projected_attention_reference, scores=SCORES)
+by_implementation = pytest.mark.parametrize(
     "attend", [reference, pytest.param(kernel, marks=interpreted)], ids=["reference", "kernel"]
 )
 
 
-@both
+@by_implementation
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_equals_the_oracle(case, attend):
     args = problem(case)
@@ -132,21 +132,21 @@ def test_neighbours_change_nothing():
 
 
 @interpreted
-def test_more_pages_than_there_is_room_for_make_every_result_nan():
+def test_too_many_pages_make_every_result_nan():
     """What a pass may read is for the scheduler to see to; a wrong number would be worse than none."""
     q, pool, table, positions, _, maps = problem(CASES[0])
     B, M = 3, table.shape[1]
     own = jnp.arange(1, 1 + B * M, dtype=jnp.int32).reshape(B, M)  # three texts
     positions = jnp.broadcast_to(M * 64 - T + jnp.arange(T, dtype=jnp.int32), (B, T))
-    assert room(B, T, M, 64) < B * M
+    assert max_prefill_pages(B, T, M, 64) < B * M
     got = kernel(q[:B], jnp.zeros_like(pool), own, positions, jnp.ones((B, T), bool), maps)
     assert jnp.isnan(got).all()
 
 
-class TestExpandLatents:
+class TestUpProject:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
-        self.expand = implementation(expand_latents_reference, expand_latents_kernel)
+    def choose_implementation(self, implementation):
+        self.up_project = implementation(up_project_reference, up_project_kernel)
 
     numbers = jnp.array([3, 1, 9, 4, 0, 0, 0], jnp.int32)
 
@@ -154,7 +154,7 @@ class TestExpandLatents:
     def test_equals_the_definition(self, case):
         _, pool, *_, maps = problem(case)
         pool, count = jnp.nan_to_num(pool), 4
-        got = self.expand(pool, self.numbers, jnp.int32(count), maps)
+        got = self.up_project(pool, self.numbers, jnp.int32(count), maps)
         k, v = (np.asarray(part, np.float64)[:count] for part in got)
         text = np.asarray(pool, np.float64)[0, self.numbers[:count]]
         keys, values = (np.asarray(weight, np.float64) for weight in (maps.keys, maps.values))
@@ -170,7 +170,7 @@ class TestExpandLatents:
 
     def test_more_pages_than_listed_make_every_number_nan(self):
         _, pool, *_, maps = problem(CASES[0])
-        k, v = self.expand(jnp.zeros_like(pool), self.numbers, jnp.int32(8), maps)
+        k, v = self.up_project(jnp.zeros_like(pool), self.numbers, jnp.int32(8), maps)
         assert jnp.isnan(v).all()
         assert jnp.isnan(k).all()
 
@@ -178,35 +178,35 @@ class TestExpandLatents:
 class TestPagesInUse:
     table = jnp.array([[4, 2, 7, 0], [4, 2, 9, 2**30], [5, 1, 1, 1], [0, 3, 0, 0]], jnp.int32)
 
-    def of(self, newest, most):
-        return pages_in_use(self.table, jnp.array(newest, jnp.int32), (10, 8), most)
+    def of(self, newest, max_pages):
+        return pages_in_use(self.table, jnp.array(newest, jnp.int32), (10, 8), max_pages)
 
     def test_each_page_is_listed_once(self):
-        found = self.of([16, 23, 7, -1], 8)
-        np.testing.assert_array_equal(found.numbers, [2, 4, 5, 7, 9, 0, 0, 0])
-        np.testing.assert_array_equal(found.table, [[1, 0, 3, 0], [1, 0, 4, 0], [2, 0, 0, 0], [0, 0, 0, 0]])
-        assert found.total == 5
+        actual = self.of([16, 23, 7, -1], 8)
+        np.testing.assert_array_equal(actual.numbers, [2, 4, 5, 7, 9, 0, 0, 0])
+        np.testing.assert_array_equal(actual.table, [[1, 0, 3, 0], [1, 0, 4, 0], [2, 0, 0, 0], [0, 0, 0, 0]])
+        assert actual.total == 5
 
     def test_null_pages_are_not_listed(self):
-        found = self.of([-1, -1, -1, 31], 3)
-        np.testing.assert_array_equal(found.numbers, [3, 0, 0])
+        actual = self.of([-1, -1, -1, 31], 3)
+        np.testing.assert_array_equal(actual.numbers, [3, 0, 0])
 
-    @pytest.mark.parametrize("most", [5, 4, 1])
-    def test_all_are_counted(self, most):
-        found = self.of([16, 23, 7, -1], most)
-        assert found.total == 5
-        np.testing.assert_array_equal(found.numbers, [2, 4, 5, 7, 9][:most])
+    @pytest.mark.parametrize("max_pages", [5, 4, 1])
+    def test_pages_that_are_not_listed_are_counted(self, max_pages):
+        actual = self.of([16, 23, 7, -1], max_pages)
+        assert actual.total == 5
+        np.testing.assert_array_equal(actual.numbers, [2, 4, 5, 7, 9][:max_pages])
 
-    def test_nothing_is_read(self):
-        found = self.of([-1] * 4, 2)
-        np.testing.assert_array_equal(found.numbers, [0, 0])
-        assert found.total == 0
+    def test_no_page_is_listed_without_tokens(self):
+        actual = self.of([-1] * 4, 2)
+        np.testing.assert_array_equal(actual.numbers, [0, 0])
+        assert actual.total == 0
 
 
 @pytest.mark.parametrize("segments", [1, 4, 64])
-def test_a_pass_reads_no_more_pages_than_there_is_room_for(segments):
+def test_a_prefill_batch_stays_below_max_prefill_pages(segments):
     config = EngineConfig(max_len=1000, prefill_chunk=128, expand_latents=True, prefill_tokens=8192, reproducible=False)
-    assert config.pages_of_pass(segments) == room(segments, 128, config.pages_per_row, 64)
+    assert config.pages_of_pass(segments) == max_prefill_pages(segments, 128, config.pages_per_row, 64)
     assert dataclasses.replace(config, expand_latents=False).pages_of_pass(segments) is None
 
 
@@ -228,11 +228,11 @@ def shapes(B=64, T=128, N=20, own=192, rotated=64, value=256, rank=512, P=64, dt
 )
 def test_which_shapes_have_the_kernel(shape, known):
     q, pool, table, *_, maps = shapes(**shape)
-    assert has_expanded_kernel(q, pool, table, maps) == known
+    assert has_up_projected_attention_kernel(q, pool, table, maps) == known
 
 
 def test_lowers_for_hopper():
-    text = for_cuda(functools.partial(expanded_attention, scores=Scores()), shapes())
+    text = for_cuda(functools.partial(up_projected_attention, scores=Scores()), shapes())
     assert text.count(MOSAIC) == 1
     assert text.count("triton") >= 2
 
@@ -241,6 +241,6 @@ def test_lowers_for_hopper():
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_compiled_equals_the_oracle(case):
     args = problem(case)
-    got, valid = np.asarray(expanded_attention_kernel(*args, SCORES), np.float64), np.asarray(args[4])
+    got, valid = np.asarray(up_projected_attention_kernel(*args, SCORES), np.float64), np.asarray(args[4])
     assert np.abs(got - oracle(args))[valid].max() < 0.02
     assert np.all(got[~valid] == 0)

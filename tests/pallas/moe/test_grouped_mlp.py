@@ -9,27 +9,29 @@ import pytest
 
 from jspec.checkpoints.huggingface.stacked_experts import repacked
 from jspec.models.quantization import quantize
-from jspec.pallas.moe.grouped_mlp import experts_kernel, experts_reference
+from jspec.pallas.moe.grouped_mlp import grouped_mlp_kernel, grouped_mlp_reference
 from jspec.pallas.moe.router_reference import Routed, Routing, group_reference, route_reference
-from jspec.pallas.moe.tiles import Stacked, Tiling
-from jspec.pallas.norm.rms_norm import whole
+from jspec.pallas.moe.tiles import ExpertTiling, ExpertWeights
+from jspec.pallas.norm.rms_norm import reduce_partial_sums
 from jspec.quantization import mxfp4
 
 
 def layer(
     M: int, D: int, F: int, X: int, Y: int, dtype: str, quantization: str | None = None, bias: bool = False
-) -> tuple[jax.Array, Routed, Stacked, Stacked]:
-    """Arguments of ``experts``."""
+) -> tuple[jax.Array, Routed, ExpertWeights, ExpertWeights]:
+    """Arguments of ``grouped_mlp``."""
     keys = jax.random.split(jax.random.key(M + F), 6)
     gate_up = (jax.random.normal(keys[1], (X, 2 * F, D)) * D**-0.5).astype(dtype)
     down = (jax.random.normal(keys[2], (X, D, F)) * F**-0.5).astype(dtype)
     routed = route_reference(jax.random.normal(keys[3], (M, X)), None, Routing(Y))
     stacked = [
-        Stacked(weight) if quantization is None else quantized(weight, quantization) for weight in (gate_up, down)
+        ExpertWeights(weight) if quantization is None else quantized(weight, quantization) for weight in (gate_up, down)
     ]
     if bias:
-        biases = (jax.random.normal(key, (X, one.num_outputs)) for key, one in zip(keys[4:], stacked, strict=True))
-        stacked = [one._replace(bias=bias.astype(dtype)) for one, bias in zip(stacked, biases, strict=True)]
+        biases = (
+            jax.random.normal(key, (X, weights.num_outputs)) for key, weights in zip(keys[4:], stacked, strict=True)
+        )
+        stacked = [weights._replace(bias=bias.astype(dtype)) for weights, bias in zip(stacked, biases, strict=True)]
     return jax.random.normal(keys[0], (M, D)).astype(dtype), routed, *stacked
 
 
@@ -38,15 +40,15 @@ def regrouped(expert, weight, X: int) -> Routed:
     return Routed(expert, weight, *group_reference(expert, X))
 
 
-def quantized(weight, kind: str) -> Stacked:
+def quantized(weight, kind: str) -> ExpertWeights:
     X, width, inputs = weight.shape
     if kind == "mxfp4":
         return four_bits(np.random.default_rng(X).integers(0, 16, (X, width, inputs), np.uint8))
     stored, scale = quantize(np.asarray(weight.reshape(X * width, inputs), np.float32), kind)
-    return Stacked(jnp.asarray(stored).reshape(weight.shape), jnp.asarray(scale).reshape(X, width))
+    return ExpertWeights(jnp.asarray(stored).reshape(weight.shape), jnp.asarray(scale).reshape(X, width))
 
 
-def four_bits(codes: np.ndarray) -> Stacked:
+def four_bits(codes: np.ndarray) -> ExpertWeights:
     """A weight of these codes, with scales that differ between groups."""
     X, out, inputs = codes.shape
     blocks = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(X, out, inputs // 32, 16)
@@ -54,16 +56,16 @@ def four_bits(codes: np.ndarray) -> Stacked:
     scale[..., : inputs // 32] = np.random.default_rng(inputs).integers(121, 126, (X, out, inputs // 32))
     factors = mxfp4.factors(scale[..., 0::2], scale[..., 1::2])
     weight = np.stack([repacked(expert) for expert in blocks])  # [X, out, pairs, 32]
-    return Stacked(jnp.asarray(weight.transpose(2, 0, 1, 3)), jnp.asarray(factors.transpose(2, 0, 1)))
+    return ExpertWeights(jnp.asarray(weight.transpose(2, 0, 1, 3)), jnp.asarray(factors.transpose(2, 0, 1)))
 
 
 MAGNITUDES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
-def unpacked(weight, scale, inputs: int):
+def dequantize_mxfp4(weight, scale, inputs: int):
     """A weight in MXFP4 in float64, number by number."""
     weight, scale = np.asarray(weight).astype(int), np.asarray(scale)
-    found = np.empty((*weight.shape[1:-1], inputs))
+    numbers = np.empty((*weight.shape[1:-1], inputs))
     for i in range(inputs):
         pair, group, word, place = i // 64, i // 32 % 2, i % 32 // 4, i % 4
         at = 4 * word + 2 * (place % 2)
@@ -72,19 +74,19 @@ def unpacked(weight, scale, inputs: int):
         code = half >> magnitude & 7 | (half >> sign & 1) << 3
         number = np.where(code < 8, 1, -1) * MAGNITUDES[code % 8]
         factor = (scale[pair] >> 16 * group & 0xFFFF) << 16
-        found[..., i] = number * factor.view(np.float32).astype(np.float64) * 2.0**-126
-    return found
+        numbers[..., i] = number * factor.view(np.float32).astype(np.float64) * 2.0**-126
+    return numbers
 
 
 def by_token(x, routed: Routed, gate_up, down, clamp: float | None = None):
-    """``experts`` of one token after another, in float64."""
+    """``grouped_mlp`` of one token after another, in float64."""
     x, weight = np.asarray(x, np.float64), np.asarray(routed.weight, np.float64)
     Fe, X = gate_up.num_outputs // 2, routed.sizes.shape[0]
     up_bias, down_bias = (
-        np.zeros((X, one.num_outputs)) if one.bias is None else np.asarray(one.bias, np.float64)
-        for one in (gate_up, down)
+        np.zeros((X, weights.num_outputs)) if weights.bias is None else np.asarray(weights.bias, np.float64)
+        for weights in (gate_up, down)
     )
-    gate_up, down = wide(gate_up, x.shape[1]), wide(down, Fe)
+    gate_up, down = dequantize(gate_up, x.shape[1]), dequantize(down, Fe)
     out = np.zeros(x.shape)
     for m, experts in enumerate(np.asarray(routed.expert)):
         for c, e in enumerate(experts):
@@ -98,25 +100,25 @@ def by_token(x, routed: Routed, gate_up, down, clamp: float | None = None):
     return out
 
 
-def wide(stacked: Stacked, inputs: int):
+def dequantize(stacked: ExpertWeights, inputs: int):
     if stacked.is_mxfp4:
-        return unpacked(stacked.weight, stacked.scale, inputs)
+        return dequantize_mxfp4(stacked.weight, stacked.scale, inputs)
     weight = np.asarray(stacked.weight, np.float64)
     return weight if stacked.scale is None else weight * np.asarray(stacked.scale, np.float64)[:, :, None]
 
 
-TILINGS = [None, Tiling(16, 16, 16, 4, 2), Tiling(32, 64, 64, 4, 2)]
+TILINGS = [None, ExpertTiling(16, 16, 16, 4, 2), ExpertTiling(32, 64, 64, 4, 2)]
 
 
-class TestExperts:
+class TestGroupedMLP:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         def sums(tiling, clamp=None):
             made = implementation(
-                functools.partial(experts_reference, clamp=clamp),
-                functools.partial(experts_kernel, clamp=clamp, up_tiling=tiling, down_tiling=tiling),
+                functools.partial(grouped_mlp_reference, clamp=clamp),
+                functools.partial(grouped_mlp_kernel, clamp=clamp, up_tiling=tiling, down_tiling=tiling),
             )
-            return lambda x, *args: whole(made(x, *args), x)
+            return lambda x, *args: reduce_partial_sums(made(x, *args), x)
 
         self.experts = sums
 
@@ -125,50 +127,50 @@ class TestExperts:
     @pytest.mark.parametrize("shape", [(1, 64, 48, 8, 2), (5, 72, 40, 16, 4), (33, 32, 16, 3, 2)], ids=str)
     def test_agrees_with_float64(self, shape, dtype, tiling):
         args = layer(*shape, dtype=dtype)
-        found = np.asarray(self.experts(tiling)(*args), np.float64)
-        np.testing.assert_allclose(found, by_token(*args), atol=5e-2 if dtype == "bfloat16" else 2e-5)
+        actual = np.asarray(self.experts(tiling)(*args), np.float64)
+        np.testing.assert_allclose(actual, by_token(*args), atol=5e-2 if dtype == "bfloat16" else 2e-5)
 
     @pytest.mark.parametrize("quantization", ["int8", "fp8"])
-    def test_quantised_weights(self, quantization):
+    def test_quantised_weights_agree_with_float64(self, quantization):
         args = layer(5, 72, 40, 16, 4, "float32", quantization)
-        found = self.experts(TILINGS[1])(*args)
-        np.testing.assert_allclose(found, by_token(*args), atol=2e-5)
+        actual = self.experts(TILINGS[1])(*args)
+        np.testing.assert_allclose(actual, by_token(*args), atol=2e-5)
 
     @pytest.mark.parametrize("tiling", TILINGS, ids=str)
     @pytest.mark.parametrize(("D", "F"), [(128, 64), (96, 32), (64, 160)])
-    def test_weights_in_mxfp4(self, D, F, tiling):
+    def test_mxfp4_weights_agree_with_float64(self, D, F, tiling):
         args = layer(5, D, F, 8, 3, "float32", "mxfp4")
         wanted = by_token(*args)
         np.testing.assert_allclose(self.experts(tiling)(*args), wanted, rtol=1e-5, atol=1e-6 * np.abs(wanted).max())
 
     @pytest.mark.parametrize("quantization", [None, "fp8", "mxfp4"])
-    def test_biases_and_the_clamped_activation(self, quantization):
+    def test_biases_and_the_clamped_activation_agree_with_float64(self, quantization):
         x, *args = layer(5, 64, 96, 8, 3, "float32", quantization, bias=True)
         x = x / 4
-        found = self.experts(None, clamp=0.5)(x, *args)
-        np.testing.assert_allclose(found, by_token(x, *args, clamp=0.5), rtol=1e-5, atol=1e-5)
+        actual = self.experts(None, clamp=0.5)(x, *args)
+        np.testing.assert_allclose(actual, by_token(x, *args, clamp=0.5), rtol=1e-5, atol=1e-5)
 
     def test_a_token_does_not_depend_on_its_neighbours(self):
         x, routed, gate_up, down = layer(9, 64, 48, 8, 2, "float32")
         experts = self.experts(None)
-        found = experts(x, routed, gate_up, down)
+        actual = experts(x, routed, gate_up, down)
         other, elsewhere, *_ = layer(10, 64, 48, 8, 2, "float32")
         for place in (0, 4, 8):
             mixed = regrouped(*(b[:9].at[place].set(a[0]) for a, b in zip(routed[:2], elsewhere[:2], strict=True)), X=8)
             beside = experts(other[:9].at[place].set(x[0]), mixed, gate_up, down)
-            np.testing.assert_array_equal(beside[place], found[0])
+            np.testing.assert_array_equal(beside[place], actual[0])
 
     def test_a_token_that_is_not_finite_leaves_the_others_alone(self):
         x, routed, gate_up, down = layer(5, 64, 48, 8, 2, "float32")
         experts = self.experts(None)
         clean = experts(x, routed, gate_up, down)
-        found = experts(x.at[2, 3].set(jnp.nan), routed, gate_up, down)
-        assert jnp.isnan(found[2]).all()
+        actual = experts(x.at[2, 3].set(jnp.nan), routed, gate_up, down)
+        assert jnp.isnan(actual[2]).all()
         others = jnp.array([0, 1, 3, 4])
-        np.testing.assert_array_equal(found[others], clean[others])
+        np.testing.assert_array_equal(actual[others], clean[others])
 
     def test_all_tokens_may_go_to_one_expert(self):
         x, routed, gate_up, down = layer(40, 32, 16, 8, 1, "float32")
         routed = regrouped(jnp.full_like(routed.expert, 7), routed.weight, X=8)
-        found = self.experts(TILINGS[1])(x, routed, gate_up, down)
-        np.testing.assert_allclose(found, by_token(x, routed, gate_up, down), atol=2e-5)
+        actual = self.experts(TILINGS[1])(x, routed, gate_up, down)
+        np.testing.assert_allclose(actual, by_token(x, routed, gate_up, down), atol=2e-5)

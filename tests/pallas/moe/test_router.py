@@ -9,7 +9,7 @@ import pytest
 
 from jspec.pallas.moe.router import choose_kernel, group_kernel
 from jspec.pallas.moe.router_reference import Routing, choose_reference, group_reference, route_reference
-from jspec.pallas.moe.router_small_batch import MOST_TOKENS, route_few_kernel
+from jspec.pallas.moe.router_small_batch import MOST_TOKENS, route_small_batch_kernel
 
 SHAPES = [(1, 8, 2), (5, 16, 4), (16, 128, 8), (40, 6, 3), (3, 5, 5)]  # tokens, experts, choices
 FEW = [(1, 8, 2), (3, 5, 5), (4, 6, 3), (3, 128, 8), (MOST_TOKENS, 128, 8)]
@@ -65,7 +65,7 @@ def wanted_of(logits, bias, routing: Routing):
 
 class TestChoose:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         self.choose = lambda routing: implementation(
             *(functools.partial(f, routing=routing) for f in (choose_reference, choose_kernel))
         )
@@ -89,7 +89,7 @@ class TestChoose:
         np.testing.assert_array_equal(expert, wanted)
         np.testing.assert_allclose(weight, own, rtol=1e-5)
 
-    def test_weights_are_no_numbers_only_if_the_sum_of_sigmoids_is_none(self):
+    def test_weights_are_nan_only_if_the_sum_of_sigmoids_is(self):
         logits = jnp.full((2, 6), -200.0).at[1].set(0)
         expert, weight = self.choose(Routing(2, scores="sigmoid"))(logits, None)
         np.testing.assert_array_equal(expert, [[0, 1], [0, 1]])
@@ -106,7 +106,7 @@ class TestChoose:
 
 class TestGroup:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation, monkeypatch):
+    def choose_implementation(self, implementation, monkeypatch):
         monkeypatch.setattr("jspec.pallas.moe.router._BLOCK", 32)  # so that the assignments of a test span several
         self.group = lambda X: implementation(
             *(functools.partial(f, num_experts=X) for f in (group_reference, group_kernel))
@@ -120,20 +120,20 @@ class TestGroup:
         np.testing.assert_array_equal(order, np.argsort(expert.reshape(-1), kind="stable"))
 
 
-class TestRouteFew:
+class TestRouteSmallBatch:
     """Routing in one launch gives what the reference implementation gives."""
 
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         self.route = lambda routing: implementation(
-            *(functools.partial(f, routing=routing) for f in (route_reference, route_few_kernel))
+            *(functools.partial(f, routing=routing) for f in (route_reference, route_small_batch_kernel))
         )
 
     @pytest.mark.parametrize(
         ("way", "biased"), [*((way, True) for way in WAYS), ("softmax", False), ("sigmoid", False)]
     )
     @pytest.mark.parametrize(("M", "X", "Y"), FEW)
-    def test_experts_weights_and_order(self, M, X, Y, way, biased):
+    def test_agrees_with_numpy(self, M, X, Y, way, biased):
         routing, logits, bias = Routing(Y, **WAYS[way]), logits_of(M, X), bias_of(X) if biased else None
         routed = self.route(routing)(logits, bias)
         wanted, own = wanted_of(logits, bias, routing)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.pallas.norm.qk_norm import norm_heads, norm_heads_kernel, norm_heads_reference
+from jspec.pallas.norm.qk_norm import qk_norm, qk_norm_kernel, qk_norm_reference
 
 EPS = 1e-5
 KINDS = ("rms", "rms_wide", "rms_offset", "layer")
@@ -21,15 +21,15 @@ def problem(shape, dtype, kind="rms"):
     return qkv, tuple(vectors[:2]), tuple(vectors[2:]) if kind == "layer" else (None, None)
 
 
-class TestNormHeads:
+class TestQKNorm:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
-        def norm_heads(*args, num_heads, kind="rms"):
+    def choose_implementation(self, implementation):
+        def qk_norm(*args, num_heads, kind="rms"):
             static = {"num_heads": num_heads, "eps": EPS, "kind": kind}
-            of_kind = (functools.partial(f, **static) for f in (norm_heads_reference, norm_heads_kernel))
+            of_kind = (functools.partial(f, **static) for f in (qk_norm_reference, qk_norm_kernel))
             return implementation(*of_kind)(*args)
 
-        self.norm_heads = norm_heads
+        self.qk_norm = qk_norm
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ class TestNormHeads:
     @pytest.mark.parametrize("kind", KINDS)
     def test_agrees_with_float64(self, kind, B, T, N, G, H, dtype):
         qkv, weights, biases = problem((B, T, N + 2 * G, H), dtype, kind)
-        normed = self.norm_heads(qkv, weights, biases, num_heads=(N, G), kind=kind)
+        normed = self.qk_norm(qkv, weights, biases, num_heads=(N, G), kind=kind)
         assert normed.dtype == qkv.dtype
         np.testing.assert_array_equal(normed[:, :, N + G :], qkv[:, :, N + G :])
         for heads, weight, bias in zip((slice(0, N), slice(N, N + G)), weights, biases, strict=True):
@@ -53,8 +53,8 @@ class TestNormHeads:
 
     def test_a_head_that_is_not_finite_leaves_the_others_alone(self):
         qkv, *vectors = problem((2, 3, 4, 16), "float32")
-        clean = self.norm_heads(qkv, *vectors, num_heads=(2, 1))
-        normed = self.norm_heads(qkv.at[1, 2, 0, 5].set(jnp.nan), *vectors, num_heads=(2, 1))
+        clean = self.qk_norm(qkv, *vectors, num_heads=(2, 1))
+        normed = self.qk_norm(qkv.at[1, 2, 0, 5].set(jnp.nan), *vectors, num_heads=(2, 1))
         assert jnp.isnan(normed[1, 2, 0]).all()
         np.testing.assert_array_equal(normed.at[1, 2, 0].set(0), clean.at[1, 2, 0].set(0))
 
@@ -64,6 +64,6 @@ class TestNormHeads:
 def test_has_the_derivative_of_its_reference(H, kind):
     args = problem((2, 3, 4, H), "float32", kind)
     loss = lambda f: jax.jit(jax.grad(lambda *a: jnp.sum(jnp.sin(f(*a, (2, 1), EPS, kind))), argnums=(0, 1)))(*args)  # noqa: E731
-    got, wanted = jax.tree.leaves(loss(norm_heads)), jax.tree.leaves(loss(norm_heads_reference))
+    got, wanted = jax.tree.leaves(loss(qk_norm)), jax.tree.leaves(loss(qk_norm_reference))
     for x, y in zip(got, wanted, strict=True):
         np.testing.assert_allclose(x, y, atol=1e-6)

@@ -25,7 +25,7 @@ def problem(shape, dtype, kind="rms"):
 
 class TestAddNorm:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
+    def choose_implementation(self, implementation):
         def add_norm(*args, kind="rms"):
             of_kind = (functools.partial(f, eps=EPS, kind=kind) for f in (add_norm_reference, add_norm_kernel))
             return implementation(*of_kind)(*args)
@@ -54,7 +54,7 @@ class TestAddNorm:
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize("shape", [(1, 1, 64), (2, 3, 320)], ids=str)
     @pytest.mark.parametrize("parts", [1, 5])
-    def test_adds_parts(self, parts, shape, dtype):
+    def test_adds_partial_sums(self, parts, shape, dtype):
         x, y, *vectors = problem(shape, dtype)
         many = jax.random.normal(jax.random.key(9), (*shape[:-1], parts, shape[-1])).astype(dtype)
         added, normed = self.add_norm(x, many, *vectors)

@@ -1,4 +1,4 @@
-"""Two draws, of a group and of a token in it, follow the distribution of the token."""
+"""Tokens sampled by the Gumbel-max trick in two steps, a group and a token in it, follow their distribution."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from lossless.statistics import p_value
 
-from jspec.pallas.sampling.gumbel_max import group_words, pick_reference
+from jspec.pallas.sampling.gumbel_max import group_words, gumbel_max_reference
 from jspec.pallas.sampling.warped_logits import in_groups
 
 V, SAMPLES = 11, 60_000
@@ -19,7 +19,7 @@ def small_groups(monkeypatch):
 
 def tokens(log_weight, key_data):
     log_mass = jax.nn.logsumexp(in_groups(log_weight), axis=-1)
-    return np.asarray(jax.jit(pick_reference)(log_mass, log_weight, key_data))
+    return np.asarray(jax.jit(gumbel_max_reference)(log_mass, log_weight, key_data))
 
 
 def keys(seed):
@@ -35,13 +35,13 @@ def test_tokens_follow_their_distribution_across_groups():
     assert p_value(counts, distribution / distribution.sum()) > 1e-6
 
 
-def test_another_distribution_is_told_apart():
+def test_another_distribution_is_rejected():
     uniform = np.full(V, 1 / V)
     counts = np.bincount(tokens(jnp.broadcast_to(0.1 * jnp.arange(V), (SAMPLES, V)), keys(3)), minlength=V)
     assert p_value(counts, uniform) < 1e-6
 
 
-def test_a_vocabulary_that_ends_inside_a_group_is_drawn_alike():
+def test_a_vocabulary_that_ends_inside_a_group_is_sampled_alike():
     """A draft's vocabulary may be narrower than the target's: the noise of a token is the same in both."""
     log_weight = jax.random.normal(jax.random.key(4), (SAMPLES, V)).at[:, 9:].set(-jnp.inf)
     np.testing.assert_array_equal(tokens(log_weight, keys(5)), tokens(log_weight[:, :9], keys(5)))

@@ -76,7 +76,7 @@ def test_outside_of_kernels_only_a_gpu_unrolls_the_rounds(platform):
     assert ("stablehlo.while" in lowered) == (platform == "cpu")
 
 
-def test_coins_compile_beside_a_reduction():
+def test_uniforms_compile_beside_a_reduction():
     """On a CPU, in every version of jax: the test hangs if it does not hold."""
     noise = RoundNoise(jax.random.key_data(jax.random.split(jax.random.key(6), 3)), jnp.arange(3, dtype=jnp.int32))
     lowest = jax.jit(lambda noise: jnp.min(noise.accept_uniforms(3), axis=1))(noise)

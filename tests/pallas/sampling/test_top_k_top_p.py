@@ -1,12 +1,12 @@
-"""threshold against a float64 oracle that sorts, for its reference implementation and its kernel."""
+"""The cutoff against a float64 oracle that sorts, for its reference implementation and its kernel."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.pallas.sampling.sample import draw, draw_kernel
-from jspec.pallas.sampling.top_k_top_p import from_ordered, threshold_reference, to_ordered
+from jspec.pallas.sampling.sample import sample, sample_kernel
+from jspec.pallas.sampling.top_k_top_p import cutoff_reference, from_ordered, to_ordered
 
 MARGIN = 1e-5
 
@@ -14,20 +14,20 @@ MARGIN = 1e-5
 def oracle(logits, scale, top_k, top_p, min_p):
     """Survivors of one row, and how far the decisions were from falling otherwise (in probability)."""
     z, margin = np.asarray(logits, np.float64), np.inf
-    kept = np.ones(z.size, bool)
+    surviving = np.ones(z.size, bool)
     probability = np.exp((z - z.max()) * scale)
     if min_p > 0:
-        kept &= probability >= min_p
+        surviving &= probability >= min_p
         margin = np.abs(probability - min_p).min()
     if 0 < top_k < z.size:
-        kept &= z >= np.sort(z)[-top_k]
+        surviving &= z >= np.sort(z)[-top_k]
     if top_p < 1:
-        values = np.unique(z[kept])[::-1]
-        mass = np.cumsum([probability[z == value].sum() for value in values]) / probability[kept].sum()
+        values = np.unique(z[surviving])[::-1]
+        mass = np.cumsum([probability[z == value].sum() for value in values]) / probability[surviving].sum()
         last = min(np.searchsorted(mass, top_p), values.size - 1)
         margin = min(margin, np.abs(mass - top_p).min())
-        kept &= z >= values[last]
-    return kept, margin
+        surviving &= z >= values[last]
+    return surviving, margin
 
 
 def problem(V, dtype, seed=0):
@@ -43,28 +43,28 @@ def problem(V, dtype, seed=0):
     return logits, scale, top_k.astype(jnp.int32), top_p.astype(jnp.float32), min_p.astype(jnp.float32)
 
 
-def assert_agrees(found, args):
-    found, close = np.asarray(found), 0
-    assert found.dtype == np.float32
+def assert_agrees(actual, args):
+    actual, close = np.asarray(actual), 0
+    assert actual.dtype == np.float32
     for row, (z, *settings) in enumerate(zip(*(np.asarray(x.astype(jnp.float32)) for x in args), strict=True)):
         settings[1] = int(settings[1])
-        kept, margin = oracle(z, *settings)
+        surviving, margin = oracle(z, *settings)
         if margin < MARGIN:
             close += 1
         else:
-            np.testing.assert_array_equal(z >= found[row], kept, err_msg=f"row {row}, {settings}")
+            np.testing.assert_array_equal(z >= actual[row], surviving, err_msg=f"row {row}, {settings}")
     assert close <= 2
 
 
-def threshold_kernel(logits, scale, top_k, top_p, min_p, **how):
-    """The thresholds that the kernel of ``draw`` finds."""
-    return draw_kernel(logits[:, None], 1 / scale, top_k, top_p, min_p, **how)[1].threshold[:, 0]
+def cutoff_kernel(logits, scale, top_k, top_p, min_p, **how):
+    """The cutoffs that the kernel of ``sample`` finds."""
+    return sample_kernel(logits[:, None], 1 / scale, top_k, top_p, min_p, **how)[1].cutoff[:, 0]
 
 
-class TestThreshold:
+class TestCutoff:
     @pytest.fixture(autouse=True)
-    def pick(self, implementation):
-        self.threshold = implementation(threshold_reference, threshold_kernel)
+    def choose_implementation(self, implementation):
+        self.cutoff = implementation(cutoff_reference, cutoff_kernel)
 
     @pytest.mark.parametrize(
         ("V", "dtype"),
@@ -75,24 +75,24 @@ class TestThreshold:
     )
     def test_agrees_with_the_oracle(self, V, dtype):
         args = problem(V, dtype)
-        assert_agrees(self.threshold(*args), args)
+        assert_agrees(self.cutoff(*args), args)
 
     def test_rows_that_cut_nothing_get_minus_infinity(self):
-        found = self.threshold(*problem(257, "bfloat16"))
-        assert np.isneginf(np.asarray(found)[[0, 12]]).all()
-        assert np.isfinite(np.asarray(found)[[1, 2, 3]]).all()
+        actual = self.cutoff(*problem(257, "bfloat16"))
+        assert np.isneginf(np.asarray(actual)[[0, 12]]).all()
+        assert np.isfinite(np.asarray(actual)[[1, 2, 3]]).all()
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_ties_at_the_threshold_are_all_kept(self, dtype):
+    def test_ties_at_the_cutoff_all_survive(self, dtype):
         z = jnp.array([[3.0, 1.0, 2.0, 2.0, 2.0, -1.0, 0.0] + [-5.0] * 300] * 3, dtype)
         args = (z, jnp.ones(3), jnp.array([2, 0, 4], jnp.int32), jnp.array([1.0, 0.6, 0.55]), jnp.zeros(3))
-        assert self.threshold(*args).tolist() == [2.0, 2.0, 2.0]
+        assert self.cutoff(*args).tolist() == [2.0, 2.0, 2.0]
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-    def test_negative_logits_and_zeros_of_both_signs(self, dtype):
+    def test_negative_logits_and_zeros_of_both_signs_are_ordered(self, dtype):
         z = jnp.array([[-8.0, -3.5, -0.0, 0.0, -1e-3, -2.0], [-8.0, -3.5, -4.0, -5.0, -7.5, -2.0]], dtype)
-        found = self.threshold(z, jnp.ones(2), jnp.array([3, 4], jnp.int32), jnp.ones(2), jnp.zeros(2))
-        assert found.tolist() == [z[0, 4].astype(jnp.float32).item(), -5.0]
+        actual = self.cutoff(z, jnp.ones(2), jnp.array([3, 4], jnp.int32), jnp.ones(2), jnp.zeros(2))
+        assert actual.tolist() == [z[0, 4].astype(jnp.float32).item(), -5.0]
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
     @pytest.mark.parametrize("stride", [128, 4096])
@@ -101,20 +101,20 @@ class TestThreshold:
         z = jax.random.normal(jax.random.key(2), (4, V)).at[:, large].set(10 + jnp.arange(10.0)[None, :] / 4)
         settings = jnp.array([7, 9, 0, 8], jnp.int32), jnp.array([1, 1, 0.95, 0.9]), jnp.array([0, 0, 0, 0.01])
         args = (z.astype(dtype), jnp.array([1.0, 2.0, 0.7, 1.0]), *settings)
-        assert_agrees(self.threshold(*args), args)
+        assert_agrees(self.cutoff(*args), args)
 
     def test_minus_infinity_never_counts_as_mass(self):
         logits, *rest = problem(257, "float32")
         logits = jnp.where(jnp.arange(257)[None, :] % 3 == 1, -jnp.inf, logits)
-        assert_agrees(self.threshold(logits, *rest), (logits, *rest))
+        assert_agrees(self.cutoff(logits, *rest), (logits, *rest))
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
     def test_a_bad_number_stays_in_its_row(self, bad):
         args = problem(257, "bfloat16")
-        clean = np.asarray(self.threshold(*args))
-        found = np.asarray(self.threshold(args[0].at[4, 100].set(bad).at[7].set(bad), *args[1:]))
+        clean = np.asarray(self.cutoff(*args))
+        actual = np.asarray(self.cutoff(args[0].at[4, 100].set(bad).at[7].set(bad), *args[1:]))
         others = np.setdiff1d(np.arange(clean.size), [4, 7])
-        np.testing.assert_array_equal(found[others], clean[others])
+        np.testing.assert_array_equal(actual[others], clean[others])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -128,8 +128,8 @@ def test_ordered_bits_keep_the_order_and_come_back(dtype):
 def test_rows_that_cut_nothing_cost_nothing_on_a_cpu():
     logits, scale, *filters = problem(127, "float32")
     idle = (jnp.zeros(len(logits), jnp.int32), jnp.ones(len(logits)), jnp.zeros(len(logits)))
-    thresholds = jax.jit(lambda *args: draw(*args)[1].threshold[:, 0])
+    cutoffs = jax.jit(lambda *args: sample(*args)[1].cutoff[:, 0])
     with jax.default_device(jax.devices("cpu")[0]):
-        assert np.isneginf(thresholds(jnp.full_like(logits, jnp.nan)[:, None], scale, *idle)).all()
-        found = thresholds(logits[:, None], 1 / scale, *filters)
-        np.testing.assert_array_equal(found, jax.jit(threshold_reference)(logits, scale, *filters))
+        assert np.isneginf(cutoffs(jnp.full_like(logits, jnp.nan)[:, None], scale, *idle)).all()
+        actual = cutoffs(logits[:, None], 1 / scale, *filters)
+        np.testing.assert_array_equal(actual, jax.jit(cutoff_reference)(logits, scale, *filters))

@@ -1,4 +1,4 @@
-"""Models whose products of few tokens come in parts, as on a Hopper GPU: their logits are those of products in one piece."""
+"""Models whose products of few tokens are partial sums, as on a Hopper GPU: their logits are those without split-K."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from jspec.config import Experts
 from jspec.models import Decoder, causal_logits
 from jspec.models.layers import Linear
 from jspec.pallas.matmul import bf16
-from jspec.pallas.matmul.bf16 import streamed_product, streams, tiling_of
+from jspec.pallas.matmul.bf16 import bf16_matmul, has_bf16_kernel, tiling_of
 
 WIDE = dataclasses.replace(TARGET, hidden_size=64, intermediate_size=2048, head_dim=256)
 TOKENS = 2, 12
@@ -30,15 +30,15 @@ def logits(model) -> np.ndarray:
     return np.asarray(causal_logits(model, tokens), np.float64)
 
 
-def in_parts(model) -> list[str]:
-    """The maps whose products come in parts with so many tokens."""
-    found = []
+def split_maps(model) -> list[str]:
+    """The maps whose products are partial sums with so many tokens."""
+    names = []
     for path, part in nnx.iter_graph(model):
         if isinstance(part, Linear):
             x, weight = jnp.zeros((*TOKENS, part.weight.shape[1]), part.weight.dtype), part.weight[...]
-            if streams(x, weight) and tiling_of(x, weight, part.in_parts).parts > 1:
-                found.append(str(path[-1]))
-    return sorted(found)
+            if has_bf16_kernel(x, weight) and tiling_of(x, weight, part.allow_partial_sums).num_splits > 1:
+                names.append(str(path[-1]))
+    return sorted(names)
 
 
 @pytest.mark.parametrize(
@@ -56,26 +56,26 @@ def in_parts(model) -> list[str]:
     ],
     ids=["plain", "around", "after", "after sum", "multiplier", "biases", "output bias", "experts", "latents"],
 )
-def test_logits_are_the_same(config, maps, monkeypatch):
+def test_partial_sums_leave_the_logits_the_same(config, maps, monkeypatch):
     model = Decoder(config, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-    assert in_parts(model) == maps
-    made = []
+    assert split_maps(model) == maps
+    products = []
 
     def recorded(*args):
-        made.append(streamed_product(*args))
-        return made[-1]
+        products.append(bf16_matmul(*args))
+        return products[-1]
 
-    monkeypatch.setattr("jspec.models.layers.streamed_product", recorded)
-    found = logits(model)
-    assert any(y.ndim == 4 for y in made)
+    monkeypatch.setattr("jspec.models.layers.bf16_matmul", recorded)
+    actual = logits(model)
+    assert any(y.ndim == 4 for y in products)
     for _, part in nnx.iter_graph(model):
         if isinstance(part, Linear):
-            part.in_parts = False
-    assert in_parts(model) == []
+            part.allow_partial_sums = False
+    assert split_maps(model) == []
     wanted = logits(model)
     # Both are sums in float32 of the same numbers in another order, rounded once.
-    assert np.sqrt(np.mean((found - wanted) ** 2)) < 0.02 * np.sqrt(np.mean(wanted**2))
+    assert np.sqrt(np.mean((actual - wanted) ** 2)) < 0.02 * np.sqrt(np.mean(wanted**2))
 
 
-def test_what_shards_add_up_comes_whole():
-    assert in_parts(in_shards(Decoder(WIDE, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)), 2)) == []
+def test_shards_get_no_partial_sums():
+    assert split_maps(in_shards(Decoder(WIDE, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)), 2)) == []

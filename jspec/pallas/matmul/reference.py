@@ -1,0 +1,11 @@
+"""The product of two floating-point operands, by which the matmul kernels are defined."""
+
+import jax
+import jax.numpy as jnp
+
+
+def matmul(x, weight, dtype=jnp.float32):
+    """The linear map ``[..., in], [out, in] -> [..., out]`` of operands of one dtype, in ``dtype``, or in theirs if that
+    is None. fp32 is multiplied in full fp32, never in TF32."""
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    return jnp.einsum("...i,oi->...o", x, weight, precision=precision, preferred_element_type=dtype)
