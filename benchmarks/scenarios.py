@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from jspec.engine.inbox import Inbox
 
 from benchmarks.loads import Client, Load, Texts, longest_gap
-from jspec.engine.inbox import Inbox
 from jspec.engine.request import LIVE
 from jspec.sampling.params import SamplingParams
 

@@ -1,6 +1,5 @@
 """The front door: ``load`` a target with its drafter, ``generate`` from it."""
 
-import contextlib
 import dataclasses
 import inspect
 import os
@@ -222,11 +221,14 @@ def generate(
 
     results: list = [[None] * one.n for one in every_params]
     bar = tqdm(total=sum(one.n for one in every_params), unit="prompt", disable=not sys.stderr.isatty(), leave=False)
-    # Closed also when this loop is interrupted: a traceback that outlives it would keep the engine's rows occupied.
-    with bar, contextlib.closing(llm.generate(every_prompt, every_params, keys)) as finished:
-        for index, copy, result in finished:
-            results[index][copy] = result
-            bar.update()
+    finished = llm.generate(every_prompt, every_params, keys)
+    with bar:
+        try:
+            for index, copy, result in finished:
+                results[index][copy] = result
+                bar.update()
+        finally:
+            finished.close()  # a traceback that outlives an interrupt would keep the requests alive
     results = [several if one.n > 1 else several[0] for one, several in zip(every_params, results, strict=True)]
     return results[0] if single else results
 

@@ -1,6 +1,5 @@
 """A loaded model: target, drafter and engine, ready to generate."""
 
-import contextlib
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
@@ -13,8 +12,7 @@ from jspec._validation import require
 from jspec.config import EngineConfig, Speculation
 from jspec.engine.adaptive.cost_table import CostTable, Way
 from jspec.engine.engine import Engine
-from jspec.engine.interrupts import ignoring_interrupts
-from jspec.engine.multihost.follower import Following
+from jspec.engine.multihost.follower import Following, ignoring_interrupts
 from jspec.engine.multihost.leader import Follower
 from jspec.engine.processor import Frontend
 from jspec.engine.runner.programs import every_token_is_read
@@ -291,6 +289,9 @@ class LLM:
                 places.append((i, number))
                 requests.append(self.engine.frontend.request(i, prompt, one, own_key))
         place_of = dict(zip(map(id, requests), places, strict=True))
-        with contextlib.closing(self.engine.run(requests)) as ended:  # also while a traceback keeps this frame alive
+        ended = self.engine.run(requests)
+        try:
             for active in ended:
                 yield *place_of[id(active.request)], self.engine.result(active)
+        finally:
+            ended.close()  # also while a traceback keeps this frame alive
