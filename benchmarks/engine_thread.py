@@ -6,6 +6,9 @@ Each line has the median of a few runs. The wall time of ``jspec.generate`` is c
 for the same programs when they are sent once more, all of them at once, so that it never waits for the host. Streams
 are timed with a caller that does nothing, and with one that computes in Python, for a share of the time between two
 deltas, before it asks for the next one.
+
+With ``--simulated 8`` every call of rounds takes 8 ms at least, in which nothing computes. So a GPU looks to a host, and
+a machine without one shows what threads and their turns cost.
 """
 
 import argparse
@@ -24,7 +27,37 @@ from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for
 from jspec.llm import LLM
 
-SHARES = (0.5, 0.9)  # of the time between two deltas, in which a busy caller computes
+SHARES = (0.5, 0.9, 1.5)  # of the time between two deltas of an idle caller, in which a busy one computes
+
+
+class SimulatedDevice:
+    """Has each call of rounds take some time on a device that makes one after the other.
+
+    Args:
+      llm: whose calls.
+      seconds: of a call.
+
+    Attributes:
+      calls: how many were sent.
+    """
+
+    def __init__(self, llm: LLM, seconds: float):
+        self._seconds, self._free, self.calls = seconds, 0.0, 0
+        self._ends: dict[int, float] = {}  # when each call ends that was not read
+        runner = llm.engine.runner
+        self._decode, self._read = runner._decode, runner.read
+        runner._decode, runner.read = self._sent, self._waited_for
+
+    def _sent(self, *plan):
+        logs = self._decode(*plan)
+        self._free = max(self._free, time.perf_counter()) + self._seconds
+        self._ends[id(logs)] = self._free
+        self.calls += 1
+        return logs
+
+    def _waited_for(self, logs):
+        time.sleep(max(0.0, self._ends.pop(id(logs), 0.0) - time.perf_counter()))
+        return self._read(logs)
 
 
 class Caller:
@@ -119,10 +152,17 @@ def main():
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--simulated", type=float, default=0.0, help="milliseconds that a call takes at least")
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     args = parser.parse_args()
     llm = model(args.shape, args.dtype, args.method, args.K, args.prompt + args.new)
-    times = measure(Caller(llm, args.prompt, args.new), args.repeats)
+    caller = Caller(llm, args.prompt, args.new)
+    simulated = SimulatedDevice(llm, args.simulated / 1e3) if args.simulated else None
+    times = measure(caller, args.repeats)
+    if simulated is not None:
+        before = simulated.calls
+        caller.generate()
+        times["device"] = (simulated.calls - before - 1) * args.simulated  # the last call is not read
     device = times["device"]
     if args.json:
         print(json.dumps({"device": jax.devices()[0].device_kind, "jax": jax.__version__, **times}))

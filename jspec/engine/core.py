@@ -28,6 +28,8 @@ class EngineCore:
         self._clients: dict[int, Client] = {}  # that have requests, by their number
         self._calls: list[Call] = []  # that wait until nothing else is to do
         self._calling: Call | None = None
+        self._news: dict[Client, list[Output]] = {}  # that clients have not been told
+        self._ended: list[tuple[Client, int]] = []  # requests of which that is the last
         self._thread: EngineThread | None = None
         this = weakref.ref(self)  # the runner is a part of this
         loop.runner.is_wanted = lambda: (core := this()) is None or core._is_wanted()
@@ -48,7 +50,9 @@ class EngineCore:
         if self.loop.scheduler.unfinished:
             self._step()
             thread.error = None
-        self._hand_out()
+        self._collect()
+        if not self.loop.scheduler.unfinished:
+            self.hand_out()
         return self.loop.scheduler.unfinished or bool(self._calls)
 
     def begin_anew(self):
@@ -59,8 +63,8 @@ class EngineCore:
     def lose(self) -> list[tuple[Client, list[int]]]:
         """Forget all clients and calls; returns the clients, with the ids of their requests that have not ended."""
         lost = [(client, list(client.unfinished)) for client in self._clients.values()]
-        self._clients.clear()
-        self._calls.clear()
+        for left in (self._clients, self._calls, self._news, self._ended):
+            left.clear()
         return lost
 
     def _take_arriving(self, thread: "EngineThread"):
@@ -95,7 +99,8 @@ class EngineCore:
             self.loop.abort(list(client.unfinished.values()))
         elif cancel.order in client.unfinished:
             self.loop.abort([client.unfinished[cancel.order]])
-        self._hand_out()
+        self._collect()
+        self.hand_out()
 
     def _make_calls(self):
         """Call what is to be called now. Exceptions are those of who has asked."""
@@ -115,7 +120,7 @@ class EngineCore:
         """Make a step. What the guard has to say ends the requests that took part in it."""
         try:
             with self._guard.watching():
-                self.loop.step()
+                self.loop.step(when_sent=self.hand_out)
         except (CompilationError, CompilationWarning) as error:
             for active, _, finished, _ in self.loop.progress:
                 if finished:
@@ -124,6 +129,7 @@ class EngineCore:
 
     def _is_wanted(self) -> bool:
         """Whether anybody waits for what is being compiled."""
+        self.hand_out()
         thread = self._thread
         if thread is None or thread.is_stopping:
             return thread is None
@@ -133,35 +139,34 @@ class EngineCore:
         left = {cancel.client for cancel in cancels}
         return any(client.number not in left for client in self._clients.values() if client.unfinished)
 
-    def _hand_out(self):
-        """Tell clients what has happened to their requests."""
-        news: dict[Client, list[Output]] = {}
-        ended: list[tuple[Client, int]] = []
+    def _collect(self):
+        """Make outputs of what has happened to requests."""
         for progress in self.loop.take_progress():
             active, client = progress.active, progress.active.client
             if client is None or client.number not in self._clients or active.told:
                 continue
             if client.streams:
-                news.setdefault(client, []).append(self._delta(progress))
+                self._news.setdefault(client, []).append(self._delta(progress))
             elif progress.finished:
-                news.setdefault(client, []).append(active)
+                self._news.setdefault(client, []).append(active)
             if active.outcome != LIVE:
-                ended.append((client, active.order))
-        if not news:
-            return
-        self._deliver(news)
-        for client, order in ended:  # only now, so that a client that has been told nothing knows that more comes
-            client.unfinished.pop(order, None)
-            if not client.unfinished and not client.pending:
-                self._clients.pop(client.number, None)
+                self._ended.append((client, active.order))
 
-    def _deliver(self, news: dict[Client, list[Output]]):
-        """Visit each kind of output queue once."""
+    def hand_out(self):
+        """Tell clients what is new.
+
+        This is done when the next programs have been sent. A client that computes in Python would hold their sending up.
+        """
         by_kind: dict[Deliver, list[tuple[Client, list[Output]]]] = {}
-        for client, outputs in news.items():
+        for client, outputs in self._news.items():
             by_kind.setdefault(client.deliver, []).append((client, outputs))
         for deliver, some in by_kind.items():
             deliver(some)
+        for client, order in self._ended:  # only now, so that a client that has been told nothing knows that more comes
+            client.unfinished.pop(order, None)
+            if not client.unfinished and not client.pending:
+                self._clients.pop(client.number, None)
+        self._news, self._ended = {}, []
 
     def _delta(self, progress: Progress) -> Output:
         """What is new of a request, with text. A tokenizer that raises ends its request alone."""

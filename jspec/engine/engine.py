@@ -184,7 +184,14 @@ class Engine:
           TypeError: an option is unknown or given twice. The message says what may have been meant.
           QueueFull: ``max_waiting`` requests wait already.
         """
-        request = self.request(prompt, params, key=key, priority=priority, salt=salt, **options)
+        return self.add_request(self.request(prompt, params, key=key, priority=priority, salt=salt, **options))
+
+    def add_request(self, request: Request) -> int:
+        """Let a request wait that ``request`` has returned, as ``add`` does.
+
+        Raises:
+          QueueFull: ``max_waiting`` requests wait already.
+        """
         self.require_room()
         return self.gateway.add(request, self._added)
 

@@ -84,18 +84,21 @@ class Loop:
         self.scheduler.add(active)
         return active
 
-    def step(self):
+    def step(self, when_sent: Callable[[], None] = lambda: None):
         """Decide, send one call, and read the call before it, whose progress is noted.
 
         So the device has a call to work on while the host looks at the one before. An exception ends the requests that are
         under way; if there are none, those that wait, for which the same would happen again.
+
+        Args:
+          when_sent: is called before the host waits for the device.
         """
         try:
             if self._chooses and self.controller is None:
                 self.warmup()
             planned = self._decide()
             self.runner.compile_for(planned.plan, planned.way)  # may take minutes
-            self._carry_out(planned)
+            self._carry_out(planned, when_sent)
         except Exception as error:
             self.fail(error, waiting=not self.scheduler.under_way)
 
@@ -186,7 +189,7 @@ class Loop:
             way = next(one for one in self.runner.ways(bucket) if drafts_of(one) == enough)
         return way, trying
 
-    def _carry_out(self, planned: "_Planned"):
+    def _carry_out(self, planned: "_Planned", when_sent: Callable[[], None]):
         plan = planned.plan
         sent = self.runner.carry_out(plan, planned.way)
         self.scheduler.sent(plan)
@@ -200,6 +203,7 @@ class Loop:
             if active.outcome == LIVE:
                 self.scheduler.leave(active)
                 self._end(active, FAILED, error)
+        when_sent()
         # The choice after a trial waits for it, and constrained requests wait for what came of their drafts. Where no
         # rounds were sent, there is nothing to be ahead with.
         ahead = 1 if sent.logs is not None and not planned.trying else 0

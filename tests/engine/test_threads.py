@@ -134,7 +134,7 @@ def test_a_command_is_obeyed_before_the_next_step(llm, monkeypatch):
     """However long the texts of others are."""
     engine, steps, step = llm.engine, [], llm.engine._loop.step
 
-    def arrive():
+    def arrive(**how):
         steps.append(1)
         if len(steps) == 2:
             engine.gateway._thread.arriving.append(
@@ -143,7 +143,7 @@ def test_a_command_is_obeyed_before_the_next_step(llm, monkeypatch):
             engine.gateway._thread.post(Cancel(engine._added.number, ids[1]))
         if len(steps) == 3:
             seen.append((10**6 in engine._added.unfinished, ids[1] in engine._added.unfinished))
-        step()
+        step(**how)
 
     seen = []
     with by_hand(engine):
@@ -181,7 +181,9 @@ def test_more_requests_than_may_wait(monkeypatch):
     limited = dataclasses.replace(llm.engine.config, max_waiting=1)
     monkeypatch.setattr(llm.engine.scheduler, "_config", limited)
     most, step = [], llm.engine._loop.step
-    monkeypatch.setattr(llm.engine._loop, "step", lambda: most.append(len(llm.engine.scheduler.waiting)) or step())
+    monkeypatch.setattr(
+        llm.engine._loop, "step", lambda **how: most.append(len(llm.engine.scheduler.waiting)) or step(**how)
+    )
     with ThreadPoolExecutor(2) as threads:
         found = [threads.submit(jspec.generate, llm, ["a"] * 30, max_tokens=5, temperature=0) for _ in range(2)]
         assert {result.text for one in found for result in one.result(timeout=60)} == {"bcdef"}

@@ -80,12 +80,13 @@ def attribute(thing, name: str, value) -> Iterator[None]:
 
 @contextlib.contextmanager
 def by_hand(engine: Engine) -> Iterator[Callable[[], list[Delta]]]:
-    """The engine's thread does nothing. What this yields does once what that does, and returns what is new of the requests that
-    were added."""
+    """While the engine's thread does nothing, what this yields does once what that does, and returns what is new of the
+    requests that were added."""
     with engine.gateway.paused():
 
         def step() -> list[Delta]:
             engine.gateway._core.serve(engine.gateway.running())
+            engine.gateway._core.hand_out()
             outputs = engine._added.outputs
             return [] if outputs.empty() else outputs.get()
 
