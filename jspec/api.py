@@ -243,7 +243,7 @@ def stream(
     salt: str = "",
     **options,
 ) -> Generator[Delta, None, None]:
-    """Complete one prompt, and yield what is new after each call to the device. Closing the generator gives it up.
+    """Complete one prompt, and yield what is new after each call to the device. Closing the generator cancels it.
 
     Args:
       llm: what ``load`` returned.

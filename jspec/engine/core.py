@@ -28,8 +28,8 @@ class EngineCore:
         self._clients: dict[int, Client] = {}  # that have requests, by their number
         self._calls: list[Call] = []  # that wait until nothing else is to do
         self._calling: Call | None = None
-        self._news: dict[Client, list[Output]] = {}  # that clients have not been told
-        self._ended: list[tuple[Client, int]] = []  # requests of which that is the last
+        self._outputs: dict[Client, list[Output]] = {}  # that are not in the clients' queues yet
+        self._ended: list[tuple[Client, int]] = []  # clients and the ids of their requests that end with these
         self._thread: EngineThread | None = None
         this = weakref.ref(self)  # the runner is a part of this
         loop.runner.is_wanted = lambda: (core := this()) is None or core._is_wanted()
@@ -53,17 +53,18 @@ class EngineCore:
         self._collect()
         if not self.loop.scheduler.unfinished:
             self.hand_out()
-        return self.loop.scheduler.unfinished or bool(self._calls)
+        more = self.loop.scheduler.unfinished or bool(self._calls)
+        return more or any(client.pending for client in self._clients.values())
 
     def begin_anew(self):
-        """Have a sound loop, after a thread has ended anywhere in this."""
+        """Have a sound loop again, after an exception has ended a thread anywhere in it."""
         self.loop.fail(RuntimeError("the engine's thread has ended"), waiting=True)
         self.loop.take_progress()  # clients know it
 
     def lose(self) -> list[tuple[Client, list[int]]]:
         """Forget all clients and calls; returns the clients, with the ids of their requests that have not ended."""
         lost = [(client, list(client.unfinished)) for client in self._clients.values()]
-        for left in (self._clients, self._calls, self._news, self._ended):
+        for left in (self._clients, self._calls, self._outputs, self._ended):
             left.clear()
         return lost
 
@@ -146,19 +147,19 @@ class EngineCore:
             if client is None or client.number not in self._clients or active.told:
                 continue
             if client.streams:
-                self._news.setdefault(client, []).append(self._delta(progress))
+                self._outputs.setdefault(client, []).append(self._delta(progress))
             elif progress.finished:
-                self._news.setdefault(client, []).append(active)
+                self._outputs.setdefault(client, []).append(active)
             if active.outcome != LIVE:
                 self._ended.append((client, active.order))
 
     def hand_out(self):
-        """Tell clients what is new.
+        """Put what is new into the queues of clients.
 
-        This is done when the next programs have been sent. A client that computes in Python would hold their sending up.
+        This comes when the next programs have been sent: a client that computes in Python holds the engine's thread up.
         """
         by_kind: dict[Deliver, list[tuple[Client, list[Output]]]] = {}
-        for client, outputs in self._news.items():
+        for client, outputs in self._outputs.items():
             by_kind.setdefault(client.deliver, []).append((client, outputs))
         for deliver, some in by_kind.items():
             deliver(some)
@@ -166,7 +167,7 @@ class EngineCore:
             client.unfinished.pop(order, None)
             if not client.unfinished and not client.pending:
                 self._clients.pop(client.number, None)
-        self._news, self._ended = {}, []
+        self._outputs, self._ended = {}, []
 
     def _delta(self, progress: Progress) -> Output:
         """What is new of a request, with text. A tokenizer that raises ends its request alone."""

@@ -69,7 +69,7 @@ class AsyncEngine:
     ) -> AsyncGenerator[Delta, None]:
         """Complete one prompt, and yield what is new after each call to the device.
 
-        The request starts with the first step of the generator. It is given up, and its row is free for others, as soon as
+        The request starts with the first step of the generator. It is cancelled, and its row is free for others, as soon as
         the generator is closed: by ``aclose()``, by cancelling the task that waits for it, or by losing it after
         ``break``. ``contextlib.aclosing`` closes it for sure, and at once.
 

@@ -37,6 +37,7 @@ import jspec
 from jspec.engine.request import Request
 from jspec.engine.runner.compile import Program
 from jspec.engine.runner.programs import StepBuilder
+from jspec.engine.runner.recompilation_guard import CompilationError, CompilationWarning
 from jspec.sampling.params import SamplingParams
 
 TABLES = (bigram(successor_table() / 10), bigram(successor_table((2, 3, 7, 11, 14, 19, 20, 28)) / 10))
@@ -299,6 +300,26 @@ def test_an_exception_while_a_program_is_compiled(monkeypatch):
     assert llm.engine.num_compilations == 3
 
 
+@pytest.mark.parametrize("error", [CompilationError, CompilationWarning])
+def test_what_the_guard_raises_ends_the_requests_of_the_step(warm, error, monkeypatch):
+    llm, expected = warm
+    guard = llm.engine.guard
+    monkeypatch.setattr(guard, "sealed", True)
+    monkeypatch.setattr(
+        guard, "on_compile", "raise" if error is CompilationError else "warn"
+    )  # warnings are errors here
+
+    def compile_something(tokens, seen):
+        jax.jit(lambda x: x + 1)(np.zeros(3, np.float32))
+
+    with pytest.raises(error, match="a step of a warm engine compiled"):
+        decode(llm.engine, PROMPTS, find_stop=compile_something)
+    with pytest.raises(error, match="a step of a warm engine compiled"):
+        decode(llm.engine, PROMPTS[:1], SamplingParams(max_tokens=1), find_stop=compile_something)
+    assert_nothing_is_held(llm.engine)
+    assert texts(llm) == expected
+
+
 def test_an_exception_in_a_search_for_stop_strings(warm):
     llm, expected = warm
 
@@ -418,9 +439,8 @@ if not child:
         print(error, flush=True)
     os._exit(0)
 os.waitpid(child, 0)
-stopped = threading.Event()
-find = threading.Thread(target=lambda: [jspec.generate(llm, PROMPTS * 500, PARAMS * 500) for _ in range(100)], daemon=True)
-find.start()
+for_ever = threading.Thread(target=lambda: jspec.generate(llm, PROMPTS * 10_000, PARAMS * 10_000), daemon=True)
+for_ever.start()
 stream = jspec.stream(llm, PROMPTS[0], PARAMS[0])
 next(stream)
 print("exits", flush=True)
@@ -431,7 +451,9 @@ def test_a_process_that_forks_and_ends_before_its_requests():
     """A daemon thread inside of XLA would abort it."""
     here = pathlib.Path(__file__).parent
     command = [sys.executable, "-W", "ignore", "-c", ABRUPT]
-    ended = subprocess.run(command, env=environment(here.parent, here), capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        command, env=environment(here.parent / "helpers", here), capture_output=True, text=True, timeout=60
+    )
     assert ended.returncode == 0, ended.stderr
     said, exits = ended.stdout.splitlines()
     assert "this process was forked from the one that loaded the model: load the model in the child" in said

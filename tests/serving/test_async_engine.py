@@ -496,7 +496,7 @@ def test_an_error_of_the_device_ends_each_request(monkeypatch):
 def test_an_exception_in_the_thread_reaches_every_caller(name, error, monkeypatch):
     llm = slow_model()
 
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
     async def serve():

@@ -145,10 +145,9 @@ def compile_all(
     the compiler are those that ``jax.config.update`` has set for all threads; those that a ``with`` sets for the calling
     thread alone do not apply.
 
-    An exception ends the call at once. Every program is then either compiled or not. A compilation
-    that has begun cannot be broken off: it goes on in its thread, the program is compiled when it ends, and Python
-    waits for it before it exits. (Threads that Python does not wait for would be killed inside of XLA, which aborts the
-    process.) No other compilation begins.
+    An exception ends the call at once. Every program is then either compiled or not. A compilation that has begun cannot be
+    broken off: it goes on in its thread, the program is compiled when it ends, and Python waits for it before it exits.
+    (Threads that Python does not wait for would be killed inside of XLA, which aborts the process.) No other begins.
 
     Args:
       programs: each with the arguments that ``Program.compile`` takes, in the order in which they are begun.
