@@ -1,6 +1,5 @@
 """A loaded model: target, drafter and engine, ready to generate."""
 
-import contextlib
 import dataclasses
 import os
 import sys
@@ -16,8 +15,7 @@ from jspec._validation import require
 from jspec.config import EngineConfig, Speculation
 from jspec.engine.adaptive.cost_table import CostTable, Way
 from jspec.engine.engine import Engine
-from jspec.engine.interrupts import ignoring_interrupts
-from jspec.engine.multihost.follower import Following
+from jspec.engine.multihost.follower import Following, ignoring_interrupts
 from jspec.engine.multihost.leader import Follower
 from jspec.engine.processor import Frontend
 from jspec.engine.runner.programs import every_token_is_read
@@ -191,11 +189,14 @@ class LLM:
         results: list = [[None] * of_prompt.n for of_prompt in every_params]
         total = sum(map(len, results))
         bar = tqdm(total=total, unit="prompt", disable=not sys.stderr.isatty(), leave=False)
-        # Closed also when this loop is interrupted: a traceback that outlives it would keep the engine's rows occupied.
-        with bar, contextlib.closing(self.completions(every_prompt, every_params, keys)) as finished:
-            for index, number, result in finished:
-                results[index][number] = result
-                bar.update()
+        finished = self.completions(every_prompt, every_params, keys)
+        with bar:
+            try:
+                for index, number, result in finished:
+                    results[index][number] = result
+                    bar.update()
+            finally:
+                finished.close()  # a traceback that outlives an interrupt would keep the requests alive
         results = [
             copies if of_prompt.n > 1 else copies[0] for of_prompt, copies in zip(every_params, results, strict=True)
         ]
@@ -401,6 +402,9 @@ class LLM:
                 places.append((i, number))
                 requests.append(self.engine.frontend.request(i, prompt, one, own_key))
         place_of = dict(zip(map(id, requests), places, strict=True))
-        with contextlib.closing(self.engine.run(requests)) as ended:  # also while a traceback keeps this frame alive
+        ended = self.engine.run(requests)
+        try:
             for active in ended:
                 yield *place_of[id(active.request)], self.engine.result(active)
+        finally:
+            ended.close()  # also while a traceback keeps this frame alive

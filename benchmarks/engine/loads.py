@@ -12,6 +12,7 @@ import numpy as np
 
 from jspec.engine.engine import Engine
 from jspec.engine.metrics import Metrics
+from jspec.engine.request import Constraint
 from jspec.sampling.params import SamplingParams
 
 
@@ -39,12 +40,14 @@ class Followed:
     Attributes:
       arrived: when it was there to be added; the engine may have been in a step then.
       told: when the host learnt of tokens, and of how many.
+      rounds: in how many rounds it got them.
       cached: tokens of its prompt that were found in the prefix cache; 0 until it ends.
       finished: whether it has ended.
     """
 
     arrived: float
     told: list[tuple[float, int]] = dataclasses.field(default_factory=list)
+    rounds: int = 0
     cached: int = 0
     finished: bool = False
 
@@ -76,16 +79,17 @@ class Client:
         self._followed: dict[int, Followed] = {}
         self._count = 0
 
-    def add(self, load: Load, arrived: float | None = None) -> Followed:
+    def add(self, load: Load, arrived: float | None = None, constraint: Constraint | None = None) -> Followed:
         """Add a request, sampled at temperature 1. Nothing but its length ends it."""
         followed = Followed(time.perf_counter() if arrived is None else arrived)
         params = SamplingParams(max_tokens=load.new, ignore_eos=True, seed=self._count, **load.options)
-        self._followed[self.engine.add(load.prompt, params)] = followed
+        request = dataclasses.replace(self.engine.request(load.prompt, params), constraint=constraint)
+        self._followed[self.engine.add_request(request)] = followed
         self._count += 1
         return followed
 
     def step(self):
-        """A step of the engine.
+        """Wait for what is new.
 
         Raises:
           RuntimeError: a request failed.
@@ -96,6 +100,7 @@ class Client:
             request = self._followed[delta.id]
             if delta.token_ids:
                 request.told.append((now, len(delta.token_ids)))
+                request.rounds += delta.accepted.count(False)  # a round ends with a token that is no draft
             if delta.finished and delta.result is not None:
                 del self._followed[delta.id]
                 request.finished, request.cached = True, delta.result.num_cached_tokens

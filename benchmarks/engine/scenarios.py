@@ -8,9 +8,6 @@ import jax
 import numpy as np
 
 from benchmarks.engine.loads import Client, Load, Texts, longest_gap
-from jspec.engine.inbox import Inbox
-from jspec.engine.request import LIVE
-from jspec.sampling.params import SamplingParams
 
 PROMPT, LONG, AFTER = 512, 32_000, 64  # tokens of prompts, and new tokens of requests of which only the first count
 ALONGSIDE, ALONGSIDE_NEW = 15, 2048  # requests that decode while a prompt is read, and their new tokens
@@ -63,10 +60,10 @@ class Scenarios:
         """How long a round of a request takes that is alone: from its first call on, until most of its text is there."""
         request = client.add(self.load(PROMPT, WATCHED_ALL))
         client.until_first([request])
-        started, before = request.told[-1][0], client.engine.metrics().num_rounds
+        started, before = request.told[-1][0], request.rounds
         while request.tokens < WATCHED // self.divisor:
             client.step()
-        ended, after = request.told[-1][0], client.engine.metrics().num_rounds
+        ended, after = request.told[-1][0], request.rounds
         client.give_up()
         return (ended - started) / (after - before)
 
@@ -91,28 +88,21 @@ class Scenarios:
     def beside_constrained(self, client: Client, free: int, constrained: int) -> tuple[float, float]:
         """Tokens per second of ``free`` requests, and seconds of a round of ``constrained`` ones, while all of them decode;
         0 and NaN where there are none."""
-        engine, inbox = client.engine, Inbox(streams=True)
         running = [client.add(self.load(PROMPT, ALL_BESIDE)) for _ in range(free)]
-        params = SamplingParams(max_tokens=ALL_BESIDE // self.divisor, ignore_eos=True, seed=0)
-        prompts = [self.texts.prompt(PROMPT // self.divisor) for _ in range(constrained)]
-        requests = [dataclasses.replace(engine.request(prompt, params), constraint=AnyToken()) for prompt in prompts]
-        held = [engine.submit(request, inbox) for request in requests]
+        held = [client.add(self.load(PROMPT, ALL_BESIDE), constraint=AnyToken()) for _ in range(constrained)]
 
         def told() -> tuple[int, int]:
-            return sum(request.tokens for request in running), sum(len(active.accepted) for active in held)
+            return sum(request.tokens for request in running), sum(request.rounds for request in held)
 
-        step = client.step if free else lambda: engine.advance(inbox)
-        while not (all(one.told for one in running) and all(active.accepted for active in held)):
-            step()
+        client.until_first([*running, *held])
         (tokens, rounds), started = told(), time.perf_counter()
         # Rounds commit some three tokens each.
         until = (tokens + free * BESIDE // self.divisor, rounds + constrained * BESIDE // self.divisor // 4)
         while told()[0] < until[0] if free else told()[1] < until[1]:
-            if any(one.finished for one in running) or any(active.outcome != LIVE for active in held):
+            if any(one.finished for one in (*running, *held)):
                 raise RuntimeError(f"a request of {ALL_BESIDE} new tokens ended before {BESIDE} of each were there")
-            step()
+            client.step()
         seconds, now = time.perf_counter() - started, told()
-        engine.give_up(held)
         client.give_up()
         made = (now[1] - rounds) / max(constrained, 1)
         return (now[0] - tokens) / seconds, seconds / made if made else float("nan")

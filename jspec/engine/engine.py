@@ -1,29 +1,27 @@
-"""What callers use: requests arrive, stream and are given up, in any thread, while the loop serves all of them."""
+"""What callers use: requests arrive, stream and are cancelled, in any thread, while the engine's own thread serves them."""
 
-import collections
-import contextlib
-import threading
-import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import queue
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from jspec.config import EngineConfig, count
+from jspec.config import EngineConfig
 from jspec.drafting.base import Drafter
 from jspec.engine.adaptive.controller import Controller
 from jspec.engine.adaptive.cost_table import Way
-from jspec.engine.inbox import Inbox, Progress
+from jspec.engine.client import Cancel, Client, Failure, deliver
+from jspec.engine.core import EngineCore
+from jspec.engine.gateway import Gateway
 from jspec.engine.loop import Loop
 from jspec.engine.metrics import Metrics
 from jspec.engine.multihost.leader import require_leading
 from jspec.engine.processor import Frontend
-from jspec.engine.request import FAILED, LIVE, ActiveRequest, Request
+from jspec.engine.request import ActiveRequest, Request
 from jspec.engine.runner.model_runner import Runner
 from jspec.engine.runner.programs import Budgets, every_token_is_read
 from jspec.engine.runner.recompilation_guard import CompilationGuard
 from jspec.engine.scheduler.scheduler import Scheduler
-from jspec.engine.turns import Turn
 from jspec.models.protocols import Target
 from jspec.outputs import Delta, Result
 from jspec.sampling.params import SamplingParams
@@ -35,18 +33,18 @@ class QueueFull(RuntimeError):
     """As many requests wait as ``max_waiting`` allows."""
 
 
-PATIENCE = 0.01  # seconds between two looks into an inbox, while another thread steps the engine
-MOMENT = 1e-4  # seconds in which a thread that waits for the turn can take it
-
-
 class Engine:
     """Decodes requests, up to ``config.max_batch`` at a time, as they come.
 
-    Any thread may call it. Whoever waits for something steps the engine for everybody, one thread at a time, and each
-    owner of requests learns of its own through an ``Inbox``.
+    A thread of its own makes the steps. It begins with the first request, sleeps while there is nothing to do, and ends
+    when the engine is collected or Python ends. Any thread may submit requests, and waits for what is new of them. Whatever
+    ends a caller early, an exception or Ctrl-C at any point, cancels the caller's requests and nothing else.
 
-    Whatever ends a caller early, an exception or Ctrl-C at any point, the next caller finds a sound engine. Ctrl-C is
-    held off while a step decides and sends. What cannot be held off fails the requests that were under way.
+    An exception that ends the engine's thread is the cause of a RuntimeError for everybody who waits. The next caller finds
+    a new thread.
+
+    The thread has JAX's settings of the thread that makes the engine (``jax_settings.NAMES``). A caller whose settings
+    differ is refused.
 
     Args:
       target: a ``Decoder`` or its like.
@@ -67,6 +65,7 @@ class Engine:
     Attributes:
       config: what may be used.
       frontend: knows the tokenizer.
+      gateway: how callers reach the engine's thread.
       guard: notices what is compiled after ``warmup``, and warns; ``guard.on_compile = "raise"`` makes it an error.
     """
 
@@ -89,10 +88,10 @@ class Engine:
         self.frontend = frontend or Frontend(
             None, target.config.vocab_size, target.config.eos_token_ids, max_len=config.max_len
         )
-        self._added = Inbox(streams=True)  # of the requests that ``add`` was called for
         self.guard = CompilationGuard()
-        self._abandoned: collections.deque[Inbox] = collections.deque()  # of owners that have left
-        self._turn = Turn()
+        self.gateway = Gateway(EngineCore(self._loop, self.frontend, self.guard))
+        # The client that ``add`` is called for.
+        self._added = Client(-1, queue.SimpleQueue(), deliver, streams=True, cancel=lambda: None)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -185,31 +184,46 @@ class Engine:
           TypeError: an option is unknown or given twice. The message says what may have been meant.
           QueueFull: ``max_waiting`` requests wait already.
         """
-        request = self.request(prompt, params, key=key, priority=priority, salt=salt, **options)
+        return self.add_request(self.request(prompt, params, key=key, priority=priority, salt=salt, **options))
+
+    def add_request(self, request: Request) -> int:
+        """Let a request wait that ``request`` has returned, as ``add`` does.
+
+        Raises:
+          QueueFull: ``max_waiting`` requests wait already.
+        """
         self.require_room()
-        return self.submit(request, self._added).order
+        return self.gateway.add(request, self._added)
 
     def step(self) -> list[Delta]:
-        """What is new of the requests that were added: at most one call to the device of news, empty if nothing is new yet.
+        """Wait for what is new of the requests that were added, of one call to the device; empty if all of them have ended.
 
-        It serves all requests of the engine, also those of other callers, but returns only what concerns requests made
-        with ``add``. A request that ends early, an error of the device included, ends with a delta that says so.
+        A request that ends early, because of an error of the device for example, ends with a delta that says so.
+
+        Raises:
+          RuntimeError: the engine's thread ended, and with it all requests that were added.
         """
-        return self.deltas(self.advance(self._added))
+        if not self.unfinished:
+            return []
+        outputs = self.gateway.running().wait_for(self._added.outputs, lambda: self.unfinished) or []
+        for output in outputs:
+            if isinstance(output, Failure):
+                raise output.raised()
+        return outputs
 
     def abort(self, id: int):
-        """Give up a request that was added, wherever it is. Its last delta, of the next ``step``, says ``abort``.
+        """Cancel a request that was added, wherever it is. Its last delta says ``abort``.
 
         Nothing happens if it has ended already.
         """
-        active = self._added.unfinished.get(id)
-        if active is not None:
-            self.give_up([active])
+        self.gateway.running().post(Cancel(self._added.number, id))
 
     @property
     def unfinished(self) -> bool:
         """Whether ``step`` has anything more to return: a request that was added has not ended, or was not told."""
-        return bool(self._added.unfinished or self._added.items)
+        added = self._added  # looked at in the order in which a request moves on, so that none is overlooked
+        arriving = any(one.client is added for one in self.gateway.arriving)
+        return arriving or bool(added.unfinished) or not added.outputs.empty()
 
     def metrics(self) -> Metrics:
         """What the engine is doing and has done, in numbers."""
@@ -224,187 +238,55 @@ class Engine:
         require_leading(self.runner.group)
         self.scheduler.needs.check(request)
 
-    def require_room(self, arriving: int = 0):
-        """Raise ``QueueFull`` unless one more request may wait, beside others that are about to be submitted."""
-        if not self.scheduler.has_room(arriving):
+    def require_room(self, count: int = 1):
+        """Raise ``QueueFull`` unless so many more requests may wait."""
+        arriving = sum(len(one.requests) for one in self.gateway.arriving if one.orders is not None)
+        if not self.scheduler.has_room(arriving + count - 1):
             most = self.config.max_waiting
             raise QueueFull(f"max_waiting={most} requests wait already; try again later, or load with more")
-
-    def submit(self, request: Request, inbox: Inbox) -> ActiveRequest:
-        """Let a request wait, which ``check`` has passed, and whose progress goes to ``inbox``."""
-        return self._in_turn(lambda: self._loop.submit(request, inbox))
-
-    def advance(self, inbox: Inbox) -> list[Progress]:
-        """What has happened to the requests of an inbox that has any; a step of the engine, if nothing has yet.
-
-        While another thread steps the engine, this one waits for its own requests' progress.
-        """
-        inbox.thread = threading.current_thread()
-        while not self._has_advanced(inbox):
-            time.sleep(MOMENT)  # for those who go first
-        return inbox.taken()
-
-    def give_up(self, actives: Iterable[ActiveRequest]):
-        """Give up those of the requests that have not ended. Their owners are told that they were aborted."""
-        self._in_turn(lambda: self._loop.abort(list(actives)))
-
-    def leave(self, inbox: Inbox):
-        """Give up what an owner has not finished who looks into its inbox no more.
-
-        This happens at once, or with the next step: if this thread is in the middle of one, or if it fails now.
-        """
-        if inbox.unfinished:
-            self._abandoned.append(inbox)
-            holder = self._turn.holder
-            if holder is None or holder.thread is not threading.current_thread():
-                self._in_turn(self._sweep)
-
-    def deltas(self, news: Iterable[Progress]) -> list[Delta]:
-        """The progress of requests for their owners, with text. A tokenizer that raises ends its request alone."""
-        return [self.delta(progress) for progress in news if not progress.active.told]
-
-    def delta(self, progress: Progress) -> Delta:
-        """The progress of a request that has not been told to have ended."""
-        active, token_ids, finished, start = progress
-        about = active.order, active, token_ids, start
-        try:
-            delta = self.frontend.delta(*about, finished, self.longest_text, self.num_draft_tokens)
-        except (KeyboardInterrupt, SystemExit, MemoryError):
-            raise
-        except BaseException as error:  # a panic of the Rust code in tokenizers is no Exception
-            self._in_turn(lambda: self._loop.abort([active]))
-            active.outcome, active.error = FAILED, error
-            delta = self.frontend.delta(*about, True, self.longest_text, self.num_draft_tokens)
-        active.told = delta.finished
-        return delta
 
     def result(self, active: ActiveRequest) -> Result:
         """The result of a request that has ended."""
         return self.frontend.result(active, self.longest_text, self.num_draft_tokens)
 
-    def follow(self, requests: Sequence[Request], streams: bool) -> Generator[Progress, None, None]:
-        """Serve requests, beside those of other callers; yield their progress, or only their ends unless ``streams``.
-
-        Requests that have not ended when the generator is closed are given up.
-
-        Raises:
-          ValueError: a request that can never be served, before any is started.
-        """
-        for request in requests:
-            self.check(request)
-        inbox, pending = Inbox(streams), collections.deque(requests)
-        try:
-            try:
-                while pending or inbox.unfinished or inbox.items:
-                    while pending and (self.scheduler.has_room() or not inbox.unfinished):
-                        self.submit(pending[0], inbox)
-                        pending.popleft()
-                    yield from self.advance(inbox)
-            finally:
-                self.leave(inbox)
-        finally:  # an interrupt may have come at the first of the two
-            self.leave(inbox)
-
     def stream(self, request: Request) -> Generator[Delta, None, None]:
         """Serve a request, beside those of other callers; yield what is new of it after each call to the device."""
-        with contextlib.closing(self.follow([request], streams=True)) as news:
-            for progress in news:
-                yield from self.deltas([progress])
+        return self.gateway.outputs([request], streams=True)
 
     def run(self, requests: Sequence[Request]) -> Generator[ActiveRequest, None, None]:
         """Serve requests, beside those of other callers; yield each when it has ended.
 
         Raises:
           ValueError: a request that can never be served, before any is started.
-          Exception: what ended one of the requests, an error of the device for example; the others are given up.
+          Exception: what ended one of the requests, an error of the device for example; the others are cancelled.
         """
-        with contextlib.closing(self.follow(requests, streams=False)) as ends:
-            for active, *_ in ends:
+        for request in requests:
+            self.check(request)
+        ends = self.gateway.outputs(requests, streams=False)
+        try:
+            for active in ends:
                 if active.error is not None:
                     raise active.error
                 yield active
+        finally:
+            ends.close()
 
     def warmup(self):
         """Compile all programs, and measure costs that are not known; no later call compiles anything.
 
-        Raises:
-          RuntimeError: this thread has requests that have not ended.
+        It waits until all requests that are under way have ended. Ctrl-C ends it at once; what is being compiled then, is
+        compiled to its end in the background.
         """
         require_leading(self.runner.group)
-        self._alone("warmup", self._loop.warmup)
+        self.gateway.running().call(self._loop.warmup, idle=True)
         self.guard.seal()
 
     def replace_draft(self, draft_model: Any):
         """Draft with a model of other weights from the next request on; nothing is compiled again.
 
+        It waits until all requests that are under way have ended.
+
         Raises:
           ValueError: its arrays differ in number, shape or dtype from those of the model that it replaces.
-          RuntimeError: this thread has requests that have not ended.
         """
-        self._alone("replace_draft", lambda: self._loop.replace_draft(draft_model))
-
-    def _sweep(self):
-        """Give up the requests of owners that have left."""
-        while self._abandoned:
-            self._loop.abort(list(self._abandoned[0].unfinished.values()))
-            self._abandoned.popleft()
-
-    def _has_advanced(self, inbox: Inbox) -> bool:
-        """Make a step unless the inbox has something by then; returns False if this thread did not get to it in time, or
-        if it was the turn of others."""
-        turn, caller = self._turn, self._turn.caller(_BUSY)
-        try:
-            if not inbox.items:
-                turn.try_to_take(caller, PATIENCE)
-            there_is_more = not inbox.items and bool(inbox.unfinished)
-            its_turn = bool(caller.taken) and not turn.others_go_first
-            if there_is_more and its_turn:
-                try:
-                    self._sweep()
-                    with self.guard.watching():
-                        self._loop.step()
-                finally:
-                    turn.num_steps += 1
-        finally:  # ``Turn`` says why this is no method
-            if caller.taken:
-                turn.holder = None
-                turn.lock.release()
-        return its_turn or not there_is_more
-
-    def _in_turn(self, function: Callable[[], Any]) -> Any:
-        """Call the function while nobody else has the turn."""
-        turn, caller = self._turn, self._turn.caller(_BUSY)
-        try:
-            turn.take(caller)
-            result = function()
-        finally:  # ``Turn`` says why this is no method
-            try:
-                if caller.taken:
-                    turn.holder = None
-                    turn.lock.release()
-            finally:
-                turn.waiting.pop(caller, None)
-        return result
-
-    def _alone(self, name: str, function: Callable[[], None]):
-        """Call the function when no request waits or is under way; requests of other threads are waited for."""
-        while not self._in_turn(lambda: self._when_idle(name, function)):
-            time.sleep(PATIENCE)
-
-    def _when_idle(self, name: str, function: Callable[[], None]) -> bool:
-        self._loop.settle()
-        unfinished = self._loop.unfinished
-        live = [active for active in unfinished if active.outcome == LIVE]  # others only wait for a plan to be sent
-        own = [active for active in live if active.inbox.thread is threading.current_thread()]
-        if own:
-            raise RuntimeError(
-                f"{name}() needs an idle engine, but this thread has {count(len(own), 'request')} under way; let them "
-                "end, or give them up, first"
-            )
-        if unfinished:
-            return False
-        function()
-        return True
-
-
-_BUSY = "the engine is busy with a step that called this; a callback cannot use the engine that calls it"
+        self.gateway.running().call(lambda: self._loop.replace_draft(draft_model), idle=True)

@@ -1,15 +1,15 @@
-"""One step after the other: the scheduler decides, the runner carries out, and owners learn what came of it."""
+"""One step after the other: the scheduler decides, the runner carries out, and what came of it is noted for the clients."""
 
 import collections
+import functools
+import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jspec.config import EngineConfig
 from jspec.engine.adaptive.controller import Controller
 from jspec.engine.adaptive.cost_table import Way, drafts_of
-from jspec.engine.inbox import Inbox, Progress
-from jspec.engine.interrupts import uninterrupted
 from jspec.engine.metrics import Meter
 from jspec.engine.request import ABORTED, FAILED, LIVE, ActiveRequest, Request
 from jspec.engine.runner.model_runner import Runner
@@ -18,12 +18,17 @@ from jspec.engine.scheduler.schedule import Plan
 from jspec.engine.scheduler.scheduler import Scheduler
 
 
-class Loop:
-    """Scheduler, runner and controller together, for one caller at a time.
+class Progress(NamedTuple):
+    """What a step did for one request: its new tokens, whether it has ended, and the number of the first new token."""
 
-    Ctrl-C is held off while a step decides, sends and reads. What cannot be held off leaves the loop *unsound*: what is
-    known on the host may differ from what is on the device. The next caller then fails the requests that were under way,
-    and goes on with a fresh state.
+    active: ActiveRequest
+    token_ids: list[int]
+    finished: bool
+    start: int
+
+
+class Loop:
+    """Scheduler, runner and controller together, for one thread.
 
     Args:
       runner: has the weights, the programs, and the state on the device.
@@ -36,6 +41,8 @@ class Loop:
       scheduler: decides who enters which row with which pages.
       controller: chooses how rounds are made before each call; None if there is no choice, or before costs are known.
       meter: counts.
+      progress: what has happened to requests and was not taken yet, the oldest first.
+      next_order: gives a request its number among all requests of the engine. Any thread may call it.
     """
 
     def __init__(
@@ -61,54 +68,68 @@ class Loop:
                 {b: {way: costs[b][way] for way in runner.ways(b)} for b in config.batch_buckets}
             )
         self.meter = Meter(runner.num_draft_tokens)
-        self._plan: _Planned | None = None  # decided, but not carried out yet
-        self._given_up: list[ActiveRequest] = []  # in that plan, which let go when it has been sent
+        self.progress: list[Progress] = []
+        self.next_order: Callable[[], int] = functools.partial(next, itertools.count())
         self._calls: collections.deque[_Call] = collections.deque()  # sent, but not read yet
-        self._sound = True
-        self._num_requests = 0
 
-    @property
-    def unfinished(self) -> list[ActiveRequest]:
-        """The requests that wait or are under way."""
-        return [*self.scheduler.under_way, *(active for _, active in self.scheduler.waiting)]
+    def submit(self, request: Request, client: Any = None, order: int | None = None) -> ActiveRequest:
+        """Let a request wait, which ``Needs.check`` has passed.
 
-    def submit(self, request: Request, inbox: Inbox) -> ActiveRequest:
-        """Let a request wait, which ``Needs.check`` has passed, and whose progress goes to ``inbox``."""
-        return uninterrupted(self._submit, request, inbox)
-
-    def step(self):
-        """Decide, send one call, and read the call before it, whose progress goes to the inboxes.
-
-        So the device has a call to work on while the host looks at the one before.
+        Args:
+          request: what was asked for.
+          client: who has submitted it.
+          order: its number; None takes the next one.
         """
-        self.settle()
-        if self._chooses and self.controller is None:
-            self.warmup()
+        active = ActiveRequest(request, self.next_order() if order is None else order, client)
+        self.scheduler.add(active)
+        return active
+
+    def step(self, when_sent: Callable[[], None] = lambda: None):
+        """Decide, send one call, and read the call before it, whose progress is noted.
+
+        So the device has a call to work on while the host looks at the one before. An exception ends the requests that are
+        under way; if there are none, those that wait, for which the same would happen again.
+
+        Args:
+          when_sent: is called before the host waits for the device.
+        """
         try:
-            planned = self._plan or uninterrupted(self._decide)
-            self.runner.compile_for(planned.plan, planned.way)  # may take minutes, which Ctrl-C may end
-            uninterrupted(self._carry_out, planned)
-        except Exception as error:  # if nobody was under way, the same would happen again
-            uninterrupted(self._fail, error, not self.scheduler.under_way)
+            if self._chooses and self.controller is None:
+                self.warmup()
+            planned = self._decide()
+            self.runner.compile_for(planned.plan, planned.way)  # may take minutes
+            self._carry_out(planned, when_sent)
+        except Exception as error:
+            self.fail(error, waiting=not self.scheduler.under_way)
 
     def abort(self, actives: Iterable[ActiveRequest]):
-        """Let those of the requests go that have not ended; their owners are told that they were aborted."""
-        uninterrupted(self._abort, actives)
+        """Let those of the requests go that have not ended."""
+        for active in actives:
+            if active.outcome == LIVE:
+                self.scheduler.leave(active)
+                self._end(active, ABORTED)
 
-    def settle(self):
-        """Clear away what an interrupted step left behind."""
-        if not self._sound:
-            uninterrupted(self._fail, RuntimeError("the engine was interrupted while this request was under way"))
+    def take_progress(self) -> list[Progress]:
+        """What has happened to requests since this was last asked."""
+        progress, self.progress = self.progress, []
+        return progress
 
     def warmup(self):
-        """Compile all programs, and measure costs that are not known. Nobody may be under way."""
-        self._sound = False
+        """Compile all programs, and measure costs that are not known. Nobody may be under way.
+
+        Raises:
+          RuntimeError: the device does not recover from an exception.
+          Exception: what compiling or running one of them raised.
+        """
         self._calls.clear()  # of requests that have ended
-        self.runner.warmup()
-        if self._chooses and self.controller is None:
-            self.controller = Controller(self.runner.costs())
-            self.scheduler.pages.forget_prefixes()  # measuring wrote over them
-        self._sound = True
+        try:
+            self.runner.warmup()
+            if self._chooses and self.controller is None:
+                self.controller = Controller(self.runner.costs())
+                self.scheduler.pages.forget_prefixes()  # measuring wrote over them
+        except Exception as error:
+            self.fail(error)
+            raise
 
     def replace_draft(self, draft_model: Any):
         """Draft with a model of other weights. Nobody may be under way.
@@ -122,21 +143,28 @@ class Loop:
         if self.controller is not None:  # what the old weights taught it says nothing of the new
             self.controller = Controller(self.controller.seconds)
 
-    def _submit(self, request: Request, inbox: Inbox) -> ActiveRequest:
-        self.settle()
-        active = ActiveRequest(request, self._num_requests, inbox)
-        self._num_requests += 1
-        inbox.unfinished[active.order] = active
+    def fail(self, error: BaseException, waiting: bool = False):
+        """Fail every request that is under way, and those that wait if ``waiting``; then have a sound state, whatever was.
+
+        Raises:
+          RuntimeError: the device does not recover.
+        """
+        self._calls.clear()
+        for active in [*self.scheduler.under_way, *(active for _, active in self.scheduler.waiting if waiting)]:
+            if active.outcome == LIVE:
+                self._end(active, FAILED, error)
+        if waiting:
+            self.scheduler.waiting.clear()
+        self.scheduler.clear()
         try:
-            self.scheduler.add(active)
-        except BaseException:  # nobody would know of it
-            self.scheduler.leave(active)
-            inbox.unfinished.pop(active.order, None)
-            raise
-        return active
+            self.runner.restore()
+        except Exception as failure:
+            raise RuntimeError(
+                f"the engine cannot go on: its device failed, and its state could not be made again ({failure}); load the "
+                "model again"
+            ) from error
 
     def _decide(self) -> "_Planned":
-        self._sound = False
         plan = self.scheduler.plan()
         now = time.perf_counter()
         for active in self.scheduler.under_way:
@@ -146,9 +174,7 @@ class Loop:
         way, trying = self.runner.num_draft_tokens, False
         if plan.decoding and not plan.needs_processing:
             way, trying = self._way(plan.decoding)
-        self._plan = planned = _Planned(plan, way, trying)
-        self._sound = True
-        return planned
+        return _Planned(plan, way, trying)
 
     def _way(self, decoding: Sequence[ActiveRequest]) -> tuple[Way, bool]:
         """How to make rounds of these requests, and whether that is a trial whose outcome the next choice waits for."""
@@ -163,8 +189,7 @@ class Loop:
             way = next(one for one in self.runner.ways(bucket) if drafts_of(one) == enough)
         return way, trying
 
-    def _carry_out(self, planned: "_Planned"):
-        self._sound, self._plan = False, None
+    def _carry_out(self, planned: "_Planned", when_sent: Callable[[], None]):
         plan = planned.plan
         sent = self.runner.carry_out(plan, planned.way)
         self.scheduler.sent(plan)
@@ -178,16 +203,15 @@ class Loop:
             if active.outcome == LIVE:
                 self.scheduler.leave(active)
                 self._end(active, FAILED, error)
-        self._let_go()
+        when_sent()
         # The choice after a trial waits for it, and constrained requests wait for what came of their drafts. Where no
         # rounds were sent, there is nothing to be ahead with.
         ahead = 1 if sent.logs is not None and not planned.trying else 0
         while len(self._calls) > ahead:
             self._read(self._calls.popleft())
-        self._sound = True
 
     def _read(self, call: "_Call"):
-        """Wait for a call, and tell everybody what it did."""
+        """Wait for a call, and note what it did."""
         logs = self.runner.read(call.logs)
         if call.places is not None:
             logs = logs.of_rows(call.places)
@@ -201,63 +225,19 @@ class Loop:
                 continue  # it had ended before this call, whose rounds for it do not count
             if active.outcome != LIVE:
                 self.scheduler.leave(active)
-            self._tell(active, seen)
+            self._note(active, seen)
 
-    def _tell(self, active: ActiveRequest, seen: int):
-        """Let the owner of a request know of its tokens behind the first ``seen``, or of its end."""
+    def _note(self, active: ActiveRequest, seen: int):
+        """Note the tokens of a request behind the first ``seen``, or its end."""
         new = active.tokens[seen:]
-        finished, inbox = active.outcome != LIVE, active.inbox
+        finished = active.outcome != LIVE
         self.meter.progressed(active, len(new), finished)
-        if finished or (new and inbox.streams):
-            inbox.items.append(Progress(active, new, finished, seen))
-        if finished:  # only now, or an owner in another thread could believe that nothing more comes
-            inbox.unfinished.pop(active.order, None)
+        if finished or new:
+            self.progress.append(Progress(active, new, finished, seen))
 
     def _end(self, active: ActiveRequest, outcome: int, error: BaseException | None = None):
         active.outcome, active.error = outcome, error
-        self._tell(active, len(active.tokens))
-
-    def _abort(self, actives: Iterable[ActiveRequest]):
-        self.settle()
-        for active in actives:
-            if active.outcome == LIVE:
-                if self._plan is not None and active in self.scheduler.under_way:
-                    self._given_up.append(active)  # others may count with what the plan does for it
-                else:
-                    self.scheduler.leave(active)
-                self._end(active, ABORTED)
-        if self._given_up and all(active.outcome != LIVE for active in self.scheduler.under_way):
-            self._let_go()
-            self._sound = False  # nobody needs the plan, but it has taken rows and pages
-
-    def _let_go(self):
-        """Let those go that were given up while a plan counted with them."""
-        while self._given_up:
-            self.scheduler.leave(self._given_up.pop())
-
-    def _fail(self, error: BaseException, waiting: bool = False):
-        """Fail every request that is under way, and those that wait as well if ``waiting``; then have a sound engine.
-
-        Raises:
-          RuntimeError: the device does not recover.
-        """
-        self._sound, self._plan = False, None
-        self._calls.clear()
-        self._given_up.clear()
-        for active in [*self.scheduler.under_way, *(active for _, active in self.scheduler.waiting if waiting)]:
-            if active.outcome == LIVE:
-                self._end(active, FAILED, error)
-        if waiting:
-            self.scheduler.waiting.clear()
-        self.scheduler.clear()
-        try:
-            self.runner.restore()
-        except Exception as failure:
-            raise RuntimeError(
-                f"the engine cannot go on: its device failed, and its state could not be made again ({failure}); load the "
-                "model again"
-            ) from error
-        self._sound = True
+        self._note(active, len(active.tokens))
 
 
 class _Planned(NamedTuple):

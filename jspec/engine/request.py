@@ -120,7 +120,7 @@ class ActiveRequest:
     Attributes:
       request: what was asked for.
       order: its number among all requests of the engine, in the order in which they came.
-      inbox: where its owner learns of its progress; the scheduler does not look into it.
+      client: who has submitted it; neither the scheduler nor the loop looks into it.
       limit: the length at which it is complete.
       most_slots: how many cache slots it may ever touch.
       row: the batch row that it occupies; None while it waits, while it is swapped out, and while its last rounds are
@@ -143,7 +143,7 @@ class ActiveRequest:
         an array, on its way to the host, has ``TokenLogprobs.packed`` of the tokens behind them. Empty if not wanted.
       outcome: LIVE until it ends, then one of the others.
       error: the exception that ended it, if its outcome is FAILED.
-      told: whether its owner has got a delta that says that it has ended.
+      told: whether its client has got a delta that says that it has ended.
       num_preemptions: how often it was preempted.
       times: when it arrived, first had a row, had its first and its newest token, as ``time.perf_counter`` says; NaN
         for what has not happened.
@@ -151,7 +151,7 @@ class ActiveRequest:
 
     request: Request
     order: int = 0
-    inbox: Any = None
+    client: Any = None
     limit: int = 0
     most_slots: int = 0
     row: int | None = None

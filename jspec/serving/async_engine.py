@@ -1,21 +1,18 @@
-"""Requests from asyncio: a thread steps the engine, and hands what is new to the event loops of those who asked."""
+"""Requests from asyncio: what is new of them comes to the event loops of those who asked."""
 
 import asyncio
-import atexit
 import collections
-import contextlib
 import dataclasses
 import functools
-import threading
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import jax
 
 from jspec._validation import require
-from jspec.engine.inbox import Inbox, Progress
-from jspec.engine.request import ActiveRequest, Request
+from jspec.engine.client import Client, Failure, Output
+from jspec.engine.request import Request
 from jspec.llm import LLM
 from jspec.outputs import Delta
 from jspec.sampling.params import SamplingParams
@@ -33,10 +30,9 @@ T = TypeVar("T")
 class AsyncEngine:
     """Serves the requests of asyncio programs, as many at once as there are callers.
 
-    One thread steps the engine. It starts with the first request, sleeps while there is nothing to do, and ends with the
-    process, if not before. ``jspec.generate`` and ``llm.engine`` can be used beside it, from other threads, and so can other
-    event loops and other objects of this class: the requests of all of them are decoded together, and everybody gets
-    only what belongs to them.
+    The engine's own thread serves them. ``jspec.generate`` and ``llm.engine`` can be used beside it, from any thread, and so
+    can other event loops and other objects of this class: the requests of all of them are decoded together, and everybody
+    gets only what belongs to them.
 
     ``async with AsyncEngine(llm) as engine:`` closes it at the end.
 
@@ -45,24 +41,15 @@ class AsyncEngine:
 
     Attributes:
       llm: the same.
-      error: what its thread met when it last stepped the engine; None if that went well. Requests are taken all the
-        same, and the next step that goes well makes it None.
     """
 
     def __init__(self, llm: LLM):
         require(isinstance(llm, LLM), "llm", llm, "a model that jspec.load() returned")
         self.llm, self._engine = llm, llm.engine
-        self._thread: threading.Thread | None = None
-        self._news = threading.Condition()  # guards what follows, and wakes the thread
-        self._arriving: collections.deque[_Stream] = collections.deque()  # of requests not submitted yet
-        self._leaving: list[_Stream] = []  # whose callers have left, and whose requests are not given up yet
+        self._clients: set[Client] = set()  # whose groups have not ended
         self._compilations: set[Compilation] = set()  # for which callers wait
         self._closed = False
         self._workers = ThreadPoolExecutor(WORKERS, "jspec.AsyncEngine.prepare")
-        self.error: BaseException | None = None
-        # Only the thread uses these:
-        self._inbox = Inbox(streams=True)
-        self._streams: dict[int, _Stream] = {}  # of requests that were submitted, by order
 
     async def __aenter__(self) -> "AsyncEngine":
         return self
@@ -82,7 +69,7 @@ class AsyncEngine:
     ) -> AsyncGenerator[Delta, None]:
         """Complete one prompt, and yield what is new after each call to the device.
 
-        The request starts with the first step of the generator. It is given up, and its row is free for others, as soon as
+        The request starts with the first step of the generator. It is cancelled, and its row is free for others, as soon as
         the generator is closed: by ``aclose()``, by cancelling the task that waits for it, or by losing it after
         ``break``. ``contextlib.aclosing`` closes it for sure, and at once.
 
@@ -106,7 +93,7 @@ class AsyncEngine:
           TypeError: an option is unknown or given twice. The message says what may have been meant.
           QueueFull: ``max_waiting`` requests wait already.
           GrammarBusy: too many forms of other requests are being compiled.
-          RuntimeError: the engine is closed, or its thread met an exception, which is the cause of this one.
+          RuntimeError: the engine is closed, or an exception ended its thread, which is the cause of this one.
         """
         form = StructuredOutputsParams.of(self._form(params, options))
         grammar = None if form is None else await self.grammar(form)
@@ -130,15 +117,18 @@ class AsyncEngine:
     async def prepare(self, work: Callable[[], T]) -> T:
         """The result of ``work``, such as encoding a long prompt, which another thread does.
 
-        A few threads share all such work, so that the thread that steps the engine does not wait for many of them.
+        A few threads share all such work, so that the engine's thread does not wait for many of them.
 
         Raises:
           RuntimeError: the engine is closed.
           Exception: what ``work`` raised.
         """
-        with self._news:
-            self._require_open()
+        self._require_open()
+        try:
             future = self._workers.submit(work)
+        except RuntimeError:
+            self._require_open()  # it may have been closed meanwhile
+            raise
         return await asyncio.wrap_future(future)
 
     async def grammar(self, form: StructuredOutputsParams) -> CompiledGrammar:
@@ -153,9 +143,8 @@ class AsyncEngine:
         grammars = self._engine.frontend.grammars
         compilation = grammars.compile(form)
         try:
-            with self._news:
-                self._require_open()
-                self._compilations.add(compilation)
+            self._compilations.add(compilation)
+            self._require_open()
             future = asyncio.wrap_future(compilation)
             await asyncio.wait([future], timeout=grammars.limits.wait)
             grammars.require_begun(compilation)
@@ -165,8 +154,7 @@ class AsyncEngine:
             return future.result()
         finally:
             compilation.cancel()
-            with self._news:
-                self._compilations.discard(compilation)
+            self._compilations.discard(compilation)
 
     def start(self, requests: Sequence[Request]) -> "Group":
         """Let requests wait that belong together: all of them, or none if there is no room for all.
@@ -181,18 +169,21 @@ class AsyncEngine:
           QueueFull: ``max_waiting`` leaves no room for so many.
           RuntimeError: the engine is closed, or no event loop runs in this thread.
         """
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue()
-        streams = [_Stream(index, request, loop, queue) for index, request in enumerate(requests)]
-        with self._news:
+        self._require_open()
+        self._engine.require_room(len(requests))
+        queue: asyncio.Queue[list[Output]] = asyncio.Queue()
+        client, ids = self._engine.gateway.start(requests, queue, _ToLoop(asyncio.get_running_loop()))
+        group = Group(client, ids, self._clients.discard)
+        self._clients.add(client)
+        if self._closed:  # meanwhile, so that nobody may know of the client
+            group.close()
             self._require_open()
-            self._engine.require_room(len(self._arriving) + len(streams) - 1)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="jspec.AsyncEngine", daemon=True)
-                self._thread.start()
-                atexit.register(self._stop)  # a thread that is in XLA when Python ends aborts the process
-            self._arriving.extend(streams)
-            self._news.notify()
-        return Group(self, streams, queue)
+        return group
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the engine's thread; None if nothing did, or once another thread has made a step."""
+        return self._engine.gateway.error
 
     @property
     def closed(self) -> bool:
@@ -200,118 +191,22 @@ class AsyncEngine:
         return self._closed
 
     async def close(self):
-        """Give up what is under way, and stop the thread. Callers that wait get a last delta, which says ``abort``.
+        """Cancel what is under way, and take no more. Callers that wait get a last delta, which says ``abort``.
 
         Nothing happens if it is closed already. The model itself can be used further.
         """
-        await asyncio.to_thread(self._stop)
+        await asyncio.to_thread(self._close)
 
-    def _stop(self):
-        """Close the engine, and wait for the thread to end."""
-        with self._news:
-            self._closed = True
-            self._workers.shutdown(wait=False)  # what was taken is still done
-            compilations = list(self._compilations)
-            self._news.notify()
-        for compilation in compilations:
+    def _close(self):
+        self._closed = True
+        self._workers.shutdown(wait=False)  # what was taken is still done
+        for compilation in list(self._compilations):
             compilation.cancel()
-        if self._thread is not None:
-            self._thread.join()
-        atexit.unregister(self._stop)
-
-    def _leave(self, stream: "_Stream"):
-        """Have a request given up that has not ended. Its caller takes nothing more."""
-        with self._news:
-            if not stream.ended:
-                self._leaving.append(stream)
-                self._news.notify()
+        self._engine.gateway.cancel(list(self._clients))
 
     def _require_open(self):
         if self._closed:
             raise RuntimeError("the AsyncEngine is closed; make a new one of the same model")
-
-    def _serve(self):
-        """What the thread does until the engine is closed."""
-        closed = False
-        while not closed:
-            try:
-                closed, leaving = self._wait()
-                self._submit()  # before some of them are given up
-                self._give_up(leaving, everything=closed)
-                if self._inbox.unfinished or self._inbox.items:
-                    self._hand_out(self._engine.advance(self._inbox))
-                    self.error = None
-            except BaseException as error:  # whatever it is, nobody may be left waiting
-                self._fail(error)
-
-    def _wait(self) -> "tuple[bool, list[_Stream]]":
-        """Sleep until there is something to do; returns whether the engine is closed, and whose callers have left."""
-        with self._news:
-            self._news.wait_for(
-                lambda: self._closed or self._arriving or self._leaving or self._inbox.unfinished or self._inbox.items
-            )
-            leaving, self._leaving = self._leaving, []
-            return self._closed, leaving
-
-    def _submit(self):
-        """Let the requests wait that have arrived."""
-        while self._arriving:
-            stream = self._arriving[0]
-            stream.active = self._engine.submit(stream.request, self._inbox)
-            self._streams[stream.active.order] = stream
-            self._arriving.popleft()  # only now, so that it is always counted as waiting
-
-    def _give_up(self, leaving: "Sequence[_Stream]", everything: bool = False):
-        """Give up the requests whose callers have left, or all of them. Callers who still wait find that in the inbox."""
-        for stream in leaving:
-            stream.ended = True
-        actives = [stream.active for stream in leaving if stream.active is not None]
-        actives += self._inbox.unfinished.values() if everything else ()
-        if actives:
-            self._engine.give_up(actives)
-
-    def _hand_out(self, news: Sequence[Progress]):
-        """Send every progress to the caller whom it concerns."""
-        letters = []
-        for progress in news:
-            order = progress.active.order
-            stream = self._streams.pop(order) if progress.finished else self._streams[order]
-            if stream.ended:
-                continue
-            try:
-                letters.append((stream, self._engine.delta(progress)))
-            except BaseException as error:  # it concerns this caller alone; a panic in tokenizers is no Exception
-                letters.append((stream, _Failure(error)))
-                self._leave(stream)
-            stream.ended = letters[-1][1].finished
-        self._post(letters)
-
-    def _post(self, letters: "Sequence[tuple[_Stream, Delta | _Failure]]"):
-        """Put each letter into its stream, with one visit to each event loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list] = {}
-        for letter in letters:
-            by_loop.setdefault(letter[0].loop, []).append(letter)
-        for loop, some in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(_put, some)
-            except RuntimeError:  # the loop is closed, and nobody can wait there any more
-                for stream, _ in some:
-                    self._leave(stream)
-
-    def _fail(self, error: BaseException):
-        """Let all callers know of an exception that came out of the engine, and begin anew."""
-        self.error = error
-        with self._news:
-            streams = [*self._streams.values(), *self._arriving]
-            self._arriving.clear()
-            self._leaving.clear()
-        inbox, self._inbox, self._streams = self._inbox, Inbox(streams=True), {}
-        letters = [(stream, _Failure(error)) for stream in streams if not stream.ended]
-        for stream in streams:
-            stream.ended = True
-        self._post(letters)
-        with contextlib.suppress(BaseException):  # the next caller will know; it is tried again then
-            self._engine.leave(inbox)
 
 
 class Group:
@@ -321,67 +216,58 @@ class Group:
     which it was made may use it.
 
     Raises:
-      RuntimeError: the thread that steps the engine met an exception, which is the cause of this one.
+      RuntimeError: an exception ended the engine's thread, which is the cause of this one.
     """
 
-    def __init__(self, engine: AsyncEngine, streams: "Sequence[_Stream]", queue: "asyncio.Queue[_Letter]"):
-        self._engine, self._streams, self._queue = engine, streams, queue
-        self._unfinished = len(streams)
+    def __init__(self, client: Client, ids: Sequence[int], ended: Callable[[Client], None]):
+        self._client, self._ended = client, ended
+        self._indices = {id: index for index, id in enumerate(ids)}  # of the requests that have not ended
+        self._deltas: collections.deque[Delta] = collections.deque()
 
     def __aiter__(self) -> "Group":
         return self
 
     async def __anext__(self) -> tuple[int, Delta]:
-        if not self._unfinished:
+        if not self._indices:
             raise StopAsyncIteration
-        index, delta = await self._queue.get()
-        if isinstance(delta, _Failure):
-            raise RuntimeError(f"the thread that steps the engine failed: {delta.error!r}") from delta.error
-        self._unfinished -= delta.finished
+        while not self._deltas:
+            for output in await self._client.outputs.get():
+                if isinstance(output, Failure):
+                    self.close()
+                    raise output.raised()
+                self._deltas.append(output)
+        delta = self._deltas.popleft()
+        index = self._indices[delta.id]
+        if delta.finished:
+            del self._indices[delta.id]
+            if not self._indices:
+                self.close()
         return index, delta
 
     def close(self):
-        """Have those given up that have not ended; their rows are free before the next call to the device."""
-        streams, self._streams = self._streams, ()
-        for stream in streams:
-            self._engine._leave(stream)
+        """Cancel those that have not ended; their rows are free before the next call to the device."""
+        if self._indices:
+            self._client.cancel()
+        self._ended(self._client)
 
     def __del__(self):
         self.close()
 
 
-@dataclasses.dataclass(eq=False)
-class _Stream:
-    """A request of a group, and where its caller waits for what is new.
-
-    Attributes:
-      index: its number in the group.
-      request: what was asked for.
-      loop: the caller's event loop.
-      queue: what is new of the group. Only the loop puts something in.
-      active: the request as the engine knows it, once it was submitted.
-      ended: whether nothing more is put in: the last delta was sent, or the caller has left.
-    """
-
-    index: int
-    request: Request
-    loop: asyncio.AbstractEventLoop
-    queue: "asyncio.Queue[_Letter]"
-    active: ActiveRequest | None = None
-    ended: bool = False
-
-
 @dataclasses.dataclass(frozen=True)
-class _Failure:
-    """Takes the place of a last delta: an exception, instead of news."""
+class _ToLoop:
+    """Puts outputs into the ``asyncio.Queue`` of each client of one event loop, with one visit to the loop."""
 
-    error: BaseException
-    finished: ClassVar[bool] = True
+    loop: asyncio.AbstractEventLoop
+
+    def __call__(self, outputs: Sequence[tuple[Client, list[Output]]]):
+        try:
+            self.loop.call_soon_threadsafe(_put, outputs)
+        except RuntimeError:  # the loop is closed, and nobody can wait there any more
+            for client, _ in outputs:
+                client.cancel()
 
 
-_Letter = tuple[int, Delta | _Failure]  # the index of a request in its group, and what is new of it
-
-
-def _put(letters: "Sequence[tuple[_Stream, Delta | _Failure]]"):
-    for stream, letter in letters:
-        stream.queue.put_nowait((stream.index, letter))
+def _put(outputs: Sequence[tuple[Client, list[Output]]]):
+    for client, some in outputs:
+        client.outputs.put_nowait(some)

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import pytest
+from disturbances import by_hand
 from engines import (
     ARMED,
     CONFIG,
@@ -12,6 +13,7 @@ from engines import (
     LETTERS,
     Fragile,
     Letters,
+    assert_nothing_is_held,
     bigram,
     decode,
     drafting,
@@ -77,10 +79,11 @@ def test_deltas_make_up_the_results_of_generate(llm):
 def test_a_request_may_come_at_any_time():
     busy = engine("draft_model", 2)
     expected, ids, deltas = plain_greedy(target(), PROMPTS), [], {}
-    for prompt in PROMPTS:
-        ids.append(busy.add(prompt, GREEDY))
-        for delta in busy.step():
-            deltas.setdefault(delta.id, []).append(delta)
+    with by_hand(busy) as step:
+        for prompt in PROMPTS:
+            ids.append(busy.add(prompt, GREEDY))
+            for delta in step():
+                deltas.setdefault(delta.id, []).append(delta)
     for id, rest in drained(busy).items():
         deltas.setdefault(id, []).extend(rest)
     assert [check(deltas[id]).token_ids for id in ids] == expected
@@ -89,11 +92,11 @@ def test_a_request_may_come_at_any_time():
 def test_generate_goes_on_beside_them(llm):
     """Each caller gets only its own."""
     id = llm.engine.add("a", max_tokens_of(20))
-    llm.engine.step()
+    before = llm.engine.step()
     assert jspec.generate(llm, "abc", temperature=0, max_tokens=5).text == "defgh"
     deltas = drained(llm.engine)
     assert set(deltas) == {id}
-    result = check(deltas[id])
+    result = check([*before, *deltas[id]])
     assert "a" + (result.text or "") == LETTERS[:21]
 
 
@@ -115,7 +118,7 @@ def test_stream(llm):
     abandoned = jspec.stream(llm, "abc", temperature=0, max_tokens=20)
     next(abandoned)
     abandoned.close()
-    assert not llm.engine.scheduler.unfinished
+    assert_nothing_is_held(llm.engine)
     with pytest.raises(ValueError, match=r"llm='folder': expected a model that jspec.load\(\) returned"):
         jspec.stream("folder", "a")
 
@@ -124,11 +127,12 @@ def test_stream(llm):
 def test_abort_wherever_the_request_is(llm, steps):
     """Waiting, being read or decoding; what others have asked is unchanged."""
     expected = jspec.generate(llm, ["a"] * 5, max_tokens_of(20))
-    ids = [llm.engine.add("a", max_tokens_of(20)) for _ in range(5)]
-    early = [delta for _ in range(steps) for delta in llm.engine.step()]
-    for id in (ids[0], ids[4]):
-        llm.engine.abort(id)
-        llm.engine.abort(id)  # nothing more happens
+    with by_hand(llm.engine) as step:
+        ids = [llm.engine.add("a", max_tokens_of(20)) for _ in range(5)]
+        early = [delta for _ in range(steps) for delta in step()]
+        for id in (ids[0], ids[4]):
+            llm.engine.abort(id)
+            llm.engine.abort(id)  # nothing more happens
     late = drained(llm.engine)
     deltas = {id: [*(delta for delta in early if delta.id == id), *late[id]] for id in ids}
     results = [check(deltas[id]) for id in ids]
@@ -140,7 +144,8 @@ def test_abort_wherever_the_request_is(llm, steps):
 
 
 def test_lower_priorities_go_first(llm):
-    ids = [llm.engine.add("a", max_tokens_of(6), priority=priority) for priority in (0, 0, 5, 5, -1, 5, 0)]
+    with by_hand(llm.engine):
+        ids = [llm.engine.add("a", max_tokens_of(6), priority=priority) for priority in (0, 0, 5, 5, -1, 5, 0)]
     ended = [delta.id for _ in range(100) for delta in llm.engine.step() if delta.finished]
     assert ended == [ids[i] for i in (4, 0, 1, 6, 2, 3, 5)]
 
@@ -149,10 +154,15 @@ def test_only_so_many_may_wait():
     few = dataclasses.replace(CONFIG, max_waiting=2)
     settings = Speculation(4)
     llm = LLM(*TABLES, drafting("draft_model", settings), "draft_model", Letters(), settings, few)
-    for _ in range(few.max_batch + 2):
-        llm.engine.add("a", max_tokens_of(4))
-    with pytest.raises(jspec.QueueFull, match="max_waiting=2 requests wait already"):
-        llm.engine.add("a", max_tokens_of(4))
+    with by_hand(llm.engine) as step:
+        for _ in range(few.max_batch + 2):
+            llm.engine.add("a", max_tokens_of(4))
+        with pytest.raises(jspec.QueueFull, match="max_waiting=2 requests wait already"):
+            llm.engine.add("a", max_tokens_of(4))
+        early = step()
+        assert not any(delta.finished for delta in early)
+        with pytest.raises(jspec.QueueFull, match="max_waiting=2 requests wait already"):
+            llm.engine.add("a", max_tokens_of(4))
     assert len(drained(llm.engine)) == few.max_batch + 2
     assert len(jspec.generate(llm, ["a"] * 20, max_tokens_of(4))) == 20  # a list waits outside
 
@@ -201,12 +211,12 @@ def test_an_error_of_the_device_fails_what_is_under_way_and_no_more(monkeypatch)
     """Those that wait are served when it works again."""
     llm = table_llm(Fragile(TABLES[0].table, TABLES[0].config), None, Letters())
     expected = jspec.generate(llm, "a", max_tokens_of(9))
-    ids = [llm.engine.add("a", max_tokens_of(9)) for _ in range(5)]
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, by_hand(llm.engine) as step:
+        ids = [llm.engine.add("a", max_tokens_of(9)) for _ in range(5)]
         patch.setitem(ARMED, "when it runs", True)
         lost: list[Delta] = []
         while not lost:
-            lost = llm.engine.step()
+            lost = step()
     assert [delta.id for delta in lost] == ids[:3]
     assert all(delta.result and delta.result.finish_reason == "error" for delta in lost)
     assert all("a broken device" in str(delta.result and delta.result.stop_reason) for delta in lost)
@@ -216,11 +226,12 @@ def test_an_error_of_the_device_fails_what_is_under_way_and_no_more(monkeypatch)
 
 def test_metrics(llm):
     before = llm.engine.metrics()
-    for _ in range(5):
-        llm.engine.add("abcdefghijklmnop", max_tokens_of(10))
-    llm.engine.step()
-    assert (llm.engine.metrics().num_waiting, llm.engine.metrics().num_running) == (2, 3)
-    assert llm.engine.metrics().pages_used > 0
+    with by_hand(llm.engine) as step:
+        for _ in range(5):
+            llm.engine.add("abcdefghijklmnop", max_tokens_of(10))
+        step()
+        assert (llm.engine.metrics().num_waiting, llm.engine.metrics().num_running) == (2, 3)
+        assert llm.engine.metrics().pages_used > 0
     drained(llm.engine)
     after = llm.engine.metrics()
     assert after.num_finished - before.num_finished == 5

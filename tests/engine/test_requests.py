@@ -100,24 +100,3 @@ def test_they_refuse_with_the_same_words(args, options, error, words):
 def test_a_stream_refuses_before_it_starts():
     with pytest.raises(ValueError, match="prompt 0 has 40 tokens"):
         jspec.stream(model(), [1] * 40)
-
-
-def test_who_leaves_and_cannot_be_let_go_at_once_is_let_go_by_the_next_step(monkeypatch):
-    """An inbox that is left, and whose requests cannot be given up at once, is not forgotten."""
-    engine = model().engine
-    request = engine.request("a", max_tokens=20)
-    follower = engine.follow([request], streams=True)
-    next(follower)
-
-    def fail(active):
-        raise OSError("not now")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.scheduler, "leave", fail)
-        with pytest.raises(OSError, match="not now"):
-            follower.close()
-    assert engine.scheduler.unfinished
-    engine.add("b", max_tokens=1)
-    while engine.unfinished:
-        engine.step()
-    assert not engine.scheduler.unfinished

@@ -9,7 +9,6 @@ from requests_and_engines import CONFIG, PROMPTS, K, P, alone, engine_of, passin
 
 from jspec.config import Speculation
 from jspec.engine.engine import Engine
-from jspec.engine.inbox import Inbox
 from jspec.engine.request import ActiveRequest, Request
 
 FAST = dataclasses.replace(CONFIG, reproducible=False, max_batch=6)
@@ -64,11 +63,12 @@ def test_a_second_turn_finds_the_first_ones_completion(fast, steps):
     """Even if the first was aborted after a few steps, while a call was under way."""
     pages, opening = fast.scheduler.pages, PROMPTS[1:5]
     pages.forget_prefixes()
-    inbox = Inbox(streams=True)
-    first = [fast.submit(request, inbox) for request in greedy_requests(opening, 16)]
-    for _ in range(MAX_LEN if steps is None else steps):
-        fast.advance(inbox)
-    fast.give_up(first)
+    with fast.gateway.paused() as loop:
+        first = [loop.submit(request) for request in greedy_requests(opening, 16)]
+        for _ in range(MAX_LEN if steps is None else steps):
+            if loop.scheduler.unfinished:
+                loop.step()
+        loop.abort(first)
     turns = [[*prompt, *one.tokens, 3, 1, 4] for prompt, one in zip(opening, first, strict=True)]
     second = serve(fast, greedy_requests(turns, 12), at_a_time=1)
     for one, now in zip(first, second, strict=True):

@@ -141,16 +141,23 @@ class Soak:
 
 def check_idle(engine: Engine):
     """Nothing is left of requests that have ended, but the pages that the prefix cache keeps."""
-    pages, scheduler, metrics = engine.scheduler.pages, engine.scheduler, engine.metrics()
+    with engine.gateway.paused():  # what the last step has done is known by then
+        pages, scheduler, metrics = engine.scheduler.pages, engine.scheduler, engine.metrics()
     assert metrics.pages_used == metrics.pages_swapped == metrics.num_running == metrics.num_waiting == 0
     assert pages.free + pages.cached == pages.total
     assert not [*scheduler.waiting, *scheduler.swapped, *scheduler.ending, *filter(None, scheduler.rows)]
     assert len(pages._index._links) == len(pages._index._pages) == pages.cached
     assert not [*pages._holders, *pages._outdated]
-    assert not [*engine._added.items, *engine._added.unfinished, *engine._abandoned, *engine._loop.meter._seen]
+    assert engine._added.outputs.empty()
+    assert not [
+        *engine._added.unfinished,
+        *engine.gateway._core._clients,
+        *engine._loop.progress,
+        *engine._loop.meter._seen,
+    ]
     assert len(engine._loop._calls) <= 1
     gc.collect()
-    kept = sum(type(thing) is ActiveRequest and thing.inbox is engine._added for thing in gc.get_objects())
+    kept = sum(type(thing) is ActiveRequest and thing.client is engine._added for thing in gc.get_objects())
     assert kept <= engine.config.max_batch, "more requests are kept than the last call decoded, which is not read yet"
 
 

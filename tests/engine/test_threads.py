@@ -1,15 +1,27 @@
 """Several threads call one model: their requests are decoded together, and each thread gets its own texts."""
 
+import dataclasses
 import os
+import queue
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from engines import GREEDY, Letters, bigram, decode, key_of, ragged_prompts, successor_table, table_llm, tokens_of
+from disturbances import by_hand
+from engines import (
+    Letters,
+    bigram,
+    decode,
+    ragged_prompts,
+    requests_of,
+    successor_table,
+    table_llm,
+    tokens_of,
+)
 
 import jspec
-from jspec.engine.request import Request
+from jspec.engine.client import Cancel, Submission
 from jspec.sampling.params import SamplingParams
 from jspec.text.grammar.grammars import available
 
@@ -36,7 +48,7 @@ def call(llm, caller: int) -> list[tuple[list[int], str | None]]:
 
 def running(llm, n: int = 4):
     """A generator that has handed out one result and has more to hand out."""
-    run = llm.engine.run([Request(i, prompt, GREEDY, key_of(i)) for i, prompt in enumerate(PROMPTS[:n])])
+    run = llm.engine.run(requests_of(PROMPTS[:n]))
     next(run)
     return run
 
@@ -73,50 +85,109 @@ def test_eight_threads_get_the_texts_of_one(llm, pool):
 
 
 def test_a_run_that_is_left_open_keeps_nobody_waiting(llm, pool):
-    run = running(llm)
-    assert len(pool.submit(decode, llm.engine, PROMPTS).result(timeout=60)) == len(PROMPTS)
-    assert len(list(run)) == 3
-
-
-def test_others_step_for_a_run_and_it_finds_its_results(llm):
     run, expected = running(llm), tokens_of(decode(llm.engine, PROMPTS[:4]))
-    decode(llm.engine, PROMPTS)
-    assert not llm.engine.scheduler.unfinished  # the other requests of the run have ended meanwhile
+    assert len(pool.submit(decode, llm.engine, PROMPTS).result(timeout=60)) == len(PROMPTS)
     rest = sorted(run, key=lambda active: active.request.index)
-    assert all(active.tokens == expected[active.request.index] for active in rest)
     assert len(rest) == 3
+    assert all(active.tokens == expected[active.request.index] for active in rest)
 
 
-def test_what_needs_an_idle_engine_waits_for_other_threads(llm, pool):
-    run = running(llm)
+@pytest.mark.parametrize("end", ["close", "forget", "finish"])
+def test_what_needs_an_idle_engine_waits_for_all_requests(llm, pool, end):
+    """Also for those of the thread that calls it."""
+    stepping, let_go = threading.Event(), threading.Event()
+
+    def hold(tokens, seen):
+        stepping.set()
+        assert let_go.wait(60)
+
+    holding = pool.submit(decode, llm.engine, PROMPTS[:1], find_stop=hold)
+    assert stepping.wait(60)
+    run = llm.engine.run(requests_of(PROMPTS[:2]))
+    going = pool.submit(next, run)
     warming = pool.submit(llm.warmup)
     with pytest.raises(TimeoutError):
-        warming.result(timeout=0.3)
-    pool.submit(run.close).result(timeout=20)  # by another thread than that which started it
+        warming.result(timeout=0.1)
+    let_go.set()
+    going.result(timeout=60)
+    if end == "close":
+        pool.submit(run.close).result(timeout=20)  # by another thread than that which started it
+    elif end == "forget":
+        del going, run
+    llm.warmup()
     warming.result(timeout=60)
+    assert len(holding.result(timeout=60)) == 1
+    assert end != "finish" or len(list(run)) == 1
 
 
-def test_a_run_that_nobody_knows_any_more_ends(llm, pool):
-    run = running(llm)
-    warming = pool.submit(llm.warmup)
-    del run
-    warming.result(timeout=60)
-    assert llm.engine.metrics().pages_used == 0
-
-
-def test_nobody_waits_for_himself(llm, pool):
-    run = running(llm)
-    for refused in (llm.warmup, lambda: llm.engine.replace_draft(None)):
-        with pytest.raises(RuntimeError, match="idle"):
-            refused()
-    assert len(list(run)) == 3
-
+def test_a_callback_cannot_use_its_engine(llm):
     def nested(tokens, seen):
         decode(llm.engine, PROMPTS)
 
-    with pytest.raises(RuntimeError, match="a callback cannot use the engine"):
-        decode(llm.engine, PROMPTS, find_stop=nested)
+    for refused in (nested, lambda *_: llm.warmup(), lambda *_: llm.engine.add([1])):
+        with pytest.raises(RuntimeError, match="a callback cannot use the engine"):
+            decode(llm.engine, PROMPTS, find_stop=refused)
     assert len(decode(llm.engine, PROMPTS)) == len(PROMPTS)
+
+
+def test_a_command_is_obeyed_before_the_next_step(llm, monkeypatch):
+    """However long the texts of others are."""
+    engine, steps, step = llm.engine, [], llm.engine._loop.step
+
+    def arrive(**how):
+        steps.append(1)
+        if len(steps) == 2:
+            engine.gateway._thread.arriving.append(
+                Submission(engine._added, [engine.request([2], max_tokens=1)], [10**6])
+            )
+            engine.gateway._thread.post(Cancel(engine._added.number, ids[1]))
+        if len(steps) == 3:
+            seen.append((10**6 in engine._added.unfinished, ids[1] in engine._added.unfinished))
+        step(**how)
+
+    seen = []
+    with by_hand(engine):
+        ids = [engine.add([1], max_tokens=35, seed=seed) for seed in range(2)]
+        monkeypatch.setattr(engine._loop, "step", arrive)
+    deltas = []
+    while engine.unfinished:
+        deltas += engine.step()
+    assert seen == [(True, False)]
+    ends = {delta.id: delta.result.finish_reason for delta in deltas if delta.result}
+    assert ends == {ids[0]: "length", ids[1]: "abort", 10**6: "length"}
+
+
+def test_a_client_learns_of_an_end_before_it_stops_asking(llm, monkeypatch):
+    """Its thread may look between any two lines of the engine's."""
+    looks = []
+
+    class Outputs(queue.SimpleQueue):
+        def put(self, item):
+            looks.append(llm.engine.unfinished)
+            super().put(item)
+
+    monkeypatch.setattr(llm.engine._added, "outputs", Outputs())
+    llm.engine.add([1], max_tokens=9)
+    while llm.engine.unfinished:
+        llm.engine.step()
+    assert looks
+    assert all(looks)
+
+
+def test_more_requests_than_may_wait(monkeypatch):
+    """Those of a list wait outside of the queue, and nobody else is kept from it for long."""
+    tables = bigram(successor_table() / 10), None, Letters()
+    llm = table_llm(*tables)
+    limited = dataclasses.replace(llm.engine.config, max_waiting=1)
+    monkeypatch.setattr(llm.engine.scheduler, "_config", limited)
+    most, step = [], llm.engine._loop.step
+    monkeypatch.setattr(
+        llm.engine._loop, "step", lambda **how: most.append(len(llm.engine.scheduler.waiting)) or step(**how)
+    )
+    with ThreadPoolExecutor(2) as threads:
+        found = [threads.submit(jspec.generate, llm, ["a"] * 30, max_tokens=5, temperature=0) for _ in range(2)]
+        assert {result.text for one in found for result in one.result(timeout=60)} == {"bcdef"}
+    assert max(most) <= 1 + limited.max_batch + 1
 
 
 def test_a_run_may_go_on_in_another_thread(llm, pool):
@@ -128,12 +199,12 @@ def test_a_run_may_go_on_in_another_thread(llm, pool):
 
 
 def test_who_waits_can_be_interrupted(llm, pool):
-    """An interrupt in one thread ends its own requests, and no others."""
+    """An interrupt ends the requests of the main thread, and no others."""
     expected = tokens_of(decode(llm.engine, PROMPTS))
     stepping, let_go = threading.Event(), threading.Event()
 
     def hold(tokens, seen):
-        """A callback within a step, which keeps the turn."""
+        """A callback within a step, which keeps the engine's thread."""
         stepping.set()
         assert let_go.wait(60)
 

@@ -1,6 +1,7 @@
 """What may happen around a request while it is served: arrivals, neighbours that leave, preemption, calls of any length.
 
-``serve`` steps an engine by hand; the context managers change what its scheduler decides, and nothing on the device.
+``serve`` and ``by_hand`` step an engine in the thread of the test; the other context managers change what its scheduler
+decides, and nothing on the device.
 """
 
 import contextlib
@@ -11,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from jspec.engine.engine import Engine
-from jspec.engine.inbox import Inbox
-from jspec.engine.request import ActiveRequest, Request
+from jspec.engine.request import LIVE, ActiveRequest, Request
+from jspec.outputs import Delta
 
 
 @contextlib.contextmanager
@@ -77,6 +78,21 @@ def attribute(thing, name: str, value) -> Iterator[None]:
             delattr(thing, name)
 
 
+@contextlib.contextmanager
+def by_hand(engine: Engine) -> Iterator[Callable[[], list[Delta]]]:
+    """While the engine's thread does nothing, what this yields does once what that does, and returns what is new of the
+    requests that were added."""
+    with engine.gateway.paused():
+
+        def step() -> list[Delta]:
+            engine.gateway._core.serve(engine.gateway.running())
+            engine.gateway._core.hand_out()
+            outputs = engine._added.outputs
+            return [] if outputs.empty() else outputs.get()
+
+        yield step
+
+
 def serve(
     engine: Engine,
     requests: Sequence[Request],
@@ -96,23 +112,23 @@ def serve(
       after_step: is called after every step.
       seed: of how long neighbours live.
     """
-    inbox, beside = Inbox(streams=True), Inbox(streams=False)
     rng, actives, steps_left, passing = np.random.default_rng(seed), [], 0, None
-    while len(actives) < len(requests) or inbox.unfinished:
-        most = len(requests) if at_a_time is None else at_a_time
-        for request in requests[len(actives) :][: max(most - len(inbox.unfinished), 0)]:
-            actives.append(engine.submit(request, inbox))
-        if neighbour is not None and steps_left == 0:
-            engine.give_up([] if passing is None else [passing])
-            passing, steps_left = engine.submit(neighbour(len(actives)), beside), int(rng.integers(1, 6))
-        steps_left -= 1
-        engine.advance(inbox)
-        if after_step is not None:
-            after_step()
-    engine.give_up([] if passing is None else [passing])
+    most = len(requests) if at_a_time is None else at_a_time
+    with engine.gateway.paused() as loop:
+        while len(actives) < len(requests) or any(active.outcome == LIVE for active in actives):
+            unfinished = sum(active.outcome == LIVE for active in actives)
+            actives += map(loop.submit, requests[len(actives) :][: max(most - unfinished, 0)])
+            if neighbour is not None and steps_left == 0:
+                loop.abort([] if passing is None else [passing])
+                passing, steps_left = loop.submit(neighbour(len(actives))), int(rng.integers(1, 6))
+            steps_left -= 1
+            loop.step()
+            if after_step is not None:
+                after_step()
+        loop.abort([] if passing is None else [passing])
     return actives
 
 
 def outcome_of(active: ActiveRequest) -> tuple:
-    """All that a request's owner learns of how it went: tokens, how it ended, and drafts of every round."""
+    """All that a request's client learns of how it went: tokens, how it ended, and drafts of every round."""
     return active.tokens, active.outcome, active.sources, active.drafted, active.accepted

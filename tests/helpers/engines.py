@@ -250,6 +250,15 @@ def decode(engine: Engine, prompts, params=GREEDY, keys=None, find_stop=None, **
     return sorted(ended, key=lambda active: active.request.index)
 
 
+def assert_nothing_is_held(engine: Engine):
+    """When the engine's thread has obeyed all commands, no request has a row or a page, or waits."""
+    with engine.gateway.paused() as loop:
+        scheduler = loop.scheduler
+        assert not scheduler.unfinished
+        assert scheduler.rows == [None] * engine.config.num_rows
+        assert scheduler.pages.used == scheduler.pages_swapped == 0
+
+
 def key_of(seed: int) -> np.ndarray:
     return np.asarray(jax.random.key_data(jax.random.key(seed)))
 

@@ -16,6 +16,7 @@ from engines import ARMED, CONFIG, Fragile, Letters, bigram, drafting, shared, s
 
 import jspec
 from jspec.config import Speculation
+from jspec.engine.core import EngineCore
 from jspec.llm import LLM
 from jspec.serving.async_engine import WORKERS
 
@@ -214,9 +215,8 @@ def test_who_leaves_takes_nothing_along(state, how):
             tasks = [asyncio.ensure_future(collect(generator)) for generator in staying]
             leaving = engine.generate(prompt, max_tokens=400 if state is not is_read else 10, seed=9)
             step = asyncio.ensure_future(anext(leaving))
-            await until(lambda: len(engine._streams) == neighbours + 1)
-            active = engine._streams[max(engine._streams)].active
-            assert active is not None
+            await until(lambda: len([one for one in engine._clients if one.unfinished]) == neighbours + 1)
+            (active,) = max(engine._clients, key=lambda client: client.number).unfinished.values()
             await until(lambda: state(active))
             if how == "cancel":
                 step.cancel()
@@ -277,7 +277,6 @@ def test_closing_gives_up_what_is_under_way():
         results = [checked(deltas) for deltas in await asyncio.gather(*tasks)]
         assert [result.finish_reason for result in results] == ["abort"] * 5
         assert_nothing_is_held(llm)
-        assert not any(thread.name == "jspec.AsyncEngine" for thread in threading.enumerate())
         await engine.close()
         with pytest.raises(RuntimeError, match="the AsyncEngine is closed"):
             await anext(engine.generate("abc"))
@@ -293,23 +292,22 @@ def test_an_engine_that_was_never_used_is_closed():
             pass
 
     run(serve())
-    assert not any(thread.name == "jspec.AsyncEngine" for thread in threading.enumerate())
 
 
-def test_the_thread_sleeps_while_there_is_nothing_to_do():
+def test_the_thread_sleeps_while_there_is_nothing_to_do(monkeypatch):
     llm = model()
 
     async def serve():
         async with jspec.AsyncEngine(llm) as engine:
             await ask(engine, 1)
-            await until(lambda: not engine._inbox.unfinished)
-            calls = llm.engine.metrics().num_calls
-            waited = []
-            engine._news.wait = lambda *args, wait=engine._news.wait: waited.append(1) or wait(*args)
+            await until(lambda: not engine._clients)
+            await asyncio.sleep(0.05)
+            served, serve_once = [], EngineCore.serve
+            monkeypatch.setattr(EngineCore, "serve", lambda *args: served.append(1) or serve_once(*args))
             await asyncio.sleep(0.2)
-            assert llm.engine.metrics().num_calls == calls
-            assert len(waited) <= 1
+            assert not served
             await ask(engine, 2)
+            assert served
 
     run(serve())
 
@@ -391,10 +389,9 @@ def test_requests_that_are_started_together():
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(llm.engine, "require_room", no_room_beside(4))
                 engine.start(requests[:4]).close()
-                await until(lambda: not engine._inbox.unfinished and not engine._arriving)
                 with pytest.raises(jspec.QueueFull):
                     engine.start(requests)
-                assert not engine._arriving
+                await until(lambda: not llm.engine.gateway.arriving and not llm.engine.scheduler.unfinished)
             lost = engine.start([llm.engine.request("abc", LONG) for _ in range(4)])
             await anext(lost)
             del lost
@@ -410,8 +407,8 @@ def test_requests_that_are_started_together():
 def no_room_beside(most: int):
     """``require_room`` of an engine that takes so many."""
 
-    def require_room(arriving: int = 0):
-        if arriving >= most:
+    def require_room(count: int = 1):
+        if count > most:
             raise jspec.QueueFull("no room")
 
     return require_room
@@ -494,12 +491,12 @@ def test_an_error_of_the_device_ends_each_request(monkeypatch):
     assert_nothing_is_held(llm)
 
 
-@pytest.mark.parametrize("name", ["advance", "submit", "give_up"])
+@pytest.mark.parametrize("name", ["step", "submit", "abort"])
 @pytest.mark.parametrize("error", [ZeroDivisionError("unexpected"), SystemExit("unexpected")])
 def test_an_exception_in_the_thread_reaches_every_caller(name, error, monkeypatch):
     llm = slow_model()
 
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
     async def serve():
@@ -509,8 +506,8 @@ def test_an_exception_in_the_thread_reaches_every_caller(name, error, monkeypatc
             tasks = [asyncio.ensure_future(collect(engine.generate("abc", LONG))) for _ in range(4)]
             await until(lambda: llm.engine.metrics().num_running == 3)
             with monkeypatch.context() as patch:
-                patch.setattr(llm.engine, name, fail)
-                if name == "give_up":
+                patch.setattr(llm.engine._loop, name, fail)
+                if name == "abort":
                     await leaving.aclose()
                 else:
                     tasks.append(asyncio.ensure_future(collect(engine.generate("abc", LONG))))
@@ -529,14 +526,14 @@ def test_an_exception_in_the_thread_reaches_every_caller(name, error, monkeypatc
 
 def test_a_delta_that_cannot_be_made_is_the_trouble_of_one_caller(monkeypatch):
     llm = slow_model()
-    delta, unlucky = llm.engine.delta, []
+    delta, unlucky = llm.engine.frontend.delta, []
 
-    def fail(progress):
-        if progress.active.order in unlucky:
+    def fail(id, *about):
+        if id in unlucky:
             raise UnicodeError("no text")
-        return delta(progress)
+        return delta(id, *about)
 
-    monkeypatch.setattr(llm.engine, "delta", fail)
+    monkeypatch.setattr(llm.engine.frontend, "delta", fail)
 
     async def serve():
         async with jspec.AsyncEngine(llm) as engine:

@@ -1,7 +1,10 @@
 """What a process does that follows another (``jspec.engine.multihost.leader``): it sends the programs that it is told
 to send."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jspec.engine.multihost.leader import Follower
@@ -93,3 +96,16 @@ class Following:
         if id(program) in self._judges:
             return self._proposals[self._judges[id(program)]], program.idle
         return (program.idle,)
+
+
+@contextlib.contextmanager
+def ignoring_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C, in the main thread; in others it does not come."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)

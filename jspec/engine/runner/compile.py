@@ -12,6 +12,8 @@ import jax
 
 from jspec.engine.aot_cache.executables import KeptPrograms, compile_lowered
 
+PATIENCE = 0.1  # seconds between two questions whether a compilation is still wanted
+
 MANY_QUERIES = 32  # query tokens of all rows that the target reads in a pass
 
 # XLA computes values again in place of storing them where a program seems to need more memory than there is. Pages of the KV
@@ -30,9 +32,8 @@ if jax.__version_info__ >= (0, 12):  # sums over several GPUs; with an older XLA
 class Program:
     """A function of arrays, compiled once for arguments of one shape.
 
-    ``compile`` is a call of its own, and not a part of the first call as in ``jax.jit``, because it may take minutes in
-    which Ctrl-C has to work, while calls are shielded from Ctrl-C. Arguments of other shapes are a TypeError: nothing
-    is ever compiled again.
+    ``compile`` is a call of its own, and not a part of the first call as in ``jax.jit``, so that several programs are
+    compiled at a time. Arguments of other shapes are a TypeError: nothing is ever compiled again.
 
     Args:
       function: what to compile.
@@ -130,7 +131,13 @@ class Program:
             raise
 
 
-def compile_all(programs: Sequence[tuple[Program, tuple]], threads: int | None = None):
+class NotWanted(RuntimeError):
+    """Nobody waits any more for what was to be compiled."""
+
+
+def compile_all(
+    programs: Sequence[tuple[Program, tuple]], threads: int | None = None, is_wanted: Callable[[], bool] = lambda: True
+):
     """Compile every program for its arguments; those that are compiled already are left as they are.
 
     Those that an earlier start has kept are read, as many at a time as there are CPU cores. The others are traced one after
@@ -138,18 +145,19 @@ def compile_all(programs: Sequence[tuple[Program, tuple]], threads: int | None =
     the compiler are those that ``jax.config.update`` has set for all threads; those that a ``with`` sets for the calling
     thread alone do not apply.
 
-    An exception, Ctrl-C included, ends the call at once. Every program is then either compiled or not. A compilation
-    that has begun cannot be broken off: it goes on in its thread, the program is compiled when it ends, and Python
-    waits for it before it exits. (Threads that Python does not wait for would be killed inside of XLA, which aborts the
-    process.) No other compilation begins.
+    An exception ends the call at once. Every program is then either compiled or not. A compilation that has begun cannot be
+    broken off: it goes on in its thread, the program is compiled when it ends, and Python waits for it before it exits.
+    (Threads that Python does not wait for would be killed inside of XLA, which aborts the process.) No other begins.
 
     Args:
       programs: each with the arguments that ``Program.compile`` takes, in the order in which they are begun.
       threads: how many are compiled at a time; None is one for each program, but not more than there are CPU cores. On a
         GPU, where XLA times kernels while it compiles, many at a time wait for each other and may take longer than two.
+      is_wanted: is asked in the calling thread, between programs and every tenth of a second.
 
     Raises:
       ValueError: threads is less than 1.
+      NotWanted: ``is_wanted`` has said no.
       Exception: what tracing or compiling one of them raised, with a note that names the program.
     """
     if threads is not None and threads < 1:
@@ -159,16 +167,15 @@ def compile_all(programs: Sequence[tuple[Program, tuple]], threads: int | None =
         return
     files = {program: program.file(*args) for program, args in missing}
     kept = [(program.find, (files[program], args)) for program, args in missing if files[program] is not None]
-    _in_threads(os.cpu_count() or 1, kept)
+    _in_threads(os.cpu_count() or 1, kept, is_wanted)
     missing = [(program, args) for program, args in missing if not program.compiled]
     # The generator traces a program when the thread pool is given it.
     compilations = ((program._finish, (program._lower(*args), files[program])) for program, args in missing)
-    _in_threads(threads or min(len(missing), os.cpu_count() or 1), compilations)
+    _in_threads(threads or min(len(missing), os.cpu_count() or 1), compilations, is_wanted)
 
 
-def _in_threads(threads: int, calls: Iterable[tuple[Callable, tuple]]):
+def _in_threads(threads: int, calls: Iterable[tuple[Callable, tuple]], is_wanted: Callable[[], bool]):
     """Make calls of functions with arguments in so many threads, and wait for all of them; an exception ends that."""
-    # A queue written in C, and not the pool's futures, which an exception at a bad moment would leave locked for ever.
     ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
     def make(function: Callable, args: tuple):
@@ -179,21 +186,27 @@ def _in_threads(threads: int, calls: Iterable[tuple[Callable, tuple]]):
         else:
             ended.put(None)
 
-    pool = ThreadPoolExecutor(max(threads, 1), "compile")
+    def require_wanted():
+        if not is_wanted():
+            raise NotWanted("nobody waits for these programs any more")
+
+    count, pool = 0, ThreadPoolExecutor(max(threads, 1), "compile")
     try:
-        for _ in [pool.submit(make, *call) for call in calls]:
-            error = _wait_for(ended)
+        for call in calls:
+            pool.submit(make, *call)
+            count += 1
+            require_wanted()
+        while count:
+            try:
+                error = ended.get(timeout=PATIENCE)
+            except queue.Empty:
+                require_wanted()
+                continue
             if error is not None:
                 raise error
+            count -= 1
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _wait_for(ended: queue.SimpleQueue) -> Any:
-    """The next item. Python looks for interrupts in between, of which not all wake a thread that waits for a lock."""
-    while True:
-        with contextlib.suppress(queue.Empty):
-            return ended.get(timeout=0.1)
 
 
 def decode_options(target_leaves: Sequence[jax.Array], queries: int) -> dict[str, str | int]:

@@ -21,7 +21,6 @@ from jspec.engine.adaptive.cost_table import Way, budget_of, drafts_of, every_wa
 from jspec.engine.aot_cache.costs import Seconds, kept_or_measured
 from jspec.engine.aot_cache.executables import KeptPrograms
 from jspec.engine.aot_cache.fingerprint import made_of
-from jspec.engine.interrupts import uninterrupted
 from jspec.engine.multihost.leader import Leader, group_of
 from jspec.engine.multihost.shard_map import Spread
 from jspec.engine.request import ActiveRequest, Request
@@ -75,6 +74,7 @@ class Runner:
       leaves: the arrays of the target, and those of the draft model.
       programs: all programs, compiled or not.
       state: the batch, as the last program sent will leave it. Every program takes its buffers away.
+      is_wanted: says whether somebody still waits for what is being compiled; may be replaced.
 
     Raises:
       ValueError: ``config.width`` is too narrow for the drafts.
@@ -97,6 +97,7 @@ class Runner:
         target_leaves, merge_target = flatten(target)
         draft_leaves, merge_draft = flatten(draft_model)
         self._config, self.spread = config, Spread.of(target, draft_model)
+        self.is_wanted: Callable[[], bool] = lambda: True
         self.draft_lengths, self._budgets = tuple(draft_lengths or (most,)), budgets
         self._builder = StepBuilder(
             *(merge_target, merge_draft, make_drafter, verify, config, noise, most, target.config.vocab_size),
@@ -372,7 +373,8 @@ class Runner:
         time, since on GPUs they compare what they find."""
         self._lead("compile", [self.programs.place(program) for program, _ in programs], threads)
         # Each send replaces the state, so it is looked at only now.
-        compile_all([(program, self._with_weights(program, args)) for program, args in programs], threads)
+        missing = [(program, self._with_weights(program, args)) for program, args in programs]
+        compile_all(missing, threads, self.is_wanted)
 
     def serving(self):
         """Let the processes that follow this one know that everything is compiled, and that requests are taken now."""
@@ -409,9 +411,6 @@ class Runner:
         on_host = [arg for arg in args if isinstance(arg, np.ndarray | np.generic)]
         args = self._with_weights(program, args)
         program.compile(*args)
-        return uninterrupted(self._exchange_state, program, args, on_host)
-
-    def _exchange_state(self, program: Program, args: tuple, on_host: list) -> Any:
         if self.group is not None:
             self._lead("send", self.programs.place(program), on_host)
         new, other = program(*args)

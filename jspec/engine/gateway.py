@@ -1,0 +1,146 @@
+"""How the threads of callers reach the engine's: they submit requests, wait for what is new of them, and cancel them."""
+
+import contextlib
+import functools
+import itertools
+import os
+import queue
+import threading
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import Any
+
+from jspec.engine import jax_settings
+from jspec.engine.client import Cancel, Client, Deliver, Failure, Submission, deliver
+from jspec.engine.core import EngineCore
+from jspec.engine.loop import Loop
+from jspec.engine.request import Request
+from jspec.engine.thread import Call, EngineThread
+
+
+class Gateway:
+    """The engine's thread, for everybody else. It begins with the first caller, and anew after an exception has ended it.
+
+    It has JAX's settings of the thread that makes this. A caller whose settings differ is refused.
+
+    Args:
+      core: what the thread steps.
+    """
+
+    def __init__(self, core: EngineCore):
+        self._core = core
+        self._next_client = functools.partial(next, itertools.count())
+        self._settings, self._process = jax_settings.of_this_thread_alone(), os.getpid()
+        self._thread: EngineThread | None = None
+        self._beginning = threading.Lock()
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the thread; None once another has made a step."""
+        return self._thread and self._thread.error
+
+    @property
+    def arriving(self) -> list[Submission]:
+        """What was submitted and has not reached the scheduler yet."""
+        return [] if self._thread is None else list(self._thread.arriving)
+
+    def running(self) -> EngineThread:
+        """The engine's thread, for a caller that may use it.
+
+        Raises:
+          RuntimeError: the caller is called by the engine's own thread, the process was forked, or Python ends.
+          ValueError: JAX's settings of the caller's thread are not those of the engine's.
+        """
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this process was forked from the one that loaded the model: load the model in the child"
+            )
+        thread = self._thread
+        if thread is None or thread.ended:
+            thread = self._begun()
+        if thread.is_current:
+            raise RuntimeError(
+                "the engine is busy with a step that called this; a callback cannot use the engine that calls it"
+            )
+        if (view := jax_settings.view()) != thread.view:  # it may have changed for all threads
+            jax_settings.require_same(view, thread.call(jax_settings.view))
+        return thread
+
+    def start(self, requests: Sequence[Request], outputs: Any, deliver: Deliver) -> tuple[Client, list[int]]:
+        """Have requests of a new client served, which streams, and whose queue ``deliver`` fills; the client and their ids.
+
+        Raises:
+          RuntimeError, ValueError: as of ``running``; or the thread ended.
+        """
+        thread = self.running()
+        client = thread.client(self._next_client(), outputs, deliver, streams=True)
+        return client, self._submit(thread, client, requests)
+
+    def add(self, request: Request, client: Client) -> int:
+        """Have a request of a client served that may have others; returns its id.
+
+        Raises:
+          RuntimeError, ValueError: as of ``running``; or the thread ended.
+        """
+        (id,) = self._submit(self.running(), client, [request])
+        return id
+
+    def _submit(self, thread: EngineThread, client: Client, requests: Sequence[Request]) -> list[int]:
+        orders = [self._core.loop.next_order() for _ in requests]
+        thread.submit(Submission(client, requests, orders))
+        return orders
+
+    def outputs(self, requests: Sequence[Request], streams: bool) -> Generator[Any, None, None]:
+        """Serve requests, and yield what is new of each, or each when it has ended unless ``streams``.
+
+        Those that have not ended when the generator is closed are cancelled. However many there are, they find room.
+
+        Raises:
+          RuntimeError, ValueError: as of ``running``; or the thread ended.
+        """
+        thread, outputs, unfinished = self.running(), queue.SimpleQueue(), len(requests)
+        client = thread.client(self._next_client(), outputs, deliver, streams)
+        cancel = client.cancel
+        try:
+            thread.submit(Submission(client, requests))
+            while unfinished:
+                for output in thread.wait_for(outputs):
+                    if isinstance(output, Failure):
+                        raise output.raised()
+                    unfinished -= not streams or output.finished
+                    yield output
+        finally:
+            if unfinished:
+                cancel()  # written in C: no interrupt comes before it is done
+
+    def cancel(self, clients: Iterable[Client]):
+        """Cancel all requests of clients, who are told of their ends before this returns."""
+        thread = self._thread
+        if thread is not None and not thread.ended:
+            for client in clients:
+                thread.post(Cancel(client.number))
+            with contextlib.suppress(RuntimeError):  # if the thread ends, so do the requests
+                thread.call(lambda: None)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[Loop]:
+        """The loop, which the thread leaves alone meanwhile: for tests that look at it, or make steps by hand."""
+        thread, paused, go_on = self.running(), queue.SimpleQueue(), queue.SimpleQueue()
+
+        def pause():
+            paused.put(None)
+            go_on.get()
+
+        thread.post(Call(pause, idle=False))
+        paused.get()
+        try:
+            yield self._core.loop
+        finally:
+            go_on.put(None)
+
+    def _begun(self) -> EngineThread:
+        with self._beginning:
+            if self._thread is None or self._thread.ended:
+                if self._thread is not None and self._thread.stopped:
+                    raise RuntimeError("Python is ending, and the engine has ended")
+                self._thread = EngineThread(self._core, self._settings, self._thread)
+            return self._thread
