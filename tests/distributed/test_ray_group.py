@@ -48,12 +48,12 @@ def test_hosts_follow_from_gpus(nnodes, tensor_parallel, gpus, hosts):
         (2, 2, [0], "nnodes=2: expected at most 1, the nodes"),
     ],
 )
-def test_hosts_that_a_cluster_does_not_have(nnodes, tensor_parallel, gpus, error):
+def test_too_many_hosts_are_refused(nnodes, tensor_parallel, gpus, error):
     with pytest.raises(ValueError, match=error):
         hosts_of(nnodes, tensor_parallel, gpus)
 
 
-def test_ray_that_is_missing(tmp_path, capsys, monkeypatch):
+def test_missing_ray_is_reported(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert cli.main(["serve", str(tmp_path), "--distributed", "ray", "--nnodes", "2"]) == 2
     assert "distributed='ray': expected what pip install 'jspec[ray]' installs" in capsys.readouterr().err
@@ -92,7 +92,7 @@ def actors() -> list[psutil.Process]:
 
 @needs_ray
 @pytest.mark.long
-def test_a_group_that_ray_starts(tmp_path):
+def test_ray_starts_the_group(tmp_path):
     """The driver answers, fails requests when an actor or a member dies, starts all of them again, and ends in order."""
     target = tmp_path / "target"
     sizes = {"vocab_size": 258, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 4}

@@ -164,7 +164,7 @@ def aborted(group: Group) -> float:
     return float(next(line for line in lines if line.startswith(name)).rsplit(" ", 1)[1])
 
 
-def test_a_server_of_two_processes(tmp_path, target):
+def test_two_processes_serve_one_model(tmp_path, target):
     """It answers as one process does, notices clients that leave, comes back when a process is lost, and ends in order."""
     options = {"max_tokens": 12, "seed": 5, "temperature": 0.8}
     with running(tmp_path, target, "--served-model-name", "model") as group:
@@ -192,7 +192,7 @@ def test_a_server_of_two_processes(tmp_path, target):
 
 
 @pytest.mark.long
-def test_whichever_process_is_lost(tmp_path, target):
+def test_recovers_from_loss_of_any_process(tmp_path, target):
     options = {"max_tokens": 12, "seed": 5, "temperature": 0.8}
     with running(tmp_path, target, "--served-model-name", "model") as group:
         text = group.text(**options)
@@ -202,7 +202,7 @@ def test_whichever_process_is_lost(tmp_path, target):
 
 
 @pytest.mark.long
-def test_a_host_that_vanishes(tmp_path, target):
+def test_recovers_from_loss_of_a_host(tmp_path, target):
     """Nobody there says anything any more, its keeper neither: JAX misses its heartbeat."""
     with running(tmp_path, target, "--served-model-name", "model") as group:
         text = group.text(max_tokens=12, seed=5)
@@ -215,7 +215,7 @@ def test_a_host_that_vanishes(tmp_path, target):
 
 @pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_keeper_that_is_killed_leaves_no_process(tmp_path, target, rank):
+def test_killed_supervisor_leaves_no_process(tmp_path, target, rank):
     """Started again, it brings the group back."""
     with running(tmp_path, target, "--served-model-name", "model") as group:
         member, starts = group.member(rank), group.starts()
@@ -228,7 +228,7 @@ def test_a_keeper_that_is_killed_leaves_no_process(tmp_path, target, rank):
 
 
 @pytest.mark.long
-def test_a_group_that_slurm_starts(tmp_path, target):
+def test_slurm_starts_the_group(tmp_path, target):
     """Only the members know which of them is the first. A port that is taken is told before anything is loaded."""
     group = Group(tmp_path, target, "--served-model-name", "model", slurm=True)
     try:
@@ -252,7 +252,7 @@ def ended(group: Group) -> list[int]:
         group.end()
 
 
-def test_a_first_start_that_is_refused(tmp_path):
+def test_refused_first_start_ends_the_group(tmp_path):
     """The message and the exit code are those of a server of one process, which starts once."""
     for target, options, message in (
         ("nowhere", (), "jspec serve: 'nowhere' is no folder, and the local hub cache has no such model"),
@@ -268,7 +268,7 @@ def test_a_first_start_that_is_refused(tmp_path):
 
 
 @pytest.mark.long
-def test_a_first_start_that_fails_while_the_group_loads(tmp_path, target):
+def test_first_start_that_fails_in_loading_ends_the_group(tmp_path, target):
     group = Group(tmp_path, target, "-tp", 3)
     codes = ended(group)
     assert codes[0] == 2
@@ -278,7 +278,7 @@ def test_a_first_start_that_fails_while_the_group_loads(tmp_path, target):
 
 
 @pytest.mark.long
-def test_signals_before_the_group_is_ready(tmp_path, target):
+def test_signals_before_the_group_is_ready_end_it(tmp_path, target):
     group = Group(tmp_path, target)
     while "Gloo" not in group.log():
         time.sleep(0.05)

@@ -39,7 +39,7 @@ def run(work):
 
 
 @pytest.mark.parametrize("report", [Joined(1, 2), Ready(), Ready("http://127.0.0.1:1"), Failed("é\n")])
-def test_reports_are_lines(report):
+def test_messages_are_lines(report):
     assert report_of(report_line(report)) == report
     assert report_line(report).count(b"\n") == 1
     assert Task.of(TASK.line()) == TASK
@@ -56,30 +56,30 @@ async def told(monkeypatch, script: str, lost_after: float = 30, do=lambda repor
     return reports
 
 
-def test_a_member_reports(monkeypatch):
+def test_worker_messages_arrive(monkeypatch):
     script = f"import os\nassert link.task == {TASK!r}\nassert os.environ['OF_MINE'] == 'é'\n"
     script += "link.say(Joined(0, 2)); link.say(Ready('http://here')); sys.exit(0)"
     reports = run(told(monkeypatch, script))
     assert reports == [Joined(0, 2), Ready("http://here"), Ended(0, "it ended with exit code 0")]
 
 
-def test_a_member_says_why_it_ends(monkeypatch):
+def test_worker_reports_why_it_ends(monkeypatch):
     script = "from jspec.serving.supervisor.worker import end_at_once\nend_at_once(link, 'out of luck', 7)"
     assert run(told(monkeypatch, script)) == [Ended(7, "out of luck")]
 
 
-def test_a_member_that_crashes(monkeypatch):
+def test_crashed_worker_is_reported(monkeypatch):
     script = "import os, signal\nos.kill(os.getpid(), signal.SIGABRT)"
     assert run(told(monkeypatch, script)) == [Ended(128 + signal.SIGABRT, "it was ended by SIGABRT")]
 
 
-def test_a_member_that_reports_nonsense_is_killed(monkeypatch):
+def test_worker_that_sends_invalid_messages_is_killed(monkeypatch):
     script = "link._socket.sendall(b'[1, 2]\\n')\ntime.sleep(60)"
     (ended,) = run(told(monkeypatch, script))
     assert (ended.code, "its reports could not be read" in ended.why) == (128 + signal.SIGKILL, True)
 
 
-def test_a_member_that_dies_with_something_unread(monkeypatch):
+def test_last_message_of_a_dead_worker_is_read(monkeypatch):
     script = "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)"
     asked = []
 
@@ -97,7 +97,7 @@ def test_a_member_that_dies_with_something_unread(monkeypatch):
 
 
 @pytest.mark.parametrize("frozen", ["os.kill(os.getpid(), signal.SIGSTOP)", "serve()"])
-def test_a_member_that_hangs_is_killed(monkeypatch, frozen):
+def test_silent_worker_is_killed(monkeypatch, frozen):
     """Stopped as a whole, or its event loop, which is to answer."""
     script = """
 import asyncio, os, signal
@@ -114,7 +114,7 @@ link.say(Ready())
     assert time.monotonic() - began < 10
 
 
-def test_a_member_that_works_is_not(monkeypatch):
+def test_busy_worker_is_not_killed(monkeypatch):
     script = """
 import asyncio
 async def serve():
@@ -134,7 +134,7 @@ time.sleep(1.5)  # a member without an event loop: its thread answers
     assert run(told(monkeypatch, script, 1.0, end))[-1] == Ended(0, "it ended with exit code 0")
 
 
-def test_children_of_a_member_end_with_it(monkeypatch):
+def test_children_of_a_worker_end_with_it(monkeypatch):
     script = "import subprocess\nother = subprocess.Popen(['sleep', '60'])\nlink.say(Joined(other.pid, 1)); sys.exit(0)"
     joined, _ = run(told(monkeypatch, script))
     deadline = time.monotonic() + 10
@@ -157,7 +157,7 @@ asyncio.run(keep())
 """
 
 
-def test_a_member_ends_when_its_keeper_is_killed():
+def test_worker_ends_when_its_supervisor_is_killed():
     script = LINK + "link.say(Joined(7, 8))\ntime.sleep(60)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", KEEPER, script]
@@ -170,7 +170,7 @@ def test_a_member_ends_when_its_keeper_is_killed():
 
 
 @pytest.mark.parametrize(("shown", "status"), [(None, 403), ("wrong", 403), ("", 403), ("a-token", 200)])
-def test_the_address_of_a_member_is_for_its_keeper_alone(shown, status):
+def test_only_the_supervisor_reaches_a_workers_address(shown, status):
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(Private(PlainTextResponse("hello"), "a-token"))
         async with httpx.AsyncClient(transport=transport, base_url="http://member") as client:
@@ -251,14 +251,14 @@ def keep(members: list, leads: bool | None, public: FakePublic, signals=(), to_e
 LEADS = (Joined(0, 2), Ready("http://a"))
 
 
-def test_a_first_start_that_fails_is_the_last(capsys):
+def test_failed_first_start_is_not_repeated(capsys):
     public = FakePublic()
     assert keep([Listed(Joined(0, 2), Ended(2, "max_len=1: expected more"))], True, public) == 2
     assert capsys.readouterr().err == "jspec serve: max_len=1: expected more\n"
     assert "closed" in public.told
 
 
-def test_a_member_is_started_again_until_it_ends_in_order(monkeypatch, caplog):
+def test_worker_is_restarted_until_it_exits_in_order(monkeypatch, caplog):
     delays = []
     monkeypatch.setattr(supervisor.random, "uniform", lambda low, high: delays.append(high) or 0.001)
     lost = [Listed(Ended(1, f"reason {i}")) for i in range(8)]
@@ -272,7 +272,7 @@ def test_a_member_is_started_again_until_it_ends_in_order(monkeypatch, caplog):
     assert len(delays) == 10
 
 
-def test_a_member_that_is_ready_and_does_not_answer(monkeypatch):
+def test_ready_worker_that_does_not_respond_is_restarted(monkeypatch):
     monkeypatch.setattr(supervisor, "FIRST_DELAY", 0.01)
     public, deaf = FakePublic(), Listed(*LEADS, Ended(0, ""), hangs=True)
     public.refuse = ["it did not answer"]
@@ -281,7 +281,7 @@ def test_a_member_that_is_ready_and_does_not_answer(monkeypatch):
     assert deaf.done == ["kill: it did not answer"]
 
 
-def test_the_first_host_is_known_when_the_member_has_joined():
+def test_leader_address_is_known_once_the_worker_has_joined():
     public = FakePublic()
     assert keep([Listed(*LEADS, Ended(0, ""))], None, public) == 0
     assert public.told[0] == "http://a"
@@ -290,7 +290,7 @@ def test_the_first_host_is_known_when_the_member_has_joined():
     assert public.told == []
 
 
-def test_an_address_that_is_taken_ends_the_member():
+def test_taken_address_ends_the_worker():
     async def work():
         member = Listed(Joined(0, 2), Ended(0, ""), hangs=True)
 
@@ -316,14 +316,14 @@ def test_an_address_that_is_taken_ends_the_member():
     ],
     ids=["leads", "follows", "starts"],
 )
-def test_signals(reports, leads, signals, code, done):
+def test_signals_reach_the_worker(reports, leads, signals, code, done):
     member = Listed(*reports, Ended(0, ""), hangs=True)
     times = [(0.3 + 0.3 * i, signal.SIGTERM) for i in range(signals)]
     assert keep([member], leads, FakePublic(), times) == code
     assert member.done == done
 
 
-def test_a_member_that_does_not_end_in_time(monkeypatch):
+def test_worker_that_does_not_end_in_time_is_killed(monkeypatch):
     member = Listed(*LEADS, Ended(0, ""), hangs=True)
     monkeypatch.setattr(member, "end", lambda: member.done.append("end"))
     signals = [(0.3, signal.SIGTERM), (0.4, signal.SIGTERM)]
@@ -331,7 +331,7 @@ def test_a_member_that_does_not_end_in_time(monkeypatch):
     assert member.done == ["end", "end", "kill: it did not end within 0 seconds"]
 
 
-def test_signals_between_two_starts():
+def test_signals_between_two_starts_end_the_supervisor():
     member = Listed(*LEADS, Ended(4, "lost"))
     began = time.monotonic()
     assert keep([member], True, FakePublic(), [(0.1, signal.SIGTERM)]) == 0

@@ -109,7 +109,7 @@ def error_of(response: httpx.Response, status: int = 503) -> str:
     return error["message"]
 
 
-def test_requests_and_answers_pass_as_they_are():
+def test_requests_and_responses_pass_unchanged():
     async def answer(asked, reader, writer):
         content = asked.body[::-1]
         writer.write(
@@ -168,7 +168,7 @@ def test_events_pass_as_they_come():
 
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("sent", [b"", STREAM[:30], whole(b"200 OK", b"0123456789")[:-4]], ids=["none", "head", "body"])
-def test_a_member_that_dies_before_the_first_byte(sent, reset):
+def test_worker_death_before_the_first_byte_is_503(sent, reset):
     """What is no stream is an answer as a whole, or an error."""
 
     async def die(asked, reader, writer):
@@ -186,7 +186,7 @@ def test_a_member_that_dies_before_the_first_byte(sent, reset):
     run(test)
 
 
-def test_a_member_that_takes_no_connection():
+def test_worker_that_accepts_no_connection_is_503():
     async def test():
         async with running(None) as (member, _, client):
             member.close()
@@ -197,7 +197,7 @@ def test_a_member_that_takes_no_connection():
 
 
 @pytest.mark.parametrize("half", [b"", EVENT[:11], EVENT[:-1]], ids=["between", "within", "almost"])
-def test_a_member_that_dies_in_the_middle_of_a_stream(half):
+def test_worker_death_in_a_stream_ends_it_with_an_error(half):
     async def die(asked, reader, writer):
         writer.write(STREAM + chunk(EVENT) + (chunk(half) if half else b""))
 
@@ -211,7 +211,7 @@ def test_a_member_that_dies_in_the_middle_of_a_stream(half):
     run(test)
 
 
-def test_a_member_that_dies_behind_the_end_of_a_stream():
+def test_worker_death_after_a_stream_is_not_an_error():
     async def die(asked, reader, writer):
         writer.write(STREAM + chunk(EVENT) + chunk(b"data: [DONE]\n\n"))
 
@@ -223,7 +223,7 @@ def test_a_member_that_dies_behind_the_end_of_a_stream():
     run(test)
 
 
-def test_a_member_that_is_gone_though_its_connections_are_not(monkeypatch):
+def test_streams_of_a_lost_worker_end_with_open_connections(monkeypatch):
     """As those of a host that has vanished. What it has sent before has a moment to arrive."""
     monkeypatch.setattr(proxy, "LAST_BYTES", 0.5)
 
@@ -254,7 +254,7 @@ def test_a_member_that_is_gone_though_its_connections_are_not(monkeypatch):
     run(test)
 
 
-def test_another_member_takes_its_place():
+def test_next_worker_gets_the_requests():
     async def first(asked, reader, writer):
         writer.write(whole(b"200 OK", b"first"))
 
@@ -281,7 +281,7 @@ def test_another_member_takes_its_place():
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_client_that_leaves(streams):
+def test_disconnected_client_closes_the_workers_connection(streams):
     async def test():
         begun, gone = asyncio.Event(), asyncio.Event()
 
@@ -304,7 +304,7 @@ def test_a_client_that_leaves(streams):
     run(test)
 
 
-def test_a_slow_client_slows_its_own_stream_alone():
+def test_slow_client_slows_only_its_own_stream():
     events = EVENT * 2000
 
     async def test():
@@ -337,7 +337,7 @@ def test_a_slow_client_slows_its_own_stream_alone():
     run(test)
 
 
-def test_what_the_public_side_refuses_by_itself():
+def test_supervisor_refuses_bad_requests_itself():
     async def never(asked, reader, writer):
         raise AssertionError("the member has heard of it")
 
@@ -366,7 +366,7 @@ def test_what_the_public_side_refuses_by_itself():
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is not installed")
-def test_https(tmp_path):
+def test_https_is_served(tmp_path):
     files = str(tmp_path / "certificate"), str(tmp_path / "key")
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-out", files[0], "-keyout", files[1]]
     command += ["-days", "1", "-subj", "/CN=here", "-addext", "subjectAltName=IP:127.0.0.1"]

@@ -47,7 +47,7 @@ def arguments(folder, method: str, out: str, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method(folder, method, capsys):
+def test_every_method_trains(folder, method, capsys):
     assert main(arguments(folder, method, method)) == 0
     out = folder / method
     with (out / "losses.csv").open() as file:

@@ -122,7 +122,7 @@ def test_loss_and_gradients_are_those_of_one_device(method, sizes, choice, count
     assert {name: value for name, value in errors(found, wanted).items() if value > 1e-5} == {}
 
 
-def test_dealt_experts():
+def test_expert_parallel_loss_is_that_of_one_device():
     whole, objective, start, wanted = on_one_device("eagle3", SIZES["eagle3"], "experts")
     found = loss_and_gradients(objective, in_shards(whole, 2, by_expert=True), start)
     assert max(errors(found, wanted).values()) < 1e-5
@@ -169,7 +169,7 @@ def gradients_of_one(patch):
         (gradients_of_one, "medusa", False),
     ],
 )
-def test_faults_are_seen(fault, method, seen_in_loss, monkeypatch):
+def test_injected_faults_are_detected(fault, method, seen_in_loss, monkeypatch):
     whole, objective, start, wanted = on_one_device(method, SIZES[method], "plain")
     fault(monkeypatch)
     found = errors(loss_and_gradients(objective, in_shards(whole, 2), start), wanted)

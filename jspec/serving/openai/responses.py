@@ -16,7 +16,7 @@ from jspec.serving.openai.protocol import GenerationRequest, StreamOptions
 from jspec.serving.openai.service import unavailable
 from jspec.serving.openai.streaming import DONE, event
 from jspec.text.detokenizer import Tokenizer
-from jspec.text.token_spans import TokenPieces
+from jspec.text.token_spans import TokenSpans
 
 log = logging.getLogger("jspec.serve")
 
@@ -45,7 +45,7 @@ class Answer(abc.ABC):
         self._results: dict[int, Result] = {}
         self._begun: set[int] = set()  # choices that a stream has had something of
         self._num_tokens = 0  # of all completions so far
-        self._pieces = [TokenPieces(tokenizer, r.prompt, r.params.skip_special_tokens) for r in self._sourced()]
+        self._spans = [TokenSpans(tokenizer, r.prompt, r.params.skip_special_tokens) for r in self._sourced()]
 
     async def whole(self, group: Group) -> dict[str, Any]:
         """The answer, when all completions have ended.
@@ -113,7 +113,7 @@ class Answer(abc.ABC):
         if self.asked.return_token_sources:
             found["token_sources"] = told.sources
             if isinstance(told, Delta):
-                found["text_sources"] = self._pieces[index].of(told) if told.text is not None else []
+                found["text_sources"] = self._spans[index].of(told) if told.text is not None else []
         return found
 
     def _sourced(self) -> Sequence[Request]:
