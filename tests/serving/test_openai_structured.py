@@ -170,12 +170,12 @@ def test_grammar_compiler_under_load_is_503(service, monkeypatch, path, stream):
     """It is not refused for good: the client is told to come again."""
 
     async def busy(_):
-        raise GrammarBusy("ask again later")
+        raise GrammarBusy("try again later")
 
     monkeypatch.setattr(service.engine, "grammar", busy)
     body = {**PATHS[path], "response_format": {"type": "json_object"}, "stream": stream}
     answer = ask(service, path, body)
-    assert error_of(answer, 503)["message"] == "ask again later"
+    assert error_of(answer, 503)["message"] == "try again later"
     assert int(answer.headers["retry-after"]) > 0
 
 

@@ -26,7 +26,7 @@ KEPT_BYTES = 2**30  # that these take together
 KEPT_REFUSALS = 1024
 MISSING = "structured_outputs needs llguidance: pip install 'jspec[structured]'"
 MORE_STACK = STACK + 16 * 2**20  # bytes of the threads that compile what a child compiled with ``STACK``
-BUSY = "too many grammars are being compiled: ask again later"
+BUSY = "too many grammars are being compiled: try again later"
 
 
 @functools.cache

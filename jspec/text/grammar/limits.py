@@ -27,7 +27,7 @@ class GrammarLimits:
 
     Compiling happens in a child process (``jspec.text.grammar.worker``). A grammar that exceeds ``seconds`` or
     ``memory`` there is refused for good, whatever else the machine does. A grammar that no child is free for is not
-    refused: its caller may ask again.
+    refused: its client may try again.
 
     Attributes:
       seconds: CPU seconds that compiling and the first tokens take at most.

@@ -93,9 +93,9 @@ class GrammarProcess:
         if answer is None and not trial.cancelled:  # the process was lost meanwhile
             answer = self._ask(grammar, limits, trial)
         if answer is None:
-            raise GrammarBusy("the process that compiles grammars does not answer: ask again later")
+            raise GrammarBusy("the process that compiles grammars does not answer: try again later")
         if answer.get("code") == -signal.SIGKILL:  # the machine ran out of memory, whosever that was
-            raise GrammarBusy("the process that compiled the grammar was killed: ask again later")
+            raise GrammarBusy("the process that compiled the grammar was killed: try again later")
         if "code" in answer:
             why = _ending(answer["code"], limits)
             log.warning("a grammar of %d bytes is refused: %s", len(grammar), why)
@@ -125,7 +125,7 @@ class GrammarProcess:
                 send(ours, {"grammar": grammar, "seconds": limits.seconds, "memory": limits.memory})
                 return receive(ours)
             except TimeoutError:
-                raise GrammarBusy("the machine is too busy to compile a grammar: ask again later") from None
+                raise GrammarBusy("the machine is too busy to compile a grammar: try again later") from None
             except OSError:
                 return None
             finally:

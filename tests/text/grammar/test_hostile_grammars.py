@@ -100,7 +100,7 @@ def test_grammar_without_a_free_child_may_be_retried(grammars):
     grammars.limits = GrammarLimits(seconds=60.0, wait=0.2)
     endless = [grammars.compile(ENDLESS_ONE), grammars.compile(ENDLESS_TWO)]
     until(lambda: len(worker(grammars).children()) == 2)
-    with pytest.raises(GrammarBusy, match="ask again later"):
+    with pytest.raises(GrammarBusy, match="try again later"):
         grammars.constraint(GOOD, [EOS])
     for compilation in endless:
         compilation.cancel()
@@ -183,7 +183,7 @@ def test_killed_child_does_not_refuse_the_grammar(grammars):
     compilation = grammars.compile(ENDLESS_ONE)
     until(lambda: worker(grammars).children())
     worker(grammars).children()[0].kill()
-    with pytest.raises(GrammarBusy, match="ask again later"):
+    with pytest.raises(GrammarBusy, match="try again later"):
         compilation.result(PATIENCE)
     assert not grammars._refused
 
