@@ -176,7 +176,7 @@ def test_tokens_equal_those_of_transformers(tokenizer):
                     "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x" * 999}}],
                 }
             ],
-            r"messages\[0\].content\[1\].type='image_url': models here read text, and no images",
+            r"messages\[0\].content\[1\].type='image_url': images, audio and files are not supported",
         ),
         ([{"role": "assistant", "tool_calls": "x"}], r"messages\[0\].tool_calls='x': expected a list of {'function'"),
         ([{"role": "assistant", "tool_calls": [{}]}], r"tool_calls\[0\]={}: expected {'function'"),

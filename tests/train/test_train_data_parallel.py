@@ -20,7 +20,7 @@ from jspec.models.flatten import split
 from jspec.models.sharding import build_shards, mesh_of
 from jspec.train import data_parallel
 from jspec.train.acceptance import ServedAcceptance
-from jspec.train.data_parallel import OwnWindows, beside, spread_loss
+from jspec.train.data_parallel import OwnWindows, replicate_beside, sharded_loss
 from jspec.train.methods import Sizes, initial_params, make_objective
 from jspec.train.objectives import loss_of, output_head_of
 
@@ -84,8 +84,8 @@ def start_of(objective, target: Decoder) -> tuple[dict, dict]:
 
 def loss_and_gradients(objective, target: Decoder, start: tuple[dict, dict]) -> tuple[jax.Array, dict]:
     """Of one step on the windows, on the device or the devices of the target."""
-    loss = spread_loss(objective, target, "float32") if target.shards else plain_loss(objective, target)
-    params, constants, key = beside(target, (*start, jax.random.key(3)))
+    loss = sharded_loss(objective, target, "float32") if target.shards else plain_loss(objective, target)
+    params, constants, key = replicate_beside(target, (*start, jax.random.key(3)))
     frozen = split(target).leaves, constants
     return jax.jit(jax.value_and_grad(loss))(params, frozen, random_windows(target.config.vocab_size), key)
 
@@ -202,8 +202,8 @@ def test_no_device_has_the_logits_of_all_windows(method, sizes):
     sizes = dataclasses.replace(sizes, draft_vocab_size=vocabulary if sizes.draft_vocab_size else None)
     model = in_shards(Decoder(config, rngs=nnx.Rngs(0)), 2)
     objective = make_objective(method, config, sizes)
-    params, constants, key = beside(model, (*start_of(objective, model), jax.random.key(3)))
-    step = jax.jit(jax.value_and_grad(spread_loss(objective, model, "float32")))
+    params, constants, key = replicate_beside(model, (*start_of(objective, model), jax.random.key(3)))
+    step = jax.jit(jax.value_and_grad(sharded_loss(objective, model, "float32")))
     program = step.lower(params, (split(model).leaves, constants), random_windows(vocabulary), key).compile().as_text()
     shapes = re.findall(r"\b(?:f32|bf16)\[([\d,]+)\]", program)
     largest = max(np.prod([int(size) for size in shape.split(",")]) for shape in shapes)

@@ -9,10 +9,10 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jspec.train.checkpoints import MAX_KEPT, STORED_NAMES, Checkpoints
-from jspec.train.loop import Plan, TrainingProgress, fit, make_evaluator
+from jspec.train.loop import TrainingPlan, TrainingProgress, fit, make_evaluator
 
 V = 11
-PLAN = Plan(steps=12, peak_rate=0.1, weight_decay=0.1, tokens_per_step=64, length=16, evaluate_every=3)
+PLAN = TrainingPlan(steps=12, peak_rate=0.1, weight_decay=0.1, tokens_per_step=64, length=16, evaluate_every=3)
 TEXT = np.arange(600) ** 2 % V
 
 

@@ -138,7 +138,6 @@ class LayeredConfig(Declared):
     with the target's output head, or ``draft_vocab_size`` of them with rows of its own.
     """
 
-    method: ClassVar[Any]  # as in ``DraftConfig``
     layers: ModelConfig
     draft_vocab_size: Any  # int, or None for all tokens
     language_model = None
@@ -169,7 +168,8 @@ class LayeredConfig(Declared):
 
     def require_fit(self, target: ModelConfig):
         """Raise a ValueError unless width and vocabulary are those of ``target``."""
-        require_same_target(self.method, target, self.layers.hidden_size, self.layers.vocab_size)
+        head: Any = self  # ``method`` is a class variable or a property of the subclass
+        require_same_target(head.method, target, self.layers.hidden_size, self.layers.vocab_size)
 
     @property
     def quantization(self) -> str | None:

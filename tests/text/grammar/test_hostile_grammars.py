@@ -125,14 +125,14 @@ def test_cached_grammars_have_a_memory_budget(grammars, monkeypatch):
     forms = [StructuredOutputsParams(choice=[letter * 20_000]) for letter in "abc"]
     held = grammars.compile(forms[0]).result(PATIENCE)
     assert 2**20 < held.num_bytes < 64 * 2**20
-    monkeypatch.setattr(grammars_module, "KEPT_BYTES", int(1.5 * held.num_bytes))
+    monkeypatch.setattr(grammars_module, "CACHED_BYTES", int(1.5 * held.num_bytes))
     for form in forms[1:]:
         grammars.constraint(form, [EOS])
     assert [*grammars._newest] == [forms[2]]
     gc.collect()
     assert {*grammars._in_use} == {forms[0], forms[2]}
     assert grammars.compile(forms[0]).result(0) is held
-    monkeypatch.setattr(grammars_module, "KEPT_GRAMMARS", 1)
+    monkeypatch.setattr(grammars_module, "CACHED_GRAMMARS", 1)
     grammars.constraint(GOOD, [EOS])
     assert [*grammars._newest] == [GOOD]
 
