@@ -51,7 +51,7 @@ class OwnWindows:
         return dealing.mine(self.target.embed(dealing.everyone(tokens)))
 
     def with_auxiliary(self, tokens, positions, cache, view: CausalView, aux_layers: tuple[int, ...]):
-        """Hidden states ``[B, T, D]``, features ``[B, T, E]`` and the cache of all windows, as ``Decoder.with_auxiliary``."""
+        """Hidden states ``[B, T, D]``, features ``[B, T, E]`` and the cache of all windows; see ``Decoder``."""
         dealing = self._dealing(tokens)
         tokens, positions, view = jax.tree.map(dealing.everyone, (tokens, positions, view))
         hidden, features, cache = self.target.with_auxiliary(tokens, positions, cache, view, aux_layers)

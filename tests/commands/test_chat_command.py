@@ -296,7 +296,7 @@ def test_generate_applies_the_chat_template(monkeypatch, capsys, loaded, llm, tm
     [
         (["x", "y", "--stream"], "--stream shows one prompt as it grows, and there are 2"),
         (["x", "--stream", "--json"], "--stream prints text as it comes, and --json"),
-        (["x", "--plain"], "--plain takes colours away, which only --stream has"),
+        (["x", "--plain"], "--plain turns off colours, which only --stream has"),
         (["x", "--system", "be"], "--system 'be' goes into a chat template: give --chat as well"),
         (["x", "--chat-template", "t"], "--chat-template 't' goes into a chat template: give --chat as well"),
         (["x", "--chat", "--chat-template", "nowhere"], "chat_template='nowhere' cannot be read"),
