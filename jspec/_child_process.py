@@ -1,4 +1,4 @@
-"""How a Python process of jspec's own is started beside this one."""
+"""The command line of a child process that runs a module of jspec."""
 
 import json
 import sys
@@ -9,13 +9,13 @@ sys.exit(importlib.import_module(sys.argv[2]).main(*sys.argv[3:]))"""
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """The command of a process that calls ``main`` of a module and ends with what it returns.
+    """The command line of a process that calls ``main`` of a module and exits with its return value.
 
-    The process finds modules where this one does, and none in the working directory that this one would not. A script
-    that is this process's main module is not run again.
+    The process has this one's ``sys.path``, so it imports nothing from the working directory that this one would not. It
+    does not run this process's main module again.
 
     Args:
-      module: its full name.
+      module: full name of the module.
       *arguments: of ``main``.
     """
     return [sys.executable, "-P", "-c", _CODE, json.dumps(sys.path), module, *arguments]

@@ -1,4 +1,4 @@
-"""Arguments of vLLM, SGLang, transformers and mlx-lm that jspec does not have, and what to use instead."""
+"""Argument names of vLLM, SGLang, transformers and mlx-lm that jspec lacks, each with its replacement."""
 
 _PARALLEL = "an engine runs on the GPUs of tensor_parallel; run one engine for each replica (docs/guides/ray.md)"
 _BEAMS = "jspec samples and has no beam search; leave it out"
@@ -7,7 +7,7 @@ _DRAFT = "it is draft of jspec.load(): a checkpoint folder, 'ngram' or 'mtp'"
 _MAX_LEN = "it is max_len of jspec.load(), the longest prompt plus completion"
 _LOADED = "jspec reads local folders only; download the checkpoint and give its folder"
 
-# Name -> what to do instead. It ends a sentence that begins with "jspec.generate() has no argument ...".
+# Name -> end of the sentence "jspec.generate() has no argument ...: ..." that names the replacement.
 FOREIGN_NAMES = {
     # How a request is sampled and when it ends.
     "stop_strings": "it is stop",

@@ -1,4 +1,4 @@
-"""Checks of arguments whose errors name field, value and fix; aliases; what names of other libraries mean here."""
+"""Argument checks whose errors name field, value and fix, and the resolution of aliases and of other libraries' names."""
 
 import difflib
 import functools
@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 
 from jspec._foreign_names import FOREIGN_NAMES
 
-# What a command explains in one sentence, and ends with 2: a mistake in its arguments or in a checkpoint.
+# Errors that a command reports in one sentence with exit code 2: mistakes in its arguments or in a checkpoint.
 MISTAKES = (ValueError, TypeError, MemoryError, OSError)
-LARGEST_INT = 2**31 - 1  # what an int32 on the device holds
+LARGEST_INT = 2**31 - 1  # the largest int32
 LARGEST_NUMBER = 1e30  # both it and its reciprocal are normal float32 numbers
 
 

@@ -10,7 +10,7 @@ from jspec._validation import MISTAKES
 from jspec.bench.command import add_arguments as add_bench_arguments
 from jspec.commands.chat import add_arguments as add_chat_arguments
 from jspec.commands.generate import add_arguments as add_generate_arguments
-from jspec.commands.model_args import add_verifying_options, drafts
+from jspec.commands.model_args import add_verifying_options, draft_count_of
 from jspec.config import DRAFT_SAMPLINGS, VERIFY_RULES
 from jspec.config.heads import AUX_CONVENTIONS, NORM_OUTPUTS
 from jspec.serving.openai.command import add_arguments as add_serve_arguments
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
       the exit code. 0 is success, and 1 means that ``jspec doctor`` found something wrong. 2 is a mistake in the arguments
-      or a checkpoint, which is explained in one sentence, and 130 is an interruption by Ctrl-C.
+      or a checkpoint, with a message of one sentence, and 130 is an interruption by Ctrl-C.
     """
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
@@ -49,13 +49,13 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--checkpoints", type=pathlib.Path, help="folder that holds target/ and drafters beside it")
     demo.add_argument("--all", action="store_true", help="compare every drafter in one table")
     demo.add_argument("--max-tokens", type=int, default=96)
-    # Three drafts and not four, because on a CPU every query token of the target costs time.
+    # Three drafts instead of four, because on a CPU every query token of the target costs time.
     demo.set_defaults(run=_demo, temperature=0.8, top_p=1.0, num_draft_tokens=3)
 
     generate = commands.add_parser(
         "generate",
         help="complete prompts",
-        description="Complete prompts. What is not given follows the checkpoint's generation_config.json.",
+        description="Complete prompts. Sampling defaults are those of the checkpoint's generation_config.json.",
     )
     add_generate_arguments(generate)
     generate.set_defaults(run=_generate, num_draft_tokens=4)
@@ -63,8 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     chat = commands.add_parser(
         "chat",
         help="converse with a chat model",
-        description="A conversation in the terminal; from a pipe, each line is a turn of the user. What is not given "
-        "follows the checkpoint's generation_config.json.",
+        description="A conversation in the terminal; from a pipe, each line is a turn of the user. Sampling defaults are "
+        "those of the checkpoint's generation_config.json.",
     )
     add_chat_arguments(chat)
     chat.set_defaults(run=_chat, num_draft_tokens=4)
@@ -112,14 +112,14 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--seed", type=int, default=0)
         command.add_argument(
             "--num-draft-tokens",
-            type=drafts,
+            type=draft_count_of,
             default=command.get_default("num_draft_tokens"),
             help="drafts per round, 0 for none, or auto: as many as pay, measured on this machine",
         )
         command.add_argument("--max-draft-tokens", type=int, help="the most that auto may choose")
         command.add_argument("--verify", choices=VERIFY_RULES, default="rejection")
         command.add_argument("--draft-sampling", choices=DRAFT_SAMPLINGS, default="auto")
-    for command in (generate, chat):  # not for the demo, which puts drafters and single requests side by side
+    for command in (generate, chat):  # not for the demo, which compares drafters request by request
         add_verifying_options(command)
     return parser
 

@@ -1,4 +1,4 @@
-"""Programs that XLA has compiled, kept on disk between processes: JAX's persistent cache, in a folder of jspec's."""
+"""Sets up JAX's persistent compilation cache, which shares compiled programs between processes, in a folder of jspec's."""
 
 import os
 import tempfile
@@ -13,45 +13,44 @@ _USED = "jax_enable_compilation_cache"
 _FOLDER = "jax_compilation_cache_dir"
 _LEAST_TIME, _LEAST_TIME_OF_JAX = "jax_persistent_cache_min_compile_time_secs", 1.0  # seconds
 
-_chosen: str | None = None  # the folder that this module has told JAX last
+_chosen: str | None = None  # the folder that this module has set last
 
 
 class CompilationCacheWarning(RuntimeWarning):
-    """Compiled programs are not kept on disk, because the folder for them cannot be used."""
+    """Compiled programs are not cached on disk, because the folder cannot be used."""
 
 
 def enable_compilation_cache(folder: str | Path | bool = True) -> Path | None:
-    """Keep compiled programs on disk, so that the next process that needs them need not compile.
+    """Cache compiled programs on disk for later processes.
 
-    This sets JAX's persistent compilation cache, which is the process's: programs that are not jspec's are kept as
-    well. It takes effect from the next compilation on, also in a process that has compiled something already.
+    This sets JAX's persistent compilation cache, which is global to the process: programs that are not jspec's are cached
+    as well. It takes effect from the next compilation on, also in a process that has compiled something already.
 
-    All programs are kept, however short their compilation was. JAX's own threshold of one second would leave out most
-    of what a start compiles: dozens of programs that take a tenth of a second each. A threshold that the user has set
+    All programs are cached, however short their compilation was. JAX's own threshold of one second would leave out most
+    of the programs of a process start, dozens that take a tenth of a second each. A threshold that the user has set
     is respected. (JAX's threshold for sizes, ``jax_persistent_cache_min_entry_size_bytes``, leaves out nothing.)
 
     Args:
       folder: True is ``$XDG_CACHE_HOME/jspec/xla``, by default ``~/.cache/jspec/xla``, unless the user has configured
-        JAX's cache, by ``JAX_COMPILATION_CACHE_DIR`` or ``jax.config``; that configuration stands. A path is used
-        whatever is configured. False leaves JAX alone.
+        JAX's cache, by ``JAX_COMPILATION_CACHE_DIR`` or ``jax.config``; that configuration stands. A path overrides
+        it. False changes nothing.
 
     Returns:
-      the folder; None if JAX was left alone, or if the folder cannot be used, of which a ``CompilationCacheWarning``
-      tells.
+      the folder; None if nothing was changed, or, with a ``CompilationCacheWarning``, if the folder cannot be used.
 
     Raises:
-      ValueError: folder is the address of something remote.
+      ValueError: folder is a remote address.
     """
     global _chosen
     if folder is False or not getattr(jax.config, _USED) or (folder is True and _configured()):
         return None
     try:
         path = _default_folder() if folder is True else _local(folder)
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # who can write there can run code in this process
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # private: write access there is code execution here
         tempfile.TemporaryFile(dir=path).close()
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
         warnings.warn(
-            f"compilation_cache={folder!r}: {error}. Compiled programs are not kept, and every start compiles them "
+            f"compilation_cache={folder!r}: {error}. Compiled programs are not cached, and every process compiles them "
             "again; pass a folder that can be written, set XDG_CACHE_HOME, or pass False",
             CompilationCacheWarning,
             stacklevel=2,
@@ -61,13 +60,13 @@ def enable_compilation_cache(folder: str | Path | bool = True) -> Path | None:
         jax.config.update(_LEAST_TIME, 0.0)
     if getattr(jax.config, _FOLDER) != str(path):
         jax.config.update(_FOLDER, str(path))
-        compilation_cache.reset_cache()  # JAX goes on using the folder that it has opened once
+        compilation_cache.reset_cache()  # JAX would go on using the folder that it has opened
     _chosen = str(path)
     return path
 
 
 def _configured() -> bool:
-    """Whether the user has told JAX of a folder, or of none by an empty name."""
+    """Whether the user has configured JAX's cache folder, or switched it off by an empty name."""
     configured = getattr(jax.config, _FOLDER)
     if configured is None:
         return _FOLDER.upper() in os.environ  # set after JAX was imported, so that JAX does not know

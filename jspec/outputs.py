@@ -1,28 +1,28 @@
-"""What a request gives back: the completion, and how speculation went."""
+"""The results of a request: completion, deltas, log-probabilities and the statistics of speculation."""
 
 import dataclasses
 import operator
 from collections.abc import Sequence
 
-# Where a token comes from: an accepted draft; the correction token behind a refused draft; the bonus token behind drafts
-# of which none was refused; the target alone, in a round without drafts.
+# The source of a token: an accepted draft; the recovered token after a rejected draft (``correction``); the bonus token
+# after drafts that were all accepted; the target alone, in a round without drafts.
 DRAFT, CORRECTION, BONUS, TARGET = SOURCES = ("draft", "correction", "bonus", "target")
 
 
 def accepted_of(sources: Sequence[str]) -> list[bool]:
-    """For each token, whether it was drafted and accepted."""
+    """For each token, whether it is an accepted draft."""
     return [source == DRAFT for source in sources]
 
 
 def sources_of(drafted: int, accepted: int, count: int) -> list[str]:
-    """Where the ``count`` tokens of a round come from that had so many drafts and accepted so many of them."""
+    """The sources of the ``count`` tokens of a round with ``drafted`` drafts, ``accepted`` of them accepted."""
     last = TARGET if not drafted else BONUS if accepted == drafted else CORRECTION
     return [DRAFT] * min(accepted, count) + [last] * (count - accepted)
 
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """How speculation went for one request, in vLLM's terms.
+    """Statistics of speculation for one request, in vLLM's terms.
 
     Attributes:
       num_steps: how many rounds this request took part in; vLLM calls a round a step. Each is one verify pass of the
@@ -54,7 +54,7 @@ class Stats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per round, the correction or bonus token included: 1.0 for plain decoding."""
+        """Tokens per round, the recovered or bonus token included: 1.0 for plain decoding."""
         return 1.0 + self.num_accepted_draft_tokens / max(self.num_steps, 1)
 
     @property
@@ -89,7 +89,7 @@ class Stats:
         for count, n in zip(drafted, accepted, strict=True):
             histogram[n] += 1
             past_limit += longest_text is not None and length > longest_text and not count
-            length += n + 1  # with the correction or bonus token; only the last round may emit fewer
+            length += n + 1  # with the recovered or bonus token; only the last round may emit fewer
         return Stats(
             num_steps=len(accepted),
             num_draft_tokens=sum(drafted),
@@ -115,10 +115,10 @@ class Stats:
 
 @dataclasses.dataclass(frozen=True)
 class Logprob:
-    """How likely a token was, in vLLM's names.
+    """The log-probability of a token, under vLLM's names.
 
     Attributes:
-      logprob: the natural logarithm of its probability; minus infinity for a token that could not come.
+      logprob: the natural logarithm of its probability; minus infinity for a token of probability 0.
       rank: 1 for the likeliest token of the vocabulary, and one more for each token that was likelier.
       decoded_token: its text by itself; None if the checkpoint has no tokenizer.
     """
@@ -136,22 +136,22 @@ class Result:
       text: the new text, without the stop string or stop token; None if the checkpoint has no tokenizer.
       token_ids: the new tokens, with the token that ended the completion.
       prompt_token_ids: the tokens of the prompt.
-      finish_reason: ``stop`` after a stop token or stop string, ``length`` at the length limit, ``abort`` if its caller
-        gave it up, or ``error`` if the target's logits were not finite or an exception ended it.
+      finish_reason: ``stop`` after a stop token or stop string, ``length`` at the length limit, ``abort`` if it was
+        aborted, or ``error`` if the target's logits were not finite or an exception ended it.
       stop_reason: for ``stop``, the stop string or the id in ``stop_token_ids`` that ended the completion, or None if an
         end-of-sequence token did; for ``length`` and ``abort``, None; for ``error``, what went wrong.
-      stats: how speculation went.
-      sources: for each new token, where it comes from: ``draft`` for an accepted draft, which ``correction`` or ``bonus``
-        follows, or ``target`` in a round without drafts.
+      stats: the statistics of speculation.
+      sources: for each new token, ``draft`` for an accepted draft, ``correction`` for the recovered token after a rejected
+        draft, ``bonus`` for the token after drafts that were all accepted, or ``target`` in a round without drafts.
       reproducible: whether the same seed gives the same text again, whatever else the engine does. With
         ``jspec.load(reproducible=False)`` it need not. Under ``num_draft_tokens="auto"`` it does not, because K depends on
-        measured times and on what else is decoded. The exception is ``match`` with ``coupled`` drafts at a pinned width,
+        measured times and on other requests. The exception is ``match`` with ``coupled`` drafts at a pinned width,
         where the text is the same for every K.
-      num_cached_tokens: how many tokens of the prompt were not read, because the prefix cache had them.
+      num_cached_tokens: how many tokens of the prompt the prefix cache had, so that they were not prefilled.
       logprobs: for each new token, its ``Logprob`` and those of the likeliest tokens, by token id, the new token's first.
         None if ``SamplingParams.logprobs`` did not ask for them.
       prompt_logprobs: the same for each token of the prompt, None for the first one, which nothing precedes. None if
-        ``SamplingParams.prompt_logprobs`` did not ask for them, or if the request ended before its prompt was read.
+        ``SamplingParams.prompt_logprobs`` did not ask for them, or if the request ended before prefill did.
 
     Example::
 
@@ -173,13 +173,13 @@ class Result:
 
     @property
     def accepted(self) -> list[bool]:
-        """For each new token, whether it was drafted and accepted; if not, the target drew it."""
+        """For each new token, whether it is an accepted draft; if not, the target sampled it."""
         return accepted_of(self.sources)
 
 
 @dataclasses.dataclass(frozen=True)
 class Delta:
-    """What is new of one request.
+    """The new tokens and text of one request.
 
     Attributes:
       id: the number that ``add`` gave the request.
@@ -187,7 +187,7 @@ class Delta:
       text: its new text; None if the checkpoint has no tokenizer. Text is held back while a later token may still change
         it, or cut it off as the beginning of a stop string. All texts of a request joined are the text of its result.
       finished: whether the request has ended, so that this is its last delta.
-      result: the whole, if it has ended; else None.
+      result: the complete result, if it has ended; else None.
       sources: ``Result.sources`` of the new tokens.
       logprobs: ``Result.logprobs`` of the new tokens.
 

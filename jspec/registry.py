@@ -1,4 +1,4 @@
-"""The list of drafting methods, with one entry for each method that says where its parts are found.
+"""The list of drafting methods: for each method, the import strings of its config, module, drafter, formats and objective.
 
 An entry is data. It names a class or function of another layer by an import string, ``"module:name"``, which ``resolve``
 imports when it is first used. This module itself imports nothing of jspec, so that configs, the command line and error
@@ -30,7 +30,7 @@ class DraftMethod:
 
     Attributes:
       name: the name that users see: ``LLM.method``, the method of a cost table, ``jspec train --method``.
-      help: one line that says what the method is.
+      help: one line of description.
       drafter: a class that implements ``jspec.drafting.base.Drafter``.
       config: the dataclass that describes a checkpoint, with the properties of ``jspec.config.heads.DraftConfig``. None
         for a method that has no checkpoint.
@@ -38,14 +38,14 @@ class DraftMethod:
       formats: the public layouts of its checkpoints, each a ``jspec.checkpoints.heads.format.HeadFormat``. An export
         writes the first of them that can be written. An unknown checkpoint is tried against the formats in the order of
         ``METHODS``.
-      draft: the value of ``jspec.load(draft=)`` that chooses a method without a checkpoint of its own: it has none, or its
-        weights are in the target's. Two methods may share a value, and ``argument`` then decides between them.
-      argument: the argument of ``jspec.load`` that this method needs besides ``draft``. None if it needs no other.
+      draft: the value of ``jspec.load(draft=)`` that chooses a method without a checkpoint of its own: it has no weights,
+        or they are in the target's checkpoint. Two methods may share a value, and ``argument`` then decides between them.
+      argument: the argument of ``jspec.load`` that this method needs besides ``draft``. None if it needs only that.
       prepare: ``prepare(value, tokenizer, target config)`` turns the value of that argument into the arrays that the
         drafter reads, a pytree. They are arguments of the compiled programs, as weights are.
       argmax_below: the temperature from which ``draft_sampling="auto"`` samples its drafts, as measured in
-        docs/results/drafters.md. None for a method that draws nothing.
-      options: those fields of ``jspec.Speculation`` that this method uses and some other methods do not.
+        docs/results/drafters.md. None for a method that samples nothing.
+      options: the fields of ``jspec.Speculation`` that this method uses and some other methods do not.
       objective: ``objective(target config, sizes)`` builds the ``jspec.train.objectives.Objective`` of a new draft head.
         None for a method that ``jspec train`` does not train.
       sizes: fields of ``jspec.train.methods.Sizes`` that a user may choose for a new draft head of this method.
@@ -72,9 +72,9 @@ class DraftMethod:
 
 
 NGRAM, MTP = "ngram", "mtp"
-# Options of every method that draws its drafts from logits; ``lookup`` puts looked-up drafts in their place.
+# Options of every method that samples its drafts from logits; ``lookup`` puts looked-up drafts in their place.
 DRAWN = ("draft_temperature", "argmax_below", "lookup")
-LOOKED_UP = ("ngram_min", "ngram_max")  # options of every method that looks drafts up, and of others under ``lookup``
+LOOKED_UP = ("ngram_min", "ngram_max")  # options of prompt lookup, as a method and under ``lookup``
 EAGLE3_SIZES = ("num_draft_tokens", "layers", "intermediate_size", "draft_vocab_size", "aux_layers")
 EAGLE3_FORMATS = ("jspec.checkpoints.heads.speculators:FORMAT", "jspec.checkpoints.heads.eagle3:FORMAT")
 
@@ -153,7 +153,7 @@ METHODS = (
         module="jspec.models.heads.mtp:MTPHead",
         formats=("jspec.checkpoints.heads.mtp:FORMAT",),
         draft=MTP,
-        argmax_below=0.3,  # that of EAGLE heads; no checkpoint with such layers was measured
+        argmax_below=0.3,  # as for EAGLE heads; not measured on a checkpoint with such layers
         options=DRAWN,
         objective="jspec.train.methods:mtp",
         sizes=("num_draft_tokens", "intermediate_size"),
@@ -172,7 +172,7 @@ METHODS = (
     ),
     DraftMethod(
         name="medusa",
-        help="Medusa heads: head i predicts the token i + 2 places ahead, none sees another's",
+        help="Medusa heads: head i predicts the token i + 2 places ahead, independently of the others",
         drafter="jspec.drafting.medusa:MedusaHeads",
         config="jspec.config.heads.medusa:MedusaConfig",
         module="jspec.models.heads.medusa:Medusa",
@@ -222,7 +222,7 @@ METHODS = (
 
 
 def entry_of(draft: "DraftConfig | str") -> DraftMethod:
-    """The entry of the method that ``draft`` belongs to.
+    """The entry of a drafter's method.
 
     Args:
       draft: the config of a drafter, or the name of a method that has no checkpoint.
@@ -243,7 +243,7 @@ def entry_of(draft: "DraftConfig | str") -> DraftMethod:
 
 
 def chosen_by_name() -> tuple[str, ...]:
-    """The values that ``jspec.load`` takes as ``draft`` instead of the path of a checkpoint, such as ``"ngram"``."""
+    """The values of ``jspec.load(draft=)`` that are no paths, such as ``"ngram"``."""
     return tuple(dict.fromkeys(entry.draft for entry in METHODS if entry.draft is not None))
 
 
@@ -281,12 +281,12 @@ def argmax_below(name: str) -> float:
 
 
 def particular_options() -> frozenset[str]:
-    """The fields of ``jspec.Speculation`` that some methods use and others do not."""
+    """The fields of ``jspec.Speculation`` that only some methods use."""
     return frozenset(option for entry in METHODS for option in entry.options)
 
 
 @functools.cache
 def resolve(path: str) -> Any:
-    """The object that an import string ``"module:name"`` names."""
+    """The object of an import string ``"module:name"``."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -19,7 +19,7 @@ from jspec.checkpoints.files.folder import Folder
 from jspec.checkpoints.huggingface.config import read_config
 from jspec.commands.demo import FAMILY
 from jspec.models.flatten import flatten
-from jspec.train.loop import Plan
+from jspec.train.loop import TrainingPlan
 from jspec.train.methods import Sizes, make_objective
 from jspec.train.objectives import loss_of
 from jspec.train.report import FIGURES_FILE
@@ -34,13 +34,13 @@ MAX_BYTES = 18e6  # for the bf16 weights of all five draft heads together
 class Recipe:
     """How one draft head is trained: the training plan, and the head's dimensions."""
 
-    plan: Plan
+    plan: TrainingPlan
     sizes: Sizes
 
 
-def plan(steps: int, peak_rate: float, evaluate_every: int = 500) -> Plan:
+def plan(steps: int, peak_rate: float, evaluate_every: int = 500) -> TrainingPlan:
     """A plan with the settings that all recipes share."""
-    return Plan(steps, peak_rate, weight_decay=0.1, evaluate_every=evaluate_every)
+    return TrainingPlan(steps, peak_rate, weight_decay=0.1, evaluate_every=evaluate_every)
 
 
 # To leave room for all of them within MAX_BYTES, the MLPs of the draft heads are narrower than the target's.

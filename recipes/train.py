@@ -22,7 +22,7 @@ from flax import nnx
 
 from jspec.config import ModelConfig
 from jspec.models import Decoder, flat_params
-from jspec.train.loop import Params, Plan, TrainingProgress, fit, make_evaluator, make_step
+from jspec.train.loop import Params, TrainingPlan, TrainingProgress, fit, make_evaluator, make_step
 from recipes.configs import DRAFT, TARGET
 from recipes.export import save_checkpoint
 from recipes.objectives import agreement, distillation, language_modelling
@@ -56,12 +56,12 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def plans(args: argparse.Namespace) -> tuple[Plan, Plan]:
+def plans(args: argparse.Namespace) -> tuple[TrainingPlan, TrainingPlan]:
     """The training plans of the target and of the draft model."""
     shared = {"tokens_per_step": args.tokens_per_step, "length": args.length}
     return (
-        Plan(steps=args.target_steps, peak_rate=args.target_rate, weight_decay=args.target_decay, **shared),
-        Plan(steps=args.draft_steps, peak_rate=args.draft_rate, weight_decay=args.draft_decay, **shared),
+        TrainingPlan(steps=args.target_steps, peak_rate=args.target_rate, weight_decay=args.target_decay, **shared),
+        TrainingPlan(steps=args.draft_steps, peak_rate=args.draft_rate, weight_decay=args.draft_decay, **shared),
     )
 
 
@@ -78,7 +78,14 @@ def initial_params(config: ModelConfig, key: jax.Array) -> dict[str, jax.Array]:
 
 
 def train(
-    name: str, config: ModelConfig, plan: Plan, loss, corpus: Corpus, key: jax.Array, log: Path, target_params=None
+    name: str,
+    config: ModelConfig,
+    plan: TrainingPlan,
+    loss,
+    corpus: Corpus,
+    key: jax.Array,
+    log: Path,
+    target_params=None,
 ) -> Params:
     """Train one model and return its weights; every evaluation is printed and appended to the file ``log``.
 
@@ -113,12 +120,12 @@ def save(folder: Path, config: ModelConfig, params, data: Path) -> None:
         shutil.copy(data / name, folder / name)
 
 
-def nats_per_token(config: ModelConfig, params, plan: Plan, corpus: Corpus) -> float:
+def nats_per_token(config: ModelConfig, params, plan: TrainingPlan, corpus: Corpus) -> float:
     """The mean cross-entropy of the next token on the held-out files, in nats per token."""
     return make_evaluator(language_modelling(config), corpus.held_out, plan.batch_shape)(params, None)
 
 
-def time_steps(name: str, plan: Plan, loss, params, frozen, tokens: jax.Array) -> float:
+def time_steps(name: str, plan: TrainingPlan, loss, params, frozen, tokens: jax.Array) -> float:
     """Time some steps and print the result; returns the projected seconds of all of ``plan``, compilation included."""
     optimizer = plan.optimizer()
     step = make_step(loss, optimizer)

@@ -72,13 +72,13 @@ def test_a_path_is_used_whatever_is_configured(home, monkeypatch):
     assert configured()[0] == str(home / "homely")
 
 
-def test_false_leaves_jax_alone(home):
+def test_false_changes_nothing(home):
     assert enable_compilation_cache(False) is None
     assert configured() == (None, 1)
     assert not list(home.iterdir())
 
 
-def test_what_the_user_has_configured_stands(home, monkeypatch):
+def test_users_configuration_takes_precedence(home, monkeypatch):
     jax.config.update(FOLDER, str(home / "theirs"))
     assert enable_compilation_cache() is None
     assert configured() == (str(home / "theirs"), 1)
@@ -96,7 +96,7 @@ def test_what_the_user_has_configured_stands(home, monkeypatch):
 
 
 @pytest.mark.parametrize("by_environment", [False, True])
-def test_a_threshold_of_the_users_stands(monkeypatch, by_environment):
+def test_users_threshold_takes_precedence(monkeypatch, by_environment):
     if by_environment:
         monkeypatch.setenv(LEAST_TIME.upper(), "1.0")
     else:
@@ -106,7 +106,7 @@ def test_a_threshold_of_the_users_stands(monkeypatch, by_environment):
 
 
 @pytest.mark.parametrize("how", ["a file is in the way", "read-only"])
-def test_a_folder_that_cannot_be_used_is_a_warning(home, how):
+def test_unusable_folder_gets_a_warning(home, how):
     folder = home / "file" / "xla" if how == "a file is in the way" else Path("/proc/self/fd")
     (home / "file").write_text("")
     with pytest.warns(CompilationCacheWarning, match=rf"{folder}.*pass a folder that can be written") as caught:

@@ -204,7 +204,7 @@ def test_measuring_a_server_needs_no_jax():
     assert not {"jax", "flax", "transformers"} & set(loaded)
 
 
-def test_a_keeper_needs_no_jax():
+def test_supervisor_needs_no_jax():
     loaded = run("import sys, jspec.cli, jspec.serving.supervisor.command; print(*sys.modules)").split()
     assert "jspec.serving.supervisor.proxy" in loaded
     assert not {"jax", "flax", "numpy", "transformers", "ray"} & set(loaded)

@@ -28,7 +28,7 @@ def test_every_folder_of_modules_is_a_package():
     assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
 
 
-def test_whatever_is_no_module_is_package_data():
+def test_other_files_are_package_data():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = settings["tool"]["setuptools"]["package-data"]
     for package in PACKAGES:

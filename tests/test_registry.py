@@ -105,7 +105,7 @@ def test_every_method_has_an_example():
 
 
 @pytest.mark.parametrize("entry", METHODS, ids=lambda entry: entry.drafter)
-def test_an_entry_says_what_is_there(entry):
+def test_entries_name_existing_objects(entry):
     drafter = resolve(entry.drafter)
     for name in (
         "build",
@@ -136,7 +136,7 @@ def test_an_entry_says_what_is_there(entry):
         assert entry.argument in inspect.signature(jspec.load).parameters
 
 
-def test_looking_methods_up():
+def test_methods_are_found_by_config_name_and_argument():
     assert chosen_by_name() == ("mtp", "ngram")
     assert set(trained()) == {"dspark", "dflash", "eagle", "eagle3", "mtp", "parallel", "mlp", "medusa"}
     assert (argmax_below("eagle"), argmax_below("parallel")) == (0.3, 0.4)
@@ -229,7 +229,7 @@ def test_the_same_key_gives_the_same_drafts(case):
     assert np.sum([sum(drafted) for _, drafted, _ in run(0)]) > 0
 
 
-def test_the_guide_shows_what_is_there():
+def test_guide_shows_the_registry():
     """docs/guides/adding-a-drafter.md quotes code that exists, and names every field of an entry."""
     root = pathlib.Path(__file__).parents[1]
     blocks = re.findall(r"```python\n(.*?)```", (root / "docs/guides/adding-a-drafter.md").read_text(), re.DOTALL)

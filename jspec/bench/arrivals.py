@@ -14,11 +14,11 @@ def send_times(count: int, rate: float, burstiness: float = 1.0, seed: int = 0) 
     after exactly count / rate seconds, as in vLLM, so that two runs offer the same load.
 
     Args:
-      count: of the requests.
+      count: number of requests.
       rate: requests per second; infinity sends all at once.
       burstiness: the shape of the distribution. 1 is a Poisson process; requests come in bursts below 1, and more
         evenly above.
-      seed: of what is drawn.
+      seed: of the random generator.
 
     Raises:
       ValueError: a rate or a burstiness that is not above 0.

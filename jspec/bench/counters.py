@@ -1,4 +1,4 @@
-"""How a server speculated during a run: what its counters at ``/metrics`` grew by. Their names are vLLM's and jspec's."""
+"""Growth of a server's speculation counters at ``/metrics`` during a run. Their names are vLLM's, which jspec has too."""
 
 import collections
 import dataclasses
@@ -14,13 +14,13 @@ ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """What was drafted and accepted.
+    """Numbers of drafts and accepted drafts.
 
     Attributes:
       drafts: rounds that had drafts, each counted once for every request in it.
       draft_tokens: drafts that were verified.
       accepted_tokens: drafts that were accepted.
-      accepted_at: how many drafts were accepted at each place of a round.
+      accepted_at: how many drafts were accepted at each position of a round.
     """
 
     drafts: float
@@ -35,20 +35,20 @@ class Counters:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens of a round that had drafts, the correction or bonus token included."""
+        """Tokens of a round that had drafts, the recovered or bonus token included."""
         return 1 + self.accepted_tokens / self.drafts
 
     @property
     def acceptance_rates_at(self) -> list[float]:
-        """Accepted drafts at each place over rounds that had drafts, as vLLM has it."""
+        """Accepted drafts at each position over rounds that had drafts, as vLLM has it."""
         return [accepted / self.drafts for accepted in self.accepted_at]
 
 
 def counters_of(text: str) -> Counters | None:
-    """The counters in what ``/metrics`` answered, those of several engines added up; None if it has none.
+    """The counters in the text of ``/metrics``, summed over engines; None if it has none.
 
     Raises:
-      ValueError: the text is none of Prometheus'.
+      ValueError: the text is not in Prometheus' format.
     """
     totals: dict[str, float] = collections.defaultdict(float)
     places: dict[int, float] = collections.defaultdict(float)
@@ -64,29 +64,29 @@ def counters_of(text: str) -> Counters | None:
     return Counters(totals[DRAFTS], totals[DRAFT_TOKENS], totals[ACCEPTED], accepted_at)
 
 
-def grown(before: Counters | None, after: Counters | None) -> Counters | None:
-    """What was counted in between; None if that is nothing, or not known.
+def counter_growth(before: Counters | None, after: Counters | None) -> Counters | None:
+    """The difference of two readings; None if nothing was drafted, or it is unknown.
 
-    A server that was started anew in between counts from zero again, so its difference is not known either.
+    It is unknown where a reading is missing, and where the server was restarted, which sets its counters to zero.
     """
     if before is None or after is None:
         return None
     width = max(len(before.accepted_at), len(after.accepted_at))
-    older, newer = (one.accepted_at + (0.0,) * (width - len(one.accepted_at)) for one in (before, after))
-    found = Counters(
+    older, newer = (counters.accepted_at + (0.0,) * (width - len(counters.accepted_at)) for counters in (before, after))
+    growth = Counters(
         after.drafts - before.drafts,
         after.draft_tokens - before.draft_tokens,
         after.accepted_tokens - before.accepted_tokens,
         tuple(now - then for then, now in zip(older, newer, strict=True)),
     )
-    whole = found.drafts > 0 and found.draft_tokens > 0 and min(found.accepted_tokens, *found.accepted_at, 0) >= 0
-    return found if whole else None
+    known = growth.drafts > 0 and growth.draft_tokens > 0 and min(growth.accepted_tokens, *growth.accepted_at, 0) >= 0
+    return growth if known else None
 
 
 async def read_counters(session: aiohttp.ClientSession, url: str, headers: dict[str, str]) -> Counters | None:
-    """The counters of a server; None if it has no such page, or no such counters."""
+    """The counters of a server; None if it has none."""
     try:
-        async with session.get(url, headers=headers) as response:
-            return counters_of(await response.text()) if response.status == 200 else None
+        async with session.get(url, headers=headers) as http_response:
+            return counters_of(await http_response.text()) if http_response.status == 200 else None
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError):
         return None

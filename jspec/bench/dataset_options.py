@@ -1,4 +1,4 @@
-"""The options that name a dataset; ``jspec bench serve`` and ``jspec bench throughput`` have them."""
+"""Options that name a dataset, of ``jspec bench serve`` and ``jspec bench throughput``."""
 
 import argparse
 import pathlib
@@ -13,14 +13,14 @@ NAMES = ("random", "sharegpt", "custom", "spec_bench")
 
 
 def add_dataset_options(parser: argparse.ArgumentParser):
-    """Declare what is asked."""
+    """Declare the options of the dataset."""
     group = parser.add_argument_group("dataset")
     group.add_argument("--dataset-name", choices=NAMES, default="random", help="%(default)s by default")
     group.add_argument("--dataset-path", type=pathlib.Path, metavar="FILE", help="of every dataset but random")
     group.add_argument("--num-prompts", type=int, default=1000, help="%(default)s")
     group.add_argument("--seed", type=int, default=0, help="of lengths, random tokens, order and arrivals; %(default)s")
-    group.add_argument("--disable-shuffle", action="store_true", help="ask in the order of the file")
-    group.add_argument("--no-oversample", action="store_true", help="ask nothing twice, however many are wanted")
+    group.add_argument("--disable-shuffle", action="store_true", help="keep the order of the file")
+    group.add_argument("--no-oversample", action="store_true", help="send no prompt twice, so fewer than --num-prompts")
     group.add_argument("--random-input-len", type=int, default=1024, metavar="N", help="tokens; %(default)s")
     group.add_argument("--random-output-len", type=int, default=128, metavar="N", help="tokens; %(default)s")
     group.add_argument(
@@ -32,7 +32,7 @@ def add_dataset_options(parser: argparse.ArgumentParser):
         "--custom-output-len", type=int, default=256, metavar="N", help="-1 takes output_tokens of a line; %(default)s"
     )
     group.add_argument("--spec-bench-output-len", type=int, default=256, metavar="N", help="%(default)s")
-    group.add_argument("--spec-bench-category", metavar="NAME", help="questions of this category alone")
+    group.add_argument("--spec-bench-category", metavar="NAME", help="only questions of this category")
 
 
 def dataset_of(args: argparse.Namespace) -> "Dataset":

@@ -1,4 +1,4 @@
-"""What is asked: prompts from files or at random, each with the most tokens that its answer may have."""
+"""Benchmark prompts, from files or of random tokens, each with the maximum length of its response."""
 
 import dataclasses
 import json
@@ -11,9 +11,9 @@ import numpy as np
 from jspec._validation import require
 from jspec.text.detokenizer import Tokenizer, encode
 
-# ShareGPT is filtered as in vLLM: tokens of prompt, of answer, and of both together.
+# ShareGPT is filtered as in vLLM: tokens of prompt, of response, and of both together.
 SHORTEST, LONGEST_PROMPT, LONGEST = 4, 1024, 2048
-TRIES = 10  # at a text that has exactly so many tokens
+TRIES = 10  # attempts at a random text that has exactly the tokens asked for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Sample:
 
     Attributes:
       prompt: its text.
-      output_len: the most tokens that its answer may have.
+      output_len: the most tokens of its response.
       prompt_len: tokens of the prompt; None if no tokenizer has counted them.
     """
 
@@ -32,7 +32,7 @@ class Sample:
 
 
 class Dataset(Protocol):
-    """Where samples come from."""
+    """A source of samples."""
 
     def samples(self, count: int, tokenizer: Tokenizer | None, seed: int) -> list[Sample]:
         """``count`` samples, the same for the same seed.
@@ -51,7 +51,7 @@ class RandomText:
 
     Attributes:
       input_len: tokens of a prompt behind the prefix, special tokens that the tokenizer puts in front included.
-      output_len: the most tokens of an answer.
+      output_len: the most tokens of a response.
       range_ratio: at least 0 and below 1.
       prefix_len: tokens in front, the same in every prompt.
     """
@@ -68,17 +68,17 @@ class RandomText:
         require(self.prefix_len >= 0, "random_prefix_len", self.prefix_len, "an integer of at least 0")
 
     def samples(self, count: int, tokenizer: Tokenizer | None, seed: int) -> list[Sample]:
-        tokenizer = _needed(tokenizer, "random")
+        tokenizer = _required(tokenizer, "random")
         rng = np.random.default_rng(seed)
         special = set(getattr(tokenizer, "all_special_ids", ()))
         allowed = np.array([token for token in sorted(tokenizer.get_vocab().values()) if token not in special])
         inputs, outputs = self._lengths(rng, self.input_len, count), self._lengths(rng, self.output_len, count)
         prefix = rng.choice(allowed, self.prefix_len).tolist()
-        found = []
+        samples = []
         for input_len, output_len in zip(inputs, outputs, strict=True):
             text, length = _text(tokenizer, prefix, self.prefix_len + input_len, allowed, rng)
-            found.append(Sample(text, output_len, length))
-        return found
+            samples.append(Sample(text, output_len, length))
+        return samples
 
     def _lengths(self, rng: np.random.Generator, length: int, count: int) -> list[int]:
         low, high = int(length * (1 - self.range_ratio)), int(np.ceil(length * (1 + self.range_ratio)))
@@ -87,12 +87,12 @@ class RandomText:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Which entries of a file are asked, and in which order.
+    """Which entries of a file become requests, and in which order.
 
     Attributes:
       path: of the file.
       shuffle: draw the order by the seed; else it is the file's.
-      oversample: ask entries again where the file has fewer than are wanted; else there are fewer requests.
+      oversample: repeat entries where the file has fewer than are wanted; else there are fewer requests.
     """
 
     path: pathlib.Path
@@ -113,30 +113,30 @@ class ShareGPT:
 
     Attributes:
       choice: of the conversations, in a file with a JSON list of ``{"conversations": [{"value": text}, ..]}``.
-      output_len: the most tokens of an answer; None takes as many as the answer in the file has.
+      output_len: the most tokens of a response; None takes as many as the answer in the file has.
     """
 
     choice: Choice
     output_len: int | None = None
 
     def samples(self, count: int, tokenizer: Tokenizer | None, seed: int) -> list[Sample]:
-        tokenizer = _needed(tokenizer, "sharegpt")
+        tokenizer = _required(tokenizer, "sharegpt")
         path = self.choice.path
         conversations = _parsed(path, _read(path), "a JSON list of conversations")
         if not isinstance(conversations, list):
             raise _unusable(path, "a JSON list of conversations")
         pairs = [pair for place, entry in enumerate(conversations) if (pair := _first_turns(path, place, entry))]
         wanted = count if self.choice.oversample else min(count, len(pairs))
-        found: list[Sample] = []
-        for question, answer in self.choice.of(pairs, len(pairs), seed):  # tokens are counted of as many as it takes
-            if len(found) == wanted:
+        samples: list[Sample] = []
+        for question, answer in self.choice.of(pairs, len(pairs), seed):  # tokens are counted only until enough fit
+            if len(samples) == wanted:
                 break
             prompt_len, answer_len = (len(encode(tokenizer, text, "a prompt")) for text in (question, answer))
             output_len = answer_len if self.output_len is None else self.output_len
             long_enough = prompt_len >= SHORTEST and (self.output_len is not None or output_len >= SHORTEST)
             if long_enough and prompt_len <= LONGEST_PROMPT and prompt_len + output_len <= LONGEST:
-                found.append(Sample(question, output_len, prompt_len))
-        return dataclasses.replace(self.choice, shuffle=False).of(found, count, seed)
+                samples.append(Sample(question, output_len, prompt_len))
+        return dataclasses.replace(self.choice, shuffle=False).of(samples, count, seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Custom:
 
     Attributes:
       choice: of the lines.
-      output_len: the most tokens of an answer; -1 takes ``output_tokens`` of each line.
+      output_len: the most tokens of a response; -1 takes ``output_tokens`` of each line.
     """
 
     choice: Choice
@@ -173,8 +173,8 @@ class SpecBench:
 
     Attributes:
       choice: of the questions.
-      output_len: the most tokens of an answer.
-      category: questions of this category alone; None for all.
+      output_len: the most tokens of a response.
+      category: only questions of this category; None for all.
     """
 
     choice: Choice
@@ -200,9 +200,9 @@ class SpecBench:
 def _text(
     tokenizer: Tokenizer, prefix: list[int], length: int, allowed: np.ndarray, rng: np.random.Generator
 ) -> tuple[str, int]:
-    """A text of ``length`` tokens, and how many it has: random tokens may become others when their text is encoded.
+    """A random text of about ``length`` tokens, and how many it has.
 
-    A text that never has exactly so many is taken as it is after some tries.
+    Random tokens may become others when their text is encoded. After ``TRIES`` attempts the text is taken as it is.
     """
     tokens = prefix + rng.choice(allowed, length - len(prefix)).tolist()
     for _ in range(TRIES):
@@ -215,7 +215,7 @@ def _text(
 
 
 def _encoded(tokenizer: Tokenizer, tokens: list[int]) -> list[int]:
-    """What the text of these tokens is encoded to."""
+    """The tokens that the text of ``tokens`` is encoded to."""
     return encode(tokenizer, tokenizer.decode(tokens, skip_special_tokens=True), "a random prompt")
 
 
@@ -223,7 +223,7 @@ def _counted(tokenizer: Tokenizer | None, prompt: str, output_len: int) -> Sampl
     return Sample(prompt, output_len, None if tokenizer is None else len(encode(tokenizer, prompt, "a prompt")))
 
 
-def _needed(tokenizer: Tokenizer | None, name: str) -> Tokenizer:
+def _required(tokenizer: Tokenizer | None, name: str) -> Tokenizer:
     if tokenizer is None:
         raise ValueError(
             f"dataset_name={name!r}: expected --tokenizer beside it, a checkpoint folder, to count tokens with"
@@ -232,7 +232,7 @@ def _needed(tokenizer: Tokenizer | None, name: str) -> Tokenizer:
 
 
 def _first_turns(path: pathlib.Path, place: int, entry: Any) -> tuple[str, str] | None:
-    """The first question and its answer; None if the conversation has no two turns."""
+    """The first question and its answer; None if the conversation has fewer than two turns."""
     turns = entry.get("conversations") if isinstance(entry, dict) else None
     texts: list[str] = []
     for turn in turns if isinstance(turns, list) else [None]:
@@ -244,13 +244,13 @@ def _first_turns(path: pathlib.Path, place: int, entry: Any) -> tuple[str, str] 
 
 
 def _lines(path: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Where a line is, for messages, and the object in it. Empty lines are skipped."""
+    """(place for error messages, JSON object) of each line that is not empty."""
     for number, line in enumerate(_read(path).split("\n"), 1):
         if line.strip():
-            found = _parsed(f"{path}, line {number}", line, "a JSON object")
-            if not isinstance(found, dict):
+            entry = _parsed(f"{path}, line {number}", line, "a JSON object")
+            if not isinstance(entry, dict):
                 raise _unusable(f"{path}, line {number}", "a JSON object")
-            yield f"{path}, line {number}", found
+            yield f"{path}, line {number}", entry
 
 
 def _read(path: pathlib.Path) -> str:

@@ -1,4 +1,4 @@
-"""The options of ``jspec bench latency`` and ``jspec bench throughput``, which load a model into this process."""
+"""Options of ``jspec bench latency`` and ``jspec bench throughput``, which load a model into this process."""
 
 import argparse
 import dataclasses
@@ -19,20 +19,20 @@ def add_latency_options(parser: argparse.ArgumentParser):
     parser.add_argument("--input-len", type=int, default=32, help="tokens of a prompt; %(default)s")
     parser.add_argument("--output-len", type=int, default=128, help="new tokens of each; %(default)s")
     parser.add_argument("--batch-size", type=int, default=8, help="prompts; %(default)s")
-    parser.add_argument("--num-iters", type=int, default=30, help="times that are measured; %(default)s")
-    parser.add_argument("--num-iters-warmup", type=int, default=10, help="times before; %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of prompts and of what is drawn; %(default)s")
+    parser.add_argument("--num-iters", type=int, default=30, help="measured iterations; %(default)s")
+    parser.add_argument("--num-iters-warmup", type=int, default=10, help="iterations before; %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of prompts and samples; %(default)s")
 
 
 def add_throughput_options(parser: argparse.ArgumentParser):
     """Declare the options of ``throughput``."""
     _add_engine_options(parser)
     add_dataset_options(parser)
-    parser.add_argument("--ignore-eos", action="store_true", help="completions are as long as they may be")
+    parser.add_argument("--ignore-eos", action="store_true", help="completions always have the maximum length")
 
 
 def _add_engine_options(parser: argparse.ArgumentParser, max_num_seqs: int | None = 64):
-    """Declare the model, how it drafts and samples, and where the figures go."""
+    """Declare the options of model, speculation, sampling and output."""
     add_model_options(parser, max_num_seqs)
     add_speculation_options(parser)
     add_group_options(parser)
@@ -42,12 +42,12 @@ def _add_engine_options(parser: argparse.ArgumentParser, max_num_seqs: int | Non
 
 
 def params_of(llm: "jspec.LLM", args: argparse.Namespace, **fields) -> "jspec.SamplingParams":
-    """How requests are sampled: as the options say, else as the checkpoint does."""
+    """The sampling parameters: those of the options, else the checkpoint's defaults."""
     return dataclasses.replace(llm.default_sampling_params, **sampling_of(args), **fields)
 
 
 def engine_record(llm: "jspec.LLM", args: argparse.Namespace) -> dict[str, Any]:
-    """What was measured, for the JSON: the model, how it drafted, how it sampled."""
+    """The JSON entries of versions, device, model, speculation and sampling."""
     import jax
 
     import jspec

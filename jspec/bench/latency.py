@@ -1,4 +1,4 @@
-"""``jspec bench latency``: how long one batch takes from its prompts to its last token."""
+"""``jspec bench latency``: seconds that one batch takes from its prompts to its last token."""
 
 import argparse
 import dataclasses
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if args.max_num_seqs is None:
         args.max_num_seqs = args.batch_size
     model = chosen_model(args)
-    if model.followed():
+    if model.ran_as_follower():
         return 0
     llm = model.load()
     print("jspec bench: compiling", file=sys.stderr, flush=True)
@@ -51,22 +51,22 @@ def run(args: argparse.Namespace) -> int:
         sizes = {"input_len": args.input_len, "output_len": args.output_len, "batch_size": args.batch_size}
         write_json(args.output_json, figures | sizes | {"interrupted": interrupted} | engine_record(llm, args))
     if interrupted:
-        print(f"jspec bench latency: interrupted after {len(seconds)} of {args.num_iters} times", file=sys.stderr)
+        print(f"jspec bench latency: interrupted after {len(seconds)} of {args.num_iters} iterations", file=sys.stderr)
     return 130 if interrupted else 0
 
 
 def measured(llm: "jspec.LLM", args: argparse.Namespace) -> tuple[list[float], bool]:
-    """Seconds of each time, and whether Ctrl-C ended the measurement early.
+    """Seconds of each iteration, and whether Ctrl-C ended the measurement early.
 
-    Each time has prompts of its own, of random tokens, so that none finds another's pages in the prefix cache.
+    Each iteration has new prompts of random tokens, so that the prefix cache has no page of them.
     """
     import jspec
 
     rng, seconds = np.random.default_rng(args.seed), []
     params = params_of(llm, args, max_tokens=args.output_len, ignore_eos=True)
-    times = range(args.num_iters_warmup + args.num_iters)
+    iterations = range(args.num_iters_warmup + args.num_iters)
     try:
-        for number in tqdm(times, unit="batch", disable=args.disable_tqdm or not sys.stderr.isatty()):
+        for number in tqdm(iterations, unit="batch", disable=args.disable_tqdm or not sys.stderr.isatty()):
             prompts = rng.integers(0, llm.target.config.vocab_size, (args.batch_size, args.input_len)).tolist()
             every = [dataclasses.replace(params, seed=args.seed + i) for i in range(args.batch_size)]
             started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Sends the requests of a benchmark at their times, and collects the answers."""
+"""Sends the requests of a benchmark at their times, and collects the responses."""
 
 import asyncio
 import contextlib
@@ -8,34 +8,36 @@ from collections.abc import Callable, Sequence
 
 import aiohttp
 
-from jspec.bench.answers import Answer
-from jspec.bench.client import LONGEST_LINE, Endpoint, ask
+from jspec.bench.client import LONGEST_LINE, Endpoint, send_request
 from jspec.bench.datasets import Sample
+from jspec.bench.responses import Response
 
-LONGEST_ANSWER = 6 * 3600  # seconds
-KEPT_ALIVE = 2  # seconds; servers close idle connections after five or more, and a request must not meet that
+LONGEST_RESPONSE = 6 * 3600  # seconds
+KEEP_ALIVE = (
+    2  # seconds that a connection stays idle; servers close theirs after five or more, which a request must not hit
+)
 
 
 @dataclasses.dataclass
 class Outcome:
-    """What a run gave.
+    """The responses of a run, and its duration.
 
     Attributes:
-      answers: in the order of the samples.
-      seconds: from the first request to the last answer.
-      interrupted: whether the run was cancelled; requests that had no answer by then are left out.
+      responses: in the order of the samples.
+      seconds: from the first request to the last response.
+      interrupted: whether the run was cancelled; requests that had no response by then are left out.
     """
 
-    answers: list[Answer] = dataclasses.field(default_factory=list)
+    responses: list[Response] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
     interrupted: bool = False
 
 
 def session() -> aiohttp.ClientSession:
-    """A client for as many connections as there are requests under way."""
+    """An HTTP client with as many connections as there are requests under way."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_ALIVE),
-        timeout=aiohttp.ClientTimeout(total=LONGEST_ANSWER),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE),
+        timeout=aiohttp.ClientTimeout(total=LONGEST_RESPONSE),
         read_bufsize=LONGEST_LINE,
     )
 
@@ -48,26 +50,26 @@ async def send(
     max_concurrency: int | None = None,
     ended: Callable[[], object] = lambda: None,
 ) -> Outcome:
-    """Send each sample at its time, and wait for all answers.
+    """Send each sample at its time, and wait for all responses.
 
-    A cancellation, which is what Ctrl-C is to a program under ``asyncio.run``, ends the run: every request is given up,
-    and what was measured so far is returned.
+    A cancellation, which is what Ctrl-C is to a program under ``asyncio.run``, ends the run: requests under way are
+    cancelled, and the responses so far are returned.
 
     Args:
-      session: the client.
-      endpoint: where and how to ask.
-      samples: what to ask.
+      session: the HTTP client.
+      endpoint: where the requests go, and what they have in common.
+      samples: the prompts.
       times: seconds after the beginning, one for each sample, ascending.
       max_concurrency: how many requests are under way at most; others wait here, and their time begins when they are sent.
-      ended: called after each answer.
+      ended: called after each response.
     """
-    answers: dict[int, Answer] = {}
+    responses: dict[int, Response] = {}
     outcome, began = Outcome(), time.perf_counter()
     room = contextlib.nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
 
-    async def one(place: int, sample: Sample):
+    async def send_one(place: int, sample: Sample):
         async with room:
-            answers[place] = await ask(session, endpoint, sample)
+            responses[place] = await send_request(session, endpoint, sample)
         ended()
 
     try:
@@ -75,12 +77,12 @@ async def send(
             for place, (sample, at) in enumerate(zip(samples, times, strict=True)):
                 if (wait := began + at - time.perf_counter()) > 0:
                     await asyncio.sleep(wait)
-                group.create_task(one(place, sample))
+                group.create_task(send_one(place, sample))
     except asyncio.CancelledError:
         outcome.interrupted = True
         task = asyncio.current_task()
         if task is not None:
             task.uncancel()
     outcome.seconds = time.perf_counter() - began
-    outcome.answers = [answers[place] for place in sorted(answers)]
+    outcome.responses = [responses[place] for place in sorted(responses)]
     return outcome

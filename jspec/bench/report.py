@@ -1,4 +1,4 @@
-"""A run in words and in JSON, under vLLM's labels and names."""
+"""The report of a run as text and as JSON, under vLLM's labels and names."""
 
 import dataclasses
 import datetime
@@ -7,23 +7,23 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jspec.bench.answers import Answer
 from jspec.bench.counters import Counters
 from jspec.bench.figures import METRICS, Figures, input_tokens, summary
+from jspec.bench.responses import Response
 
 WIDTH = 50  # characters of a line
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What a run was, for its report.
+class RunSettings:
+    """The settings of a run, for its report.
 
     Attributes:
-      backend, model, tokenizer, dataset: as the options name them.
+      backend, model, tokenizer, dataset: values of the options.
       num_prompts: how many requests were to be sent.
       request_rate, burstiness, max_concurrency: how they were sent.
       fields: of each request, beyond prompt and length: the sampling options, for example.
-      label: what the user calls the run.
+      label: the user's name of the run.
       metadata: what the user adds to the JSON.
       metrics: which of ``METRICS`` are reported, in this order.
       percentiles: of each of them.
@@ -44,8 +44,8 @@ class Settings:
     percentiles: Sequence[float]
 
 
-def printed(settings: Settings, figures: Figures, speculation: Counters | None) -> str:
-    """The report for people to read."""
+def printed(settings: RunSettings, figures: Figures, speculation: Counters | None) -> str:
+    """The report as text."""
     lines = [f"{' Serving Benchmark Result ':=^{WIDTH}}", *_totals(settings, figures)]
     for name in settings.metrics:
         lines.append(f"{METRICS[name]:-^{WIDTH}}")
@@ -59,7 +59,7 @@ def printed(settings: Settings, figures: Figures, speculation: Counters | None) 
     return "\n".join([*lines, "=" * WIDTH])
 
 
-def _totals(settings: Settings, figures: Figures) -> Iterator[str]:
+def _totals(settings: RunSettings, figures: Figures) -> Iterator[str]:
     yield _line("Successful requests:", figures.completed)
     yield _line("Failed requests:", figures.failed)
     if settings.max_concurrency is not None:
@@ -98,10 +98,10 @@ def _line(label: str, value: Any) -> str:
 
 
 def record(
-    settings: Settings, figures: Figures, speculation: Counters | None, interrupted: bool, now: datetime.datetime
+    settings: RunSettings, figures: Figures, speculation: Counters | None, interrupted: bool, now: datetime.datetime
 ) -> dict[str, Any]:
     """The report as JSON, with vLLM's names. Times are in milliseconds where a name ends with ``_ms``, else in seconds."""
-    found = {
+    entries = {
         "date": now.strftime("%Y%m%d-%H%M%S"),
         "endpoint_type": settings.backend,
         "backend": settings.backend,
@@ -131,8 +131,8 @@ def record(
     }
     for name in settings.metrics:
         parts = summary(figures.times[name], settings.percentiles)
-        found |= {f"{part}_{name}_ms": value for part, value in parts.items()}
-    return found | ({} if speculation is None else _speculation_record(speculation))
+        entries |= {f"{part}_{name}_ms": value for part, value in parts.items()}
+    return entries | ({} if speculation is None else _speculation_record(speculation))
 
 
 def _speculation_record(counters: Counters) -> dict[str, Any]:
@@ -146,24 +146,24 @@ def _speculation_record(counters: Counters) -> dict[str, Any]:
     }
 
 
-def details(answers: Sequence[Answer]) -> dict[str, Any]:
-    """One entry for each request, in the order of the dataset, times in seconds; zeros and an error where it failed."""
-    whole = [not answer.error for answer in answers]
-    pairs = list(zip(answers, whole, strict=True))
+def details(responses: Sequence[Response]) -> dict[str, Any]:
+    """One entry for each request, in the order of the dataset, times in seconds; zeros and an error for a failed one."""
+    succeeded = [not response.error for response in responses]
+    pairs = list(zip(responses, succeeded, strict=True))
     return {
-        "input_lens": [input_tokens(answer) for answer in answers],
-        "output_lens": [(answer.output_tokens or 0) if ok else 0 for answer, ok in pairs],
-        "ttfts": [answer.ttft if ok else 0.0 for answer, ok in pairs],
-        "itls": [answer.gaps if ok else [] for answer, ok in pairs],
-        "latencies": [answer.latency if ok else 0.0 for answer, ok in pairs],
-        "start_times": [answer.sent for answer in answers],
-        "generated_texts": [answer.text for answer in answers],
-        "errors": [answer.error for answer in answers],
+        "input_lens": [input_tokens(response) for response in responses],
+        "output_lens": [(response.output_tokens or 0) if ok else 0 for response, ok in pairs],
+        "ttfts": [response.ttft if ok else 0.0 for response, ok in pairs],
+        "itls": [response.gaps if ok else [] for response, ok in pairs],
+        "latencies": [response.latency if ok else 0.0 for response, ok in pairs],
+        "start_times": [response.sent for response in responses],
+        "generated_texts": [response.text for response in responses],
+        "errors": [response.error for response in responses],
     }
 
 
-def file_name(settings: Settings, now: datetime.datetime) -> str:
-    """The name of the file with the result, if the user gives none."""
+def file_name(settings: RunSettings, now: datetime.datetime) -> str:
+    """The default name of the file with the result."""
     concurrency = "" if settings.max_concurrency is None else f"-concurrency{settings.max_concurrency}"
     model = pathlib.PurePath(settings.model).name
     what = (settings.label or settings.backend).replace("/", "_")

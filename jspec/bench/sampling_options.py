@@ -1,4 +1,4 @@
-"""The options that say how tokens are drawn; every benchmark has them."""
+"""The sampling options, which every benchmark has."""
 
 import argparse
 from typing import Any
@@ -7,8 +7,8 @@ SAMPLING = ("temperature", "top_p", "top_k", "min_p")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, otherwise: str):
-    """Declare how tokens are drawn; ``otherwise`` is who decides what is not given."""
-    group = parser.add_argument_group("sampling", f"What is not given is left to {otherwise}.")
+    """Declare the sampling options; ``otherwise`` names where the defaults come from, for the help text."""
+    group = parser.add_argument_group("sampling", f"Defaults are those of {otherwise}.")
     group.add_argument("--temperature", type=float)
     group.add_argument("--top-p", type=float)
     group.add_argument("--top-k", type=int)

@@ -1,4 +1,4 @@
-"""A run of ``jspec bench serve``: the server is looked at, asked, and reported on."""
+"""A run of ``jspec bench serve``: check the options, send the requests, report the figures."""
 
 import argparse
 import asyncio
@@ -13,20 +13,20 @@ import aiohttp
 from tqdm import tqdm
 
 from jspec._validation import require
-from jspec.bench.answers import Answer
 from jspec.bench.arrivals import send_times
 from jspec.bench.client import CHAT, PATHS, Endpoint
-from jspec.bench.counters import Counters, grown, read_counters
+from jspec.bench.counters import Counters, counter_growth, read_counters
 from jspec.bench.dataset_options import dataset_of
 from jspec.bench.datasets import Dataset, Sample
 from jspec.bench.figures import figures_of, goodput_limits, metrics_of, percentiles_of
 from jspec.bench.files import write_json
 from jspec.bench.load import Outcome, send, session
 from jspec.bench.plot import check_plot, plot
-from jspec.bench.report import Settings, details, file_name, printed, record
-from jspec.bench.serve_command import base_url, fields_of, headers_of, pairs_of
+from jspec.bench.report import RunSettings, details, file_name, printed, record
+from jspec.bench.responses import Response
+from jspec.bench.serve_args import base_url, fields_of, headers_of, pairs_of
 from jspec.bench.server import models_of
-from jspec.commands.model_args import found
+from jspec.commands.model_args import checkpoint_folder
 from jspec.text.detokenizer import Tokenizer, encode
 
 COUNTED = ("random", "sharegpt")  # datasets that need a tokenizer
@@ -34,28 +34,28 @@ COUNTED = ("random", "sharegpt")  # datasets that need a tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """A run that is over.
+    """A finished run.
 
     Attributes:
-      settings: what it was.
-      outcome: what came of it.
-      speculation: what the server drafted meanwhile; None if it does not tell.
+      settings: what was run.
+      outcome: the responses and the duration.
+      speculation: growth of the server's speculation counters; None if the server has none.
     """
 
-    settings: Settings
+    settings: RunSettings
     outcome: Outcome
     speculation: Counters | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """A run, all of whose options were found to be sound.
+class ServeBenchmark:
+    """The checked options of a run.
 
     Attributes:
-      args: the options that need no check.
-      url: of the server.
-      headers, fields: of each request.
-      dataset: what is asked.
+      args: the parsed options.
+      url: of the server, without a path.
+      headers, fields: HTTP headers and body fields of each request.
+      dataset: where the prompts come from.
       goodput: metric -> the most milliseconds of a good request.
       metrics, percentiles: what is reported.
       metadata: what the user adds to the JSON.
@@ -76,18 +76,18 @@ def run(args: argparse.Namespace) -> int:
     """Measure a server; returns the exit code.
 
     Raises:
-      ValueError: an option cannot be used, or there is no such server.
+      ValueError: an option cannot be used, or the server cannot be reached.
     """
-    plan = planned(args)
-    measured = asyncio.run(_measure(plan))
-    if not measured.outcome.answers:
+    benchmark = checked_options(args)
+    measured = asyncio.run(_measure(benchmark))
+    if not measured.outcome.responses:
         print("jspec bench serve: interrupted before any request ended; nothing was measured", file=sys.stderr)
         return 130
-    return _report(plan, measured)
+    return _report(benchmark, measured)
 
 
-def planned(args: argparse.Namespace) -> Plan:
-    """What the options say.
+def checked_options(args: argparse.Namespace) -> ServeBenchmark:
+    """Check the options of a run.
 
     Raises:
       ValueError: one of them cannot be used.
@@ -98,7 +98,7 @@ def planned(args: argparse.Namespace) -> Plan:
     require(args.num_warmups >= 0, "num_warmups", args.num_warmups, "an integer of at least 0")
     if args.plot is not None:
         check_plot(args.plot)
-    return Plan(
+    return ServeBenchmark(
         args,
         url=base_url(args),
         headers=headers_of(args),
@@ -111,27 +111,29 @@ def planned(args: argparse.Namespace) -> Plan:
     )
 
 
-async def _measure(plan: Plan) -> Measurement:
-    """Ask the server. A cancellation while requests are under way ends the run, and what was measured is returned."""
-    args = plan.args
+async def _measure(benchmark: ServeBenchmark) -> Measurement:
+    """Send the requests. A cancellation meanwhile ends the run, and the responses so far are returned."""
+    args = benchmark.args
     async with session() as client:
-        names = await models_of(client, plan.url, plan.headers, args.ready_check_timeout_sec)
+        names = await models_of(client, benchmark.url, benchmark.headers, args.ready_check_timeout_sec)
         model = args.model or (names[0] if names else None)
         if model is None:
-            raise ValueError(f"model=None: expected the name of a model, because {plan.url}/v1/models has none")
+            raise ValueError(f"model=None: expected the name of a model, because {benchmark.url}/v1/models has none")
         tokenizer_name, tokenizer = _tokenizer(args, model)
-        samples = plan.dataset.samples(args.num_prompts, tokenizer, args.seed)
-        url = plan.url + (args.endpoint or PATHS[args.backend])
-        endpoint = Endpoint(url, args.served_model_name or model, args.backend == CHAT, plan.fields, plan.headers)
+        samples = benchmark.dataset.samples(args.num_prompts, tokenizer, args.seed)
+        url = benchmark.url + (args.endpoint or PATHS[args.backend])
+        endpoint = Endpoint(
+            url, args.served_model_name or model, args.backend == CHAT, benchmark.fields, benchmark.headers
+        )
         await _warm_up(client, endpoint, samples[0], args.num_warmups, args.max_concurrency)
         times = send_times(len(samples), args.request_rate, args.burstiness, args.seed)
-        before = await read_counters(client, f"{plan.url}/metrics", plan.headers)
+        before = await read_counters(client, f"{benchmark.url}/metrics", benchmark.headers)
         with tqdm(total=len(samples), unit="request", disable=args.disable_tqdm or not sys.stderr.isatty()) as bar:
             outcome = await send(client, endpoint, samples, times, args.max_concurrency, bar.update)
-        speculation = grown(before, await read_counters(client, f"{plan.url}/metrics", plan.headers))
-    for answer in outcome.answers:
-        _count_tokens(answer, tokenizer)
-    settings = Settings(
+        speculation = counter_growth(before, await read_counters(client, f"{benchmark.url}/metrics", benchmark.headers))
+    for response in outcome.responses:
+        _count_tokens(response, tokenizer)
+    settings = RunSettings(
         backend=args.backend,
         model=model,
         tokenizer=tokenizer_name,
@@ -140,20 +142,20 @@ async def _measure(plan: Plan) -> Measurement:
         request_rate=args.request_rate,
         burstiness=args.burstiness,
         max_concurrency=args.max_concurrency,
-        fields=plan.fields,
+        fields=benchmark.fields,
         label=args.label,
-        metadata=plan.metadata,
-        metrics=plan.metrics,
-        percentiles=plan.percentiles,
+        metadata=benchmark.metadata,
+        metrics=benchmark.metrics,
+        percentiles=benchmark.percentiles,
     )
     return Measurement(settings, outcome, speculation)
 
 
 def _tokenizer(args: argparse.Namespace, model: str) -> tuple[str | None, Tokenizer | None]:
-    """The tokenizer that was asked for, or the model's if the dataset needs one; its folder or name comes first.
+    """Folder or name, and object, of the tokenizer: that of ``--tokenizer``, or the model's if the dataset needs one.
 
     Raises:
-      ValueError: there is none.
+      ValueError: the tokenizer cannot be loaded.
     """
     name = args.tokenizer or (model if args.dataset_name in COUNTED else None)
     if name is None:
@@ -161,7 +163,7 @@ def _tokenizer(args: argparse.Namespace, model: str) -> tuple[str | None, Tokeni
     from jspec.checkpoints.tokenizer import load_tokenizer  # here, because transformers takes seconds
 
     try:
-        tokenizer = load_tokenizer(found(name))
+        tokenizer = load_tokenizer(checkpoint_folder(name))
     except ValueError as error:
         raise ValueError(f"tokenizer={name!r}: expected --tokenizer with a checkpoint folder ({error})") from None
     require(tokenizer is not None, "tokenizer", name, "a checkpoint folder that has a tokenizer")
@@ -171,48 +173,48 @@ def _tokenizer(args: argparse.Namespace, model: str) -> tuple[str | None, Tokeni
 async def _warm_up(
     client: aiohttp.ClientSession, endpoint: Endpoint, sample: Sample, count: int, max_concurrency: int | None
 ):
-    """Ask the first sample so many times.
+    """Send one sample ``count`` times before the measurement.
 
     Raises:
-      ValueError: there is no answer.
+      ValueError: a request failed.
     """
     outcome = await send(client, endpoint, [sample] * count, [0.0] * count, max_concurrency)
     if outcome.interrupted:
         raise KeyboardInterrupt
-    for answer in outcome.answers:
-        if answer.error:
-            raise ValueError(f"a request before the measurement failed: {answer.error}")
+    for response in outcome.responses:
+        if response.error:
+            raise ValueError(f"a request before the measurement failed: {response.error}")
 
 
-def _count_tokens(answer: Answer, tokenizer: Tokenizer | None):
-    """Have the tokenizer count what the server did not. Without one, an answer of unknown length is a failure."""
-    if answer.error or answer.output_tokens is not None:
+def _count_tokens(response: Response, tokenizer: Tokenizer | None):
+    """Count a response's tokens if the server did not. Without a tokenizer, a response of unknown length is a failure."""
+    if response.error or response.output_tokens is not None:
         return
     if tokenizer is None:
-        answer.error = "the server does not tell how many tokens an answer has: give --tokenizer"
+        response.error = "the server does not report how many tokens a response has: give --tokenizer"
     else:
-        answer.output_tokens = len(encode(tokenizer, answer.text, "an answer", add_special_tokens=False))
+        response.output_tokens = len(encode(tokenizer, response.text, "a response", add_special_tokens=False))
 
 
-def _report(plan: Plan, measured: Measurement) -> int:
+def _report(benchmark: ServeBenchmark, measured: Measurement) -> int:
     """Print the report and write its files; returns the exit code."""
-    args, settings, outcome = plan.args, measured.settings, measured.outcome
-    figures = figures_of(outcome.answers, outcome.seconds, plan.goodput)
+    args, settings, outcome = benchmark.args, measured.settings, measured.outcome
+    figures = figures_of(outcome.responses, outcome.seconds, benchmark.goodput)
     print(printed(settings, figures, measured.speculation))
     now = datetime.datetime.now()
     if args.save_result or args.save_detailed:
         content = record(settings, figures, measured.speculation, outcome.interrupted, now)
-        content |= details(outcome.answers) if args.save_detailed else {}
+        content |= details(outcome.responses) if args.save_detailed else {}
         file = (args.result_dir or pathlib.Path()) / (args.result_filename or file_name(settings, now))
         write_json(file, content)
         print(f"jspec bench serve: result in {file}", file=sys.stderr)
     if args.plot is not None:
-        plot(args.plot, f"{settings.label or settings.backend}, {settings.model}", outcome.answers, figures)
-    errors = [answer.error for answer in outcome.answers if answer.error]
+        plot(args.plot, f"{settings.label or settings.backend}, {settings.model}", outcome.responses, figures)
+    errors = [response.error for response in outcome.responses if response.error]
     if errors:
         print(f"jspec bench serve: {len(errors)} requests failed, the first with: {errors[0]}", file=sys.stderr)
     if outcome.interrupted:
-        ended, wanted = len(outcome.answers), settings.num_prompts
+        ended, wanted = len(outcome.responses), settings.num_prompts
         print(f"jspec bench serve: interrupted when {ended} of {wanted} requests had ended", file=sys.stderr)
         return 130
     return 0 if figures.completed else 1

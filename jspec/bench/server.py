@@ -1,4 +1,4 @@
-"""What a server says of itself before it is measured."""
+"""The model names of a server, asked before the measurement; also the check that it is ready."""
 
 import asyncio
 import time
@@ -8,23 +8,23 @@ import aiohttp
 
 from jspec.bench.client import beginning
 
-PAUSE = 0.5  # seconds between two looks at a server that is not there yet
-PATIENCE = aiohttp.ClientTimeout(total=30)  # with a server that listens and says nothing
+PAUSE = 0.5  # seconds between two attempts to reach a server that is not ready
+TIMEOUT = aiohttp.ClientTimeout(total=30)  # seconds, for a server that accepts the connection and sends nothing
 
 
 async def models_of(
     client: aiohttp.ClientSession, url: str, headers: Mapping[str, str], seconds: float = 0.0
 ) -> list[str]:
-    """The names of a server's models; none if it does not tell. That is also how one knows that it is there.
+    """The names of a server's models; an empty list if it has no list of models.
 
     Args:
-      client: the client.
+      client: the HTTP client.
       url: the server's, without a path.
       headers: of HTTP.
-      seconds: how long to wait for a server that is not there yet.
+      seconds: how long to wait for a server that is not ready.
 
     Raises:
-      ValueError: nothing listens there, or it refuses the API key.
+      ValueError: the server cannot be reached, or refuses the API key.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -40,14 +40,14 @@ async def models_of(
 
 
 async def _models(client: aiohttp.ClientSession, url: str, headers: Mapping[str, str]) -> list[str]:
-    async with client.get(f"{url}/v1/models", headers=headers, timeout=PATIENCE) as response:
-        if response.status in (401, 403):
+    async with client.get(f"{url}/v1/models", headers=headers, timeout=TIMEOUT) as http_response:
+        if http_response.status in (401, 403):
             raise ValueError(
-                f"{url} refuses to answer ({await beginning(response)}): expected its API key in OPENAI_API_KEY"
+                f"{url} refuses to answer ({await beginning(http_response)}): expected its API key in OPENAI_API_KEY"
             )
-        if response.status != 200:
+        if http_response.status != 200:
             return []
         try:
-            return [str(model["id"]) for model in (await response.json(content_type=None))["data"]]
+            return [str(model["id"]) for model in (await http_response.json(content_type=None))["data"]]
         except (ValueError, TypeError, LookupError, RecursionError):
             return []

@@ -1,4 +1,4 @@
-"""``jspec bench throughput``: how many prompts an engine in this process completes, all of them there from the start."""
+"""``jspec bench throughput``: prompts per second of an engine in this process that gets all of them at once."""
 
 import argparse
 import contextlib
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     """
     dataset = dataset_of(args)
     model = chosen_model(args)
-    if model.followed():
+    if model.ran_as_follower():
         return 0
     llm = model.load()
     require(llm.tokenizer is not None, "target", args.target, "a checkpoint folder that has a tokenizer")
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measured(llm: "jspec.LLM", samples: list[Sample], args: argparse.Namespace) -> tuple[list["jspec.Result"], float]:
-    """The results that there are when all prompts are completed, or at Ctrl-C, and how many seconds that took.
+    """The results of all prompts, or those completed before Ctrl-C, and the seconds they took.
 
     Raises:
       RuntimeError: a completion failed.
@@ -88,7 +88,7 @@ def measured(llm: "jspec.LLM", samples: list[Sample], args: argparse.Namespace) 
 
 
 def figures_of(results: list["jspec.Result"], seconds: float) -> dict[str, Any]:
-    """The figures, under vLLM's names as far as it has them."""
+    """The figures, under vLLM's names where vLLM has them."""
     inputs = sum(len(result.prompt_token_ids) for result in results)
     outputs = sum(len(result.token_ids) for result in results)
     stats = functools.reduce(operator.add, (result.stats for result in results))

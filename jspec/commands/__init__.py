@@ -1,8 +1,8 @@
-"""The commands of ``jspec`` that run a model in this process, and what they share.
+"""The commands of ``jspec`` that run a model in this process.
 
 generate.py     ``jspec generate``
 chat.py         ``jspec chat``
-demo.py         ``jspec demo``, and where the models are that come with jspec
-model_args.py   arguments that name a model and its draft, of ``serve`` and ``bench`` too
-terminal.py     a completion on the screen while it grows
+demo.py         ``jspec demo``, and the folder of the models that come with jspec
+model_args.py   options of model, hosts and speculation, which ``serve`` and ``bench`` have
+terminal.py     prints a streamed completion, with accepted drafts in colour
 """

@@ -12,10 +12,10 @@ import jspec
 from jspec.commands import generate
 from jspec.commands.terminal import Screen, summary
 from jspec.text.chat_template import read_template
-from jspec.text.token_spans import TokenPieces
+from jspec.text.token_spans import TokenSpans
 
 PROMPT = "> "
-HELP = "Ctrl-C ends an answer, /reset forgets the conversation, Ctrl-D or /exit ends it."
+HELP = "Ctrl-C stops a response, /reset clears the conversation, Ctrl-D or /exit ends it."
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def run(args: argparse.Namespace, speculation: "jspec.Speculation") -> int:
-    """Converse until the input ends; returns the exit code, 2 if a turn was refused and nobody was there to see it."""
+    """Converse until the input ends; returns the exit code, 2 if a turn was refused and the input is not a terminal."""
     sampling = {"max_tokens": None, **generate.sampling(args)}
-    jspec.SamplingParams(**sampling)  # before minutes go into loading
+    jspec.SamplingParams(**sampling)  # refuses bad values before the model is loaded, which takes minutes
     tools = None if args.tools is None else read_tools(args.tools)
     template = None if args.chat_template is None else read_template(args.chat_template)
     interactive = sys.stdin.isatty()
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace, speculation: "jspec.Speculation") -> int:
         except KeyboardInterrupt:
             if not interactive:
                 raise
-            session.interrupted = True  # and nothing else, or a second Ctrl-C could come in between
+            session.interrupted = True  # only this, since a second Ctrl-C could interrupt more
     return 2 if session.refused and not interactive else 0
 
 
@@ -57,7 +57,7 @@ def read_tools(name: str) -> list[dict[str, Any]]:
     """The tools in a JSON file.
 
     Raises:
-      ValueError: there is no such file, or it holds no list of objects.
+      ValueError: the file cannot be read, or is not a list of objects.
     """
     try:
         tools = json.loads(pathlib.Path(name).read_text("utf-8"))
@@ -71,25 +71,24 @@ def read_tools(name: str) -> list[dict[str, Any]]:
 
 
 class Session:
-    """A conversation, and the turn of it that is under way.
+    """A conversation in the terminal.
 
-    Whatever ends a turn, the conversation stays as it was before, or has both sides of the turn: ``messages`` changes in
-    one assignment.
+    However a turn ends, ``messages`` has both sides of it or neither, since it changes in one assignment.
 
     Args:
       llm: the model.
-      system: the first message, which ``/reset`` keeps; None for none.
+      system: the system message, which ``/reset`` keeps; None for none.
       options: the tools and the template, for ``LLM.chat_prompt``.
       sampling: fields of ``SamplingParams``.
       plain: no colours.
 
     Attributes:
-      messages: what was said.
-      interrupted: whether Ctrl-C ended the last turn, which the next one tidies up.
+      messages: the turns so far.
+      interrupted: whether Ctrl-C ended the last turn; the next turn handles it.
       refused: whether a turn was refused, because it was too long for example.
 
     Raises:
-      ValueError: there is no template, or it does not take these messages.
+      ValueError: there is no chat template, or it refuses these messages.
     """
 
     def __init__(
@@ -99,76 +98,76 @@ class Session:
         self._first = [] if system is None else [{"role": "system", "content": system}]
         self.messages: list[dict[str, str]] = list(self._first)
         self.interrupted = self.refused = False
-        self._asked: list[dict[str, str]] | None = None  # the messages that are being answered
-        self._said: list[str] = []  # what of the answer has been shown
+        self._pending: list[dict[str, str]] | None = None  # the messages whose response is under way
+        self._shown: list[str] = []  # the texts of that response so far
         llm.chat_prompt([*self._first, {"role": "user", "content": "x"}], **options)
 
     def greet(self, interactive: bool):
-        """Say how to go on, and what the colours mean."""
+        """Print the commands of the conversation, and what the colours mean."""
         if interactive:
             self._screen.note(HELP)
         if self._llm.method is not None:
             self._screen.legend()
 
     def turn(self, interactive: bool) -> bool:
-        """Read a line, and answer it; returns False at the end of the input."""
-        self._tidy_up()
+        """Read a line and print the response to it; returns False at the end of the input."""
+        self._finish_last_turn()
         line = self._line(interactive)
         if line is None or line.strip() == "/exit":
             return False
         if line.strip() == "/reset":
             self.messages = list(self._first)
-            self._screen.note("the conversation is forgotten")
+            self._screen.note("the conversation is cleared")
         elif line.strip():
             try:
-                self._answer(line)
+                self._respond(line)
             except ValueError as error:
                 self._refuse(error)
         return True
 
-    def _answer(self, text: str):
-        asked = [*self.messages, {"role": "user", "content": text}]
-        self._said, self._asked = [], asked
-        prompt, max_len = self._llm.chat_prompt(asked, **self._options), self._llm.engine.config.max_len
+    def _respond(self, text: str):
+        messages = [*self.messages, {"role": "user", "content": text}]
+        self._shown, self._pending = [], messages
+        prompt, max_len = self._llm.chat_prompt(messages, **self._options), self._llm.engine.config.max_len
         if len(prompt) >= max_len:
             raise ValueError(
                 f"the conversation has {len(prompt)} tokens, but max_len={max_len} leaves room for {max_len - 1} and one "
-                "new token; /reset forgets the conversation, and --max-len gives room for a longer one"
+                "new token; /reset clears the conversation, and --max-len gives room for a longer one"
             )
         request, result, start = self._llm.engine.request(prompt, **self._sampling), None, time.perf_counter()
-        pieces = TokenPieces(self._llm.tokenizer, prompt)
+        spans = TokenSpans(self._llm.tokenizer, prompt)
         with contextlib.closing(self._llm.engine.stream(request)) as deltas:
             for delta in deltas:
-                self._said.append(delta.text or "")
-                self._screen.write(pieces.of(delta))
+                self._shown.append(delta.text or "")
+                self._screen.write(spans.of(delta))
                 result = delta.result
         seconds = time.perf_counter() - start
         self._screen.end_text()
         assert result is not None
         if result.finish_reason == "error":
-            raise ValueError(f"the answer failed: {result.stop_reason}")
-        self.messages = [*asked, {"role": "assistant", "content": result.text or ""}]
-        self._asked = None
+            raise ValueError(f"the response failed: {result.stop_reason}")
+        self.messages = [*messages, {"role": "assistant", "content": result.text or ""}]
+        self._pending = None
         self._screen.note(summary(result, seconds))
 
     def _refuse(self, error: ValueError):
-        self.refused, self._asked = True, None
+        self.refused, self._pending = True, None
         print(f"jspec chat: {error}; the last turn is left out", file=sys.stderr, flush=True)
 
-    def _tidy_up(self):
-        """Keep what has been shown of an answer that Ctrl-C ended; forget a turn that got no answer."""
-        asked, said, interrupted = self._asked, "".join(self._said), self.interrupted
-        if asked is not None and said:
-            self.messages = [*asked, {"role": "assistant", "content": said}]
-        self._asked, self.interrupted = None, False
-        if asked is not None:
+    def _finish_last_turn(self):
+        """Add a response that Ctrl-C stopped to the conversation as far as it was shown; drop a turn without any."""
+        messages, shown, interrupted = self._pending, "".join(self._shown), self.interrupted
+        if messages is not None and shown:
+            self.messages = [*messages, {"role": "assistant", "content": shown}]
+        self._pending, self.interrupted = None, False
+        if messages is not None:
             self._screen.end_text()
-            self._screen.note("the answer ends here" if said else "no answer yet: the last turn is left out")
+            self._screen.note("the response ends here" if shown else "no response yet: the last turn is left out")
         elif interrupted:
-            self._screen.leave_prompt()
+            self._screen.end_prompt_line()
 
     def _line(self, interactive: bool) -> str | None:
-        """The next line of standard input without its end; None if there is none."""
+        """The next line of standard input without its newline; None at the end."""
         try:
             if not interactive:
                 line = sys.stdin.readline()
@@ -182,5 +181,5 @@ class Session:
         except UnicodeDecodeError:
             raise ValueError("standard input: expected text in UTF-8") from None
         if interactive and not line:
-            self._screen.leave_prompt()
+            self._screen.end_prompt_line()
         return line.rstrip("\r\n") if line else None

@@ -1,4 +1,4 @@
-"""``jspec demo``: text written with and without drafts, with accepted drafts in colour and both speeds beside it."""
+"""``jspec demo``: text generated with and without drafts, with accepted drafts in colour, and both speeds."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ FAMILY = pathlib.Path(str(importlib.resources.files("jspec"))) / "family"
 
 @dataclasses.dataclass(frozen=True)
 class TimedRun:
-    """The results of some prompts, and how many seconds they took together."""
+    """The results of several prompts, and the seconds that they took together."""
 
     results: list[jspec.Result]
     seconds: float
@@ -52,13 +52,13 @@ class TimedRun:
 def run(
     checkpoints: pathlib.Path | None, draft: str | None, speculation: jspec.Speculation, params: jspec.SamplingParams
 ):
-    """Complete the demo prompts with and without speculation and print what happened.
+    """Complete the demo prompts with and without speculation, and print texts and speeds.
 
     Args:
       checkpoints: a folder that holds target/ and, beside it, one folder for each drafter. None takes the small models
         that come with jspec.
       draft: the name of a drafter in that folder, another folder, or ``ngram``. None takes draft/.
-      speculation, params: how to draft and how to sample.
+      speculation, params: the settings of speculation and sampling.
     """
     console = Console(highlight=False)
     folder = checkpoints or FAMILY

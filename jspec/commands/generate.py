@@ -1,4 +1,4 @@
-"""``jspec generate``: its arguments, the prompts that it reads, and how it prints their completions."""
+"""``jspec generate``: its arguments, the prompts it reads, and the printed completions."""
 
 import argparse
 import contextlib
@@ -14,7 +14,7 @@ import jspec
 from jspec.commands.terminal import Screen, summary
 from jspec.config import EngineConfig
 from jspec.text.chat_template import read_template
-from jspec.text.token_spans import TokenPieces
+from jspec.text.token_spans import TokenSpans
 
 SAMPLING = ("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos")
 LOADING = ("ngram_corpus", "max_len", "dtype", "tensor_parallel", "generation_config")
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def add_template_arguments(parser: argparse.ArgumentParser):
-    """Declare what goes into a chat template beside the user's messages."""
+    """Declare the system message and the chat template."""
     parser.add_argument("--system", metavar="TEXT", help="the system message of a conversation")
     parser.add_argument(
         "--chat-template", metavar="FILE", help="a Jinja file, instead of the checkpoint's chat template"
@@ -53,7 +53,7 @@ def add_template_arguments(parser: argparse.ArgumentParser):
 
 
 def add_request_arguments(parser: argparse.ArgumentParser, max_tokens: int | None):
-    """Declare how to sample, and how to load a model for it; ``cli`` declares the rest of it."""
+    """Declare options of sampling and loading; ``cli`` declares the other ones."""
     most = "the end of the context" if max_tokens is None else max_tokens
     parser.add_argument("--max-tokens", type=int, default=max_tokens, help=f"most new tokens; default: {most}")
     parser.add_argument("--min-tokens", type=int)
@@ -71,12 +71,12 @@ def add_request_arguments(parser: argparse.ArgumentParser, max_tokens: int | Non
 
 
 def sampling(args: argparse.Namespace) -> dict[str, Any]:
-    """Fields of ``SamplingParams``, as far as the arguments have them."""
+    """The fields of ``SamplingParams`` that the arguments set."""
     return {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
 
 
 def loading(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of ``jspec.load``, as far as these have them."""
+    """The arguments of ``jspec.load`` that the command's arguments set."""
     return {name: getattr(args, name) for name in LOADING if getattr(args, name) is not None}
 
 
@@ -84,15 +84,15 @@ def run(args: argparse.Namespace, speculation: "jspec.Speculation") -> int:
     """Complete the prompts, and print the completions in the order of the prompts; returns the exit code."""
     prompts = _prompts(args)
     _check(args, len(prompts))
-    how = {**loading(args), "draft": args.draft, "speculation": speculation}
-    how["max_batch"] = min(len(prompts), EngineConfig.max_batch) if args.max_batch is None else args.max_batch
+    options = {**loading(args), "draft": args.draft, "speculation": speculation}
+    options["max_batch"] = min(len(prompts), EngineConfig.max_batch) if args.max_batch is None else args.max_batch
     if args.stream:
-        return _stream(args, prompts[0], how)
+        return _stream(args, prompts[0], options)
     if args.chat:
-        llm, conversations = _conversations(args, prompts, how)
+        llm, conversations = _conversations(args, prompts, options)
         results = jspec.generate(llm, conversations, **sampling(args))
     else:
-        results = jspec.generate(args.target, prompts, **how, **sampling(args))
+        results = jspec.generate(args.target, prompts, **options, **sampling(args))
     assert isinstance(results, list)
     for index, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
         if args.json:
@@ -107,49 +107,51 @@ def run(args: argparse.Namespace, speculation: "jspec.Speculation") -> int:
 
 
 def _check(args: argparse.Namespace, num_prompts: int):
-    """Refuse options that do not go together."""
+    """Raise a ValueError if options exclude each other."""
     for name, value in (("--system", args.system), ("--chat-template", args.chat_template)):
         if value is not None and not args.chat:
             raise ValueError(f"{name} {_shown(value)} goes into a chat template: give --chat as well")
     if args.plain and not args.stream:
-        raise ValueError("--plain takes colours away, which only --stream has: leave it out")
+        raise ValueError("--plain turns off colours, which only --stream has: leave it out")
     if args.stream and args.json:
         raise ValueError("--stream prints text as it comes, and --json prints whole completions: give one of them")
     if args.stream and num_prompts != 1:
         raise ValueError(f"--stream shows one prompt as it grows, and there are {num_prompts}: leave --stream out")
 
 
-def _conversations(args: argparse.Namespace, prompts: list, how: dict[str, Any]) -> "tuple[jspec.LLM, list[list[int]]]":
-    """The model, and the tokens of a conversation for each prompt, which is the user's message in it."""
+def _conversations(
+    args: argparse.Namespace, prompts: list, options: dict[str, Any]
+) -> "tuple[jspec.LLM, list[list[int]]]":
+    """The model, and the tokens of one conversation per prompt, with the prompt as the user's message."""
     texts = [prompt.get("prompt") if isinstance(prompt, dict) else prompt for prompt in prompts]
     for prompt, text in zip(prompts, texts, strict=True):
         if not isinstance(text, str):
             raise ValueError(f"--chat: expected prompts of text, and one is {_shown(prompt)}; leave --chat out")
-    jspec.SamplingParams(**sampling(args))  # before minutes go into loading
+    jspec.SamplingParams(**sampling(args))  # refuses bad values before the model is loaded, which takes minutes
     template = None if args.chat_template is None else read_template(args.chat_template)
     first = [] if args.system is None else [{"role": "system", "content": args.system}]
-    llm = jspec.load(args.target, **how)
+    llm = jspec.load(args.target, **options)
     chats = [[*first, {"role": "user", "content": text}] for text in texts]
     return llm, [llm.chat_prompt(messages, chat_template=template) for messages in chats]
 
 
-def _stream(args: argparse.Namespace, prompt, how: dict[str, Any]) -> int:
+def _stream(args: argparse.Namespace, prompt, options: dict[str, Any]) -> int:
     """Print a completion as it comes; returns the exit code."""
-    jspec.SamplingParams(**sampling(args))  # before minutes go into loading
+    jspec.SamplingParams(**sampling(args))  # refuses bad values before the model is loaded, which takes minutes
     if args.chat:
-        llm, [prompt] = _conversations(args, [prompt], how)
+        llm, [prompt] = _conversations(args, [prompt], options)
     else:
-        llm = jspec.load(args.target, **how)
+        llm = jspec.load(args.target, **options)
     request, screen, result = llm.engine.request(prompt, **sampling(args)), Screen(args.plain), None
-    pieces = TokenPieces(llm.tokenizer, request.prompt)
-    llm.warmup()  # or the speed would be that of a compiler
+    spans = TokenSpans(llm.tokenizer, request.prompt)
+    llm.warmup()  # so that the measured time does not include compilation
     if llm.method is not None:
         screen.legend()
     start = time.perf_counter()
     try:
         with contextlib.closing(llm.engine.stream(request)) as deltas:
             for delta in deltas:
-                screen.write(pieces.of(delta))
+                screen.write(spans.of(delta))
                 result = delta.result
     finally:
         screen.end_text()
@@ -166,7 +168,7 @@ def _prompts(args: argparse.Namespace) -> list:
         args.parser.error("give a prompt, --prompts FILE, or - to read one prompt from standard input")
     if given.count(STDIN) > 1:
         raise ValueError("standard input can be read once: give - only once")
-    # A prompt that is piped in, from echo for example, ends with a newline that is not part of it.
+    # A prompt from a pipe, of echo for example, ends with a newline that is not part of it.
     prompts: list = [sys.stdin.read().removesuffix("\n") if prompt == STDIN else prompt for prompt in args.prompts]
     if args.file is not None:
         prompts += _lines(args.file)
@@ -193,11 +195,11 @@ def _lines(name: str) -> list:
 def _json_prompt(where: str, line: str) -> dict:
     """The prompt in a line of .jsonl, as vLLM's dictionary. Other fields of the object are ignored."""
     try:
-        found = json.loads(line)
+        entry = json.loads(line)
     except (ValueError, RecursionError):
-        found = None
+        entry = None
     keys = ("prompt", "prompt_token_ids")
-    prompt = {key: found[key] for key in keys if key in found} if isinstance(found, dict) else {}
+    prompt = {key: entry[key] for key in keys if key in entry} if isinstance(entry, dict) else {}
     if not prompt:
         raise ValueError(f'{where}: expected a JSON object with "prompt" or "prompt_token_ids"')
     return prompt

@@ -1,5 +1,4 @@
-"""Options that say which model a command runs and how it drafts, under vLLM's names; ``jspec serve`` and ``jspec bench``
-have them."""
+"""Options of model, hosts and speculation, under vLLM's names, of ``jspec serve`` and ``jspec bench``."""
 
 import argparse
 import dataclasses
@@ -24,15 +23,15 @@ _LOADING = {
     "num_gpu_blocks_override": "num_pages",
     "block_size": "page_size",
     "swap_space": "swap_space",
-    "max_waiting": "max_waiting",  # which a server alone has
+    "max_waiting": "max_waiting",  # only of a server
     "ngram_corpus": "ngram_corpus",
     "tensor_parallel_size": "tensor_parallel",
     "enable_expert_parallel": "expert_parallel",
 }
-ENVIRONMENT, RAY = "environment", "ray"  # who says which processes belong together
-_HOSTS = ("nnodes", "node_rank", "master_addr")  # which belong together
-_LEAST_LOST_AFTER = 5  # seconds; a process is busy for as long now and then
-# What JAX is told of the seconds within which a loss has to be noticed: it looks for heartbeats in intervals.
+ENVIRONMENT, RAY = "environment", "ray"  # where the addresses of the group's processes come from
+_HOSTS = ("nnodes", "node_rank", "master_addr")  # options that need each other
+_LEAST_LOST_AFTER = 5  # seconds; a healthy process may be silent for as long
+# JAX's heartbeat timeout as a share of --lost-after, because JAX checks heartbeats in intervals.
 _HEARTBEAT = 0.8
 _DRAFT_PARALLEL = "draft_tensor_parallel_size"  # a key of vLLM's --speculative-config
 # vLLM's name of a drafting method -> jspec's. It has called ``mtp`` by the name of each family as well.
@@ -55,13 +54,13 @@ _IN_TARGET = (MTP, NGRAM)  # methods that need no checkpoint beside the target's
 
 @dataclasses.dataclass(frozen=True)
 class ChosenModel:
-    """What the options of a command name. Nothing is loaded yet.
+    """The model that the options of a command name, before it is loaded.
 
     Attributes:
       target: the folder of the target.
       draft: the folder of the draft, ``mtp``, ``ngram``, or None.
       speculation: how to draft and to verify.
-      method: the drafting method that the draft has to have; None if nobody said.
+      method: the drafting method that the draft has to have; None for any.
       loading: further arguments of ``jspec.load``.
       group: arguments of ``jax.distributed.initialize``, where several processes run the target; None for one.
     """
@@ -73,12 +72,12 @@ class ChosenModel:
     loading: dict[str, Any]
     group: dict[str, Any] | None = None
 
-    def followed(self) -> bool:
-        """Join the other processes, if there are any. All but the first of them load the model, do what the first says until
-        it ends, and return True; nothing is left to be done then.
+    def ran_as_follower(self) -> bool:
+        """Join the group of processes, if the options name one. A follower replays the leader's dispatches until the
+        leader ends, and returns True; the caller then has nothing left to do.
 
         Raises:
-          ValueError, RuntimeError: the group does not come together; JAX says why.
+          ValueError, RuntimeError: JAX could not connect the processes.
         """
         if self.group is None:
             return False
@@ -91,12 +90,12 @@ class ChosenModel:
         return True
 
     def load(self) -> "LLM":
-        """The model.
+        """Load the model.
 
         Raises:
           ValueError: as for ``jspec.load``, or the draft is of another method.
         """
-        import jspec  # here, so that whoever declares or reads options needs no JAX
+        import jspec  # here, so that declaring and reading options does not import JAX
 
         llm = jspec.load(self.target, self.draft, speculation=self.speculation, **self.loading)
         ok = self.method in (None, llm.method)
@@ -105,14 +104,14 @@ class ChosenModel:
 
 
 def chosen_model(args: argparse.Namespace) -> ChosenModel:
-    """The model that options name.
+    """The model that the options name.
 
     Raises:
-      ValueError: an option is given twice, a value cannot be used, or a folder is none.
+      ValueError: an option is given twice, a value cannot be used, or a folder has no checkpoint.
       TypeError: a key of ``--speculative-config`` is unknown.
     """
     draft, speculation, method = speculation_of(args)
-    target = found(args.target)
+    target = checkpoint_folder(args.target)
     require_draft(args, target, draft)
     return ChosenModel(target, draft, speculation, method, loading_of(args), group_of(args))
 
@@ -122,7 +121,7 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
 
     Args:
       parser: of a command.
-      max_num_seqs: the default of that option; None where the command has one of its own.
+      max_num_seqs: the default of that option; None where the command computes one.
     """
     parser.add_argument("target", help="checkpoint folder, or the name of a model in the local hub cache")
     parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
@@ -134,7 +133,9 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
     parser.add_argument("--num-gpu-blocks-override", type=int, metavar="N", help="pages of the KV cache; what fits")
     parser.add_argument("--block-size", type=int, help="tokens of a page; 64")
     parser.add_argument("--swap-space", type=float, metavar="GIB", help="host memory for preempted requests; 4")
-    parser.add_argument("--no-enable-prefix-caching", action="store_true", help="read every prompt as a whole")
+    parser.add_argument(
+        "--no-enable-prefix-caching", action="store_true", help="prefill every prompt from its first token"
+    )
     parser.add_argument("--reproducible", action="store_true", help="a seed means one text; slower")
     parser.add_argument(
         "--generation-config",
@@ -145,7 +146,7 @@ def add_model_options(parser: argparse.ArgumentParser, max_num_seqs: int | None 
 
 
 def add_shard_options(parser: argparse.ArgumentParser):
-    """Declare how many GPUs share the target; ``jspec train`` has these options, too."""
+    """Declare the options of tensor and expert parallelism, which ``jspec train`` has too."""
     parser.add_argument("--tensor-parallel-size", "-tp", type=int, metavar="N", help="GPUs of the target; 1")
     parser.add_argument(
         "--enable-expert-parallel", action="store_true", default=None, help="each of these GPUs has some of the experts"
@@ -153,19 +154,19 @@ def add_shard_options(parser: argparse.ArgumentParser):
 
 
 def add_group_options(parser: argparse.ArgumentParser, ray: bool = False):
-    """Declare the processes, on one host or on several, whose GPUs run the target together.
+    """Declare the options of a group of processes that run one target, on one host or on several.
 
     Args:
       parser: of a command.
       ray: whether the command can have Ray start them.
     """
-    group = parser.add_argument_group("several hosts", "the same command runs on each; the first host answers")
+    group = parser.add_argument_group("several hosts", "the same command runs on each; the first host answers clients")
     group.add_argument(
         "--distributed",
         nargs="?",
         const=ENVIRONMENT,
         choices=(ENVIRONMENT, RAY) if ray else (ENVIRONMENT,),
-        help=f"{ENVIRONMENT} (the default): SLURM, Open MPI or Kubernetes say who belongs together"
+        help=f"{ENVIRONMENT} (the default): SLURM, Open MPI or Kubernetes name the processes of the group"
         + (f"; {RAY}: this command alone starts a process on each host of a cluster" if ray else ""),
     )
     group.add_argument("--nnodes", type=int, metavar="N", help="number of hosts")
@@ -182,10 +183,12 @@ def add_group_options(parser: argparse.ArgumentParser, ray: bool = False):
 
 
 def add_speculation_options(parser: argparse.ArgumentParser):
-    """Declare how to draft and to verify."""
+    """Declare the options of speculation."""
     group = parser.add_argument_group("speculation")
     group.add_argument("--draft", help="checkpoint folder, the name of a model in the local hub cache, mtp, or ngram")
-    group.add_argument("--num-speculative-tokens", type=drafts, metavar="K", help="drafts of a round, or auto; 4")
+    group.add_argument(
+        "--num-speculative-tokens", type=draft_count_of, metavar="K", help="drafts of a round, or auto; 4"
+    )
     group.add_argument("--verify", choices=VERIFY_RULES)
     group.add_argument("--draft-sampling", choices=DRAFT_SAMPLINGS)
     group.add_argument("--ngram-corpus", metavar="FILE", help="text to look drafts up in, with --draft ngram")
@@ -208,7 +211,7 @@ def add_verifying_options(parser):
 
 
 def loading_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of ``jspec.load`` that options give, those of speculation apart."""
+    """The arguments of ``jspec.load`` that the options set, without those of speculation."""
     given_options = vars(args)
     given = {name: given_options[option] for option, name in _LOADING.items() if given_options.get(option) is not None}
     if given.get("dtype") == "auto":
@@ -222,9 +225,9 @@ def loading_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def group_of(args: argparse.Namespace) -> dict[str, Any] | None:
-    """What ``jax.distributed.initialize`` is told of the processes that run the target together; None if there is one.
+    """The arguments of ``jax.distributed.initialize`` for the group of processes; None for a single process.
 
-    With Ray it lacks what only Ray knows: where they are.
+    With Ray, the addresses are missing, because only Ray knows them.
 
     Raises:
       ValueError: an option is missing, or cannot be used.
@@ -235,7 +238,7 @@ def group_of(args: argparse.Namespace) -> dict[str, Any] | None:
     require(ok, "lost_after", lost_after, f"a number of seconds, at least {_LEAST_LOST_AFTER}")
     seconds = {
         "heartbeat_timeout_seconds": int(_HEARTBEAT * lost_after),
-        "shutdown_timeout_seconds": int(lost_after),  # that those wait for each other who end in order
+        "shutdown_timeout_seconds": int(lost_after),  # that processes wait for each other at an orderly shutdown
     }
     if args.distributed is not None:
         allowed = ("nnodes",) if args.distributed == RAY else ()
@@ -253,13 +256,13 @@ def group_of(args: argparse.Namespace) -> dict[str, Any] | None:
     if count == 1:
         return None
     address = f"{args.master_addr}:{args.master_port}"
-    # Else JAX asks SLURM or MPI as well, and takes only one of the GPUs of this process, as if it was one of several tasks.
+    # Else JAX detects SLURM or MPI and takes only one of this process's GPUs, as if it were one of several tasks.
     everything = {"cluster_detection_method": "deactivate"}
     return {"coordinator_address": address, "num_processes": count, "process_id": rank, **everything, **seconds}
 
 
 def speculation_of(args: argparse.Namespace) -> tuple[str | None, Speculation, str | None]:
-    """The draft, how to speculate, and the method that was asked for, from ``--speculative-config`` or single options.
+    """The draft, the settings of speculation and the required method, from ``--speculative-config`` or single options.
 
     Raises:
       ValueError: an option is given twice, or a value cannot be used.
@@ -279,15 +282,15 @@ def speculation_of(args: argparse.Namespace) -> tuple[str | None, Speculation, s
         ok = not beside
         require(ok, "speculative_config", args.speculative_config, f"it alone, without --{beside and beside[0]}")
         draft, fields, method = _config(args.speculative_config)
-    draft = draft if draft in (None, *_IN_TARGET) else found(draft)
+    draft = draft if draft in (None, *_IN_TARGET) else checkpoint_folder(draft)
     return draft, Speculation(**fields), method
 
 
 def require_draft(args: argparse.Namespace, target: str, draft: str | None):
-    """Refuse options of speculation where nothing drafts: there is no draft, and the target is no head that names its own.
+    """Check that options of speculation come with a draft, given or named by a draft head in place of the target.
 
     Raises:
-      ValueError: that is so.
+      ValueError: there is no draft.
     """
     from jspec.loading.pair import open_checkpoints
 
@@ -299,7 +302,7 @@ def require_draft(args: argparse.Namespace, target: str, draft: str | None):
 
 
 def _config(text: str) -> tuple[str, dict[str, Any], str | None]:
-    """What vLLM's JSON says: the draft, fields of ``Speculation``, and the method."""
+    """The draft, fields of ``Speculation`` and the required method, from vLLM's JSON."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError):
@@ -314,22 +317,22 @@ def _config(text: str) -> tuple[str, dict[str, Any], str | None]:
     draft, method = fields.pop("model", None), fields.pop("method", None)
     ok = method is None or method in _METHODS
     require(ok, "speculative_config.method", method, f"one of {', '.join(sorted(_METHODS))}, or none")
-    asked = None if method is None else _METHODS[method]
-    if asked in _IN_TARGET:
-        require(draft in (None, asked), "speculative_config.model", draft, f"none beside the method {method}")
-        draft, asked = asked, None
+    required = None if method is None else _METHODS[method]
+    if required in _IN_TARGET:
+        require(draft in (None, required), "speculative_config.model", draft, f"none beside the method {method}")
+        draft, required = required, None
     expected = "a checkpoint folder, or the method mtp or ngram"
     require(isinstance(draft, str), "speculative_config.model", draft, expected)
-    return draft, fields, asked
+    return draft, fields, required
 
 
-def found(name: str) -> str:
-    """The folder of a checkpoint: ``name`` itself, or where the local hub cache has the model of that name.
+def checkpoint_folder(name: str) -> str:
+    """The folder of a checkpoint: ``name`` itself, or that of the model of this name in the local hub cache.
 
     Nothing is downloaded.
 
     Raises:
-      ValueError: it is neither.
+      ValueError: neither exists.
     """
     if os.path.exists(name):
         return name
@@ -345,13 +348,13 @@ def found(name: str) -> str:
         ) from None
 
 
-def drafts(text: str) -> int | str:
-    """The number of drafts that an option gives, or ``auto``."""
+def draft_count_of(text: str) -> int | str:
+    """The number of drafts in an option's text, or ``auto``."""
     return _number_or_auto(text, int, "an integer")
 
 
 def budget_of(text: str) -> float | str:
-    """The verification budget that an option gives: a number of tokens, or ``auto``."""
+    """The verification budget in an option's text: a number of tokens, or ``auto``."""
     return _number_or_auto(text, float, "a number of tokens")
 
 

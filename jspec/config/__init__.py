@@ -1,4 +1,16 @@
-"""What a model is, how to speculate with it, and what the engine may use: frozen dataclasses, validated when built.
+"""Configs of models, speculation and the engine: frozen dataclasses, validated when they are built.
+
+model.py           a language model
+rope.py            rotary position embedding
+mla.py             multi-head latent attention
+moe.py             mixture of experts
+heads/             draft heads
+speculation.py     settings of speculation
+engine.py          resources of the engine and shapes of its programs
+sharding.py        tensor parallelism: how parameters are sharded
+param_specs.py     declarations of parameters, from which names, shapes and bytes follow
+decoder_params.py  the parameters of decoder layers and language models
+tensor_names.py    names of tensors in checkpoints
 
 Dimension letters have one meaning in code, comments and einsums everywhere in jspec:
 
@@ -8,7 +20,7 @@ Dimension letters have one meaning in code, comments and einsums everywhere in j
     H dimension of a head            D width of the model             F width of the MLP
     L layers                         V tokens of the vocabulary       Vd tokens of a draft vocabulary
     E numbers of a feature           C tokens of a prefill chunk
-    We width of the embedding        Pe rows of learned positions
+    We width of the embedding        Pe learned positions
     X experts of a layer             Y experts that a token goes through
     Fe width of an expert
     Ck, Cq ranks of latent attention Hn, Hr parts of a query that are not and are rotated        Hv size of a value

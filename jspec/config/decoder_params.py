@@ -1,4 +1,4 @@
-"""The declarations (``jspec.config.param_specs``) of the parameters of decoder layers and of language models."""
+"""The parameters of decoder layers and of language models, declared as in ``jspec.config.param_specs``."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,21 +55,21 @@ def decoder_layers(
     """The parameters of decoder layers.
 
     Args:
-      config: the config that their sizes, norms, biases and quantisation are taken from.
+      config: determines sizes, norms, biases and quantisation.
       copies: the indices of the layers, as in ``Parameter``.
-      names: what the checkpoint calls them.
-      prefix: what stands before ``layers.{}.`` in the checkpoint.
+      names: their names in the checkpoint.
+      prefix: the part of these names before ``layers.{}.``.
       attention_inputs: the axis that the attention reads. In a language model that is the width D.
       attention_norms: the norms before the attention of a draft head's first layer, name in the params -> name in the
         checkpoint. None means that of a language model.
     """
     ours, theirs = "layers.{}.", prefix + "layers.{}."
-    norms = {one: names.norms[one] for one in config.layer_norms}
+    norms = {name: names.norms[name] for name in config.layer_norms}
     if attention_norms is not None:
-        norms = {**attention_norms, **{one: tensor for one, tensor in norms.items() if one != "attention_norm"}}
-    found: list[Parameter] = []
+        norms = {**attention_norms, **{name: tensor for name, tensor in norms.items() if name != "attention_norm"}}
+    parameters: list[Parameter] = []
     for name, tensor in norms.items():
-        found += norm(ours + name, theirs + tensor, EMBED, copies, kind=config.norm)
+        parameters += norm(ours + name, theirs + tensor, EMBED, copies, kind=config.norm)
 
     def add_map(
         name: str,
@@ -84,21 +84,21 @@ def decoder_layers(
         parts = [tensors] if isinstance(tensors, str) else tensors
         parts = parts if joined is None else [f"{tensors}.{i}" for i in range(len(axes))]
         prefixed = {theirs + part: axis for part, axis in zip(parts, axes, strict=True)}
-        found.extend(linear(ours + name, prefixed, inputs, copies, bias=bias, quantization=kind, joined=joined))
+        parameters.extend(linear(ours + name, prefixed, inputs, copies, bias=bias, quantization=kind, joined=joined))
 
     eight_bits = in_eight_bits(config.quantization)
-    sparse, dense = (tuple(one for one in copies if config.has_experts(one[0]) is has) for has in (True, False))
+    sparse, dense = (tuple(copy for copy in copies if config.has_experts(copy[0]) is has) for has in (True, False))
     latent = config.latent
     if latent is None:
         add_map("attention.qkv", names.qkv, (HEADS, KV, KV), attention_inputs, config.qkv_bias)
     else:
         query, axis = (names.query, HEADS) if latent.query_rank is None else (names.query_down, QUERY_RANK)
-        both = [query, names.latent_down]
-        add_map("attention.compress", both, (axis, CACHED), attention_inputs, config.qkv_bias)
+        down = [query, names.latent_down]
+        add_map("attention.compress", down, (axis, CACHED), attention_inputs, config.qkv_bias)
         if latent.query_rank is not None:
-            found += norm(f"{ours}attention.query_norm", theirs + names.query_norm, QUERY_RANK, copies)
+            parameters += norm(f"{ours}attention.query_norm", theirs + names.query_norm, QUERY_RANK, copies)
             add_map("attention.queries", names.query_up, (HEADS,), QUERY_RANK, False)
-        found += norm(f"{ours}attention.latent_norm", theirs + names.latent_norm, LATENT, copies)
+        parameters += norm(f"{ours}attention.latent_norm", theirs + names.latent_norm, LATENT, copies)
         add_map("attention.keys", f"{names.latent_up}.keys", (UNROTATED,), LATENT, False, kind=eight_bits)
         add_map("attention.values", f"{names.latent_up}.values", (VALUES,), LATENT, False, kind=eight_bits)
     add_map("attention.out", names.out, (EMBED,), HEADS if latent is None else VALUES, config.output_bias)
@@ -108,13 +108,13 @@ def decoder_layers(
         add_map("mlp.up", names.up, (MLP,), EMBED, config.mlp_bias, dense)
     add_map("mlp.down", names.down, (EMBED,), MLP, config.mlp_bias, dense)
     if config.experts is not None:
-        found += _experts(config.experts, names, theirs, sparse, eight_bits)
+        parameters += _experts(config.experts, names, theirs, sparse, eight_bits)
     for name, tensor, axis in (("q_norm", names.q_norm, HEADS), ("k_norm", names.k_norm, KV)) if config.qk_norm else ():
         size = axis if config.qk_norm_over == "projection" else HEAD_DIM
-        found += norm(f"{ours}attention.{name}", theirs + tensor, size, copies, kind=config.norm)
+        parameters += norm(f"{ours}attention.{name}", theirs + tensor, size, copies, kind=config.norm)
     if config.attention_sinks:
-        found.append(vector(f"{ours}attention.sinks", theirs + names.sinks, HEAD_COUNT, copies))
-    return tuple(found)
+        parameters.append(vector(f"{ours}attention.sinks", theirs + names.sinks, HEAD_COUNT, copies))
+    return tuple(parameters)
 
 
 def _experts(
@@ -144,7 +144,7 @@ def _experts(
 def _stacked_maps(
     experts: "Experts", tensors: Sequence[str], copies: Copies, quantization: str | None
 ) -> Iterator[Parameter]:
-    """The same maps, where the checkpoint has two ``tensors`` for those of all experts: gate and up, and down."""
+    """The maps of all experts from two stacked ``tensors`` of the checkpoint: gate and up, and down."""
     maps = ("gate_up", GATE_UPS, EMBED, "Dp"), ("down", DOWNS, EXPERT_MLP, "Fp")
     for (name, outputs, inputs, pairs), tensor in zip(maps, tensors, strict=True):
         ours = f"layers.{{}}.mlp.{name}"
@@ -168,20 +168,20 @@ def language_model(config: "ModelConfig") -> tuple[Parameter, ...]:
     A tied embedding is also the output head and is quantised if that is. An embedding that is not tied is never quantised.
     """
     kind, tied, names = config.quantization, config.tie_embeddings, names_of(config.architecture)
-    start, wide = names.prefix, config.embedding_size is None
-    width = EMBED if wide else WORD_EMBED
+    start, full_width = names.prefix, config.embedding_size is None
+    width = EMBED if full_width else WORD_EMBED
     embedding = matrix("embedding", f"{start}{names.embedding}.weight", VOCAB, width)
-    found = [dataclasses.replace(embedding, quantization=config.head_quantization if tied else None)]
+    parameters = [dataclasses.replace(embedding, quantization=config.head_quantization if tied else None)]
     if config.position_offset is not None:
-        found.append(matrix("positions", f"{start}{names.positions}.weight", POSITIONS, EMBED))
-    if not wide:
-        found += linear("project_in", {start + names.project_in: EMBED}, WORD_EMBED, quantization=kind)
-    found += decoder_layers(config, indices(0, config.num_layers), names=names, prefix=start)
+        parameters.append(matrix("positions", f"{start}{names.positions}.weight", POSITIONS, EMBED))
+    if not full_width:
+        parameters += linear("project_in", {start + names.project_in: EMBED}, WORD_EMBED, quantization=kind)
+    parameters += decoder_layers(config, indices(0, config.num_layers), names=names, prefix=start)
     if config.final_norm:
-        found += norm("norm", start + names.norm, EMBED, kind=config.norm)
-    if not wide:
-        found += linear("project_out", {start + names.project_out: WORD_EMBED}, EMBED, quantization=kind)
+        parameters += norm("norm", start + names.norm, EMBED, kind=config.norm)
+    if not full_width:
+        parameters += linear("project_out", {start + names.project_out: WORD_EMBED}, EMBED, quantization=kind)
     if not tied:
-        rows = DRAFT_VOCAB if config.reduced else VOCAB
-        found += linear("head", {names.head: rows}, width, quantization=config.head_quantization)
-    return (*found, DRAFT_IDS) if config.reduced else tuple(found)
+        outputs = DRAFT_VOCAB if config.reduced else VOCAB
+        parameters += linear("head", {names.head: outputs}, width, quantization=config.head_quantization)
+    return (*parameters, DRAFT_IDS) if config.reduced else tuple(parameters)

@@ -1,4 +1,4 @@
-"""What the engine may use, and the shapes of its programs."""
+"""The config of the engine: its resources, and the shapes of its programs."""
 
 import dataclasses
 import math
@@ -10,14 +10,14 @@ MAX_POSITIONS = 2**22  # a noise key has 22 bits for the position: see sampling/
 MAX_ROUNDS = 2**16  # rounds of a call
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 
-PASS_TOKENS = {"reproducible": 512, "dense": 4096, "mixture": 8192}  # what prefill_tokens=None stands for
-CHUNK, CHUNK_OF_LATENTS = 32, 128  # what prefill_chunk=None stands for
-NULL_PAGE = 0  # the page of the KV cache that page tables are padded with; nothing is ever written there
+PASS_TOKENS = {"reproducible": 512, "dense": 4096, "mixture": 8192}  # defaults of prefill_tokens
+CHUNK, CHUNK_OF_LATENTS = 32, 128  # defaults of prefill_chunk
+NULL_PAGE = 0  # the page of the KV cache that page tables are padded with; it is never written
 
 
 @dataclasses.dataclass(frozen=True)
 class EngineConfig:
-    """What the engine may use, and the shapes of its programs.
+    """The resources of the engine, and the shapes of its programs.
 
     Args:
       max_batch: B, how many requests are decoded together.
@@ -25,27 +25,27 @@ class EngineConfig:
       dtype: the type of weights, cache and stored logits: ``float32`` or ``bfloat16``.
       page_size: P, how many cache slots a page of the KV cache has.
       num_pages: how many pages the pool has, without the null page. None gives every row room for max_len tokens.
-      prefill_chunk: c, the tokens of a segment. Prompts are read in segments that begin at multiples of c, and several
-        of them, of one prompt or of many, share a pass. None takes 32, or 128 for a target with latents (``for_target``),
-        whose attention reads prompts 128 tokens at a time.
-      prefill_tokens: the most tokens of such a pass, padding included. None takes 512 if ``reproducible``, where every
-        pass has that many, and otherwise 4,096, or 8,192 for a target that is a mixture of experts (``for_target``).
-      rounds: the most rounds that the device makes between two visits of the host. It makes fewer while requests wait.
-        Callers get the tokens of all of them at once, and who arrives meanwhile waits. More than a few are of use only to
-        models so small that a round takes less time than the host's work for a call.
+      prefill_chunk: c, the tokens of a prefill chunk. Chunks begin at multiples of c, and several of them, of one prompt
+        or of many, share a prefill batch. None takes 32, or 128 for a target with latents (``for_target``), whose
+        attention reads prompts 128 tokens at a time.
+      prefill_tokens: the most tokens of a prefill batch, padding included. None takes 512 if ``reproducible``, where every
+        batch has that many, and otherwise 4,096, or 8,192 for a target that is a mixture of experts (``for_target``).
+      rounds: the most rounds of one call to the device. There are fewer while requests wait. Clients get the tokens of a
+        call together, and new requests wait for its end. More than a few pay only for models so small that a round takes
+        less time than the host's work for a call.
       width: how many query tokens the target reads for each row in a round, at least K + 1 for the largest K; None takes
-        K + 1. Logits depend on it in their last bits. So where texts of one seed are to be compared, with different K,
-        different drafters or no drafter, all of them need the same width.
+        K + 1. Logits depend on it in their last bits. To compare texts of one seed with different K, different drafters
+        or no drafter, all of them need the same width.
       reproducible: True has one program for rounds and one for prefill, so that the numbers of a request do not depend
-        on what else the engine does. False has several sizes of both, and takes the smallest that will do.
-      prefix_cache: whether pages of prompts are kept, for later prompts that begin with the same tokens.
-      swap_space: how many GiB of host memory may hold requests that were preempted because the pool ran out of pages.
-        Requests enter only while that cannot lead to a standstill, so a small number makes them wait longer.
+        on other requests. False has several sizes of both, and takes the smallest that suffices.
+      prefix_cache: whether pages of prompts are cached for later prompts that begin with the same tokens.
+      swap_space: GiB of host memory for requests that were preempted because the pool ran out of pages. Requests are
+        admitted only while no deadlock is possible, so a small number makes them wait longer.
       max_waiting: how many requests may wait; None is any number.
-      read_ahead: how many prompts may be read, or have been read, while all rows decode, so that a row never waits for
-        its next request's prompt. None is half of ``max_batch``, but at most 16, and 0 below 4 rows.
+      read_ahead: how many prompts may be prefilled while all rows decode, so that a row never waits for the prefill of its
+        next request. None is half of ``max_batch``, but at most 16, and 0 below 4 rows.
       expand_latents: whether prefill may compute keys and values of all heads from latents, on GPUs that have a kernel for
-        it (``jspec.pallas.mla.prefill``). Passes then read texts of no more than ``pages_of_pass`` pages.
+        it (``jspec.pallas.mla.prefill``). The texts of a prefill batch then have at most ``pages_of_pass`` pages.
       logprobs_mode: which distribution log-probabilities are of: ``raw_logprobs``, the target's own, or
         ``processed_logprobs``, the one that tokens are drawn from (at temperature 0: that of temperature 1).
 
@@ -99,10 +99,10 @@ class EngineConfig:
         require(is_number(space) and 0 <= space <= LARGEST_NUMBER, "swap_space", space, "a number of GiB, at least 0")
 
     def for_target(self, target: ModelConfig) -> "EngineConfig":
-        """The same with what is best for a target, where nothing else was asked for.
+        """This config with the best defaults for a target, where the user has not set a value.
 
-        A mixture of experts reads prompts in larger passes: every pass reads all of its experts, and has some padding for
-        each of them. Latents are expanded, in segments of what a block of attention has."""
+        A mixture of experts has larger prefill batches, because each batch reads all experts and pads each of them.
+        Latents are expanded, in chunks as long as a block of the attention kernel."""
         config, tokens = self, self.prefill_tokens
         if target.latent is not None:
             chunk = self.prefill_chunk or min(CHUNK_OF_LATENTS, tokens or CHUNK_OF_LATENTS)
@@ -113,57 +113,57 @@ class EngineConfig:
 
     @property
     def pages_per_row(self) -> int:
-        """M, how many pages a row of max_len tokens needs."""
+        """M, the pages of a row of max_len tokens."""
         return math.ceil(self.max_len / self.page_size)
 
     @property
     def batch_buckets(self) -> tuple[int, ...]:
-        """How many rows the decode programs have, in ascending order: 1, 4, 16, .. and ``max_batch``, or that alone."""
+        """The numbers of rows of the decode programs, ascending: 1, 4, 16, .. and ``max_batch``, or only that."""
         smaller = [] if self.reproducible else [4**i for i in range(32) if 4**i < self.max_batch]
         return *smaller, self.max_batch
 
     def bucket(self, rows: int) -> int:
-        """The rows of the smallest decode program that can decode so many."""
+        """The number of rows of the smallest decode program with at least ``rows`` rows."""
         return next(b for b in self.batch_buckets if b >= rows)
 
     @property
     def most_ahead(self) -> int:
-        """``read_ahead``, or what None stands for."""
+        """``read_ahead``, or its default."""
         usual = min(self.max_batch // 2, 16) if self.max_batch >= 4 else 0
         return usual if self.read_ahead is None else self.read_ahead
 
     @property
     def num_rows(self) -> int:
-        """How many requests have a place in the state on the device: those that decode, and those read ahead."""
+        """Rows of the state on the device: of requests that decode, and of those prefilled ahead."""
         return self.max_batch + self.most_ahead
 
     @property
     def chunk(self) -> int:
-        """c, the tokens of a segment: ``prefill_chunk``, or less where no text is so long."""
+        """c, the tokens of a prefill chunk: ``prefill_chunk``, at most ``max_len``."""
         return min(self.prefill_chunk or CHUNK, self.max_len)
 
     @property
     def segment_buckets(self) -> tuple[int, ...]:
-        """How many segments the prefill programs read, in ascending order: doubling from 64 tokens on, or the most."""
+        """The numbers of chunks of the prefill programs, ascending: doubling from 64 tokens on, or only the largest."""
         c = self.chunk
-        longest = -(-self.max_len // c) * self.num_rows  # segments of as many prompts as there are places
+        longest = -(-self.max_len // c) * self.num_rows  # chunks of the longest prompts in all rows
         usual = PASS_TOKENS["reproducible" if self.reproducible else "dense"]
         most = min(max((self.prefill_tokens or usual) // c, 1), longest)
         smaller = [] if self.reproducible else [2**i for i in range(32) if 2**i * c >= 64 and 2**i < most]
         return *smaller, most
 
     def pages_of_pass(self, segments: int) -> int | None:
-        """How many pages the texts of a pass of so many segments may have up to where it ends; None is any number."""
+        """The most pages of the texts in a prefill batch of ``segments`` chunks, up to its end; None is any number."""
         if not self.expand_latents:
             return None
         return self.pages_per_row + math.ceil(segments * self.chunk / self.page_size)
 
     @property
     def logprob_segments(self) -> int:
-        """How many segments the prefill program reads that finds log-probabilities: some 512 tokens, or the only number."""
+        """Number of chunks of the prefill program with log-probabilities: about 512 tokens, or the only number."""
         return max((n for n in self.segment_buckets if n * self.chunk <= 512), default=self.segment_buckets[0])
 
     @property
     def pool_pages(self) -> int:
-        """How many pages the pool has, the null page included."""
+        """Pages of the pool, the null page included."""
         return 1 + (self.max_batch * self.pages_per_row if self.num_pages is None else self.num_pages)

@@ -1,4 +1,4 @@
-"""What multi-head latent attention has in place of keys and values for each head."""
+"""The config of multi-head latent attention (MLA)."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from jspec._validation import is_int, is_number, require
 class Latent:
     """Multi-head latent attention (DeepSeek-V2, 2024): the keys and values of all heads follow from one *latent* of a token.
 
-    What is cached for a token is its latent, ``rank`` numbers, and one rotated key of ``rotated`` numbers that all heads
+    The cache holds for each token its latent, ``rank`` numbers, and one rotated key of ``rotated`` numbers that all heads
     share. The key of a head is ``[up-projection of the latent | rotated key]``, its value is another up-projection.
     ``ModelConfig.head_dim`` is the size of a query and of a key, both parts together.
 
@@ -53,7 +53,7 @@ class Latent:
 
     @property
     def cached(self) -> int:
-        """How many numbers are cached for a token in a layer."""
+        """Numbers that are cached for a token in a layer."""
         return self.rank + self.rotated
 
     def dimensions(self, head_dim: int) -> Mapping[str, int]:

@@ -1,4 +1,4 @@
-"""What a language model is: its sizes, and the choices in which dense decoders differ."""
+"""The config of a language model: its sizes, and the choices in which decoders differ."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -47,12 +47,12 @@ def require_part(name: str, size: Any, vocab_size: int | None):
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig(Declared):
-    """The architecture of a dense decoder. It says nothing about devices, kernels or sampling.
+    """The architecture of a decoder, without devices, kernels or sampling.
 
     It has every property of ``jspec.config.heads.DraftConfig``, because a language model can draft too.
 
     Attributes:
-      architecture: the transformers class, which decides what checkpoints call the weights
+      architecture: the transformers class, which determines the tensor names of checkpoints
         (``jspec.config.tensor_names``).
       rms_norm_eps: the epsilon of all norms, whatever their kind.
       rope: the rotary embedding of all layers that ``layer_ropes`` does not list otherwise. None for no rotation.
@@ -60,8 +60,8 @@ class ModelConfig(Declared):
         token's own included.
       quantization: the type in which linear maps and the output head are stored (``jspec.models.quantization``); with
         None they are stored as all other weights are.
-      quantized_head: whether ``quantization`` is that of the output head too. If not, the output head is stored as the
-        weights that are not quantised are, and so is an embedding that is tied to it.
+      quantized_head: whether ``quantization`` applies to the output head too. If not, the output head, and an embedding
+        that is tied to it, are stored as the weights that are not quantised.
       layer_ropes: one rotary embedding for each layer, or None for a layer that does not rotate; ``()`` if ``rope`` is
         that of all layers.
       position_offset: None, or that a learned vector is added to the embedding of each token, row ``p + position_offset``
@@ -69,12 +69,12 @@ class ModelConfig(Declared):
       norm: ``rms`` (Zhang and Sennrich, 2019), rounded to the model's dtype and then multiplied by the weight;
         ``rms_wide``, which multiplies in fp32 before it rounds; ``rms_offset``, which does so with 1 + weight; ``layer``
         (Ba et al., 2016), with a bias.
-      norm_placement: what a layer norms, x being the residual stream and f the attention or the MLP. ``before``:
+      norm_placement: where a layer has norms, with x the residual stream and f the attention or the MLP. ``before``:
         ``x + f(norm(x))``. ``after``: ``x + norm(f(x))``. ``around``: ``x + norm(f(norm(x)))``. ``after_sum``:
         ``norm(x + f(x))``.
       final_norm: whether a norm stands before the output head.
-      qk_norm_over: what a norm of queries and keys takes together: the numbers of one ``head``, or the whole
-        ``projection``, all heads of a token.
+      qk_norm_over: the extent of a norm of queries and keys: one ``head``, or the whole ``projection``, all heads of a
+        token.
       activation: of the MLP: ``silu``, ``gelu`` (Hendrycks and Gimpel, 2016), its approximation ``gelu_tanh``, ``relu``.
       gated_mlp: whether the MLP is ``down(activation(gate x) * up x)`` (Shazeer, 2020), or ``down(activation(up x))``.
       attention_scale: what products of queries and keys are multiplied by. None is ``head_dim ** -0.5``.
@@ -89,10 +89,10 @@ class ModelConfig(Declared):
         output head. None if they are as wide as the layers.
       experts: the mixture of experts that layers have in place of the MLP; None if there is none.
       latent: latents in place of cached keys and values; None if each KV head has its own.
-      draft_vocab_size: Vd, of how many tokens a draft model's output head has logits; None for all of them, which a target
-        needs. The embedding has all tokens and is not tied.
-      mtp_layers: how many layers the checkpoint has behind the last one that predict further tokens (multi-token
-        prediction, DeepSeek-V3, 2024). They are no part of the model, but of a draft head.
+      draft_vocab_size: Vd, the number of tokens for which a draft model's output head has logits; None for all of them,
+        which a target needs. The embedding has all tokens and is not tied.
+      mtp_layers: number of layers for multi-token prediction (DeepSeek-V3, 2024) that the checkpoint has after the last
+        one. They belong to a draft head and not to the model.
 
     Example::
 
@@ -152,7 +152,7 @@ class ModelConfig(Declared):
     mtp_layers: int = 0
     draft_vocab_size: int | None = None
 
-    # What ``DraftConfig`` asks for: the drafting method, and that a round may ask it for any number of drafts.
+    # Members of ``DraftConfig``; a draft model makes any number of drafts.
     method = "draft_model"
     max_drafts = None
     trained_drafts = None
@@ -303,7 +303,7 @@ class ModelConfig(Declared):
 
     @property
     def rotary_head(self) -> int:
-        """How many numbers a head has for the rotary embedding, which may turn a part of them only (``Rope.fraction``)."""
+        """Size of the part of a head that the rotary embedding gets; it may rotate only a fraction (``Rope.fraction``)."""
         return self.head_dim if self.latent is None else self.latent.rotated
 
     def has_experts(self, layer: int) -> bool:
@@ -321,11 +321,11 @@ class ModelConfig(Declared):
         return LAYER_NORMS[self.norm_placement]
 
     def rope_of(self, layer: int) -> Rope | None:
-        """The rotary embedding of a layer, None if it does not rotate."""
+        """The rotary embedding of a layer; None if it has none."""
         return self.layer_ropes[layer] if self.layer_ropes else self.rope
 
     def for_length(self, max_len: int) -> Self:
-        """The config in an engine for texts of up to ``max_len`` tokens: see ``Rope.for_length``."""
+        """The config for an engine with texts of up to ``max_len`` tokens: see ``Rope.for_length``."""
         ropes = tuple(rope and rope.for_length(max_len) for rope in self.layer_ropes)
         return dataclasses.replace(self, rope=self.rope and self.rope.for_length(max_len), layer_ropes=ropes)
 
@@ -336,12 +336,12 @@ class ModelConfig(Declared):
 
     @property
     def decoder(self) -> "ModelConfig":
-        """The decoder layers that keys and values are kept for, which are its own."""
+        """The config of the layers whose keys and values are cached: this one."""
         return self
 
     @property
     def language_model(self) -> "ModelConfig":
-        """The language model that drafts, which is this one."""
+        """The config of the language model that drafts: this one."""
         return self
 
     @property
@@ -350,7 +350,7 @@ class ModelConfig(Declared):
         return f"{count(self.num_layers, 'layer')}, {self.vocabulary_summary}"
 
     def require_fit(self, target: "ModelConfig"):
-        """Accept any target: whether token ids mean the same tokens is seen in tokenizers and not in configs."""
+        """Accept every target; that both have the same tokens is checked by their tokenizers."""
 
     def with_quantization(self, quantization: str) -> Self:
         """The same config, with linear maps and output head stored as ``quantization`` says."""
@@ -361,6 +361,6 @@ class ModelConfig(Declared):
         return dataclasses.replace(self, draft_vocab_size=size, tie_embeddings=False)
 
     def kv_bytes(self, slots: int, itemsize: int) -> int:
-        """How many bytes keys and values, or latents, of ``slots`` cache slots take, at ``itemsize`` bytes a number."""
+        """Bytes of the keys and values, or latents, of ``slots`` cache slots, at ``itemsize`` bytes a number."""
         heads = 2 * self.num_kv_heads * self.head_dim
         return self.num_layers * (heads if self.latent is None else self.latent.cached) * slots * itemsize

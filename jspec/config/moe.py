@@ -1,4 +1,4 @@
-"""What a mixture of experts has in place of the MLP of a layer."""
+"""The config of a mixture of experts, which replaces the MLP of a layer."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ class Experts:
       renormalise: whether the probabilities of the chosen experts are divided by their sum.
       layers: for each layer, whether it has experts; ``()`` if all of them have. The others have an MLP.
       biases: whether router and experts have biases.
-      clamp: None, or c if the MLP of an expert is that of gpt-oss, which clamps gate and up
-        (``jspec.pallas.moe.grouped_mlp``).
+      clamp: c if the MLP of an expert is that of gpt-oss, which clamps gate and up (``jspec.pallas.moe.grouped_mlp``);
+        else None.
       stored: ``mxfp4`` if the experts are stored in four bits (``jspec.quantization.mxfp4``). None if they are stored
         as the other weights are, eight bits included.
       scores, groups, chosen_groups, scale: see ``jspec.pallas.moe.router_reference.Routing``.
       corrected: whether a learned number of each expert is added to its probability when experts are chosen; it does not
         change the weight of a chosen expert.
-      shared: how many shared experts there are besides.
+      shared: number of shared experts in addition.
 
     Example::
 
@@ -58,7 +58,7 @@ class Experts:
         require(
             self.chosen <= self.count, "experts.chosen", self.chosen, f"at most the {self.count} experts that there are"
         )
-        flags = isinstance(self.layers, tuple) and all(isinstance(one, bool) for one in self.layers)
+        flags = isinstance(self.layers, tuple) and all(isinstance(flag, bool) for flag in self.layers)
         require(flags, "experts.layers", self.layers, "a tuple of True or False, one a layer")
         for name in ("renormalise", "biases", "corrected"):
             require(isinstance(getattr(self, name), bool), f"experts.{name}", getattr(self, name), "True or False")

@@ -1,4 +1,4 @@
-"""Each parameter of a model is declared once; its names, shape, bytes and place in a checkpoint follow from that.
+"""Declarations of parameters, from which their names, shapes, bytes and places in a checkpoint follow.
 
 A config declares its parameters as data. The query, key and value projections of a decoder, for example, are one
 parameter of shape ``[(N + 2G) H, D]``, which three tensors of the checkpoint fill:
@@ -74,13 +74,12 @@ class Parameter:
       joined: None, or the name of the one tensor in which the checkpoint holds all of ``tensors``, joined already. The
         names in ``tensors`` then only tell its parts apart.
       other_axes: the axes after axis 0.
-      copies: the indices of each member of the family: ``((0,), (1,))`` for one parameter in each of two layers. They
+      copies: the indices of each parameter of the family: ``((0,), (1,))`` for one parameter in each of two layers. They
         replace ``{}`` in ``name`` and in the names of the tensors.
       quantization: ``int8`` or ``fp8`` for a weight that is stored in eight bits, with one scale for each output channel;
         ``int4`` for one in four bits, with one for each 128 inputs of an output channel. None for any other parameter.
       dtype: a key of ``DTYPE_BYTES``. None for the dtype of the weights, which nearly all parameters have.
-      weights_each: how many weights of the model one of its numbers stands for. A byte of MXFP4 codes stands for 2, and
-        the scales of these for none.
+      weights_each: number of the model's weights in one stored number: 2 in a byte of MXFP4 codes, 0 in their scales.
     """
 
     name: str
@@ -141,7 +140,7 @@ class Declared:
 
     @property
     def reduced(self) -> bool:
-        """Whether the output head has logits for a part of the vocabulary only, Vd < V."""
+        """Whether the output head has a reduced vocabulary, Vd < V."""
         sizes = self.dimensions
         return sizes.get("Vd", sizes["V"]) < sizes["V"]
 
@@ -159,7 +158,7 @@ class Declared:
         """A copy of this config whose output head has logits for ``size`` tokens only.
 
         Raises:
-          ValueError: it has no field ``draft_vocab_size``, or ``size`` does not fit.
+          ValueError: the config has no field ``draft_vocab_size``, or ``size`` does not fit.
         """
         if "draft_vocab_size" not in getattr(self, "__dataclass_fields__", {}):
             raise ValueError(f"draft_vocab_size={size}: {type(self).__name__} has no draft vocabulary; leave it out")
@@ -193,7 +192,7 @@ def bytes_of(parameter: Parameter, dimensions: Mapping[str, int], itemsize: int)
 
 
 def in_eight_bits(quantization: str | None) -> str | None:
-    """``quantization``, but ``int8`` in place of ``int4``, for weights that no kernel multiplies in four bits."""
+    """``quantization`` with ``int8`` in place of ``int4``, for weights without an int4 kernel."""
     return "int8" if quantization == "int4" else quantization
 
 

@@ -69,7 +69,7 @@ class Rope:
             require(positive and bool(factors) == longrope, f"rope.{name}", factors, wanted)
 
     def rotary_dim(self, head_dim: int) -> int:
-        """How many numbers of a head are rotated: pairs of one from their first half and one from their second."""
+        """Numbers of a head that are rotated. A rotary pair has one of their first half and one of their second half."""
         return int(head_dim * self.fraction)
 
     def require_fit(self, head_dim: int):
@@ -82,12 +82,12 @@ class Rope:
             require(len(factors) == rotated // 2, f"rope.{name}", factors, f"{rotated // 2} numbers, one a rotary pair")
 
     def for_length(self, max_len: int) -> "Rope":
-        """The rope of an engine for texts of up to ``max_len`` tokens.
+        """The rope of an engine with texts of up to ``max_len`` tokens.
 
-        Only ``longrope`` depends on it: it takes ``long_factors`` if texts may grow past ``original_max_position``, and
-        for all of them, as vLLM does. transformers decides by the length that a text has at the moment, so it agrees
-        with texts of up to ``original_max_position`` tokens in an engine for no more than that, and with longer texts in
-        any other engine.
+        Only ``longrope`` depends on it: it takes ``long_factors`` for all texts if they may grow past
+        ``original_max_position``, as vLLM does. transformers decides by the current length of a text, so it agrees for
+        texts of up to ``original_max_position`` tokens in an engine with no longer ones, and for longer texts in any other
+        engine.
         """
         if self.kind != "longrope":
             return self

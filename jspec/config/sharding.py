@@ -1,8 +1,7 @@
-"""How a model is split over the devices of one mesh axis: which part of each parameter every device has.
+"""Tensor parallelism over one mesh axis, as in Megatron-LM (Shoeybi et al., 2019): the shard of each parameter on a device.
 
-It is tensor parallelism as in Megatron-LM (Shoeybi et al., 2019). Attention heads, the columns of MLPs and of experts, and
-the vocabulary are dealt to the *shards*, one shard for each device. The linear maps behind attention and MLP have a part of
-their inputs in each shard, so what they give is added up over the shards. Everything else is the same in every shard."""
+Attention heads, the columns of MLPs and of experts, and the vocabulary are sharded. The linear maps after attention and MLP
+have a part of their inputs in each shard, so their outputs are summed over the shards. Everything else is replicated."""
 
 import dataclasses
 import math
@@ -16,17 +15,17 @@ from jspec.quantization.groups import GROUP
 
 AXIS = "tp"  # of the mesh
 VOCABULARY_GROUP = 1024  # tokens; every shard has whole groups of the vocabulary, the last of them padded
-SPLIT = ("heads", "kv", "mlp", "expert_mlp", "vocab")  # the logical axes that are dealt to the shards
+SHARDED = ("heads", "kv", "mlp", "expert_mlp", "vocab")  # the logical axes that are sharded
 
 
-class Split(NamedTuple):
-    """How one array is split.
+class ParameterSharding(NamedTuple):
+    """How one array is sharded.
 
     Attributes:
       parameter: its declaration.
-      axis: the axis of the array that is dealt to the shards, None if every shard has all of it.
-      by_tensor: whether each of the tensors that fill axis 0 is dealt to the shards, as queries, keys and values are.
-        Otherwise it is the axis as a whole.
+      axis: the axis of the array that is sharded; None if the array is replicated.
+      by_tensor: whether each of the tensors that fill axis 0 is sharded by itself, as queries, keys and values are. If
+        not, the axis is sharded as a whole.
     """
 
     parameter: Parameter
@@ -36,16 +35,16 @@ class Split(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Shards:
-    """A number of shards, two or more.
+    """Tensor parallelism over two or more shards.
 
     Attributes:
-      count: how many.
+      count: number of shards.
       axis: of the mesh.
-      by_expert: whether a shard has some of the experts, and not a part of each. Experts with biases or in MXFP4 are dealt
-        so in any case.
-      deal_from: bytes of a round's logits from which on each shard judges some of the rows alone
-        (``jspec.engine.multihost.batch_sharded_verify``). The default is an estimate: with fewer bytes, to exchange
-        verdicts, some 12 us, costs as much as it saves.
+      by_expert: whether a shard has some of the experts instead of a part of each (expert parallelism). Experts with
+        biases or in MXFP4 are sharded so in any case.
+      deal_from: bytes of a round's logits from which on each shard verifies some of the rows
+        (``jspec.engine.multihost.batch_sharded_verify``). The default is an estimate: with fewer bytes, exchanging the
+        results, some 12 us, takes as long as it saves.
     """
 
     count: int
@@ -57,7 +56,7 @@ class Shards:
         """The sizes of one shard's layers, as the config of a model. Its ``vocab_size`` is that of the whole model.
 
         Raises:
-          ValueError: the model cannot be split into so many shards.
+          ValueError: the model cannot be sharded so.
         """
         self._require_fit(config)
         n, experts = self.count, config.experts
@@ -72,16 +71,16 @@ class Shards:
         )
 
     def splits_experts(self, experts: Experts) -> bool:
-        """Whether a shard has some of the experts, and not a part of each."""
+        """Whether a shard has some of the experts instead of a part of each."""
         return self.by_expert or experts.stored is not None or experts.biases
 
     def vocabulary(self, vocab_size: int) -> int:
-        """How many rows of embedding and output head a shard has. Those behind the last token are padding."""
+        """Tokens of the vocabulary in a shard of embedding and output head; those after the last token are padding."""
         groups = -(-vocab_size // VOCABULARY_GROUP)
         return -(-groups // self.count) * VOCABULARY_GROUP
 
     def weight_bytes(self, config: ModelConfig, itemsize: int) -> int:
-        """Bytes of the weights that one shard has, where a number that is not quantised takes ``itemsize`` bytes."""
+        """Bytes of one shard's weights, where a number that is not quantised takes ``itemsize`` bytes."""
         total, dimensions = 0, config.dimensions
         for parameter in config.parameters:
             each = bytes_of(dataclasses.replace(parameter, copies=ONCE), dimensions, itemsize)
@@ -91,27 +90,27 @@ class Shards:
             total += len(parameter.copies) * math.ceil(each)
         return total
 
-    def splits(self, config: ModelConfig) -> dict[str, Split]:
-        """How each array of a model is split, by its name in the params."""
-        found = {}
+    def splits(self, config: ModelConfig) -> dict[str, ParameterSharding]:
+        """How each array of a model is sharded, by its name in the params."""
+        shardings = {}
         for parameter, copy in expanded(config.parameters):
-            split = self._split(parameter, config)
-            found[parameter.name.format(*copy)] = split
+            sharding = self._split(parameter, config)
+            shardings[parameter.name.format(*copy)] = sharding
             if parameter.quantization is not None:  # scales [out] or [out, groups], with weights [out, in]
-                dealt = split.axis == 0 or parameter.quantization == "int4"
-                found[parameter.scale.format(*copy)] = split if dealt else split._replace(axis=None)
-        return found
+                sharded = sharding.axis == 0 or parameter.quantization == "int4"
+                shardings[parameter.scale.format(*copy)] = sharding if sharded else sharding._replace(axis=None)
+        return shardings
 
-    def _split(self, parameter: Parameter, config: ModelConfig) -> Split:
+    def _split(self, parameter: Parameter, config: ModelConfig) -> ParameterSharding:
         axes = [*parameter.tensors.values(), *parameter.other_axes]
         of_experts = any(axis.name == "expert_mlp" or axis in (GATE_UPS, DOWNS) for axis in axes)
         if of_experts and config.experts is not None and self.splits_experts(config.experts):
-            return Split(parameter, 0 if parameter.dtype is None else 1, False)  # in MXFP4, pairs of groups come first
-        if any(axis.name in SPLIT or axis == GATE_UPS for axis in parameter.tensors.values()):
-            return Split(parameter, 0, True)
-        return Split(
-            parameter, next((i for i, axis in enumerate(parameter.other_axes, 1) if axis.name in SPLIT), None), False
-        )
+            axis = 0 if parameter.dtype is None else 1  # in MXFP4, pairs of groups come first
+            return ParameterSharding(parameter, axis, False)
+        if any(axis.name in SHARDED or axis == GATE_UPS for axis in parameter.tensors.values()):
+            return ParameterSharding(parameter, 0, True)
+        axis = next((i for i, axis in enumerate(parameter.other_axes, 1) if axis.name in SHARDED), None)
+        return ParameterSharding(parameter, axis, False)
 
     def _require_fit(self, config: ModelConfig):
         n, heads = self.count, config.num_kv_heads
@@ -131,32 +130,32 @@ class Shards:
             require(experts.width % n == 0, name, n, f"a divisor of the width of an expert, {experts.width}")
 
     def _require_whole_groups(self, config: ModelConfig):
-        """Raise a ValueError if a shard would have a part of a group of inputs that have one scale."""
+        """Raise a ValueError if a shard would have a part of an int4 group."""
         for parameter in config.parameters:
             if parameter.quantization == "int4" and self._split(parameter, config).axis == 1:
                 inputs, name = parameter.shape(config.dimensions)[1], parameter.name.format("i")
                 what = (
                     f"a divisor of the groups of {GROUP} inputs that have a scale in {name}, which has {inputs} inputs"
                 )
-                whole = inputs % (GROUP * self.count) == 0
-                require(whole, "tensor_parallel", self.count, f"{what}; int8 and fp8 weights have no groups")
+                ok = inputs % (GROUP * self.count) == 0
+                require(ok, "tensor_parallel", self.count, f"{what}; int8 and fp8 weights have no groups")
 
 
 def axis_of(shards: Shards | None) -> str | None:
-    """The mesh axis of ``shards``; None if there are none."""
+    """The mesh axis of ``shards``; None without shards."""
     return None if shards is None else shards.axis
 
 
 def shards_of(
     tensor_parallel: int, draft_tensor_parallel: int, draft_is_model: bool, expert_parallel: bool = False
 ) -> tuple[Shards | None, Shards | None]:
-    """The shards of a target and of its draft; None for what is whole on every device.
+    """The shards of a target and of its draft; None for a model that is replicated.
 
     Args:
-      tensor_parallel: over how many devices the target is split.
-      draft_tensor_parallel: over how many the draft is.
-      draft_is_model: whether the draft is a language model, or there is none. Draft heads are never split.
-      expert_parallel: whether a device has some of the experts, and not a part of each.
+      tensor_parallel: number of devices over which the target is sharded.
+      draft_tensor_parallel: number of devices over which the draft is sharded.
+      draft_is_model: whether the draft is a language model, or there is none. Draft heads are never sharded.
+      expert_parallel: whether a device has some of the experts instead of a part of each.
 
     Raises:
       ValueError: the numbers do not fit together.
@@ -164,11 +163,11 @@ def shards_of(
     n, of_draft = tensor_parallel, draft_tensor_parallel
     require(is_int(n) and n >= 1, "tensor_parallel", n, "an integer of at least 1")
     require(is_int(of_draft) and of_draft in (1, n), "draft_tensor_parallel", of_draft, f"1 or tensor_parallel, {n}")
-    whole = of_draft == 1 or draft_is_model
-    require(whole, "draft_tensor_parallel", of_draft, "1 for a draft that is no language model")
+    ok = of_draft == 1 or draft_is_model
+    require(ok, "draft_tensor_parallel", of_draft, "1 for a draft that is no language model")
     require(isinstance(expert_parallel, bool), "expert_parallel", expert_parallel, "True or False")
-    one = Shards(n, by_expert=expert_parallel)
-    return (None if n == 1 else one), (None if of_draft == 1 else one)
+    shards = Shards(n, by_expert=expert_parallel)
+    return (None if n == 1 else shards), (None if of_draft == 1 else shards)
 
 
 def _of_vocabulary(parameter: Parameter) -> bool:

@@ -1,4 +1,4 @@
-"""How many drafts a round makes, how they are drawn, and how they are verified."""
+"""The config of speculation: number of drafts, draft sampling, verification and prompt lookup."""
 
 import dataclasses
 import math
@@ -11,20 +11,20 @@ DRAFT_SAMPLINGS = ("sample", "argmax", "coupled", "auto")
 
 MAX_DRAFTS = 255  # a noise key has 8 bits for the index of the draft: see sampling/streams.py
 MAX_NGRAM = 64  # tokens of a suffix; each of them costs a pass over the text in every round
-# Lengths of suffixes, shortest and longest, that are looked up unless somebody says otherwise. A lookup that takes the place
-# of a drafter's own drafts has to be surer than one without which nothing is drafted.
+# Default lengths of suffixes, shortest and longest, for prompt lookup alone and beside a drafter. A lookup that replaces
+# the drafter's drafts has to be more certain.
 NGRAM_ALONE, NGRAM_BESIDE = (1, 4), (4, 8)
 
-# Every K that ``auto`` may choose, up to its limit. A program is compiled for each of them, so the list has gaps: a K in
-# a gap is hardly better than its neighbours in the list.
+# Every K that ``auto`` may choose, up to its limit. A program is compiled for each of them, so the list has gaps, in which
+# a K would hardly be better than its neighbours.
 DRAFT_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
 DEFAULT_MAX_DRAFT_TOKENS = 8
 
 # Every number of tokens for each request that ``verify_budget="auto"`` may choose. A program is compiled for each.
 BUDGETS = (1.5, 2, 3, 4)
-MOST_OF_ALL = 0.8  # of the tokens of a round; a budget above that share saves next to nothing
-# Tokens of a round that are never cut: products of so few take no longer than reading the weights, for which an H200 needs
-# about 180 tokens (790 TFLOP/s over 4.3 TB/s).
+MOST_OF_ALL = 0.8  # the largest budget, as a share of a round's tokens; above it hardly anything is saved
+# Rounds of up to so many tokens have no budget, because their products take only the time of reading the weights; on an
+# H200 that holds up to about 180 tokens (790 TFLOP/s over 4.3 TB/s).
 NEVER_CUT = 128
 
 
@@ -33,22 +33,22 @@ NEVER_CUT = 128
 )
 @dataclasses.dataclass(frozen=True)
 class Speculation:
-    """How many drafts a round makes, how they are drawn, and how they are verified.
+    """The settings of speculation: number of drafts, draft sampling, verification and prompt lookup.
 
     Every combination that ``jspec.load`` accepts leaves the target's distribution unchanged.
 
     Args:
       num_draft_tokens: K, the drafts of a round. 0 is plain decoding, for which ``load`` does not load the draft. With
-        ``auto`` the engine chooses K between calls to the device, from the acceptance so far and from what rounds cost,
-        and chooses 0 where drafts would not pay. Alias ``num_speculative_tokens``.
+        ``auto`` the engine chooses K between calls to the device, from the acceptance so far and the measured cost of
+        rounds, and chooses 0 where drafts would not pay. Alias ``num_speculative_tokens``.
       verify: the verification rule: ``match``, which accepts a draft that equals the target's own sample; ``rejection``
         (Leviathan et al., 2023; Chen et al., 2023); or ``block`` (Sun et al., 2024). Alias ``rejection_sample_method``.
       draft_sampling: how drafts are drawn from the drafter's distribution: ``sample``, with noise of their own;
         ``argmax``, its most probable token; ``coupled``, with the noise of the target's own sample, for ``match`` only;
         or ``auto``, which is argmax for requests whose temperature is below ``argmax_below`` and ``sample`` for others.
-        N-gram drafts are looked up and not drawn, so it does not concern them. Alias ``draft_sample_method``.
-      argmax_below: the temperature below which ``auto`` takes the argmax. None takes the one that was measured for the
-        drafting method, in docs/results/drafters.md.
+        It does not apply to n-gram drafts, which are looked up. Alias ``draft_sample_method``.
+      argmax_below: the temperature below which ``auto`` takes the argmax. None takes the measured one of the drafting
+        method, in docs/results/drafters.md.
       draft_temperature: the temperature of the drafter's distribution. None takes the request's. Any value is lossless.
       lookup: whether prompt lookup drafts beside a draft head or a draft model. A request whose newest ``ngram_min`` tokens
         or more occur earlier in its own text drafts what followed them there, in that round; in other rounds the drafter
@@ -58,14 +58,14 @@ class Speculation:
       synthetic_acceptance: for benchmarks with random weights, whose models never agree. It is the probability that a
         draft is accepted if those before it were: one number for all drafts, or a tuple with one for each, and 0 for
         drafts past its end. A tuple of such tuples is for requests of several kinds: the last word of a request's key,
-        modulo their number, says which kind it is of. The rule does its work, and then its decision is replaced. The text
-        does not follow the target then, so ``load`` refuses it.
+        modulo their number, selects the kind. The rule runs, and then its decision is replaced. The text does not follow
+        the target then, so ``load`` refuses it.
       max_draft_tokens: the largest K that ``auto`` may choose. None takes 8, or as many as the drafter has weights for.
-      verify_budget: how many tokens the target reads in a round, on average over the requests that are decoded together:
-        a number n has it read n for each of them, its newest token among them, and those drafts that are likeliest to be
-        accepted, whoever's they are. ``auto`` has the engine choose between calls, from the acceptance so far and from
-        what rounds cost. None verifies every draft. The text keeps the target's distribution, but with ``rejection`` and
-        ``block`` it depends on the requests beside it; so under ``reproducible=True`` each request gets the n tokens.
+      verify_budget: n, how many query tokens the target reads in a round per request, on average over the batch. It reads
+        the newest token of each request, and the drafts of the batch that are likeliest to be accepted. With ``auto`` the
+        engine chooses n between calls, from the acceptance so far and the measured cost of rounds. None verifies every
+        draft. The text keeps the target's distribution, but with ``rejection`` and ``block`` it depends on the other
+        requests of the batch; so under ``reproducible=True`` each request gets n tokens.
 
     Example::
 
@@ -144,22 +144,21 @@ class Speculation:
         return shortest, max(shortest, longest) if self.ngram_max is None else self.ngram_max
 
     def budgets(self, rows: int, K: int) -> tuple[int | None, ...]:
-        """How many tokens the target may be told to read in a round of so many rows with K drafts each, None for all.
+        """The verification budgets, in tokens, that a round of ``rows`` rows with K drafts each may have; None is all.
 
-        There is nothing to gain where all tokens together cost about what reading the weights does.
+        Only None is useful where all tokens together take about the time of reading the weights.
         """
         n, every = self.verify_budget, rows * (K + 1)
         if n is None or K == 0:
             return (None,)
         if n == "auto":
-            some = [math.ceil(rows * share) for share in BUDGETS] if every > NEVER_CUT else []
-            return (None, *(R for R in some if R / every <= MOST_OF_ALL))
+            choices = [math.ceil(rows * share) for share in BUDGETS] if every > NEVER_CUT else []
+            return (None, *(R for R in choices if R / every <= MOST_OF_ALL))
         R = math.ceil(rows * n)
         return (None if every <= R else R,)
 
     def for_each_request(self) -> "Speculation":
-        """The same settings with a budget of n tokens for each request by itself, whatever the others do: as many drafts as
-        the target then reads, and no choice among them.
+        """The same settings with n query tokens for each request, independent of the batch: n - 1 drafts, all verified.
 
         Under ``num_draft_tokens="auto"``, n bounds the K that may be chosen."""
         if not isinstance(self.verify_budget, int):
@@ -170,7 +169,7 @@ class Speculation:
         return dataclasses.replace(self, num_draft_tokens=most, verify_budget=None)
 
     def fixed(self, num_draft_tokens: int) -> "Speculation":
-        """The same settings with this K, which is an integer, so that nothing is left to choose."""
+        """The same settings with an integer K, which leaves nothing to choose."""
         return dataclasses.replace(self, num_draft_tokens=num_draft_tokens, max_draft_tokens=None)
 
     def _check_num_draft_tokens(self):

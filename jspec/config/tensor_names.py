@@ -1,6 +1,6 @@
-"""What checkpoints call the weights of a language model, by transformers class.
+"""Tensor names of language models in checkpoints, by transformers class.
 
-A new architecture that names its weights in its own way has an entry in ``NAMES``; one that takes Llama's names has none.
+``NAMES`` has an entry for each architecture whose names differ from Llama's.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ class TensorNames:
     The names of layers stand behind ``layers.{}.``, and all others but ``head`` behind ``prefix``.
 
     Attributes:
-      prefix: what all names but that of the output head begin with.
+      prefix: the beginning of all names but that of the output head.
       embedding, positions, project_in, project_out, norm, head: names outside the layers.
       norms: name of a layer's norm in the params -> its name in the checkpoint, for each norm that any placement has.
       qkv, gate_up: the tensors that are stacked into one weight, in this order. A single name means that the checkpoint
@@ -22,10 +22,10 @@ class TensorNames:
       out, q_norm, k_norm, up, down: further names in a layer; ``up`` is that of an MLP without a gate.
       query_down, query_norm, query_up, query, latent_down, latent_norm, latent_up: of latent attention; ``query`` is the
         map of queries that have no rank.
-      sinks: the sinks of the attention heads; the name is whole.
+      sinks: the sinks of the attention heads; the name is complete.
       router, experts: of a mixture of experts; behind ``experts`` stand the number of an expert and one of ``expert_maps``,
         which are gate, up and down. Behind ``shared_experts`` stand the same three maps of all shared experts.
-      correction: what is added to the probabilities of experts when they are chosen; the name is whole.
+      correction: the bias of the experts' probabilities when experts are chosen; the name is complete.
       stacked_maps: None, or the two tensors in which a layer has the maps of all its experts: those of gate and up, row by
         row in turn, and those of down. They have no last part ``.weight``
         (``jspec.checkpoints.huggingface.stacked_experts``).

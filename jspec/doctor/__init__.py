@@ -1,8 +1,14 @@
-"""Why are so few drafts accepted? ``diagnose`` checks a target and its draft, measures, and gives one verdict.
+"""Diagnosis of low acceptance: ``diagnose`` checks a target and its draft, measures acceptance, and gives one verdict.
 
-A draft head that is read with one wrong setting still drafts, but badly, and its checkpoint often does not say which
-setting is right. So the head is tried with each alternative, in texts that the target writes: with auxiliary hidden
-states from one layer below and one layer above, and with its output fed back before and after its final norm.
+A draft head with one wrong setting still drafts, but badly, and its checkpoint often does not state the right setting. So
+the head is tried with each alternative on texts that the target generates: with auxiliary hidden states from one layer
+below and one layer above, and with its output fed back before and after its final norm.
+
+diagnosis.py  ``diagnose``: from checks and measurements to the verdict
+checks.py     checks of configs, tokenizers and weights
+variants.py   the alternative settings of a head
+trials.py     acceptance of a head on given texts, without the engine
+report.py     prints a diagnosis
 """
 
 from jspec.doctor.checks import Check as Check

@@ -1,4 +1,4 @@
-"""What can be seen of a target and its draft without running either, and how much a draft vocabulary covers."""
+"""Checks of a target and its draft that run neither, and the coverage of a reduced vocabulary."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,12 +13,12 @@ from jspec.config.heads import DraftConfig, Eagle3Config
 from jspec.doctor.trials import Text
 from jspec.text.detokenizer import Tokenizer
 
-COVERED = 0.9  # the share of the tokens written by the target that a draft vocabulary should have
+COVERED = 0.9  # the share of the target's tokens that a reduced vocabulary should have
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. ``status`` is ``ok``, ``note`` (worth knowing), ``warning`` or ``wrong``."""
+    """The result of one check. ``status`` is ``ok``, ``note`` (worth knowing), ``warning`` or ``wrong``."""
 
     name: str
     status: str
@@ -74,7 +74,7 @@ def _stored_dtype(checkpoint: Checkpoint) -> str:
 
 
 def position_limit(target: ModelConfig, given: DraftConfig, known: DraftConfig) -> Check:
-    """How long a text may be for the draft: ``given`` is the config in its checkpoint, ``known`` the one that is used."""
+    """The longest text of the draft: ``given`` is the config in its checkpoint, ``known`` the one in use."""
     stated, used = given.decoder, known.decoder
     if stated is None or used is None:
         return Check("positions", "ok", "the draft has no limit of its own")
@@ -86,8 +86,8 @@ def position_limit(target: ModelConfig, given: DraftConfig, known: DraftConfig) 
     return Check("positions", "warning" if short else "ok", detail + "; longer texts draft nothing" * short)
 
 
-def what_is_read(target: ModelConfig, head: DraftConfig, options: HeadOptions) -> Iterator[Check]:
-    """Which hidden states of the target an EAGLE-3 head reads, which output it feeds back, and what says so."""
+def head_inputs(target: ModelConfig, head: DraftConfig, options: HeadOptions) -> Iterator[Check]:
+    """The hidden states of the target that an EAGLE-3 head reads, and the output that it feeds back."""
     if not isinstance(head, Eagle3Config):
         return
     aux_layers = head.resolved_aux_layers(target)
@@ -103,7 +103,7 @@ def what_is_read(target: ModelConfig, head: DraftConfig, options: HeadOptions) -
 
 
 def draft_vocabulary(head: DraftConfig, params: Mapping[str, Any], texts: Sequence[Text]) -> Iterator[Check]:
-    """The share of the tokens written by the target that a draft vocabulary has."""
+    """The share of the target's tokens that are in the reduced vocabulary."""
     if not head.reduced:
         return
     known = np.asarray(params["draft_ids"]) >= 0

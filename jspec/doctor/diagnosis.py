@@ -17,7 +17,7 @@ from jspec.config import EngineConfig, ModelConfig, Speculation
 from jspec.doctor import checks
 from jspec.doctor.checks import Check
 from jspec.doctor.trials import Text
-from jspec.doctor.variants import Trial, tried
+from jspec.doctor.variants import Trial, try_variants
 from jspec.drafting.methods import drafter_for, method_of
 from jspec.llm import LLM, Prompt
 from jspec.loading.compatibility import with_positions, within_reach
@@ -34,25 +34,24 @@ PROMPTS = (
     "Explain in a few sentences why the sky is blue.",
     "Write a short letter to a landlord about a broken window.",
 )
-LONGEST_PROMPT = 512  # tokens; of a longer prompt only the end is read
+LONGEST_PROMPT = 512  # tokens; of a longer prompt only the end is used
 MOST_ROWS = 16
-FEWEST_TOKENS = 16  # tokens that the target has to write in all, for figures that mean something
-CHANCE = 0.1  # a draft of whose first drafts a smaller share is accepted knows nothing of its target
+FEWEST_TOKENS = 16  # tokens that the target has to generate in all, for meaningful figures
+CHANCE = 0.1  # a draft counts as untrained if a smaller share of its first drafts is accepted
 # An alternative is clearly better if its rounds accept more drafts by this many standard errors and by this number.
 CLEARLY, AT_LEAST = 3.0, 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """What ``diagnose`` found.
+    """The result of ``diagnose``.
 
     Attributes:
       verdict: ``healthy``, ``mismatch`` (target and draft do not belong together), ``wrong_setting`` or ``untrained``.
       explanation: the verdict in a sentence or two.
-      checks: what was looked at, in the order in which it is shown.
-      served: the statistics of the engine's own greedy run; None if the draft cannot serve this target.
-      trials: the draft head with the settings that it was read with, then with each alternative; () for drafts that
-        have no alternatives.
+      checks: results of the checks, in the order in which they are printed.
+      served: the statistics of a greedy run of the engine; None if the draft does not fit the target.
+      trials: the draft head with its given settings, then with each alternative; () for drafts without alternatives.
 
     Example::
 
@@ -85,7 +84,7 @@ def diagnose(
     dtype: str | None = None,
     chat: bool | None = None,
 ) -> Diagnosis:
-    """Find out whether a draft is read and used as it was trained.
+    """Diagnose whether a draft fits its target and is used with the settings that it was trained with.
 
     All texts are greedy, so the same arguments give the same diagnosis again.
 
@@ -99,7 +98,7 @@ def diagnose(
         template.
 
     Raises:
-      ValueError: an argument or a checkpoint cannot be used. That target and draft do not fit is no error, but a finding.
+      ValueError: an argument or a checkpoint cannot be used. A draft of another target raises nothing: it is a verdict.
 
     Example::
 
@@ -114,33 +113,33 @@ def diagnose(
     config, tokenizer = target_checkpoint.target_config, target_checkpoint.tokenizer
     given = draft_checkpoint.config
     dtype = dtype or ("bfloat16" if jax.default_backend() == "gpu" else "float32")
-    found = [
+    results = [
         *checks.compared_tokenizers(tokenizer, checks.own_tokenizer(draft_checkpoint)),
         checks.target_weights(config, target_checkpoint, draft_checkpoint, dtype),
     ]
     try:
         check_compatible(config, given, tokenizer, draft_checkpoint)
     except ValueError as error:
-        found.append(Check("fit", "wrong", str(error)))
-    if wrong := next((check for check in found if check.status == "wrong"), None):
-        return Diagnosis("mismatch", f"Target and draft do not belong together: {wrong.detail}.", tuple(found))
+        results.append(Check("fit", "wrong", str(error)))
+    if wrong := next((check for check in results if check.status == "wrong"), None):
+        return Diagnosis("mismatch", f"Target and draft do not belong together: {wrong.detail}.", tuple(results))
 
     tokens = token_ids(PROMPTS if prompts is None else prompts, tokenizer, config, chat)
     engine = _engine_config(config, tokens, max_tokens, dtype)
-    with warnings.catch_warnings():  # the checks say the same
+    with warnings.catch_warnings():  # the checks report the same
         warnings.simplefilter("ignore", UserWarning)
         known = with_positions(config, given, engine.max_len)
         speculation = within_reach(Speculation(num_draft_tokens), known)
-    found += [checks.position_limit(config, given, known), *checks.what_is_read(config, known, options)]
+    results += [checks.position_limit(config, given, known), *checks.head_inputs(config, known, options)]
     engine = fitted(config, known, engine, speculation.most_draft_tokens + 1, share=0.9)
 
     model = build(config.for_length(engine.max_len), target_checkpoint.language_model(dtype)[1], dtype)
     params = dict(draft_checkpoint.params(dtype))
     texts, served = _serve(model, known, params, tokens, speculation, engine, max_tokens)
     _require_enough(texts)
-    found += checks.draft_vocabulary(known, params, texts)
-    trials = tried(model, known, params, texts, speculation.most_draft_tokens, dtype, options)
-    return Diagnosis(*verdict(served, trials), tuple(found), served, trials)
+    results += checks.draft_vocabulary(known, params, texts)
+    trials = try_variants(model, known, params, texts, speculation.most_draft_tokens, dtype, options)
+    return Diagnosis(*verdict(served, trials), tuple(results), served, trials)
 
 
 def read_prompts(file: pathlib.Path) -> list[str]:
@@ -158,7 +157,7 @@ def read_prompts(file: pathlib.Path) -> list[str]:
 
 
 def token_ids(prompts: Sequence[Prompt], tokenizer, target: ModelConfig, chat: bool | None) -> list[list[int]]:
-    """The token ids of the prompts, of a long prompt those of its end. ``diagnose`` explains ``chat``."""
+    """The token ids of the prompts, only the last ones of a long prompt. ``diagnose`` explains ``chat``."""
     if not prompts:
         raise ValueError("prompts is empty: expected at least one")
     if tokenizer is None and any(isinstance(prompt, str) for prompt in prompts):
@@ -201,15 +200,15 @@ def _require_enough(texts: Sequence[Text]):
 
 
 def _serve(model, config, params, tokens, speculation, engine: EngineConfig, max_tokens: int):
-    """Let the engine complete the prompts greedily; returns the texts, and the statistics of all of them together."""
+    """Complete the prompts greedily with the engine; returns the texts, and their statistics together."""
     config, module = build_draft_module(config, dict(params), engine.dtype, model)
     make_drafter = drafter_for(config, model.config, speculation)
     llm = LLM(model, module, make_drafter, method_of(config), None, speculation, engine)
     greedy, keys = SamplingParams(temperature=0, max_tokens=max_tokens), np.zeros(2, np.uint32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # about the position limit, which is among the checks
-        found = {i: result for i, _, result in llm.completions(tokens, [greedy] * len(tokens), [keys] * len(tokens))}
-    results = [found[i] for i in range(len(tokens))]
+        by_index = {i: result for i, _, result in llm.completions(tokens, [greedy] * len(tokens), [keys] * len(tokens))}
+    results = [by_index[i] for i in range(len(tokens))]
     texts = [Text((*result.prompt_token_ids, *result.token_ids), len(result.prompt_token_ids)) for result in results]
     return texts, functools.reduce(operator.add, (result.stats for result in results))
 
@@ -217,13 +216,13 @@ def _serve(model, config, params, tokens, speculation, engine: EngineConfig, max
 def verdict(served: Stats, trials: Sequence[Trial]) -> tuple[str, str]:
     """The verdict on a draft that fits its target, and its explanation.
 
-    The first of ``trials``, if there are any, has the settings that the draft head was read with.
+    The first of ``trials``, if there are any, has the given settings of the draft head.
     """
     first = max([_first_rate(trial.stats) for trial in trials] or [_first_rate(served)])
     length = served.mean_acceptance_length
     if first < CHANCE:
         return "untrained", (
-            f"The draft knows next to nothing of this target: {first:.0%} of first drafts are accepted at best"
+            f"The draft hardly predicts this target: {first:.0%} of first drafts are accepted at best"
             f"{', whatever the settings' * bool(trials)}. It was trained for another target, or not at all."
         )
     better = [trial for trial in trials[1:] if _clearly_better(trial, trials[0])]

@@ -1,4 +1,4 @@
-"""How a diagnosis is printed."""
+"""Prints a diagnosis."""
 
 from rich.console import Console
 from rich.table import Table

@@ -1,8 +1,8 @@
-"""What a draft head would have drafted in texts that the target has written: an EAGLE-3 or P-EAGLE head, or a block drafter.
+"""Acceptance of a draft head on texts of the target, without the engine: EAGLE-3, P-EAGLE and block drafters.
 
-The target has written the texts greedily. So a draft is accepted exactly if it, and every draft before it in its round, is
-the text's own next token. One pass of the draft head over a text shows that for every round that could begin in it. Only
-the draft head runs, so many settings of one head can be compared at little cost.
+The target has generated the texts greedily. So a draft is accepted exactly if it, and every draft before it in its round,
+is the text's next token. One pass of the draft head over a text gives that for every round that could begin in it. Only the
+draft head runs, so many settings of one head can be compared at little cost.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from jspec.outputs import Stats
 from jspec.train.block_attention import Anchored
 from jspec.train.ttt_attention import Branches
 
-TriedConfig = Eagle3Config | BlockConfig  # of the heads that have settings to try
+TriedConfig = Eagle3Config | BlockConfig  # heads with alternative settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Text:
 
 
 class Trials:
-    """Texts, and the target's hidden states at each of their tokens, in which draft heads are tried.
+    """Texts with the target's hidden states at each of their tokens, on which draft heads are tried.
 
     Args:
       target: the target's module.
       texts: texts that the target has completed greedily.
-      aux_layers: every layer after which some head reads auxiliary hidden states; k means after k layers. If it is (),
-        heads read the hidden state after the final norm.
+      aux_layers: every layer after which a head reads auxiliary hidden states; k means after k layers. If it is (), heads
+        read the hidden state after the final norm.
     """
 
     def __init__(self, target: Any, texts: Sequence[Text], aux_layers: Sequence[int]):
@@ -91,7 +91,7 @@ class Trials:
             self._programs[kind] = jax.jit(correct)
         width = self._width
         columns = [slice(i * width, (i + 1) * width) for i in map(self._aux_layers.index, aux_layers)]
-        found = []
+        counts = []
         for text, tokens, features in zip(self._texts, self._tokens, self._features, strict=True):
             if aux_layers:
                 features = jnp.concatenate([features[..., part] for part in columns], axis=-1)
@@ -99,11 +99,11 @@ class Trials:
             end, first = len(text.tokens), max(text.prompt_length, 2)
             known = np.arange(K)[:, None] + np.arange(first, end)[None] < end
             run = np.cumprod(right[:, first - 2 : end - 2] & known, axis=0)
-            found.append(run.sum(axis=0))
-        return found
+            counts.append(run.sum(axis=0))
+        return counts
 
     def stats(self, accepted: Sequence[np.ndarray], K: int) -> Stats:
-        """The statistics of the rounds that an engine would make to write the texts, given what ``accepted`` returned."""
+        """The statistics of the rounds with which an engine would generate the texts, from the result of ``accepted``."""
         drafted, taken = [], []
         for text, counts in zip(self._texts, accepted, strict=True):
             first, end = max(text.prompt_length, 2), len(text.tokens)
@@ -117,7 +117,7 @@ class Trials:
 
 def _correct(config: Any, head, target, tokens, features, K: int) -> jax.Array:
     """bool ``[K, S]``: entry (d, t) says whether the head's draft d after slot t is token t + 2 + d of ``tokens`` int32
-    ``[S]``. It means something where the drafts before d are right too."""
+    ``[S]``. It is meaningful where the drafts before d are right too."""
     S = tokens.shape[0]
     slots, cache = jnp.arange(S, dtype=jnp.int32), ((),) * config.layers.num_layers
     fused, mask = head.fuse(features), config.mask_token_id
@@ -146,10 +146,10 @@ def _correct_in_blocks(config: Any, head, target, tokens, features, K: int) -> j
     state = None if head.markov is None else head.markov.start(S).reshape(1, S, -1)
     right = []
     for depth in range(K):
-        one, previous = hidden[:, :, first + depth], jnp.roll(tokens, -depth)[None]
-        logits = head.draft_logits(one, target)
+        draft_hidden, previous = hidden[:, :, first + depth], jnp.roll(tokens, -depth)[None]
+        logits = head.draft_logits(draft_hidden, target)
         if head.markov is not None:
-            added, state = head.markov(one, previous, state)
+            added, state = head.markov(draft_hidden, previous, state)
             logits = logits + added
         drafts = _likeliest(config, head, logits)[0]
         right.append(jnp.roll(drafts == jnp.roll(tokens, -depth - 1), -1))

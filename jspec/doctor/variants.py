@@ -1,4 +1,4 @@
-"""The settings of a draft head that its checkpoint may leave open, each tried in texts of the target."""
+"""Alternatives of the settings that a draft head's checkpoint may leave open, each tried on texts of the target."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ from jspec.outputs import Stats
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A draft head with some settings, and how it drafted in the texts of the target.
+    """A draft head with certain settings, and its acceptance on the texts of the target.
 
     Attributes:
-      label: what differs from the settings that the head was read with, for the printed table.
-      setting: the same, for the verdict; None if nothing differs.
+      label: the difference to the given settings, for the printed table.
+      setting: the same, for the verdict; None without a difference.
       stats: the statistics of the rounds that write the texts, one after the other.
       rounds: int ``[n]``, how many drafts a round accepts, for a round from each of n places in the texts.
     """
@@ -30,7 +30,7 @@ class Trial:
     rounds: np.ndarray
 
 
-def tried(
+def try_variants(
     model: Any,
     config: DraftConfig,
     params: Mapping[str, Any],
@@ -39,7 +39,7 @@ def tried(
     dtype: str,
     options: HeadOptions,
 ) -> tuple[Trial, ...]:
-    """Try a draft head with the settings that it was read with, then with each alternative; () for drafts of other kinds.
+    """Try a draft head with its given settings, then with each alternative; () for drafts of other kinds.
 
     Args:
       model: the target's module.
@@ -47,27 +47,27 @@ def tried(
       texts: texts that the target has completed greedily.
       K: the drafts of a round.
       dtype: ``bfloat16`` or ``float32``.
-      options: what the user said of the draft head.
+      options: the user's settings of the draft head.
     """
     if isinstance(config, Eagle3Config):
         every: Sequence[tuple[str, str | None, TriedConfig]] = list(variants(model.config, config, options))
     elif isinstance(config, BlockConfig):
-        every = both = list(layouts(config))
-        K = min([K, *(head.max_drafts for _, _, head in both)])
+        every = block_layouts = list(layouts(config))
+        K = min([K, *(head.max_drafts for _, _, head in block_layouts)])
     else:
         return ()
     layers_read = [head.resolved_aux_layers(model.config) for _, _, head in every]
-    trials, found = Trials(model, texts, [layer for layers in layers_read for layer in layers]), []
+    trials, results = Trials(model, texts, [layer for layers in layers_read for layer in layers]), []
     for (label, setting, head), layers in zip(every, layers_read, strict=True):
         accepted = trials.accepted(head, params, layers, K, dtype)
-        found.append(Trial(label, setting, trials.stats(accepted, K), np.concatenate(accepted)))
-    return tuple(found)
+        results.append(Trial(label, setting, trials.stats(accepted, K), np.concatenate(accepted)))
+    return tuple(results)
 
 
 def variants(
     target: ModelConfig, head: Eagle3Config, options: HeadOptions
 ) -> Iterator[tuple[str, str | None, Eagle3Config]]:
-    """(label, setting, config) of the draft head as it was read, and of each alternative that it has the weights for."""
+    """(label, setting, config) of the draft head as given, and of each alternative that its weights allow."""
     aux_layers, flips = head.resolved_aux_layers(target), (False,)
     if head.norm_before_head and head.method == "eagle3":
         flips = (False, True)
@@ -76,15 +76,15 @@ def variants(
         if shift and not (moved and moved[0] >= 0 and moved[-1] <= target.num_layers):
             continue
         for flip in flips:
-            one = dataclasses.replace(head, norm_output=head.norm_output != flip)
+            variant = dataclasses.replace(head, norm_output=head.norm_output != flip)
             if shift:
-                one = dataclasses.replace(one, aux_layers=moved)
-            changes = [_said_of_layers(shift, moved, options)] * bool(shift) + [_said_of_norm(one, options)] * flip
-            yield " and ".join(changes) or "as read", " and ".join(changes) or None, one
+                variant = dataclasses.replace(variant, aux_layers=moved)
+            changes = [_layer_setting(shift, moved, options)] * bool(shift) + [_norm_setting(variant, options)] * flip
+            yield " and ".join(changes) or "as read", " and ".join(changes) or None, variant
 
 
 def layouts(head: BlockConfig) -> Iterator[tuple[str, str | None, BlockConfig]]:
-    """(label, setting, config) of a block drafter as it was read, and with its drafts made one slot earlier or later.
+    """(label, setting, config) of a block drafter as given, and with its drafts made one slot earlier or later.
 
     Either the anchor's slot makes the first draft, or the slot behind it, and configs of checkpoints may leave this open. A
     block of two slots or more has the weights for both."""
@@ -96,14 +96,14 @@ def layouts(head: BlockConfig) -> Iterator[tuple[str, str | None, BlockConfig]]:
         yield key, f"the first draft in the {slot}, {key}", other
 
 
-def _said_of_layers(shift: int, moved: tuple[int, ...], options: HeadOptions) -> str:
+def _layer_setting(shift: int, moved: tuple[int, ...], options: HeadOptions) -> str:
     other = {("input_of", 1): "output_of", ("output_of", -1): "input_of"}.get((str(options.aux_convention), shift))
     if other is not None:
         return f"aux_convention={other!r}"
     return f"aux_layers {', '.join(map(str, moved))}, one {'higher' if shift > 0 else 'lower'}"
 
 
-def _said_of_norm(head: Eagle3Config, options: HeadOptions) -> str:
+def _norm_setting(head: Eagle3Config, options: HeadOptions) -> str:
     other = "recycled" if head.norm_output else "before_head"
     if options.norm_output not in (None, other):
         return f"norm_output={other!r}"

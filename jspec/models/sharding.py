@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jspec.config import ModelConfig, Shards
 from jspec.config.param_specs import GATE_UPS, Axis
-from jspec.config.sharding import SPLIT, Split
+from jspec.config.sharding import SHARDED, ParameterSharding
 from jspec.models.decoder import Decoder
 from jspec.models.params import DTYPES, abstract_params, named_leaves, require_params, stored_parts
 
@@ -112,8 +112,8 @@ def on_every_device(model: Any, mesh: Mesh) -> Any:
     return nnx.merge(graph, placed(state))
 
 
-def _shard_of(index: Any, shape: tuple[int, ...], split: Split, shards: Shards) -> int:
-    """The number of the shard that has a part of an array of all shards, or 0 if each of them has all of it."""
+def _shard_of(index: Any, shape: tuple[int, ...], split: ParameterSharding, shards: Shards) -> int:
+    """The number of the shard that has a part of an array of all shards, or 0 if they all have all of it."""
     return 0 if split.axis is None else (index[split.axis].start or 0) * shards.count // shape[split.axis]
 
 
@@ -133,7 +133,7 @@ def _joined(parts: Iterator[np.ndarray], count: int, shape: tuple[int, ...], dty
 
 
 def indices_of(
-    shape: tuple[int, ...], split: Split, dimensions: Mapping[str, int], shards: Shards, shard: int
+    shape: tuple[int, ...], split: ParameterSharding, dimensions: Mapping[str, int], shards: Shards, shard: int
 ) -> list[tuple[slice, ...]]:
     """The parts of an array that a shard has, one after the other along axis 0. Behind them a shard of the vocabulary
     may have padding.
@@ -171,7 +171,7 @@ def _rows_of_outputs(
     if axis.name == "kv" and n > G:  # shards whose attention heads share a KV head have it each
         size, head = length // G, shard * G // n
         return [slice(start + head * size, start + (head + 1) * size)]
-    return [_block(start, length, shards, shard) if axis.name in SPLIT else slice(start, stop)]
+    return [_block(start, length, shards, shard) if axis.name in SHARDED else slice(start, stop)]
 
 
 def _block(start: int, length: int, shards: Shards, shard: int) -> slice:

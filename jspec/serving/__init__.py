@@ -1,6 +1,6 @@
-"""A model for many callers at once: ``AsyncEngine`` serves the requests of asyncio programs.
+"""Concurrent serving: ``AsyncEngine`` for asyncio programs, and the HTTP server.
 
 async_engine.py   ``AsyncEngine``
 openai/           the HTTP server over it, ``jspec serve``
-supervisor/       the HTTP process where several processes run the target
+supervisor/       the HTTP server where several processes run the target
 """

@@ -1,10 +1,10 @@
-"""Text on its way to tokens and back. Nothing is imported here: the process that tries grammars needs next to nothing.
+"""Text to tokens and back. Nothing is imported here, to keep the process that compiles grammars small.
 
-prompts.py         what callers may pass as prompts
-chat_messages.py   messages of a conversation, checked
-chat_template.py   from messages to the tokens of a prompt
-detokenizer.py     what jspec asks of a tokenizer, and text that grows with its tokens
-stop_strings.py    text that can be shown already, and the stop string that ends it
-token_spans.py     which spans of a completion were accepted drafts, and which are the target's own
-grammar/           grammars that restrict completions
+prompts.py         the forms of prompts: text, token ids, dictionaries
+chat_messages.py   chat messages, checked
+chat_template.py   from chat messages to the tokens of a prompt
+detokenizer.py     encoding, and the incremental decoding of a completion
+stop_strings.py    the streamed text of a request, and its stop strings
+token_spans.py     attributes spans of text to accepted drafts or to the target
+grammar/           grammars for structured outputs
 """

@@ -1,17 +1,17 @@
-"""Chat messages as callers give them, checked and in the plain form that chat templates expect."""
+"""Chat messages, checked and converted to the plain form that chat templates expect."""
 
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 TEXT_PARTS = ("text", "input_text", "output_text")  # the types of a part that hold their text under "text"
-REASONING = ("reasoning_content", "reasoning", "thinking")  # what an assistant may have said beside its content
-CALL = "{'function': {'name': ..., 'arguments': ...}}"  # as error messages write a tool call
-SHOWN = 80  # how many characters of a value an error message quotes
+REASONING = ("reasoning_content", "reasoning", "thinking")  # fields with an assistant's reasoning
+CALL = "{'function': {'name': ..., 'arguments': ...}}"  # form of a tool call, for error messages
+SHOWN = 80  # characters of a value that an error message quotes
 
 
 def plain_messages(messages: Any, where: str = "messages") -> list[dict[str, Any]]:
-    """One conversation as a list of dictionaries, of which the caller's own objects are no part.
+    """One conversation as a list of new dictionaries.
 
     A message has the fields of OpenAI's. ``role`` is text. ``content`` is text, or a list of ``{"type": "text", "text":
     ...}`` whose texts are joined by newlines, as in vLLM. Only an assistant's message may be without it, if it has
@@ -22,10 +22,10 @@ def plain_messages(messages: Any, where: str = "messages") -> list[dict[str, Any
     Args:
       messages: a list or another iterable of dictionaries, or of objects with ``model_dump``, as the OpenAI client returns
         them.
-      where: what error messages call the conversation.
+      where: name of the conversation in error messages.
 
     Raises:
-      ValueError: it is none, it is empty, or a message has a field that no template could use.
+      ValueError: this is no conversation, it is empty, or a message has a field that no template could use.
     """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
         raise ValueError(f"{where}={short(messages)}: expected a list of {{'role': ..., 'content': ...}}")
@@ -42,7 +42,7 @@ def is_conversation_list(messages: Any) -> bool:
 
 
 def short(value: Any) -> str:
-    """The ``repr`` of a value for an error message, of a long one the beginning."""
+    """The ``repr`` of a value for an error message, shortened to ``SHOWN`` characters."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 4]} ..."
 
@@ -60,7 +60,7 @@ def _message(where: str, given: Any) -> dict[str, Any]:
         message["content"] = _content(f"{where}.content", message["content"])
     if "tool_calls" in message:
         message["tool_calls"] = _tool_calls(f"{where}.tool_calls", message["tool_calls"])
-        if not message["tool_calls"]:  # for a template, an empty list would be calls all the same
+        if not message["tool_calls"]:  # templates would take an empty list for calls
             del message["tool_calls"]
     speaks = role == "assistant" and any(name in message for name in ("tool_calls", *REASONING))
     if "content" not in message and not speaks:
@@ -85,9 +85,7 @@ def _part(where: str, part: Any) -> str:
         raise ValueError(f"{where}={short(part)}: {expected}")
     kind = part.get("type", "text")
     if kind not in TEXT_PARTS:
-        raise ValueError(
-            f"{where}.type={short(kind)}: models here read text, and no images, sounds or files; {expected}"
-        )
+        raise ValueError(f"{where}.type={short(kind)}: images, audio and files are not supported; {expected}")
     if not isinstance(part.get("text"), str):
         raise ValueError(f"{where}.text={short(part.get('text'))}: {expected}")
     return part["text"]

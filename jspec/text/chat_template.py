@@ -1,8 +1,7 @@
-"""From chat messages to the tokens of a prompt, by the chat template of a checkpoint.
+"""The tokens of a chat, by the chat template of the checkpoint or of the caller.
 
-A template is a Jinja program that comes with a checkpoint, and is therefore not trusted. transformers runs it in Jinja's
-sandbox, which reaches neither files nor Python's internals. A template comes from the checkpoint or from the caller of
-``prompt_tokens``, and from nowhere else.
+A template is a Jinja program, and that of a checkpoint is not trusted. transformers runs it in Jinja's sandbox, which
+reaches neither files nor Python's internals.
 """
 
 import functools
@@ -36,12 +35,12 @@ def prompt_tokens(
 ) -> list[int]:
     """The tokens of a conversation. ``LLM.chat_prompt`` explains the arguments.
 
-    The beginning-of-text token is there as often as the template writes it: the tokenizer adds no second one.
+    The tokenizer adds no beginning-of-text token to those that the template writes.
 
     Args:
       tokenizer: the target's, of transformers; None if its checkpoint has none.
       max_len: the longest text, in tokens.
-      where: what error messages call the conversation.
+      where: name of the conversation in error messages.
 
     Raises:
       ValueError: there is no template, it cannot be used with these messages, or an argument is of the wrong kind.
@@ -78,7 +77,7 @@ def prompt_tokens(
 
 
 def _template(tokenizer: Any, given: str | os.PathLike | None, tools: list[dict[str, Any]] | None) -> str:
-    """The text of the template that applies: the one that was given, or else the checkpoint's."""
+    """The text of the given template, or else of the checkpoint's."""
     if not callable(getattr(tokenizer, "apply_chat_template", None)):
         raise ValueError(
             "messages need a tokenizer of transformers, and the checkpoint has none; pass token ids to jspec.generate()"
@@ -150,7 +149,7 @@ def _render(
 
 
 def _reason(error: BaseException) -> str:
-    """What an error says, on one line without control characters."""
+    """The message of an error on one line without control characters."""
     text = " ".join(str(error).split()).rstrip(".!")
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     return text if len(text) <= MAX_REASON else f"{text[: MAX_REASON - 4]} ..."
@@ -193,7 +192,7 @@ def _documents(given: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]
 
 @functools.cache
 def _reserved() -> frozenset[str]:
-    """Names that a template gets from elsewhere, or that would switch on something of transformers."""
+    """Names that are no template variables: arguments of transformers, and variables that jspec sets."""
     from transformers import PreTrainedTokenizerBase  # imported here, because it takes seconds
 
     names = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters

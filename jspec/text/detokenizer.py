@@ -1,14 +1,14 @@
-"""Between text and tokens: what jspec asks of a tokenizer, and the text of a growing completion."""
+"""The tokenizer's interface, encoding within a limit of tokens, and the incremental decoding of a completion."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders write for bytes that are no complete character
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are no complete character in decoded text
 CONTEXT = 6  # how many tokens before the new ones are decoded with them; vLLM's number
 MAX_SETTLED = 16  # how many settled tokens are kept as context, before they are cut to CONTEXT
 COUNTED_CONTEXTS = 4  # texts of up to so many contexts are encoded, so that an error can say how long they are
-FIRST_PART = 8  # characters for each token that a caller can use, which are encoded first of a long text
-CUT_TOKENS = 64  # a part has at most so many tokens more than the same part of the whole: those of the word that is cut
+FIRST_PART = 8  # characters per usable token in the part of a long text that is encoded first
+CUT_TOKENS = 64  # most tokens that cutting a text within a word adds to the part
 MAX_HELD = 16  # how many tokens may be held back; a character has at most four bytes, so more never become one
 
 
@@ -23,10 +23,10 @@ class Tokenizer(Protocol):
 
 
 def encode(tokenizer: Tokenizer, text: str, what: str, *, add_special_tokens: bool = True) -> list[int]:
-    """The tokens of ``text``, after the beginning-of-text token of a tokenizer that has one, unless without special tokens.
+    """The tokens of ``text``, with the tokenizer's special tokens unless ``add_special_tokens`` is False.
 
     Raises:
-      ValueError: the tokenizer fails; ``what`` says in the message which text that was.
+      ValueError: the tokenizer fails; ``what`` names the text in the message.
     """
     try:
         return tokenizer.encode(text) if add_special_tokens else tokenizer.encode(text, add_special_tokens=False)
@@ -43,9 +43,10 @@ def encode(tokenizer: Tokenizer, text: str, what: str, *, add_special_tokens: bo
 def encode_within(
     tokenizer: Tokenizer, text: str, what: str, most: int, *, last: bool = False, add_special_tokens: bool = True
 ) -> list[int] | None:
-    """The tokens of a text that has at most ``most`` of them, at a cost that does not grow with what is too long.
+    """The tokens of a text with at most ``most`` of them, at a cost that is bounded for longer texts.
 
-    A long text is encoded in part first: four times as much each time, until the part has too many tokens or is all.
+    A long text is encoded in parts, each four times as long as the one before, until a part has too many tokens or is
+    complete.
 
     Args:
       tokenizer, text, what, add_special_tokens: as for ``encode``.
@@ -71,12 +72,12 @@ def encode_within(
 
 
 def kept_tokens(truncate_prompt_tokens: int, max_len: int) -> int:
-    """How many tokens of a prompt ``SamplingParams.truncate_prompt_tokens`` keeps at most, in a context of ``max_len``."""
+    """The most tokens of a prompt after ``SamplingParams.truncate_prompt_tokens``, in a context of ``max_len``."""
     return max_len if truncate_prompt_tokens == -1 else min(truncate_prompt_tokens, max_len)
 
 
 class Detokenizer:
-    """The text of a completion, decoded as its tokens come.
+    """Incremental decoding: the text of a completion as its tokens come.
 
     The prompt's text followed by ``text`` is what the tokens of both decode to as a whole. New tokens cannot be decoded
     by themselves, for three reasons. Decoders of the Llama-2 kind drop the first space of what they are given. Decoders
@@ -102,12 +103,12 @@ class Detokenizer:
 
     @property
     def text(self) -> str:
-        """The text that is settled so far. Later tokens only add to it."""
+        """The text so far that later tokens cannot change, only extend."""
         return "".join(self._pieces)
 
     @property
     def held(self) -> str:
-        """What follows ``text`` if no more tokens come: nothing, or U+FFFD for a character that is incomplete."""
+        """The rest of the text if no more tokens come: empty, or U+FFFD for an incomplete character."""
         return self._added(self._window, self._decode(self._window)) if len(self._window) > self._settled else ""
 
     def add(self, tokens: Sequence[int]) -> str:
@@ -120,8 +121,7 @@ class Detokenizer:
         return added
 
     def _add_at_once(self, tokens: Sequence[int]) -> str | None:
-        """The text that the tokens settle, found with one decode. If a part of it might have to be held back, nothing is
-        done, and the result is None."""
+        """The text that the tokens settle, with one decode; None, without any change, if some may have to be held back."""
         window = [*self._window, *tokens]
         text = self._decode(window)
         if REPLACEMENT in text or not (added := self._added(window, text)):
@@ -163,9 +163,9 @@ class Detokenizer:
         self._window, self._before, self._settled = window, text, len(window)
 
     def _context(self, tokens: Sequence[int]) -> tuple[list[int], str]:
-        """As many of the last tokens as it takes for later tokens to decode after them as they do after all; and their text.
+        """The last few tokens, after which later tokens decode as they do after all of them, and their text.
 
-        They begin at the start of a character, and have some text.
+        They begin at the start of a character and have a text that is not empty.
         """
         size = CONTEXT
         while True:

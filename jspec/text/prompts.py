@@ -1,4 +1,4 @@
-"""What callers may pass as prompts: text, token ids, vLLM's dictionaries of either, one or many."""
+"""The forms of prompts, one or many: text, token ids, or vLLM's dictionaries of either."""
 
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ def as_list(prompts: Any) -> tuple[list[Any], bool]:
     """The prompts in a list, and whether a single prompt was given: text, a flat sequence of ids, or a dictionary.
 
     Raises:
-      ValueError: what was given is neither a prompt nor an ordered collection of prompts.
+      ValueError: ``prompts`` is neither a prompt nor an ordered collection of prompts.
     """
     if isinstance(prompts, str | Mapping):
         return [prompts], True
@@ -41,7 +41,7 @@ def _is_scalar(value) -> bool:
 
 
 def text_or_ids(index: int, prompt: Prompt) -> str | Sequence[int]:
-    """What prompt ``index`` says, without the dictionary around it.
+    """The text or token ids of prompt ``index``, taken out of its dictionary if it is one.
 
     Raises:
       ValueError: the dictionary holds neither text nor ids, or other things too.
@@ -73,11 +73,11 @@ def flat_ids(token_ids: Any, what: str, expected: str = "") -> np.ndarray:
 
     Args:
       token_ids: any flat sequence of integers, or an array.
-      what: what an error message calls them, ``prompt 3`` for example.
-      expected: what else a caller could have given, for the message: ``a string or ``, for example.
+      what: name of the prompt in error messages, ``prompt 3`` for example.
+      expected: other accepted forms for the message, ``a string or `` for example.
 
     Raises:
-      ValueError: ``token_ids`` is no flat sequence of integers.
+      ValueError: ``token_ids`` is not a flat sequence of integers.
     """
     try:
         tokens = np.asarray(token_ids)

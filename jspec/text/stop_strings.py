@@ -1,4 +1,4 @@
-"""The text of a request while its tokens come: what of it can be shown already, and the stop string that ends it."""
+"""The streamed text of a request: the part that later tokens cannot change, and the stop string that ends it."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from jspec.text.detokenizer import Detokenizer
 class Completion:
     """The text of one request as its tokens come, up to its first stop string.
 
-    A caller adds tokens round by round, takes what can be shown after each if it streams, and says when no more come. A
-    stop token is no part of the text, so it is not added. One thread may use a completion at a time.
+    Call ``add`` for the tokens of each round, ``take`` for the text that can be streamed, and ``end`` after the last. A stop
+    token is not part of the text, so it is not added. Not thread-safe.
 
-    With stop strings every token is decoded when it is added. Without any, tokens are decoded together when the text is
-    asked for: a caller who waits for the end pays a few decodes in all.
+    With stop strings every token is decoded when it is added. Without, tokens are decoded together when text is taken, so
+    a text that is not streamed costs a few decodes in all.
 
     Args:
       detokenizer: one that knows the prompt and has no new tokens yet.
@@ -35,14 +35,14 @@ class Completion:
         self._length = 0  # characters of settled text
         self._recent = ""  # the end of that text, in which a stop string may have begun
         self._longest = max(map(len, self._strings), default=0)
-        self._pieces = list[str]()  # the text that ``take`` has not given out
-        self._shown = list[str]()  # the text that it has
+        self._pieces = list[str]()  # the text that ``take`` has not returned
+        self._shown = list[str]()  # the text that it has returned
         self._cut: int | None = None  # where in the settled text the stop string begins
         self._held = ""  # what follows the settled text, known at the end
         self._ended = False
 
     def add(self, tokens: Sequence[int]) -> int | None:
-        """Add new tokens, and look for the first stop string.
+        """Add new tokens, and search for the first stop string.
 
         If one token completes several stop strings, then the one that begins first counts, and of those that begin there
         the shortest.
@@ -65,16 +65,16 @@ class Completion:
             if not added:
                 continue
             self._pieces.append(added)
-            if found := self._first(added):
-                self._stop_at(*found)
+            if stop := self._first(added):
+                self._stop_at(*stop)
                 return self._searched
         return None
 
     def take(self) -> str:
         """The text since the last ``take`` that no later token can change or cut off.
 
-        That is all of it, except for a character that is incomplete and for what may be the beginning of a stop string.
-        After the end nothing is held back any more. All that ``take`` ever returns, joined, is ``text`` at the end.
+        An incomplete character and a possible beginning of a stop string are held back until the end. All returned texts,
+        joined, are ``text`` at the end.
         """
         self._decode_waiting()
         text = "".join(self._pieces)
@@ -91,9 +91,9 @@ class Completion:
         return "".join(self._shown)
 
     def end(self):
-        """Say that no more tokens come: what is left of an incomplete character becomes part of the text.
+        """End the text after the last token; an incomplete character becomes part of it.
 
-        After a stop string there is nothing left to do, and a second call does nothing.
+        Does nothing after a stop string or a first call.
         """
         if self._ended:
             return
@@ -104,8 +104,8 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """The text so far, up to the stop string if there is one. Before the end it is without an incomplete character,
-        and a later stop string may cut it."""
+        """The text so far, up to the stop string if there is one. Before the end it lacks an incomplete character, and a
+        later stop string may cut it."""
         self._decode_waiting()
         return self._detokenizer.text[: self._cut] + self._held
 
@@ -126,14 +126,14 @@ class Completion:
         return min(((start + place, string) for place, string in places if place >= 0), default=None)
 
     def _stop_at(self, start: int, string: str):
-        """End the text with ``string``, which begins at ``start``. ``take`` has given out nothing from there on."""
+        """End the text with ``string``, which begins at ``start``. ``take`` has returned nothing from there on."""
         left, cut = "".join(self._pieces), start + (len(string) if self._include_stop else 0)
         self._pieces = [left[: len(left) - (self._length - cut)]]
         self.stop, self._cut, self._ended = string, cut, True
 
 
 def _may_begin(string: str, text: str) -> int:
-    """The first place from which ``text`` goes on to its end as ``string`` begins, short of all of it; else its length.
+    """The start of the longest proper prefix of ``string`` that ``text`` ends with; the length of ``text`` if there is none.
 
     For ``aab`` after ``xaaa`` that is 2.
     """

@@ -1,1 +1,17 @@
-"""Training of draft heads, as the command ``jspec train`` runs it."""
+"""Training of draft heads: ``jspec train``.
+
+command.py          the command and its arguments
+run.py              one training run, from its settings to the exported head
+methods.py          config, objective and initial weights of a new head
+objectives.py       losses of EAGLE, EAGLE-3, P-EAGLE, MTP, MLP speculator and Medusa
+block.py            losses of block drafters: DFlash and DSpark
+losses.py           the target's distributions, and cross-entropies against them
+ttt_attention.py    attention of training-time test: a round from every slot of a text
+block_attention.py  attention of blocks at many anchors
+data.py             corpora from files
+loop.py             the training loop
+data_parallel.py    training with a sharded target
+acceptance.py       acceptance length, measured by the engine
+checkpoints.py      training states on disk
+report.py           losses.csv, losses.png and figures.json
+"""

@@ -1,4 +1,4 @@
-"""The acceptance length of a draft head during training, measured by serving it with jspec's own engine.
+"""The acceptance length of a draft head during training, measured with jspec's engine.
 
 A lower loss matters only as far as the target accepts more drafts. So each evaluation generates text with the weights of
 that step, and counts the tokens per verify pass.
@@ -18,7 +18,7 @@ from jspec.llm import LLM
 from jspec.models import build_head
 from jspec.outputs import Stats
 from jspec.sampling.params import SamplingParams
-from jspec.train.data_parallel import beside
+from jspec.train.data_parallel import replicate_beside
 from jspec.train.loop import Params
 
 TEMPERATURES = (0.0, 1.0)
@@ -33,12 +33,12 @@ class ServedAcceptance:
     The engine is compiled at the first call. Later calls only replace the head's weights.
 
     Args:
-      target: the target's module, whose parameters have ``dtype``. It may be in shards.
+      target: the target's module, whose parameters have ``dtype``; may be sharded.
       config: the draft head's config.
       held_out: token ids ``[N]`` on the host. The prompts are excerpts of it at evenly spaced positions.
       prompts: number of prompts.
       depths: number of drafts that the head is trained to make. K, the number of drafts per round, is the smaller of
-        this and ``MAX_DRAFT_TOKENS``. For a draft head whose checkpoint knows no number of drafts, K is always
+        this and ``MAX_DRAFT_TOKENS``. For a draft head whose checkpoint has no number of drafts, K is always
         ``MAX_DRAFT_TOKENS``: an EAGLE head is trained to make a single draft, but when it serves it reads its own hidden
         states as features and drafts any number.
       dtype: ``bfloat16`` or ``float32``.
@@ -64,7 +64,7 @@ class ServedAcceptance:
         Args:
           params: all parameters of the head under dotted names, the ones that are not trained included.
         """
-        head = beside(self._target, build_head(self._config, params, self._dtype).prepare())
+        head = replicate_beside(self._target, build_head(self._config, params, self._dtype).prepare())
         if self._llm is None:
             self._llm = self._make_llm(head)
         else:

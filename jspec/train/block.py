@@ -23,7 +23,7 @@ from jspec.train.objectives import frequent_tokens, known_tokens, output_head_of
 
 
 class DraftSlots(NamedTuple):
-    """Draft i of every block: what makes it, and what it is compared with.
+    """Draft i of every block: its inputs, and its label and target distribution.
 
     ``filled`` returns those of all K drafts, where each array has an axis ``[K, ...]`` before the others.
 
@@ -154,7 +154,7 @@ def filled(head: Any, target: Target, batch: TrainingBatch, anchors, decay: floa
 
 
 def _markov_reads(head, hidden, previous) -> jax.Array | None:
-    """What the Markov head reads for each draft, ``[K, B, A, Rm]``; None if there is none.
+    """Inputs of the Markov head for each draft, ``[K, B, A, Rm]``; None without one.
 
     Args:
       head: the draft head.

@@ -1,7 +1,7 @@
 """Training states on disk, as Orbax checkpoints.
 
-A state is written completely or not at all, so a run that is killed while it saves can still resume from the one before.
-The newest two are kept.
+States are written atomically, so a run that is killed while it saves can resume from the state before. The newest two
+remain on disk.
 """
 
 import pathlib

@@ -10,7 +10,7 @@ METHODS = tuple(trained())
 
 
 def add_arguments(parser: argparse.ArgumentParser):
-    """Declare the arguments. Nothing that training needs is imported for that."""
+    """Declare the arguments, without importing JAX."""
     parser.add_argument("--method", choices=METHODS, required=True, help="kind of draft head")
     parser.add_argument("--target", type=pathlib.Path, required=True, help="checkpoint folder of the target")
     parser.add_argument(
@@ -25,11 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser):
     parser.add_argument("--resume", action="store_true", help="continue from the newest state in OUT")
     parser.add_argument(
         "--target-name",
-        help="the name of the target in the head's config.json, in layouts that have it; default: its path",
+        help="name of the target in the head's config.json, in layouts that have it; default: its path",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="what target and head compute in"
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        default="bfloat16",
+        help="dtype of the computations of target and head",
     )
     add_shard_options(parser)
 
@@ -95,11 +98,11 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 def run(args: argparse.Namespace) -> int:
     """Train a draft head, and print its size and acceptance lengths; returns the exit code."""
-    from jspec.train.loop import Plan
+    from jspec.train.loop import TrainingPlan
     from jspec.train.methods import Sizes
     from jspec.train.run import HEAD_FOLDER, TrainingRun, train
 
-    plan = Plan(
+    plan = TrainingPlan(
         steps=args.steps,
         peak_rate=args.peak_rate,
         weight_decay=args.weight_decay,
@@ -138,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     )
     try:
         figures = train(run_settings)
-    except FloatingPointError as error:  # caused by a setting, so it is reported as other mistakes in the arguments
+    except FloatingPointError as error:  # a setting caused it, so it is reported as a mistake in the arguments
         raise ValueError(str(error)) from error
     lengths = ", ".join(f"{length:.2f} at temperature {t}" for t, length in figures["acceptance_length"].items())
     print(f"{args.out / HEAD_FOLDER}: {figures['parameters']:,} parameters, acceptance length {lengths}")

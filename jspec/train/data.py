@@ -1,4 +1,4 @@
-"""Training data: files of text or token ids, read as one long sequence to train on and one that is held out."""
+"""Training data: files of text or token ids as one sequence for training and one that is held out."""
 
 import hashlib
 import json

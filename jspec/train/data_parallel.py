@@ -1,8 +1,8 @@
-"""Training with a target in shards: every device trains the draft head on some of the windows of a step.
+"""Data-parallel training of a draft head beside a sharded target: each device trains on some of the windows of a step.
 
-The target's forward pass takes all devices for every window, as in serving. What the draft head makes of it is each device's
-own: it has all of the head's weights, and computes the loss of its own windows. It gets the target's logits of these
-alone, so that no device has the logits of all windows.
+The target's forward pass is tensor-parallel over all devices for every window, as in serving. The draft head is replicated,
+and each device computes the loss of its own windows. It gets the target's logits of only these, so that no device has the
+logits of all windows.
 
 For example, with two devices and eight windows the target reads eight windows on both, each with its half of the attention
 heads. Then the first device trains the draft head on windows 0 to 3, the second on windows 4 to 7, and the gradients are
@@ -24,16 +24,15 @@ from jspec.models.sharding import on_every_device
 from jspec.train.loop import Loss
 from jspec.train.objectives import Objective, loss_of
 
-_SAME = PartitionSpec()  # of an array that is the same on every device
+_REPLICATED = PartitionSpec()
 
 
 @dataclasses.dataclass(frozen=True)
 class OwnWindows:
-    """A target in shards that takes each device's own windows, and gives what belongs to them.
+    """A sharded target with the interface of an unsharded one, for the device's own windows inside of a ``jax.shard_map``.
 
-    For the inside of a ``jax.shard_map``, where losses and draft heads use it as they use a whole target. Every method
-    brings the windows of all devices together, because each of n shards can do only its part for all of them. B is the
-    number of a device's own windows.
+    Every method gathers the windows of all devices, because each of n shards can compute only its part for all of them. B is
+    the number of a device's own windows.
 
     Attributes:
       target: the module of one shard.
@@ -43,7 +42,7 @@ class OwnWindows:
 
     @property
     def config(self) -> ModelConfig:
-        """The architecture of the whole target."""
+        """The config of the unsharded target."""
         return self.target.config
 
     def embed(self, tokens) -> jax.Array:
@@ -52,8 +51,7 @@ class OwnWindows:
         return dealing.mine(self.target.embed(dealing.everyone(tokens)))
 
     def with_auxiliary(self, tokens, positions, cache, view: CausalView, aux_layers: tuple[int, ...]):
-        """Hidden states ``[B, T, D]``, features ``[B, T, E]`` and the cache, as ``Decoder.with_auxiliary`` returns them; the
-        cache alone is that of all windows."""
+        """Hidden states ``[B, T, D]``, features ``[B, T, E]`` and the cache of all windows; see ``Decoder``."""
         dealing = self._dealing(tokens)
         tokens, positions, view = jax.tree.map(dealing.everyone, (tokens, positions, view))
         hidden, features, cache = self.target.with_auxiliary(tokens, positions, cache, view, aux_layers)
@@ -65,7 +63,7 @@ class OwnWindows:
         return dealing.logits(self.target, dealing.everyone(hidden))
 
     def before_head(self, hidden) -> jax.Array:
-        """What the output head reads of all windows, ``[n B, T, D]``, from the hidden states of the own, ``[B, T, D]``."""
+        """Inputs of the output head for all windows, ``[n B, T, D]``, from hidden states of the own ones, ``[B, T, D]``."""
         return self.target.before_head(self._dealing(hidden).everyone(hidden))
 
     def scaled_logits(self, products) -> jax.Array:
@@ -89,29 +87,28 @@ class OwnWindows:
         return Dealing(shards, len(own))
 
 
-def spread_loss(objective: Objective, target: Decoder, dtype: str) -> Loss:
-    """The loss of ``loss_of`` for a target in shards, with the same arguments. It is the loss of all windows.
+def sharded_loss(objective: Objective, target: Decoder, dtype: str) -> Loss:
+    """The loss of ``loss_of`` over all windows for a sharded target, with the same arguments.
 
-    The number of devices has to divide that of the windows. Inside of the ``jax.shard_map`` each has the loss of its own
-    windows, and the mean over the devices is taken outside of it. A gradient comes back the same way: each device gets that
-    of its own windows, and as the weights are the same on every device, the ``jax.shard_map`` adds up what they get.
+    The number of devices has to divide that of the windows. Inside of the ``jax.shard_map`` each device computes the loss
+    of its own windows, and the mean over the devices is taken outside. Each device gets the gradient of its own windows,
+    and because the weights are replicated, the ``jax.shard_map`` sums them.
 
     Args:
-      objective: what is minimised, a mean over the windows.
-      target: the target in shards.
+      objective: the objective, a mean over the windows.
+      target: the sharded target.
       dtype: ``bfloat16`` or ``float32``, in which target and head compute.
     """
     spread, shards, merge = Spread.of(target, None), target.shards, flatten(target).merge
     assert spread is not None
     assert shards is not None
     loss = loss_of(objective, lambda leaves: OwnWindows(merge(leaves)), dtype, shards.axis)
-    given = _SAME, (list(spread.leaves[0]), _SAME), PartitionSpec(shards.axis), _SAME
+    given = _REPLICATED, (list(spread.leaves[0]), _REPLICATED), PartitionSpec(shards.axis), _REPLICATED
     each = spread.over(lambda *args: loss(*args)[None], given, PartitionSpec(shards.axis))
     return lambda *args: each(*args).mean()
 
 
-def beside(target: Any, arrays: Any) -> Any:
-    """A draft head, or a pytree of arrays, where the target computes: on each of its devices if it is in shards, and
-    otherwise as it is."""
+def replicate_beside(target: Any, arrays: Any) -> Any:
+    """A draft head, or a pytree of arrays, replicated on the devices of a sharded target; unchanged for an unsharded one."""
     spread = Spread.of(target, None)
     return arrays if spread is None else on_every_device(arrays, spread.mesh)

@@ -1,4 +1,4 @@
-"""The training loop: AdamW on random windows of a corpus, keeping the weights with the lowest held-out loss.
+"""The training loop: AdamW on random windows of a corpus; it returns the weights with the lowest held-out loss.
 
 The whole corpus lies on the device, so a step draws its windows without copying tokens from the host. Params are flat
 dicts from dotted names to fp32 master weights. A loss is a function
@@ -30,7 +30,7 @@ Loss = Callable[[Params, Any, jax.Array, jax.Array], Any]  # a measure that is o
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The optimizer, the batch size and the number of steps with which one model is trained.
 
     Attributes:
@@ -123,14 +123,14 @@ class TrainState(NamedTuple):
 
 
 class Store(Protocol):
-    """Keeps training states for ``fit``. ``jspec.train.checkpoints.Checkpoints`` implements it with files."""
+    """Stores training states for ``fit``. ``jspec.train.checkpoints.Checkpoints`` implements it with files."""
 
     def latest(self, like: TrainState) -> TrainState | None:
         """The newest state, with the structure and shapes of ``like``, or None if there is none."""
         ...
 
     def save(self, state: TrainState) -> None:
-        """Keep ``state`` as the newest one."""
+        """Store ``state`` as the newest one."""
         ...
 
 
@@ -205,7 +205,7 @@ def make_evaluator(measure: Loss, tokens: np.ndarray, batch_shape: tuple[int, in
 
 
 def fit(
-    plan: Plan,
+    plan: TrainingPlan,
     loss: Loss,
     evaluate: Callable,
     params: Params,

@@ -1,4 +1,4 @@
-"""From a target and a few sizes to a new draft head: its config, its training objective, and its first weights."""
+"""A new draft head for a target: its config, its training objective, and its initial weights."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ LOSSES = ("published", "soft")
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """What can be chosen about a new draft head. None takes the default, which is the target's own size where none is given.
+    """Sizes and options of a new draft head. None takes the default; where none is named, that is the target's size.
 
     Attributes:
       num_draft_tokens: how many tokens of a round the head learns to draft. By default 7 for eagle3 and 3 for mtp, where it
@@ -54,9 +54,9 @@ class Sizes:
       inner_size: the width of an MLP speculator's state.
       tie: whether the stages of an MLP speculator share their weights.
       borrow_head: whether Medusa heads use the target's output head and have none of their own.
-      markov: by what a dspark head makes a draft depend on the one before it: ``vanilla``, which is the default, ``gated``
-        or ``rnn``. ``jspec.config.heads.BlockConfig`` says what they are.
-      markov_rank: Rm, the rank of that. By default 256.
+      markov: the Markov head of a dspark head: ``vanilla``, which is the default, ``gated`` or ``rnn``; see
+        ``jspec.config.heads.BlockConfig``.
+      markov_rank: Rm, the rank of the Markov head. By default 256.
       loss: what a dspark or dflash head learns from. ``published``, the default, is the loss of the method's authors.
         ``soft`` compares all drafts with the target's distributions by their cross-entropy, as the other methods do.
       anchor_spacing: a window of n tokens fills n / ``anchor_spacing`` blocks of a dspark or dflash head. By default 8.

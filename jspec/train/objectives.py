@@ -26,7 +26,7 @@ from jspec.train.ttt_attention import Branches
 
 
 class Objective(Protocol):
-    """What training minimises for one kind of draft head, and where its weights start.
+    """The loss of one kind of draft head, and its initial weights.
 
     Example::
 
@@ -182,7 +182,7 @@ class FeatureRegression(FullVocabulary):
         return self.regression * distance.mean() + self.cross_entropy * entropy.mean()
 
     def _noise(self, batch: TrainingBatch, key) -> jax.Array:
-        """What is added to the features, ``[B, n, E]`` in their dtype."""
+        """The noise that is added to the features, ``[B, n, E]`` in their dtype."""
         shape, dtype = batch.features.shape[1:], batch.features.dtype
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, batch.numbers)
         return jax.vmap(lambda key: jax.random.uniform(key, shape, dtype, -self.noise, self.noise))(keys)

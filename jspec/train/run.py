@@ -1,4 +1,4 @@
-"""One training run: from a target and data to a trained draft head in its public layout, with a log, a plot and figures."""
+"""One training run: target and data in; out come a draft head in its public layout, a log, a plot and figures."""
 
 import dataclasses
 import functools
@@ -22,8 +22,8 @@ from jspec.models.flatten import flatten
 from jspec.train.acceptance import TEMPERATURES, ServedAcceptance
 from jspec.train.checkpoints import Checkpoints
 from jspec.train.data import Corpus, read_corpus
-from jspec.train.data_parallel import beside, spread_loss
-from jspec.train.loop import Loss, Plan, TrainingProgress, fit, make_evaluator
+from jspec.train.data_parallel import replicate_beside, sharded_loss
+from jspec.train.loop import Loss, TrainingPlan, TrainingProgress, fit, make_evaluator
 from jspec.train.methods import Sizes, initial_params, make_objective
 from jspec.train.objectives import Objective, loss_of
 from jspec.train.report import FIGURES_FILE, Log, versions, write_json
@@ -42,7 +42,7 @@ class TrainingRun:
       data: file or folder of texts or token ids; ``read_corpus`` says which kinds there are.
       out: folder that the run writes. The draft head goes to ``head/`` and the training states to ``state/``.
       plan: number of steps, batch size and optimizer.
-      sizes: dimensions of the draft head, and what else can be chosen about it.
+      sizes: dimensions and options of the draft head.
       prompts: number of held-out prompts on which acceptance is measured.
       dtype: ``bfloat16`` or ``float32``, in which target and draft head compute. Master weights and the optimizer's
         state are fp32 in both cases.
@@ -50,9 +50,9 @@ class TrainingRun:
       resume: whether to continue from the newest state in ``out``.
       target_name: name or path of the target that is written into the head's config, in the layouts that have a field
         for it. None writes the absolute path of ``target``.
-      tensor_parallel: N, over how many devices the target is split (``jspec.load``). Each trains the draft head on 1 / N of
-        the windows of a step.
-      expert_parallel: whether each of these devices has some of the experts, and not a part of each.
+      tensor_parallel: N, number of devices over which the target is sharded (``jspec.load``). Each trains the draft head on
+        1 / N of the windows of a step.
+      expert_parallel: whether each of these devices has some of the experts instead of a part of each.
 
     Example::
 
@@ -65,7 +65,7 @@ class TrainingRun:
     target: pathlib.Path
     data: pathlib.Path
     out: pathlib.Path
-    plan: Plan
+    plan: TrainingPlan
     sizes: Sizes = dataclasses.field(default_factory=Sizes)
     prompts: int = 16
     dtype: str = "bfloat16"
@@ -78,10 +78,10 @@ class TrainingRun:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingInputs:
-    """What a run needs in memory.
+    """The loaded target, data and objective of a run.
 
     Attributes:
-      target: the target's module, in the run's dtype. With ``tensor_parallel`` it is in shards.
+      target: the target's module, in the run's dtype; sharded with ``tensor_parallel``.
       corpus: token ids to train on, and held-out ones.
       objective: the draft head's config and its loss.
     """
@@ -112,12 +112,12 @@ def prepare(run: TrainingRun) -> TrainingInputs:
     require(shortest <= length <= longest, "length", length, f"in {shortest}..{longest}, the target's positions")
     _require_windows(run.plan, run.tensor_parallel)
     corpus = read_corpus(run.data, checkpoint.tokenizer, config.vocab_size, config.eos_token_ids, length)
-    _held_out_windows(corpus, run)  # of which there may be too few
+    _held_out_windows(corpus, run)  # raises if there are too few
     return TrainingInputs(build_model(config.for_length(length), params, run.dtype, shards), corpus, objective)
 
 
-def _require_windows(plan: Plan, devices: int):
-    """Raise a ValueError unless each of the devices trains on as many of the windows of a step."""
+def _require_windows(plan: TrainingPlan, devices: int):
+    """Raise a ValueError unless the windows of a step can be divided evenly among the devices."""
     B, T = plan.batch_shape
     expected = f"{devices} windows of {T} tokens or a multiple, as many for each device of tensor_parallel={devices}"
     require(B % devices == 0, "tokens_per_step", plan.tokens_per_step, expected)
@@ -157,7 +157,7 @@ def train(run: TrainingRun) -> dict:
 
     if store.step is None:
         report(TrainingProgress(0, 0.0, math.nan, evaluate(params, frozen)), params)
-    place = functools.partial(beside, target)
+    place = functools.partial(replicate_beside, target)
     tokens = place(jnp.asarray(inputs.corpus.train))
     best = fit(plan, loss, evaluate, params, frozen, tokens, key, report, store, place)
     return _finish(run, inputs, {**best, **constants}, evaluate(best, frozen), served, log)
@@ -192,13 +192,10 @@ def _finish(
 
 
 def initialise(run: TrainingRun, inputs: TrainingInputs) -> tuple[dict, dict, jax.Array]:
-    """What training starts from: initial fp32 weights, parameters that stay constant, and the key for ``fit``.
-
-    They are on every device of the target.
-    """
+    """Initial fp32 weights, constant parameters, and the key for ``fit``, on every device of the target."""
     weight_key, key = jax.random.split(jax.random.key(run.seed))
     params, constants = initial_params(inputs.objective, inputs.target, inputs.corpus.train, weight_key)
-    return beside(inputs.target, (params, constants, key))
+    return replicate_beside(inputs.target, (params, constants, key))
 
 
 def make_loss(run: TrainingRun, inputs: TrainingInputs) -> Loss:
@@ -206,7 +203,7 @@ def make_loss(run: TrainingRun, inputs: TrainingInputs) -> Loss:
     target, objective = inputs.target, inputs.objective
     if target.shards is None:
         return loss_of(objective, flatten(target).merge, run.dtype)
-    return spread_loss(objective, target, run.dtype)
+    return sharded_loss(objective, target, run.dtype)
 
 
 def _held_out_windows(corpus: Corpus, run: TrainingRun) -> tuple[np.ndarray, tuple[int, int]]:
@@ -229,12 +226,12 @@ def _held_out_windows(corpus: Corpus, run: TrainingRun) -> tuple[np.ndarray, tup
 
 
 def _check_output_folder(run: TrainingRun):
-    """Raise ValueError unless ``out`` is free for a new run, or holds the run that is to be resumed."""
+    """Raise a ValueError unless ``out`` is empty, or holds the run to resume."""
     file = run.out / SETTINGS_FILE
     if run.resume and not file.is_file():
-        raise ValueError(f"out={str(run.out)!r} holds no run to go on with: expected an earlier run's, or no --resume")
+        raise ValueError(f"out={str(run.out)!r} holds no run to resume: expected the folder of one, or no --resume")
     if not run.resume and run.out.exists() and any(run.out.iterdir()):
-        raise ValueError(f"out={str(run.out)!r} is not empty: expected a new folder, or --resume to go on with its run")
+        raise ValueError(f"out={str(run.out)!r} is not empty: expected a new folder, or --resume to continue its run")
 
 
 def _settings(run: TrainingRun, inputs: TrainingInputs) -> dict:

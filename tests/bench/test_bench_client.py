@@ -1,11 +1,11 @@
-"""The client of ``jspec bench serve`` takes down when text comes, and an answer that is none is a failure with a reason."""
+"""The client of ``jspec bench serve`` records when chunks come, and every bad response is a failure with a reason."""
 
 import asyncio
 
 import pytest
 from fake_server import CHUNKS, FAILURES, PAUSE, TOKENS, fake_server
 
-from jspec.bench.client import CHAT, PATHS, Endpoint, ask
+from jspec.bench.client import CHAT, PATHS, Endpoint, send_request
 from jspec.bench.datasets import Sample
 from jspec.bench.load import Outcome, send, session
 
@@ -23,22 +23,22 @@ def endpoint(server, model="sound", chat=False, **fields) -> Endpoint:
     return Endpoint(server.url + path, model, chat, fields)
 
 
-def answer(server, *args, **fields):
+def response(server, *args, **fields):
     async def run():
         async with session() as client:
-            return await ask(client, endpoint(server, *args, **fields), SAMPLE)
+            return await send_request(client, endpoint(server, *args, **fields), SAMPLE)
 
     return asyncio.run(run())
 
 
-def test_a_completion(server):
-    found = answer(server, temperature=0.5)
-    assert (found.error, found.text) == ("", "".join(CHUNKS))
-    assert (found.prompt_tokens, found.output_tokens) == (5, TOKENS)
-    assert len(found.told) == len(CHUNKS)
-    assert len(found.gaps) == len(CHUNKS) - 1
-    assert min(found.ttft, *found.gaps) > 0.8 * PAUSE
-    assert found.latency > 2.4 * PAUSE
+def test_completion_has_text_usage_and_chunk_times(server):
+    completion = response(server, temperature=0.5)
+    assert (completion.error, completion.text) == ("", "".join(CHUNKS))
+    assert (completion.prompt_tokens, completion.output_tokens) == (5, TOKENS)
+    assert len(completion.chunk_times) == len(CHUNKS)
+    assert len(completion.gaps) == len(CHUNKS) - 1
+    assert min(completion.ttft, *completion.gaps) > 0.8 * PAUSE
+    assert completion.latency > 2.4 * PAUSE
     assert server.bodies[-1] == {
         "model": "sound",
         "prompt": "a prompt",
@@ -49,9 +49,9 @@ def test_a_completion(server):
     }
 
 
-def test_a_chat(server):
-    found = answer(server, "sound", True)
-    assert (found.error, found.text, found.output_tokens) == ("", "".join(CHUNKS), TOKENS)
+def test_chat_sends_the_prompt_as_a_user_message(server):
+    chat = response(server, "sound", True)
+    assert (chat.error, chat.text, chat.output_tokens) == ("", "".join(CHUNKS), TOKENS)
     assert server.bodies[-1]["messages"] == [{"role": "user", "content": "a prompt"}]
     assert server.bodies[-1]["max_completion_tokens"] == 9
 
@@ -64,28 +64,28 @@ REASONS = {
     "error": "an error in the stream: out of memory",
     "whole": "no stream of events, but application/json",
     "endless line": "Got more than",
-    "silent": "the stream ended before the answer did",
+    "silent": "the stream ended before the response did",
     "odd usage": "no numbers of tokens in usage",
 }
 
 
 @pytest.mark.parametrize("how", FAILURES)
-def test_an_answer_that_is_none(server, how):
-    found = answer(server, how)
-    assert REASONS[how] in found.error
-    assert found.ended >= found.sent
+def test_bad_response_is_an_error_with_its_reason(server, how):
+    failed = response(server, how)
+    assert REASONS[how] in failed.error
+    assert failed.ended >= failed.sent
 
 
-def test_nobody_listens():
+def test_refused_connection_is_an_error():
     async def run():
         async with session() as client:
-            return await ask(client, Endpoint("http://127.0.0.1:9/v1/completions", "m"), SAMPLE)
+            return await send_request(client, Endpoint("http://127.0.0.1:9/v1/completions", "m"), SAMPLE)
 
     assert "Cannot connect" in asyncio.run(run()).error
 
 
 def sent(server, count: int, times=None, max_concurrency=None, cancel_after=None) -> tuple[Outcome, int, int]:
-    """The outcome, how often an end was told, and how many tasks are left."""
+    """The outcome, how often ``ended`` was called, and how many tasks are left."""
     ends = []
 
     async def run():
@@ -103,30 +103,31 @@ def sent(server, count: int, times=None, max_concurrency=None, cancel_after=None
     return asyncio.run(run())
 
 
-def test_requests_are_sent_at_their_times_and_kept_in_order(server):
+def test_requests_are_sent_at_their_times_and_reported_in_order(server):
     times = [0.0, 0.0, 0.1, 0.3]
     outcome, ends, tasks = sent(server, 4, times)
-    assert [one.sample.prompt for one in outcome.answers] == ["prompt 0", "the bad one", "prompt 2", "prompt 3"]
-    assert [bool(one.error) for one in outcome.answers] == [False, True, False, False]
-    offsets = [one.sent - outcome.answers[0].sent for one in outcome.answers]
+    prompts = [response.sample.prompt for response in outcome.responses]
+    assert prompts == ["prompt 0", "the bad one", "prompt 2", "prompt 3"]
+    assert [bool(response.error) for response in outcome.responses] == [False, True, False, False]
+    offsets = [response.sent - outcome.responses[0].sent for response in outcome.responses]
     assert offsets == pytest.approx(times, abs=0.08)
     assert (ends, tasks, outcome.interrupted) == (4, 0, False)
     assert outcome.seconds >= 0.3 + 3 * PAUSE
 
 
-def test_no_more_than_so_many_are_under_way(server):
+def test_max_concurrency_limits_requests_under_way(server):
     server.most_under_way = 0
     outcome, *_ = sent(server, 9, max_concurrency=3)
     assert server.most_under_way == 3
-    assert len(outcome.answers) == 9
+    assert len(outcome.responses) == 9
     server.most_under_way = 0
     sent(server, 9)
     assert server.most_under_way >= 6  # the bad one ends at once
 
 
-def test_a_cancellation_keeps_what_was_measured_and_leaves_no_tasks(server):
+def test_cancellation_returns_responses_so_far_and_leaves_no_tasks(server):
     outcome, ends, tasks = sent(server, 4, [0.0, 0.0, 0.0, 60.0], cancel_after=0.6)
     assert outcome.interrupted
-    assert (len(outcome.answers), ends, tasks) == (3, 3, 0)
+    assert (len(outcome.responses), ends, tasks) == (3, 3, 0)
     outcome, ends, tasks = sent(server, 2, [60.0, 60.0], cancel_after=0.1)
-    assert (outcome.interrupted, outcome.answers, tasks) == (True, [], 0)
+    assert (outcome.interrupted, outcome.responses, tasks) == (True, [], 0)

@@ -43,7 +43,7 @@ def line(out: str, label: str) -> str:
     return re.search(rf"^{re.escape(label)} +(\S.*)$", out, re.MULTILINE)[1]
 
 
-def test_a_run_and_its_files(server, prompts, tmp_path, capsys, monkeypatch):
+def test_run_prints_a_report_and_writes_its_files(server, prompts, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "a-key")
     options = ["--num-prompts", "7", "--max-concurrency", "4", "--temperature", "0.7", "--top-k", "5", "--ignore-eos"]
     options += ["--extra-body", '{"seed": 3}', "--goodput", "ttft:10000", "tpot:1", "--label", "a label"]
@@ -81,7 +81,7 @@ def test_a_run_and_its_files(server, prompts, tmp_path, capsys, monkeypatch):
     assert (tmp_path / "run.svg").read_text().startswith("<?xml")
 
 
-def test_speculation_is_what_the_counters_grew_by(server, prompts, capsys, tmp_path):
+def test_speculation_is_the_growth_of_the_counters(server, prompts, capsys, tmp_path):
     server.pages = [page(10, 30, 15, [9, 4, 2]), page(30, 90, 45, [25, 13, 7])]
     options = ["--num-prompts", "3", "--save-result", "--result-dir", str(tmp_path), "--result-filename", "r.json"]
     options += ["--num-warmups", "2"]
@@ -98,7 +98,7 @@ def test_speculation_is_what_the_counters_grew_by(server, prompts, capsys, tmp_p
     assert server.looks == [2, 5]  # behind the requests before the measurement, and behind the measurement
 
 
-def test_failures_are_counted_and_told(server, prompts, capsys):
+def test_failures_are_counted_and_printed(server, prompts, capsys):
     bad = json.dumps({"prompt": "the bad one"})
     prompts.write_text(f"{prompts.read_text()}{bad}\n{bad}\n")
     assert cli.main(arguments(server, prompts, "--num-prompts", "7")) == 0
@@ -113,9 +113,9 @@ def test_failures_are_counted_and_told(server, prompts, capsys):
     assert "a request before the measurement failed: HTTP 500" in capsys.readouterr().err
 
 
-def test_a_server_that_does_not_count_tokens(server, prompts, capsys):
+def test_tokenizer_counts_tokens_that_the_server_does_not(server, prompts, capsys):
     assert cli.main(arguments(server, prompts, "--model", "no usage", "--num-prompts", "2")) == 1
-    assert "does not tell how many tokens an answer has: give --tokenizer" in capsys.readouterr().err
+    assert "does not report how many tokens a response has: give --tokenizer" in capsys.readouterr().err
     family = str(ROOT / "jspec" / "family" / "target")
     options = ["--model", "no usage", "--num-prompts", "2", "--tokenizer", family]
     assert cli.main(arguments(server, prompts, *options)) == 0
@@ -151,7 +151,7 @@ def test_a_server_that_does_not_count_tokens(server, prompts, capsys):
         (["--dataset-name", "custom", "--dataset-path", "f", "--custom-output-len", "0"], "custom_output_len=0"),
     ],
 )
-def test_options_that_cannot_be(options, error, capsys):
+def test_bad_options_are_refused(options, error, capsys):
     assert cli.main(["bench", "serve", *options]) == 2
     message = capsys.readouterr().err
     assert message.startswith("jspec bench: ")
@@ -159,7 +159,7 @@ def test_options_that_cannot_be(options, error, capsys):
     assert "expected" in message
 
 
-def test_what_the_server_may_refuse(server, prompts, capsys, monkeypatch):
+def test_refused_api_key_and_unknown_tokenizer_are_reported(server, prompts, capsys, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "wrong")
     assert cli.main(arguments(server, prompts)) == 2
     assert "expected its API key in OPENAI_API_KEY" in capsys.readouterr().err
@@ -168,11 +168,11 @@ def test_what_the_server_may_refuse(server, prompts, capsys, monkeypatch):
     assert "tokenizer='sound': expected --tokenizer with a checkpoint folder" in capsys.readouterr().err
 
 
-def test_it_waits_for_a_server_that_is_not_ready_yet(prompts, capsys):
-    with fake_server() as gone:
+def test_waits_for_a_server_that_is_not_ready(prompts, capsys):
+    with fake_server() as stopped:
         pass
     began = time.monotonic()
-    assert cli.main(arguments(gone, prompts, "--ready-check-timeout-sec", "0.7")) == 2
+    assert cli.main(arguments(stopped, prompts, "--ready-check-timeout-sec", "0.7")) == 2
     assert time.monotonic() - began >= 0.7
     assert "no server answers" in capsys.readouterr().err
 
@@ -195,7 +195,7 @@ def until(condition):
         time.sleep(0.02)
 
 
-def test_ctrl_c_tells_what_was_measured(server, prompts):
+def test_ctrl_c_reports_the_responses_so_far(server, prompts):
     with bench(server, prompts, "--num-prompts", "1000", "--request-rate", "20") as process:
         until(lambda: len(server.bodies) > 10)
         process.send_signal(signal.SIGINT)
@@ -207,7 +207,7 @@ def test_ctrl_c_tells_what_was_measured(server, prompts):
     until(lambda: server.under_way == 0)
 
 
-def test_ctrl_c_before_anything_was_measured(server, prompts):
+def test_ctrl_c_before_the_first_response_exits_with_130(server, prompts):
     with bench(server, prompts, "--model", "stuck") as process:
         until(lambda: server.bodies)
         process.send_signal(signal.SIGINT)
@@ -216,7 +216,7 @@ def test_ctrl_c_before_anything_was_measured(server, prompts):
     assert err == "jspec bench serve: interrupted before any request ended; nothing was measured\n"
 
 
-def test_packages_that_are_missing(capsys, monkeypatch):
+def test_missing_packages_are_reported(capsys, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "aiohttp" else name)
     assert cli.main(["bench", "serve"]) == 2
     assert "aiohttp not installed: expected what pip install 'jspec[bench]' installs" in capsys.readouterr().err
@@ -227,9 +227,9 @@ def test_the_guide_has_every_option():
 
     guide = (ROOT / "docs" / "guides" / "benchmarking.md").read_text()
     server = (ROOT / "docs" / "guides" / "server.md").read_text()
-    told = set(re.findall(r"`(--[a-z0-9-]+)", guide + server))
+    documented = set(re.findall(r"`(--[a-z0-9-]+)", guide + server))
     for add in (serve_command.add_arguments, add_latency_options, add_throughput_options):
         parser = argparse.ArgumentParser(add_help=False)
         add(parser)
         every = (option for action in parser._actions for option in action.option_strings)
-        assert told >= {option for option in every if option.startswith("--")}
+        assert documented >= {option for option in every if option.startswith("--")}

@@ -64,17 +64,17 @@ def test_each_line_of_a_pipe_is_a_turn(monkeypatch, capsys, loaded, prompts):
     assert loaded == [("folder", None, {"speculation": speculation, "max_batch": 1})]
 
 
-def test_reset_and_exit(monkeypatch, capsys, loaded, prompts):
+def test_reset_clears_and_exit_ends_the_conversation(monkeypatch, capsys, loaded, prompts):
     assert chat(monkeypatch, "one\n/reset\ntwo\n/exit\nthree\n", "--system", "be") == 0
     assert prompts == ["<s>[system:be][user:one]>", "<s>[system:be][user:two]>"]
     out, err = capsys.readouterr()
     assert out == f"{ANSWER}\n" * 2
-    assert re.fullmatch(f"{SAID}the conversation is forgotten\n{SAID}", err)
+    assert re.fullmatch(f"{SAID}the conversation is cleared\n{SAID}", err)
     assert chat(monkeypatch, "") == 0
     assert capsys.readouterr() == ("", "")
 
 
-def test_tools_and_a_template_of_the_users(monkeypatch, capsys, loaded, prompts, tmp_path):
+def test_tools_and_template_files_reach_the_chat_template(monkeypatch, capsys, loaded, prompts, tmp_path):
     (tmp_path / "tools.json").write_text('[{"name": "add"}]')
     (tmp_path / "t.jinja").write_text("é" + TEMPLATE)
     how = ["--tools", str(tmp_path / "tools.json"), "--chat-template", str(tmp_path / "t.jinja")]
@@ -108,7 +108,7 @@ def test_options_are_those_of_generate(monkeypatch, capsys, loaded, llm):
     assert seen[-1] == {"max_tokens": None, "seed": 0}  # to the end of the context, the rest as the checkpoint has it
 
 
-def test_a_turn_that_is_too_long_is_left_out(monkeypatch, capsys, loaded, prompts):
+def test_too_long_turn_is_left_out(monkeypatch, capsys, loaded, prompts):
     assert chat(monkeypatch, f"one\n{'x' * 120}\n{'y' * 99999}\ntwo\n") == 2
     out, err = capsys.readouterr()
     assert out == f"{ANSWER}\n" * 2
@@ -121,7 +121,7 @@ def test_a_turn_that_is_too_long_is_left_out(monkeypatch, capsys, loaded, prompt
     )
 
 
-def test_an_answer_that_fails_is_left_out(monkeypatch, capsys, loaded, prompts, llm):
+def test_failed_response_is_left_out(monkeypatch, capsys, loaded, prompts, llm):
     carry_out = llm.engine.runner.carry_out
 
     def fail_once(*_):
@@ -131,7 +131,7 @@ def test_an_answer_that_fails_is_left_out(monkeypatch, capsys, loaded, prompts, 
     monkeypatch.setattr(llm.engine.runner, "carry_out", fail_once)
     assert chat(monkeypatch, "one\ntwo\n") == 2
     out, err = capsys.readouterr()
-    assert err.startswith("jspec chat: the answer failed: OSError: a broken device; the last turn is left out\n")
+    assert err.startswith("jspec chat: the response failed: OSError: a broken device; the last turn is left out\n")
     assert (out, prompts[1]) == (f"\n{ANSWER}\n", "<s>[user:two]>")
 
 
@@ -147,7 +147,7 @@ def test_an_answer_that_fails_is_left_out(monkeypatch, capsys, loaded, prompts, 
         (["--chat-template", "{folder}/strict.jinja", "--system", "x"], "refuses them: no system message; change them"),
     ],
 )
-def test_mistakes_are_told_before_the_first_turn(monkeypatch, capsys, loaded, tmp_path, arguments, words):
+def test_mistakes_are_reported_before_the_first_turn(monkeypatch, capsys, loaded, tmp_path, arguments, words):
     (tmp_path / "bad.json").write_text("[")
     (tmp_path / "object.json").write_text("{}")
     (tmp_path / "bad.jinja").write_text("{{")
@@ -163,7 +163,7 @@ def test_mistakes_are_told_before_the_first_turn(monkeypatch, capsys, loaded, tm
     assert bool(loaded) == ("jinja" in words or "line 1" in words or "refuses" in words)
 
 
-def test_input_that_is_no_text(monkeypatch, capsys, loaded):
+def test_input_that_is_not_utf8_is_refused(monkeypatch, capsys, loaded):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"))
     assert main(["chat", "folder"]) == 2
     assert "jspec chat: standard input: expected text in UTF-8" in capsys.readouterr().err
@@ -211,7 +211,7 @@ def interrupt(monkeypatch, llm, after: int):
     monkeypatch.setattr(llm.engine, "stream", interrupted)
 
 
-def test_ctrl_c_ends_an_answer_and_keeps_the_conversation(monkeypatch, capsys, loaded, prompts, llm, typed):
+def test_ctrl_c_stops_a_response_and_keeps_the_conversation(monkeypatch, capsys, loaded, prompts, llm, typed):
     interrupt(monkeypatch, llm, after=1)
     screen = typed("one", "two", KeyboardInterrupt, "three")
     assert main(["chat", "folder"]) == 0
@@ -222,18 +222,18 @@ def test_ctrl_c_ends_an_answer_and_keeps_the_conversation(monkeypatch, capsys, l
     assert prompts[2] == f"<s>[user:one][assistant:{cut}][user:two][assistant:{ANSWER}][user:three]>"
     said = f"{ANSWER}\nacceptance length"
     lines = screen.getvalue()
-    assert lines.startswith(f"{chat_command.HELP}\n{cut}\nthe answer ends here\n{said}")
+    assert lines.startswith(f"{chat_command.HELP}\n{cut}\nthe response ends here\n{said}")
     assert lines.count(said) == 2
     assert lines.endswith("\n\n")  # behind Ctrl-D
     assert llm.engine.metrics().num_running == 0
 
 
-def test_ctrl_c_before_an_answer_forgets_the_turn(monkeypatch, capsys, loaded, prompts, llm, typed):
+def test_ctrl_c_before_a_response_drops_the_turn(monkeypatch, capsys, loaded, prompts, llm, typed):
     interrupt(monkeypatch, llm, after=0)
     screen = typed("one", "two")
     assert main(["chat", "folder"]) == 0
     assert prompts == ["<s>[user:one]>", "<s>[user:two]>"]
-    assert "no answer yet: the last turn is left out\n" in screen.getvalue()
+    assert "no response yet: the last turn is left out\n" in screen.getvalue()
 
 
 def test_ctrl_c_with_a_pipe_ends_the_command(monkeypatch, capsys, loaded, llm):
@@ -242,14 +242,14 @@ def test_ctrl_c_with_a_pipe_ends_the_command(monkeypatch, capsys, loaded, llm):
     assert capsys.readouterr().err == "jspec chat: interrupted\n"
 
 
-def test_a_refused_turn_at_the_keyboard_is_no_failure(capsys, loaded, prompts, typed):
+def test_refused_turn_at_the_keyboard_exits_with_0(capsys, loaded, prompts, typed):
     typed("x" * 200, "two")
     assert main(["chat", "folder"]) == 0
     assert prompts == ["<s>[user:two]>"]
     assert "the last turn is left out" in capsys.readouterr().err
 
 
-def test_a_keyboard_and_a_pipe(monkeypatch, capsys, loaded):
+def test_prompt_goes_to_stderr_when_output_is_piped(monkeypatch, capsys, loaded):
     """The prompt is no part of what goes into the pipe."""
     keyboard = Keyboard("one\n")
     monkeypatch.setattr(sys, "stdin", keyboard)
@@ -264,7 +264,7 @@ def generated(capsys, *arguments: str) -> tuple[str, str]:
     return capsys.readouterr()
 
 
-def test_generate_streams(capsys, loaded, prompts):
+def test_generate_streams_one_prompt(capsys, loaded, prompts):
     out, err = generated(capsys, "x>", "--stream", "--draft", "d", "--max-len", "64")
     assert (out, prompts) == (f"{ANSWER}\n", ["x>"])
     assert re.fullmatch(SAID, err)
@@ -276,7 +276,7 @@ def test_generate_streams(capsys, loaded, prompts):
     assert (out, prompts[-1]) == (f"{ANSWER}\n", "<s>[system:be][user:hi]>")
 
 
-def test_generate_takes_messages_of_users(monkeypatch, capsys, loaded, llm, tmp_path):
+def test_generate_applies_the_chat_template(monkeypatch, capsys, loaded, llm, tmp_path):
     out, err = generated(capsys, "hi", "--chat", "--max-tokens", "30")
     assert out == f"{ANSWER}\n"
     assert re.fullmatch(r"acceptance length \d\.\d\d\n", err)
@@ -296,7 +296,7 @@ def test_generate_takes_messages_of_users(monkeypatch, capsys, loaded, llm, tmp_
     [
         (["x", "y", "--stream"], "--stream shows one prompt as it grows, and there are 2"),
         (["x", "--stream", "--json"], "--stream prints text as it comes, and --json"),
-        (["x", "--plain"], "--plain takes colours away, which only --stream has"),
+        (["x", "--plain"], "--plain turns off colours, which only --stream has"),
         (["x", "--system", "be"], "--system 'be' goes into a chat template: give --chat as well"),
         (["x", "--chat-template", "t"], "--chat-template 't' goes into a chat template: give --chat as well"),
         (["x", "--chat", "--chat-template", "nowhere"], "chat_template='nowhere' cannot be read"),
@@ -305,7 +305,7 @@ def test_generate_takes_messages_of_users(monkeypatch, capsys, loaded, llm, tmp_
         (["x", "--stream", "--top-p", "0"], "top_p=0.0: expected"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_loaded(capsys, loaded, tmp_path, arguments, words):
+def test_mistakes_are_reported_before_loading(capsys, loaded, tmp_path, arguments, words):
     (tmp_path / "ids.jsonl").write_text('{"prompt_token_ids": [5, 6]}\n')
     assert main(["generate", "folder", *(argument.format(folder=tmp_path) for argument in arguments)]) == 2
     out, err = capsys.readouterr()

@@ -31,7 +31,7 @@ def checkpoints(tmp_path_factory):
     return root
 
 
-def test_generate_prints_the_text_and_how_it_went(checkpoints, capsys):
+def test_generate_prints_text_and_statistics(checkpoints, capsys):
     target = str(checkpoints / "target")
     settings = ["--max-tokens", "9", "--temperature", "0.9", "--top-p", "0.8", "--seed", "3"]
     assert main(["generate", target, "import os", "--draft", "ngram", "--num-draft-tokens", "2", *settings]) == 0
@@ -43,7 +43,7 @@ def test_generate_prints_the_text_and_how_it_went(checkpoints, capsys):
     assert err == f"acceptance length {expected.stats.mean_acceptance_length:.2f}\n"
 
 
-def test_lookup_beside_a_draft(checkpoints, capsys):
+def test_lookup_is_an_option_beside_a_draft(checkpoints, capsys):
     """The newest four tokens of the prompt occur earlier in it."""
     target, prompt = str(checkpoints / "target"), "import os " * 3
     settings = ["--draft", str(checkpoints / "draft"), "--lookup", "--max-tokens", "3", "--temperature", "0"]
@@ -89,7 +89,7 @@ def texts(llm, prompts) -> list[str]:
     return [result.text for result in jspec.generate(llm, prompts, max_tokens=5, seed=0)]
 
 
-def test_every_option_is_that_of_the_library(capsys, calls):
+def test_options_reach_the_library(capsys, calls):
     generated(capsys, "folder", "x")
     speculation = jspec.Speculation(4)
     default = {"draft": None, "speculation": speculation, "max_batch": 1, "max_tokens": 128, "seed": 0}
@@ -110,7 +110,7 @@ def test_every_option_is_that_of_the_library(capsys, calls):
     }
 
 
-def test_several_prompts_on_the_command_line(capsys, calls, llm):
+def test_prompts_on_the_command_line_are_printed_in_order(capsys, calls, llm):
     """Before options and after."""
     first, second = texts(llm, ["import os", "x"])
     out = generated(capsys, "folder", "import os", "--max-tokens", "5", "x")
@@ -124,7 +124,7 @@ def test_several_prompts_on_the_command_line(capsys, calls, llm):
     assert calls[-1][2]["max_batch"] == 8
 
 
-def test_prompts_in_a_file_as_json_lines(capsys, calls, llm, tmp_path):
+def test_json_lines_are_prompts(capsys, calls, llm, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "import os", "id": 3}\n\n{"prompt_token_ids": [5, 6]}\n')
     out = generated(capsys, "folder", "x", "--prompts", str(file), "--json", "--max-tokens", "5")
@@ -136,7 +136,7 @@ def test_prompts_in_a_file_as_json_lines(capsys, calls, llm, tmp_path):
     assert found[0].keys() >= {"finish_reason", "stop_reason", "acceptance_length", "token_ids"}
 
 
-def test_prompts_from_standard_input(capsys, calls, monkeypatch, tmp_path):
+def test_standard_input_holds_prompts(capsys, calls, monkeypatch, tmp_path):
     for arguments, given, expected in (
         (["-"], "import os\nx\n", ["import os\nx"]),
         (["--prompts", "-"], "import os\r\n\nx", ["import os", "x"]),
@@ -150,7 +150,7 @@ def test_prompts_from_standard_input(capsys, calls, monkeypatch, tmp_path):
     assert calls.pop()[1] == ["x", "y"]
 
 
-def test_an_interruption_is_no_traceback(capsys, monkeypatch):
+def test_ctrl_c_prints_no_traceback(capsys, monkeypatch):
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
 
@@ -159,7 +159,7 @@ def test_an_interruption_is_no_traceback(capsys, monkeypatch):
     assert capsys.readouterr() == ("", "jspec generate: interrupted\n")
 
 
-def test_drafts_that_are_chosen(checkpoints, capsys):
+def test_auto_chooses_the_number_of_drafts(checkpoints, capsys):
     chosen = ["--num-draft-tokens", "auto", "--max-draft-tokens", "1", "--max-tokens", "3"]
     assert main(["generate", str(checkpoints / "target"), "import os", "--draft", "ngram", *chosen]) == 0
     assert capsys.readouterr().err.startswith("acceptance length ")
@@ -197,7 +197,7 @@ def test_drafts_that_are_chosen(checkpoints, capsys):
         ),
     ],
 )
-def test_a_mistake_is_told_in_one_sentence(checkpoints, capsys, arguments, words):
+def test_mistakes_are_reported_in_one_sentence(checkpoints, capsys, arguments, words):
     (checkpoints / "target" / "empty.txt").write_text("\n\n")
     (checkpoints / "target" / "bad.jsonl").write_text('{"prompt": "x"}\n{"text": "x"}\n')
     arguments = [argument.format(target=checkpoints / "target") for argument in arguments]
@@ -216,7 +216,7 @@ def test_a_mistake_is_told_in_one_sentence(checkpoints, capsys, arguments, words
         ("--verify-budget", "expected a number of tokens, or auto"),
     ],
 )
-def test_a_value_that_is_no_number_is_told_what_is_expected(capsys, option, words):
+def test_values_that_are_no_numbers_are_refused(capsys, option, words):
     with pytest.raises(SystemExit):
         main(["generate", "nowhere", "x", option, "abc"])
     assert words in capsys.readouterr().err
@@ -241,7 +241,7 @@ def test_usage_errors_exit_with_2(capsys, arguments):
     assert "usage: jspec" in capsys.readouterr().err
 
 
-def test_version(capsys):
+def test_version_is_printed(capsys):
     with pytest.raises(SystemExit) as exit_:
         main(["--version"])
     assert exit_.value.code == 0

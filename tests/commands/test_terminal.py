@@ -1,4 +1,4 @@
-"""A text on the screen: in pieces by who proposed its tokens, with colours only where they belong."""
+"""A text on the screen: in spans by who proposed its tokens, with colours only where they belong."""
 
 import functools
 import io
@@ -9,7 +9,7 @@ from chats import chat_tokenizer
 from jspec.commands.terminal import Screen, summary
 from jspec.outputs import BONUS, CORRECTION, DRAFT, TARGET, Delta, Result, Stats
 from jspec.text.detokenizer import Detokenizer
-from jspec.text.token_spans import TokenPieces
+from jspec.text.token_spans import TokenSpans
 
 TEXT = "a€é\U0001f600b"
 COLOURED, BOLD, DIM, END = "\x1b[32m", "\x1b[1m", "\x1b[2m", "\x1b[0m"
@@ -38,32 +38,32 @@ def deltas_of(tokenizer, tokens, sources, sizes, held=0):
 
 @pytest.mark.parametrize("sizes", [(11,), (1,) * 11, (3, 4, 4), (2, 5, 3, 1)])
 @pytest.mark.parametrize("held", [0, 2, 50])
-def test_pieces_are_the_text_whatever_the_deltas(tokenizer, sizes, held):
+def test_spans_join_to_the_text_for_any_deltas(tokenizer, sizes, held):
     """A character of several tokens goes with the last of them."""
     tokens = tokenizer.encode(TEXT, add_special_tokens=False)
     sources = [(DRAFT, CORRECTION)[token % 2] for token in range(len(tokens))]
-    pieces = TokenPieces(tokenizer, [])
-    found = [piece for delta in deltas_of(tokenizer, tokens, sources, sizes, held) for piece in pieces.of(delta)]
+    spans = TokenSpans(tokenizer, [])
+    found = [span for delta in deltas_of(tokenizer, tokens, sources, sizes, held) for span in spans.of(delta)]
     assert len(tokens) == sum(sizes)
     by_letter = [(letter, source) for text, source in found for letter in text]
     assert by_letter == [("a", DRAFT), ("€", CORRECTION), ("é", CORRECTION), ("\U0001f600", CORRECTION), ("b", DRAFT)]
 
 
-def test_a_character_that_is_never_complete_and_a_text_that_is_cut(tokenizer):
+def test_spans_of_incomplete_characters_and_of_cut_texts(tokenizer):
     tokens = tokenizer.encode("ab€", add_special_tokens=False)[:-1]
-    pieces = TokenPieces(tokenizer, [])
+    spans = TokenSpans(tokenizer, [])
     [delta] = deltas_of(tokenizer, tokens, [BONUS, DRAFT, BONUS, DRAFT], (4,))
-    assert pieces.of(delta) == [("a", BONUS), ("b", DRAFT), ("\N{REPLACEMENT CHARACTER}", DRAFT)]
-    pieces = TokenPieces(tokenizer, [])  # at a stop string
-    assert pieces.of(Delta(0, tokens[:2], "a", True, None, [DRAFT, BONUS])) == [("a", DRAFT)]
+    assert spans.of(delta) == [("a", BONUS), ("b", DRAFT), ("\N{REPLACEMENT CHARACTER}", DRAFT)]
+    spans = TokenSpans(tokenizer, [])  # at a stop string
+    assert spans.of(Delta(0, tokens[:2], "a", True, None, [DRAFT, BONUS])) == [("a", DRAFT)]
 
 
-def test_ids_where_there_is_no_tokenizer():
-    pieces = TokenPieces(None, [1])
-    first = pieces.of(Delta(0, [5, 6], None, False, None, [DRAFT, BONUS]))
+def test_spans_are_token_ids_without_a_tokenizer():
+    spans = TokenSpans(None, [1])
+    first = spans.of(Delta(0, [5, 6], None, False, None, [DRAFT, BONUS]))
     assert first == [("[5", DRAFT), (", 6", BONUS)]
-    assert pieces.of(Delta(0, [7], None, True, None, [DRAFT])) == [(", 7", DRAFT), ("]", TARGET)]
-    assert TokenPieces(None, [1]).of(Delta(0, [], None, True)) == [("[]", TARGET)]
+    assert spans.of(Delta(0, [7], None, True, None, [DRAFT])) == [(", 7", DRAFT), ("]", TARGET)]
+    assert TokenSpans(None, [1]).of(Delta(0, [], None, True)) == [("[]", TARGET)]
 
 
 class Terminal(io.StringIO):
@@ -96,19 +96,19 @@ def shown(terminal: Terminal, plain=False) -> str:
     return terminal.getvalue()
 
 
-def test_colours_on_a_terminal(terminal):
+def test_terminal_gets_colours(terminal):
     legend = f"{BOLD}drawn by the target{END}{DIM}, {END}{COLOURED}drafted and accepted{END}\n"
     assert shown(terminal()) == f"{legend}{COLOURED}def{END}{BOLD}\tf\n{END}{DIM}well{END}\n"
 
 
 @pytest.mark.parametrize("off", ["plain", "NO_COLOR", "TERM"])
-def test_a_terminal_without_colours(terminal, monkeypatch, off):
+def test_colours_can_be_turned_off(terminal, monkeypatch, off):
     if off != "plain":
         monkeypatch.setenv(off, "dumb")
     assert shown(terminal(), plain=off == "plain") == "def\tf\nwell\n"
 
 
-def test_no_terminal_gets_text_alone(capsys, monkeypatch):
+def test_pipe_gets_only_the_text(capsys, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     screen = Screen()
     screen.legend()
@@ -118,14 +118,14 @@ def test_no_terminal_gets_text_alone(capsys, monkeypatch):
     assert capsys.readouterr() == ("a\x1b[2J\rb\n\n", "well\n")
 
 
-def test_codes_in_a_text_do_nothing_to_a_terminal(terminal):
+def test_control_codes_are_shown_as_symbols(terminal):
     out, screen = terminal(), Screen(plain=True)
     screen.write([("a\x1b]0;x\x07\r\x7f\x9b", BONUS)])
     screen.note("\x1b[2J")
     assert out.getvalue() == "a␛]0;x␇␍␡\N{REPLACEMENT CHARACTER}\n␛[2J\n"
 
 
-def test_an_output_that_lacks_characters(monkeypatch):
+def test_characters_that_the_encoding_lacks_are_replaced(monkeypatch):
     binary = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(binary, encoding="latin-1"))
     screen = Screen()
@@ -134,7 +134,7 @@ def test_an_output_that_lacks_characters(monkeypatch):
     assert binary.getvalue() == "é??\n".encode("latin-1")
 
 
-def test_a_summary():
+def test_summary_has_acceptance_and_speed():
     def made(tokens, stats, reason):
         return summary(Result("", [0] * tokens, [], reason, None, stats, []), 2.0)
 

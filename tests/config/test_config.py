@@ -129,7 +129,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("make", "fields", "name"), BAD)
-def test_refused(make, fields, name):
+def test_bad_values_are_refused(make, fields, name):
     with pytest.raises(ValueError, match="expected") as error:
         make(**fields)
     message, value = str(error.value), fields[name]
@@ -193,11 +193,11 @@ def test_biased_pairs_are_refused():
 
 @pytest.mark.parametrize("verify", ["match", "rejection", "block"])
 @pytest.mark.parametrize("draft_sampling", ["sample", "argmax", "auto"])
-def test_lossless_pairs_are_taken(verify, draft_sampling):
+def test_lossless_pairs_are_accepted(verify, draft_sampling):
     assert Speculation(verify=verify, draft_sampling=draft_sampling, draft_temperature=0.5).verify == verify
 
 
-def test_values_at_the_edge_are_taken():
+def test_boundary_values_are_accepted():
     assert Speculation(num_draft_tokens=0).draft_lengths == (0,)
     assert Speculation(num_draft_tokens=255, argmax_below=0, draft_temperature=0, ngram_min=2, ngram_max=2)
     assert Speculation(2, synthetic_acceptance=(0, 1)).synthetic_acceptance == (0, 1)
@@ -205,7 +205,7 @@ def test_values_at_the_edge_are_taken():
     assert EngineConfig(max_len=2**22).max_len == 2**22
 
 
-def test_lengths_of_what_is_looked_up():
+def test_ngram_lengths_have_defaults():
     assert (Speculation().ngram_lengths, Speculation(lookup=True).ngram_lengths) == ((1, 4), (4, 8))
     assert Speculation(ngram_min=2, ngram_max=2).ngram_lengths == (2, 2)
     assert Speculation(ngram_min=6).ngram_lengths == (6, 6)
@@ -219,7 +219,7 @@ def test_lengths_of_what_is_looked_up():
         Speculation(0, lookup=True)
 
 
-def test_what_auto_may_choose():
+def test_auto_chooses_from_draft_lengths():
     assert Speculation("auto").draft_lengths == (0, 1, 2, 3, 4, 6, 8)
     assert Speculation("auto", max_draft_tokens=5).draft_lengths == (0, 1, 2, 3, 4, 5)
     assert Speculation("auto", max_draft_tokens=1).draft_lengths == (0, 1)
@@ -233,7 +233,7 @@ def test_what_auto_may_choose():
         Speculation(4, max_draft_tokens=3)
 
 
-def test_the_names_that_others_use():
+def test_vllm_names_are_aliases():
     theirs = Speculation(num_speculative_tokens=3, rejection_sample_method="block", draft_sample_method="argmax")
     assert theirs == Speculation(3, "block", "argmax")
 
@@ -248,19 +248,19 @@ def test_the_names_that_others_use():
         ((), {"zzz": 3}, "known are argmax_below, draft_sampling"),
     ],
 )
-def test_misnamed_arguments(arguments, keywords, words):
+def test_unknown_arguments_get_a_suggestion(arguments, keywords, words):
     with pytest.raises(TypeError, match=words):
         Speculation(*arguments, **keywords)
 
 
-def test_pages_of_a_pool():
+def test_pool_pages_include_the_null_page():
     config = EngineConfig(max_batch=3, max_len=40, page_size=7)
     assert (config.pages_per_row, config.pool_pages) == (6, 19)  # one of them is the null page
     assert EngineConfig(max_batch=3, max_len=40, page_size=7, num_pages=5).pool_pages == 6
     assert EngineConfig(max_len=64, page_size=64).pages_per_row == 1
 
 
-def test_sizes_of_a_model():
+def test_model_sizes_follow_from_the_config():
     config = ModelConfig("LlamaForCausalLM", 100, 8, 16, 2, 4, 2, 6, 64)
     layer = 8 * (4 + 2 + 2) * 6 + 4 * 6 * 8 + 3 * 8 * 16 + 2 * 8
     assert config.num_parameters == 2 * 100 * 8 + 8 + 2 * layer
@@ -272,7 +272,7 @@ def test_sizes_of_a_model():
     assert config.windows == (None, None)
 
 
-def test_a_mixture_is_read_in_larger_passes_unless_a_size_was_asked_for():
+def test_mixture_has_larger_prefill_batches_unless_a_size_is_given():
     dense, mixture = model(), model(experts=experts())
     fast = EngineConfig(reproducible=False, max_len=8192)
     sizes = [fast.for_target(target).segment_buckets[-1] * fast.chunk for target in (dense, mixture)]
@@ -281,7 +281,7 @@ def test_a_mixture_is_read_in_larger_passes_unless_a_size_was_asked_for():
         assert asked.for_target(mixture) == asked
 
 
-def test_latents_are_expanded_in_segments_of_a_block_unless_a_size_was_asked_for():
+def test_latents_have_larger_chunks_unless_a_size_is_given():
     target = dataclasses.replace(GLM_47_FLASH, experts=None)
     for asked in (EngineConfig(), EngineConfig(reproducible=False)):
         config = asked.for_target(target)

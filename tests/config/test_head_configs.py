@@ -63,12 +63,12 @@ QUANTIZED = [
 
 
 @pytest.mark.parametrize("head", [*HEADS, *REDUCED])
-def test_parameters_are_counted_right(head):
+def test_parameter_counts_are_those_of_the_params(head):
     assert head.num_parameters == sum(math.prod(leaf.shape) for leaf in abstract_params(head).values())
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_an_engine_counts_the_head(head):
+def test_memory_budget_counts_the_head(head):
     config = EngineConfig(max_batch=2, max_len=16)
     alone, with_head = budget(TARGET, None, config, 5), budget(TARGET, head, config, 5)
     assert with_head.weights - alone.weights == 4 * head.num_parameters
@@ -98,7 +98,7 @@ def test_an_engine_counts_the_head(head):
         ({"num_aux_layers": 0, "aux_layers": None, "fuse_bias": True}, "expected auxiliary hidden states to fuse"),
     ],
 )
-def test_what_no_eagle3_head_can_be(change, message):
+def test_bad_eagle3_configs_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(EAGLE3, **change)
 
@@ -142,12 +142,12 @@ def test_what_no_eagle3_head_can_be(change, message):
         ),
     ],
 )
-def test_what_no_other_head_can_be(make, message):
+def test_bad_configs_of_other_heads_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_methods():
+def test_configs_name_their_method():
     methods = [head.method for head in HEADS]
     assert methods == ["eagle"] * 2 + ["eagle3", "parallel", "eagle3", "eagle3", "eagle3", "parallel"] + ["mlp"] * 3 + [
         "medusa"
@@ -169,7 +169,7 @@ def test_methods():
         ({"draft_vocab_size": 9}, rf"draft_vocab_size=9: expected {V}, .*because its head is borrowed"),
     ],
 )
-def test_what_no_block_drafter_can_be(change, message):
+def test_bad_block_configs_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(BLOCK, **change)
 
@@ -182,7 +182,7 @@ def test_block_drafters_fit_their_target():
         dataclasses.replace(BLOCK, target_hidden_size=24).require_fit(TARGET)
 
 
-def test_how_many_drafts_there_are_weights_for():
+def test_max_drafts_follows_the_weights():
     assert MLPConfig(V, D, 8, 3).max_drafts == 3
     assert MLPConfig(V, D, 8, 3, tied=True).max_drafts is None
     assert MedusaConfig(V, D, 5).max_drafts == 5
@@ -190,7 +190,7 @@ def test_how_many_drafts_there_are_weights_for():
     assert (BLOCK.max_drafts, dataclasses.replace(BLOCK, anchor_first=True).max_drafts) == (4, 5)
 
 
-def test_default_aux_layers():
+def test_default_aux_layers_are_those_of_vllm():
     assert default_aux_layers(32) == (2, 16, 29)
     assert default_aux_layers(6) == (1, 3, 5)  # 2, 3 and 3 are not three different ones
     assert default_aux_layers(3) == (1, 2)
@@ -201,7 +201,7 @@ def test_default_aux_layers():
     assert EagleConfig(ONE_LAYER).resolved_aux_layers(deep) == ()
 
 
-def test_a_head_that_fits():
+def test_fitting_head_is_accepted():
     EAGLE3.require_fit(TARGET)
     EagleConfig(ONE_LAYER).require_fit(TARGET)
     MLPConfig(V, D, 12, 4).require_fit(TARGET)
@@ -220,12 +220,12 @@ def test_a_head_that_fits():
         (dataclasses.replace(EAGLE3, aux_layers=(1, 2, 4)), r"layers \(1, 2, 4\), and the target has 3 layers"),
     ],
 )
-def test_a_head_of_another_target_is_refused_with_both_numbers(head, message):
+def test_head_of_another_target_is_refused_with_both_sizes(head, message):
     with pytest.raises(ValueError, match=message):
         head.require_fit(TARGET)
 
 
-def test_a_shallow_target():
+def test_shallow_target_needs_listed_aux_layers():
     six, three = (dataclasses.replace(TARGET, num_layers=n, windows=()) for n in (6, 3))
     anywhere = dataclasses.replace(EAGLE3, aux_layers=None)
     anywhere.require_fit(six)

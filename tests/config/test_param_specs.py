@@ -67,7 +67,7 @@ def test_tensors_fill_every_parameter_once(config):
     assert filled == {name: shape[0] for name, shape in config.param_shapes().items()}
 
 
-def test_a_stacked_parameter():
+def test_stacked_tensors_have_names_of_their_parts():
     tensors = {"q.{}": QUERIES, "k.{}": KV, "v.{}": KV}
     stacked = Parameter("layers.{}.qkv.weight", tensors, (EMBED,), ((0,), (1,)), "int8")
     dimensions = {"N": 4, "G": 2, "H": 3, "D": 5}

@@ -94,7 +94,7 @@ def test_two_processes_generate_what_one_does(draft, more):
     assert found["preemptions"] > 0 or "num_pages" not in more
 
 
-def test_a_process_that_is_lost_fails_the_requests():
+def test_loss_of_a_process_fails_the_requests():
     what = {"dies_after": 6, "prompts": PROMPTS, "options": OPTIONS[:1], "load": loading("eagle3")}
     with processes(2, what) as (leader, follower):
         code, line = said(leader)
@@ -103,7 +103,7 @@ def test_a_process_that_is_lost_fails_the_requests():
         assert said(follower)[0] == 3
 
 
-def test_a_process_whose_leader_is_lost_ends():
+def test_follower_ends_when_its_leader_is_lost():
     what = {"prompts": PROMPTS, "options": [{"max_tokens": 80}] * 1000, "load": loading("eagle3")}
     with processes(2, what) as (leader, follower):
         assert follower.stdout is not None

@@ -48,12 +48,12 @@ def test_hosts_follow_from_gpus(nnodes, tensor_parallel, gpus, hosts):
         (2, 2, [0], "nnodes=2: expected at most 1, the nodes"),
     ],
 )
-def test_hosts_that_a_cluster_does_not_have(nnodes, tensor_parallel, gpus, error):
+def test_too_many_hosts_are_refused(nnodes, tensor_parallel, gpus, error):
     with pytest.raises(ValueError, match=error):
         hosts_of(nnodes, tensor_parallel, gpus)
 
 
-def test_ray_that_is_missing(tmp_path, capsys, monkeypatch):
+def test_missing_ray_is_reported(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert cli.main(["serve", str(tmp_path), "--distributed", "ray", "--nnodes", "2"]) == 2
     assert "distributed='ray': expected what pip install 'jspec[ray]' installs" in capsys.readouterr().err
@@ -92,8 +92,8 @@ def actors() -> list[psutil.Process]:
 
 @needs_ray
 @pytest.mark.long
-def test_a_group_that_ray_starts(tmp_path):
-    """The driver answers, fails requests when an actor or a member dies, starts all of them again, and ends in order."""
+def test_ray_starts_the_group(tmp_path):
+    """The driver answers, fails requests when an actor or a worker dies, starts all of them again, and ends in order."""
     target = tmp_path / "target"
     sizes = {"vocab_size": 258, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "head_dim": 4}
     tiny_tokenizer(tiny_checkpoint(target, **sizes, bos_token_id=0, eos_token_id=1, max_position_embeddings=256))
@@ -122,23 +122,23 @@ def ask_through_losses(home: Path, target: str, driver: subprocess.Popen):
     ).text
     body, headers = {"prompt": "abc", **params}, {"authorization": "Bearer a-key"}
     with httpx.Client(base_url=addresses()[0], headers=headers, timeout=START, trust_env=False) as client:
-        for lost in ("actor", "member"):
+        for lost in ("actor", "worker"):
             assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected
             starts, before = len(addresses()), actors()
-            members = [
+            workers = [
                 child for actor in before for child in actor.children() if "supervisor.worker" in str(child.cmdline())
             ]
-            assert (len(before), len(members)) == (2, 2)
+            assert (len(before), len(workers)) == (2, 2)
             with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
                 lines = response.iter_lines()
                 assert next(lines)
-                (before if lost == "actor" else members)[-1].kill()
+                (before if lost == "actor" else workers)[-1].kill()
                 *_, error, done = [line for line in lines if line]
             assert "was lost" in error
             assert done == "data: [DONE]"
             assert client.get("/health").status_code == 503
             until(lambda starts=starts: len(addresses()) > starts, home)
-            assert not any(one.is_running() for one in (*before, *members))
+            assert not any(one.is_running() for one in (*before, *workers))
         assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == expected
         assert client.get("/v1/models", headers={"authorization": ""}).status_code == 401
     driver.send_signal(signal.SIGTERM)

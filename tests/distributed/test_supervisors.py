@@ -40,7 +40,7 @@ def target(tmp_path_factory) -> str:
 
 
 class Group:
-    """Two keepers, the first of which answers.
+    """Two supervisors, the first of which answers.
 
     Args:
       folder: for their logs.
@@ -56,11 +56,11 @@ class Group:
         self._slurm = slurm
         self._command = [sys.executable, "-m", "jspec.cli", "serve", target, "--port", str(self.port)]
         self._command += ["--lost-after", str(LOST_AFTER), *map(str, (*OPTIONS, *options))]
-        self.keepers = [self.start(rank) for rank in range(2)]
+        self.supervisors = [self.start(rank) for rank in range(2)]
         self.client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=START)
 
     def start(self, rank: int) -> subprocess.Popen:
-        """Start a keeper."""
+        """Start a supervisor."""
         variables = environment()
         if self._slurm:
             options = ["--distributed"]
@@ -77,9 +77,9 @@ class Group:
     def log(self, rank: int = 0) -> str:
         return (self.folder / f"log{rank}").read_text()
 
-    def member(self, rank: int) -> psutil.Process:
-        """The member of a keeper."""
-        (found,) = psutil.Process(self.keepers[rank].pid).children()
+    def worker(self, rank: int) -> psutil.Process:
+        """The worker of a supervisor."""
+        (found,) = psutil.Process(self.supervisors[rank].pid).children()
         return found
 
     def starts(self) -> int:
@@ -90,7 +90,7 @@ class Group:
         deadline = time.monotonic() + START
         while self.starts() < number:
             assert time.monotonic() < deadline, self.log() + self.log(1)
-            assert all(keeper.poll() is None for keeper in self.keepers), self.log() + self.log(1)
+            assert all(supervisor.poll() is None for supervisor in self.supervisors), self.log() + self.log(1)
             time.sleep(0.05)
 
     def text(self, **options) -> str:
@@ -100,12 +100,12 @@ class Group:
     def end(self):
         """End whatever is left."""
         self.client.close()
-        for keeper in self.keepers:
-            if keeper.poll() is None:
-                for child in psutil.Process(keeper.pid).children():
+        for supervisor in self.supervisors:
+            if supervisor.poll() is None:
+                for child in psutil.Process(supervisor.pid).children():
                     child.kill()
-                keeper.kill()
-            keeper.wait()
+                supervisor.kill()
+            supervisor.wait()
 
 
 @contextlib.contextmanager
@@ -147,8 +147,8 @@ def lose(group: Group, process: psutil.Process, number: int, seconds: float):
         assert "was lost" in str(error) or "failed in the engine" in str(error)
     health = httpx.get(f"{group.url}/health")
     if group.starts() == starts:
-        assert (health.status_code, "ask again" in health.text, "retry-after" in health.headers) == (503, True, True)
-        with pytest.raises(openai.InternalServerError, match="was lost, and is being started again"):
+        assert (health.status_code, "try again" in health.text, "retry-after" in health.headers) == (503, True, True)
+        with pytest.raises(openai.InternalServerError, match="was lost, and is being restarted"):
             group.client.models.list()
     group.wait_for_start(starts + 1)
     assert httpx.get(f"{group.url}/health").status_code == 200
@@ -164,7 +164,7 @@ def aborted(group: Group) -> float:
     return float(next(line for line in lines if line.startswith(name)).rsplit(" ", 1)[1])
 
 
-def test_a_server_of_two_processes(tmp_path, target):
+def test_two_processes_serve_one_model(tmp_path, target):
     """It answers as one process does, notices clients that leave, comes back when a process is lost, and ends in order."""
     options = {"max_tokens": 12, "seed": 5, "temperature": 0.8}
     with running(tmp_path, target, "--served-model-name", "model") as group:
@@ -178,62 +178,62 @@ def test_a_server_of_two_processes(tmp_path, target):
         while not aborted(group):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        lose(group, group.member(1), signal.SIGKILL, LOST_AFTER)
+        lose(group, group.worker(1), signal.SIGKILL, LOST_AFTER)
         assert group.text(**options, stream=True) == text
-        members = [group.member(rank) for rank in range(2)]
+        workers = [group.worker(rank) for rank in range(2)]
         stream = group.client.completions.create(model="model", prompt=PROMPT, stream=True, **LONG)
         next(iter(stream))
-        for keeper in reversed(group.keepers):
-            keeper.terminate()
+        for supervisor in reversed(group.supervisors):
+            supervisor.terminate()
         for _ in stream:  # to its end
             pass
-        assert [keeper.wait(60) for keeper in group.keepers] == [0, 0], group.log() + group.log(1)
-        assert not any(member.is_running() for member in members)
+        assert [supervisor.wait(60) for supervisor in group.supervisors] == [0, 0], group.log() + group.log(1)
+        assert not any(worker.is_running() for worker in workers)
 
 
 @pytest.mark.long
-def test_whichever_process_is_lost(tmp_path, target):
+def test_recovers_from_loss_of_any_process(tmp_path, target):
     options = {"max_tokens": 12, "seed": 5, "temperature": 0.8}
     with running(tmp_path, target, "--served-model-name", "model") as group:
         text = group.text(**options)
         for rank, number in ((0, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGSTOP)):
-            lose(group, group.member(rank), number, LOST_AFTER + 2)
+            lose(group, group.worker(rank), number, LOST_AFTER + 2)
             assert group.text(**options, stream=True) == text
 
 
 @pytest.mark.long
-def test_a_host_that_vanishes(tmp_path, target):
-    """Nobody there says anything any more, its keeper neither: JAX misses its heartbeat."""
+def test_recovers_from_loss_of_a_host(tmp_path, target):
+    """Nobody there says anything any more, its supervisor neither: JAX misses its heartbeat."""
     with running(tmp_path, target, "--served-model-name", "model") as group:
         text = group.text(max_tokens=12, seed=5)
-        member, keeper = group.member(1), psutil.Process(group.keepers[1].pid)
-        keeper.suspend()
-        threading.Timer(LOST_AFTER + 8, keeper.resume).start()  # the host is back
-        lose(group, member, signal.SIGSTOP, LOST_AFTER + 2)
+        worker, supervisor = group.worker(1), psutil.Process(group.supervisors[1].pid)
+        supervisor.suspend()
+        threading.Timer(LOST_AFTER + 8, supervisor.resume).start()  # the host is back
+        lose(group, worker, signal.SIGSTOP, LOST_AFTER + 2)
         assert group.text(max_tokens=12, seed=5, stream=True) == text
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_keeper_that_is_killed_leaves_no_process(tmp_path, target, rank):
-    """Started again, it brings the group back."""
+def test_killed_supervisor_leaves_no_process(tmp_path, target, rank):
+    """WorkerHandle again, it brings the group back."""
     with running(tmp_path, target, "--served-model-name", "model") as group:
-        member, starts = group.member(rank), group.starts()
-        group.keepers[rank].kill()
-        group.keepers[rank].wait()
-        member.wait(10)
-        group.keepers[rank] = group.start(rank)
+        worker, starts = group.worker(rank), group.starts()
+        group.supervisors[rank].kill()
+        group.supervisors[rank].wait()
+        worker.wait(10)
+        group.supervisors[rank] = group.start(rank)
         group.wait_for_start(starts + 1)
         assert group.text(max_tokens=12, seed=5, stream=True) == group.text(max_tokens=12, seed=5)
 
 
 @pytest.mark.long
-def test_a_group_that_slurm_starts(tmp_path, target):
-    """Only the members know which of them is the first. A port that is taken is told before anything is loaded."""
+def test_slurm_starts_the_group(tmp_path, target):
+    """Only the workers know which of them is the first. A port that is taken is told before anything is loaded."""
     group = Group(tmp_path, target, "--served-model-name", "model", slurm=True)
     try:
         group.wait_for_start(1)
-        lose(group, group.member(1), signal.SIGKILL, LOST_AFTER)
+        lose(group, group.worker(1), signal.SIGKILL, LOST_AFTER)
         assert group.text(max_tokens=12, seed=5, stream=True) == group.text(max_tokens=12, seed=5)
     finally:
         group.end()
@@ -247,12 +247,12 @@ def test_a_group_that_slurm_starts(tmp_path, target):
 
 def ended(group: Group) -> list[int]:
     try:
-        return [keeper.wait(START) for keeper in group.keepers]
+        return [supervisor.wait(START) for supervisor in group.supervisors]
     finally:
         group.end()
 
 
-def test_a_first_start_that_is_refused(tmp_path):
+def test_refused_first_start_ends_the_group(tmp_path):
     """The message and the exit code are those of a server of one process, which starts once."""
     for target, options, message in (
         ("nowhere", (), "jspec serve: 'nowhere' is no folder, and the local hub cache has no such model"),
@@ -264,28 +264,28 @@ def test_a_first_start_that_is_refused(tmp_path):
         assert ended(group) == [2, 2]
         assert group.log().startswith(message)
         assert group.log().count("jspec serve: ") == 1
-        assert "started again" not in group.log() + group.log(1)
+        assert "restarted" not in group.log() + group.log(1)
 
 
 @pytest.mark.long
-def test_a_first_start_that_fails_while_the_group_loads(tmp_path, target):
+def test_first_start_that_fails_in_loading_ends_the_group(tmp_path, target):
     group = Group(tmp_path, target, "-tp", 3)
     codes = ended(group)
     assert codes[0] == 2
     assert codes[1] != 0  # JAX may end it before it has come to its own refusal
     assert "jspec serve: tensor_parallel=3: expected at most 2" in group.log()
-    assert "started again" not in group.log() + group.log(1)
+    assert "restarted" not in group.log() + group.log(1)
 
 
 @pytest.mark.long
-def test_signals_before_the_group_is_ready(tmp_path, target):
+def test_signals_before_the_group_is_ready_end_it(tmp_path, target):
     group = Group(tmp_path, target)
     while "Gloo" not in group.log():
         time.sleep(0.05)
-    members = [group.member(rank) for rank in range(2)]
-    group.keepers[0].send_signal(signal.SIGINT)
+    workers = [group.worker(rank) for rank in range(2)]
+    group.supervisors[0].send_signal(signal.SIGINT)
     codes = ended(group)
     assert codes[0] == 130
     assert codes[1] not in (0, 2)
-    assert not any(member.is_running() for member in members)
+    assert not any(worker.is_running() for worker in workers)
     assert group.log().endswith("jspec serve: interrupted\n")

@@ -53,7 +53,7 @@ def test_messages_come_in_order_and_end(joined):
     np.testing.assert_array_equal(told[2][2][0], np.arange(2))
 
 
-def test_a_leader_that_ends_without_a_word(joined):
+def test_silent_end_of_the_leader_is_noticed(joined):
     leader, follower = joined
     leader._files[0].write(b"half of a")
     for one in (*leader._files, *leader._sockets):
@@ -62,14 +62,14 @@ def test_a_leader_that_ends_without_a_word(joined):
         list(follower)
 
 
-def test_a_follower_that_ends(joined):
+def test_end_of_a_follower_is_noticed(joined):
     leader, follower = joined
     follower._socket.close()
     with pytest.raises(ProcessLost, match="a process that follows this one was lost"):
         leader.tell("send", 0, [np.zeros(10_000_000)])  # more than connections hold on the way
 
 
-def test_strangers_are_turned_away(group, monkeypatch):
+def test_unauthenticated_connections_are_refused(group, monkeypatch):
     monkeypatch.setattr(leader_module, "PATIENCE", 1.0)
     failed: queue.Queue[Exception] = queue.Queue()
 
@@ -89,7 +89,7 @@ def test_strangers_are_turned_away(group, monkeypatch):
     assert "not all of 2 processes came" in str(failed.get())
 
 
-def test_a_leader_that_cannot_be_reached(group):
+def test_unreachable_leader_is_reported(group):
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]
     group.put(b"x" * leader_module._TOKEN_BYTES + f"elsewhere 127.0.0.1 {port}".encode())
@@ -99,7 +99,7 @@ def test_a_leader_that_cannot_be_reached(group):
         Follower()
 
 
-def test_a_leader_waits_until_all_have_done_what_they_were_told(joined):
+def test_leader_waits_until_followers_have_replayed(joined):
     leader, follower = joined
     done: list[str] = []
 
@@ -120,7 +120,7 @@ def test_a_leader_waits_until_all_have_done_what_they_were_told(joined):
 
 
 @pytest.mark.parametrize("meets", [False, True])
-def test_a_leader_notices_a_loss_by_itself(joined, monkeypatch, meets):
+def test_leader_notices_the_loss_of_a_follower(joined, monkeypatch, meets):
     leader, follower = joined
     noticed: queue.Queue[str] = queue.Queue()
     monkeypatch.setattr(leader_module, "_when_lost", noticed.put)
@@ -133,7 +133,7 @@ def test_a_leader_notices_a_loss_by_itself(joined, monkeypatch, meets):
         leader.tell("send")  # though no message has failed yet
 
 
-def test_a_follower_notices_a_loss_while_it_waits_for_its_devices(group, monkeypatch):
+def test_follower_notices_a_loss_while_waiting_for_its_devices(group, monkeypatch):
     noticed: queue.Queue[str] = queue.Queue()
     leader_module.when_lost(noticed.put)
     monkeypatch.setattr(leader_module, "LAST_WORDS", 0.1)

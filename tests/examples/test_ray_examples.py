@@ -75,7 +75,7 @@ def until(condition, process: subprocess.Popen, home: pathlib.Path):
 
 
 @pytest.mark.long
-def test_a_job_that_is_killed_goes_on(tmp_path, target):
+def test_killed_job_resumes(tmp_path, target):
     prompts, answers = write_prompts(tmp_path, 80), tmp_path / "answers.jsonl"
     options = [prompts, answers, "--target", target, "--draft", "ngram", "--batch", 2, "--max-tokens", 6, "--seed", 100]
 
@@ -103,7 +103,7 @@ def test_a_job_that_is_killed_goes_on(tmp_path, target):
         assert (found[i]["prompt"], found[i]["text"], found[i]["seed"]) == (texts[i], result.text, 100 + i)
 
 
-def test_what_a_run_finds_of_the_one_before(tmp_path):
+def test_run_finds_the_results_of_the_one_before(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own
         names = runpy.run_path(str(EXAMPLES / "ray_data.py"))
@@ -127,7 +127,7 @@ def test_what_a_run_finds_of_the_one_before(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_model_is_served(tmp_path, target, monkeypatch, shards):
+def test_model_is_served(tmp_path, target, monkeypatch, shards):
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", str(shards))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -10,7 +10,7 @@ from tiny import tiny_checkpoint
 import convert
 import jspec
 from jspec.models.quantization import STORED
-from jspec.train.loop import Plan
+from jspec.train.loop import TrainingPlan
 from jspec.train.methods import Sizes
 from jspec.train.run import TrainingRun, train
 
@@ -136,7 +136,7 @@ def test_a_head_learns_from_a_quantised_target(folders, tmp_path, method, sizes)
     pytest.importorskip("matplotlib")
     tokens = np.random.default_rng(0).integers(3, 20, 2000)
     np.savez(tmp_path / "tokens.npz", train=tokens[:1600], held_out=tokens[1600:])
-    plan = Plan(6, 1e-2, 0.0, tokens_per_step=64, length=16, evaluate_every=3)
+    plan = TrainingPlan(6, 1e-2, 0.0, tokens_per_step=64, length=16, evaluate_every=3)
     target, out = folders / "int8-True", tmp_path / "out"
     figures = train(TrainingRun(method, target, tmp_path / "tokens.npz", out, plan, sizes, prompts=1, dtype="float32"))
     assert np.isfinite(figures["held_out_loss"])

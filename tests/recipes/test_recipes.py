@@ -39,7 +39,9 @@ TINY = ModelConfig(
     bos_token_id=0,
     eos_token_ids=(0,),
 )
-TINY_PLAN = loop.Plan(steps=20, peak_rate=1e-2, weight_decay=0.1, tokens_per_step=64, length=16, evaluate_every=5)
+TINY_PLAN = loop.TrainingPlan(
+    steps=20, peak_rate=1e-2, weight_decay=0.1, tokens_per_step=64, length=16, evaluate_every=5
+)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +145,7 @@ def test_windows_are_consecutive_tokens_and_reach_both_ends_of_the_corpus():
 
 def test_a_step_has_room_for_a_window():
     with pytest.raises(ValueError, match="tokens_per_step=1024: expected a window, 2048, or more"):
-        loop.Plan(steps=1, peak_rate=1e-3, weight_decay=0.1, tokens_per_step=1024, length=2048)
+        loop.TrainingPlan(steps=1, peak_rate=1e-3, weight_decay=0.1, tokens_per_step=1024, length=2048)
 
 
 def test_the_held_out_loss_of_uniform_logits_is_the_log_of_the_vocabulary_size(tokens):
@@ -265,7 +267,7 @@ def test_the_script_trains_heads_and_does_not_train_a_finished_one_again(
     save_tokenizer(tokenizer, target, TINY.max_position)
     data.mkdir()
     np.savez_compressed(data / "tokens.npz", train=tokens, held_out=tokens)
-    plan = loop.Plan(4, 1e-2, 0.1, tokens_per_step=64, length=16, evaluate_every=2)
+    plan = loop.TrainingPlan(4, 1e-2, 0.1, tokens_per_step=64, length=16, evaluate_every=2)
     served = dict.fromkeys(TEMPERATURES, jspec.Stats.of(1, [1], [1]))
     monkeypatch.setattr(ServedAcceptance, "__call__", lambda *_: served)
     monkeypatch.setattr(heads, "RECIPES", {"mlp": heads.Recipe(plan, Sizes(inner_size=8, tie=True))})

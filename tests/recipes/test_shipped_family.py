@@ -62,7 +62,7 @@ def test_acceptance_length_of_two_or_more(drafted):
     assert total.mean_acceptance_length >= 2
 
 
-def test_it_looks_like_python(drafted):
+def test_text_looks_like_python(drafted):
     text = "".join(result.text for result in drafted)
     assert sum(word in text for word in ("\nimport ", "return ", "raise ", "def ", "try:\n", "\n#", '"""\n')) >= 4
 

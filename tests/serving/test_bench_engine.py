@@ -1,4 +1,4 @@
-"""``jspec bench latency`` and ``jspec bench throughput``: what they ask of an engine, and what they make of it."""
+"""``jspec bench latency`` and ``jspec bench throughput``: the requests that they send, and the figures that they report."""
 
 import json
 
@@ -15,18 +15,18 @@ MODEL = [str(FAMILY / "target"), "--draft", str(FAMILY / "draft"), "--num-specul
 
 @pytest.fixture(autouse=True)
 def loaded(monkeypatch):
-    """The command gets a model that is compiled already, and ``asked`` has what it wanted to load."""
-    asked, model = [], family()
+    """Arguments of ``jspec.load``, which returns a model that is compiled already."""
+    calls, model = [], family()
 
     def load(*args, **options):
-        asked.append((args, options))
+        calls.append((args, options))
         return model
 
     monkeypatch.setattr(jspec, "load", load, raising=False)
-    return asked
+    return calls
 
 
-def test_latency(loaded, capsys, tmp_path):
+def test_latency_measures_each_iteration(loaded, capsys, tmp_path):
     file = tmp_path / "latency.json"
     sizes = [
         "--batch-size",
@@ -63,7 +63,7 @@ def test_latency(loaded, capsys, tmp_path):
     assert result["sampling"]["temperature"] == 0
 
 
-def test_throughput(capsys, tmp_path):
+def test_throughput_counts_requests_and_tokens(capsys, tmp_path):
     file = tmp_path / "throughput.json"
     data = tmp_path / "prompts.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"import {name}\n"}) + "\n" for name in ("os", "sys", "json")))
@@ -106,37 +106,37 @@ class Interrupted:
         return self._function(*args, **options)
 
 
-@pytest.mark.parametrize(("calls", "told"), [(1, "before anything was measured"), (3, "after 2 of 30 times")])
-def test_ctrl_c_ends_latency(calls, told, monkeypatch, capsys):
+@pytest.mark.parametrize(("calls", "message"), [(1, "before anything was measured"), (3, "after 2 of 30 iterations")])
+def test_ctrl_c_ends_latency(calls, message, monkeypatch, capsys):
     monkeypatch.setattr(jspec, "generate", Interrupted(jspec.generate, calls), raising=False)
     sizes = ["--batch-size", "1", "--input-len", "3", "--output-len", "2", "--num-iters-warmup", "1"]
     assert cli.main(["bench", "latency", *MODEL, *sizes]) == 130
     out, err = capsys.readouterr()
-    assert f"interrupted {told}" in err
+    assert f"interrupted {message}" in err
     assert ("Avg latency" in out) == (calls == 3)
 
 
-@pytest.mark.parametrize(("calls", "told"), [(0, "before any prompt was completed"), (2, "when 2 of 6 prompts")])
-def test_ctrl_c_ends_throughput(calls, told, monkeypatch, capsys):
+@pytest.mark.parametrize(("calls", "message"), [(0, "before any prompt was completed"), (2, "when 2 of 6 prompts")])
+def test_ctrl_c_ends_throughput(calls, message, monkeypatch, capsys):
     engine = family().engine
     monkeypatch.setattr(engine, "result", Interrupted(engine.result, calls))
     options = ["--num-prompts", "6", "--random-input-len", "5", "--random-output-len", "3"]
     assert cli.main(["bench", "throughput", *MODEL, *options]) == 130
     out, err = capsys.readouterr()
-    assert f"interrupted {told}" in err
+    assert f"interrupted {message}" in err
     assert ("Throughput" in out) == (calls == 2)
     metrics = engine.metrics()
     assert (metrics.num_running, metrics.num_waiting, metrics.pages_used) == (0, 0, 0)
 
 
-def test_latency_has_no_prompt_twice(monkeypatch):
+def test_latency_never_repeats_a_prompt(monkeypatch):
     seen = []
     monkeypatch.setattr(jspec, "generate", lambda _, prompts, params: seen.append((prompts, params)), raising=False)
     args = ["--batch-size", "2", "--num-iters", "3", "--num-iters-warmup", "0", "--output-len", "5", "--seed", "4"]
     assert cli.main(["bench", "latency", *MODEL, *args]) == 0
     assert len({tuple(prompt) for prompts, _ in seen for prompt in prompts}) == 6
-    assert [one.seed for one in seen[0][1]] == [4, 5]
-    assert all(one.ignore_eos and one.max_tokens == 5 for _, params in seen for one in params)
+    assert [request.seed for request in seen[0][1]] == [4, 5]
+    assert all(request.ignore_eos and request.max_tokens == 5 for _, params in seen for request in params)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_latency_has_no_prompt_twice(monkeypatch):
         ("throughput", ["--temperature", "-1"], "temperature=-1.0: expected"),
     ],
 )
-def test_options_that_cannot_be(command, options, error, capsys):
+def test_bad_options_are_refused(command, options, error, capsys):
     assert cli.main(["bench", command, *MODEL, *options]) == 2
     message = capsys.readouterr().err
     assert message.removeprefix("jspec bench: compiling\n").startswith("jspec bench: ")

@@ -10,7 +10,7 @@ import pytest
 
 import jspec
 from jspec import cli
-from jspec.commands.model_args import found, group_of, loading_of, speculation_of
+from jspec.commands.model_args import checkpoint_folder, group_of, loading_of, speculation_of
 from jspec.serving.openai import command
 
 
@@ -20,7 +20,7 @@ def args_of(*argv: str) -> argparse.Namespace:
     return parser.parse_args(["target", *argv])
 
 
-def test_options_of_loading():
+def test_loading_options_are_arguments_of_load():
     assert loading_of(args_of()) == {
         "max_batch": 64,
         "max_waiting": 1024,
@@ -51,7 +51,7 @@ def test_options_of_loading():
     }
 
 
-def test_who_belongs_together():
+def test_group_options_are_arguments_of_jax_distributed():
     assert group_of(args_of()) is None
     seconds = {"heartbeat_timeout_seconds": 24, "shutdown_timeout_seconds": 30}
     for by in ((), ("environment",), ("ray",), ("ray", "--nnodes", "2")):
@@ -77,7 +77,7 @@ def test_who_belongs_together():
             group_of(args_of(*options))
 
 
-def test_speculation_by_single_options(tmp_path):
+def test_speculation_from_single_options(tmp_path):
     assert speculation_of(args_of()) == (None, jspec.Speculation(), None)
     draft = str(tmp_path)
     options = ("--draft", draft, "--num-speculative-tokens", "3", "--verify", "match", "--draft-sampling", "coupled")
@@ -98,7 +98,7 @@ def config(**given):
     return speculation_of(args_of("--speculative-config", json.dumps(given)))
 
 
-def test_speculation_as_vllm_has_it(tmp_path):
+def test_speculation_from_vllms_json(tmp_path):
     draft = str(tmp_path)
     expected = jspec.Speculation(num_draft_tokens=5, draft_temperature=0.5)
     given = {"model": draft, "method": "eagle3", "num_speculative_tokens": 5, "draft_temperature": 0.5}
@@ -126,7 +126,7 @@ def test_speculation_as_vllm_has_it(tmp_path):
         ({"model": "m", "synthetic_acceptance": 1}, "has no argument 'synthetic_acceptance'"),
     ],
 )
-def test_a_speculative_config_that_cannot_be(given, error):
+def test_bad_speculative_config_is_refused(given, error):
     with pytest.raises((ValueError, TypeError), match=error):
         config(**given)
 
@@ -140,20 +140,20 @@ def test_speculation_is_given_once():
 
 
 def test_a_target_is_a_folder_or_in_the_hub_cache(tmp_path, monkeypatch):
-    assert found(str(tmp_path)) == str(tmp_path)
+    assert checkpoint_folder(str(tmp_path)) == str(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     for name in ("nobody/nothing", "../../absent", "no such: name"):
         with pytest.raises(
             ValueError, match=r"is no folder, and the local hub cache has no such model: .* hf download"
         ):
-            found(name)
+            checkpoint_folder(name)
     commit = "0123456789abcdef0123456789abcdef01234567"
     repository = tmp_path / "models--someone--model"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(commit)
     (repository / "snapshots" / commit).mkdir(parents=True)
     (repository / "snapshots" / commit / "config.json").write_text("{}")
-    assert found("someone/model") == str(repository / "snapshots" / commit)
+    assert checkpoint_folder("someone/model") == str(repository / "snapshots" / commit)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_target_is_a_folder_or_in_the_hub_cache(tmp_path, monkeypatch):
         (["--draft", "nobody/nothing"], "hf download nobody/nothing"),
     ],
 )
-def test_options_that_cannot_be_are_told_before_a_model_is_loaded(options, error, tmp_path, capsys, monkeypatch):
+def test_bad_options_are_refused_before_loading(options, error, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("jspec.api.load", None)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
@@ -182,7 +182,7 @@ def test_options_that_cannot_be_are_told_before_a_model_is_loaded(options, error
     assert "expected" in message
 
 
-def test_a_port_that_is_taken(tmp_path, capsys):
+def test_taken_port_is_reported(tmp_path, capsys):
     from jspec.serving.openai.http_server import listener
 
     with listener("127.0.0.1", 0) as bound:
@@ -202,7 +202,7 @@ def test_the_guide_has_every_option():
     assert set(re.findall(r"`(--[a-z-]+)", guide)) >= options
 
 
-def test_packages_that_are_missing(tmp_path, capsys, monkeypatch):
+def test_missing_packages_are_reported(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("uvicorn", "pydantic") else name)
     assert cli.main(["serve", str(tmp_path)]) == 2
     assert "uvicorn, pydantic not installed" in capsys.readouterr().err

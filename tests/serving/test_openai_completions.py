@@ -29,7 +29,7 @@ def generated(prompt=PROMPT, **params) -> jspec.Result:
     return found
 
 
-def test_a_greedy_and_a_seeded_completion(service):
+def test_greedy_and_seeded_completions_equal_generate(service):
     response = ask(service, "/v1/completions", GREEDY)
     completion = openai.types.Completion.model_validate(response.json())
     expected = generated(temperature=0, max_tokens=12)
@@ -44,7 +44,7 @@ def test_a_greedy_and_a_seeded_completion(service):
     assert seeded["choices"][0]["text"] == generated(temperature=0.9, top_p=0.9, top_k=50, seed=7, max_tokens=12).text
 
 
-def test_a_stream_says_what_the_whole_says(service):
+def test_stream_joins_to_the_complete_response(service):
     whole = ask(service, "/v1/completions", SEEDED).json()
     chunks = events(ask(service, "/v1/completions", {**SEEDED, "stream": True}))
     assert len(chunks) > 1
@@ -57,7 +57,7 @@ def test_a_stream_says_what_the_whole_says(service):
     assert reasons == [None] * (len(chunks) - 1) + ["length"]
 
 
-def test_usage_in_a_stream(service):
+def test_stream_has_usage_where_asked_for(service):
     body = {**GREEDY, "stream": True, "stream_options": {"include_usage": True}}
     *chunks, last = events(ask(service, "/v1/completions", body))
     assert last["choices"] == []
@@ -70,7 +70,7 @@ def test_usage_in_a_stream(service):
     assert counts[-1] == 12
 
 
-def test_several_prompts_with_several_completions(service):
+def test_prompts_times_completions_are_numbered_in_order(service):
     ids = family().tokenizer.encode(PROMPT)
     body = {**SEEDED, "prompt": ["class Queue:", ids], "n": 2, "model": "other"}
     answer = ask(service, "/v1/completions", {**body, "return_token_ids": True}).json()
@@ -90,7 +90,7 @@ def test_several_prompts_with_several_completions(service):
     assert (texts, tokens) == ([r.text for r in expected], [r.token_ids for r in expected])
 
 
-def test_stop_strings_stop_tokens_and_the_end_of_the_context(service):
+def test_finish_reasons_name_the_stop(service):
     text = generated(temperature=0, max_tokens=12).text
     stop = text[len(text) // 2 :][:3]
     choice = ask(service, "/v1/completions", {**GREEDY, "stop": stop}).json()["choices"][0]
@@ -103,7 +103,7 @@ def test_stop_strings_stop_tokens_and_the_end_of_the_context(service):
     assert usage["total_tokens"] == MAX_LEN
 
 
-def test_echo(service):
+def test_echo_repeats_the_prompt(service):
     answer = ask(service, "/v1/completions", {**GREEDY, "echo": True}).json()
     assert answer["choices"][0]["text"] == PROMPT + generated(temperature=0, max_tokens=12).text
     chunks = events(ask(service, "/v1/completions", {**GREEDY, "echo": True, "stream": True}))
@@ -111,7 +111,7 @@ def test_echo(service):
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == answer["choices"][0]["text"]
 
 
-def test_a_chat(service):
+def test_chat_equals_generate_of_its_prompt(service):
     body = {"model": "family", "messages": MESSAGES, "temperature": 0, "max_completion_tokens": 10}
     prompt = family().chat_prompt(MESSAGES, chat_template=CHAT)
     expected = generated(prompt, temperature=0, max_tokens=10)
@@ -130,7 +130,7 @@ def test_a_chat(service):
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
 
 
-def test_a_chat_with_tools_parts_and_an_open_end(service):
+def test_chat_takes_tools_parts_and_an_open_end(service):
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     messages = [
@@ -149,7 +149,7 @@ def test_a_chat_with_tools_parts_and_an_open_end(service):
     assert len(answer["choices"][0]["token_ids"]) == 3
 
 
-def test_logprobs(service):
+def test_logprobs_are_those_of_generate(service):
     """Those of ``jspec.generate``, whole and in a stream."""
     chat = {"messages": MESSAGES, "temperature": 0, "max_tokens": 6, "logprobs": True, "top_logprobs": 2}
     params: dict = {"temperature": 0, "max_tokens": 6, "logprobs": 2}
@@ -170,7 +170,7 @@ def test_logprobs(service):
     assert {name: [x for piece in pieces for x in piece[name]] for name in whole} == whole
 
 
-def test_logprobs_of_an_echo(service):
+def test_echo_has_logprobs_of_the_prompt(service):
     body = {**GREEDY, "logprobs": 1, "echo": True, "max_tokens": 2, "return_token_ids": True}
     response = ask(service, "/v1/completions", body)
     choice = response.json()["choices"][0]
@@ -181,7 +181,7 @@ def test_logprobs_of_an_echo(service):
     assert all(value < 0 for value in told["token_logprobs"][1:])
 
 
-def test_tokenize_and_detokenize(service):
+def test_tokenize_and_detokenize_are_inverse(service):
     tokens = family().tokenizer.encode(PROMPT)
     answer = ask(service, "/tokenize", {"model": "family", "prompt": PROMPT, "return_token_strs": True}).json()
     assert (answer["tokens"], answer["count"], answer["max_model_len"]) == (tokens, len(tokens), MAX_LEN)
@@ -193,7 +193,7 @@ def test_tokenize_and_detokenize(service):
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_whose_tokens_they_are(service, path):
+def test_token_sources_mark_accepted_drafts(service, path):
     """In a whole answer, and in a stream, where the text comes in pieces besides."""
     body = {"prompt": PROMPT} if path == "/v1/completions" else {"messages": MESSAGES}
     body |= {"temperature": 0, "max_tokens": 30, "return_token_sources": True, "ignore_eos": True}
@@ -214,7 +214,7 @@ def test_whose_tokens_they_are(service, path):
     assert "token_sources" not in plain
 
 
-def test_a_cap_on_drafts(service):
+def test_drafts_of_a_round_can_be_capped(service):
     before = family().engine.metrics()
     asked = {**SEEDED, "max_tokens": 20, "max_drafts": 1}
     text = ask(service, "/v1/completions", asked).json()["choices"][0]["text"]
@@ -228,7 +228,7 @@ def test_a_cap_on_drafts(service):
     assert (error["param"], "max_drafts=-1: expected None or an integer" in error["message"]) == ("max_drafts", True)
 
 
-def test_models_version_and_paths_that_are_not_there(service):
+def test_models_version_and_unknown_paths(service):
     cards = ask(service, "/v1/models").json()
     assert [openai.types.Model.model_validate(card).id for card in cards["data"]] == ["family", "other"]
     assert cards["data"][0]["speculation"] == {
@@ -244,7 +244,7 @@ def test_models_version_and_paths_that_are_not_there(service):
     assert error_of(ask(service, "/v1/completions", {**GREEDY, "model": "x"}), 404)["param"] == "model"
 
 
-def test_many_clients_at_once(service):
+def test_concurrent_clients_get_the_texts_of_generate(service):
     async def everybody():
         bodies = [{**SEEDED, "seed": seed, "stream": bool(seed % 2)} for seed in range(12)]
         return await asyncio.gather(*(asked(service, "/v1/completions", body) for body in bodies))

@@ -51,7 +51,7 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
     return head[:12] + await reader.readexactly(2)
 
 
-def test_a_client_that_sends_nothing():
+def test_silent_client_is_disconnected():
     async def ask():
         async with connected() as (reader, _):
             assert await closed(reader)
@@ -59,7 +59,7 @@ def test_a_client_that_sends_nothing():
     asyncio.run(ask())
 
 
-def test_a_client_that_sends_a_letter_now_and_then():
+def test_slow_client_is_timed_out():
     async def drip(writer):
         for letter in HEAD * 100:
             writer.write(bytes([letter]))
@@ -74,7 +74,7 @@ def test_a_client_that_sends_a_letter_now_and_then():
     asyncio.run(ask())
 
 
-def test_a_second_request_without_an_end():
+def test_unfinished_second_request_is_timed_out():
     async def ask():
         async with connected() as (reader, writer):
             writer.write(HEAD + b"ab")
@@ -85,7 +85,7 @@ def test_a_second_request_without_an_end():
     asyncio.run(ask())
 
 
-def test_slow_answers_and_slow_bodies_are_no_slow_heads():
+def test_slow_responses_and_bodies_are_not_timed_out():
     async def ask():
         async with connected() as (reader, writer):
             for body in (b"ab", b"cd"):

@@ -180,7 +180,7 @@ def test_no_field_is_too_large_for_the_others(server, path, size):
         ("truncate_prompt_tokens", None, {"prompt": "ab c" * (LARGEST // 4)}),
     ],
 )
-def test_the_largest_right_values(server, name, entries, others):
+def test_largest_valid_values_are_accepted(server, name, entries, others):
     _, address = server
     value = json.dumps(20 if entries is None else list(entries))
 
@@ -210,7 +210,7 @@ def test_hostile_grammars_are_refused(server, path):
     assert process.memory_info().rss < before + MOST_MEMORY
 
 
-def test_grammars_that_do_not_end(server):
+def test_endless_grammars_are_refused(server):
     """Four are tried two at a time, until their CPU time is over. Meanwhile plain requests are served, and a grammar that
     finds no process free is told to come again."""
     process, address = server
@@ -225,7 +225,7 @@ def test_grammars_that_do_not_end(server):
             ]
             await asyncio.sleep(0.5)
             status, text = await send(address, path, good)
-            assert (status, "ask again later" in text) == (503, True), text
+            assert (status, "try again later" in text) == (503, True), text
             for status, text in await asyncio.gather(*endless):
                 assert (status, "CPU seconds" in text) == (400, True) or status == 503, text
             status, text = await send(address, path, good)
@@ -236,7 +236,7 @@ def test_grammars_that_do_not_end(server):
     assert process.memory_info().rss < before + MOST_MEMORY
 
 
-def test_work_for_a_client_that_left_ends(server):
+def test_work_for_a_disconnected_client_is_cancelled(server):
     process, address = server
 
     async def ask():

@@ -140,7 +140,7 @@ def check(requests, examples: int) -> set[int]:
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-def test_malformed_requests(kind):
+def test_malformed_requests_get_a_client_error(kind):
     seen = check(REQUESTS[kind], 200 if kind == "shaped" else 70)
     assert 400 in seen
     assert 200 in seen or kind != "shaped"
@@ -148,5 +148,5 @@ def test_malformed_requests(kind):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", REQUESTS)
-def test_many_malformed_requests(kind):
+def test_many_malformed_requests_get_a_client_error(kind):
     assert 400 in check(REQUESTS[kind], 10_000)

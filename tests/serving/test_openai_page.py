@@ -127,7 +127,7 @@ def page(browser, address) -> Page:
     return page
 
 
-def test_a_key_is_asked_for(browser, address):
+def test_page_asks_for_the_api_key(browser, address):
     page = Page(browser, address)
     page.until(lambda: page.of("error").is_displayed())
     assert "The server asks for an API key" in page.of("error").text
@@ -138,7 +138,7 @@ def test_a_key_is_asked_for(browser, address):
     assert page.of("how").text == "drafter: draft_model · verify: rejection · draft sampling: auto · K: 3"
 
 
-def test_text_comes_shaded_with_a_chart(page):
+def test_page_shades_accepted_drafts_and_draws_a_chart(page):
     page.fill("max-tokens", "60")
     page.fill("seed", "7")
     page.click("go")
@@ -164,7 +164,7 @@ def test_text_comes_shaded_with_a_chart(page):
     assert page.of("text").find_elements("tag name", "img") == []
 
 
-def test_without_speculation_the_seed_gives_the_same_greedy_text_and_the_page_says_what_is_compared(page):
+def test_page_compares_with_plain_decoding_of_the_same_seed(page):
     page.fill("max-tokens", "40")
     page.fill("temperature", "0")
     page.click("go")
@@ -179,7 +179,7 @@ def test_without_speculation_the_seed_gives_the_same_greedy_text_and_the_page_sa
     assert "they are made all the same" in page.of("plain-note").text
 
 
-def test_fewer_drafts_of_a_round(page):
+def test_page_can_reduce_the_drafts_of_a_round(page):
     page.fill("max-tokens", "40")
     page.slide("drafts", 1)
     page.click("go")
@@ -189,7 +189,7 @@ def test_fewer_drafts_of_a_round(page):
     assert 1 < float(page.of("with-length").text) <= 2
 
 
-def test_a_chat(page):
+def test_page_can_chat(page):
     page.of("mode-chat").click()
     for turn in (1, 2):
         page.fill("max-tokens", "30")
@@ -204,7 +204,7 @@ def test_a_chat(page):
     assert page.of("turns").text == page.of("text").text == ""
 
 
-def test_a_request_is_stopped(page):
+def test_page_can_stop_a_request(page):
     page.fill("max-tokens", "16000")  # so many that the stop comes before the end on the slowest machine
     page.of("go").click()
     page.until(lambda: page.of("text").text)
@@ -213,7 +213,7 @@ def test_a_request_is_stopped(page):
     assert not page.of("error").is_displayed()
 
 
-def test_errors_are_shown_in_words(page):
+def test_page_shows_errors(page):
     page.fill("max-tokens", "0")
     page.click("go")
     assert "max_tokens=0: expected" in page.of("error").text
@@ -227,6 +227,6 @@ def test_errors_are_shown_in_words(page):
     assert page.of("text").text
 
 
-def test_it_fits_on_a_phone(page):
+def test_page_fits_on_a_phone(page):
     page.click("go")
     assert page.browser.execute_script("return document.documentElement.scrollWidth") <= 390

@@ -91,7 +91,7 @@ def generated(prompt, **params) -> jspec.Result:
     return found
 
 
-def test_the_synchronous_client(server, client):
+def test_synchronous_client_gets_completions(server, client):
     assert [model.id for model in client.models.list()] == ["family", "other"]
     text = generated(PROMPT, temperature=0, max_tokens=12).text
     answer = client.completions.create(model="family", prompt=PROMPT, temperature=0, max_tokens=12)
@@ -114,7 +114,7 @@ def test_the_synchronous_client(server, client):
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == expected
 
 
-def test_the_asynchronous_client(server):
+def test_asynchronous_client_gets_completions(server):
     async def everybody():
         async with openai.AsyncOpenAI(base_url=f"{server}/v1", api_key=KEY, max_retries=0) as client:
 
@@ -131,7 +131,7 @@ def test_the_asynchronous_client(server):
 
 
 @pytest.mark.parametrize("backend", ["openai", "openai-chat"])
-def test_it_can_be_measured(server, tmp_path, capsys, monkeypatch, backend):
+def test_bench_serve_measures_the_server(server, tmp_path, capsys, monkeypatch, backend):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     options = ["--backend", backend, "--num-prompts", "6", "--random-input-len", "20", "--random-output-len", "12"]
     options += ["--ignore-eos", "--temperature", "0.5", "--tokenizer", str(FAMILY / "target"), "--max-concurrency", "3"]
@@ -149,7 +149,7 @@ def test_it_can_be_measured(server, tmp_path, capsys, monkeypatch, backend):
     assert result["mean_tpot_ms"] < result["mean_itl_ms"]  # a chunk has several tokens
 
 
-def test_errors_are_those_that_the_client_knows(server, client):
+def test_errors_are_the_openai_clients_exceptions(server, client):
     with pytest.raises(openai.BadRequestError) as bad:
         client.completions.create(model="family", prompt=PROMPT, temperature=-1)
     assert bad.value.param == "temperature"
@@ -160,7 +160,7 @@ def test_errors_are_those_that_the_client_knows(server, client):
     assert httpx.get(f"{server}/health").status_code == 200
 
 
-def test_clients_that_leave(server, client):
+def test_requests_of_disconnected_clients_are_cancelled(server, client):
     """In the middle of a stream, of a wait, and of a request's own body."""
     idle(server)
     body = dict(model="family", prompt="x = ", max_tokens=250, extra_body={"ignore_eos": True})
@@ -179,7 +179,7 @@ def test_clients_that_leave(server, client):
     assert metric(server, "vllm:kv_cache_usage_perc") == 0
 
 
-def test_a_header_that_is_too_long(server):
+def test_too_long_header_is_refused(server):
     with contextlib.suppress(httpx.TransportError):  # it may hang up
         assert httpx.get(f"{server}/health", headers={"x": "a" * 200_000}).status_code in (400, 431)
     assert httpx.get(f"{server}/health").status_code == 200
@@ -200,7 +200,7 @@ print("ended by itself")
 
 
 @pytest.mark.parametrize(("patience", "signals"), [("60", 1), ("0.1", 1), ("60", 2)])
-def test_sigterm(tmp_path, patience, signals):
+def test_sigterm_finishes_requests_and_exits(tmp_path, patience, signals):
     """Answers end if they can within ``--shutdown-timeout``, and are given up if not, or at a second signal."""
     with running([sys.executable, "-c", SLOW, patience], tmp_path) as (process, address):
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)

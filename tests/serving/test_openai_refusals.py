@@ -85,7 +85,7 @@ REFUSED = [  # (fields, the field that is named, what the message has)
 
 
 @pytest.mark.parametrize(("fields", "param", "message"), REFUSED)
-def test_a_completion_that_cannot_be(service, fields, param, message):
+def test_bad_completion_requests_are_refused(service, fields, param, message):
     before = family().engine.metrics().num_finished
     response = ask(service, "/v1/completions", {**PROMPT, **fields})
     error = error_of(response, 413 if param is None else 400)
@@ -120,13 +120,13 @@ REFUSED_CHATS = [
 
 
 @pytest.mark.parametrize(("fields", "param", "message"), REFUSED_CHATS)
-def test_a_chat_that_cannot_be(service, fields, param, message):
+def test_bad_chat_requests_are_refused(service, fields, param, message):
     error = error_of(ask(service, "/v1/chat/completions", {**CHATTING, **fields}), 400)
     assert error["param"] == param
     assert message in error["message"]
 
 
-def test_fields_that_ask_for_nothing(service):
+def test_fields_with_neutral_values_are_accepted(service):
     neutral = {"best_of": 1, "suffix": None, "user": "me", "use_beam_search": False, "presence_penalty": 0}
     neutral |= {"frequency_penalty": 0.0, "repetition_penalty": 1, "logit_bias": {}, "length_penalty": 1.0, "n": 1}
     neutral |= {"response_format": {"type": "text"}, "guided_json": None, "skip_special_tokens": True, "priority": 0}
@@ -154,12 +154,12 @@ BODIES = [
 
 
 @pytest.mark.parametrize(("body", "message"), BODIES)
-def test_bodies_that_are_no_requests(service, body, message):
+def test_bodies_that_are_no_json_objects_are_refused(service, body, message):
     error = error_of(ask(service, "/v1/completions", content=body), 400)
     assert message in error["message"]
 
 
-def test_another_type_of_content(service):
+def test_other_content_types_are_refused(service):
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         error_of(ask(service, "/v1/completions", PROMPT, {"content-type": kind}), 415)
     headers = {"content-type": "Application/JSON; charset=utf-8"}

@@ -42,13 +42,13 @@ def chat(**fields) -> jspec.SamplingParams:
     return params_of(parsed(ChatRequest, {"messages": [], **fields}, MOST), DEFAULTS, Limits())
 
 
-def test_what_is_left_open_comes_from_the_defaults():
+def test_missing_fields_come_from_the_defaults():
     assert completion() == dataclasses.replace(DEFAULTS, max_tokens=16)
     assert chat() == dataclasses.replace(DEFAULTS, max_tokens=None)
     assert completion(temperature=None, max_tokens=None) == chat()
 
 
-def test_what_is_given_is_passed_on():
+def test_given_fields_are_passed_on():
     given = {"temperature": 0.5, "top_p": 0.9, "top_k": -1, "min_p": 0.1, "seed": 3, "min_tokens": 2}
     given |= {"stop": ["a", "b"], "stop_token_ids": [4], "ignore_eos": True, "max_tokens": 9}
     assert completion(**given) == jspec.SamplingParams(**given)
@@ -105,7 +105,7 @@ def test_errors_of_the_engine_name_a_field_of_the_request(message, param, told):
     assert (error.status, error.param, error.message) == (400, param, told)
 
 
-def test_how_many_completions():
+def test_number_of_completions_is_checked():
     asked = parsed(CompletionRequest, {"prompt": "a", "n": 3}, MOST)
     assert num_choices(asked, 2, Limits(), None) == 6
     assert num_choices(asked, 2, Limits(), 6) == 6
@@ -113,13 +113,13 @@ def test_how_many_completions():
         num_choices(asked, 2, Limits(), 5)
 
 
-def test_limits():
+def test_limits_are_checked():
     assert set(LIMIT_HELP) == {field.name for field in dataclasses.fields(Limits)}
     with pytest.raises(ValueError, match="max_n=0: expected a number above 0"):
         Limits(max_n=0)
 
 
-def test_values_are_shown_in_short():
+def test_long_values_are_shortened_in_errors():
     for value in ("a" * 10**6, [1] * 10**6, {str(i): i for i in range(10**5)}, "\ud800", b"\xff"):
         assert len(shown(value).encode()) <= 100
 

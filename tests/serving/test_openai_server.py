@@ -24,7 +24,7 @@ def service():
     assert_nothing_is_held(family())
 
 
-def test_a_body_that_never_comes():
+def test_missing_body_times_out():
     service = service_of(family(), limits=Limits(max_body_seconds=0.05))
     sent = []
 
@@ -56,13 +56,13 @@ def test_every_path_but_health_needs_a_key(path):
     assert ask(service, "/health").status_code == 200
 
 
-def test_keys_that_no_header_can_have():
+def test_keys_that_no_header_can_carry_are_refused():
     for key in ("", " a", "a\n", "ä"):
         with pytest.raises(ValueError, match="api_key='\\(hidden\\)': expected printable ASCII"):
             Keys([key])
 
 
-def test_cached_prompts_are_found_by_the_same_tenant_alone():
+def test_prefix_cache_is_separate_for_each_tenant():
     service = service_of(family(), keys=Keys(["one", "two"]))
     prompt = "".join(f"def function_{i}():\n    return {i}\n" for i in range(9))
 
@@ -80,7 +80,7 @@ def test_cached_prompts_are_found_by_the_same_tenant_alone():
     asyncio.run(service.engine.close())
 
 
-def test_priorities_where_the_operator_wants_them():
+def test_priorities_need_the_priority_policy():
     service = service_of(family(), priorities=True)
     assert ask(service, "/v1/completions", {**PROMPT, "priority": -3}).status_code == 200
     assert error_of(ask(service, "/v1/completions", {**PROMPT, "priority": 2**40}), 400)["param"] == "priority"
@@ -105,7 +105,7 @@ async def connected(service, body: dict, leave: asyncio.Event):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_rows(stream):
+def test_disconnected_client_frees_its_rows(stream):
     """Within two calls to the device, though its texts are far from their ends."""
     llm = slow_model()
     service = service_of(llm)
@@ -128,7 +128,7 @@ def test_a_client_that_leaves_frees_its_rows(stream):
     assert_nothing_is_held(llm)
 
 
-def test_a_full_queue(monkeypatch):
+def test_full_queue_is_503(monkeypatch):
     llm = slow_model()
     limited = dataclasses.replace(llm.engine.config, max_waiting=2)
     monkeypatch.setattr(llm.engine, "config", limited)
@@ -154,7 +154,7 @@ def test_a_full_queue(monkeypatch):
     assert_nothing_is_held(llm)
 
 
-def test_a_server_that_ends_refuses_and_gives_up():
+def test_ending_server_refuses_and_cancels_requests():
     llm = slow_model()
     service = service_of(llm)
 
@@ -178,7 +178,7 @@ def test_a_server_that_ends_refuses_and_gives_up():
     assert_nothing_is_held(llm)
 
 
-def test_an_engine_that_fails_and_recovers(monkeypatch):
+def test_engine_failure_is_500_and_later_requests_succeed(monkeypatch):
     llm = slow_model()
     service = service_of(llm)
     body = {"prompt": "abc", "max_tokens": 2}
@@ -194,7 +194,7 @@ def test_an_engine_that_fails_and_recovers(monkeypatch):
     error_of(ask(service, "/health"), 503)
 
 
-def test_a_request_that_fails_in_the_engine(monkeypatch):
+def test_failed_request_is_500(monkeypatch):
     """Logits that are not finite, for example."""
     service = service_of(family())
     result = family().engine.frontend.result
@@ -211,7 +211,7 @@ def test_a_request_that_fails_in_the_engine(monkeypatch):
     asyncio.run(service.engine.close())
 
 
-def test_metrics(service):
+def test_metrics_count_requests_and_tokens(service):
     before, engine = family().engine.metrics(), family().engine
     ask(service, "/v1/completions", {"prompt": "import os\n", "max_tokens": 8, "temperature": 0, "n": 2})
     text = ask(service, "/metrics").text
@@ -241,7 +241,7 @@ def test_metrics(service):
     assert 0 < after.num_drafting_rounds <= after.num_rounds
 
 
-def test_an_exception_in_the_server_is_told_without_its_text(service, monkeypatch):
+def test_server_exceptions_are_reported_without_their_text(service, monkeypatch):
     monkeypatch.setattr("jspec.serving.openai.app._card", lambda *_: {}["secret"])
     error = error_of(ask(service, "/v1/models"), 500)
     assert "secret" not in error["message"]

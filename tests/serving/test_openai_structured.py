@@ -67,7 +67,7 @@ FORMS = {
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("form", FORMS)
-def test_every_answer_has_the_form(service, form, path):
+def test_responses_match_the_grammar(service, form, path):
     fields, fits = FORMS[form]
     body = {**PATHS[path], **fields, "temperature": 1.0, "seed": 5, "n": 3, "max_tokens": 120}
     choices = ask(service, path, body).json()["choices"]
@@ -76,7 +76,7 @@ def test_every_answer_has_the_form(service, form, path):
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
-def test_a_stream_has_the_form_and_ends_where_nothing_can_follow(service, ignore_eos):
+def test_stream_matches_the_grammar_and_ends_with_it(service, ignore_eos):
     path = "/v1/chat/completions"
     body = {**PATHS[path], "response_format": FORMAT, "seed": 6, "max_tokens": 120, "ignore_eos": ignore_eos}
     whole = ask(service, path, body).json()["choices"][0]
@@ -86,7 +86,7 @@ def test_a_stream_has_the_form_and_ends_where_nothing_can_follow(service, ignore
     assert fits_schema(text)
 
 
-def test_any_json_object(service):
+def test_json_object_format_gives_json(service):
     """Nothing bounds it, so a text that is cut off only begins like one; a bias lets it end."""
     path = "/v1/completions"
     closing = {str(token): 20 for token, text in enumerate(vocabulary()) if text in ("}", '"}')}
@@ -104,7 +104,7 @@ def vocabulary() -> list[str]:
     return [tokenizer.decode([token], skip_special_tokens=False) for token in range(2048)]
 
 
-def test_what_asks_for_no_form(service):
+def test_text_format_constrains_nothing(service):
     path = "/v1/completions"
     body = {**PATHS[path], "temperature": 0, "max_tokens": 6}
     free = ask(service, path, body).json()["choices"][0]["text"]
@@ -112,7 +112,7 @@ def test_what_asks_for_no_form(service):
         assert ask(service, path, {**body, **fields}).json()["choices"][0]["text"] == free
 
 
-def test_the_text_is_that_of_generate(service):
+def test_text_is_that_of_generate(service):
     path = "/v1/completions"
     body = {**PATHS[path], "response_format": FORMAT, "temperature": 0.9, "seed": 7, "max_tokens": 120}
     params = {"temperature": 0.9, "seed": 7, "max_tokens": 120}
@@ -148,7 +148,7 @@ REFUSED = [  # (fields, the field that is named, what the message has)
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("fields", "param", "message"), REFUSED)
-def test_a_form_that_cannot_be(service, fields, param, message, path):
+def test_bad_grammars_are_refused(service, fields, param, message, path):
     before = family().engine.metrics().num_finished
     error = error_of(ask(service, path, {**PATHS[path], "max_tokens": 2, **fields}), 400)
     assert error["param"] == param
@@ -156,7 +156,7 @@ def test_a_form_that_cannot_be(service, fields, param, message, path):
     assert family().engine.metrics().num_finished == before
 
 
-def test_without_llguidance(service, monkeypatch):
+def test_missing_llguidance_is_reported(service, monkeypatch):
     monkeypatch.setattr("jspec.text.grammar.grammars.available", lambda: False)
     body = {**PATHS["/v1/completions"], "response_format": {"type": "json_object"}}
     error = error_of(ask(service, "/v1/completions", body), 400)
@@ -166,21 +166,21 @@ def test_without_llguidance(service, monkeypatch):
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_grammar_that_nobody_has_the_time_for(service, monkeypatch, path, stream):
+def test_grammar_compiler_under_load_is_503(service, monkeypatch, path, stream):
     """It is not refused for good: the client is told to come again."""
 
     async def busy(_):
-        raise GrammarBusy("ask again later")
+        raise GrammarBusy("try again later")
 
     monkeypatch.setattr(service.engine, "grammar", busy)
     body = {**PATHS[path], "response_format": {"type": "json_object"}, "stream": stream}
     answer = ask(service, path, body)
-    assert error_of(answer, 503)["message"] == "ask again later"
+    assert error_of(answer, 503)["message"] == "try again later"
     assert int(answer.headers["retry-after"]) > 0
 
 
 @pytest.mark.parametrize("by_name", [False, True])
-def test_from_asyncio(service, by_name):
+def test_async_engine_takes_grammars(service, by_name):
     """``AsyncEngine.generate`` takes a form in its parameters or by name, and compiles it outside of its worker threads."""
     fields = {"structured_outputs": {"choice": ["a queue", "a stack"]}, "seed": 5, "max_tokens": 20}
     given = fields if by_name else {"params": jspec.SamplingParams(**fields)}
@@ -194,7 +194,7 @@ def test_from_asyncio(service, by_name):
     assert expected.text in ("a queue", "a stack")
 
 
-def test_a_form_that_cannot_be_from_asyncio(service):
+def test_async_engine_refuses_bad_grammars(service):
     async def first():
         async for delta in service.engine.generate("config = ", structured_outputs={"regex": "("}):
             return delta

@@ -1,4 +1,4 @@
-"""A keeper and its member, without a model: the member is a script, or a list of reports."""
+"""A supervisor and its worker, without a model: the worker is a script, or a list of reports."""
 
 import asyncio
 import json
@@ -17,9 +17,9 @@ from starlette.responses import PlainTextResponse
 from jspec.serving.supervisor import supervisor, worker_process
 from jspec.serving.supervisor.link import ORPHANED
 from jspec.serving.supervisor.messages import Ended, Failed, Joined, Ready, Task, report_line, report_of
-from jspec.serving.supervisor.private import HEADER, Private
-from jspec.serving.supervisor.supervisor import LOST, Keeper
-from jspec.serving.supervisor.worker_process import Child
+from jspec.serving.supervisor.private import HEADER, RequireToken
+from jspec.serving.supervisor.supervisor import LOST, Supervisor
+from jspec.serving.supervisor.worker_process import WorkerProcess
 
 ROOT = Path(__file__).parents[2]
 TASK = Task({"target": "t"}, {"num_processes": 2}, "127.0.0.1", "a-token")
@@ -29,7 +29,7 @@ LINK += "link = Link(int(sys.argv[1]))\n"
 
 
 def running(script: str):
-    """What stands for ``python_command``: a member that is this script."""
+    """What stands for ``python_command``: a worker that is this script."""
     code = f"import json, sys\nsys.path[:] = json.loads(sys.argv[2])\n{script}"
     return lambda _, descriptor: [sys.executable, "-P", "-c", code, descriptor, json.dumps(sys.path)]
 
@@ -39,150 +39,152 @@ def run(work):
 
 
 @pytest.mark.parametrize("report", [Joined(1, 2), Ready(), Ready("http://127.0.0.1:1"), Failed("é\n")])
-def test_reports_are_lines(report):
+def test_messages_are_lines(report):
     assert report_of(report_line(report)) == report
     assert report_line(report).count(b"\n") == 1
     assert Task.of(TASK.line()) == TASK
 
 
-async def told(monkeypatch, script: str, lost_after: float = 30, do=lambda report, found: None) -> list:
-    """What a member reports that is this script; ``do`` is called at each report."""
+async def reports_of(monkeypatch, script: str, lost_after: float = 30, do=lambda report, process: None) -> list:
+    """What a worker reports that is this script; ``do`` is called at each report."""
     monkeypatch.setattr(worker_process, "python_command", running(LINK + script))
-    found, reports = await Child.start(TASK, lost_after, {"OF_MINE": "é"}), []
+    process, reports = await WorkerProcess.start(TASK, lost_after, {"OF_MINE": "é"}), []
     while not reports or not isinstance(reports[-1], Ended):
-        reports.append(await found.report())
-        do(reports[-1], found)
-    assert not psutil.pid_exists(found._process.pid)
+        reports.append(await process.report())
+        do(reports[-1], process)
+    assert not psutil.pid_exists(process._process.pid)
     return reports
 
 
-def test_a_member_reports(monkeypatch):
+def test_worker_messages_arrive(monkeypatch):
     script = f"import os\nassert link.task == {TASK!r}\nassert os.environ['OF_MINE'] == 'é'\n"
-    script += "link.say(Joined(0, 2)); link.say(Ready('http://here')); sys.exit(0)"
-    reports = run(told(monkeypatch, script))
+    script += "link.send(Joined(0, 2)); link.send(Ready('http://here')); sys.exit(0)"
+    reports = run(reports_of(monkeypatch, script))
     assert reports == [Joined(0, 2), Ready("http://here"), Ended(0, "it ended with exit code 0")]
 
 
-def test_a_member_says_why_it_ends(monkeypatch):
+def test_worker_reports_why_it_ends(monkeypatch):
     script = "from jspec.serving.supervisor.worker import end_at_once\nend_at_once(link, 'out of luck', 7)"
-    assert run(told(monkeypatch, script)) == [Ended(7, "out of luck")]
+    assert run(reports_of(monkeypatch, script)) == [Ended(7, "out of luck")]
 
 
-def test_a_member_that_crashes(monkeypatch):
+def test_crashed_worker_is_reported(monkeypatch):
     script = "import os, signal\nos.kill(os.getpid(), signal.SIGABRT)"
-    assert run(told(monkeypatch, script)) == [Ended(128 + signal.SIGABRT, "it was ended by SIGABRT")]
+    assert run(reports_of(monkeypatch, script)) == [Ended(128 + signal.SIGABRT, "it was ended by SIGABRT")]
 
 
-def test_a_member_that_reports_nonsense_is_killed(monkeypatch):
+def test_worker_that_sends_invalid_messages_is_killed(monkeypatch):
     script = "link._socket.sendall(b'[1, 2]\\n')\ntime.sleep(60)"
-    (ended,) = run(told(monkeypatch, script))
+    (ended,) = run(reports_of(monkeypatch, script))
     assert (ended.code, "its reports could not be read" in ended.why) == (128 + signal.SIGKILL, True)
 
 
-def test_a_member_that_dies_with_something_unread(monkeypatch):
+def test_killed_worker_with_unread_messages_is_reported(monkeypatch):
     script = "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)"
     asked = []
 
     async def work():
         monkeypatch.setattr(worker_process, "python_command", running(LINK + script))
-        found = await Child.start(TASK, 1000)
-        while psutil.Process(found._process.pid).status() != psutil.STATUS_STOPPED:
+        process = await WorkerProcess.start(TASK, 1000)
+        while psutil.Process(process._process.pid).status() != psutil.STATUS_STOPPED:
             await asyncio.sleep(0.05)
-        found.end()
-        os.kill(found._process.pid, signal.SIGKILL)
-        asked.append(await found.report())
+        process.end()
+        os.kill(process._process.pid, signal.SIGKILL)
+        asked.append(await process.report())
 
     run(work())
     assert asked == [Ended(128 + signal.SIGKILL, "it was ended by SIGKILL")]
 
 
 @pytest.mark.parametrize("frozen", ["os.kill(os.getpid(), signal.SIGSTOP)", "serve()"])
-def test_a_member_that_hangs_is_killed(monkeypatch, frozen):
+def test_silent_worker_is_killed(monkeypatch, frozen):
     """Stopped as a whole, or its event loop, which is to answer."""
     script = """
 import asyncio, os, signal
 def serve():
     async def hang():
-        with link.answering():
+        with link.serving():
             time.sleep(60)
     asyncio.run(hang())
-link.say(Ready())
+link.send(Ready())
 """
     began = time.monotonic()
-    reports = run(told(monkeypatch, script + frozen, 1.0))
-    assert reports == [Ready(), Ended(128 + signal.SIGKILL, "it did not answer its keeper within 1 seconds")]
+    reports = run(reports_of(monkeypatch, script + frozen, 1.0))
+    assert reports == [Ready(), Ended(128 + signal.SIGKILL, "it did not respond to its supervisor within 1 seconds")]
     assert time.monotonic() - began < 10
 
 
-def test_a_member_that_works_is_not(monkeypatch):
+def test_busy_worker_is_not_killed(monkeypatch):
     script = """
 import asyncio
 async def serve():
-    with link.answering() as stops:
-        link.say(Ready())
+    with link.serving() as stops:
+        link.send(Ready())
         for _ in range(2):
             await stops.get()
 asyncio.run(serve())
-time.sleep(1.5)  # a member without an event loop: its thread answers
+time.sleep(1.5)  # a worker without an event loop: its thread answers
 """
 
-    def end(report, found):
+    def end(report, process):
         if isinstance(report, Ready):
             for seconds in (1.5, 1.6):
-                asyncio.get_running_loop().call_later(seconds, found.end)
+                asyncio.get_running_loop().call_later(seconds, process.end)
 
-    assert run(told(monkeypatch, script, 1.0, end))[-1] == Ended(0, "it ended with exit code 0")
+    assert run(reports_of(monkeypatch, script, 1.0, end))[-1] == Ended(0, "it ended with exit code 0")
 
 
-def test_children_of_a_member_end_with_it(monkeypatch):
-    script = "import subprocess\nother = subprocess.Popen(['sleep', '60'])\nlink.say(Joined(other.pid, 1)); sys.exit(0)"
-    joined, _ = run(told(monkeypatch, script))
+def test_children_of_a_worker_end_with_it(monkeypatch):
+    script = (
+        "import subprocess\nother = subprocess.Popen(['sleep', '60'])\nlink.send(Joined(other.pid, 1)); sys.exit(0)"
+    )
+    joined, _ = run(reports_of(monkeypatch, script))
     deadline = time.monotonic() + 10
     while psutil.pid_exists(joined.rank) and psutil.Process(joined.rank).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-KEEPER = f"""
+SUPERVISOR = f"""
 import asyncio, json, sys, time
-from jspec.serving.supervisor import worker_process as child
+from jspec.serving.supervisor import worker_process
 from jspec.serving.supervisor.messages import Task
 code = "import json, sys; sys.path[:] = json.loads(sys.argv[2])\\n" + sys.argv[1]
-child.python_command = lambda _, descriptor: [sys.executable, "-P", "-c", code, descriptor, json.dumps(sys.path)]
+worker_process.python_command = lambda _, descriptor: [sys.executable, "-P", "-c", code, descriptor, json.dumps(sys.path)]
 async def keep():
-    started = await child.Child.start({TASK!r}, 30)
+    started = await worker_process.WorkerProcess.start({TASK!r}, 30)
     print(started._process.pid, (await started.report()).rank, flush=True)
     time.sleep(60)
 asyncio.run(keep())
 """
 
 
-def test_a_member_ends_when_its_keeper_is_killed():
-    script = LINK + "link.say(Joined(7, 8))\ntime.sleep(60)"
+def test_worker_ends_when_its_supervisor_is_killed():
+    script = LINK + "link.send(Joined(7, 8))\ntime.sleep(60)"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", KEEPER, script]
+    command = [sys.executable, "-c", SUPERVISOR, script]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         pid, rank = map(int, process.stdout.readline().split())
         assert rank == 7
-        member = psutil.Process(pid)
+        worker = psutil.Process(pid)
         process.kill()
-    assert member.wait(10) in (None, ORPHANED)  # None: it is nobody's child any more
+    assert worker.wait(10) in (None, ORPHANED)  # None: it is nobody's child any more
 
 
 @pytest.mark.parametrize(("shown", "status"), [(None, 403), ("wrong", 403), ("", 403), ("a-token", 200)])
-def test_the_address_of_a_member_is_for_its_keeper_alone(shown, status):
+def test_only_the_supervisor_reaches_a_workers_address(shown, status):
     async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(Private(PlainTextResponse("hello"), "a-token"))
-        async with httpx.AsyncClient(transport=transport, base_url="http://member") as client:
+        transport = httpx.ASGITransport(RequireToken(PlainTextResponse("hello"), "a-token"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://worker") as client:
             return await client.get("/health", headers={} if shown is None else {HEADER: shown})
 
     response = run(ask())
     assert response.status_code == status
-    assert ("for the keeper of the server alone" in response.text) == (status == 403)
+    assert ("only the supervisor of the server may use" in response.text) == (status == 403)
 
 
 class Listed:
-    """A member that reports what is in a list."""
+    """A worker that reports what is in a list."""
 
     def __init__(self, *reports, hangs: bool = False):
         self._reports, self._hangs = list(reports), hangs
@@ -210,7 +212,7 @@ class Listed:
 
 
 class FakePublic:
-    """Notes what a keeper tells it."""
+    """Notes what a supervisor tells it."""
 
     def __init__(self):
         self.told, self.refuse = [], []
@@ -228,22 +230,22 @@ class FakePublic:
         self.told.append("closed")
 
 
-def keep(members: list, leads: bool | None, public: FakePublic, signals=(), to_end: float | None = None) -> int:
-    """The exit code of a keeper of these members, one after the other; ``signals`` come after so many seconds each."""
+def supervise(workers: list, leads: bool | None, public: FakePublic, signals=(), to_end: float | None = None) -> int:
+    """The exit code of a supervisor of these workers, one after the other; ``signals`` come after so many seconds each."""
 
     async def start(token: str):
-        made = members.pop(0)
+        made = workers.pop(0)
         if isinstance(made, Exception):
             raise made
         return made
 
     async def work() -> int:
-        found = Keeper(start, lambda: public, leads, shutdown_timeout=5, lost_after=5)
+        process = Supervisor(start, lambda: public, leads, shutdown_timeout=5, lost_after=5)
         if to_end is not None:
-            found._to_drain = found._to_end = to_end
+            process._to_drain = process._to_end = to_end
         for seconds, number in signals:
             asyncio.get_running_loop().call_later(seconds, os.kill, os.getpid(), number)
-        return await found.run()
+        return await process.run()
 
     return run(work())
 
@@ -251,58 +253,58 @@ def keep(members: list, leads: bool | None, public: FakePublic, signals=(), to_e
 LEADS = (Joined(0, 2), Ready("http://a"))
 
 
-def test_a_first_start_that_fails_is_the_last(capsys):
+def test_failed_first_start_is_not_repeated(capsys):
     public = FakePublic()
-    assert keep([Listed(Joined(0, 2), Ended(2, "max_len=1: expected more"))], True, public) == 2
+    assert supervise([Listed(Joined(0, 2), Ended(2, "max_len=1: expected more"))], True, public) == 2
     assert capsys.readouterr().err == "jspec serve: max_len=1: expected more\n"
     assert "closed" in public.told
 
 
-def test_a_member_is_started_again_until_it_ends_in_order(monkeypatch, caplog):
+def test_worker_is_restarted_until_it_exits_in_order(monkeypatch, caplog):
     delays = []
     monkeypatch.setattr(supervisor.random, "uniform", lambda low, high: delays.append(high) or 0.001)
     lost = [Listed(Ended(1, f"reason {i}")) for i in range(8)]
-    members = [Listed(*LEADS, Ended(4, "first")), *lost, OSError("no more processes"), Listed(*LEADS, Ended(0, "done"))]
+    workers = [Listed(*LEADS, Ended(4, "first")), *lost, OSError("no more processes"), Listed(*LEADS, Ended(0, "done"))]
     public = FakePublic()
-    assert keep(members, True, public) == 0
+    assert supervise(workers, True, public) == 0
     assert public.told[:2] == ["http://a", LOST]
     assert public.told.count("http://a") == 2
-    assert "reason 7; it is started again in 30.0 s" in caplog.text
+    assert "reason 7; it is restarted in 30.0 s" in caplog.text
     assert "no more processes" in caplog.text
     assert len(delays) == 10
 
 
-def test_a_member_that_is_ready_and_does_not_answer(monkeypatch):
+def test_ready_worker_that_does_not_respond_is_restarted(monkeypatch):
     monkeypatch.setattr(supervisor, "FIRST_DELAY", 0.01)
     public, deaf = FakePublic(), Listed(*LEADS, Ended(0, ""), hangs=True)
     public.refuse = ["it did not answer"]
-    assert keep([Listed(*LEADS, Ended(4, "lost")), Listed(Ended(0, ""))], True, FakePublic()) == 0
-    assert keep([deaf], True, public) == 137  # as any first start that fails
+    assert supervise([Listed(*LEADS, Ended(4, "lost")), Listed(Ended(0, ""))], True, FakePublic()) == 0
+    assert supervise([deaf], True, public) == 137  # as any first start that fails
     assert deaf.done == ["kill: it did not answer"]
 
 
-def test_the_first_host_is_known_when_the_member_has_joined():
+def test_leader_address_is_known_once_the_worker_has_joined():
     public = FakePublic()
-    assert keep([Listed(*LEADS, Ended(0, ""))], None, public) == 0
+    assert supervise([Listed(*LEADS, Ended(0, ""))], None, public) == 0
     assert public.told[0] == "http://a"
     public = FakePublic()
-    assert keep([Listed(Joined(1, 2), Ready(), Ended(0, ""))], None, public) == 0
+    assert supervise([Listed(Joined(1, 2), Ready(), Ended(0, ""))], None, public) == 0
     assert public.told == []
 
 
-def test_an_address_that_is_taken_ends_the_member():
+def test_taken_address_ends_the_worker():
     async def work():
-        member = Listed(Joined(0, 2), Ended(0, ""), hangs=True)
+        worker = Listed(Joined(0, 2), Ended(0, ""), hangs=True)
 
         def taken():
             raise ValueError("port=1: expected a free port")
 
         async def start(token):
-            return member
+            return worker
 
         with pytest.raises(ValueError, match="port=1"):
-            await Keeper(start, taken, None, shutdown_timeout=1, lost_after=5).run()
-        assert member.done == ["kill: port=1: expected a free port"]
+            await Supervisor(start, taken, None, shutdown_timeout=1, lost_after=5).run()
+        assert worker.done == ["kill: port=1: expected a free port"]
 
     run(work())
 
@@ -316,23 +318,23 @@ def test_an_address_that_is_taken_ends_the_member():
     ],
     ids=["leads", "follows", "starts"],
 )
-def test_signals(reports, leads, signals, code, done):
-    member = Listed(*reports, Ended(0, ""), hangs=True)
+def test_signals_reach_the_worker(reports, leads, signals, code, done):
+    worker = Listed(*reports, Ended(0, ""), hangs=True)
     times = [(0.3 + 0.3 * i, signal.SIGTERM) for i in range(signals)]
-    assert keep([member], leads, FakePublic(), times) == code
-    assert member.done == done
+    assert supervise([worker], leads, FakePublic(), times) == code
+    assert worker.done == done
 
 
-def test_a_member_that_does_not_end_in_time(monkeypatch):
-    member = Listed(*LEADS, Ended(0, ""), hangs=True)
-    monkeypatch.setattr(member, "end", lambda: member.done.append("end"))
+def test_worker_that_does_not_end_in_time_is_killed(monkeypatch):
+    worker = Listed(*LEADS, Ended(0, ""), hangs=True)
+    monkeypatch.setattr(worker, "end", lambda: worker.done.append("end"))
     signals = [(0.3, signal.SIGTERM), (0.4, signal.SIGTERM)]
-    assert keep([member], True, FakePublic(), signals, to_end=0.5) == 137
-    assert member.done == ["end", "end", "kill: it did not end within 0 seconds"]
+    assert supervise([worker], True, FakePublic(), signals, to_end=0.5) == 137
+    assert worker.done == ["end", "end", "kill: it did not end within 0 seconds"]
 
 
-def test_signals_between_two_starts():
-    member = Listed(*LEADS, Ended(4, "lost"))
+def test_signals_between_two_starts_end_the_supervisor():
+    worker = Listed(*LEADS, Ended(4, "lost"))
     began = time.monotonic()
-    assert keep([member], True, FakePublic(), [(0.1, signal.SIGTERM)]) == 0
+    assert supervise([worker], True, FakePublic(), [(0.1, signal.SIGTERM)]) == 0
     assert time.monotonic() - began < PATIENCE / 2

@@ -1,4 +1,4 @@
-"""What clients get through the public side of a keeper, when its member answers and when it dies. The member is a script."""
+"""Responses of a supervisor to clients while its worker, a script, responds, hangs or dies."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ import pytest
 
 from jspec.serving.openai.auth import Keys
 from jspec.serving.openai.limits import Limits
-from jspec.serving.openai.server_settings import Settings
+from jspec.serving.openai.server_settings import ServerSettings
 from jspec.serving.supervisor import proxy
 from jspec.serving.supervisor.private import HEADER
 from jspec.serving.supervisor.public import Public
@@ -30,7 +30,7 @@ Script = Callable[["Asked", asyncio.StreamReader, asyncio.StreamWriter], Awaitab
 
 
 class Asked:
-    """A request as it has reached the member."""
+    """A request as it has reached the worker."""
 
     def __init__(self, head: bytes, body: bytes):
         line, *headers = head.decode("latin-1").split("\r\n")
@@ -40,7 +40,7 @@ class Asked:
 
 
 class FakeMember:
-    """A member that answers ``/health``, and anything else as a script does."""
+    """A worker that answers ``/health``, and anything else as a script does."""
 
     def __init__(self, script: Script):
         self.script, self.asked, self.writers = script, [], []
@@ -74,22 +74,22 @@ def chunk(data: bytes) -> bytes:
 async def running(
     script: Script, keys=(), certificate=None, **limits
 ) -> AsyncIterator[tuple[FakeMember, Public, httpx.AsyncClient]]:
-    """A member, the public side over it, and a client."""
-    member = FakeMember(script)
-    server = await asyncio.start_server(member.serve, "127.0.0.1", 0)
+    """A worker, the public side over it, and a client."""
+    worker = FakeMember(script)
+    server = await asyncio.start_server(worker.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    settings = Settings("127.0.0.1", 0, Keys(keys), Limits(**limits), certificate, 5.0, "critical")
+    settings = ServerSettings("127.0.0.1", 0, Keys(keys), Limits(**limits), certificate, 5.0, "critical")
     side = Public(settings, ["model"])
     await side.open(f"http://127.0.0.1:{port}", TOKEN)
     url = f"{'https' if certificate else 'http'}://127.0.0.1:{side._bound.getsockname()[1]}"
     trusted = ssl.create_default_context(cafile=certificate[0]) if certificate else True
-    member.close = server.close
+    worker.close = server.close
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, trust_env=False, verify=trusted) as client:
         try:
-            yield member, side, client
+            yield worker, side, client
         finally:
             side.shut("the test ends")
-            for writer in member.writers:
+            for writer in worker.writers:
                 writer.close()
             server.close()
             await client.aclose()
@@ -109,7 +109,7 @@ def error_of(response: httpx.Response, status: int = 503) -> str:
     return error["message"]
 
 
-def test_requests_and_answers_pass_as_they_are():
+def test_requests_and_responses_pass_unchanged():
     async def answer(asked, reader, writer):
         content = asked.body[::-1]
         writer.write(
@@ -117,7 +117,7 @@ def test_requests_and_answers_pass_as_they_are():
         )
 
     async def test():
-        async with running(answer) as (member, _, client):
+        async with running(answer) as (worker, _, client):
             sent = {
                 "authorization": "Bearer \u00e9",
                 "x-sent": "a",
@@ -131,7 +131,7 @@ def test_requests_and_answers_pass_as_they_are():
             assert (response.status_code, response.content) == (418, body[::-1])
             assert response.headers.get_list("x-mine") == ["1", "2"]
             assert len(response.headers.get_list("date")) == len(response.headers.get_list("content-length")) == 1
-            (asked,) = member.asked
+            (asked,) = worker.asked
             assert asked.line == f"POST {path} HTTP/1.1"
             assert asked.body == body
             headers = dict(asked.headers)
@@ -141,7 +141,7 @@ def test_requests_and_answers_pass_as_they_are():
             assert headers["content-length"] == str(len(body))
             response = await client.get("/version")
             assert response.status_code == 418
-            assert "content-length" not in dict(member.asked[1].headers)
+            assert "content-length" not in dict(worker.asked[1].headers)
 
     run(test)
 
@@ -159,7 +159,7 @@ def test_events_pass_as_they_come():
         async with running(answer) as (_, _, client), client.stream("POST", "/v1/completions", json=CHUNK) as response:
             assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
             parts = response.aiter_raw()
-            assert await anext(parts) == EVENT  # while the member waits
+            assert await anext(parts) == EVENT  # while the worker waits
             go.set()
             assert b"".join([part async for part in parts]) == EVENT + b"data: [DONE]\n\n"
 
@@ -168,7 +168,7 @@ def test_events_pass_as_they_come():
 
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("sent", [b"", STREAM[:30], whole(b"200 OK", b"0123456789")[:-4]], ids=["none", "head", "body"])
-def test_a_member_that_dies_before_the_first_byte(sent, reset):
+def test_worker_death_before_the_first_byte_is_503(sent, reset):
     """What is no stream is an answer as a whole, or an error."""
 
     async def die(asked, reader, writer):
@@ -178,18 +178,18 @@ def test_a_member_that_dies_before_the_first_byte(sent, reset):
             writer.transport.abort()
 
     async def test():
-        async with running(die) as (member, _, client):
+        async with running(die) as (worker, _, client):
             message = error_of(await client.post("/v1/completions", json=CHUNK))
-            assert message == "the request was lost with a process that runs the model: ask again"
-            assert len(member.asked) == 1  # it is not asked a second time
+            assert message == "the request was lost with a process that runs the model: try again"
+            assert len(worker.asked) == 1  # it is not asked a second time
 
     run(test)
 
 
-def test_a_member_that_takes_no_connection():
+def test_worker_that_accepts_no_connection_is_503():
     async def test():
-        async with running(None) as (member, _, client):
-            member.close()
+        async with running(None) as (worker, _, client):
+            worker.close()
             error_of(await client.post("/v1/completions", json=CHUNK))
             error_of(await client.get("/health"))
 
@@ -197,7 +197,7 @@ def test_a_member_that_takes_no_connection():
 
 
 @pytest.mark.parametrize("half", [b"", EVENT[:11], EVENT[:-1]], ids=["between", "within", "almost"])
-def test_a_member_that_dies_in_the_middle_of_a_stream(half):
+def test_worker_death_in_a_stream_ends_it_with_an_error(half):
     async def die(asked, reader, writer):
         writer.write(STREAM + chunk(EVENT) + (chunk(half) if half else b""))
 
@@ -211,7 +211,7 @@ def test_a_member_that_dies_in_the_middle_of_a_stream(half):
     run(test)
 
 
-def test_a_member_that_dies_behind_the_end_of_a_stream():
+def test_worker_death_after_a_stream_is_not_an_error():
     async def die(asked, reader, writer):
         writer.write(STREAM + chunk(EVENT) + chunk(b"data: [DONE]\n\n"))
 
@@ -223,7 +223,7 @@ def test_a_member_that_dies_behind_the_end_of_a_stream():
     run(test)
 
 
-def test_a_member_that_is_gone_though_its_connections_are_not(monkeypatch):
+def test_streams_of_a_lost_worker_end_with_open_connections(monkeypatch):
     """As those of a host that has vanished. What it has sent before has a moment to arrive."""
     monkeypatch.setattr(proxy, "LAST_BYTES", 0.5)
 
@@ -254,7 +254,7 @@ def test_a_member_that_is_gone_though_its_connections_are_not(monkeypatch):
     run(test)
 
 
-def test_another_member_takes_its_place():
+def test_next_worker_gets_the_requests():
     async def first(asked, reader, writer):
         writer.write(whole(b"200 OK", b"first"))
 
@@ -270,7 +270,7 @@ def test_another_member_takes_its_place():
             async with await asyncio.start_server(other.serve, "127.0.0.1", 0) as server:
                 address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
                 other.health = b"503 Not yet"
-                with pytest.raises(OSError, match="it said that it was ready, and did not answer"):
+                with pytest.raises(OSError, match="it reported that it was ready, and did not respond"):
                     await side.open(address, TOKEN)
                 error_of(await client.get("/version"))
                 other.health = b"200 OK"
@@ -281,7 +281,7 @@ def test_another_member_takes_its_place():
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_client_that_leaves(streams):
+def test_disconnected_client_closes_the_workers_connection(streams):
     async def test():
         begun, gone = asyncio.Event(), asyncio.Event()
 
@@ -304,7 +304,7 @@ def test_a_client_that_leaves(streams):
     run(test)
 
 
-def test_a_slow_client_slows_its_own_stream_alone():
+def test_slow_client_slows_only_its_own_stream():
     events = EVENT * 2000
 
     async def test():
@@ -337,9 +337,9 @@ def test_a_slow_client_slows_its_own_stream_alone():
     run(test)
 
 
-def test_what_the_public_side_refuses_by_itself():
+def test_supervisor_refuses_bad_requests_itself():
     async def never(asked, reader, writer):
-        raise AssertionError("the member has heard of it")
+        raise AssertionError("the worker has heard of it")
 
     async def dripping(body: bytes):
         for i in range(len(body)):
@@ -366,7 +366,7 @@ def test_what_the_public_side_refuses_by_itself():
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes certificates, is not installed")
-def test_https(tmp_path):
+def test_https_is_served(tmp_path):
     files = str(tmp_path / "certificate"), str(tmp_path / "key")
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-out", files[0], "-keyout", files[1]]
     command += ["-days", "1", "-subj", "/CN=here", "-addext", "subjectAltName=IP:127.0.0.1"]

@@ -67,7 +67,7 @@ class Message:
         (iter(HI), "[user:hi]"),
     ],
 )
-def test_messages_of_every_form(text, messages, expected):
+def test_messages_of_every_form_become_plain(text, messages, expected):
     assert text(messages) == f"<s>{expected}>"
 
 
@@ -86,7 +86,7 @@ def test_arguments_of_a_tool_call_become_an_object(text, call):
         )
 
 
-def test_messages_of_the_caller_stay_as_they_are(text):
+def test_messages_of_the_caller_are_not_changed(text):
     messages = [*HI, {"role": "assistant", "content": None, "tool_calls": [copy.deepcopy(CALL)]}]
     before = copy.deepcopy(messages)
     text(messages)
@@ -94,7 +94,7 @@ def test_messages_of_the_caller_stay_as_they_are(text):
     assert messages == before
 
 
-def test_one_beginning_of_text_token(tokenizer):
+def test_tokenizer_adds_no_second_bos_token(tokenizer):
     assert prompt_tokens(tokenizer, 64, HI).count(BOS) == 1
     assert BOS not in prompt_tokens(tokenizer, 64, HI, chat_template="{{ messages[0].content }}")
 
@@ -109,7 +109,7 @@ def add(a: int, b: int):
     return a + b
 
 
-def test_what_a_template_gets_beside_messages(text, tmp_path):
+def test_template_gets_tools_documents_and_variables(text, tmp_path):
     assert text(HI, add_generation_prompt=False) == "<s>[user:hi]"
     assert text(HI, tools=[{"name": "add"}]) == '<s>{tools:[{"name": "add"}]}[user:hi]>'
     assert '{"a": {"type": "integer", "description": "the first"}' in text(HI, tools=[add])
@@ -127,7 +127,7 @@ def test_what_a_template_gets_beside_messages(text, tmp_path):
     assert text(HI, chat_template=tmp_path / "t.jinja") == "useré"
 
 
-def test_several_templates_in_a_checkpoint(tmp_path):
+def test_named_templates_are_chosen_by_name(tmp_path):
     templates = [{"name": "default", "template": "d{{ '' }}"}, {"name": "tool_use", "template": "t{{ '' }}"}]
     tokenizer = chat_tokenizer(tmp_path, templates)
     made = functools.partial(prompt_tokens, tokenizer, 64, HI)
@@ -143,7 +143,7 @@ def test_several_templates_in_a_checkpoint(tmp_path):
         prompt_tokens(tokenizer, 64, HI, chat_template="other")
 
 
-def test_as_transformers_does_it(tokenizer):
+def test_tokens_equal_those_of_transformers(tokenizer):
     messages = [{"role": "system", "content": " be\n"}, *HI, {"role": "assistant", "content": "</s>déjà"}, *HI]
     for template in (CHATML, TEMPLATE):
         expected = tokenizer.apply_chat_template(
@@ -176,7 +176,7 @@ def test_as_transformers_does_it(tokenizer):
                     "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "x" * 999}}],
                 }
             ],
-            r"messages\[0\].content\[1\].type='image_url': models here read text, and no images",
+            r"messages\[0\].content\[1\].type='image_url': images, audio and files are not supported",
         ),
         ([{"role": "assistant", "tool_calls": "x"}], r"messages\[0\].tool_calls='x': expected a list of {'function'"),
         ([{"role": "assistant", "tool_calls": [{}]}], r"tool_calls\[0\]={}: expected {'function'"),
@@ -200,7 +200,7 @@ def test_as_transformers_does_it(tokenizer):
         ),
     ],
 )
-def test_refused_messages(tokenizer, messages, words):
+def test_bad_messages_are_refused(tokenizer, messages, words):
     with pytest.raises(ValueError, match=words) as caught:
         prompt_tokens(tokenizer, 64, messages)
     assert len(str(caught.value)) < 300
@@ -248,7 +248,7 @@ def test_refused_messages(tokenizer, messages, words):
         ({"template_kwargs": {"conversations": []}}, r"conversations=\[\]: expected only variables"),
     ],
 )
-def test_refused_templates_and_options(tokenizer, options, words):
+def test_bad_templates_and_options_are_refused(tokenizer, options, words):
     with pytest.raises(ValueError, match=words) as caught:
         prompt_tokens(tokenizer, 64, HI, **options)
     assert len(str(caught.value)) < 500
@@ -256,7 +256,7 @@ def test_refused_templates_and_options(tokenizer, options, words):
     prompt_tokens(tokenizer, 64, HI)
 
 
-def test_a_checkpoint_without_a_template():
+def test_missing_template_is_reported():
     """The family that comes with jspec completes code, and has none."""
     tokenizer = load_tokenizer(FAMILY / "target")
     with pytest.raises(
@@ -269,7 +269,7 @@ def test_a_checkpoint_without_a_template():
         prompt_tokens(None, 64, HI)
 
 
-def test_one_conversation_and_several(llm):
+def test_chat_takes_one_conversation_or_a_list(llm):
     prompt = llm.chat_prompt(HI, mood="calm", tools=[{"name": "add"}])
     assert llm.tokenizer.decode(prompt) == '<s>{tools:[{"name": "add"}]}{mood:calm}[user:hi]>'
     how = {"chat_template_kwargs": {"mood": "calm"}, "tools": [{"name": "add"}]}

@@ -41,7 +41,7 @@ def without_incomplete(before: str, whole: str) -> str:
 
 
 @every_family
-def test_prompt_and_completion_are_the_decoded_whole(name):
+def test_prompt_and_completion_join_to_the_decoded_text(name):
     """Wherever a text is cut, within a character too."""
     family, rng = FAMILIES[name](), np.random.default_rng(0)
     for _ in range(150):
@@ -55,7 +55,7 @@ def test_prompt_and_completion_are_the_decoded_whole(name):
 
 
 @every_family
-def test_any_tokens(name):
+def test_any_tokens_stream_to_the_decoded_text(name):
     """Also such as no text has. However many come at a time, the text is the same; and it is that of the whole, unless
     bytes are no characters, of which the decoders of byte tokens make something else than of the same bytes alone."""
     family, rng = FAMILIES[name](), np.random.default_rng(1)
@@ -73,7 +73,7 @@ def test_any_tokens(name):
     assert compared > 100
 
 
-def test_the_first_space_of_a_completion():
+def test_first_space_of_a_completion_is_kept():
     """Decoded alone, the tokens would be ``the cat``."""
     family = FAMILIES["sentencepiece"]()
     prompt, whole = family.encode("x"), family.encode("x the cat")
@@ -110,7 +110,7 @@ def test_a_character_of_several_tokens_is_held_back(name):
 
 
 @pytest.mark.parametrize("name", ["byte_level", "sentencepiece"])
-def test_text_that_has_the_replacement_character(name):
+def test_replacement_character_in_a_text_is_shown(name):
     family = FAMILIES[name]()
     prompt, new = family.encode("x�"), family.encode("the ��.")
     assert detokenized(family, prompt, new).strip() == "the ��."
@@ -118,7 +118,7 @@ def test_text_that_has_the_replacement_character(name):
 
 
 @every_family
-def test_the_work_is_linear(name):
+def test_work_is_linear_in_the_text(name):
     """Tokens that the decoder reads for each token of a completion, however long it is and whatever it holds."""
     family, rng = FAMILIES[name](), np.random.default_rng(2)
     text = family.encode(" ".join(rng.choice(WORDS, 700)))

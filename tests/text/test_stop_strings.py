@@ -64,7 +64,7 @@ def splits(data, count: int) -> list[int]:
 @deterministic
 @given(data=st.data())
 @every_family
-def test_streamed_text_is_the_whole_text(name, data):
+def test_streamed_texts_join_to_the_decoded_text(name, data):
     """Characters of several tokens, special tokens and bytes that are no characters among them."""
     family = FAMILIES[name]()
     texts = st.lists(st.sampled_from(CHARACTERS), min_size=1, max_size=12).map(
@@ -96,7 +96,7 @@ def test_streamed_text_is_the_whole_text(name, data):
     strings=st.lists(st.text("ab", min_size=1, max_size=6), max_size=4),
     min_tokens=st.integers(0, 16),
 )
-def test_stop_strings_that_overlap(data, tokens, strings, min_tokens):
+def test_overlapping_stop_strings_end_at_the_first(data, tokens, strings, min_tokens):
     """Each other and themselves: all are made of a and b."""
     expected = reference(pieces, [], tokens, strings, min_tokens)
     completion = Completion(Detokenizer(pieces), strings, min_tokens)
@@ -125,7 +125,7 @@ def test_stop_strings_that_overlap(data, tokens, strings, min_tokens):
         (["é"], [0, 6, 0], 0, 2, "a", "é"),
     ],
 )
-def test_the_first_stop_string(strings, tokens, min_tokens, keep, text, stop):
+def test_earliest_stop_string_ends_the_text(strings, tokens, min_tokens, keep, text, stop):
     completion = Completion(Detokenizer(pieces), strings, min_tokens)
     assert completion.add(tokens) == keep
     completion.end()
@@ -133,7 +133,7 @@ def test_the_first_stop_string(strings, tokens, min_tokens, keep, text, stop):
     assert completion.take() == text
 
 
-def test_the_beginning_of_a_stop_string_is_held_back_until_it_is_none():
+def test_possible_beginning_of_a_stop_string_is_held_back():
     completion = Completion(Detokenizer(pieces), ["aab", "bb"])
     taken = []
     for token in [0, 0, 0, 4, 1, 0]:
@@ -164,7 +164,7 @@ def test_an_incomplete_character_shows_when_it_is_complete_or_at_the_end(name, s
     assert completion.text == "€" + left
 
 
-def test_a_character_that_stays_incomplete_is_no_stop_string():
+def test_incomplete_character_matches_no_stop_string():
     """A text that ends within a character gets U+FFFD at its end, which the model did not write."""
     family = FAMILIES["byte_level"]()
     completion = Completion(Detokenizer(family.decode), [REPLACEMENT])
@@ -188,7 +188,7 @@ def test_a_completion_ends_once(stop):
 
 @pytest.mark.parametrize("stop", [(), ("not in it", "no, not")])
 @every_family
-def test_the_work_is_linear(name, stop):
+def test_work_is_linear_in_the_text(name, stop):
     """Tokens that the decoder reads for each of a completion's, streamed, and whatever they are."""
     family, rng = FAMILIES[name](), np.random.default_rng(0)
     text = family.encode(" ".join(rng.choice(WORDS, 1500)))[:2000]
@@ -211,7 +211,7 @@ def test_the_work_is_linear(name, stop):
 
 
 @every_family
-def test_text_that_nobody_streams_is_decoded_at_the_end(name):
+def test_unstreamed_text_is_decoded_once_at_the_end(name):
     """With a few decodes in all, if there are no stop strings."""
     family, calls, read = FAMILIES[name](), 0, 0
 

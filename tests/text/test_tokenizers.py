@@ -76,7 +76,7 @@ def test_only_as_much_is_encoded_as_is_needed(most):
 
 @pytest.mark.parametrize("length", [0, 1, 2_000, 4_000, 30_000])
 @pytest.mark.parametrize("text", [TEXT, " " * 30_000])
-def test_a_text_that_is_short_enough_is_encoded_as_a_whole(text, length):
+def test_short_text_is_encoded_in_one_call(text, length):
     """Of blanks, 16 of which are a token, more characters are short enough than of others."""
     tokenizer = Counting()
     tokens = encode(tokenizer, text[:length], "prompt")

@@ -114,7 +114,7 @@ def test_a_block_has_the_logits_of_the_reference_implementation(case):
 
 
 @pytest.mark.parametrize("case", ["dflash of a part of the vocabulary", "dspark of a part of the vocabulary"])
-def test_the_loss_of_a_reduced_vocabulary(case):
+def test_loss_of_a_reduced_vocabulary_is_that_of_the_reference(case):
     """A label that is not in it adds nothing, and what the target gives to such tokens is never accepted."""
     trained, params, constants = made(case)
     trained = dataclasses.replace(trained, cross_entropy=0.3, soft=0.8, distance=0.6)
@@ -155,7 +155,7 @@ def test_gradients_are_finite_and_reach_every_weight(case):
     assert all(np.isfinite(gradient).all() and np.abs(gradient).max() > 0 for gradient in gradients.values())
 
 
-def test_the_confidence_head_does_not_move_its_own_aim():
+def test_confidence_loss_has_no_gradient_of_its_label():
     """The probability that a draft is accepted is what confidence learns; learning it must not change that probability."""
     trained, params, constants = made("dspark vanilla")
     trained = dataclasses.replace(trained, cross_entropy=0.0, soft=0.0, distance=0.0)

@@ -47,7 +47,7 @@ def arguments(folder, method: str, out: str, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method(folder, method, capsys):
+def test_every_method_trains(folder, method, capsys):
     assert main(arguments(folder, method, method)) == 0
     out = folder / method
     with (out / "losses.csv").open() as file:
@@ -113,7 +113,7 @@ def test_a_resumed_run_gives_the_same_head(folder, method, monkeypatch):
     [
         (["--target", "nowhere"], "target='nowhere': expected a checkpoint folder"),
         (["--data", "nowhere"], "data='nowhere' does not exist"),
-        (["--resume"], "holds no run to go on with"),
+        (["--resume"], "holds no run to resume"),
         (["--steps", "0"], "steps=0: expected an integer of at least 1"),
         (["--length", "129"], "tokens_per_step=128: expected a window, 129"),
         (["--length", "200", "--tokens-per-step", "200"], "length=200: expected in 5..128, the target's positions"),
@@ -147,7 +147,7 @@ def test_an_earlier_run_is_not_overwritten(folder, capsys):
     (folder / "used").mkdir()
     (folder / "used" / "notes").touch()
     assert main(arguments(folder, "mlp", "used")) == 2
-    assert "is not empty: expected a new folder, or --resume to go on with its run" in capsys.readouterr().err
+    assert "is not empty: expected a new folder, or --resume to continue its run" in capsys.readouterr().err
 
 
 def test_a_run_is_resumed_with_its_own_settings_only(folder, capsys):

@@ -50,7 +50,7 @@ def test_whole_documents_are_held_out_and_their_names_decide_which(tmp_path, tok
     ]
 
 
-def test_of_a_single_document_the_end_is_held_out(tmp_path, tokenizer):
+def test_end_of_a_single_document_is_held_out(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("abcdefghij" * 50)
     corpus = read(tmp_path / "a.txt", tokenizer)
     assert tokenizer.decode(np.concatenate(corpus)[:-1].tolist()) == "abcdefghij" * 50
@@ -118,7 +118,7 @@ LONG = np.arange(40)
         (_arrays(train=LONG[:8], held_out=LONG), "8 tokens to train on, and a window takes 9"),
     ],
 )
-def test_data_that_cannot_be_used(tmp_path, tokenizer, write, message):
+def test_unusable_data_is_refused(tmp_path, tokenizer, write, message):
     write(tmp_path)
     with pytest.raises(ValueError, match=message):
         read(tmp_path, tokenizer)

@@ -20,7 +20,7 @@ from jspec.models.flatten import flatten
 from jspec.models.sharding import build_shards, mesh_of
 from jspec.train import data_parallel
 from jspec.train.acceptance import ServedAcceptance
-from jspec.train.data_parallel import OwnWindows, beside, spread_loss
+from jspec.train.data_parallel import OwnWindows, replicate_beside, sharded_loss
 from jspec.train.methods import Sizes, initial_params, make_objective
 from jspec.train.objectives import loss_of, output_head_of
 
@@ -84,8 +84,8 @@ def start_of(objective, target: Decoder) -> tuple[dict, dict]:
 
 def loss_and_gradients(objective, target: Decoder, start: tuple[dict, dict]) -> tuple[jax.Array, dict]:
     """Of one step on the windows, on the device or the devices of the target."""
-    loss = spread_loss(objective, target, "float32") if target.shards else plain_loss(objective, target)
-    params, constants, key = beside(target, (*start, jax.random.key(3)))
+    loss = sharded_loss(objective, target, "float32") if target.shards else plain_loss(objective, target)
+    params, constants, key = replicate_beside(target, (*start, jax.random.key(3)))
     frozen = flatten(target).leaves, constants
     return jax.jit(jax.value_and_grad(loss))(params, frozen, random_windows(target.config.vocab_size), key)
 
@@ -122,7 +122,7 @@ def test_loss_and_gradients_are_those_of_one_device(method, sizes, choice, count
     assert {name: value for name, value in errors(found, wanted).items() if value > 1e-5} == {}
 
 
-def test_dealt_experts():
+def test_expert_parallel_loss_is_that_of_one_device():
     whole, objective, start, wanted = on_one_device("eagle3", SIZES["eagle3"], "experts")
     found = loss_and_gradients(objective, in_shards(whole, 2, by_expert=True), start)
     assert max(errors(found, wanted).values()) < 1e-5
@@ -169,7 +169,7 @@ def gradients_of_one(patch):
         (gradients_of_one, "medusa", False),
     ],
 )
-def test_faults_are_seen(fault, method, seen_in_loss, monkeypatch):
+def test_injected_faults_are_detected(fault, method, seen_in_loss, monkeypatch):
     whole, objective, start, wanted = on_one_device(method, SIZES[method], "plain")
     fault(monkeypatch)
     found = errors(loss_and_gradients(objective, in_shards(whole, 2), start), wanted)
@@ -202,8 +202,8 @@ def test_no_device_has_the_logits_of_all_windows(method, sizes):
     sizes = dataclasses.replace(sizes, draft_vocab_size=vocabulary if sizes.draft_vocab_size else None)
     model = in_shards(Decoder(config, rngs=nnx.Rngs(0)), 2)
     objective = make_objective(method, config, sizes)
-    params, constants, key = beside(model, (*start_of(objective, model), jax.random.key(3)))
-    step = jax.jit(jax.value_and_grad(spread_loss(objective, model, "float32")))
+    params, constants, key = replicate_beside(model, (*start_of(objective, model), jax.random.key(3)))
+    step = jax.jit(jax.value_and_grad(sharded_loss(objective, model, "float32")))
     program = (
         step.lower(params, (flatten(model).leaves, constants), random_windows(vocabulary), key).compile().as_text()
     )

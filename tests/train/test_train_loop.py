@@ -9,10 +9,10 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jspec.train.checkpoints import MAX_KEPT, STORED_NAMES, Checkpoints
-from jspec.train.loop import Plan, TrainingProgress, fit, make_evaluator
+from jspec.train.loop import TrainingPlan, TrainingProgress, fit, make_evaluator
 
 V = 11
-PLAN = Plan(steps=12, peak_rate=0.1, weight_decay=0.1, tokens_per_step=64, length=16, evaluate_every=3)
+PLAN = TrainingPlan(steps=12, peak_rate=0.1, weight_decay=0.1, tokens_per_step=64, length=16, evaluate_every=3)
 TEXT = np.arange(600) ** 2 % V
 
 
@@ -59,7 +59,7 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path):
     np.testing.assert_array_equal(again["table"], best["table"])
 
 
-def test_the_newest_two_states_are_kept(tmp_path):
+def test_newest_two_states_stay_on_disk(tmp_path):
     run(Checkpoints(tmp_path))
     assert sorted(int(folder.name) for folder in tmp_path.iterdir()) == [9, 12]
     assert MAX_KEPT == 2
@@ -88,6 +88,6 @@ def test_a_folder_without_a_state_has_no_step(tmp_path):
         ("tokens_per_step", 15, "tokens_per_step=15: expected a window, 16, or more"),
     ],
 )
-def test_an_invalid_plan_is_refused(field, value, message):
+def test_invalid_options_are_refused(field, value, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(PLAN, **{field: value})

@@ -31,7 +31,7 @@ def windows():
     return jax.random.randint(jax.random.key(7), (B, n + 1), 0, V)
 
 
-def test_soft_cross_entropy():
+def test_soft_cross_entropy_is_that_of_the_formula():
     logits = 3 * jax.random.normal(jax.random.key(0), (4, 5))
     distribution = jax.nn.softmax(jax.random.normal(jax.random.key(1), (4, 5)))
     part = distribution.at[:, 0].set(

@@ -70,7 +70,7 @@ def acceptance_lengths(out: Path) -> list[float]:
 @pytest.mark.parametrize(
     "method", [method if method in SHORT else pytest.param(method, marks=pytest.mark.long) for method in METHODS]
 )
-def test_a_run_ends_as_on_one_device(folder, tmp_path, method):
+def test_sharded_run_ends_as_on_one_device(folder, tmp_path, method):
     one, two = tmp_path / "one", tmp_path / "two"
     assert main(arguments(folder, method, one)) == 0
     assert main(arguments(folder, method, two, "--tensor-parallel-size", "2")) == 0
@@ -85,7 +85,7 @@ def test_a_run_ends_as_on_one_device(folder, tmp_path, method):
     assert all(np.abs(params[name] - wanted[name]).max() < 0.02 for name in wanted)
 
 
-def test_the_head_of_four_devices_serves(folder, tmp_path, unserved):
+def test_head_trained_on_four_devices_serves(folder, tmp_path, unserved):
     assert main(arguments(folder, "eagle3", tmp_path / "out", "-tp", "4")) == 0
     target, head, small = folder / "target", tmp_path / "out" / "head", {"max_batch": 1, "max_len": 64}
     llms = [jspec.load(target, head, tensor_parallel=count, num_draft_tokens=3, **small) for count in (1, 4)]
@@ -109,7 +109,7 @@ def stopped_at_10(folder: Path, out: Path, monkeypatch, *more: str):
         assert main(arguments(folder, "mlp", out, *more)) == 2
 
 
-def test_a_run_goes_on_with_any_number_of_devices(folder, tmp_path, monkeypatch, unserved):
+def test_run_resumes_on_any_number_of_devices(folder, tmp_path, monkeypatch, unserved):
     """With the same number its losses and weights are the same, with another the same up to rounding."""
     assert main(arguments(folder, "mlp", tmp_path / "whole", "-tp", "2")) == 0
     wanted = load_draft(tmp_path / "whole" / "head", "float32")[1]
@@ -149,7 +149,7 @@ def test_a_step_is_compiled_once(folder, tmp_path, unserved, monkeypatch):
         ),
     ],
 )
-def test_what_cannot_be_split_is_refused_before_weights_are_read(folder, tmp_path, capsys, monkeypatch, more, message):
+def test_unshardable_target_is_refused_before_weights_are_read(folder, tmp_path, capsys, monkeypatch, more, message):
     monkeypatch.setattr("jspec.train.run.build_model", lambda *_: pytest.fail("weights were read"))
     assert main(arguments(folder, "mlp", tmp_path / "wrong", *more)) == 2
     assert message in capsys.readouterr().err
@@ -162,7 +162,7 @@ def test_several_processes_are_refused(folder, tmp_path, capsys, monkeypatch):
     assert "2 processes train together: expected one" in capsys.readouterr().err
 
 
-def test_experts_are_dealt_where_that_is_asked_for(folder, tmp_path, capsys):
+def test_expert_parallel_shards_whole_experts(folder, tmp_path, capsys):
     """Which is refused here, because two devices do not divide three experts."""
     target = str(tiny_checkpoint(tmp_path / "mixture", "MixtralForCausalLM"))
     more = ["--target", target, "-tp", "2", "--enable-expert-parallel"]

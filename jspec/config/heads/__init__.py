@@ -1,8 +1,18 @@
-"""What a trained draft head is: one frozen dataclass for each kind, validated when it is built.
+"""Configs of draft heads: one frozen dataclass for each kind, validated when it is built.
 
-A draft head drafts for one target. It reads the target's hidden states, and it may borrow the target's embedding or
-output head. The configs here describe draft heads as ``jspec.config.ModelConfig`` describes a language model. Their
-dimension letters are those of ``jspec.config``, and five more:
+A draft head drafts for one target. It reads the target's hidden states, and it may use the target's embedding or output
+head.
+
+base.py    protocols, the base of heads with decoder layers, shared checks
+eagle.py   EAGLE and EAGLE-2
+eagle3.py  EAGLE-3 and P-EAGLE
+mtp.py     multi-token prediction layers
+block.py   DFlash, JetSpec and DSpark
+mlp.py     MLP speculator
+medusa.py  Medusa heads
+pard.py    PARD, a language model with mask tokens
+
+Dimension letters are those of ``jspec.config``, and five more:
 
     E   size of a feature: how many numbers of the target one slot of the draft head reads
     Vd  draft vocabulary: how many of the V tokens the draft head can propose

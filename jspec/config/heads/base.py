@@ -1,14 +1,14 @@
-"""What every config of a draft head has in common: the protocols, shared axes and shared checks."""
+"""Protocols of drafter configs, the base of heads with decoder layers, and shared axes and checks."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, Self
 
 from jspec._validation import is_int, require
-from jspec.config import ModelConfig
-from jspec.config.param_specs import Axis, Declared, Parameter
+from jspec.config import ModelConfig, count
+from jspec.config.param_specs import DRAFT_IDS, DRAFT_VOCAB, EMBED, Axis, Declared, Parameter, linear
 
-EMBEDDING = "embed_tokens.weight"  # what checkpoints of draft heads call their token embedding
+EMBEDDING = "embed_tokens.weight"  # name of the token embedding in checkpoints of draft heads
 
 # (embedding, feature) side by side: the input of EAGLE's ``fc`` and of EAGLE-3's first attention.
 TWICE_EMBED = Axis("2D", "embed_pair")
@@ -17,8 +17,8 @@ TWICE_EMBED = Axis("2D", "embed_pair")
 class DraftConfig(Protocol):
     """The properties that every drafter's config has, whether it describes a language model or a draft head.
 
-    The rest of jspec asks a config nothing else. A new kind of draft head is therefore a frozen dataclass with these
-    properties and an entry in ``jspec.registry``.
+    The rest of jspec uses only these. A new kind of draft head is therefore a frozen dataclass with these properties and
+    an entry in ``jspec.registry``.
 
     Example::
 
@@ -94,8 +94,8 @@ class DraftConfig(Protocol):
     def borrowable(self) -> tuple[tuple[str, str], ...]:
         """Pairs (field, parameter), where the parameter may be a copy of the target's.
 
-        An example is ``("own_embedding", "embedding")``. A checkpoint may carry a copy of the target's embedding. Whoever
-        loads it then drops the copy and sets the field to False, so that the target's embedding serves instead.
+        An example is ``("own_embedding", "embedding")``. A checkpoint may hold a copy of the target's embedding. Loading
+        then drops the copy and sets the field to False, so that the target's embedding is used.
         """
         ...
 
@@ -115,7 +115,7 @@ class DraftConfig(Protocol):
 
     @property
     def reduced(self) -> bool:
-        """Whether only a part of the vocabulary can be drafted, Vd < V. The parameter ``draft_ids`` says which."""
+        """Whether the draft vocabulary is reduced, Vd < V. The parameter ``draft_ids`` lists its tokens."""
         ...
 
     def with_quantization(self, quantization: str) -> Self:
@@ -146,14 +146,44 @@ class HeadConfig(DraftConfig, Protocol):
 
 
 class LayeredConfig(Declared):
-    """Base of the configs of draft heads with decoder layers. Their other linear maps are quantised if the layers are."""
+    """Base of the configs of draft heads with decoder layers. Their other linear maps are quantised if the layers are.
+
+    By default a head reads the target's hidden state after its final norm, has the target's width, and drafts all tokens
+    with the target's output head, or ``draft_vocab_size`` of them with rows of its own.
+    """
 
     layers: ModelConfig
+    draft_vocab_size: Any  # int, or None for all tokens
     language_model = None
 
     @property
     def decoder(self) -> ModelConfig:
         return self.layers
+
+    @property
+    def dimensions(self) -> Mapping[str, int]:
+        return {**self.layers.dimensions, "Vd": self.draft_vocab_size or self.layers.vocab_size}
+
+    @property
+    def summary(self) -> str:
+        return f"{count(self.layers.num_layers, 'layer')}, {self.vocabulary_summary}"
+
+    @property
+    def reduced_head(self) -> tuple[Parameter, ...]:
+        """The rows of the target's output head, and their token ids, of a head with a reduced vocabulary; else none."""
+        head = linear("head", {"lm_head": DRAFT_VOCAB}, EMBED, quantization=self.quantization)
+        return (*head, DRAFT_IDS) if self.reduced else ()
+
+    def resolved_aux_layers(self, target: ModelConfig) -> tuple[int, ...]:
+        """Layers of the auxiliary hidden states that a feature of ``target`` joins; ``()`` is the state after the final
+        norm."""
+        del target
+        return ()
+
+    def require_fit(self, target: ModelConfig):
+        """Raise a ValueError unless width and vocabulary are those of ``target``."""
+        head: Any = self  # ``method`` is a class variable or a property of the subclass
+        require_same_target(head.method, target, self.layers.hidden_size, self.layers.vocab_size)
 
     @property
     def quantization(self) -> str | None:

@@ -31,9 +31,9 @@ CONFIDENCES = ("hidden", "markov")
 class BlockConfig(LayeredConfig):
     """DFlash (2026), JetSpec (2026) and DSpark (2026): decoder layers that fill a block of mask tokens in one pass.
 
-    The block is the newest committed token, its *anchor*, and mask tokens. Every layer attends to the *context*, which is
-    what the target computed for the tokens before the anchor: auxiliary hidden states, fused into ``[D]``, from which each
-    layer makes keys and values of its own. It attends to the block as well, in both directions or causally.
+    The block is the newest committed token, its *anchor*, and mask tokens. Every layer attends to the *context*, the
+    target's auxiliary hidden states of the tokens before the anchor, fused into ``[D]``, from which each layer computes
+    its own keys and values. It attends to the block as well, in both directions or causally.
 
     Attributes:
       layers: the decoder layers. The vocabulary is the target's, V. A layer with a window W sees the W newest tokens of the
@@ -47,12 +47,12 @@ class BlockConfig(LayeredConfig):
         the block as many drafts as it has slots. If not, slot i > 0 predicts the token in its own place, and the anchor's
         slot none.
       causal: of each layer, whether a slot sees none of the slots behind it.
-      markov: what makes each draft of a DSpark head depend on the one before it, whose embedding ``[Rm]`` a linear map turns
-        into a part of the logits: as it is (``vanilla``), times a gate of the hidden state and the embedding (``gated``),
-        or by way of a recurrent cell with a state ``[Rm]`` (``rnn``). None in a DFlash head.
+      markov: how each draft of a DSpark head depends on the one before it, whose embedding ``[Rm]`` is mapped to an addend
+        of the logits: as it is (``vanilla``), times a gate of the hidden state and the embedding (``gated``), or by way of
+        a recurrent cell with a state ``[Rm]`` (``rnn``). None in a DFlash head.
       markov_rank: Rm; 0 without ``markov``.
-      confidence: whether there is a confidence head, and of what: of the hidden state of a slot (``hidden``), or of that and
-        the embedding of the draft before it (``markov``). None if there is none.
+      confidence: the input of the confidence head: the hidden state of a slot (``hidden``), or that and the embedding of
+        the draft before it (``markov``). None without a confidence head.
       own_embedding, own_head: whether the checkpoint has a token embedding and an output head. If not, the target's serve.
 
     Example::
@@ -103,7 +103,7 @@ class BlockConfig(LayeredConfig):
             ordered and len(self.aux_layers) > 0, "aux_layers", self.aux_layers, "layer ids of at least 0, ascending"
         )
         layers = self.layers.num_layers
-        each = len(self.causal) == layers and all(isinstance(one, bool) for one in self.causal)
+        each = len(self.causal) == layers and all(isinstance(flag, bool) for flag in self.causal)
         require(each, "causal", self.causal, f"True or False for each of {layers} layers")
         require(self.markov in (None, *MARKOVS), "markov", self.markov, f"None or one of {', '.join(MARKOVS)}")
         rank = self.markov_rank
@@ -137,8 +137,7 @@ class BlockConfig(LayeredConfig):
             "Dg": D + Rm,
             "Dc": D + 2 * Rm,
         }  # what gate and confidence head read, and what the recurrent cell does
-        more = {"Vd": self.draft_vocab_size, "Dt": self.target_hidden_size, "E": E, "Rm": Rm}
-        return {**self.layers.dimensions, **more, **joined}
+        return {**super().dimensions, "Dt": self.target_hidden_size, "E": E, "Rm": Rm, **joined}
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -173,7 +172,7 @@ class BlockConfig(LayeredConfig):
 
     @property
     def _confidence_parameters(self) -> tuple[Parameter, ...]:
-        """They are never quantised: the map has one output channel, and is computed in float32."""
+        """Weight and bias of the confidence head, never quantised: one output channel, computed in float32."""
         if self.confidence is None:
             return ()
         read = EMBED if self.confidence == "hidden" else GATE

@@ -1,12 +1,11 @@
 """The config of an EAGLE or EAGLE-2 draft head."""
 
 import dataclasses
-from collections.abc import Mapping
 
-from jspec.config import ModelConfig, count, require_part
+from jspec.config import ModelConfig, require_part
 from jspec.config.decoder_params import decoder_layers
-from jspec.config.heads.base import EMBEDDING, TWICE_EMBED, LayeredConfig, require_same_target
-from jspec.config.param_specs import DRAFT_IDS, DRAFT_VOCAB, EMBED, VOCAB, Parameter, indices, linear, matrix
+from jspec.config.heads.base import EMBEDDING, TWICE_EMBED, LayeredConfig
+from jspec.config.param_specs import EMBED, VOCAB, Parameter, indices, linear, matrix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,8 +18,8 @@ class EagleConfig(LayeredConfig):
       layers: the decoder layers of the draft head. Their width and vocabulary are those of the target.
       fuse_bias: whether ``fc``, the map of (embedding, feature) to the layers' width ``[2D] -> [D]``, has a bias.
       own_embedding: whether the checkpoint has a token embedding. If not, the target's embedding serves.
-      draft_vocab_size: Vd, of how many tokens the draft head has the rows of the target's output head. None if that serves
-        itself, for all tokens.
+      draft_vocab_size: Vd, the number of rows of the target's output head that the draft head has. None if it uses the
+        target's output head, for all tokens.
 
     Example::
 
@@ -44,29 +43,12 @@ class EagleConfig(LayeredConfig):
         require_part("draft_vocab_size", self.draft_vocab_size, self.layers.vocab_size)
 
     @property
-    def dimensions(self) -> Mapping[str, int]:
-        return {**self.layers.dimensions, "Vd": self.draft_vocab_size or self.layers.vocab_size}
-
-    @property
     def parameters(self) -> tuple[Parameter, ...]:
         c, kind = self.layers, self.quantization
-        reduced = (*linear("head", {"lm_head": DRAFT_VOCAB}, EMBED, quantization=kind), DRAFT_IDS)
         return (
             *((matrix("embedding", EMBEDDING, VOCAB, EMBED),) if self.own_embedding else ()),
             *linear("fuse_in", {"fc": EMBED}, TWICE_EMBED, bias=self.fuse_bias, quantization=kind),
             *decoder_layers(c, indices(0, 1), attention_norms={}),  # the first layer has no norm before attention
             *decoder_layers(c, indices(1, c.num_layers)),
-            *(reduced if self.reduced else ()),
+            *self.reduced_head,
         )
-
-    @property
-    def summary(self) -> str:
-        return f"{count(self.layers.num_layers, 'layer')}, {self.vocabulary_summary}"
-
-    def resolved_aux_layers(self, target: ModelConfig) -> tuple[int, ...]:
-        """Always ``()``, which stands for the target's hidden state after its final norm."""
-        del target
-        return ()
-
-    def require_fit(self, target: ModelConfig):
-        require_same_target(self.method, target, self.layers.hidden_size, self.layers.vocab_size)

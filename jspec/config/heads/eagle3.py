@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Self
 
 from jspec._validation import is_int, require
-from jspec.config import ModelConfig, count
+from jspec.config import ModelConfig
 from jspec.config.decoder_params import decoder_layers
 from jspec.config.heads.base import EMBEDDING, TWICE_EMBED, LayeredConfig, require_count, require_same_target
 from jspec.config.param_specs import (
@@ -29,7 +29,7 @@ NORM_OUTPUTS = ("recycled", "before_head")  # ``norm_output`` norms what is fed 
 
 
 def default_aux_layers(num_layers: int) -> tuple[int, ...]:
-    """Which hidden states of a target with L layers an EAGLE-3 head reads when its checkpoint does not say.
+    """The auxiliary layers of an EAGLE-3 head whose checkpoint does not list them, for a target with L layers.
 
     They are the residual streams after 2, L // 2 and L - 3 layers, as in vLLM: ``(2, 16, 29)`` for 32
     layers. In a target too shallow for three different ones, they are those after 1, L // 2 and L - 1 layers:
@@ -61,7 +61,7 @@ class Eagle3Config(LayeredConfig):
       norm_each_aux: whether each auxiliary hidden state ``[Dt]`` has an RMS norm before they are joined.
       norm_before_residual: whether the first layer adds its attention to the normed feature. If not, it adds to the
         feature as it was fused.
-      norm_output: whether the next slot reads the draft head's output after the final norm, as in EAGLE-3.1. If not, it
+      norm_output: whether the next pass reads the draft head's output after the final norm, as in EAGLE-3.1. If not, it
         reads the output before that norm.
       norm_before_head: whether a final norm stands before the output head, as in nearly every checkpoint. If not, there
         is no final norm.
@@ -142,8 +142,7 @@ class Eagle3Config(LayeredConfig):
 
     @property
     def dimensions(self) -> Mapping[str, int]:
-        more = {"Vd": self.draft_vocab_size, "Dt": self.target_hidden_size, "E": self.feature_size}
-        return {**self.layers.dimensions, **more}
+        return {**super().dimensions, "Dt": self.target_hidden_size, "E": self.feature_size}
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -167,7 +166,7 @@ class Eagle3Config(LayeredConfig):
     @property
     def summary(self) -> str:
         aux = "" if self.aux_layers is None else f", auxiliary layers {', '.join(map(str, self.aux_layers))}"
-        return f"{count(self.layers.num_layers, 'layer')}, {self.vocabulary_summary}{aux}"
+        return f"{super().summary}{aux}"
 
     def with_draft_vocabulary(self, size: int) -> Self:
         """The same config with an output head of its own, which has logits for ``size`` tokens only."""

@@ -23,8 +23,8 @@ class MedusaConfig(Declared):
       own_head: whether each Medusa head has an output head. If not, the target's output head serves for all of them.
       quantization: the type in which blocks and output heads are stored: ``int8``, ``fp8`` or ``int4``. None if they
         are not quantised.
-      draft_vocab_size: Vd, of how many tokens the output heads have logits, or of how many the Medusa heads have the rows of
-        the target's output head. None for all of them.
+      draft_vocab_size: Vd, the number of tokens for which the output heads, or the rows that the Medusa heads have of the
+        target's output head, give logits. None for all of them.
 
     Example::
 

@@ -36,7 +36,7 @@ class MLPConfig(Declared):
       scale_input: whether the target's hidden state is divided by its root mean square before the first stage.
       quantization: the type in which projections and output heads are stored: ``int8``, ``fp8`` or ``int4``. None if
         they are not quantised.
-      draft_vocab_size: Vd, of how many tokens the output heads have logits. None for all of them.
+      draft_vocab_size: Vd, the number of tokens for which the output heads give logits. None for all of them.
 
     Example::
 

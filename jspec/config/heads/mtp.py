@@ -1,13 +1,12 @@
 """The config of the multi-token prediction layers of a checkpoint."""
 
 import dataclasses
-from collections.abc import Mapping
 
 from jspec._validation import require
-from jspec.config import ModelConfig, count, require_part
+from jspec.config import ModelConfig, require_part
 from jspec.config.decoder_params import decoder_layers
-from jspec.config.heads.base import TWICE_EMBED, LayeredConfig, require_same_target
-from jspec.config.param_specs import DRAFT_IDS, DRAFT_VOCAB, EMBED, Parameter, indices, linear, norm
+from jspec.config.heads.base import TWICE_EMBED, LayeredConfig
+from jspec.config.param_specs import EMBED, Parameter, indices, linear, norm
 from jspec.config.tensor_names import names_of
 
 
@@ -17,15 +16,15 @@ class MTPConfig(LayeredConfig):
 
     Layer k drafts token k of a round, and the last layer all further ones. Its input fuses the embedding of the newest
     token with a feature: the target's hidden state after its final norm, or the output of the layer that drafted before.
-    The embedding is the target's, and so is the output head, of which the layers may have some rows of their own.
+    Embedding and output head are the target's; the layers may have a copy of some rows of the latter.
 
     Attributes:
       layers: the decoder layers, one or more, each of the target's width and vocabulary.
       norm_output: whether the next layer reads the output of a layer after its final norm, as in transformers, SGLang and
         vLLM's DeepSeek. If not, it reads the output before that norm, as in vLLM's GLM-4.7-Flash (0.33).
       mask_first: whether the embedding is zero where the feature is that of the first token of a text, as in vLLM (0.33).
-      draft_vocab_size: Vd, of how many tokens the layers have the rows of the target's output head. None if that serves
-        itself, for all tokens.
+      draft_vocab_size: Vd, the number of rows of the target's output head that the layers have. None if they use the
+        target's output head, for all tokens.
 
     Example::
 
@@ -48,39 +47,19 @@ class MTPConfig(LayeredConfig):
     def __post_init__(self):
         for name in ("norm_output", "mask_first"):
             require(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
-        one = self.norm_output or self.layers.num_layers == 1
-        require(one, "norm_output", self.norm_output, "True for several layers, each of which has a norm of its own")
+        ok = self.norm_output or self.layers.num_layers == 1
+        require(ok, "norm_output", self.norm_output, "True for several layers, each of which has a norm of its own")
         require_part("draft_vocab_size", self.draft_vocab_size, self.layers.vocab_size)
-
-    @property
-    def dimensions(self) -> Mapping[str, int]:
-        return {**self.layers.dimensions, "Vd": self.draft_vocab_size or self.layers.vocab_size}
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
         c, copies, kind = self.layers, indices(0, self.layers.num_layers), self.quantization
         norms = {"token_norms": "enorm", "feature_norms": "hnorm", "norms": "shared_head.norm"}
-        found = linear("fuse_in.{}", {"layers.{}.eh_proj": EMBED}, TWICE_EMBED, copies, quantization=kind)
+        parameters = linear("fuse_in.{}", {"layers.{}.eh_proj": EMBED}, TWICE_EMBED, copies, quantization=kind)
         for name, tensor in norms.items():
-            found += norm(f"{name}.{{}}", f"layers.{{}}.{tensor}", EMBED, copies, kind=c.norm)
-        reduced = (*linear("head", {"lm_head": DRAFT_VOCAB}, EMBED, quantization=kind), DRAFT_IDS)
-        return (
-            *found,
-            *decoder_layers(c, copies, names=names_of(c.architecture)),
-            *(reduced if self.reduced else ()),
-        )
-
-    @property
-    def summary(self) -> str:
-        return f"{count(self.layers.num_layers, 'layer')}, {self.vocabulary_summary}"
-
-    def resolved_aux_layers(self, target: ModelConfig) -> tuple[int, ...]:
-        """Always ``()``, which stands for the target's hidden state after its final norm."""
-        del target
-        return ()
-
-    def require_fit(self, target: ModelConfig):
-        require_same_target(self.method, target, self.layers.hidden_size, self.layers.vocab_size)
+            parameters += norm(f"{name}.{{}}", f"layers.{{}}.{tensor}", EMBED, copies, kind=c.norm)
+        layers = decoder_layers(c, copies, names=names_of(c.architecture))
+        return (*parameters, *layers, *self.reduced_head)
 
 
 def mtp_layers(target: ModelConfig, layers: int) -> ModelConfig:

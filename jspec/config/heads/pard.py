@@ -58,7 +58,7 @@ class PardConfig(Declared):
         return self.model.summary
 
     def require_fit(self, target: ModelConfig):
-        """Accept every target. Whether both read the same tokens is seen from their tokenizers, not from their configs."""
+        """Accept every target; that both have the same tokens is checked by their tokenizers."""
 
     @property
     def quantization(self) -> str | None:

@@ -1,4 +1,33 @@
 """``jspec serve``: an HTTP server that speaks OpenAI's protocol, with vLLM's additions to it.
 
-Only ``command`` may be imported without the packages of ``jspec[serve]``.
+Only ``command`` and ``limits`` may be imported without the packages of ``jspec[serve]``.
+
+command.py          options of ``jspec serve``
+server_settings.py  settings of the server from these options
+served_model.py     the model and its service from these options
+http_server.py      listening socket, uvicorn server and signals
+connection.py       HTTP connections with a deadline for headers
+lifecycle.py        start, serving and graceful shutdown
+app.py              routes
+paths.py            paths without an API key, or open during shutdown
+middleware.py       authentication, draining and error responses
+auth.py             API keys
+errors.py           error responses in OpenAI's format
+limits.py           limits of a request
+list_limits.py      limits of lists and objects in a request
+request_body.py     reads a body within limits of size and time
+json_body.py        parses a JSON body strictly
+protocol.py         fields of requests
+response_format.py  structured outputs of a request
+sampling.py         sampling parameters of a request
+service.py          the served model, its engine and the server's settings
+serving_base.py     what completions and chats share: settings, engine requests, response
+completions.py      ``/v1/completions``
+chat.py             ``/v1/chat/completions``
+tokenize.py         ``/tokenize`` and ``/detokenize``
+responses.py        responses of completions and chats, complete and streamed
+streaming.py        server-sent events, cancelled when the client disconnects
+logprobs.py         log-probabilities in OpenAI's formats
+metrics.py          ``/metrics``
+page.py             the page at ``/``, page.html
 """

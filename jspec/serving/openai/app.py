@@ -1,4 +1,4 @@
-"""The paths of the server."""
+"""The routes of the server, and the small endpoints: health, version and models."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,7 +14,7 @@ from jspec.serving.openai.chat import chat
 from jspec.serving.openai.completions import completions
 from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.metrics import EngineCollector
-from jspec.serving.openai.middleware import Gate
+from jspec.serving.openai.middleware import Middleware
 from jspec.serving.openai.page import page
 from jspec.serving.openai.service import Service
 from jspec.serving.openai.tokenize import detokenize, tokenize
@@ -43,8 +43,8 @@ def make_app(service: Service) -> ASGIApp:
         ("POST", "/detokenize"): detokenize,
     }
     routes = [Route(path, _bound(handler, service), methods=[method]) for (method, path), handler in paths.items()]
-    # A router without Starlette's middlewares, whose answers to exceptions are not OpenAI's; the gate gives these.
-    return Gate(Router(routes, redirect_slashes=False), service)
+    # A router without Starlette's middlewares, whose error responses are not OpenAI's.
+    return Middleware(Router(routes, redirect_slashes=False), service)
 
 
 def _bound(handler: Handler, service: Service) -> Callable[[Request], Awaitable[Response]]:
@@ -55,7 +55,7 @@ def _bound(handler: Handler, service: Service) -> Callable[[Request], Awaitable[
 
 
 async def _health(service: Service, _: Request) -> Response:
-    """200 while requests are taken and the engine works, else 503."""
+    """200 while requests are accepted and the engine works, else 503."""
     if service.draining or service.engine.closed:
         raise ApiError(503, "the server is shutting down")
     if service.engine.error is not None:
@@ -76,16 +76,16 @@ async def _model(service: Service, http: Request) -> Response:
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:
-    """What clients may know of the model; the fields behind ``max_model_len`` are jspec's own."""
+    """An entry of ``/v1/models``; the fields after ``max_model_len`` are jspec's own."""
     llm = service.llm
-    how, engine = llm.speculation, llm.engine
+    speculation, engine = llm.speculation, llm.engine
     drafting = {
         "method": llm.method,
-        "num_speculative_tokens": how.num_draft_tokens if llm.method else 0,
+        "num_speculative_tokens": speculation.num_draft_tokens if llm.method else 0,
         "most_draft_tokens": engine.num_draft_tokens,
         "draft_lengths": engine.runner.draft_lengths,
-        "verify": how.verify,
-        "draft_sampling": how.draft_sampling,
+        "verify": speculation.verify,
+        "draft_sampling": speculation.draft_sampling,
     }
     return {
         "id": name,

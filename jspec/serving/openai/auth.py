@@ -1,4 +1,4 @@
-"""Who may ask, and whose cached prompts a request may find."""
+"""API keys: authentication, and the prefix-cache salt of each tenant."""
 
 import hashlib
 import hmac
@@ -16,13 +16,13 @@ ENVIRONMENT = "JSPEC_API_KEY"
 class Keys:
     """The API keys of a server. A client sends one as ``Authorization: Bearer KEY``.
 
-    The keys themselves are not kept, only their digests under a secret that is drawn anew at every start.
+    Only digests of the keys are stored, under a random secret of this process.
 
     Args:
-      keys: any of them will do; with none, everybody may ask.
+      keys: the valid keys; with none, every client may use the server.
 
     Raises:
-      ValueError: a key is empty, or has characters that no header can have.
+      ValueError: a key is empty, or has characters that are not allowed in a header.
     """
 
     def __init__(self, keys: Sequence[str] = ()):
@@ -33,9 +33,9 @@ class Keys:
         self._digests = [self._digest(key.encode()) for key in keys]
 
     def tenant(self, scope: Scope) -> bytes:
-        """The digest of the key that a request came with; empty if no key is needed.
+        """The digest of a request's key; empty if no key is needed.
 
-        Comparing takes the same time whatever the key is, and however many there are.
+        The comparison takes the same time for every key, and always compares with all valid keys.
 
         Raises:
           ApiError: 401.

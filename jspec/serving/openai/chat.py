@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``."""
+"""``/v1/chat/completions``: the endpoint and its response."""
 
 import re
 from typing import Any
@@ -11,64 +11,64 @@ from jspec.serving.openai.errors import ApiError, require_that, wrong
 from jspec.serving.openai.json_body import read_object
 from jspec.serving.openai.logprobs import chat_logprobs, prompt_logprobs
 from jspec.serving.openai.protocol import ChatFields, ChatRequest, parsed
-from jspec.serving.openai.responses import Answer
+from jspec.serving.openai.responses import GenerationResponse
 from jspec.serving.openai.service import Service
-from jspec.serving.openai.serving_base import answered, requests_of, settings_of, tenant_of
+from jspec.serving.openai.serving_base import request_settings, requests_of, respond, tenant_of
 
 MAX_KWARG = 256  # characters of a text for the template
 
 
 async def chat(service: Service, http: HttpRequest) -> Response:
-    """Answer a request for the next message of a chat."""
-    asked = parsed(ChatRequest, await read_object(service, http), service.most_entries)
-    model = service.require_model(asked.model)
-    choice = asked.tool_choice
+    """The response to a request for the next message of a chat."""
+    request = parsed(ChatRequest, await read_object(service, http), service.most_entries)
+    model = service.require_model(request.model)
+    choice = request.tool_choice
     require_that(choice in (None, "none", "auto"), "tool_choice", choice, '"none" or "auto"; no call can be forced')
-    special = asked.add_special_tokens
+    special = request.add_special_tokens
     require_that(not special, "add_special_tokens", special, "false; the chat template writes special tokens itself")
     if choice == "none":
-        asked.tools = None
+        request.tools = None
 
-    settings = settings_of(service, asked, 1, tenant_of(http))
+    settings = request_settings(service, request, 1, tenant_of(http))
 
-    def prepare() -> ChatAnswer:
+    def prepare() -> ChatResponse:
         requests = requests_of(
-            service, asked, settings, prompt_of(service, asked, asked.truncate_prompt_tokens), "messages"
+            service, request, settings, prompt_of(service, request, request.truncate_prompt_tokens), "messages"
         )
-        return ChatAnswer(asked, model, requests, service.llm.tokenizer, len(requests))
+        return ChatResponse(request, model, requests, service.llm.tokenizer, len(requests))
 
-    return await answered(service, http, asked, settings, prepare)
+    return await respond(service, http, request, settings, prepare)
 
 
-def prompt_of(service: Service, asked: ChatFields, kept: int | None = None) -> list[int]:
-    """The tokens that the chat template makes of a conversation; of one that will be cut to its last ``kept`` tokens, at
-    least those.
+def prompt_of(service: Service, request: ChatFields, kept: int | None = None) -> list[int]:
+    """The tokens that the chat template makes of a conversation; if it will be cut to its last ``kept`` tokens, at least
+    those.
 
     Raises:
       ApiError: 400; the conversation is malformed or too long, or the template refuses it.
     """
-    ends_open = bool(asked.continue_final_message)
-    adds = not ends_open if asked.add_generation_prompt is None else asked.add_generation_prompt
+    ends_open = bool(request.continue_final_message)
+    adds = not ends_open if request.add_generation_prompt is None else request.add_generation_prompt
     if ends_open and adds:
         raise wrong("continue_final_message", True, "add_generation_prompt=false beside it")
     try:
         return service.llm.chat_prompt(
-            asked.messages,
-            tools=asked.tools or None,
+            request.messages,
+            tools=request.tools or None,
             add_generation_prompt=adds,
             continue_final_message=ends_open,
             chat_template=service.chat_template,
-            documents=asked.documents or None,
+            documents=request.documents or None,
             truncate_prompt_tokens=kept,
-            **_template_kwargs(service, asked.chat_template_kwargs or {}),
+            **_template_kwargs(service, request.chat_template_kwargs or {}),
         )
     except (ValueError, TypeError) as error:
-        found = re.match(r"((?:messages|tools|documents)[\w.\[\]]*)", str(error))
-        raise ApiError(400, str(error), found[1] if found else "messages") from None
+        field = re.match(r"((?:messages|tools|documents)[\w.\[\]]*)", str(error))
+        raise ApiError(400, str(error), field[1] if field else "messages") from None
 
 
 def _template_kwargs(service: Service, given: dict[str, Any]) -> dict[str, Any]:
-    """Those of a request, all of which the operator allows."""
+    """The template variables of a request, checked against those that the server allows."""
     for name, value in given.items():
         if name not in service.template_kwargs:
             allowed = ", ".join(service.template_kwargs) or "none"
@@ -81,14 +81,14 @@ def _template_kwargs(service: Service, given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-class ChatAnswer(Answer):
-    """The answer of ``/v1/chat/completions``."""
+class ChatResponse(GenerationResponse):
+    """The response of ``/v1/chat/completions``."""
 
-    prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    prefix, complete_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, asked: ChatRequest, model: str, requests, tokenizer, n: int):
-        super().__init__(asked, model, requests, tokenizer, n)
-        self._top = (asked.top_logprobs or 0) if asked.logprobs else None
+    def __init__(self, request: ChatRequest, model: str, requests, tokenizer, n: int):
+        super().__init__(request, model, requests, tokenizer, n)
+        self._top = (request.top_logprobs or 0) if request.logprobs else None
 
     def choice(self, index: int, result: Result) -> dict[str, Any]:
         return {
@@ -103,7 +103,7 @@ class ChatAnswer(Answer):
         delta = {"role": "assistant", "content": ""}
         return [{"index": index, "delta": delta, "logprobs": None, **self.ending(None)}]
 
-    def piece(self, index: int, delta: Delta) -> dict[str, Any]:
+    def chunk_choice(self, index: int, delta: Delta) -> dict[str, Any]:
         return {
             "index": index,
             "delta": {"content": delta.text} if delta.text else {},
@@ -115,13 +115,13 @@ class ChatAnswer(Answer):
     def extras(self) -> dict[str, Any]:
         extras: dict[str, Any] = {}
         first = self._results[0]
-        if self.asked.return_token_ids:
+        if self.request.return_token_ids:
             extras["prompt_token_ids"] = first.prompt_token_ids
         places = first.prompt_logprobs
-        if self.asked.prompt_logprobs is not None and places is not None:
+        if self.request.prompt_logprobs is not None and places is not None:
             extras["prompt_logprobs"] = prompt_logprobs(places)
         return extras
 
-    def _logprobs(self, told: Delta | Result) -> dict[str, Any] | None:
-        places = told.logprobs
-        return None if places is None or self._top is None else chat_logprobs(told.token_ids, places, self._top)
+    def _logprobs(self, output: Delta | Result) -> dict[str, Any] | None:
+        places = output.logprobs
+        return None if places is None or self._top is None else chat_logprobs(output.token_ids, places, self._top)

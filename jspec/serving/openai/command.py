@@ -1,4 +1,4 @@
-"""``jspec serve``: its options, and what they mean for ``jspec.load`` and for the server."""
+"""``jspec serve``: its options, and the choice between a single process and a supervisor."""
 
 import argparse
 import dataclasses
@@ -8,7 +8,7 @@ from jspec.commands.model_args import add_group_options, add_model_options, add_
 from jspec.serving.openai.limits import LIMIT_HELP, Limits
 
 PACKAGES = ("starlette", "uvicorn", "pydantic", "prometheus_client")  # of the extra ``serve``
-KEEPER_PACKAGES = ("aiohttp",)  # of it, too; needed where several processes run the target
+SUPERVISOR_PACKAGES = ("aiohttp",)  # also of it; needed where several processes run the target
 
 
 def add_arguments(parser: argparse.ArgumentParser):
@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser):
 
 
 def _add_requests(parser: argparse.ArgumentParser):
-    parser.add_argument("--served-model-name", nargs="+", metavar="NAME", help="what clients may call it; the target")
+    parser.add_argument(
+        "--served-model-name", nargs="+", metavar="NAME", help="names of the model for clients; the target"
+    )
     parser.add_argument("--max-waiting", type=int, default=1024, help="requests that may wait; %(default)s")
     parser.add_argument("--chat-template", metavar="FILE", help="a Jinja template in place of the checkpoint's")
     parser.add_argument(
@@ -44,7 +46,7 @@ def _add_server(parser: argparse.ArgumentParser):
     )
     group.add_argument("--scheduling-policy", choices=("fcfs", "priority"), default="fcfs")
     group.add_argument(
-        "--shutdown-timeout", type=float, default=30.0, help="seconds for answers to end at SIGTERM; %(default)s"
+        "--shutdown-timeout", type=float, default=30.0, help="seconds for requests to end at SIGTERM; %(default)s"
     )
     group.add_argument("--ssl-certfile", metavar="FILE")
     group.add_argument("--ssl-keyfile", metavar="FILE")
@@ -52,9 +54,9 @@ def _add_server(parser: argparse.ArgumentParser):
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until the process is told to end; returns the exit code.
+    """Serve until a signal ends the process; returns the exit code.
 
-    Where several processes run the target, this one is a keeper (``jspec.serving.supervisor``), and needs no JAX.
+    Where several processes run the target, this one is a supervisor (``jspec.serving.supervisor``), and needs no JAX.
 
     Raises:
       ValueError: an option cannot be used.
@@ -65,9 +67,9 @@ def run(args: argparse.Namespace) -> int:
 
     settings = settings_of(args)
     if several:
-        from jspec.serving.supervisor.command import keep
+        from jspec.serving.supervisor.command import supervise
 
-        return keep(args, settings)
+        return supervise(args, settings)
     from jspec.serving.openai.http_server import listener
     from jspec.serving.openai.lifecycle import run as serve
     from jspec.serving.openai.served_model import load_service
@@ -86,15 +88,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def require_packages(several: bool = False):
-    """Refuse to go on without the packages of the extra.
+    """Check that the packages of the extra are installed.
 
     Args:
       several: whether several processes run the target.
 
     Raises:
-      ValueError: one of them is not installed.
+      ValueError: a package is not installed.
     """
-    needed = (*PACKAGES, *(KEEPER_PACKAGES if several else ()))
+    needed = (*PACKAGES, *(SUPERVISOR_PACKAGES if several else ()))
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise ValueError(f"{', '.join(missing)} not installed: expected what pip install 'jspec[serve]' installs")

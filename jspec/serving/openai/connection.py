@@ -1,4 +1,4 @@
-"""A client's connection, which is closed when the head of a request does not arrive in time."""
+"""HTTP connections that are closed when the head of a request does not arrive in time."""
 
 import asyncio
 from typing import ClassVar
@@ -10,11 +10,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 class Connection(H11Protocol):
     """uvicorn's connection with a deadline for the method, the path and the headers of each request.
 
-    uvicorn itself waits for them forever, so that clients that send a letter now and then could use up all connections of
-    the process. The body has a deadline of its own, ``Limits.max_body_seconds``.
+    uvicorn itself waits for them forever, so slow clients could use up all connections of the process. The body has its
+    own deadline, ``Limits.max_body_seconds``.
 
     Attributes:
-      max_header_seconds: how long a client may take, from the connection or from the end of the last answer on.
+      max_header_seconds: the most seconds from the connection, or from the end of the last response.
     """
 
     max_header_seconds: ClassVar[float]
@@ -40,7 +40,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _watch(self):
-        """Begin to wait while a head is missing, and end when it is there."""
+        """Start the timer if a head is due, and stop it if the head has arrived."""
         if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
             self._unwatch()
         elif self._deadline is None:
@@ -53,5 +53,5 @@ class Connection(H11Protocol):
 
 
 def connection_type(max_header_seconds: float) -> type[Connection]:
-    """The connections of a server."""
+    """The connection class of a server with this deadline."""
     return type("Connection", (Connection,), {"max_header_seconds": max_header_seconds})

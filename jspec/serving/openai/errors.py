@@ -1,11 +1,11 @@
-"""What a client is told when a request cannot be served, in OpenAI's format."""
+"""Errors that clients get, in OpenAI's format."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import JSONResponse
 
-SHOWN = 100  # characters of a value that a message repeats
+SHOWN = 100  # characters of a value that a message quotes
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -16,7 +16,7 @@ class ApiError(Exception):
     Args:
       status: the HTTP status.
       message: what is wrong, and what would be right.
-      param: the field of the request that is meant; None if it is none.
+      param: the field of the request; None if the error concerns no field.
       code: OpenAI's code for this error, or None.
       headers: headers of the response.
     """
@@ -44,7 +44,7 @@ class ApiError(Exception):
 
 
 def wrong(param: str, value: Any, expected: str, code: str | None = None) -> ApiError:
-    """The error of a field with a value that cannot be used: it names the field, the value and what would be right."""
+    """The error of a field with a bad value, which names field, value and what would be right."""
     return ApiError(400, f"{param}={shown(value)}: expected {expected}", param, code)
 
 
@@ -55,7 +55,7 @@ def require_that(ok: bool, param: str, value: Any, expected: str):
 
 
 def shown(value: Any) -> str:
-    """A value as a message repeats it: its first characters, whatever it holds."""
+    """The first characters of a value's ``repr``, for a message."""
     if isinstance(value, str | bytes | list):
         value = value[:SHOWN]  # before ``repr`` makes a text of all of it
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Where a server listens, and how it is told to end: what every HTTP process has, whatever application answers."""
+"""Listening socket, uvicorn server and shutdown signals of every HTTP process, for any ASGI application."""
 
 import asyncio
 import contextlib
@@ -12,13 +12,13 @@ from starlette.types import ASGIApp
 from jspec.serving.openai.connection import connection_type
 
 MAX_HEADER_BYTES = 64 * 2**10
-LAST_WORDS = 5  # seconds for answers to reach their clients after everything has ended
+LAST_WORDS = 5  # seconds for responses to reach their clients after all requests have ended
 TICK = 0.05  # seconds
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which leaves signals alone: it would stop listening at the first one, and raise it again."""
+    """uvicorn's server without its signal handlers, which would stop listening at the first signal and raise it again."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -26,23 +26,23 @@ class Server(uvicorn.Server):
 
 
 def listener(host: str, port: int) -> socket.socket:
-    """A socket that is bound, but does not listen yet: before minutes go into loading a model.
+    """A bound socket that does not listen yet, so that a bad address is found before the model is loaded.
 
     Raises:
       ValueError: the address cannot be used.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, protocol)
+        bound = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ValueError(f"host={host!r}: expected a name or an address of this machine ({error})") from None
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
     except OSError as error:
-        found.close()
+        bound.close()
         raise ValueError(f"port={port}: expected a free port of {host!r} ({error}); 0 takes any") from None
-    return found
+    return bound
 
 
 def make_server(
@@ -57,11 +57,11 @@ def make_server(
     """A server of ``app``, which ``serve([bound])`` runs.
 
     Args:
-      app: answers the requests.
-      max_header_seconds: how long the head of a request may take to arrive.
-      log_level: how much uvicorn logs, ``info`` for example.
+      app: handles the requests.
+      max_header_seconds: seconds within which the head of a request has to arrive.
+      log_level: of uvicorn, ``info`` for example.
       certificate: the files of a certificate and of its key, for HTTPS.
-      max_header_bytes: how long the head of a request may be.
+      max_header_bytes: the longest head of a request.
       access_log: whether a line is logged for each request.
 
     Raises:
@@ -87,7 +87,7 @@ def make_server(
 
 
 def address_of(bound: socket.socket, certificate: tuple[str, str] | None = None) -> str:
-    """The address of a server that listens there, ``http://127.0.0.1:8000`` for example."""
+    """The URL of a server at this socket, ``http://127.0.0.1:8000`` for example."""
     host, port = bound.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     return f"{'http' if certificate is None else 'https'}://{shown}:{port}"
@@ -95,7 +95,7 @@ def address_of(bound: socket.socket, certificate: tuple[str, str] | None = None)
 
 @contextlib.contextmanager
 def signalled() -> "Iterator[asyncio.Queue[int]]":
-    """The signals that tell this process to end, as they come."""
+    """A queue of the SIGTERM and SIGINT signals that come."""
     stops: asyncio.Queue[int] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in SIGNALS:

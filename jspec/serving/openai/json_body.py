@@ -1,4 +1,4 @@
-"""The JSON of a request's body, read within limits and without the liberties that Python's parser takes."""
+"""Parses the JSON body of a request, within limits and more strictly than Python's parser."""
 
 import functools
 import json
@@ -12,16 +12,16 @@ from jspec.serving.openai.limits import Limits
 from jspec.serving.openai.request_body import read_body
 from jspec.serving.openai.service import Service
 
-BIG = 2**15  # bytes; a larger body is parsed in another thread, so that others do not wait
-LARGEST = 2**64  # of an integer; no field takes more
+BIG = 2**15  # bytes; a larger body is parsed in another thread, so that it does not block the event loop
+LARGEST = 2**64  # bound of integers; no field takes larger ones
 
 
 async def read_object(service: Service, request: Request) -> dict[str, Any]:
-    """The object that is a request's body.
+    """The JSON object in a request's body.
 
     Raises:
       ApiError: 408, 413 or 415, or 400 with what is wrong.
-      ClientDisconnect: the client left before the body had arrived.
+      ClientDisconnect: the client disconnected before the body had arrived.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # which no web page can send without being allowed to
@@ -33,11 +33,11 @@ async def read_object(service: Service, request: Request) -> dict[str, Any]:
 
 
 def parse_object(body: bytes, limits: Limits) -> dict[str, Any]:
-    """The object that ``body`` is, in UTF-8.
+    """The JSON object in a UTF-8 body.
 
     Raises:
-      ApiError: it is no JSON object, or has something that JSON does not: NaN, Infinity, one name twice, half a
-        character. Numbers beyond what a float holds and too deep values are refused as well.
+      ApiError: it is not a JSON object, or has NaN, Infinity, a name twice in one object, half of a surrogate pair, a
+        number too large for a float, or too deep nesting.
     """
     try:
         value = json.loads(
@@ -60,12 +60,12 @@ def parse_object(body: bytes, limits: Limits) -> dict[str, Any]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         seen = set()
         name = next(name for name, _ in pairs if name in seen or seen.add(name))
         raise ApiError(400, f"{shown(name)} is given twice in one object", param=name if _is_text(name) else None)
-    return found
+    return value
 
 
 def _refuse_constant(name: str):
@@ -80,7 +80,7 @@ def _float(text: str) -> float:
 
 
 def _check(field: str, value: Any, limits: Limits):
-    """Look at everything in the value of a field."""
+    """Check depth, integers and strings of everything in the value of a field."""
     param = field if _is_text(field) else None
     level, depth = [value], 1
     while level:
@@ -104,7 +104,7 @@ def _check(field: str, value: Any, limits: Limits):
 
 
 def _is_text(value: str) -> bool:
-    """Whether UTF-8 can hold it."""
+    """Whether a string can be encoded in UTF-8."""
     if value.isascii():
         return True
     try:

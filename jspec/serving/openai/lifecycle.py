@@ -1,4 +1,4 @@
-"""The process of a server: it serves, and ends when it is told to, without cutting answers off."""
+"""Start, serving and graceful shutdown of a server process."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from jspec.serving.openai.http_server import (
 from jspec.serving.openai.service import Service
 from jspec.serving.supervisor.link import Link
 from jspec.serving.supervisor.messages import Ready
-from jspec.serving.supervisor.private import Private
+from jspec.serving.supervisor.private import RequireToken
 
 log = logging.getLogger("jspec.serve")
 
@@ -36,14 +36,14 @@ def run(
 ):
     """Serve until SIGTERM or SIGINT.
 
-    Then ``/health`` says 503, new requests are refused with 503, and those that are being answered have so many seconds to
-    end; after that, or at a second signal, they are given up.
+    Then ``/health`` gives 503, new requests are refused with 503, and requests under way have ``shutdown_timeout`` seconds
+    to end; after that, or at a second signal, they are cancelled.
 
     Args:
-      service: what is served.
-      bound: where to listen, of ``http_server.listener``.
-      shutdown_timeout: seconds that answers have to end.
-      log_level: how much uvicorn logs, ``info`` for example.
+      service: the model and its settings.
+      bound: the socket to listen at, of ``http_server.listener``.
+      shutdown_timeout: seconds that requests under way have to end.
+      log_level: of uvicorn, ``info`` for example.
       certificate: the files of a certificate and of its key, for HTTPS.
     """
     server = make_server(
@@ -66,26 +66,26 @@ def run(
 
 
 def run_privately(service: Service, bound: socket.socket, link: Link, *, shutdown_timeout: float, log_level: str):
-    """Serve the keeper of this process alone, until it says that this is to end; then as ``run`` does.
+    """Serve only the supervisor of this process, until its ``END``; then shut down as ``run`` does.
 
     Args:
-      service: what is served.
-      bound: where to listen.
-      link: to the keeper.
-      shutdown_timeout: seconds that answers have to end.
-      log_level: how much uvicorn logs.
+      service: the model and its settings.
+      bound: the socket to listen at.
+      link: the connection to the supervisor.
+      shutdown_timeout: seconds that requests under way have to end.
+      log_level: of uvicorn.
     """
     server = make_server(
-        Private(make_app(service), link.task.token),
+        RequireToken(make_app(service), link.task.token),
         max_header_seconds=service.limits.max_header_seconds,
         log_level=log_level,
-        max_header_bytes=2 * MAX_HEADER_BYTES,  # the keeper adds a header to those that it lets through
-        access_log=False,  # the keeper has one
+        max_header_bytes=2 * MAX_HEADER_BYTES,  # the supervisor adds a header
+        access_log=False,  # the supervisor has one
     )
 
     async def serve():
-        with link.answering() as stops:
-            await _serve(server, service, bound, shutdown_timeout, stops, lambda: link.say(Ready(address_of(bound))))
+        with link.serving() as stops:
+            await _serve(server, service, bound, shutdown_timeout, stops, lambda: link.send(Ready(address_of(bound))))
 
     with _frozen_heap():
         asyncio.run(serve())
@@ -93,9 +93,9 @@ def run_privately(service: Service, bound: socket.socket, link: Link, *, shutdow
 
 @contextlib.contextmanager
 def _frozen_heap() -> Iterator[None]:
-    """Have the garbage collector pass over the objects that exist now: modules, the vocabulary, the programs.
+    """Exclude the objects that exist now from garbage collection: modules, the vocabulary, the programs.
 
-    There are so many that one look at all of them stopped the threads of an 8B server for 0.6 seconds."""
+    They are so many that one collection stopped the threads of an 8B server for 0.6 seconds."""
     gc.collect()
     gc.freeze()
     try:
@@ -129,13 +129,13 @@ async def _serve(
 
 
 async def _drain(service: Service, stops: "asyncio.Queue[int]", seconds: float):
-    """Refuse new requests, and let those end that are being answered; after so many seconds, give them up."""
+    """Refuse new requests, and wait for those under way; after ``seconds``, cancel them."""
     service.draining = True
-    log.info("no new requests are taken; %d are being answered", service.in_flight)
+    log.info("new requests are refused; %d are under way", service.in_flight)
     deadline = asyncio.get_running_loop().time() + seconds
     while service.in_flight and stops.empty() and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(TICK)
-    await service.engine.close()  # whoever is left gets a last delta, which says that it was given up
+    await service.engine.close()  # each request left gets a last delta with the finish reason ``abort``
     deadline = asyncio.get_running_loop().time() + LAST_WORDS
     while service.in_flight and asyncio.get_running_loop().time() < deadline:
         await asyncio.sleep(TICK)

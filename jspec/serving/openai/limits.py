@@ -1,17 +1,17 @@
-"""How much one request may ask for. All of it is checked before anything is allocated."""
+"""Limits of a request, which are checked before anything is allocated."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How much one request may ask for. Each is an option of ``jspec serve``.
+    """The limits of a request. Each is an option of ``jspec serve``.
 
     Attributes:
       max_header_seconds: seconds until the headers have arrived.
       max_body_bytes: bytes of a request's body.
       max_body_seconds: seconds until the body has arrived.
-      max_json_depth: how deep objects and lists of the body may lie in each other.
+      max_json_depth: levels of nested objects and lists in the body.
       max_prompts: prompts of a request.
       max_n: completions of each prompt.
       max_choices: completions of a request, which are prompts times n.
@@ -21,13 +21,13 @@ class Limits:
       max_stop_strings: stop strings.
       max_stop_length: characters of a stop string.
       max_stop_token_ids: entries of ``stop_token_ids``.
-      max_logprobs: likeliest tokens whose log-probabilities are given, of each token.
+      max_logprobs: log-probabilities of the likeliest tokens, for each token.
       max_logit_bias: entries of ``logit_bias``.
       max_bad_words: entries of ``bad_words``.
       max_grammar_bytes: characters of ``response_format`` or ``structured_outputs``, as JSON.
       max_grammar_seconds: CPU seconds in which a grammar is compiled.
       max_grammar_memory: bytes of memory that compiling a grammar takes.
-      max_grammar_wait: seconds that a grammar waits until others have been compiled; then the answer is 503.
+      max_grammar_wait: seconds that a grammar waits until others have been compiled; then the response is 503.
       max_cache_salt: characters of ``cache_salt``.
     """
 
@@ -43,7 +43,7 @@ class Limits:
     max_documents: int = 256
     max_stop_strings: int = 16
     max_stop_length: int = 1000
-    max_stop_token_ids: int = 128  # ``MAX_STOP_TOKENS``, which is not imported: a keeper has these limits, but no numpy
+    max_stop_token_ids: int = 128  # ``MAX_STOP_TOKENS``; not imported, because a supervisor has no numpy
     max_logprobs: int = 20
     max_logit_bias: int = 1024
     max_bad_words: int = 128

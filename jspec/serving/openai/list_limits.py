@@ -1,4 +1,4 @@
-"""How many entries a field of a request may have. It is looked at before any entry is: clients send millions."""
+"""Limits of the lists and objects in a request, checked before their entries are, since clients may send millions."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,9 +9,9 @@ from jspec.serving.openai.errors import ApiError
 from jspec.serving.openai.limits import Limits
 from jspec.text.detokenizer import COUNTED_CONTEXTS
 
-MAX_NAMES = 64  # in an object whose names are known to the server
+MAX_NAMES = 64  # entries of an object with a fixed set of names
 
-# Field -> the field of ``Limits`` that says how many entries it may have.
+# Field -> the field of ``Limits`` with the number of entries.
 _LIMITS = {
     "messages": "max_messages",
     "tools": "max_tools",
@@ -25,14 +25,14 @@ _OBJECTS = ("stream_options", "response_format", "structured_outputs", "chat_tem
 
 
 class Most(NamedTuple):
-    """How many entries a field may have, and why."""
+    """The most entries of a field, and the reason for messages."""
 
     entries: int
     why: str
 
 
 def most_entries(limits: Limits, vocab_size: int, max_len: int) -> dict[str, Most]:
-    """How many entries each field may have that is a list or an object.
+    """The most entries of each field that is a list or an object.
 
     Args:
       limits: the server's.
@@ -46,9 +46,9 @@ def most_entries(limits: Limits, vocab_size: int, max_len: int) -> dict[str, Mos
 
 
 def require_few(kind: type[BaseModel], given: Mapping[str, Any], most: Mapping[str, Most]):
-    """Refuse lists and objects that have more entries than their field may have.
+    """Check the number of entries of lists and objects.
 
-    Fields of which pydantic looks at no entry, ``prompt`` for example, are left to whoever does.
+    Fields whose entries pydantic does not check, ``prompt`` for example, are checked where they are read.
 
     Raises:
       ApiError: 400, with the field's name.

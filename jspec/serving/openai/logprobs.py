@@ -1,13 +1,13 @@
-"""Log-probabilities in OpenAI's two formats, that of chats and the older one of completions."""
+"""Log-probabilities in OpenAI's two formats, of chats and of completions, and in vLLM's of prompts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-LEAST = -9999.0  # what JSON gets for the logarithm of 0, as from OpenAI
+LEAST = -9999.0  # stands for the logarithm of 0 in JSON, as in OpenAI's API
 
 
 class TokenLogprob(Protocol):
-    """What is known of one token at one place: ``jspec.outputs.Logprob``."""
+    """The log-probability of one token at one position: ``jspec.outputs.Logprob``."""
 
     @property
     def logprob(self) -> float: ...
@@ -27,8 +27,8 @@ def chat_logprobs(token_ids: Sequence[int], places: Sequence[Place], top: int) -
 
     Args:
       token_ids: the tokens.
-      places: for each of them what is known of it and of the likeliest tokens there.
-      top: how many of these are told.
+      places: for each of them, the log-probabilities of itself and of the likeliest tokens there.
+      top: number of likeliest tokens in the response.
     """
     content = []
     for token, place in zip(token_ids, places, strict=True):
@@ -48,10 +48,10 @@ def completion_logprobs(
 
     Args:
       token_ids: the tokens.
-      places: for each of them what is known of it; None for the first token of a prompt, which nothing goes before.
-      top: how many of the likeliest tokens are told, beside the one that was chosen.
+      places: for each of them, the same; None for the first token of a prompt, which has no log-probability.
+      top: number of likeliest tokens in the response, beside the chosen one.
       offset: characters of the text before these tokens.
-      decode: the text of a token of which nothing is known; without it such a token is ``token_id:7``, for example.
+      decode: gives the text of a token without a place; by default that is ``token_id:7``, for example.
     """
     offsets, tokens, chosen, likeliest = [], [], [], []
     for token, place in zip(token_ids, places, strict=True):
@@ -82,12 +82,12 @@ def _likeliest(place: Place, top: int) -> Iterator[tuple[int, TokenLogprob]]:
 
 
 def _by_text(token: int, place: Place, top: int) -> dict[str, float]:
-    """Of tokens with the same text, the likeliest counts."""
-    found: dict[str, float] = {}
+    """Log-probabilities by text; of tokens with the same text, the likeliest counts."""
+    by_text: dict[str, float] = {}
     for other, known in [*_likeliest(place, top), (token, place[token])]:
         text, value = _text(other, known), _finite(known.logprob)
-        found[text] = max(value, found.get(text, LEAST))
-    return found
+        by_text[text] = max(value, by_text.get(text, LEAST))
+    return by_text
 
 
 def _entry(token: int, known: TokenLogprob) -> dict[str, Any]:
@@ -100,5 +100,5 @@ def _text(token: int, known: TokenLogprob | None) -> str:
 
 
 def _finite(value: float) -> float:
-    """JSON has no infinity; NaN, which comes of broken logits, becomes the least as well."""
+    """The value, or ``LEAST`` for minus infinity, which JSON lacks, and for the NaN of broken logits."""
     return float(value) if value > LEAST else LEAST

@@ -1,4 +1,4 @@
-"""``/metrics``: what an engine has counted, in Prometheus' format, under vLLM's names where vLLM has one."""
+"""``/metrics``: the engine's metrics in Prometheus' format, under vLLM's names where vLLM has them."""
 
 from collections.abc import Iterator
 
@@ -13,17 +13,17 @@ LABELS = ("model_name", "engine")
 
 
 class EngineCollector(Collector):
-    """Asks the engine whenever it is asked, so that nothing is counted twice.
+    """Reads the engine's metrics at every scrape, instead of counting by itself.
 
     Args:
-      service: whose engine.
+      service: its engine is read.
     """
 
     def __init__(self, service: Service):
         self._service = service
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric at this moment."""
+        """The current value of every metric."""
         metrics = self._service.llm.engine.metrics()
         labels = (self._service.names[0], "0")
         for name, text, value in _gauges(metrics, self._service):
@@ -39,7 +39,7 @@ class EngineCollector(Collector):
             *(metrics.num_finished_by_reason,),
         )
         yield _by(
-            *("vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted at each place", "position", labels),
+            *("vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted at each position", "position", labels),
             *({str(i): n for i, n in enumerate(metrics.num_accepted_tokens_per_position)},),
         )
         for name, text, histogram in _histograms(metrics):
@@ -50,11 +50,11 @@ class EngineCollector(Collector):
 
 def _gauges(m: Metrics, service: Service) -> list[tuple[str, str, float]]:
     return [
-        ("vllm:num_requests_running", "Requests that are read or decode", m.num_running),
-        ("vllm:num_requests_waiting", "Requests that wait", m.num_waiting),
+        ("vllm:num_requests_running", "Requests in prefill or decoding", m.num_running),
+        ("vllm:num_requests_waiting", "Requests in the queue", m.num_waiting),
         ("vllm:kv_cache_usage_perc", "Share of pages that requests hold, 1 is all", m.pages_used / m.pages_total),
-        ("jspec:num_http_requests", "HTTP requests that are being answered", service.in_flight),
-        ("jspec:num_pages_cached", "Pages that the prefix cache alone holds", m.pages_cached),
+        ("jspec:num_http_requests", "HTTP requests under way", service.in_flight),
+        ("jspec:num_pages_cached", "Pages that only the prefix cache holds", m.pages_cached),
         ("jspec:num_pages_swapped", "Pages in host memory", m.pages_swapped),
         ("jspec:rows_per_call", "Rows that decode in a call, on average since the start", m.rows_per_call),
     ]
@@ -73,7 +73,7 @@ def _counters(m: Metrics) -> list[tuple[str, str, float]]:
         ("vllm:spec_decode_num_accepted_tokens", "Drafts that were accepted", m.num_accepted_tokens),
         ("jspec:num_rounds", "Rounds, each once for every request in it", m.num_rounds),
         ("jspec:num_calls", "Calls of decode programs", m.num_calls),
-        ("jspec:num_padding_tokens", "Tokens of padding in prefill passes", m.num_padding_tokens),
+        ("jspec:num_padding_tokens", "Tokens of padding in prefill batches", m.num_padding_tokens),
         ("jspec:num_compilations", "Programs that were compiled", m.num_compilations),
     ]
 
@@ -96,7 +96,7 @@ def _by(name: str, text: str, label: str, labels: tuple[str, str], values: dict[
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """How many durations were at most as long as each bound, for all bounds and infinity."""
+    """(bound, number of durations up to it) for all bounds and infinity."""
     names, total, buckets = [*map(str, histogram.bounds), "+Inf"], 0, []
     for name, count in zip(names, histogram.counts, strict=True):
         total += count

@@ -1,4 +1,4 @@
-"""What every HTTP request passes: who asks, whether the server still answers, and what an exception becomes."""
+"""ASGI middleware: authentication, draining, and error mapping."""
 
 import logging
 from typing import Any
@@ -14,12 +14,12 @@ from jspec.serving.openai.service import Service, unavailable
 log = logging.getLogger("jspec.serve")
 
 
-class Gate:
-    """Lets requests through to ``app`` that may be answered, and turns what it raises into OpenAI's errors.
+class Middleware:
+    """Checks the API key of each request, refuses requests during shutdown, and turns exceptions into OpenAI's errors.
 
     Args:
-      app: answers the requests.
-      service: what is served.
+      app: handles the requests.
+      service: the model and its settings.
     """
 
     def __init__(self, app: ASGIApp, service: Service):
@@ -30,7 +30,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         begun = False
-        scope["app"] = self  # so that Starlette raises what it would otherwise answer in its own format
+        scope["app"] = self  # so that Starlette raises its errors instead of sending them in its own format
 
         async def sending(message: Message):
             nonlocal begun
@@ -39,11 +39,11 @@ class Gate:
 
         self._service.in_flight += 1
         try:
-            self._let_in(scope)
+            self._authorize(scope)
             await self._app(scope, receive, sending)
-        except ClientDisconnect:  # nobody is there to be answered
+        except ClientDisconnect:  # the 499 is only for the log
             if not begun:
-                await ApiError(499, "the client left").response()(scope, receive, send)
+                await ApiError(499, "the client disconnected").response()(scope, receive, send)
         except Exception as error:
             if begun:
                 raise
@@ -51,8 +51,8 @@ class Gate:
         finally:
             self._service.in_flight -= 1
 
-    def _let_in(self, scope: Scope):
-        """Note who asks, in ``state["tenant"]``.
+    def _authorize(self, scope: Scope):
+        """Check the API key, and store its digest in ``state["tenant"]``.
 
         Raises:
           ApiError: 401, or 503 while the server ends.

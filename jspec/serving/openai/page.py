@@ -1,4 +1,4 @@
-"""The page at ``/``, on which a person tries the model in a browser."""
+"""The page at ``/``, for trying the model in a browser."""
 
 import base64
 import functools
@@ -15,14 +15,14 @@ _FILE = Path(__file__).with_suffix(".html")
 
 
 async def page(_: Service, __: Request) -> Response:
-    """One file that needs no other. It holds no secret, and asks the server as any other client does."""
-    html, headers = _answer()
+    """The page, a single file without secrets that uses the server's API as any other client."""
+    html, headers = _page_and_headers()
     return Response(html, media_type="text/html", headers=headers)
 
 
 @functools.cache
-def _answer() -> tuple[str, dict[str, str]]:
-    """The page and its headers, which let a browser run nothing but what the file has, and ask nobody but this server."""
+def _page_and_headers() -> tuple[str, dict[str, str]]:
+    """The page and its headers, which allow only scripts of the file and connections to this server."""
     html = _FILE.read_text("utf-8")
     allowed = {
         "default-src": "'none'",
@@ -40,6 +40,6 @@ def _answer() -> tuple[str, dict[str, str]]:
 
 
 def _digest(html: str, tag: str) -> str:
-    """The source that stands for the one element of this tag."""
+    """The content-security-policy source of the single element with this tag."""
     (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

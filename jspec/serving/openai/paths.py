@@ -1,4 +1,4 @@
-"""Paths that are answered without a key, or while the server ends."""
+"""Paths that need no API key, or that stay open during shutdown."""
 
-OPEN = ("/health", "/")  # answered without a key; a browser that is given an address alone has none to send
+OPEN = ("/health", "/")  # need no key; a browser that opens the page has none to send
 WHILE_DRAINING = ("/health", "/metrics")

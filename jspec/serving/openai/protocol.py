@@ -1,6 +1,6 @@
-"""What clients send: the fields of OpenAI's requests, and those that vLLM adds to them.
+"""Request bodies: the fields of OpenAI's requests, and vLLM's additions.
 
-Values are what JSON says they are: ``"1"`` is no number, and ``null`` is the same as no value at all.
+Types are strict: ``"1"`` is not a number. ``null`` is the same as a missing field.
 """
 
 import difflib
@@ -24,11 +24,11 @@ class _Body(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """What a stream has besides the text.
+    """The usage statistics in a stream.
 
     Attributes:
-      include_usage: a last chunk with the numbers of tokens.
-      continuous_usage_stats: these numbers in every chunk.
+      include_usage: whether a last chunk has the numbers of tokens.
+      continuous_usage_stats: whether every chunk has them.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -38,7 +38,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(_Body):
-    """What requests for completions and for chat answers have in common."""
+    """Fields of both completion and chat requests."""
 
     n: int | None = None
     stream: bool | None = None
@@ -83,7 +83,7 @@ class CompletionRequest(GenerationRequest):
 
 
 class ChatFields(_Body):
-    """What a prompt is made of by the chat template."""
+    """Fields from which the chat template makes the prompt."""
 
     messages: ListOf[dict[str, Any]]
     tools: ListOf[dict[str, Any]] | None = None
@@ -122,20 +122,20 @@ class DetokenizeRequest(_Body):
     tokens: ListOf[int]
 
 
-# Fields that change nothing about the answer here.
+# Fields that are accepted and ignored.
 _WITHOUT_EFFECT = {
     *("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("parallel_tool_calls", "request_id"),
 }
 _GUIDED = "use structured_outputs"
 _BEAMS = "jspec samples and has no beam search"
-# Fields that jspec does not have -> the values under which they ask for nothing, and what to say to others. None and an
-# empty list or object always ask for nothing.
+# Unsupported fields -> their neutral values, which are accepted, and a hint for other values. None and an empty list or
+# object are always neutral.
 _UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "best_of": ((1,), _BEAMS),
     "use_beam_search": ((False,), _BEAMS),
     "length_penalty": ((1,), _BEAMS),
-    "suffix": (("",), "text is completed at its end alone"),
+    "suffix": (("",), "text is completed only at its end"),
     "echo": ((False,), "only /v1/completions has it"),
     "spaces_between_special_tokens": ((True,), "the tokenizer decides it"),
     "return_tokens_as_token_ids": ((False,), "use return_token_ids"),
@@ -168,18 +168,17 @@ B = TypeVar("B", bound=_Body)
 
 
 def parsed(kind: type[B], body: dict[str, Any], most: Mapping[str, Most]) -> B:
-    """The request that a body is.
+    """A request body, validated.
 
     Args:
-      kind: what it is to be.
+      kind: the type of the request.
       body: the JSON object.
-      most: for each field that is a list or an object, how many entries it may have; of ``list_limits.most_entries``.
+      most: the most entries of each field that is a list or an object; of ``list_limits.most_entries``.
 
     Raises:
-      ApiError: 400, with the field's name: it is missing, of another type, too long, unknown, or asks for what jspec
-        cannot do.
+      ApiError: 400, with the field's name: it is missing, of another type, too long, unknown, or not supported.
     """
-    # None is no value; defaults take its place, except where None means something else than they do.
+    # None means the default, except for max_tokens, where it means no limit.
     given = {name: value for name, value in body.items() if value is not None or name == "max_tokens"}
     require_few(kind, given, most)
     try:
@@ -193,7 +192,7 @@ def parsed(kind: type[B], body: dict[str, Any], most: Mapping[str, Most]) -> B:
 
 
 def _refusal(error: ValidationError) -> ApiError:
-    """What is wrong with the first field that is, in one sentence."""
+    """The error of the first bad field, in one sentence."""
     details = error.errors(include_url=False, include_context=False)
     param = str(details[0]["loc"][0])
     same = [detail for detail in details if str(detail["loc"][0]) == param]
@@ -206,7 +205,7 @@ def _refusal(error: ValidationError) -> ApiError:
 def _require_nothing(kind: type[_Body], name: str, value: Any):
     if name in _UNSUPPORTED:
         neutral, hint = _UNSUPPORTED[name]
-        if not (value == [] or value == {} or any(_same(value, one) for one in neutral)):
+        if not (value == [] or value == {} or any(_same(value, known) for known in neutral)):
             raise ApiError(400, f"{name}={shown(value)} is not supported: {hint}; leave it out", name)
         return
     near = difflib.get_close_matches(name[:64], kind.model_fields, n=1)
@@ -214,16 +213,16 @@ def _require_nothing(kind: type[_Body], name: str, value: Any):
     raise ApiError(400, f"unknown field {shown(name)}: {hint}", name)
 
 
-def _same(value: Any, one: Any) -> bool:
-    """Equality that keeps True and 1 apart."""
-    return isinstance(value, bool) == isinstance(one, bool) and value == one
+def _same(value: Any, other: Any) -> bool:
+    """Equality that distinguishes True from 1."""
+    return isinstance(value, bool) == isinstance(other, bool) and value == other
 
 
 def token_ids(param: str, value: Any) -> list[int]:
-    """A list of token ids, as JSON has it.
+    """A JSON value as a list of token ids.
 
     Raises:
-      ApiError: it is none.
+      ApiError: it is not a list of integers.
     """
     if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         raise wrong(param, value, "a list of token ids")

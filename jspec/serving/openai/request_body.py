@@ -1,4 +1,4 @@
-"""The body of a request as it arrives, within limits of size and time."""
+"""Reads the body of a request within limits of size and time."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ async def read_body(request: Request, limits: Limits) -> bytes:
 
     Raises:
       ApiError: 408 or 413.
-      ClientDisconnect: the client left before it had arrived.
+      ClientDisconnect: the client disconnected before the body had arrived.
     """
     most = limits.max_body_bytes
     too_long = ApiError(413, f"the body is too large: expected at most {most} bytes (--max-body-bytes)")

@@ -1,4 +1,4 @@
-"""From ``response_format`` and ``structured_outputs`` to the form that completions have."""
+"""Structured outputs of a request, from its fields ``response_format`` and ``structured_outputs``."""
 
 import json
 from typing import Any
@@ -10,10 +10,10 @@ from jspec.serving.openai.protocol import GenerationRequest
 
 
 def structured_outputs_of(request: GenerationRequest, limits: Limits) -> StructuredOutputsParams | None:
-    """The form that a request asks for; None if it asks for none.
+    """The structured outputs of a request; None if it has none.
 
     Raises:
-      ApiError: 400; both fields ask for one, or one of them cannot be used.
+      ApiError: 400; both fields are given, or one of them cannot be used.
     """
     by_name = {"response_format": request.response_format, "structured_outputs": request.structured_outputs}
     for name, value in by_name.items():
@@ -34,7 +34,7 @@ def structured_outputs_of(request: GenerationRequest, limits: Limits) -> Structu
 
 
 def _given(request: GenerationRequest) -> str:
-    """The field that asks for a form."""
+    """The name of the given field."""
     return "structured_outputs" if request.structured_outputs else "response_format"
 
 

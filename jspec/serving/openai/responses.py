@@ -1,4 +1,4 @@
-"""From deltas and results to OpenAI's answers: what completions and chat answers have in common."""
+"""OpenAI's responses, complete and streamed, from deltas and results: the base of completions and chats."""
 
 import abc
 import logging
@@ -16,49 +16,49 @@ from jspec.serving.openai.protocol import GenerationRequest, StreamOptions
 from jspec.serving.openai.service import unavailable
 from jspec.serving.openai.streaming import DONE, event
 from jspec.text.detokenizer import Tokenizer
-from jspec.text.token_spans import TokenPieces
+from jspec.text.token_spans import TokenSpans
 
 log = logging.getLogger("jspec.serve")
 
 
-class Answer(abc.ABC):
-    """The answer to one request, as a whole or as a stream of chunks.
+class GenerationResponse(abc.ABC):
+    """The response to one HTTP request, complete or as a stream of chunks.
 
     Args:
-      asked: what the client sent.
-      model: the name by which it asked for the model.
-      requests: one for each choice, in the order of the choices: those of the first prompt first.
+      request: the fields that the client sent.
+      model: the model's name in the request.
+      requests: the engine's requests, one for each choice, those of the first prompt first.
       tokenizer: of the model.
-      n: how many of them are of one prompt.
+      n: number of choices of each prompt.
     """
 
-    prefix: ClassVar[str]  # of its id
-    whole_object: ClassVar[str]
+    prefix: ClassVar[str]  # of the response's id
+    complete_object: ClassVar[str]
     chunk_object: ClassVar[str]
 
     def __init__(
-        self, asked: GenerationRequest, model: str, requests: Sequence[Request], tokenizer: Tokenizer | None, n: int
+        self, request: GenerationRequest, model: str, requests: Sequence[Request], tokenizer: Tokenizer | None, n: int
     ):
-        self.asked, self.requests, self.n = asked, requests, n
+        self.request, self.requests, self.n = request, requests, n
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._fingerprint = f"jspec-{jspec.__version__}"
         self._results: dict[int, Result] = {}
-        self._begun: set[int] = set()  # choices that a stream has had something of
+        self._begun: set[int] = set()  # choices that have had a chunk
         self._num_tokens = 0  # of all completions so far
-        self._pieces = [TokenPieces(tokenizer, r.prompt, r.params.skip_special_tokens) for r in self._sourced()]
+        self._spans = [TokenSpans(tokenizer, r.prompt, r.params.skip_special_tokens) for r in self._sourced()]
 
-    async def whole(self, group: Group) -> dict[str, Any]:
-        """The answer, when all completions have ended.
+    async def complete(self, group: Group) -> dict[str, Any]:
+        """The complete response, once all completions have ended.
 
         Raises:
-          ApiError: 500 or 503; one of them did not end by itself.
+          ApiError: 500 or 503; a completion failed or was aborted.
         """
         async for index, delta in group:
             self._count(index, delta)
         choices = [self.choice(index, self._results[index]) for index in range(len(self.requests))]
         return {
             **self._head,
-            "object": self.whole_object,
+            "object": self.complete_object,
             "system_fingerprint": self._fingerprint,
             "choices": choices,
             "usage": self._usage(),
@@ -66,15 +66,15 @@ class Answer(abc.ABC):
         }
 
     async def events(self, group: Group) -> AsyncGenerator[bytes, None]:
-        """The answer in chunks, as events of a stream. An error is an event as well, the last before ``[DONE]``."""
-        options = self.asked.stream_options or StreamOptions()
+        """The response as server-sent events. An error is an event as well, the last before ``[DONE]``."""
+        options = self.request.stream_options or StreamOptions()
         try:
             async for index, delta in group:
                 self._count(index, delta)
                 choices = [] if index in self._begun else self.opening(index)
                 self._begun.add(index)
-                if self._worth_telling(delta, options):
-                    choices = [*choices, self.piece(index, delta)]
+                if self._has_content(delta, options):
+                    choices = [*choices, self.chunk_choice(index, delta)]
                 for choice in choices:
                     yield event(self._chunk([choice], options, delta))
             if options.include_usage:
@@ -85,55 +85,55 @@ class Answer(abc.ABC):
 
     @abc.abstractmethod
     def choice(self, index: int, result: Result) -> dict[str, Any]:
-        """``choices[index]`` of a whole answer."""
+        """``choices[index]`` of a complete response."""
 
     @abc.abstractmethod
     def opening(self, index: int) -> list[dict[str, Any]]:
-        """What a stream has of a choice before its first delta."""
+        """Choices of the chunk before a choice's first delta; none or one."""
 
     @abc.abstractmethod
-    def piece(self, index: int, delta: Delta) -> dict[str, Any]:
-        """What a stream has of a choice when it grows."""
+    def chunk_choice(self, index: int, delta: Delta) -> dict[str, Any]:
+        """The choice of a delta's chunk."""
 
     def extras(self) -> dict[str, Any]:
-        """Further fields of a whole answer."""
+        """Further fields of a complete response."""
         return {}
 
     def ending(self, result: Result | None) -> dict[str, Any]:
-        """Why a choice ended; both None while it has not."""
+        """Finish reason and stop reason of a choice; both None before it has ended."""
         if result is None:
             return {"finish_reason": None, "stop_reason": None}
         return {"finish_reason": result.finish_reason, "stop_reason": result.stop_reason}
 
-    def details(self, told: Delta | Result, index: int) -> dict[str, Any]:
-        """What a request may ask for beside the text of a choice: its tokens, and where they come from."""
-        found: dict[str, Any] = {}
-        if self.asked.return_token_ids:
-            found["token_ids"] = told.token_ids
-        if self.asked.return_token_sources:
-            found["token_sources"] = told.sources
-            if isinstance(told, Delta):
-                found["text_sources"] = self._pieces[index].of(told) if told.text is not None else []
-        return found
+    def details(self, output: Delta | Result, index: int) -> dict[str, Any]:
+        """The token ids and sources of a choice, where the request asks for them."""
+        fields: dict[str, Any] = {}
+        if self.request.return_token_ids:
+            fields["token_ids"] = output.token_ids
+        if self.request.return_token_sources:
+            fields["token_sources"] = output.sources
+            if isinstance(output, Delta):
+                fields["text_sources"] = self._spans[index].of(output) if output.text is not None else []
+        return fields
 
     def _sourced(self) -> Sequence[Request]:
-        """The requests whose streams say whose text is whose."""
-        return self.requests if self.asked.return_token_sources and self.asked.stream else ()
+        """The requests whose streams have the source of each token span."""
+        return self.requests if self.request.return_token_sources and self.request.stream else ()
 
     def _count(self, index: int, delta: Delta):
-        """Take note of a delta.
+        """Count a delta's tokens, and store its result if it has one.
 
         Raises:
-          ApiError: its request did not end by itself.
+          ApiError: its request failed or was aborted.
         """
         self._num_tokens += len(delta.token_ids)
         if delta.result is not None:
             _require_sound(delta.result)
             self._results[index] = delta.result
 
-    def _worth_telling(self, delta: Delta, options: StreamOptions) -> bool:
-        """Whether a chunk of it would say anything: text may be held back."""
-        detailed = self.asked.return_token_ids or self.asked.return_token_sources or options.continuous_usage_stats
+    def _has_content(self, delta: Delta, options: StreamOptions) -> bool:
+        """Whether a delta needs a chunk: it may have no text, if that is held back."""
+        detailed = self.request.return_token_ids or self.request.return_token_sources or options.continuous_usage_stats
         return bool(delta.text or delta.finished or detailed or delta.logprobs is not None)
 
     def _chunk(self, choices: list[Any], options: StreamOptions, delta: Delta | None = None) -> dict[str, Any]:

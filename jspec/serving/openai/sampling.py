@@ -1,4 +1,4 @@
-"""From the fields of a request to ``SamplingParams``: the one place where names of both are known."""
+"""``SamplingParams`` from the fields of a request, and the errors of the engine in terms of these fields."""
 
 import dataclasses
 import re
@@ -10,7 +10,7 @@ from jspec.serving.openai.limits import Limits
 from jspec.serving.openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from jspec.serving.openai.response_format import structured_outputs_of
 
-# Fields of a request that are fields of SamplingParams, with the value that asks for nothing.
+# Fields of a request that are fields of SamplingParams, with their neutral values.
 _PASSED_ON: dict[str, Any] = {
     "temperature": 1,
     "top_p": 1,
@@ -42,13 +42,13 @@ _KNOWN = {field.name for field in dataclasses.fields(SamplingParams)}
 
 
 def num_choices(request: GenerationRequest, num_prompts: int, limits: Limits, room: int | None) -> int:
-    """How many completions a request asks for, of all its prompts together.
+    """The number of completions of a request, over all its prompts.
 
     Args:
-      room: how many requests the engine takes when it is idle; None is any number.
+      room: how many requests an idle engine takes; None is any number.
 
     Raises:
-      ApiError: ``n`` is out of range, or they are too many.
+      ApiError: ``n`` is out of range, or there are too many completions.
     """
     n = 1 if request.n is None else request.n
     require_that(1 <= n <= limits.max_n, "n", n, f"an integer in 1..{limits.max_n} (--max-n)")
@@ -60,10 +60,10 @@ def num_choices(request: GenerationRequest, num_prompts: int, limits: Limits, ro
 
 
 def params_of(request: GenerationRequest, defaults: SamplingParams, limits: Limits) -> SamplingParams:
-    """What a request says of one of its completions; fields that it leaves open come from ``defaults``.
+    """The sampling parameters of a request; missing fields come from ``defaults``.
 
     Raises:
-      ApiError: 400; a value is out of range, or asks for what the engine cannot do.
+      ApiError: 400; a value is out of range or not supported.
     """
     _check_sizes(request, limits)
     wanted = {name: getattr(request, name) for name in _PASSED_ON if getattr(request, name) is not None}
@@ -82,25 +82,25 @@ def params_of(request: GenerationRequest, defaults: SamplingParams, limits: Limi
 
 
 def of_value_error(error: Exception, request: GenerationRequest, default: str = "") -> ApiError:
-    """The client's error for one of the engine.
+    """An error of the engine as one of the request's field.
 
     Messages of the engine begin with a field, as in ``top_p=2: ..``, ``stop has ..`` and ``structured_outputs needs ..``, or
-    with the prompt, which it knows as ``prompt 0``, and a field may follow: ``prompt 0: logit_bias has ..``.
+    with the prompt, which it calls ``prompt 0``, and a field may follow: ``prompt 0: logit_bias has ..``.
 
     Args:
-      default: what the client calls the prompt, ``messages`` or ``prompt[2]`` for example.
+      default: the prompt's name in the request, ``messages`` or ``prompt[2]`` for example.
     """
     message = str(error)
-    found = re.match(r"(?:prompt 0: )?(\w+)(?:\[[^\]]*\])?(?:=|: | has | needs )", message)
-    if found and found[1] == "structured_outputs" and not request.structured_outputs:
-        return ApiError(400, message.replace(found[1], "response_format", 1), "response_format")
-    if found and found[1] in type(request).model_fields:
-        return ApiError(400, message.removeprefix("prompt 0: "), found[1])
+    field = re.match(r"(?:prompt 0: )?(\w+)(?:\[[^\]]*\])?(?:=|: | has | needs )", message)
+    if field and field[1] == "structured_outputs" and not request.structured_outputs:
+        return ApiError(400, message.replace(field[1], "response_format", 1), "response_format")
+    if field and field[1] in type(request).model_fields:
+        return ApiError(400, message.removeprefix("prompt 0: "), field[1])
     return ApiError(400, message.replace("prompt 0", default, 1), default.partition("[")[0] or None)
 
 
 def _max_tokens(request: GenerationRequest) -> int | None:
-    """Most new tokens; None is the rest of the context, which is what a chat has by default."""
+    """The most new tokens; None is the rest of the context, the default of a chat."""
     if not isinstance(request, ChatRequest) or request.max_completion_tokens is None:
         return request.max_tokens
     given = request.max_completion_tokens
@@ -109,7 +109,7 @@ def _max_tokens(request: GenerationRequest) -> int | None:
 
 
 def _logit_bias(request: GenerationRequest) -> dict[int, float]:
-    """JSON has only strings for names: ``{"50256": -100}``."""
+    """The bias by token id; in JSON the ids are strings: ``{"50256": -100}``."""
     bias: dict[int, float] = {}
     for name, value in (request.logit_bias or {}).items():
         ok = name.isascii() and name.isdecimal() and len(name) <= 10

@@ -1,4 +1,4 @@
-"""From the options of ``jspec serve`` to the model that is served."""
+"""Loads the served model from the options of ``jspec serve``."""
 
 import argparse
 import sys
@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 import jspec
 from jspec.commands.model_args import chosen_model
-from jspec.serving.openai.server_settings import Settings
+from jspec.serving.openai.server_settings import ServerSettings
 from jspec.serving.openai.service import TEMPLATE_KWARGS, Service
 from jspec.text.chat_template import read_template
 from jspec.text.grammar.limits import GrammarLimits
 
 
-def load_service(args: argparse.Namespace, settings: Settings) -> Callable[[], Service]:
-    """What loads and compiles a model, and makes a service of it. The options have been looked at by then.
+def load_service(args: argparse.Namespace, settings: ServerSettings) -> Callable[[], Service]:
+    """Check the options; returns a function that loads and compiles the model and makes a service of it.
 
     Raises:
-      ValueError: an option cannot be used; no weight has been read.
+      ValueError: an option cannot be used; no weights have been read.
     """
     model = chosen_model(args)
     template = None if args.chat_template is None else read_template(args.chat_template)
@@ -24,12 +24,12 @@ def load_service(args: argparse.Namespace, settings: Settings) -> Callable[[], S
     def load() -> Service:
         llm = model.load()
         if llm.tokenizer is None:
-            print("jspec serve: the target has no tokenizer, so prompts are token ids alone", file=sys.stderr)
+            print("jspec serve: the target has no tokenizer, so prompts can only be token ids", file=sys.stderr)
         print("jspec serve: compiling", file=sys.stderr, flush=True)
         llm.warmup()
         grammars, limits = llm.engine.frontend.grammars, settings.limits
         grammars.limits = GrammarLimits(limits.max_grammar_seconds, limits.max_grammar_memory, limits.max_grammar_wait)
-        grammars.start()  # now, and not with the first request
+        grammars.start()  # else the first request with a grammar would wait for it
         return Service(
             engine=jspec.AsyncEngine(llm),
             names=args.served_model_name or [args.target],

@@ -1,4 +1,4 @@
-"""What the options of ``jspec serve`` say of the server itself, whichever model it serves."""
+"""Settings of the server itself, without those of the model, from the options of ``jspec serve``."""
 
 import argparse
 import dataclasses
@@ -11,16 +11,16 @@ from jspec.serving.openai.limits import Limits
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """How a server is asked, and how it ends.
+class ServerSettings:
+    """Address, API keys, limits and shutdown of a server.
 
     Attributes:
-      host, port: where it listens.
-      keys: who may ask.
-      limits: how much one request may ask for.
+      host, port: the address at which it listens.
+      keys: the API keys of clients.
+      limits: of a request.
       certificate: the files of a certificate and of its key, for HTTPS; None for HTTP.
-      shutdown_timeout: seconds that answers have to end.
-      log_level: how much is logged.
+      shutdown_timeout: seconds that requests under way have to end.
+      log_level: of uvicorn and jspec.
     """
 
     host: str
@@ -32,8 +32,8 @@ class Settings:
     log_level: str
 
 
-def settings_of(args: argparse.Namespace) -> Settings:
-    """The settings that options give.
+def settings_of(args: argparse.Namespace) -> ServerSettings:
+    """The settings of parsed options.
 
     Raises:
       ValueError: an option cannot be used.
@@ -41,7 +41,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     seconds = args.shutdown_timeout
     require(0 <= seconds < 1e6, "shutdown_timeout", seconds, "a number of seconds, at least 0")
     require(0 <= args.port < 2**16, "port", args.port, "an integer in 0..65535")
-    return Settings(
+    return ServerSettings(
         host=args.host,
         port=args.port,
         keys=Keys(keys_of(args)),
@@ -53,13 +53,13 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 
 def keys_of(args: argparse.Namespace) -> list[str]:
-    """The API keys of the options, or of the environment."""
+    """The API keys of the options, else of the environment."""
     from_environment = [os.environ[ENVIRONMENT]] if os.environ.get(ENVIRONMENT) else []
     return args.api_key or from_environment
 
 
-def log_to_stderr(settings: Settings):
-    """Have the log of jspec printed."""
+def log_to_stderr(settings: ServerSettings):
+    """Print jspec's log to standard error."""
     logging.basicConfig(format="%(levelname)s: %(name)s: %(message)s")
     logging.getLogger("jspec").setLevel(settings.log_level.upper())
 

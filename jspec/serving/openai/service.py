@@ -1,4 +1,4 @@
-"""What a server serves, and what its operator has decided."""
+"""The served model with its engine, the server's settings, and the checks that need both."""
 
 import contextlib
 import dataclasses
@@ -22,10 +22,10 @@ from jspec.text.detokenizer import COUNTED_CONTEXTS, encode_within, kept_tokens
 from jspec.text.grammar.grammars import CompiledGrammar
 from jspec.text.grammar.process import GrammarBusy
 
-# Variables that well-known chat templates have, and that a request may set. None of them names a file or code.
+# Variables of well-known chat templates that a request may set. None of them names a file or code.
 TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort", "preserve_thinking")
 
-GRAMMAR_RETRY = "5"  # seconds after which a client may ask for a grammar again
+GRAMMAR_RETRY = "5"  # seconds after which a client may retry a grammar
 
 T = TypeVar("T")
 
@@ -36,16 +36,16 @@ class Service:
 
     Attributes:
       engine: serves the requests.
-      names: how clients may call the model; the first is what ``/v1/models`` lists first, and what a request without a
+      names: names of the model for clients; the first is what ``/v1/models`` lists first, and what a request without a
         name means.
-      keys: who may ask.
-      limits: how much one request may ask for.
+      keys: the API keys of clients.
+      limits: of a request.
       chat_template: a Jinja template in place of the checkpoint's; None takes that one.
       template_kwargs: variables of the template that ``chat_template_kwargs`` may set.
       priorities: whether requests may have a priority; else all are first come, first served.
-      draining: whether the server is about to end, so that new requests are refused.
-      in_flight: how many requests are being answered.
-      created: when this was made, in seconds since 1970.
+      draining: whether the server is shutting down and refuses new requests.
+      in_flight: number of requests under way.
+      created: when this object was made, in seconds since 1970.
     """
 
     engine: AsyncEngine
@@ -81,11 +81,11 @@ class Service:
 
     @functools.cached_property
     def most_entries(self) -> dict[str, Most]:
-        """How many entries each field of a request may have."""
+        """The most entries of each field of a request."""
         return most_entries(self.limits, self.llm.target.config.vocab_size, self.max_len)
 
     def require_model(self, name: str | None) -> str:
-        """The name under which a request asks for the model.
+        """The name of the model in a request, checked.
 
         Raises:
           ApiError: 404.
@@ -98,10 +98,10 @@ class Service:
         return name
 
     def encoded(self, text: str, param: str, special: bool = True, kept: int | None = None) -> list[int]:
-        """The tokens of a text; of one that will be cut, at least those that stay.
+        """The tokens of a text; of one that will be truncated, at least the remaining ones.
 
         Args:
-          text: what to encode.
+          text: the text.
           param: the field that it is in.
           special: whether the tokenizer adds its special tokens.
           kept: the request's ``truncate_prompt_tokens``: a text that will be cut to its last tokens may be of any length.
@@ -125,13 +125,13 @@ class Service:
         return tokens
 
     def given_ids(self, param: str, value: Any, kept: int | None) -> list[int]:
-        """The token ids that a client gave as a prompt; of one that will be cut, those that stay.
+        """The token ids of a prompt, checked; of one that will be truncated, at least the remaining ones.
 
         Args:
           kept: the request's ``truncate_prompt_tokens``.
 
         Raises:
-          ApiError: 400; it is no list of integers, or several times longer than the context.
+          ApiError: 400; the value is not a list of integers, or several times longer than the context.
         """
         if isinstance(value, list) and len(value) > (most := COUNTED_CONTEXTS * self.max_len):
             if kept is None:
@@ -141,12 +141,12 @@ class Service:
         return token_ids(param, value)
 
     def decoded(self, token_ids: Sequence[int], special: bool = True) -> str:
-        """The text of tokens, special tokens included unless ``special`` is False."""
+        """The text of tokens, with special tokens unless ``special`` is False."""
         tokenizer = self.llm.tokenizer
         return "" if tokenizer is None else tokenizer.decode(token_ids, skip_special_tokens=not special)
 
     def require_context(self, token_ids: Sequence[int], param: str):
-        """Refuse a prompt without tokens, or one that leaves no room for a new token.
+        """Check that a prompt has tokens and leaves room for a new one.
 
         Raises:
           ApiError: 400.
@@ -161,15 +161,15 @@ class Service:
     def requests(
         self, prompt: Sequence[int], params: Sequence[SamplingParams], priority: int = 0, salt: str = ""
     ) -> list[Request]:
-        """Requests for completions of one prompt, which the engine can serve.
+        """The engine's requests for completions of one prompt.
 
         Raises:
-          ValueError: it cannot; the message begins with the name of a field of ``SamplingParams``, or with the prompt.
+          ValueError: the engine cannot serve one; the message begins with a field of ``SamplingParams``, or the prompt.
         """
         return [self.llm.engine.request(prompt, p, priority=priority, salt=salt) for p in params]
 
     def require_room(self):
-        """Refuse a request as soon as it comes, if it could not wait.
+        """Check, as soon as a request comes, that the queue has room for it.
 
         Raises:
           ApiError: 429.
@@ -180,7 +180,7 @@ class Service:
             raise _too_many(error) from None
 
     async def prepare(self, work: Callable[[], T]) -> T:
-        """The result of ``work``, which takes too long for the event loop; another thread does it.
+        """The result of ``work``, run in another thread because it would block the event loop for too long.
 
         Raises:
           ApiError: 503; the engine is closed, or too busy with grammars.
@@ -190,11 +190,11 @@ class Service:
             return await self.engine.prepare(work)
 
     async def grammar(self, form: StructuredOutputsParams | None) -> CompiledGrammar | None:
-        """What requests with this form need; as long as it is held, making them takes no time for it.
+        """The compiled grammar of structured outputs; while it is referenced, requests with it need no compilation.
 
         Raises:
           ApiError: 503; the engine is closed, or too busy with grammars.
-          ValueError: the form cannot be had; the message begins with ``structured_outputs``.
+          ValueError: the grammar cannot be compiled; the message begins with ``structured_outputs``.
         """
         if form is None:
             return None
@@ -203,7 +203,7 @@ class Service:
 
     @contextlib.contextmanager
     def _unavailable(self) -> Iterator[None]:
-        """503 for what the engine raises if it is closed, or too busy with grammars."""
+        """Turn the engine's errors into 503 if it is closed, or too busy with grammars."""
         try:
             yield
         except GrammarBusy as error:
@@ -214,7 +214,7 @@ class Service:
             raise
 
     def start(self, requests: Sequence[Request]) -> Group:
-        """Have requests served.
+        """Submit requests to the engine.
 
         Raises:
           ApiError: 429 if too many wait; 503 if the engine is closed.
@@ -231,5 +231,5 @@ def _too_many(error: QueueFull) -> ApiError:
 
 
 def unavailable() -> ApiError:
-    """What clients are told while the server ends."""
-    return ApiError(503, "the server is shutting down: ask another one", headers={"Retry-After": "1"})
+    """The error of all requests while the server shuts down."""
+    return ApiError(503, "the server is shutting down: use another one", headers={"Retry-After": "1"})

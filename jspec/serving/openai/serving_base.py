@@ -1,4 +1,4 @@
-"""What completions and chat answers have in common on their way from a client's fields to the engine and back."""
+"""Shared steps of completions and chats: settings of a request, the engine's requests, and the response."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -10,27 +10,27 @@ from jspec.engine.request import Request
 from jspec.sampling.params import SamplingParams
 from jspec.serving.openai.errors import require_that, wrong
 from jspec.serving.openai.protocol import GenerationRequest
-from jspec.serving.openai.responses import Answer
+from jspec.serving.openai.responses import GenerationResponse
 from jspec.serving.openai.sampling import num_choices, of_value_error, params_of
 from jspec.serving.openai.service import Service
-from jspec.serving.openai.streaming import EventStream, while_there
+from jspec.serving.openai.streaming import EventStream, while_connected
 
 PRIORITIES = 2**31
 
 
 def tenant_of(http: HttpRequest) -> bytes:
-    """Which API key a request came with: what the gate found."""
+    """The digest of a request's API key, which the middleware has stored."""
     return http.scope["state"]["tenant"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """What a request says of all its prompts.
+class RequestSettings:
+    """Settings that hold for all prompts of a request.
 
     Attributes:
-      copies: how each completion of a prompt is sampled.
+      copies: the sampling parameters of each completion of a prompt.
       priority: lower numbers go first.
-      salt: only requests with the same one share cached pages.
+      salt: only requests with the same salt share cached pages.
     """
 
     copies: Sequence[SamplingParams]
@@ -38,64 +38,68 @@ class Settings:
     salt: str
 
 
-def settings_of(service: Service, asked: GenerationRequest, num_prompts: int, tenant: bytes) -> Settings:
+def request_settings(service: Service, request: GenerationRequest, num_prompts: int, tenant: bytes) -> RequestSettings:
     """The settings of a request, checked.
 
     Raises:
       ApiError: 400.
     """
-    count = num_choices(asked, num_prompts, service.limits, service.room)
-    params = params_of(asked, service.llm.default_sampling_params, service.limits)
+    count = num_choices(request, num_prompts, service.limits, service.room)
+    params = params_of(request, service.llm.default_sampling_params, service.limits)
     copies = dataclasses.replace(params, n=count // num_prompts).copies()
-    return Settings(copies, _priority(service, asked.priority), _salt(service, asked.cache_salt, tenant))
+    return RequestSettings(copies, _priority(service, request.priority), _salt(service, request.cache_salt, tenant))
 
 
 def requests_of(
-    service: Service, asked: GenerationRequest, settings: Settings, prompt: Sequence[int], name: str
+    service: Service, request: GenerationRequest, settings: RequestSettings, prompt: Sequence[int], name: str
 ) -> list[Request]:
-    """The engine's requests for the completions of one prompt, which messages call ``name``.
+    """The engine's requests for the completions of one prompt, called ``name`` in error messages.
 
     Raises:
       ApiError: 400.
     """
-    if asked.truncate_prompt_tokens is None:
+    if request.truncate_prompt_tokens is None:
         service.require_context(prompt, name)
     try:
         return service.requests(prompt, settings.copies, settings.priority, settings.salt)
     except (ValueError, TypeError) as error:
-        raise of_value_error(error, asked, name) from None
+        raise of_value_error(error, request, name) from None
 
 
-async def answered(
-    service: Service, http: HttpRequest, asked: GenerationRequest, settings: Settings, prepare: Callable[[], Answer]
+async def respond(
+    service: Service,
+    http: HttpRequest,
+    request: GenerationRequest,
+    settings: RequestSettings,
+    prepare: Callable[[], GenerationResponse],
 ) -> Response:
-    """Answer a request, at once or in a stream, as long as its client is there.
+    """The response to a request, complete or as a stream. It is cancelled when the client disconnects.
 
     Args:
-      prepare: makes the answer with its requests; another thread calls it, because prompts may be long.
+      prepare: makes the response object with the engine's requests; called in another thread, because prompts may be long.
 
     Raises:
-      ApiError: it cannot be served.
-      ClientDisconnect: the client left.
+      ApiError: the request cannot be served.
+      ClientDisconnect: the client disconnected.
     """
 
-    async def answer() -> Response:
-        service.require_room()  # before work goes into it
+    async def generate() -> Response:
+        service.require_room()  # before any work
         try:
             grammar = await service.grammar(settings.copies[0].structured_outputs)
         except ValueError as error:
-            raise of_value_error(error, asked) from None
+            raise of_value_error(error, request) from None
         prepared = await service.prepare(prepare)
-        del grammar  # the requests have it
+        del grammar  # the requests hold it
         group = service.start(prepared.requests)
-        if prepared.asked.stream:
+        if prepared.request.stream:
             return EventStream(prepared.events(group), group.close)
         try:
-            return JSONResponse(await prepared.whole(group))
+            return JSONResponse(await prepared.complete(group))
         finally:
             group.close()
 
-    return await while_there(http.receive, answer())
+    return await while_connected(http.receive, generate())
 
 
 def _priority(service: Service, priority: int | None) -> int:

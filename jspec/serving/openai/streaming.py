@@ -1,4 +1,4 @@
-"""Answers while the client is there: streams of events, and work that ends when its client leaves."""
+"""Server-sent events, and the cancellation of work when its client disconnects."""
 
 import asyncio
 import contextlib
@@ -21,11 +21,11 @@ def event(data: Mapping[str, Any]) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come, until there are no more or the client leaves.
+    """Sends events as they come, until there are no more or the client disconnects.
 
     Args:
-      events: yields them, as ``event`` makes them.
-      close: gives up what they come from. It is called in any case, and at once.
+      events: the events, as ``event`` makes them.
+      close: cancels the requests behind them; called in any case.
     """
 
     media_type = "text/event-stream"
@@ -36,8 +36,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send):
         try:
-            with contextlib.suppress(ClientDisconnect, OSError):  # nobody is there to be told
-                await while_there(receive, self._send(send))
+            with contextlib.suppress(ClientDisconnect, OSError):  # there is no client to get an error
+                await while_connected(receive, self._send(send))
         finally:
             self._close()
             await self._events.aclose()
@@ -49,11 +49,11 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of ``work``, which is cancelled when the client leaves. The request's body has been read before.
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled when the client disconnects. The body has to be read before.
 
     Raises:
-      ClientDisconnect: the client left.
+      ClientDisconnect: the client disconnected.
     """
     working, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:

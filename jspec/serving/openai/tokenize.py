@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``: what a text or a chat is in tokens, and what tokens are as text."""
+"""``/tokenize`` and ``/detokenize``: from a text or a chat to tokens, and back to text."""
 
 from typing import Any
 
@@ -14,30 +14,30 @@ from jspec.text.prompts import checked_ids
 
 
 async def tokenize(service: Service, http: HttpRequest) -> Response:
-    """The tokens of ``prompt``, or of what the chat template makes of ``messages``."""
+    """The tokens of ``prompt``, or those that the chat template makes of ``messages``."""
     body = await read_object(service, http)
-    asked: Any = parsed(TokenizeChatRequest if "messages" in body else TokenizeRequest, body, service.most_entries)
-    service.require_model(asked.model)
+    request: Any = parsed(TokenizeChatRequest if "messages" in body else TokenizeRequest, body, service.most_entries)
+    service.require_model(request.model)
 
-    def told() -> dict[str, Any]:
-        if isinstance(asked, TokenizeChatRequest):
-            found = prompt_of(service, asked)
+    def tokens_and_count() -> dict[str, Any]:
+        if isinstance(request, TokenizeChatRequest):
+            tokens = prompt_of(service, request)
         else:
-            found = service.encoded(asked.prompt, "prompt", asked.add_special_tokens is not False)
-        texts = [service.decoded([token]) for token in found] if asked.return_token_strs else None
-        return {"count": len(found), "max_model_len": service.max_len, "tokens": found, "token_strs": texts}
+            tokens = service.encoded(request.prompt, "prompt", request.add_special_tokens is not False)
+        texts = [service.decoded([token]) for token in tokens] if request.return_token_strs else None
+        return {"count": len(tokens), "max_model_len": service.max_len, "tokens": tokens, "token_strs": texts}
 
-    return JSONResponse(await service.prepare(told))
+    return JSONResponse(await service.prepare(tokens_and_count))
 
 
 async def detokenize(service: Service, http: HttpRequest) -> Response:
-    """The text of ``tokens``, special tokens included."""
-    asked = parsed(DetokenizeRequest, await read_object(service, http), service.most_entries)
-    service.require_model(asked.model)
+    """The text of ``tokens``, with special tokens."""
+    request = parsed(DetokenizeRequest, await read_object(service, http), service.most_entries)
+    service.require_model(request.model)
     if service.llm.tokenizer is None:
         raise ApiError(400, "the model has no tokenizer", "tokens")
     try:
-        tokens = checked_ids(asked.tokens, service.llm.target.config.vocab_size, "tokens")
+        tokens = checked_ids(request.tokens, service.llm.target.config.vocab_size, "tokens")
     except ValueError as error:
         raise ApiError(400, str(error), "tokens") from None
     return JSONResponse({"prompt": await service.prepare(lambda: service.decoded(tokens))})

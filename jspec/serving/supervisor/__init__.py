@@ -1,7 +1,16 @@
-"""Keepers: where several processes run a target, the HTTP process stands outside of their group.
+"""``jspec serve`` where several processes run a target: a supervisor on each host, which imports no JAX, starts a worker.
 
-``jspec serve`` is a *keeper* then, on every host. It imports no JAX, and starts its *member* of the group, a process of its
-own (``worker_process.py``, ``worker.py``; they talk through ``link.py``), again and again if need be
-(``supervisor.py``). The keeper of the first host has the public address (``public.py``), and passes requests on to its
-member (``proxy.py``). With Ray one keeper has the members of all hosts (``ray_group.py``).
+The supervisor restarts its worker if it is lost. That of the first host has the public address and forwards requests to
+its worker, the leader of the group. With Ray, one supervisor has the workers of all hosts.
+
+command.py         from the options to a supervisor
+supervisor.py      the main loop: start, restart, shut down
+worker_process.py  a worker as a child process
+ray_group.py       the workers of all hosts of a Ray cluster
+messages.py        messages between supervisor and worker
+link.py            the worker's end of the connection
+worker.py          main program of a worker
+public.py          the public address
+proxy.py           forwards requests to the worker
+private.py         middleware of the worker: the supervisor's token
 """

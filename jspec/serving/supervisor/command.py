@@ -1,4 +1,4 @@
-"""``jspec serve`` where several processes run the target: this process keeps one of them, or with Ray all."""
+"""``jspec serve`` with several hosts: supervises this host's worker, or with Ray the workers of all hosts."""
 
 import argparse
 import asyncio
@@ -7,42 +7,42 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from jspec.commands.model_args import RAY, group_of
-from jspec.serving.openai.server_settings import Settings, keys_of, log_to_stderr
+from jspec.serving.openai.server_settings import ServerSettings, keys_of, log_to_stderr
 from jspec.serving.supervisor.messages import Task
 from jspec.serving.supervisor.public import Public
-from jspec.serving.supervisor.supervisor import Keeper
-from jspec.serving.supervisor.worker_process import Child, Started
+from jspec.serving.supervisor.supervisor import Supervisor
+from jspec.serving.supervisor.worker_process import WorkerHandle, WorkerProcess
 
 LOOPBACK = "127.0.0.1"
 
 
-def keep(args: argparse.Namespace, settings: Settings) -> int:
-    """Keep the group running on this host, until it ends; returns the exit code.
+def supervise(args: argparse.Namespace, settings: ServerSettings) -> int:
+    """Supervise this host's worker until the group ends; returns the exit code.
 
     Raises:
       ValueError: an option cannot be used.
     """
     log_to_stderr(settings)
-    return asyncio.run(_keep(args, settings))
+    return asyncio.run(_supervise(args, settings))
 
 
-async def _keep(args: argparse.Namespace, settings: Settings) -> int:
+async def _supervise(args: argparse.Namespace, settings: ServerSettings) -> int:
     group = group_of(args)
     assert group is not None
     make_public = functools.partial(Public, settings, args.served_model_name or [args.target])
     times = {"shutdown_timeout": settings.shutdown_timeout, "lost_after": args.lost_after}
     if args.distributed == RAY:
-        return await Keeper(_start_by_ray(args, group), make_public, True, **times).run()
+        return await Supervisor(_start_by_ray(args, group), make_public, True, **times).run()
 
-    async def start(token: str) -> Started:
-        return await Child.start(Task(options_of(args), group, LOOPBACK, token), args.lost_after)
+    async def start(token: str) -> WorkerHandle:
+        return await WorkerProcess.start(Task(options_of(args), group, LOOPBACK, token), args.lost_after)
 
     rank = group.get("process_id")
-    return await Keeper(start, make_public, None if rank is None else rank == 0, **times).run()
+    return await Supervisor(start, make_public, None if rank is None else rank == 0, **times).run()
 
 
-def _start_by_ray(args: argparse.Namespace, group: dict[str, Any]) -> Callable[[str], Awaitable[Started]]:
-    """What starts the members of all hosts.
+def _start_by_ray(args: argparse.Namespace, group: dict[str, Any]) -> Callable[[str], Awaitable[WorkerHandle]]:
+    """A function that starts the workers of all hosts.
 
     Raises:
       ValueError: Ray is not installed, or the cluster has no such hosts.
@@ -52,13 +52,13 @@ def _start_by_ray(args: argparse.Namespace, group: dict[str, Any]) -> Callable[[
 
     hosts = hosts_of(args.nnodes, args.tensor_parallel_size or 1, nodes_of_cluster())
 
-    async def start(token: str) -> Started:
+    async def start(token: str) -> WorkerHandle:
         return await RayGroup.start(hosts, options_of(args), group, token, args.lost_after)
 
     return start
 
 
 def options_of(args: argparse.Namespace) -> dict[str, Any]:
-    """The options of a member: those of its keeper, with the keys that this has from its environment."""
+    """The options of a worker: those of its supervisor, with the API keys of the supervisor's environment."""
     options = {name: value for name, value in vars(args).items() if name not in ("command", "run")}
     return {**options, "api_key": keys_of(args)}

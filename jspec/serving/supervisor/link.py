@@ -1,4 +1,4 @@
-"""The member's end of its connection to the keeper."""
+"""The worker's end of its connection to the supervisor."""
 
 import asyncio
 import contextlib
@@ -10,46 +10,46 @@ from collections.abc import Iterator
 
 from jspec.serving.supervisor.messages import END, MOST_BYTES, PING, Alive, Report, Task, report_line
 
-ORPHANED = 3  # exit code of a member whose keeper has ended
+ORPHANED = 3  # exit code of a worker whose supervisor has ended
 
 
 class Link:
-    """Reports to the keeper, and does what it says. A thread listens to it, also while a model is loaded.
+    """Sends reports to the supervisor, and handles its messages in a thread, also while the model is loaded.
 
-    The process ends at once when the keeper does, however that ended: nobody else would end it.
+    The process exits at once when the supervisor has ended, because nothing else would end it.
 
     Args:
-      descriptor: of the member's end of a pair of sockets.
+      descriptor: file descriptor of the worker's end of a pair of sockets.
 
     Attributes:
-      task: what is to be done.
+      task: the task of this worker.
     """
 
     def __init__(self, descriptor: int):
         self._socket = socket.socket(fileno=descriptor)
-        self._socket.set_inheritable(False)  # the keeper sees the end of it when this process ends, and no child of it
+        self._socket.set_inheritable(False)  # so that it closes with this process, whatever children this has
         self._file = self._socket.makefile("rb")
         line = self._file.readline(MOST_BYTES)
         if not line.endswith(b"\n"):
             os._exit(ORPHANED)
         self.task = Task.of(line)
-        self._saying = threading.Lock()
+        self._sending = threading.Lock()
         self._serving: tuple[asyncio.AbstractEventLoop, asyncio.Queue[int]] | None = None
         threading.Thread(target=self._listen, name="jspec.Link.listen", daemon=True).start()
 
-    def say(self, report: Report):
-        """Report something to the keeper; any thread may."""
-        with self._saying:
+    def send(self, report: Report):
+        """Send a report to the supervisor; thread-safe."""
+        with self._sending:
             try:
                 self._socket.sendall(report_line(report))
             except OSError:
                 os._exit(ORPHANED)
 
     @contextlib.contextmanager
-    def answering(self) -> "Iterator[asyncio.Queue[int]]":
-        """How often the keeper has said that this is to end, as items of a queue of the event loop that runs here.
+    def serving(self) -> "Iterator[asyncio.Queue[int]]":
+        """A queue of the running event loop with one item for each ``END`` of the supervisor.
 
-        Meanwhile it is this loop that says whether the member is alive: one that hangs answers nobody.
+        Meanwhile this loop responds to pings in place of the thread, so that a loop that hangs is noticed.
         """
         loop, stops = asyncio.get_running_loop(), asyncio.Queue()
         self._serving = loop, stops
@@ -61,18 +61,18 @@ class Link:
     def _listen(self):
         with contextlib.suppress(OSError):
             while line := self._file.readline(MOST_BYTES):
-                self._do(line)
+                self._handle(line)
         sys.stderr.flush()
         os._exit(ORPHANED)
 
-    def _do(self, line: bytes):
+    def _handle(self, line: bytes):
         assert line in (PING, END), line
         serving = self._serving
-        with contextlib.suppress(RuntimeError):  # the loop has just been closed; the next answer comes from here
+        with contextlib.suppress(RuntimeError):  # the loop has just been closed; this thread responds to the next ping
             if serving is None:
                 if line == PING:
-                    self.say(Alive())
+                    self.send(Alive())
             elif line == PING:
-                serving[0].call_soon_threadsafe(self.say, Alive())
+                serving[0].call_soon_threadsafe(self.send, Alive())
             else:
                 serving[0].call_soon_threadsafe(serving[1].put_nowait, 1)

@@ -1,23 +1,23 @@
-"""What a keeper and its member tell each other, a line of JSON each."""
+"""Messages between a supervisor and its worker, one line each, those with content in JSON."""
 
 import dataclasses
 import json
 from typing import Any
 
-# What a keeper says after the task. A second ``END`` gives up what is being answered.
+# Messages of a supervisor after the task. A second ``END`` cancels the requests under way.
 PING, END = b"ping\n", b"end\n"
 MOST_BYTES = 2**20  # of a line
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What a member is to do; the first line that it reads.
+    """The task of a worker, which is the first line that it reads.
 
     Attributes:
       options: of ``jspec serve``, as ``argparse`` has them.
       group: arguments of ``jax.distributed.initialize``.
-      host: where it listens for its keeper, if it leads.
-      token: what its keeper shows it there, and nobody else knows.
+      host: the address at which the leader listens for its supervisor.
+      token: the secret with which the supervisor authenticates itself there.
     """
 
     options: dict[str, Any]
@@ -31,13 +31,13 @@ class Task:
 
     @classmethod
     def of(cls, line: bytes) -> "Task":
-        """The task that a line is."""
+        """The task in a line."""
         return cls(**json.loads(line))
 
 
 @dataclasses.dataclass(frozen=True)
 class Joined:
-    """The member has met the others: it is number ``rank`` of ``count``."""
+    """The worker has joined the group, as process ``rank`` of ``count``."""
 
     rank: int
     count: int
@@ -48,7 +48,7 @@ class Ready:
     """The group takes requests.
 
     Attributes:
-      address: where the member that leads listens for its keeper; None of a member that follows.
+      address: where the leader listens for its supervisor; None of a follower.
     """
 
     address: str | None = None
@@ -56,23 +56,23 @@ class Ready:
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """The member is about to end, and why."""
+    """The worker is about to exit, for the reason ``why``."""
 
     why: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Alive:
-    """The answer to ``PING``."""
+    """The response to ``PING``."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """What a keeper finds when a member has ended.
+    """The end of a worker, as its supervisor sees it.
 
     Attributes:
-      code: its exit code; 128 and the number of a signal that ended it.
-      why: in words.
+      code: its exit code; 128 plus the number of a signal that ended it.
+      why: the reason, in words.
     """
 
     code: int
@@ -89,6 +89,6 @@ def report_line(report: Report) -> bytes:
 
 
 def report_of(line: bytes) -> Report:
-    """The report that a line is."""
+    """The report in a line."""
     name, fields = json.loads(line)
     return _REPORTS[name](**fields)

@@ -1,4 +1,4 @@
-"""The application of a keeper: it passes requests on to its member, and answers while there is none."""
+"""The ASGI application of a supervisor: it forwards requests to the leader's worker, and gives 503 while there is none."""
 
 import asyncio
 import contextlib
@@ -19,15 +19,15 @@ from jspec.serving.openai.errors import ApiError, shown
 from jspec.serving.openai.limits import Limits
 from jspec.serving.openai.paths import OPEN
 from jspec.serving.openai.request_body import read_body
-from jspec.serving.openai.streaming import DONE, event, while_there
+from jspec.serving.openai.streaming import DONE, event, while_connected
 from jspec.serving.supervisor.private import HEADER
 
 log = logging.getLogger("jspec.serve")
 
 RETRY_AFTER = 5  # seconds
-LAST_BYTES = 5.0  # seconds in which what a member has sent before it ended still reaches the client
-CONNECT = 5.0  # seconds within which a member that has said that it is ready takes a connection
-# What concerns one connection, and what the server or the client makes anew for the other one.
+LAST_BYTES = 5.0  # seconds in which a worker's last bytes, sent before it ended, may still reach the client
+CONNECT = 5.0  # seconds within which a ready worker accepts a connection
+# Headers that are not forwarded: those of one connection, and those that server or client set themselves.
 _OWN = {
     *(b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te"),
     *(b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"content-length", b"date", HEADER.encode()),
@@ -35,18 +35,18 @@ _OWN = {
 
 
 class Lost(Exception):
-    """The member is gone."""
+    """The worker is gone."""
 
 
 class Upstream:
-    """A member that answers.
+    """HTTP client of a worker.
 
-    Every request has a connection of its own: one that is kept may be closed by the member at the moment in which it is
-    used again, and nobody could tell whether the request had been taken. What asks for completions is never sent twice.
+    Every request has a new connection: the worker may close an idle one at the moment in which it is used again, and then
+    it is unknown whether the request arrived. Requests for completions are never sent twice.
 
     Args:
-      address: where it listens, ``http://127.0.0.1:12345`` for example.
-      token: what it wants to be shown.
+      address: where the worker listens, ``http://127.0.0.1:12345`` for example.
+      token: the secret that it requires.
     """
 
     def __init__(self, address: str, token: str):
@@ -63,8 +63,10 @@ class Upstream:
             skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"),
         )
 
-    def ask(self, method: str, path: str, query: str = "", headers: Iterable[tuple[str, str]] = (), body: bytes = b""):
-        """The answer to a request, a context manager. ``path`` and ``query`` are quoted already."""
+    def request(
+        self, method: str, path: str, query: str = "", headers: Iterable[tuple[str, str]] = (), body: bytes = b""
+    ):
+        """The response to a request, as a context manager. ``path`` and ``query`` are quoted already."""
         there = self._address
         url = URL.build(
             scheme=there.scheme,
@@ -79,11 +81,11 @@ class Upstream:
         data = io.BytesIO(body) if body else None  # aiohttp sends that in pieces
         return self._session.request(method, url, headers=shown_headers, data=data, allow_redirects=False)
 
-    async def while_here(self, work: Coroutine[Any, Any, None]):
-        """Do work that asks this member. When the member is gone, there are ``LAST_BYTES`` for the rest of it.
+    async def while_alive(self, work: Coroutine[Any, Any, None]):
+        """Run a coroutine that uses this worker. When the worker is gone, it has ``LAST_BYTES`` seconds left.
 
         Raises:
-          Lost: that was not enough.
+          Lost: the coroutine had not ended by then.
         """
         working, gone = asyncio.ensure_future(work), asyncio.ensure_future(self._gone.wait())
         with self._counted():
@@ -101,7 +103,7 @@ class Upstream:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count a request as under way, whatever ends it; a client that leaves may cancel its own end."""
+        """Count a request as under way. The count is right even if the client's disconnection cancels the request."""
         self._count += 1
         self._idle.clear()
         try:
@@ -111,30 +113,30 @@ class Upstream:
             if not self._count:
                 self._idle.set()
 
-    async def leave(self):
-        """The member is gone: wait until nothing is under way."""
+    async def drain(self):
+        """Close the client of a lost worker once no request is under way."""
         self._gone.set()
         await self._idle.wait()
         await self.close()
 
     async def close(self):
-        """Close its connections."""
+        """Close all connections."""
         await self._session.close()
 
 
 class Proxy:
-    """An ASGI application that answers as the member does.
+    """An ASGI application that forwards requests to a worker and its responses to clients.
 
-    API keys and the limits of headers and bodies are checked here already, before the member hears of a request. A body is
-    read as a whole; of an answer only what is no stream.
+    API keys and the limits of headers and bodies are checked here, before the worker gets a request. Request bodies are
+    buffered completely, and so are responses that are not streams.
 
     Args:
-      keys: who may ask.
+      keys: the API keys of clients.
       limits: of bodies.
 
     Attributes:
-      upstream: the member that answers; None while there is none.
-      why: what clients are told while there is none.
+      upstream: the worker; None while there is none.
+      why: the message of the 503 while there is none.
     """
 
     def __init__(self, keys: Keys, limits: Limits):
@@ -146,12 +148,12 @@ class Proxy:
         assert scope["type"] == "http", scope["type"]
         reply = _Reply(send)
         try:
-            upstream = self._let_in(scope)
+            upstream = self._authorize(scope)
             body = await read_body(Request(scope, receive), self._limits)
-            await while_there(receive, self._answer(upstream, scope, body, reply))
-        except (ClientDisconnect, OSError):  # nobody is there to be answered
+            await while_connected(receive, self._forward(upstream, scope, body, reply))
+        except (ClientDisconnect, OSError):  # the 499 below is only for the log
             if not reply.begun:
-                await ApiError(499, "the client left").response()(scope, receive, send)
+                await ApiError(499, "the client disconnected").response()(scope, receive, send)
         except ApiError as error:
             await error.response()(scope, receive, send)
         except Exception as error:
@@ -160,15 +162,15 @@ class Proxy:
             log.error("a request could not be passed on", exc_info=error)
             await ApiError(500, "the server failed; its log says why").response()(scope, receive, send)
 
-    def _let_in(self, scope: Scope) -> Upstream:
-        """The member that answers a request.
+    def _authorize(self, scope: Scope) -> Upstream:
+        """Check the API key and the path; returns the worker.
 
         Raises:
           ApiError: 401, 404 or 503.
         """
         if scope["path"] not in OPEN:
             self._keys.tenant(scope)
-        if not scope["raw_path"].startswith(b"/"):  # an address of its own, which is not for this server
+        if not scope["raw_path"].startswith(b"/"):  # an absolute URL, as a forward proxy gets it
             raise ApiError(404, f"Not Found: {scope['method']} {shown(scope['path'])}")
         if self.upstream is None:
             raise self._unavailable()
@@ -177,22 +179,22 @@ class Proxy:
     def _unavailable(self) -> ApiError:
         return ApiError(503, self.why, headers={"Retry-After": str(RETRY_AFTER)})
 
-    async def _answer(self, upstream: Upstream, scope: Scope, body: bytes, reply: "_Reply"):
-        """Pass a request on, and its answer back.
+    async def _forward(self, upstream: Upstream, scope: Scope, body: bytes, reply: "_Reply"):
+        """Forward a request to the worker, and the response to the client.
 
         Raises:
-          ApiError: 503; the member was lost before there was anything to pass back.
+          ApiError: 503; the worker was lost before it sent anything.
         """
         headers = [(_text(name), _text(value)) for name, value in scope["headers"] if name not in _OWN]
         path, query = _text(scope["raw_path"]), _text(scope["query_string"])
-        asking = functools.partial(upstream.ask, scope["method"], path, query, headers, body)
+        request = functools.partial(upstream.request, scope["method"], path, query, headers, body)
         try:
-            await upstream.while_here(_pass_back(asking, reply))
+            await upstream.while_alive(_pass_back(request, reply))
         except (Lost, aiohttp.ClientError, OSError, TimeoutError) as error:
             if isinstance(error, _ClientGone):
                 raise
-            log.info("a request was lost with the member that answered it: %r", error)
-            message = "the request was lost with a process that runs the model: ask again"
+            log.info("a request was lost with its worker: %r", error)
+            message = "the request was lost with a process that runs the model: try again"
             await reply.fail(ApiError(503, message, headers={"Retry-After": str(RETRY_AFTER)}))
 
 
@@ -241,16 +243,16 @@ class _Reply:
             raise _ClientGone from error
 
 
-async def _pass_back(asking: Callable[[], Any], reply: _Reply):
-    """Send a member's answer to the client: a stream event by event, anything else as a whole."""
-    async with asking() as response:
+async def _pass_back(request: Callable[[], Any], reply: _Reply):
+    """Send a worker's response to the client: a stream event by event, anything else completely."""
+    async with request() as response:
         if response.content_type != "text/event-stream":
-            content = await response.read()  # so that what is lost half-way is no answer, but an error
+            content = await response.read()  # so that a response that breaks off becomes an error
             await reply.start(response, None if response.status in (204, 304) else len(content))
             await reply.add(content, more=False)
             return
         await reply.start(response)
-        rest = b""  # the beginning of an event, which nobody could read without its end
+        rest = b""  # the beginning of an incomplete event
         async for data in response.content.iter_any():
             events, end, rest = (rest + data).rpartition(b"\n\n")
             if end:
@@ -259,7 +261,7 @@ async def _pass_back(asking: Callable[[], Any], reply: _Reply):
 
 
 def _text(value: bytes) -> str:
-    """A part of a head, so that it is sent on as it came: in UTF-8 where it is that."""
+    """A part of the request's head as text that is encoded to the same bytes again."""
     with contextlib.suppress(UnicodeDecodeError):
         return value.decode()
     return value.decode("latin-1")

@@ -1,4 +1,4 @@
-"""The members of all hosts of a Ray cluster: an actor on each host starts the member there, as a keeper would."""
+"""The workers of all hosts of a Ray cluster: an actor on each host starts the worker there."""
 
 import asyncio
 import contextlib
@@ -11,35 +11,35 @@ from typing import Any
 
 from jspec._validation import require
 from jspec.serving.supervisor.messages import Ended, Report, Task
-from jspec.serving.supervisor.worker_process import Child
+from jspec.serving.supervisor.worker_process import WorkerProcess
 
 PLACEMENT = 60.0  # seconds within which Ray has to find the hosts
-MISTAKE = 2  # exit code of a member that refuses its options or a checkpoint
-LAST_WORDS = 2.0  # seconds in which other members, too, may say why they end
-BEATS = 4  # in ``lost_after`` seconds; so often an actor says at least that it is there
-# Variables of this process that the members have as well: what concerns JAX, XLA, NCCL, the hub's cache and jspec.
+MISTAKE = 2  # exit code of a worker that refuses its options or a checkpoint
+LAST_WORDS = 2.0  # seconds in which other workers may still report why they end
+BEATS = 4  # reports, empty ones included, that an actor gives in ``lost_after`` seconds
+# Environment variables that the workers get from this process: those of JAX, XLA, NCCL, the hub's cache and jspec.
 _CARRIED = ("JAX_", "XLA_", "NCCL_", "HF_", "JSPEC_")
-_NOT_CARRIED = ("JSPEC_API_KEY", "JSPEC_HOST_IP")  # an option of the member by now; another host's
+_NOT_CARRIED = ("JSPEC_API_KEY", "JSPEC_HOST_IP")  # is among the worker's options; is the address of this host
 
 
 @dataclasses.dataclass(frozen=True)
 class Hosts:
-    """How many hosts run the target, and how many GPUs each of them gives."""
+    """The number of hosts that run the target, and the GPUs of each."""
 
     count: int
     gpus: int
 
 
 def hosts_of(nnodes: int | None, tensor_parallel: int, gpus: Sequence[float]) -> Hosts:
-    """As many hosts as ``--nnodes`` says, or as few as have the GPUs.
+    """``--nnodes`` hosts, or as few as have the GPUs.
 
     Args:
-      nnodes: the number of hosts; None if it follows from the rest.
+      nnodes: the number of hosts; None computes it.
       tensor_parallel: GPUs of the target; devices where no host has GPUs.
       gpus: of each node of the cluster.
 
     Raises:
-      ValueError: the cluster has no such hosts.
+      ValueError: the cluster lacks such hosts.
     """
     most = int(max(gpus, default=0))
     if nnodes is None:
@@ -48,83 +48,83 @@ def hosts_of(nnodes: int | None, tensor_parallel: int, gpus: Sequence[float]) ->
     ok = tensor_parallel % nnodes == 0
     require(ok, "nnodes", nnodes, f"a divisor of tensor_parallel_size={tensor_parallel}, so that hosts share it evenly")
     each = tensor_parallel // nnodes if most else 0
-    fitting = sum(one >= each for one in gpus)
+    fitting = sum(count >= each for count in gpus)
     expected = f"at most {fitting}, the nodes of the Ray cluster that have {each} GPUs each"
     require(fitting >= nnodes, "nnodes", nnodes, expected)
     return Hosts(nnodes, each)
 
 
 class Host:
-    """An actor: what runs on one host, and keeps the member there.
+    """The actor on one host, which starts the worker there.
 
     Args:
-      lost_after: seconds within which the member has to answer.
+      lost_after: seconds within which the worker has to respond.
     """
 
     def __init__(self, lost_after: float):
         self._lost_after = lost_after
-        self._child: Child | None = None
+        self._worker: WorkerProcess | None = None
 
-    async def where(self) -> tuple[str, int]:
-        """The address of this host, and a port that is free now."""
+    async def address(self) -> tuple[str, int]:
+        """The address of this host, and a free port."""
         import ray  # pyright: ignore[reportMissingImports]
 
         with socket.create_server(("", 0)) as free:
             return ray.util.get_node_ip_address(), free.getsockname()[1]
 
     async def start(self, task: Task, environment: Mapping[str, str]):
-        """Start the member."""
-        self._child = await Child.start(task, self._lost_after, environment)
+        """Start the worker."""
+        self._worker = await WorkerProcess.start(task, self._lost_after, environment)
 
     async def report(self) -> Report | Ended | None:
-        """What the member reports next; None if nothing has come for a moment."""
-        assert self._child is not None, "start comes first"
+        """The next report of the worker; None if none came within ``lost_after / BEATS`` seconds."""
+        assert self._worker is not None, "start comes first"
         try:
-            return await asyncio.wait_for(self._child.report(), self._lost_after / BEATS)
+            return await asyncio.wait_for(self._worker.report(), self._lost_after / BEATS)
         except TimeoutError:
             return None
 
     async def end(self):
-        """Have the member end in order."""
-        assert self._child is not None, "start comes first"
-        self._child.end()
+        """Ask the worker to shut down gracefully."""
+        assert self._worker is not None, "start comes first"
+        self._worker.end()
 
 
 class RayGroup:
-    """The members of all hosts, which a keeper watches as if they were one.
+    """The workers of all hosts, with the interface of a single one.
 
     Args:
-      actors: one for each host, the first of them that of process 0. Their members have been started.
-      free: gives back to Ray what they hold.
-      lost_after: seconds after which an actor that says nothing is lost.
+      actors: one for each host, the first of them that of process 0. Their workers have been started.
+      free: returns their resources to Ray.
+      lost_after: seconds after which a silent actor counts as lost.
     """
 
     def __init__(self, actors: Sequence[Any], free: Callable[[], None], lost_after: float):
         self._actors, self._free, self._lost_after = actors, free, lost_after
-        self._news: asyncio.Queue[Report | Ended] = asyncio.Queue()
+        self._reports: asyncio.Queue[Report | Ended] = asyncio.Queue()
         self._killed: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._watching = asyncio.ensure_future(self._watch())
 
     @classmethod
     async def start(cls, hosts: Hosts, options: dict[str, Any], group: dict[str, Any], token: str, lost_after: float):
-        """Find the hosts, and start a member on each of them.
+        """Allocate the hosts, and start a worker on each of them.
 
         Args:
-          hosts: how many, and what they give.
+          hosts: their number and GPUs.
           options: of ``jspec serve``.
           group: arguments of ``jax.distributed.initialize`` that are the same on every host.
-          token: what is to be shown to the member that leads.
-          lost_after: seconds within which a member and its actor have to answer.
+          token: the secret that the leader requires of requests.
+          lost_after: seconds within which a worker and its actor have to respond.
 
         Raises:
-          OSError: Ray does not give the hosts, or lost one of them already.
+          OSError: Ray did not provide the hosts, or has lost one of them already.
         """
         import ray  # pyright: ignore[reportMissingImports]
 
         placement, actors = _placement(hosts), []
 
         def free():
-            with contextlib.suppress(ray.exceptions.RayError):  # Ray itself is lost; it starts nothing more here
+            with contextlib.suppress(ray.exceptions.RayError):  # Ray itself is lost
                 for actor in actors:
                     ray.kill(actor)
                 ray.util.remove_placement_group(placement)
@@ -132,12 +132,12 @@ class RayGroup:
         try:
             await _soon(placement.ready(), PLACEMENT)
             actors += [_actor(placement, index, hosts.gpus, lost_after) for index in range(hosts.count)]
-            address, port = await _soon(actors[0].where.remote(), PLACEMENT)
+            address, port = await _soon(actors[0].address.remote(), PLACEMENT)
             environment = {name: value for name, value in os.environ.items() if _is_carried(name)}
             starting = []
             for rank, actor in enumerate(actors):
                 place = {"coordinator_address": f"{address}:{port}", "num_processes": hosts.count, "process_id": rank}
-                place["cluster_detection_method"] = "deactivate"  # Ray has said it all
+                place["cluster_detection_method"] = "deactivate"  # Ray has provided the addresses
                 task = Task(options, {**group, **place}, address, token)
                 leader = {"JSPEC_HOST_IP": address} if rank == 0 else {}
                 starting.append(_soon(actor.start.remote(task, {**environment, **leader}), PLACEMENT))
@@ -150,7 +150,7 @@ class RayGroup:
         return cls(actors, free, lost_after)
 
     async def report(self) -> Report | Ended:
-        return await self._news.get()
+        return await self._reports.get()
 
     def end(self):
         self._actors[0].end.remote()
@@ -160,22 +160,22 @@ class RayGroup:
             self._killed.set_result(Ended(137, why))
 
     async def _watch(self):
-        """Pass on what the members report. The group has ended when one of them was lost, or all have ended in order."""
+        """Queue the workers' reports. The group has ended when one of them was lost, or all have ended in order."""
         following = [asyncio.ensure_future(self._follow(rank)) for rank in range(len(self._actors))]
         done, waiting = set(), {self._killed, *following}
-        while len(waiting) > 1 and all(one.result().code == 0 for one in done):
+        while len(waiting) > 1 and all(task.result().code == 0 for task in done):
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if not self._killed.done():
             await asyncio.wait(following, timeout=LAST_WORDS)
-        ends = [one.result() for one in (self._killed, *following) if one.done()]
-        for one in following:
-            one.cancel()
+        ends = [task.result() for task in (self._killed, *following) if task.done()]
+        for task in following:
+            task.cancel()
         self._free()
-        # A member that refuses to start says more than those that miss it.
-        self._news.put_nowait(max(ends, key=lambda ended: (ended.code == MISTAKE, ended.code != 0)))
+        # The reason of a worker that refused to start says more than that of the others, which miss it.
+        self._reports.put_nowait(max(ends, key=lambda ended: (ended.code == MISTAKE, ended.code != 0)))
 
     async def _follow(self, rank: int) -> Ended:
-        """Listen to a host until its member has ended."""
+        """Receive a host's reports until its worker has ended."""
         import ray  # pyright: ignore[reportMissingImports]
 
         while True:
@@ -188,7 +188,7 @@ class RayGroup:
             if isinstance(report, Ended):
                 return dataclasses.replace(report, why=f"{report.why} (host {rank})") if report.code > 2 else report
             if rank == 0 and report is not None:
-                self._news.put_nowait(report)
+                self._reports.put_nowait(report)
 
 
 def nodes_of_cluster() -> list[float]:
@@ -210,7 +210,7 @@ def nodes_of_cluster() -> list[float]:
 
 
 def _placement(hosts: Hosts) -> Any:
-    """A place for an actor on each of so many different nodes."""
+    """A placement group with one bundle on each of ``hosts.count`` different nodes."""
     import ray  # pyright: ignore[reportMissingImports]
 
     bundle = {"CPU": 1.0, **({"GPU": float(hosts.gpus)} if hosts.gpus else {})}
@@ -229,10 +229,10 @@ def _actor(placement: Any, index: int, gpus: int, lost_after: float) -> Any:
 
 
 async def _soon(reference: Any, seconds: float) -> Any:
-    """What a reference of Ray refers to.
+    """The value of a Ray reference.
 
     Raises:
-      TimeoutError: that takes longer.
+      TimeoutError: it takes longer than ``seconds``.
     """
     return await asyncio.wait_for(asyncio.wrap_future(reference.future()), seconds)
 

@@ -1,4 +1,4 @@
-"""The loop of a keeper: it starts its member, and starts it again when it was lost."""
+"""The main loop of a supervisor: it starts its worker, and restarts it when it was lost."""
 
 import asyncio
 import contextlib
@@ -12,32 +12,32 @@ from collections.abc import Awaitable, Callable
 from jspec.serving.openai.http_server import LAST_WORDS, signalled
 from jspec.serving.supervisor.messages import Ended, Joined, Ready
 from jspec.serving.supervisor.public import Public
-from jspec.serving.supervisor.worker_process import Started
+from jspec.serving.supervisor.worker_process import WorkerHandle
 
 log = logging.getLogger("jspec.serve")
 
-FIRST_DELAY, MOST_DELAY = 0.5, 30.0  # seconds before a member is started again: after it was ready, and at most
-LOST = "a process that runs the model was lost, and is being started again: ask again later"
-ENDING = "the server is shutting down: ask another one"
+FIRST_DELAY, MOST_DELAY = 0.5, 30.0  # seconds before a restart: after the worker was ready, and at most
+LOST = "a process that runs the model was lost, and is being restarted: try again later"
+ENDING = "the server is shutting down: use another one"
 
 
-class Keeper:
-    """Keeps a member of the group running, or all members.
+class Supervisor:
+    """Starts and restarts one worker of the group, or with Ray all workers.
 
-    A first start that fails ends the keeper, with the member's message and exit code. Once the group has been ready, it is
-    started again for ever, until it ends in order.
+    A first start that fails ends the supervisor, with the worker's message and exit code. Once the group has been ready,
+    it is restarted without limit, until it ends in order.
 
     Args:
-      start: starts the member, which asks for the token that it is given.
-      make_public: binds the public address, which the keeper of the first host has.
-      leads: whether this is that keeper; None if only the member will know.
-      shutdown_timeout: seconds that answers have to end.
-      lost_after: seconds after which a member that is silent is lost.
+      start: starts the worker with a token that the worker then requires.
+      make_public: binds the public address, which the supervisor of the first host has.
+      leads: whether this is that supervisor; None if only the worker will know.
+      shutdown_timeout: seconds that requests under way have to end.
+      lost_after: seconds after which a silent worker counts as lost.
     """
 
     def __init__(
         self,
-        start: Callable[[str], Awaitable[Started]],
+        start: Callable[[str], Awaitable[WorkerHandle]],
         make_public: Callable[[], Public],
         leads: bool | None,
         *,
@@ -46,25 +46,25 @@ class Keeper:
     ):
         self._start, self._make_public = start, make_public
         self._public = make_public() if leads else None
-        # The member drains, its answers reach their clients, and its group ends in order.
+        # The worker drains, its responses reach their clients, and its group ends in order.
         self._to_end = 2 * LAST_WORDS + lost_after
         self._to_drain = shutdown_timeout + self._to_end
-        self._started: Started | None = None
+        self._started: WorkerHandle | None = None
         self._ready = self._ever_ready = False
         self._stops: list[int] = []
         self._stopped = asyncio.Event()
         self._deadline: asyncio.TimerHandle | None = None
 
     async def run(self) -> int:
-        """Keep the member running until it ends in order, or until this process is told to end; returns the exit code.
+        """Run the worker until it ends in order, or until a signal ends this process; returns the exit code.
 
         Raises:
           ValueError: the public address cannot be used.
         """
         with signalled() as stops:
-            hearing = asyncio.ensure_future(self._hear(stops))
+            hearing = asyncio.ensure_future(self._receive_signals(stops))
             try:
-                return await self._keep()
+                return await self._run_group()
             finally:
                 hearing.cancel()
                 if self._deadline is not None:
@@ -72,10 +72,10 @@ class Keeper:
                 if self._public is not None:
                     await self._public.close()
 
-    async def _keep(self) -> int:
+    async def _run_group(self) -> int:
         delay = FIRST_DELAY
         while True:
-            ended = await self._once()
+            ended = await self._run_worker()
             was_ready, self._ready, self._started = self._ready, False, None
             if self._public is not None:
                 self._public.shut(ENDING if self._stops or ended.code == 0 else LOST)
@@ -87,13 +87,13 @@ class Keeper:
                 print(f"jspec serve: {ended.why}", file=sys.stderr, flush=True)
                 return ended.code
             delay = FIRST_DELAY if was_ready else min(2 * delay, MOST_DELAY)
-            log.warning("the group was lost: %s; it is started again in %.1f s", ended.why, delay)
+            log.warning("the group was lost: %s; it is restarted in %.1f s", ended.why, delay)
             with contextlib.suppress(TimeoutError):
-                # Not at the same moment as the other hosts, should they hinder each other.
+                # Random, so that hosts do not all start at the same moment.
                 await asyncio.wait_for(self._stopped.wait(), delay * random.uniform(0.5, 1))
 
-    async def _once(self) -> Ended:
-        """Start the member, and wait for its end."""
+    async def _run_worker(self) -> Ended:
+        """Start the worker, and wait for its end."""
         if self._stops:
             return Ended(1, "interrupted")
         token = secrets.token_hex(32)
@@ -101,7 +101,7 @@ class Keeper:
             self._started = started = await self._start(token)
         except OSError as error:
             return Ended(1, f"its process could not be started ({error})")
-        if self._stops:  # meanwhile
+        if self._stops:  # a signal came meanwhile
             self._stop()
         while not isinstance(report := await started.report(), Ended):
             if isinstance(report, Joined) and report.rank == 0 and self._public is None:
@@ -113,11 +113,11 @@ class Keeper:
                     started.kill(str(error))
         return report
 
-    async def _make_public_of(self, started: Started):
-        """Bind the public address, before the member loads anything.
+    async def _make_public_of(self, started: WorkerHandle):
+        """Bind the public address before the worker loads the model.
 
         Raises:
-          ValueError, OSError: it cannot be used. The member has ended by then.
+          ValueError, OSError: the address cannot be used. The worker has ended by then.
         """
         try:
             self._public = self._make_public()
@@ -129,20 +129,20 @@ class Keeper:
 
     async def _be_ready(self, report: Ready, token: str):
         if report.address is not None:
-            assert self._public is not None, "only the member that leads has an address"
+            assert self._public is not None, "only the leader has an address"
             await self._public.open(report.address, token)
         self._ready = self._ever_ready = True
-        if self._stops:  # meanwhile
+        if self._stops:  # a signal came meanwhile
             self._stop()
 
-    async def _hear(self, stops: "asyncio.Queue[int]"):
+    async def _receive_signals(self, stops: "asyncio.Queue[int]"):
         while True:
             self._stops.append(await stops.get())
             self._stopped.set()
             self._stop()
 
     def _stop(self):
-        """Do what the signals so far ask for."""
+        """End or kill the worker, depending on the number of signals so far."""
         if self._started is None:
             return
         if not self._ready or len(self._stops) > (1 if self._public is None else 2):
@@ -162,10 +162,10 @@ class Keeper:
         self._deadline = asyncio.get_running_loop().call_later(seconds, self._started.kill, why)
 
     def _code(self, ended: Ended, was_ready: bool) -> int:
-        """The exit code of a keeper that was told to end."""
+        """The exit code of a supervisor that a signal has ended."""
         if not self._ever_ready:
             if self._stops[0] == signal.SIGINT:
                 print("jspec serve: interrupted", file=sys.stderr)
             return 128 + self._stops[0]
-        # A member that follows, or that was being started, may be ended at any time. Any other has clients.
+        # A follower, or a worker that was not ready, may be ended at any time. A ready leader has clients.
         return ended.code if was_ready and self._public is not None else 0

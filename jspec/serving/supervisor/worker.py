@@ -1,4 +1,4 @@
-"""The process of a member: it joins the group, loads, and serves its keeper or follows process 0."""
+"""Main program of a worker: joins the group, loads the model, and serves requests (leader) or follows the leader."""
 
 import argparse
 import os
@@ -11,22 +11,22 @@ from jspec.serving.openai.http_server import SIGNALS
 from jspec.serving.supervisor.link import Link
 from jspec.serving.supervisor.messages import Failed, Joined, Ready
 
-LOST = 4  # exit code of a member that has lost another one
+LOST = 4  # exit code of a worker after another one was lost
 
 
 def main(descriptor: str) -> int:
-    """Do the task of a keeper; returns the exit code if the group ended in order.
+    """Run the supervisor's task; returns the exit code if the group ended in order.
 
-    Otherwise the process ends here and at once, since JAX would wait for the members that were lost.
+    After an error the process exits here at once, because JAX would wait for lost workers.
 
     Args:
-      descriptor: of the connection to the keeper.
+      descriptor: file descriptor of the connection to the supervisor.
     """
     link = Link(int(descriptor))
-    for number in SIGNALS:  # a terminal or SLURM sends them to the keeper as well, which decides what becomes of this
+    for number in SIGNALS:  # the supervisor gets them as well, from a terminal or SLURM, and ends this process
         signal.signal(number, signal.SIG_IGN)
     try:
-        _take_part(link)
+        _run(link)
     except MISTAKES as error:
         end_at_once(link, str(error), 2)
     except BaseException as error:
@@ -40,14 +40,14 @@ def main(descriptor: str) -> int:
 
 
 def end_at_once(link: Link, why: str, code: int = LOST):
-    """Tell the keeper why, and end the process."""
-    link.say(Failed(why[:10_000]))
+    """Send the supervisor the reason, and exit at once."""
+    link.send(Failed(why[:10_000]))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _take_part(link: Link):
+def _run(link: Link):
     args = argparse.Namespace(**link.task.options)
     from jspec.serving.openai.server_settings import log_to_stderr, settings_of
 
@@ -62,12 +62,12 @@ def _take_part(link: Link):
 
     jax.distributed.initialize(**link.task.group)
     rank = jax.process_index()
-    link.say(Joined(rank, jax.process_count()))
+    link.send(Joined(rank, jax.process_count()))
     leader.when_lost(lambda why: end_at_once(link, why))
     if rank:
         from jspec.commands.model_args import chosen_model
 
-        chosen_model(args).load().follow(lambda: link.say(Ready()))
+        chosen_model(args).load().follow(lambda: link.send(Ready()))
         return
     from jspec.serving.openai.http_server import listener
     from jspec.serving.openai.lifecycle import run_privately

@@ -1,4 +1,4 @@
-"""A member on this host, as its keeper sees it: a child process."""
+"""A worker on this host as a child process: start it, receive its reports, and kill it if it hangs."""
 
 import asyncio
 import contextlib
@@ -25,35 +25,33 @@ from jspec.serving.supervisor.messages import (
 
 log = logging.getLogger("jspec.serve")
 
-START_PATIENCE = (
-    300.0  # seconds that a member may be silent while it starts; libraries that are loaded stop its threads
-)
-PINGS = 5  # of which one in ``lost_after`` seconds has to be answered
+START_PATIENCE = 300.0  # seconds that a starting worker may be silent, since loading libraries stops its threads
+PINGS = 5  # pings in ``lost_after`` seconds; without a response to any of them the worker is lost
 
 
-class Started(Protocol):
-    """What a keeper has started and watches: its member of the group, or the members of all hosts."""
+class WorkerHandle(Protocol):
+    """A running worker of the group, or the workers of all hosts."""
 
     async def report(self) -> Report | Ended:
-        """The next news; ``Ended`` is the last, and nothing of what was started is left then."""
+        """The next report; ``Ended`` is the last, after which no process is left."""
         ...
 
     def end(self):
-        """Have it end in order, once it is ready; a second time, without waiting for what is being answered."""
+        """Ask the worker to shut down gracefully, once it is ready; a second call cancels requests under way."""
         ...
 
     def kill(self, why: str):
-        """End it at once."""
+        """Kill the worker at once."""
         ...
 
 
-class Child:
-    """A member that runs on this host. One that no longer answers is killed.
+class WorkerProcess:
+    """A worker on this host. It is killed if it no longer responds to pings.
 
     Args:
-      process: what was started.
+      process: the child process.
       reader, writer: the connection to it.
-      lost_after: seconds within which it has to answer.
+      lost_after: seconds within which it has to respond.
     """
 
     def __init__(
@@ -64,19 +62,21 @@ class Child:
         lost_after: float,
     ):
         self._process, self._reader, self._writer, self._lost_after = process, reader, writer, lost_after
-        self._news: asyncio.Queue[Report | Ended] = asyncio.Queue()
+        self._reports: asyncio.Queue[Report | Ended] = asyncio.Queue()
         self._why: str | None = None
         self._ready, self._unanswered = False, 0
         self._tasks = [asyncio.ensure_future(self._listen()), asyncio.ensure_future(self._watch())]
 
     @classmethod
-    async def start(cls, task: Task, lost_after: float, environment: Mapping[str, str] | None = None) -> "Child":
-        """Start a member.
+    async def start(
+        cls, task: Task, lost_after: float, environment: Mapping[str, str] | None = None
+    ) -> "WorkerProcess":
+        """Start a worker.
 
         Args:
-          task: what it is to do.
-          lost_after: seconds within which it has to answer.
-          environment: variables that it has beside those of this process.
+          task: its task.
+          lost_after: seconds within which it has to respond.
+          environment: environment variables in addition to those of this process.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -84,7 +84,7 @@ class Child:
                 *python_command("jspec.serving.supervisor.worker", str(theirs.fileno())),
                 pass_fds=(theirs.fileno(),),
                 stdin=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # a terminal's Ctrl-C is for the keeper
+                start_new_session=True,  # a terminal's Ctrl-C is for the supervisor
                 env={**os.environ, **(environment or {})},
             )
         reader, writer = await asyncio.open_connection(sock=ours, limit=MOST_BYTES)
@@ -92,7 +92,7 @@ class Child:
         return cls(process, reader, writer, lost_after)
 
     async def report(self) -> Report | Ended:
-        return await self._news.get()
+        return await self._reports.get()
 
     def end(self):
         self._writer.write(END)
@@ -103,37 +103,37 @@ class Child:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _listen(self):
-        """Pass reports on until the member ends. ``Failed`` says why, and comes with ``Ended``."""
+        """Queue reports until the worker ends. The reason in ``Failed`` becomes that of ``Ended``."""
         try:
             while (line := await self._reader.readline()).endswith(b"\n"):
                 self._unanswered = 0
-                self._hear(report_of(line))
-        except OSError as error:  # it has ended, before it had read all that it was told
-            log.debug("the connection to a member has ended: %r", error)
+                self._receive(report_of(line))
+        except OSError as error:  # it has ended before it had read all messages
+            log.debug("the connection to a worker has ended: %r", error)
         except (ValueError, LookupError, TypeError) as error:
             self.kill(f"its reports could not be read ({error!r})")
         code = await self._process.wait()
         self._tasks[1].cancel()
         self._writer.close()
-        self.kill("")  # children of the member, if it had any
-        self._news.put_nowait(Ended(code if code >= 0 else 128 - code, self._why or _ending(code)))
+        self.kill("")  # children of the worker, if it had any
+        self._reports.put_nowait(Ended(code if code >= 0 else 128 - code, self._why or _ending(code)))
 
-    def _hear(self, report: Report):
+    def _receive(self, report: Report):
         self._ready |= isinstance(report, Ready)
         if isinstance(report, Failed):
             self._why = self._why or report.why
         elif not isinstance(report, Alive):
-            self._news.put_nowait(report)
+            self._reports.put_nowait(report)
 
     async def _watch(self):
-        """Kill a member that does not answer. It is pings that are counted and no clock, so that a keeper that has been
-        stopped for a while does not take its own silence for its member's."""
+        """Kill a worker that does not respond. Pings are counted instead of time, so that a supervisor that was stopped for
+        a while does not take its own silence for the worker's."""
         wait = self._lost_after / PINGS
         while True:
             await asyncio.sleep(wait)
             most = PINGS if self._ready else max(START_PATIENCE / wait, PINGS)
             if self._unanswered >= most - 1:
-                self.kill(f"it did not answer its keeper within {most * wait:.0f} seconds")
+                self.kill(f"it did not respond to its supervisor within {most * wait:.0f} seconds")
                 return
             self._unanswered += 1
             self._writer.write(PING)

@@ -1,7 +1,14 @@
-"""Grammars that restrict completions, with llguidance: which tokens may come next, and which ones have to.
+"""Grammars for structured outputs, with llguidance: allowed and jump-forward tokens of each completion.
 
-``Grammars`` compiles what requests ask for, and gives each of them a ``GrammarConstraint``. A grammar comes from a stranger,
-and llguidance was not written for enemies: so ``limits`` refuses the largest at a glance, and every other one is tried in a
-child process first (``process`` on the server's side, ``worker`` on the other). Nothing is imported here, because that
-process needs next to nothing.
+Clients are not trusted, and llguidance does not protect against hostile grammars. So static checks refuse the largest, and
+every other one is compiled in a child process with limits first. Nothing is imported here, to keep that process small.
+
+grammars.py    compiles the grammars of requests, and caches them
+source.py      from structured outputs to llguidance's grammar text
+limits.py      limits of compilation, and static checks
+process.py     the server's side of the process that tries grammars
+worker.py      main program of that process
+messages.py    messages between the two
+matcher.py     llguidance's matchers, in both processes
+constraint.py  the state of one completion in its grammar
 """

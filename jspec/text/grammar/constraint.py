@@ -1,4 +1,4 @@
-"""How far one completion has come in its grammar: which tokens may come next, and which ones have to."""
+"""The state of one completion in its grammar: allowed and jump-forward tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from jspec.text.grammar.matcher import error_of, forced_tokens
 
 
 class GrammarConstraint:
-    """How far one completion has come in its grammar; an ``engine.request.Constraint``.
+    """The state of one completion in its grammar; an ``engine.request.Constraint``.
 
     Args:
       matcher: llguidance's, at the beginning.
@@ -25,10 +25,10 @@ class GrammarConstraint:
         self._flags = np.zeros((1, num_words(tokens.vocab_size)), np.int32)
         self._count, self._ended = 0, False
         self._newest: list[int] = []  # tokens of the text
-        self._ahead: Sequence[int] = ()  # tokens that have to come next, as far as they have been found
+        self._ahead: Sequence[int] = ()  # the known jump-forward tokens
 
     def forced(self, most: int) -> list[int]:
-        """The tokens of the text that has to come next, as the tokenizer splits it."""
+        """The jump-forward tokens, at most ``most``, as the tokenizer splits their text."""
         if len(self._ahead) < most:
             self._ahead = self._forced_tokens()  # perhaps there are more
         tokens = [*self._ahead[:most]]
@@ -37,7 +37,7 @@ class GrammarConstraint:
         return [token for token in tokens if token < self._vocab_size]
 
     def allow(self, drafts: Sequence[int], flags: np.ndarray):
-        """Take out the tokens that cannot come, at each position up to the first draft that cannot."""
+        """Set the flags of the allowed tokens at each position up to the first draft that is not allowed."""
         advanced, size, ahead = 0, flags.shape[1], self._ahead
         try:
             for place, draft in enumerate([*drafts, None]):
@@ -58,7 +58,7 @@ class GrammarConstraint:
                 raise RuntimeError(f"llguidance cannot go back: {error_of(self._matcher)}")
 
     def add(self, tokens: Sequence[int]) -> int | None:
-        """Go on with tokens of the completion. Returns how many to keep if it ends with them, else None."""
+        """Advance by tokens of the completion. Returns how many to keep if it ends with them, else None."""
         for token in tokens:
             if self._ended:
                 break
@@ -72,19 +72,19 @@ class GrammarConstraint:
         return self._count if self._ended else None
 
     def _complete(self) -> bool:
-        """Whether the text ends here without a token that says so: nothing can follow, and no stop token is expected."""
+        """Whether the text ends here without a stop token, because nothing can follow."""
         return self._matcher.is_stopped() and not (
             self._stop_tokens and any(token in self._stop_tokens for token in self._allowed())
         )
 
     def _allowed(self) -> list[int]:
-        """The tokens that may come next, where few may."""
+        """The allowed tokens; used where they are few."""
         self._fill()
         bits = np.unpackbits(self._flags.view(np.uint8), bitorder="little")
         return np.flatnonzero(bits).tolist()
 
     def _fill(self):
-        """Set the flags of the tokens that may come next: one, if the text has to go on in one way."""
+        """Set the flags of the allowed tokens: only one if there is a jump-forward token."""
         self._ahead = self._ahead or self._forced_tokens()
         if self._ahead:
             self._flags[:] = 0
@@ -97,7 +97,7 @@ class GrammarConstraint:
             raise RuntimeError(f"the grammar cannot be followed: {error_of(self._matcher)}")
 
     def _forced_tokens(self) -> Sequence[int]:
-        """The tokens of the text that has to come next, as far as they are found at once."""
+        """The jump-forward tokens that one call finds."""
         return forced_tokens(self._tokens, self._matcher, self._newest)
 
     def _consume(self, token: int):

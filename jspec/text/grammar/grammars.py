@@ -1,4 +1,4 @@
-"""Grammars of requests, each compiled once, for all requests that ask for the same."""
+"""Compiles the grammars of requests, and caches them for requests with the same one."""
 
 import collections
 import concurrent.futures
@@ -21,12 +21,12 @@ from jspec.text.grammar.process import GrammarBusy, GrammarProcess, Trial
 from jspec.text.grammar.source import grammar_text
 from jspec.text.grammar.worker import STACK
 
-KEPT_GRAMMARS = 64  # compiled, for requests that ask for the same
-KEPT_BYTES = 2**30  # that these take together
-KEPT_REFUSALS = 1024
+CACHED_GRAMMARS = 64
+CACHED_BYTES = 2**30  # of these together
+CACHED_REFUSALS = 1024
 MISSING = "structured_outputs needs llguidance: pip install 'jspec[structured]'"
 MORE_STACK = STACK + 16 * 2**20  # bytes of the threads that compile what a child compiled with ``STACK``
-BUSY = "too many grammars are being compiled: ask again later"
+BUSY = "too many grammars are being compiled: try again later"
 
 
 @functools.cache
@@ -36,12 +36,12 @@ def available() -> bool:
 
 
 class CompiledGrammar:
-    """A grammar that requests can have.
+    """A compiled grammar, from which requests get their constraints.
 
     Args:
       matcher: llguidance's, at the beginning.
       tokens: llguidance's view of the tokenizer.
-      num_bytes: how much memory it takes, about.
+      num_bytes: its approximate memory.
     """
 
     def __init__(self, matcher: Any, tokens: Any, num_bytes: int):
@@ -56,12 +56,12 @@ class CompiledGrammar:
 
 
 class Compilation(Future):
-    """What one caller waits for: a ``CompiledGrammar``, or the exception of a grammar that cannot be had.
+    """One client's future of a ``CompiledGrammar``, or of the exception of a grammar that cannot be compiled.
 
-    Cancelling it says that the caller has left. When all who wait for a grammar have, it is not compiled any further.
+    When all futures of a grammar are cancelled, its compilation is cancelled.
 
     Attributes:
-      shared: what all have in common who wait for the same grammar.
+      shared: the compilation that the futures of the same grammar share.
     """
 
     def __init__(self, shared: "_Shared"):
@@ -70,12 +70,12 @@ class Compilation(Future):
 
 
 class _Shared:
-    """A grammar that is being compiled, for all who wait for it.
+    """A compilation under way, for all clients that wait for it.
 
     Attributes:
-      waiting: who waits.
-      trial: what can be called off.
-      started: whether it has not to wait for others any more.
+      waiting: the clients' futures.
+      trial: its trial, which can be cancelled.
+      started: whether a child was free for it.
     """
 
     def __init__(self):
@@ -85,11 +85,10 @@ class _Shared:
 
 
 class Grammars:
-    """Compiles the grammars of requests. Any thread may ask.
+    """Compiles and caches the grammars of requests. Thread-safe.
 
-    A grammar is looked at (``check_size``), tried in a child process within ``limits``, and then compiled in a thread of
-    this process, where llguidance follows it: its matchers cannot be sent from process to process. What it is refused for
-    is kept, too, so that asking again costs nothing.
+    A grammar is checked (``check_size``), tried in a child process within ``limits``, and then compiled in a thread of this
+    process, because llguidance's matchers cannot be sent between processes. Refusals are cached, too.
 
     Args:
       tokenizer: the target's, of the ``tokenizers`` library.
@@ -97,7 +96,7 @@ class Grammars:
       eos_token_ids: the tokens that end a text.
 
     Attributes:
-      limits: what compiling one grammar may cost, from the next one on; ``children`` is looked at once, with the first.
+      limits: limits of compilation, from the next grammar on; ``children`` is read once, with the first.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, eos_token_ids: Sequence[int]):
@@ -111,18 +110,18 @@ class Grammars:
         self._refused: collections.OrderedDict[bytes, str] = collections.OrderedDict()  # why, by ``_digest``
 
     def start(self):
-        """Have everything ready for the first grammar, if this model can have grammars at all."""
+        """Prepare for the first grammar, if this model can have grammars at all."""
         if not available():
             return
         try:
             self._process.start()
-        except ValueError:  # which whoever asks for a grammar is told
+        except ValueError:  # requests with a grammar will get this error
             return
         self._tokens  # noqa: B018 - made when it is first used, as are the threads
         self._threads  # noqa: B018
 
     def close(self):
-        """End the process that tries grammars. It starts again with the next grammar."""
+        """End the process that tries grammars. It is restarted by the next grammar."""
         if "_process" in self.__dict__:
             self._process.close()
 
@@ -130,12 +129,12 @@ class Grammars:
         """The constraint of one request, at the beginning of its completion.
 
         Args:
-          asked: the form of the completion.
+          asked: the structured outputs of the request.
           stop_tokens: the tokens that end the request.
 
         Raises:
           ValueError: llguidance is not installed, there is no tokenizer that it reads, or the grammar cannot be used.
-          GrammarBusy: nobody had the time to compile it.
+          GrammarBusy: no child was free within ``limits.wait``, or the process failed.
         """
         compilation = self.compile(asked)
         try:
@@ -148,16 +147,16 @@ class Grammars:
 
     @staticmethod
     def require_begun(compilation: Compilation):
-        """Refuse to wait any longer for a free child; called when ``limits.wait`` has passed.
+        """Check, after ``limits.wait``, that the compilation has begun.
 
         Raises:
-          GrammarBusy: nothing has been done for this caller.
+          GrammarBusy: it still waits for a free child.
         """
         if not (compilation.done() or compilation.shared.started):
             raise GrammarBusy(BUSY)
 
     def compile(self, asked: StructuredOutputsParams) -> Compilation:
-        """Have a grammar compiled; the result comes at once if it is known, else later."""
+        """Start to compile a grammar; the future is done at once if the grammar is cached."""
         with self._lock:
             shared = self._under_way.get(asked) or _Shared()
             compilation = Compilation(shared)
@@ -177,17 +176,17 @@ class Grammars:
         return compilation
 
     def _known(self, asked: StructuredOutputsParams) -> CompiledGrammar | None:
-        """A grammar that has been compiled; None if it is still to be.
+        """The cached grammar; None if it has to be compiled.
 
         Raises:
-          ValueError: it needs no other process to be refused; see ``constraint``.
+          ValueError: the grammar is refused without a trial; see ``constraint``.
         """
         if not available():
             raise ValueError(MISSING)
         if (grammar := self._in_use.get(asked)) is not None:
             self._keep(asked, grammar)
             return grammar
-        self._process  # noqa: B018 - what is wrong with the tokenizer is not the grammar's fault
+        self._process  # noqa: B018 - raises the errors of the tokenizer
         if (why := self._refused.get(_digest(asked))) is not None:
             raise ValueError(why)
         try:
@@ -199,11 +198,14 @@ class Grammars:
     def _keep(self, asked: StructuredOutputsParams, grammar: CompiledGrammar):
         self._in_use[asked] = self._newest[asked] = grammar
         self._newest.move_to_end(asked)
-        while len(self._newest) > KEPT_GRAMMARS or sum(one.num_bytes for one in self._newest.values()) > KEPT_BYTES:
+        while len(self._newest) > CACHED_GRAMMARS or self._cached_bytes() > CACHED_BYTES:
             self._newest.popitem(last=False)
 
+    def _cached_bytes(self) -> int:
+        return sum(grammar.num_bytes for grammar in self._newest.values())
+
     def _has_left(self, asked: StructuredOutputsParams, shared: _Shared, compilation: Future):
-        """Call a trial off that nobody waits for any more."""
+        """Cancel the trial when its last future has been cancelled."""
         if compilation.cancelled():
             with self._lock:
                 shared.waiting = [other for other in shared.waiting if other is not compilation]
@@ -212,14 +214,14 @@ class Grammars:
                     shared.trial.cancel()
 
     def _carry_out(self, asked: StructuredOutputsParams, shared: _Shared):
-        """Try and compile a grammar, and give all who wait the result."""
+        """Try and compile a grammar, and complete all futures of it."""
         shared.started = True
         if shared.trial.cancelled:
             return
         grammar = error = None
         try:
             grammar = self._compiled(asked, shared.trial)
-        except BaseException as raised:  # whatever it is, nobody may be left waiting
+        except BaseException as raised:  # of any kind, since the futures have to be completed
             error = raised
         with self._lock:
             if self._under_way.get(asked) is shared:
@@ -228,7 +230,7 @@ class Grammars:
                 self._keep(asked, grammar)
             elif isinstance(error, ValueError):
                 self._refused[_digest(asked)] = str(error)
-                if len(self._refused) > KEPT_REFUSALS:
+                if len(self._refused) > CACHED_REFUSALS:
                     self._refused.popitem(last=False)
             waiting, shared.waiting = shared.waiting, []
         for compilation in waiting:

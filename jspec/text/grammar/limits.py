@@ -1,4 +1,4 @@
-"""What a grammar may cost, and a first look that refuses what is too large before anything compiles it."""
+"""Limits of a grammar's compilation, and static checks that refuse large grammars before they are compiled."""
 
 import dataclasses
 import json
@@ -23,16 +23,15 @@ _RULE = re.compile(r"^[ \t]*+[?!]?+[A-Za-z_][^:\n|]*+:", re.MULTILINE)
 
 @dataclasses.dataclass(frozen=True)
 class GrammarLimits:
-    """What compiling one grammar may cost, and how many are compiled at a time.
+    """Limits of the compilation of one grammar, and how many are compiled at a time.
 
     Compiling happens in a child process (``jspec.text.grammar.worker``). A grammar that exceeds ``seconds`` or
-    ``memory`` there is refused for good, whatever else the machine does. A grammar that no child is free for is not
-    refused: its caller may ask again.
+    ``memory`` there is refused permanently. If no child is free, the client may try again.
 
     Attributes:
-      seconds: CPU seconds that compiling and the first tokens take at most.
-      memory: bytes that they take at most, beside the tokenizer.
-      wait: seconds that a caller waits for a free child; None is any time.
+      seconds: the most CPU seconds of compiling and of the first tokens.
+      memory: the most bytes of both, in addition to the tokenizer.
+      wait: the most seconds of waiting for a free child; None is any time.
       children: how many grammars are compiled at a time.
 
     Raises:
@@ -52,13 +51,12 @@ class GrammarLimits:
 
 
 def check_size(asked: StructuredOutputsParams):
-    """Refuse a form whose schema or grammar is deeper, or has more rules, patterns or references, than any in use.
+    """Check depth and the numbers of rules, patterns and references of a schema or grammar, in linear time.
 
-    It looks at every part once, because it runs on a server's event loop. What passes may still cost too much: that shows
-    when it is compiled.
+    The limits are above those of grammars in use. A grammar that passes may still exceed the limits of compilation.
 
     Raises:
-      ValueError: one sentence with the number that is too large and with the limit.
+      ValueError: one sentence with the number that is too large, and its limit.
     """
     if asked.json is not None:
         try:

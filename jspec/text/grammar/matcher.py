@@ -1,17 +1,17 @@
-"""llguidance's matchers: how jspec makes them, and a trial of the first tokens.
+"""llguidance's matchers: their construction, jump-forward tokens, and a trial of the first tokens.
 
-The server and the processes that try grammars before it (``jspec.text.grammar.worker``) make them here, so that what
-one admits is what the other compiles. Only llguidance is imported, because such a process has nothing else.
+Both the server and the processes that try grammars (``jspec.text.grammar.worker``) use this module, so that they accept
+the same grammars. It imports only llguidance.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
-MAX_LEXER_STATES = 2**16  # 25 MB; a text that has to come is walked through at once, one state for each byte
-LONG = 256  # bytes that have to come; of more, only so many are made tokens at a time
-NO_TEXT = ("NoExtension", "NoExtensionBias")  # of llguidance: nothing can come, and the text is not complete
-TRIED_TOKENS = 16  # that may come first, each of which is tried
-TRIED_FORCED = 64  # tokens that have to come, which are followed before that
+MAX_LEXER_STATES = 2**16  # 25 MB; jump-forward text takes one state for each byte
+LONG = 256  # bytes of jump-forward text that are tokenised at a time
+NO_TEXT = ("NoExtension", "NoExtensionBias")  # llguidance's errors if nothing can follow an incomplete text
+TRIED_TOKENS = 16  # allowed first tokens that are tried
+TRIED_FORCED = 64  # jump-forward tokens that are followed before
 
 
 def make_tokens(tokenizer: str, vocab_size: int, eos_token_ids: Sequence[int]) -> Any:
@@ -48,13 +48,13 @@ def require_sound(matcher: Any):
 
 
 def error_of(matcher: Any) -> str:
-    """What llguidance says about its matcher, in one line."""
-    said = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
-    return "no text fits it" if said in NO_TEXT else said
+    """llguidance's error message on one line."""
+    message = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())
+    return "no text fits it" if message in NO_TEXT else message
 
 
 def prepare(matcher: Any):
-    """Find what may come first and what has to, which copies of the matcher then know.
+    """Compute the allowed first tokens and the jump-forward text, which copies of the matcher then have.
 
     Raises:
       ValueError: no text can begin, or finding it exceeds llguidance's limits.
@@ -65,12 +65,12 @@ def prepare(matcher: Any):
 
 
 def forced_tokens(tokens: Any, matcher: Any, before: Sequence[int]) -> Sequence[int]:
-    """The tokens of the text that has to come next; of a long one, those of its beginning.
+    """The jump-forward tokens; of a long jump-forward text, those of its beginning.
 
-    They are what llguidance finds, with two differences. It makes tokens of all of the text whenever it is asked, 60,000
-    characters for example. How the tokenizer splits the beginning does not depend on what is far behind it; so only
-    ``LONG`` bytes are split, and the second half of their tokens is left out. And where the text spells a special token,
-    llguidance gives that token, which stands for no text and cannot come.
+    They are llguidance's, with two differences. llguidance tokenises the complete text at each call, 60,000 characters
+    for example. The split of the beginning does not depend on text far behind it; so only ``LONG`` bytes are tokenised,
+    and the second half of their tokens is left out. And where the text spells a special token, llguidance gives that
+    token, which the grammar does not allow.
 
     Args:
       tokens: llguidance's view of the tokenizer.
@@ -83,18 +83,18 @@ def forced_tokens(tokens: Any, matcher: Any, before: Sequence[int]) -> Sequence[
     if not text:
         return ()
     if len(text) <= LONG:
-        found = matcher.compute_ff_tokens()
+        forced = matcher.compute_ff_tokens()
     else:
-        found, _ = tokens.tokenize_partial(text[:LONG], before[-1:])
-        found = found[: len(found) // 2]
-    special = next((i for i, token in enumerate(found) if tokens.is_special_token(token)), len(found))
-    if special == 0 and found:
+        forced, _ = tokens.tokenize_partial(text[:LONG], before[-1:])
+        forced = forced[: len(forced) // 2]
+    special = next((i for i, token in enumerate(forced) if tokens.is_special_token(token)), len(forced))
+    if special == 0 and forced:
         return tokens.greedy_tokenize(text[:LONG].decode(errors="ignore"))[:1]
-    return found[:special]
+    return forced[:special]
 
 
 def try_first_tokens(tokens: Any, matcher: Any):
-    """Follow tokens that have to come, and then try some of those that may, each for one token.
+    """Follow jump-forward tokens, and then try some of the allowed tokens, each for one step.
 
     Grammars with thousands of alternatives compile, and exceed llguidance's limits with the first token.
 

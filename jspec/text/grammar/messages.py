@@ -1,4 +1,4 @@
-"""What the server and the process that compiles grammars send each other: JSON objects over sockets."""
+"""Messages between the server and the process that compiles grammars: JSON objects over sockets."""
 
 import json
 import socket
@@ -12,17 +12,17 @@ def send(connection: socket.socket, message: dict[str, Any]):
     """Send a message.
 
     Raises:
-      OSError: the other side is not there.
+      OSError: the connection is lost.
     """
     content = json.dumps(message).encode()
     connection.sendall(_LENGTH.pack(len(content)) + content)
 
 
 def receive(connection: socket.socket) -> dict[str, Any] | None:
-    """The next message; None if the other side has closed the connection, or is not there.
+    """The next message; None if the connection is closed or lost.
 
     Raises:
-      TimeoutError: the connection has a timeout, and it has passed.
+      TimeoutError: the connection's timeout has passed.
     """
     try:
         header = _exactly(connection, _LENGTH.size)
@@ -35,8 +35,8 @@ def receive(connection: socket.socket) -> dict[str, Any] | None:
 def _exactly(connection: socket.socket, size: int) -> bytes | None:
     content = bytearray()
     while len(content) < size:
-        some = connection.recv(min(size - len(content), 2**20))
-        if not some:
+        received = connection.recv(min(size - len(content), 2**20))
+        if not received:
             return None
-        content += some
+        content += received
     return bytes(content)

@@ -1,4 +1,4 @@
-"""The server's side of the process in which grammars are tried before the server compiles them."""
+"""The server's side of the process that tries grammars before the server compiles them."""
 
 import contextlib
 import logging
@@ -17,23 +17,23 @@ from jspec.text.grammar.worker import STACK
 
 log = logging.getLogger("jspec.grammar")
 
-PATIENCE = 20.0  # seconds of waiting for each CPU second: a machine so busy has no time for grammars
-START_SECONDS = 120.0  # in which the process has read the tokenizer
+PATIENCE = 20.0  # seconds of waiting for each CPU second, before the machine counts as too busy
+START_SECONDS = 120.0  # within which the process has to have read the tokenizer
 
 
 class GrammarBusy(RuntimeError):
-    """Nobody had the time to compile a grammar. Nothing is wrong with it: it can be asked for again."""
+    """A grammar could not be compiled now, because the machine or the process is busy. A later attempt may succeed."""
 
 
 class Cost(NamedTuple):
-    """What compiling a grammar and its first tokens took: CPU seconds, and bytes of memory."""
+    """CPU seconds and bytes of memory of compiling a grammar and its first tokens."""
 
     seconds: float
     bytes: int
 
 
 class Trial:
-    """A grammar that is tried, as far as it can be called off."""
+    """The trial of a grammar, which can be cancelled."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -41,7 +41,7 @@ class Trial:
         self.cancelled = False
 
     def cancel(self):
-        """Call it off, at any time; its child is killed."""
+        """Cancel the trial, at any time; its child is killed."""
         with self._lock:
             self.cancelled = True
             if self._connection is not None:
@@ -49,7 +49,7 @@ class Trial:
                     self._connection.shutdown(socket.SHUT_RDWR)
 
     def connect(self, connection: socket.socket | None):
-        """Note over which connection it is tried; None is none any more."""
+        """Set the connection of the trial; None once it has ended."""
         with self._lock:
             self._connection = connection
         if self.cancelled:
@@ -57,10 +57,10 @@ class Trial:
 
 
 class GrammarProcess:
-    """Tries grammars in a process of their own, so that none ends, fills or holds up this one.
+    """Tries grammars in another process, so that none can crash, fill or block this one.
 
-    The process starts with the first grammar, or with ``start``, and again if it is lost. It ends with this object, and in
-    any case with this process.
+    The process starts with the first grammar, or with ``start``, and is restarted if it is lost. It ends with this object or
+    with this process.
 
     Args:
       setup: arguments of ``jspec.text.grammar.matcher.make_tokens``.
@@ -73,7 +73,7 @@ class GrammarProcess:
         self._end = lambda: None
 
     def start(self):
-        """Have the process run and know the tokenizer.
+        """Start the process, and wait until it has read the tokenizer.
 
         Raises:
           ValueError: llguidance cannot read the tokenizer.
@@ -87,30 +87,30 @@ class GrammarProcess:
 
         Raises:
           ValueError: it cannot be used.
-          GrammarBusy: nobody can tell now, or ``trial`` was cancelled.
+          GrammarBusy: the grammar could not be tried now, or ``trial`` was cancelled.
         """
-        answer = self._ask(grammar, limits, trial)
-        if answer is None and not trial.cancelled:  # the process was lost meanwhile
-            answer = self._ask(grammar, limits, trial)
-        if answer is None:
-            raise GrammarBusy("the process that compiles grammars does not answer: ask again later")
-        if answer.get("code") == -signal.SIGKILL:  # the machine ran out of memory, whosever that was
-            raise GrammarBusy("the process that compiled the grammar was killed: ask again later")
-        if "code" in answer:
-            why = _ending(answer["code"], limits)
+        result = self._result(grammar, limits, trial)
+        if result is None and not trial.cancelled:  # the process was lost meanwhile
+            result = self._result(grammar, limits, trial)
+        if result is None:
+            raise GrammarBusy("the process that compiles grammars does not respond: try again later")
+        if result.get("code") == -signal.SIGKILL:  # the machine ran out of memory, perhaps because of other processes
+            raise GrammarBusy("the process that compiled the grammar was killed: try again later")
+        if "code" in result:
+            why = _ending(result["code"], limits)
             log.warning("a grammar of %d bytes is refused: %s", len(grammar), why)
             raise ValueError(why)
-        if "error" in answer:
-            raise ValueError(answer["error"])
-        return Cost(answer["seconds"], answer["bytes"])
+        if "error" in result:
+            raise ValueError(result["error"])
+        return Cost(result["seconds"], result["bytes"])
 
     def close(self):
-        """End the process, and with it all that is tried. It starts again if something is tried later."""
+        """End the process and all trials. It is restarted by a later trial."""
         with self._lock:
             self._end()
 
-    def _ask(self, grammar: str, limits: GrammarLimits, trial: Trial) -> dict[str, Any] | None:
-        """The process's answer; None if there is none."""
+    def _result(self, grammar: str, limits: GrammarLimits, trial: Trial) -> dict[str, Any] | None:
+        """The process's result for a grammar; None if the connection was lost."""
         ours, theirs = socket.socketpair()
         with ours:
             ours.settimeout(PATIENCE * (limits.seconds + 1))
@@ -125,14 +125,14 @@ class GrammarProcess:
                 send(ours, {"grammar": grammar, "seconds": limits.seconds, "memory": limits.memory})
                 return receive(ours)
             except TimeoutError:
-                raise GrammarBusy("the machine is too busy to compile a grammar: ask again later") from None
+                raise GrammarBusy("the machine is too busy to compile a grammar: try again later") from None
             except OSError:
                 return None
             finally:
                 trial.connect(None)
 
     def _started(self) -> socket.socket:
-        """The connection to the process, which runs."""
+        """The connection to the process, which is started if it does not run."""
         if self._control is not None and self._control.fileno() >= 0 and self._process.poll() is None:
             return self._control
         self._end()
@@ -165,7 +165,7 @@ class GrammarProcess:
 
 
 def _end(process: subprocess.Popen, control: socket.socket):
-    control.close()  # which tells it to end
+    control.close()  # makes the process end
     try:
         process.wait(5)
     except subprocess.TimeoutExpired:
@@ -174,7 +174,7 @@ def _end(process: subprocess.Popen, control: socket.socket):
 
 
 def _ending(code: int, limits: GrammarLimits) -> str:
-    """Why a child ended that gave no answer."""
+    """Why a child ended without a result."""
     ended = -code
     if ended in (signal.SIGPROF, signal.SIGXCPU):
         return f"compiling it and its first tokens takes more than {limits.seconds:g} CPU seconds"

@@ -1,4 +1,4 @@
-"""What a request asks for, as llguidance reads it."""
+"""The grammar of structured outputs in llguidance's format."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ from jspec.sampling.structured import StructuredOutputsParams
 
 
 def grammar_text(asked: StructuredOutputsParams) -> str:
-    """What llguidance calls a grammar."""
+    """llguidance's grammar text for structured outputs."""
     from llguidance import LLMatcher
 
     if asked.json is not None or asked.json_object:

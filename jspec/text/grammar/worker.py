@@ -1,13 +1,12 @@
-"""The process in which grammars are compiled before the server compiles them: what they do to it harms nobody.
+"""Main program of the process that tries grammars before the server compiles them, so that hostile ones do no harm.
 
-A grammar of a stranger may overflow the stack of llguidance's Rust code, take minutes or gigabytes. So this process, which
-holds nothing but the tokenizer, forks a child for each grammar. The child has limits of CPU time, memory and stack, tries
-the grammar, says whether it can be used, and ends; or the kernel ends it. Forking takes milliseconds, since memory is
-shared, and needs a process with a single thread, which a server is not.
+A client's grammar may overflow the stack of llguidance's Rust code, or take minutes or gigabytes. So this process, which
+holds only the tokenizer, forks a child for each grammar. The child has limits of CPU time, memory and stack, tries the
+grammar, reports whether it can be used, and ends; or the kernel kills it. Forking takes milliseconds, since memory is
+shared, and requires a single-threaded process, unlike the server.
 
-One connection leads to the server. For each grammar it brings one end of another one, over which the grammar comes and the
-answer goes. If the server closes it, nobody waits for the answer any more, and the child is killed. If the connection to
-the server ends, so does this process.
+For each grammar, the connection to the server brings one end of a new connection, for the grammar and the result. If the
+server closes it, the child is killed. If the connection to the server ends, so does this process.
 """
 
 import contextlib
@@ -24,18 +23,18 @@ from typing import Any, NoReturn
 from jspec.text.grammar.matcher import make_matcher, make_tokens, try_first_tokens
 from jspec.text.grammar.messages import receive, send
 
-STACK = 48 * 2**20  # bytes for the child's compiler; the server's threads have more
+STACK = 48 * 2**20  # bytes of the compiler's stack in the child; the server's threads have more
 ARENA = 128 * 2**20  # bytes of addresses that glibc reserves for a thread, hardly any of which it uses
-NICENESS = 10  # the server's own threads go first
+NICENESS = 10  # gives the server's threads precedence
 
 
 def main(descriptor: str) -> int:
-    """Try grammars until the server is gone.
+    """Try grammars until the connection to the server ends.
 
-    The first message is of the tokenizer, arguments of ``make_tokens``; the answer is empty, or has ``error``.
+    The first message has the arguments of ``make_tokens``; the response is empty, or has ``error``.
 
     Args:
-      descriptor: of the connection to the server.
+      descriptor: file descriptor of the connection to the server.
     """
     with socket.socket(fileno=int(descriptor)) as server:
         setup = receive(server)
@@ -53,7 +52,7 @@ def main(descriptor: str) -> int:
 
 
 class _Trials:
-    """Starts a child for each grammar that comes, and looks after all of them.
+    """Forks a child for each grammar, kills cancelled ones, and reports the end of those that died.
 
     Args:
       server: the connection to the server.
@@ -80,7 +79,7 @@ class _Trials:
                 self._awake.recv(4096)
             self._reap()
             for pid, connection in list(self._children.items()):
-                if connection in ready:  # nothing is sent behind a grammar: it was closed
+                if connection in ready:  # no message follows a grammar, so the connection was closed
                     os.kill(pid, signal.SIGKILL)
                     self._events.unregister(connection)
             if self._server in ready and not self._take():
@@ -89,7 +88,7 @@ class _Trials:
             os.kill(pid, signal.SIGKILL)
 
     def _take(self) -> bool:
-        """Start a child for the next grammar; returns False if there will be no more."""
+        """Fork a child for the next grammar; returns False if the server has closed its connection."""
         try:
             message, descriptors, *_ = socket.recv_fds(self._server, 1, 1)
         except ConnectionError:
@@ -111,7 +110,7 @@ class _Trials:
         return True
 
     def _reap(self):
-        """Say of each child that has ended without an answer what ended it."""
+        """Report the exit code of each child that has ended without a result."""
         while self._children:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -125,7 +124,7 @@ class _Trials:
 
 
 def _try(connection: socket.socket, tokens: Any, grammar: str, seconds: float, memory: int) -> NoReturn:
-    """In a child: try a grammar, say over the connection whether it can be used, and end.
+    """In a child: try a grammar, report the result over the connection, and exit.
 
     Args:
       connection: to the server.
@@ -134,7 +133,7 @@ def _try(connection: socket.socket, tokens: Any, grammar: str, seconds: float, m
       seconds, memory: as of ``GrammarLimits``.
     """
     signal.set_wakeup_fd(-1)
-    # What Rust says of itself when it is ended is not for the server's log.
+    # Messages of Rust's panics do not belong into the server's log.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     _limit(seconds, memory)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -158,9 +157,9 @@ def _try(connection: socket.socket, tokens: Any, grammar: str, seconds: float, m
 
 
 def _limit(seconds: float, memory: int):
-    """Have the kernel end this process if it takes more."""
-    whole = math.ceil(seconds)
-    resource.setrlimit(resource.RLIMIT_CPU, (whole, whole + 1))
+    """Have the kernel kill this process if it exceeds the limits."""
+    rounded_up = math.ceil(seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (rounded_up, rounded_up + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(FileNotFoundError), open("/proc/self/statm") as file:  # Linux alone has it
         used = int(file.read().split()[0]) * resource.getpagesize()

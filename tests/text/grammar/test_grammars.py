@@ -231,7 +231,7 @@ class TestEnd:
 @pytest.mark.parametrize(
     "text", ['say "hi"', "a\n\tb", "back\\slash \\n", "café €", "\U0001f600", "a/b/", "\x7f\x01", "\u2028", "(.*)|'"]
 )
-def test_a_choice_is_its_text(text):
+def test_choice_matches_only_its_texts(text):
     tokens = tokenizer().encode(text)
     constraint = constraint_of(choice=[text, "something else"])
     for token in [*tokens, EOS]:

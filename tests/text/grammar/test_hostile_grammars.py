@@ -52,7 +52,7 @@ def until(condition):
         time.sleep(0.005)
 
 
-def test_each_is_refused_and_the_reason_is_kept(grammars, monkeypatch):
+def test_hostile_grammar_is_refused_and_the_refusal_is_cached(grammars, monkeypatch):
     refused = {}
     for name, (form, message) in HOSTILE.items():
         asked = StructuredOutputsParams(**form)
@@ -66,7 +66,7 @@ def test_each_is_refused_and_the_reason_is_kept(grammars, monkeypatch):
             grammars.constraint(asked, [EOS])
 
 
-def test_without_the_limits_at_a_glance_the_child_is_ended(grammars, monkeypatch):
+def test_child_is_killed_at_its_limits_without_static_checks(grammars, monkeypatch):
     """The same grammars, and some for which the glance has no limit, overflow the stack or exceed memory or time."""
     for name in ("MAX_DEPTH", "MAX_REFERENCES", "MAX_RULES", "MAX_PATTERNS"):
         monkeypatch.setattr(limits_module, name, 10**6)
@@ -84,7 +84,7 @@ def test_without_the_limits_at_a_glance_the_child_is_ended(grammars, monkeypatch
     assert grammars.constraint(GOOD, [EOS]).forced(1) == []
 
 
-def test_cpu_time_decides_however_busy_the_machine_is(grammars):
+def test_cpu_time_is_the_limit_on_a_busy_machine(grammars):
     """A worker that is stopped for a while, as by a busy machine, makes no refusal: the grammar is compiled afterwards."""
     grammars.limits = GrammarLimits(seconds=0.5)
     process = worker(grammars)
@@ -96,18 +96,18 @@ def test_cpu_time_decides_however_busy_the_machine_is(grammars):
     assert compilation.result(PATIENCE).constraint(V, [EOS]).forced(1) == []
 
 
-def test_one_that_finds_no_child_free_may_come_again(grammars):
+def test_grammar_without_a_free_child_may_be_retried(grammars):
     grammars.limits = GrammarLimits(seconds=60.0, wait=0.2)
     endless = [grammars.compile(ENDLESS_ONE), grammars.compile(ENDLESS_TWO)]
     until(lambda: len(worker(grammars).children()) == 2)
-    with pytest.raises(GrammarBusy, match="ask again later"):
+    with pytest.raises(GrammarBusy, match="try again later"):
         grammars.constraint(GOOD, [EOS])
     for compilation in endless:
         compilation.cancel()
     grammars.constraint(GOOD, [EOS])
 
 
-def test_the_same_grammar_is_compiled_once_for_all_who_wait(grammars, monkeypatch):
+def test_equal_grammars_are_compiled_once_for_all_waiting_requests(grammars, monkeypatch):
     tried, try_out = [], grammars._process.try_out
     monkeypatch.setattr(grammars._process, "try_out", lambda *given: tried.append(given) or try_out(*given))
     process = worker(grammars)
@@ -120,24 +120,24 @@ def test_the_same_grammar_is_compiled_once_for_all_who_wait(grammars, monkeypatc
     assert grammars.compile(GOOD).result(0) is first
 
 
-def test_kept_grammars_have_a_budget(grammars, monkeypatch):
+def test_cached_grammars_have_a_memory_budget(grammars, monkeypatch):
     """The oldest go first, but for those that somebody holds; what was measured of them is what they took in the child."""
     forms = [StructuredOutputsParams(choice=[letter * 20_000]) for letter in "abc"]
     held = grammars.compile(forms[0]).result(PATIENCE)
     assert 2**20 < held.num_bytes < 64 * 2**20
-    monkeypatch.setattr(grammars_module, "KEPT_BYTES", int(1.5 * held.num_bytes))
+    monkeypatch.setattr(grammars_module, "CACHED_BYTES", int(1.5 * held.num_bytes))
     for form in forms[1:]:
         grammars.constraint(form, [EOS])
     assert [*grammars._newest] == [forms[2]]
     gc.collect()
     assert {*grammars._in_use} == {forms[0], forms[2]}
     assert grammars.compile(forms[0]).result(0) is held
-    monkeypatch.setattr(grammars_module, "KEPT_GRAMMARS", 1)
+    monkeypatch.setattr(grammars_module, "CACHED_GRAMMARS", 1)
     grammars.constraint(GOOD, [EOS])
     assert [*grammars._newest] == [GOOD]
 
 
-def test_nothing_is_tried_for_those_who_have_left(grammars):
+def test_trial_is_cancelled_when_its_client_is_gone(grammars):
     grammars.limits = GrammarLimits(seconds=60.0)
     both = [grammars.compile(ENDLESS_ONE), grammars.compile(ENDLESS_ONE)]
     until(lambda: worker(grammars).children())
@@ -149,7 +149,7 @@ def test_nothing_is_tried_for_those_who_have_left(grammars):
     assert not grammars._under_way
 
 
-def test_an_interrupt_calls_it_off(grammars):
+def test_interrupt_cancels_the_trial(grammars):
     grammars.limits = GrammarLimits(seconds=60.0)
 
     def interrupt():
@@ -163,7 +163,7 @@ def test_an_interrupt_calls_it_off(grammars):
     grammars.constraint(GOOD, [EOS])
 
 
-def test_a_worker_that_is_lost_is_started_again(grammars):
+def test_lost_worker_is_restarted(grammars):
     grammars.limits = GrammarLimits(seconds=60.0)
     lost = worker(grammars)
     compilation = grammars.compile(ENDLESS_THREE)
@@ -177,18 +177,18 @@ def test_a_worker_that_is_lost_is_started_again(grammars):
     child.kill()
 
 
-def test_a_killed_child_is_no_refusal(grammars):
+def test_killed_child_does_not_refuse_the_grammar(grammars):
     """The kernel kills processes where memory is short, whosever fault that is."""
     grammars.limits = GrammarLimits(seconds=60.0)
     compilation = grammars.compile(ENDLESS_ONE)
     until(lambda: worker(grammars).children())
     worker(grammars).children()[0].kill()
-    with pytest.raises(GrammarBusy, match="ask again later"):
+    with pytest.raises(GrammarBusy, match="try again later"):
         compilation.result(PATIENCE)
     assert not grammars._refused
 
 
-def test_the_worker_ends_with_its_grammars():
+def test_worker_ends_with_its_object():
     made = Grammars(load_tokenizer(FAMILY / "target"), V, [EOS])
     made.constraint(GOOD, [EOS])
     process = worker(made)
@@ -197,7 +197,7 @@ def test_the_worker_ends_with_its_grammars():
     until(lambda: not process.is_running())
 
 
-def test_what_may_come_is_found_before_the_first_request(grammars):
+def test_forced_text_is_walked_once_by_the_compiling_thread(grammars):
     """A text of 60,000 characters that has to come is walked through once, by the thread that compiles, and what follows
     costs about what it does for a short one (without that, 200 times as much)."""
     long, short = (
@@ -265,7 +265,7 @@ def test_limits_name_field_and_value():
         GrammarLimits(wait=-1)
 
 
-def test_what_is_usual_passes_at_a_glance():
+def test_usual_grammars_pass_the_static_checks():
     defs = {f"d{i}": {"type": "object", "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(200)}
     fields = {f"f{i}": {"type": "string", "pattern": f"^[a-z]{{{i}}}$"} for i in range(100)}
     schema = {"$defs": {**defs, "d200": {}}, "type": "object", "properties": {**fields, "d": {"$ref": "#/$defs/d0"}}}
@@ -299,7 +299,7 @@ UNITS = [
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_the_first_look_takes_time_in_proportion(unit):
+def test_static_checks_take_linear_time(unit):
     """It runs on the event loop of a server. Any of these texts took seconds if a pattern went back over it."""
     grammar = StructuredOutputsParams(grammar="start: " + unit * (2**18 // len(unit)))
     started = time.thread_time()
@@ -308,7 +308,7 @@ def test_the_first_look_takes_time_in_proportion(unit):
     assert time.thread_time() - started < 0.5
 
 
-def test_a_schema_as_deep_as_python_goes(grammars):
+def test_deep_schema_is_refused_at_any_stack_depth(grammars):
     """However deep the stack is already on which it is looked at, it is a refusal and no other error."""
 
     def refused(frames: int, depth: int) -> bool:
