@@ -4,6 +4,19 @@ report = convert("path/to/hf-folder", "path/to/converted", dtype="bfloat16")
 config, params = load_folder("path/to/either")
 config, params = load_draft("path/to/a-draft-head")
 problems = check("path/to/converted")
+
+cli.py               the ``jspec-convert`` command
+conversion.py        ``convert``
+checkpoint.py        writes parameters as an Orbax checkpoint
+chunks.py            chunk shapes of stored arrays
+manifest.py          writes the manifest
+staging.py           atomic creation of a folder
+listing.py           the text of ``--dry-run``
+quantize.py          quantises parameters
+draft_vocabulary.py  chooses the tokens of a reduced vocabulary
+reduce.py            reduces a drafter to them
+export.py            draft heads in their public layouts
+verify.py            compares a converted folder with its source
 """
 
 from convert.conversion import Report, convert

@@ -1,4 +1,4 @@
-"""Several prompts in one batch, greedy beside sampled, and what speculation made of each.
+"""Several prompts in one batch, greedy beside sampled, and the statistics of speculation of each.
 
 Run it with ``python examples/batch_generation.py``. It uses the small family of models that comes with jspec; give the
 folders of your own with ``--target`` and ``--draft``.

@@ -1,4 +1,4 @@
-"""Answers to a file of prompts, by as many engines as there is room for, in a job that goes on where it was killed.
+"""Completions of a file of prompts by the engines of a Ray cluster, in a job that resumes after it was killed.
 
 Run it with ``python examples/ray_data.py prompts.jsonl answers.jsonl``, where each line of the first file is
 ``{"prompt": text}``. It needs ``pip install 'jspec[ray]'``. On a cluster, start it where ``ray.init()`` finds the head, with

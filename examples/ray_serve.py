@@ -1,4 +1,4 @@
-"""A model behind Ray Serve: engines that come and go with the load, and texts that stream.
+"""A model behind Ray Serve: engines scaled with the load, and streamed texts.
 
 Run it with ``python examples/ray_serve.py``, and ask it with
 ``curl -N http://127.0.0.1:8000/ -d '{"prompt": "import os", "max_tokens": 32}'``. It needs ``pip install 'jspec[ray]'``.

@@ -1,4 +1,4 @@
-"""A seed means one text: alone, in company, at another place of the list, and for any drafter at one pinned width.
+"""A seed gives one text: alone, in a batch, at any index of the list, and with any drafter at a pinned width.
 
 Run it with ``python examples/reproduce_a_seed.py``.
 """

@@ -1,4 +1,4 @@
-"""A completion as it grows, and three callers of one event loop whose requests are decoded together.
+"""A streamed completion, and three clients of one event loop whose requests are decoded together.
 
 Run it with ``python examples/stream_and_serve.py``.
 """

@@ -1,6 +1,6 @@
 """What a caller waits for beside the device: ``jspec.generate``, and ``jspec.stream`` with a caller that is idle or busy.
 
-    python -m benchmarks.engine_thread --shape tiny --dtype float32 --new 512
+    python -m benchmarks.engine.thread --shape tiny --dtype float32 --new 512
 
 Each line has the median of a few runs. The wall time of ``jspec.generate`` is compared with the time that the device takes
 for the same programs when they are sent once more, all of them at once, so that it never waits for the host. Streams
@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 import jspec
-from benchmarks.programs import Bench
+from benchmarks.rounds.programs import Bench
 from benchmarks.shapes import SHAPES
 from jspec.config import EngineConfig, Speculation
 from jspec.drafting.methods import drafter_for

@@ -23,7 +23,7 @@ from jspec.commands.demo import FAMILY
 from jspec.doctor import Trial, diagnose, read_prompts
 from jspec.doctor.diagnosis import token_ids, verdict
 from jspec.doctor.trials import Text, Trials
-from jspec.doctor.variants import tried
+from jspec.doctor.variants import try_variants
 from jspec.models import flat_params
 from jspec.outputs import Stats
 
@@ -214,7 +214,7 @@ def test_a_block_drafter_of_the_other_layout_is_named(name):
     params = flat_params(trained_head(right))
 
     def found(config):
-        trials = tried(target(), config, params, texts, 3, "float32", HeadOptions())
+        trials = try_variants(target(), config, params, texts, 3, "float32", HeadOptions())
         return verdict(trials[0].stats, trials)
 
     assert found(right)[0] == "healthy"
