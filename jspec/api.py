@@ -16,7 +16,7 @@ from jspec.drafting.corpus import Corpus
 from jspec.drafting.methods import method_of
 from jspec.engine.adaptive.cost_table import CostTable, Way, every_way
 from jspec.llm import LLM, check_lossless, same_text_for_every_K
-from jspec.loading.memory_budget import fitted
+from jspec.loading.memory_budget import with_num_pages
 from jspec.loading.pair import Path, check_pair, default_params, load_modules, open_pair, require_shards
 from jspec.outputs import Delta, Result
 from jspec.registry import MTP
@@ -140,12 +140,12 @@ def load(
     defaults = default_params(pair.target, generation_config)
     target_config = pair.target.target_config
     config = _engine_config(engine_fields, target_config)
-    checked = check_pair(pair, target_config, speculation, config.max_len)
+    checked = check_pair(pair, speculation, config.max_len)
     draft_config, speculation = checked.draft_config, checked.speculation
     draft_is_model = checked.draft is None or (draft_config is not None and draft_config.language_model is not None)
     shards = shards_of(tensor_parallel, draft_tensor_parallel, draft_is_model, expert_parallel)
     require_shards(shards, target_config, draft_config)
-    config = fitted(target_config, draft_config, config, width or checked.num_draft_tokens + 1, share, shards)
+    config = with_num_pages(target_config, draft_config, config, width or checked.num_draft_tokens + 1, share, shards)
     method = method_of(checked.draft)
     seconds = None if costs is None else _seconds(costs, method, speculation, config.batch_buckets)
     model, draft_model, make_drafter = load_modules(checked, config.dtype, *shards, check_files=check_files)

@@ -60,12 +60,10 @@ def export_draft(
     """
     require(dtype in NUMPY_DTYPES, "dtype", dtype, f"one of {', '.join(NUMPY_DTYPES)}")
     require(config.quantization is None, "quantization", config.quantization, "None: these layouts have no scales")
-    formats = [
-        head_format for head_format in map(resolve, entry_of(config).formats) if head_format.write_config is not None
-    ]
+    formats = [entry for entry in map(resolve, entry_of(config).formats) if entry.write_config is not None]
     if not formats:
         raise ValueError(f"config={type(config).__name__}: expected a draft head; PARD is a language model")
-    named = {head_format.name: head_format for head_format in reversed(formats)}
+    named = {entry.name: entry for entry in reversed(formats)}
     ok = layout in (None, *named)
     require(ok, "layout", layout, f"None or one of {', '.join(named)} for the method {config.method}")
     chosen = formats[0] if layout is None else named[layout]

@@ -100,9 +100,7 @@ def decoder_layout(config: ModelConfig, tensors: dict[str, Tensor]) -> Layout:
         rearrange(config, with_stacked_experts(config, tensors)),
         duplicates={OUTPUT_HEAD: embedding} if stored_twice else {},
         tied_by="tie_word_embeddings",
-        left_out=frozenset(
-            name for name, tensor in tensors.items() if 0 in tensor.shape or name.startswith(_of_mtp(config))
-        ),
+        left_out=frozenset(name for name in tensors if 0 in tensors[name].shape or name.startswith(_of_mtp(config))),
         notes=(FOUR_BITS,) if config.experts is not None and config.experts.stored == "mxfp4" else (),
     )
 

@@ -20,8 +20,8 @@ from jspec.doctor.trials import Text
 from jspec.doctor.variants import Trial, try_variants
 from jspec.drafting.methods import drafter_for, method_of
 from jspec.llm import LLM, Prompt
-from jspec.loading.compatibility import with_positions, within_reach
-from jspec.loading.memory_budget import fitted
+from jspec.loading.compatibility import with_available_drafts, with_positions
+from jspec.loading.memory_budget import with_num_pages
 from jspec.loading.pair import Path, build_draft_module, check_compatible, open_checkpoints
 from jspec.models import build
 from jspec.outputs import Stats
@@ -129,9 +129,9 @@ def diagnose(
     with warnings.catch_warnings():  # the checks report the same
         warnings.simplefilter("ignore", UserWarning)
         known = with_positions(config, given, engine.max_len)
-        speculation = within_reach(Speculation(num_draft_tokens), known)
+        speculation = with_available_drafts(Speculation(num_draft_tokens), known)
     results += [checks.position_limit(config, given, known), *checks.head_inputs(config, known, options)]
-    engine = fitted(config, known, engine, speculation.most_draft_tokens + 1, share=0.9)
+    engine = with_num_pages(config, known, engine, speculation.most_draft_tokens + 1, share=0.9)
 
     model = build(config.for_length(engine.max_len), target_checkpoint.language_model(dtype)[1], dtype)
     params = dict(draft_checkpoint.params(dtype))

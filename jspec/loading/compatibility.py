@@ -36,7 +36,7 @@ def check_options(draft: DraftConfig | str | None, speculation: Speculation):
             )
 
 
-def within_reach(speculation: Speculation, draft: ModelConfig | HeadConfig) -> Speculation:
+def with_available_drafts(speculation: Speculation, draft: ModelConfig | HeadConfig) -> Speculation:
     """``speculation`` with no more drafts than the draft has weights for.
 
     It warns if that is fewer than the user asked for, or if the draft head was trained to draft fewer.

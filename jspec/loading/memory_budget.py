@@ -82,7 +82,7 @@ def _local(config: ModelConfig, shards: Shards | None) -> ModelConfig:
     return config if shards is None else shards.local(config)
 
 
-def fitted(
+def with_num_pages(
     target: ModelConfig,
     draft: ModelConfig | HeadConfig | None,
     config: EngineConfig,

@@ -17,7 +17,7 @@ from jspec.config import ModelConfig, Shards, Speculation
 from jspec.config.heads import DraftConfig, HeadConfig
 from jspec.drafting.base import Drafter
 from jspec.drafting.methods import drafter_for
-from jspec.loading.compatibility import check_options, check_tokenizers, with_positions, within_reach
+from jspec.loading.compatibility import check_options, check_tokenizers, with_available_drafts, with_positions
 from jspec.models import Decoder, build, build_head
 from jspec.models.sharding import build_shards, mesh_of, on_every_device
 from jspec.registry import MTP, DraftMethod, choose, chosen_by_name, resolve
@@ -138,23 +138,22 @@ def default_params(target: Checkpoint, generation_config: str) -> SamplingParams
         raise ValueError(f"{fields.where}: {error}; correct it, or load with generation_config='jspec'") from None
 
 
-def check_pair(pair: Pair, target: ModelConfig, speculation: Speculation, max_len: int) -> CheckedPair:
+def check_pair(pair: Pair, speculation: Speculation, max_len: int) -> CheckedPair:
     """The pair with its configs, after everything but weights was read and checked.
 
     Args:
       pair: target and draft.
-      target: the target's config.
       speculation: how to draft.
       max_len: the longest text, in tokens.
 
     Raises:
       ValueError: the draft was made for another target, or has no use for an option of ``speculation``.
     """
-    tokenizer, target = pair.target.tokenizer, target.for_length(max_len)
+    tokenizer, target = pair.target.tokenizer, pair.target.target_config.for_length(max_len)
     draft: DraftConfig | str | None = None
     if isinstance(pair.draft, Checkpoint):
         config = pair.draft.config
-        speculation = within_reach(speculation, config)
+        speculation = with_available_drafts(speculation, config)
         check_compatible(target, config, tokenizer, pair.draft)
         draft = with_positions(target, config, max_len)
     elif pair.draft is not None:

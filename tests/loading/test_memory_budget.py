@@ -52,22 +52,22 @@ def test_what_does_not_fit_is_refused_with_numbers(monkeypatch):
     config = dataclasses.replace(CONFIG, num_pages=15)
     need = memory_budget.budget(TARGET, DRAFT, config, 5).total
     monkeypatch.setattr(memory_budget, "free_bytes", lambda: need)
-    assert memory_budget.fitted(TARGET, DRAFT, config, 5, 0.9) == config
+    assert memory_budget.with_num_pages(TARGET, DRAFT, config, 5, 0.9) == config
     monkeypatch.setattr(memory_budget, "free_bytes", lambda: need - 1)
     with pytest.raises(
         MemoryError, match=r"num_pages=15 of 8 .*max_batch=3 x max_len=40.*are free; lower max_batch, max"
     ):
-        memory_budget.fitted(TARGET, DRAFT, config, 5, 0.9)
+        memory_budget.with_num_pages(TARGET, DRAFT, config, 5, 0.9)
 
 
 def test_the_pool_takes_what_remains(monkeypatch):
     """On a GPU the share of its memory that is left; elsewhere what the rows can use, up to 4 GiB."""
     one_row = dataclasses.replace(CONFIG, num_pages=CONFIG.pages_per_row)
-    assert memory_budget.fitted(TARGET, DRAFT, CONFIG, 5, 0.9).num_pages == 3 * 5
+    assert memory_budget.with_num_pages(TARGET, DRAFT, CONFIG, 5, 0.9).num_pages == 3 * 5
     monkeypatch.setattr(memory_budget, "GIB", 2000)  # a page takes 2,048 bytes
     monkeypatch.setattr(memory_budget, "free_bytes", lambda: 0)
     with pytest.raises(MemoryError, match="num_pages=5 "):
-        memory_budget.fitted(TARGET, DRAFT, CONFIG, 5, 0.9)
+        memory_budget.with_num_pages(TARGET, DRAFT, CONFIG, 5, 0.9)
 
     monkeypatch.setattr(memory_budget, "on_gpu", lambda: True)
     need = memory_budget.budget(TARGET, DRAFT, one_row, 5)
@@ -75,7 +75,7 @@ def test_the_pool_takes_what_remains(monkeypatch):
     for free in (10**6, 10**8):
         monkeypatch.setattr(memory_budget, "free_bytes", lambda free=free: free)
         fits = (0.5 * free - need.weights - need.work) / page
-        pages = memory_budget.fitted(TARGET, DRAFT, CONFIG, 5, 0.5).num_pages
+        pages = memory_budget.with_num_pages(TARGET, DRAFT, CONFIG, 5, 0.5).num_pages
         assert 15 / 16 * fits - 1 <= pages <= fits
         assert pages % 2 ** max(pages.bit_length() - 5, 0) == 0  # the same, if a little less is free
 

@@ -68,9 +68,8 @@ def dequantized(
     replaced, left_out, note = dict(tensors), set(), ""
     for name, shape in shapes.items():
         module = name.removesuffix(WEIGHT)
-        parts = WeightTensors(
-            module, {end: replaced[module + end] for end in stored.ends if module + end in replaced}, where
-        )
+        ends = {end: replaced[module + end] for end in stored.ends if module + end in replaced}
+        parts = WeightTensors(module, ends, where)
         if len(shape) != 2 or module == name or not stored.is_quantized(parts.tensors):
             continue
         _require_quantized(parts, name, replaced, stored)

@@ -34,10 +34,7 @@ def read_ropes(config: Fields, windows: Windows) -> Ropes:
 def read_ropes_of_some_layers(config: Fields, windows: Windows) -> Ropes:
     """The fields ``rope`` and ``layer_ropes`` where some layers do not rotate (SmolLM3)."""
     rope, rotated = read_rope(config), rotated_layers(config, len(windows))
-    return {
-        "rope": rope,
-        "layer_ropes": () if all(rotated) else tuple(rope if rotates else None for rotates in rotated),
-    }
+    return {"rope": rope, "layer_ropes": () if all(rotated) else tuple(rope if flag else None for flag in rotated)}
 
 
 def read_ropes_by_attention(config: Fields, windows: Windows) -> Ropes:
