@@ -222,6 +222,11 @@ def load_folder(path: str | os.PathLike, dtype: str | None = None) -> tuple[Mode
 
     Raises:
       Refusal: one sentence with the file and the reason.
+
+    Example::
+
+        config, params = load_folder("path/to/target", dtype="bfloat16")
+        print(config.num_layers, params["embedding.weight"].shape)
     """
     config, params = Checkpoint.open(path).language_model(dtype)
     return config, dict(params)
@@ -253,6 +258,11 @@ def load_draft(
 
     Raises:
       Refusal: one sentence with the file and the reason.
+
+    Example::
+
+        config, params = load_draft("path/to/eagle3")
+        print(config.method, sum(array.size for array in params.values()))
     """
     options = HeadOptions(aux_convention, norm_output, mask_token_id, mask_first, mtp)
     checkpoint = Checkpoint.open(path, options)

@@ -30,7 +30,16 @@ from jspec.text.prompts import Prompt
 
 
 class QueueFull(RuntimeError):
-    """As many requests wait as ``max_waiting`` allows."""
+    """As many requests wait as ``max_waiting`` allows.
+
+    Example::
+
+        engine = jspec.load("path/to/target", max_waiting=8).engine
+        try:
+            engine.add("def main(", max_tokens=64)
+        except jspec.QueueFull:
+            print("try again later")
+    """
 
 
 class Engine:
@@ -67,6 +76,14 @@ class Engine:
       frontend: knows the tokenizer.
       gateway: how callers reach the engine's thread.
       guard: notices what is compiled after ``warmup``, and warns; ``guard.on_compile = "raise"`` makes it an error.
+
+    Example::
+
+        engine = jspec.load("path/to/target").engine
+        request = engine.add("def main(", max_tokens=64)
+        while engine.unfinished:
+            for delta in engine.step():
+                print(delta.id == request, delta.text)
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class RaggedView(View):
 
         positions = jnp.array([[4, 5], [9, 0]])
         valid = jnp.array([[True, True], [True, False]])  # two tokens of row 0, and one of row 1
-        view = RaggedView.of(PagedView(jnp.array([[1], [2]]), positions, valid), R=3)
+        view = RaggedView.of(PagedView(jnp.array([[1], [2]]), positions, valid), Q=3)
         assert view.positions.tolist() == [[4, 5, 9]]
     """
 

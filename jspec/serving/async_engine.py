@@ -41,6 +41,12 @@ class AsyncEngine:
 
     Attributes:
       llm: the same.
+
+    Example::
+
+        async def complete(prompt: str) -> str:
+            async with jspec.AsyncEngine(jspec.load("path/to/target")) as engine:
+                return "".join([delta.text async for delta in engine.generate(prompt, max_tokens=64)])
     """
 
     def __init__(self, llm: LLM):
@@ -217,6 +223,12 @@ class Group:
 
     Raises:
       RuntimeError: an exception ended the engine's thread, which is the cause of this one.
+
+    Example::
+
+        async def print_all(engine: jspec.AsyncEngine, requests):  # made by ``llm.engine.request``
+            async for index, delta in engine.start(requests):
+                print(index, delta.text)
     """
 
     def __init__(self, client: Client, ids: Sequence[int], ended: Callable[[Client], None]):

@@ -45,7 +45,7 @@ class TrainingPlan:
 
     Example::
 
-        plan = Plan(steps=4000, peak_rate=1e-3, weight_decay=0.1, tokens_per_step=32768, length=1024)
+        plan = TrainingPlan(steps=4000, peak_rate=1e-3, weight_decay=0.1, tokens_per_step=32768, length=1024)
         assert plan.batch_shape == (32, 1024)
     """
 

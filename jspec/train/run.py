@@ -56,7 +56,7 @@ class TrainingRun:
 
     Example::
 
-        plan = Plan(steps=4000, peak_rate=1e-3, weight_decay=0.1)
+        plan = TrainingPlan(steps=4000, peak_rate=1e-3, weight_decay=0.1)
         paths = [pathlib.Path("path/to/target"), pathlib.Path("path/to/texts"), pathlib.Path("path/to/run")]
         run = TrainingRun("eagle3", *paths, plan, Sizes(num_draft_tokens=7))
     """
@@ -132,7 +132,7 @@ def train(run: TrainingRun) -> dict:
 
     Example::
 
-        plan = Plan(steps=4000, peak_rate=1e-3, weight_decay=0.1)
+        plan = TrainingPlan(steps=4000, peak_rate=1e-3, weight_decay=0.1)
         paths = [pathlib.Path("path/to/target"), pathlib.Path("path/to/texts"), pathlib.Path("path/to/run")]
         figures = train(TrainingRun("eagle3", *paths, plan))
         llm = jspec.load("path/to/target", draft="path/to/run/head")
