@@ -177,16 +177,19 @@ def test_an_interrupt_while_the_thread_begins(warm):
     llm, expected = warm
     gateway = llm.engine.gateway
 
-    def first(llm):
-        gateway._thread = None  # as if nobody had called before
-        return texts(llm)
+    def forget_thread():
+        """As if nobody had called before."""
+        gateway.running()._stop()
+        gateway._thread = None
 
+    forget_thread()
     with Interruption() as counting:
-        first(llm)
+        texts(llm)
     files = tuple(str(pathlib.Path(JSPEC, "engine", name)) for name in ("thread.py", "gateway.py", "jax_settings.py"))
     for at in [at for (code, _), at in counting.places.items() if code.co_filename in files]:
+        forget_thread()
         with pytest.raises(KeyboardInterrupt), Interruption(by_signal, at):
-            first(llm)
+            texts(llm)
         assert texts(llm) == expected
         assert_nothing_is_held(llm.engine)
 
