@@ -128,7 +128,7 @@ class Interruption:
 
 
 def interrupted(call, llm, how, files: tuple[str, ...] = ()):
-    """Call once for each place in these files of the engine, or in all of jspec, with an interrupt there; yields after each."""
+    """Call once for each place in these files of the engine, or in all of jspec, with an interrupt there; yield after each."""
     with Interruption() as counting:
         call(llm)
     within = tuple(str(pathlib.Path(JSPEC, "engine", name)) for name in files) or JSPEC
@@ -141,7 +141,7 @@ def interrupted(call, llm, how, files: tuple[str, ...] = ()):
         except KeyboardInterrupt:
             came += 1
         yield at
-    assert came > 0.9 * len(ats) > 10  # a place where a caller waits longer may not be come by
+    assert came > 0.9 * len(ats) > 5  # a place where a caller waits longer may not be come by
 
 
 def by_signal():
