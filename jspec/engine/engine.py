@@ -239,7 +239,7 @@ class Engine:
     def unfinished(self) -> bool:
         """Whether ``step`` has anything more to return: a request that was added has not ended, or was not told."""
         added = self._added  # looked at in the order in which a request moves on, so that none is overlooked
-        arriving = any(one.client is added for one in self.gateway.arriving)
+        arriving = added in [submission.client for submission in self.gateway.arriving]
         return arriving or bool(added.unfinished) or not added.outputs.empty()
 
     def metrics(self) -> Metrics:
