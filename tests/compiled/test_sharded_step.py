@@ -81,7 +81,7 @@ def test_ways_to_add_up_compile(way, kinds):
     mesh = gpus(SHARDS.count, AXIS)
     shapes = [((16, 4096), ()), ((2, 16, 4096), (AXIS,)), ((4096,), ())]
     args = [jax.ShapeDtypeStruct(s, jnp.bfloat16, sharding=NamedSharding(mesh, PartitionSpec(*at))) for s, at in shapes]
-    hlo = compiled_on(mesh, benchmarks.sums.chained(way, 16, mesh), *args).as_text()
+    hlo = compiled_on(mesh, benchmarks.kernels.sums.chained(way, 16, mesh), *args).as_text()
     op_kinds = {op.kind for op in launched(hlo, loop=True)}
     assert sorted(op_kinds - {"fusion", "copy"}) == kinds
 
