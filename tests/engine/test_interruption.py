@@ -128,7 +128,10 @@ class Interruption:
 
 
 def interrupted(call, llm, how, files: tuple[str, ...] = ()):
-    """Call once for each place in these files of the engine, or in all of jspec, with an interrupt there; yield after each."""
+    """Call once for each place in these files of the engine, or in all of jspec, with an interrupt there.
+
+    Yields after each call.
+    """
     with Interruption() as counting:
         call(llm)
     within = tuple(str(pathlib.Path(JSPEC, "engine", name)) for name in files) or JSPEC
