@@ -1,10 +1,10 @@
 """What each file of tests costs: seconds of CPU, and how much is traced, lowered and compiled.
 
 ``build/test-costs.json`` is written at the end of every run. Seconds depend on the machine; the numbers of traces, of
-compilations and of StableHLO operations hardly do, so ``make test`` fails where they pass the budget in
-``tests/costs_budget.json``, once ``make budget`` has written it. A file that shares engines with others pays for them if it comes first, which is why a file may
-exceed its own figure by more than all files together may exceed theirs. ``make budget`` writes the figures of the last
-run as the new budget.
+compilations and of StableHLO operations hardly do. ``make test`` fails where they pass the budget in
+``tests/costs_budget.json``, once ``make budget`` has made the figures of a run the budget. A file that shares engines with
+others pays for them if it comes first, which is why a file may exceed its own figure by more than all files together may
+exceed theirs.
 """
 
 import collections
