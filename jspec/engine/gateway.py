@@ -57,10 +57,7 @@ class Gateway:
         thread = self._thread
         if thread is None or thread.ended:
             thread = self._begun()
-        if thread.is_current:
-            raise RuntimeError(
-                "the engine is busy with a step that called this; a callback cannot use the engine that calls it"
-            )
+        thread.require_other()
         if (view := jax_settings.view()) != thread.view:  # it may have changed for all threads
             jax_settings.require_same(view, thread.call(jax_settings.view))
         return thread
@@ -73,7 +70,11 @@ class Gateway:
         """
         thread = self.running()
         client = thread.client(self._next_client(), outputs, deliver, streams=True)
-        return client, self._submit(thread, client, requests)
+        try:
+            return client, self._submit(thread, client, requests)
+        except BaseException:
+            client.cancel()
+            raise
 
     def add(self, request: Request, client: Client) -> int:
         """Have a request of a client served that may have others; returns its id.
@@ -118,7 +119,7 @@ class Gateway:
         if thread is not None and not thread.ended:
             for client in clients:
                 thread.post(Cancel(client.number))
-            with contextlib.suppress(RuntimeError):  # if the thread ends, so do the requests
+            with contextlib.suppress(RuntimeError):  # the thread has ended, and so have the requests
                 thread.call(lambda: None)
 
     @contextlib.contextmanager

@@ -14,9 +14,8 @@ from jspec.engine import jax_settings
 from jspec.engine.client import Cancel, Client, Deliver, Failure, Submission
 from jspec.engine.core import EngineCore
 
-PATIENCE = (
-    0.1  # seconds after which who waits looks whether the thread lives. Not every signal wakes a thread that waits
-)
+# Seconds after which a caller that waits looks whether the thread lives. Not every signal wakes a caller that waits.
+PATIENCE = 0.1
 
 _WAKE, _STOP = "wake", "stop"
 
@@ -77,10 +76,12 @@ class EngineThread:
         """Whether Python ends."""
         return self._stopped
 
-    @property
-    def is_current(self) -> bool:
-        """Whether it is the thread that asks."""
-        return self._thread.ident == threading.get_ident()
+    def require_other(self):
+        """Raise a RuntimeError if this thread itself asks, which would wait for itself."""
+        if self._thread.ident == threading.get_ident():
+            raise RuntimeError(
+                "the engine is busy with a step that called this; a callback cannot use the engine that calls it"
+            )
 
     def client(self, number: int, outputs: Any, deliver: Deliver, streams: bool) -> Client:
         """A new client, which has submitted nothing."""
@@ -110,9 +111,10 @@ class EngineThread:
           idle: wait until no request waits or is under way.
 
         Raises:
-          RuntimeError: the thread has ended.
+          RuntimeError: the thread has ended, or is the caller.
           Exception: what the function raised.
         """
+        self.require_other()
         call = Call(function, idle)
         try:
             self._commands.put(call)
