@@ -232,7 +232,7 @@ def launch_attention(
     merges = launch.num_splits > 1  # ragged tokens are merged in rows
     rows, tokens = (B, T) if launch.ragged_tokens is None or merges else (1, launch.ragged_tokens)
     attention = jax.ShapeDtypeStruct((rows, tokens * N, H), dtype)
-    outputs: Any = kernel_call(
+    outputs = kernel_call(
         kernel,
         *args,
         grid=(pl.cdiv(T * launch.R, launch.block_queries), launch.G, launch.num_splits, B),
@@ -243,9 +243,9 @@ def launch_attention(
         interpret=interpret,
         launch=launch,
     )
-    made, attended = outputs[: len(others)], outputs[len(others) :]
-    out = attended[0] if launch.num_splits == 1 else merge_splits(*attended, last, dtype, interpret=interpret)
-    return *made, out.reshape(rows, tokens, N, H)
+    first, outputs = outputs[: len(others)], outputs[len(others) :]
+    out = outputs[0] if launch.num_splits == 1 else merge_splits(*outputs, last, dtype, interpret=interpret)
+    return *first, out.reshape(rows, tokens, N, H)
 
 
 def tile_loader(k_ref, v_ref, g, H: int) -> Callable:
