@@ -15,7 +15,7 @@ demo: $(VENV)/run
 test: $(VENV)/test  # everything but the long statistical tier and what needs a GPU
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-nightly: $(VENV)/test  # cross products of what `make test` covers in pairs, about 45 minutes
+nightly: $(VENV)/test  # cross products of what `make test` covers in pairs
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m nightly
 
 long: $(VENV)/test  # the statistical tests at full power, minutes each
