@@ -57,7 +57,7 @@ def test_each_json_file_is_parsed_once(target, tmp_path, parses, draft, converte
         convert(folder, tmp_path / "converted")
         target, folder = target.parent / "converted", tmp_path / "converted"
     parses.clear()
-    jspec.load(target, folder, verify=converted, **SMALL)
+    jspec.load(target, folder, check_files=converted, **SMALL)
     names = {"config.json", "generation_config.json", "tokenizer_config.json"}
     assert {(target / name).resolve() for name in names} <= parses.keys()
     assert converted or (folder / "config.json").resolve() in parses  # that of a converted head is in its manifest
@@ -79,7 +79,7 @@ def test_each_json_file_is_parsed_once_for_layers_in_the_target(tmp_path, parses
         convert(folder, tmp_path / "out")
         folder = tmp_path / "out"
     parses.clear()
-    jspec.load(folder, "mtp", verify=converted, **SMALL)
+    jspec.load(folder, "mtp", check_files=converted, **SMALL)
     assert set(parses.values()) == {1}
 
 
