@@ -210,18 +210,18 @@ def test_an_interrupt_ends_the_wait_at_once_and_what_has_begun_is_completed(held
 INTERRUPTED = """
 import os, sys, threading, time
 import jax
-from jspec.engine.runner import compile as compiling
 from jspec.engine.runner.compile import Program, compile_all
 
-finish, wait_for = Program._finish, compiling._wait_for
+finish, asked, PROGRAMS = Program._finish, [], 50
 
 def say(line):  # in one piece, although two threads speak
     os.write(1, line.encode() + bytes([10]))
 
-def waiting(ended):  # all programs are traced by now: in JAX's own callbacks an interrupt may get lost
-    say("waits")
-    compiling._wait_for = wait_for
-    return wait_for(ended)
+def is_wanted():  # all programs are traced when it is asked once more: in JAX's own callbacks an interrupt may get lost
+    asked.append(None)
+    if len(asked) == PROGRAMS + 1:
+        say("waits")
+    return True
 
 def slowly(self, lowered, args):
     say("begins " + self.name)
@@ -229,9 +229,10 @@ def slowly(self, lowered, args):
     finish(self, lowered, args)
     say("ends " + self.name)
 
-Program._finish, compiling._wait_for = slowly, waiting
+Program._finish = slowly
 shape = jax.ShapeDtypeStruct((3,), "float32")
-compile_all([(Program(lambda x: x + 1, 0, name=str(number)), (shape,)) for number in range(50)], threads=2)
+programs = [(Program(lambda x: x + 1, 0, name=str(number)), (shape,)) for number in range(PROGRAMS)]
+compile_all(programs, threads=2, is_wanted=is_wanted)
 """
 
 
