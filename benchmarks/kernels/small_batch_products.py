@@ -234,7 +234,8 @@ def neighbours(case: Case, tiling: Any, choice: dict[str, Sequence[Any]]) -> Ite
         other = dataclasses.replace(tiling, **dict(zip(choice, values, strict=True)))
         fits_registers = other.outputs * other.tokens <= 128 * 32 * other.num_warps
         is_read = (128 if case.kind == "int4" else 64) <= other.inputs <= case.shape[1]
-        is_read &= case.kind not in STREAMED or other.num_splits == 1 or case.shape[1] % (other.num_splits * other.inputs) == 0
+        splits = other.num_splits if case.kind in STREAMED else 1
+        is_read &= splits == 1 or case.shape[1] % (splits * other.inputs) == 0
         # Four warps of Hopper multiply 64 rows of the left operand, and so half of one with 32.
         fills = case.kind not in STREAMED or (other.outputs if other.weight_first else other.tokens) >= 64
         most_tokens = max(64 if case.kind in STREAMED else 16, 2 * case.tokens - 1)

@@ -1,6 +1,7 @@
 """``jspec bench latency`` and ``jspec bench throughput``: the requests that they send, and the figures that they report."""
 
 import json
+import time
 
 import jax
 import pytest
@@ -125,7 +126,9 @@ def test_ctrl_c_ends_throughput(calls, message, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert f"interrupted {message}" in err
     assert ("Throughput" in out) == (calls == 2)
-    metrics = engine.metrics()
+    deadline = time.monotonic() + 20  # the engine's thread cancels the requests at its next step
+    while (metrics := engine.metrics()).pages_used and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert (metrics.num_running, metrics.num_waiting, metrics.pages_used) == (0, 0, 0)
 
 
