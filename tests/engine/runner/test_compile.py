@@ -139,9 +139,17 @@ def test_all_are_compiled_those_that_are_not_yet(traced):
 
 
 def test_programs_are_traced_while_others_compile(traced, held):
-    waiting = threading.Timer(0.5, lambda: (seen.append(list(traced)), held.set()))
-    seen, programs = [], numbered(3)
-    waiting.start()
+    programs = numbered(3)
+
+    def release():
+        deadline = time.monotonic() + 10
+        while len(traced) < len(programs) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        seen.append(list(traced))
+        held.set()
+
+    seen: list[list[str]] = []
+    threading.Thread(target=release).start()
     compile_all(programs, threads=1)
     assert seen == [["adds 0", "adds 1", "adds 2"]]
     assert all(adds.compiled for adds, _ in programs)
@@ -154,11 +162,12 @@ def test_so_many_compile_at_a_time(held, monkeypatch, threads, expected):
     def count(self, lowered, args):
         at_once.append(self)
         most.append(len(at_once))
+        if len(at_once) == expected:  # one more would have time to begin
+            threading.Timer(0.1, held.set).start()
         finish(self, lowered, args)
         at_once.remove(self)
 
     monkeypatch.setattr(Program, "_finish", count)
-    threading.Timer(0.3, held.set).start()
     compile_all(numbered(4), threads)
     assert max(most) == expected
 
