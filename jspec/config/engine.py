@@ -45,7 +45,7 @@ class EngineConfig:
       read_ahead: how many prompts may be read, or have been read, while all rows decode, so that a row never waits for
         its next request's prompt. None is half of ``max_batch``, but at most 16, and 0 below 4 rows.
       expand_latents: whether prefill may compute keys and values of all heads from latents, on GPUs that have a kernel for
-        it (``jspec.pallas.mla.prefill``). Passes then read texts of no more than ``pages_of_pass`` pages.
+        it (``jspec.pallas.mla.prefill``). Passes then read texts of no more than ``pages_of_prefill`` pages.
       logprobs_mode: which distribution log-probabilities are of: ``raw_logprobs``, the target's own, or
         ``processed_logprobs``, the one that tokens are drawn from (at temperature 0: that of temperature 1).
     """
@@ -139,7 +139,7 @@ class EngineConfig:
         return min(self.prefill_chunk or CHUNK, self.max_len)
 
     @property
-    def segment_buckets(self) -> tuple[int, ...]:
+    def chunk_buckets(self) -> tuple[int, ...]:
         """How many segments the prefill programs read, in ascending order: doubling from 64 tokens on, or the most."""
         c = self.chunk
         longest = -(-self.max_len // c) * self.num_rows  # segments of as many prompts as there are places
@@ -148,16 +148,16 @@ class EngineConfig:
         smaller = [] if self.reproducible else [2**i for i in range(32) if 2**i * c >= 64 and 2**i < most]
         return *smaller, most
 
-    def pages_of_pass(self, segments: int) -> int | None:
+    def pages_of_prefill(self, segments: int) -> int | None:
         """How many pages the texts of a pass of so many segments may have up to where it ends; None is any number."""
         if not self.expand_latents:
             return None
         return self.pages_per_row + math.ceil(segments * self.chunk / self.page_size)
 
     @property
-    def logprob_segments(self) -> int:
+    def logprob_chunks(self) -> int:
         """How many segments the prefill program reads that finds log-probabilities: some 512 tokens, or the only number."""
-        return max((n for n in self.segment_buckets if n * self.chunk <= 512), default=self.segment_buckets[0])
+        return max((n for n in self.chunk_buckets if n * self.chunk <= 512), default=self.chunk_buckets[0])
 
     @property
     def pool_pages(self) -> int:

@@ -42,15 +42,15 @@ class Shards:
       axis: of the mesh.
       by_expert: whether a shard has some of the experts, and not a part of each. Experts with biases or in MXFP4 are dealt
         so in any case.
-      deal_from: bytes of a round's logits from which on each shard judges some of the rows alone
+      batch_sharded_from: bytes of a round's logits from which on each shard verifies some of the rows alone
         (``jspec.engine.multihost.batch_sharded_verify``). The default is an estimate: with fewer bytes, to exchange
-        verdicts, some 12 us, costs as much as it saves.
+        results, some 12 us, costs as much as it saves.
     """
 
     count: int
     axis: str = AXIS
     by_expert: bool = False
-    deal_from: int = 8 << 20
+    batch_sharded_from: int = 8 << 20
 
     def local(self, config: ModelConfig) -> ModelConfig:
         """The sizes of one shard's layers, as the config of a model. Its ``vocab_size`` is that of the whole model.

@@ -1,1 +1,18 @@
-"""The drafters: ways of proposing tokens, one file for each."""
+"""The drafters, which propose tokens, one file for each.
+
+base.py          the protocol of a drafter, and its inputs
+methods.py       builds the drafter of a method
+drawing.py       draws draft tokens from logits, and chains passes
+window.py        the cache slots that the first pass of a round reads
+draft_model.py   a smaller language model
+eagle.py         EAGLE, EAGLE-2 and EAGLE-3 heads
+mtp.py           multi-token prediction layers
+parallel.py      P-EAGLE heads and PARD models: K drafts in one pass
+block.py         DFlash, JetSpec and DSpark: a block of slots in one pass
+medusa.py        Medusa heads
+mlp.py           MLP speculators
+ngram.py         prompt lookup in the text
+corpus.py        prompt lookup in a corpus
+lookup.py        prompt lookup beside another drafter
+plain.py         no drafts
+"""

@@ -12,15 +12,15 @@ import jax
 from jspec.config import EngineConfig, count
 from jspec.drafting.base import Drafter
 from jspec.engine.adaptive.controller import Controller
-from jspec.engine.adaptive.cost_table import Way
+from jspec.engine.adaptive.cost_table import RoundShape
 from jspec.engine.inbox import Inbox, Progress
 from jspec.engine.loop import Loop
 from jspec.engine.metrics import Metrics
 from jspec.engine.multihost.leader import require_leading
 from jspec.engine.processor import Frontend
 from jspec.engine.request import FAILED, LIVE, ActiveRequest, Request
-from jspec.engine.runner.model_runner import Runner
-from jspec.engine.runner.programs import Budgets, every_token_is_read
+from jspec.engine.runner.model_runner import ModelRunner
+from jspec.engine.runner.programs import Budgets, verify_every_draft
 from jspec.engine.runner.recompilation_guard import CompilationGuard
 from jspec.engine.scheduler.scheduler import Scheduler
 from jspec.engine.turns import Turn
@@ -79,12 +79,12 @@ class Engine:
         config: EngineConfig,
         noise: Callable[..., RoundNoise] = RoundNoise,
         draft_lengths: Sequence[int] | None = None,
-        costs: Mapping[int, Mapping[Way, float]] | None = None,
+        costs: Mapping[int, Mapping[RoundShape, float]] | None = None,
         frontend: Frontend | None = None,
-        budgets: Budgets = every_token_is_read,
+        budgets: Budgets = verify_every_draft,
     ):
         self.config = config
-        runner = Runner(target, draft_model, make_drafter, verify, config, noise, draft_lengths, budgets)
+        runner = ModelRunner(target, draft_model, make_drafter, verify, config, noise, draft_lengths, budgets)
         self._loop = Loop(runner, config, draft_lengths, costs)
         self.frontend = frontend or Frontend(
             None, target.config.vocab_size, target.config.eos_token_ids, max_len=config.max_len
@@ -100,7 +100,7 @@ class Engine:
         return self._loop.scheduler
 
     @property
-    def runner(self) -> Runner:
+    def runner(self) -> ModelRunner:
         """What has the weights, the programs, and the state on the device."""
         return self._loop.runner
 
@@ -222,7 +222,7 @@ class Engine:
           RuntimeError: this process follows another, which is the one to ask.
         """
         require_leading(self.runner.group)
-        self.scheduler.needs.check(request)
+        self.scheduler.requirements.check(request)
 
     def require_room(self, arriving: int = 0):
         """Raise ``QueueFull`` unless one more request may wait, beside others that are about to be submitted."""
@@ -261,7 +261,7 @@ class Engine:
 
     def deltas(self, news: Iterable[Progress]) -> list[Delta]:
         """The progress of requests for their owners, with text. A tokenizer that raises ends its request alone."""
-        return [self.delta(progress) for progress in news if not progress.active.told]
+        return [self.delta(progress) for progress in news if not progress.active.end_delivered]
 
     def delta(self, progress: Progress) -> Delta:
         """The progress of a request that has not been told to have ended."""
@@ -275,7 +275,7 @@ class Engine:
             self._in_turn(lambda: self._loop.abort([active]))
             active.outcome, active.error = FAILED, error
             delta = self.frontend.delta(*about, True, self.longest_text, self.num_draft_tokens)
-        active.told = delta.finished
+        active.end_delivered = delta.finished
         return delta
 
     def result(self, active: ActiveRequest) -> Result:

@@ -1,1 +1,15 @@
-"""What a request asks for, the distribution it makes of logits, where noise comes from, and the verification rules."""
+"""Requests' settings, the distributions of their logits, noise, and the verification rules.
+
+params.py             ``SamplingParams``
+structured.py         ``StructuredOutputsParams``
+request_keys.py       the random keys of requests
+streams.py            the key of every draw
+processors.py         changes of logits before the temperature
+stops.py              stop tokens on the device
+distribution.py       the distribution of logits
+draft_vocabulary.py   distributions over a draft vocabulary
+verify.py             the verification rules
+synthetic.py          acceptance at given rates, for benchmarks
+confidence.py         a drafter's confidence in its drafts
+logprobs.py           log-probabilities of tokens
+"""

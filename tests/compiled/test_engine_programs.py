@@ -57,7 +57,7 @@ def program(which: str):
         "decode 16 rows": programs.decode[16, K, None],
         "decode 16 rows, processing": programs.processing_decode[16],
         "draft 16 rows": programs.draft[16],
-        "judge 16 rows": programs.judge[16],
+        "judge 16 rows": programs.verify[16],
         "prefill of 2 segments": programs.prefill[2],
         "prefill of 64 segments": programs.prefill[64],
         "catch_up": programs.catch_up,

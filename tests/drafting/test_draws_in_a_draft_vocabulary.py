@@ -11,7 +11,7 @@ import pytest
 from lossless.table_model import TableConfig
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Forced
+from jspec.drafting.base import Context, FixedDrafts
 from jspec.drafting.draft_model import DraftModel
 from jspec.drafting.drawing import Drawing
 from jspec.models.heads.draft_vocabulary import tokens_of
@@ -47,12 +47,12 @@ def processing(params=None, stop=-1, min_length=0) -> Processing:
 
 
 def draw(
-    how: Any = "sample", wants=None, forced=None, vocabulary: DraftVocabulary | None = VOCABULARY, logits=LOGITS, seed=1
+    how: Any = "sample", wants=None, fixed=None, vocabulary: DraftVocabulary | None = VOCABULARY, logits=LOGITS, seed=1
 ):
     """``Drawing.draw`` of all drafts at once, and the drawing."""
     noise = RoundNoise(jax.random.key_data(jax.random.split(jax.random.key(seed), B)), jnp.full(B, 5, jnp.int32))
     parts = dict.fromkeys(("tokens", "length", "previous", "features", "live", "room", "table"))
-    context = Context(**parts, warp=WARP, processing=wants or processing(), noise=noise, forced=forced)  # pyright: ignore[reportArgumentType]
+    context = Context(**parts, warp=WARP, processing=wants or processing(), noise=noise, fixed=fixed)  # pyright: ignore[reportArgumentType]
     drawing = Drawing(Speculation(J, "match", how), context, "eagle", vocabulary)
     return *drawing.draw(logits, 0), drawing
 
@@ -121,8 +121,8 @@ def test_coupled_drafts_have_the_noise_of_the_targets_tokens():
 
 
 def test_a_forced_draft_may_be_outside_of_the_draft_vocabulary():
-    forced = Forced(jnp.full((B, J), 5, jnp.int32), jnp.array([0, 1, 2, 3], jnp.int32))
-    distribution, tokens, drawing = draw(forced=forced)
+    fixed = FixedDrafts(jnp.full((B, J), 5, jnp.int32), jnp.array([0, 1, 2, 3], jnp.int32))
+    distribution, tokens, drawing = draw(fixed=fixed)
     proposal = drawing.proposal(distribution, tokens, jnp.full(B, J, jnp.int32))
     np.testing.assert_array_equal(tokens == 5, np.arange(J) < np.arange(B)[:, None])
     assert proposal.point_mass[tokens == 5].all()

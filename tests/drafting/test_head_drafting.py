@@ -22,10 +22,10 @@ from jspec.config.heads import BlockConfig, PardConfig
 from jspec.drafting.methods import drafter_for
 from jspec.engine.runner.state import init_state
 from jspec.engine.runner.step import DecodeStep
-from jspec.engine.runner.step_io import Segments
+from jspec.engine.runner.step_io import PrefillInputs
 from jspec.models import build_head, flat_params
 from jspec.models.flatten import split
-from jspec.sampling.verify import Verdict
+from jspec.sampling.verify import VerifyResult
 
 PROMPTS = ragged_prompts((1, 6, 24))  # the last is read in three chunks
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -61,7 +61,7 @@ class Bench:
 
             def verify(logits, warp, proposal, noise):
                 seen.update(logits=logits, proposal=proposal)
-                return Verdict(jnp.minimum(accepted, proposal.count), token, jnp.ones(3, bool))
+                return VerifyResult(jnp.minimum(accepted, proposal.count), token, jnp.ones(3, bool))
 
             state, log = step(leaves, verify).round(state)
             return state, log, seen["logits"], seen["proposal"]
@@ -85,7 +85,7 @@ class Bench:
                 count = min(C, len(prompt) - 1 - start)
                 where = np.array([start]), np.array([count]), entry.table[None]
                 state = self.prefill(
-                    leaves, state, Segments(np.array([row]), padded[None, start : start + C + 1], *where)
+                    leaves, state, PrefillInputs(np.array([row]), padded[None, start : start + C + 1], *where)
                 )
             state = entered(state, row, padded[:MAX_LEN], entry)
         return state

@@ -10,7 +10,7 @@ from engines import GREEDY, V, bigram, decode, engine, key_of, successor_table
 from test_ngram import lookup_context
 
 from jspec.config import Speculation
-from jspec.drafting.base import Context, Forced, Stateless
+from jspec.drafting.base import Context, FixedDrafts, Stateless
 from jspec.drafting.lookup import SURE, WithLookup, with_lookup
 from jspec.drafting.ngram import NGram
 from jspec.sampling.params import SamplingParams
@@ -35,19 +35,19 @@ class Counting(Stateless):
         limit = (
             jnp.full_like(context.length, S) if self.longest_text is None else self.longest_text + 1 - context.length
         )
-        tokens, known = context.with_forced(own), context.forced_among(own)
+        tokens, known = context.with_fixed(own), context.fixed_among(own)
         return state + 1, Proposal(tokens, context.room_within(limit), distribution=None, point_mass=known)
 
 
-def drafts(texts, forced=None, room=K, longest_text=None, speculation=Speculation(K, lookup=True)):  # noqa: B008
+def drafts(texts, fixed=None, room=K, longest_text=None, speculation=Speculation(K, lookup=True)):  # noqa: B008
     """The drafts of each row, and which of them are point masses. Tokens past the end of a text must not matter."""
     tokens = np.full((len(texts), S), 4)
     for row, text in zip(tokens, texts, strict=True):
         row[: len(text)] = text
     context = lookup_context(jnp.asarray(tokens), jnp.array([*map(len, texts)]), jnp.broadcast_to(room, len(texts)))
-    if forced is not None:
-        padded = jnp.array([[*one, *[7] * K][:K] for one in forced])
-        context = dataclasses.replace(context, forced=Forced(padded, jnp.array([*map(len, forced)])))
+    if fixed is not None:
+        padded = jnp.array([[*tokens, *[7] * K][:K] for tokens in fixed])
+        context = dataclasses.replace(context, fixed=FixedDrafts(padded, jnp.array([*map(len, fixed)])))
     drafter = with_lookup(Counting(longest_text), speculation)
     state, proposal = jax.jit(drafter.propose)(drafter.init(1, 1, jnp.float32), context)
     assert int(state) == 1, "the drafter was asked once"
@@ -57,7 +57,7 @@ def drafts(texts, forced=None, room=K, longest_text=None, speculation=Speculatio
 
 
 def own(count=K, known=()):
-    """What ``Counting`` drafts behind so many forced ones."""
+    """The drafts of ``Counting`` behind these fixed ones."""
     return [*known, *range(OWN + len(known), OWN + count)], [i < len(known) for i in range(count)]
 
 

@@ -17,7 +17,7 @@ from jspec.drafting.methods import drafter_for
 from jspec.engine.runner.step import DecodeStep
 from jspec.models.flatten import split
 from jspec.models.kv_cache import CausalView
-from jspec.sampling.verify import RULES, Verdict
+from jspec.sampling.verify import RULES, VerifyResult
 
 K, ROUNDS = 4, 3  # the largest K, and rounds of a call without drafts
 LENGTHS = (1, 2, 4)
@@ -63,7 +63,7 @@ class Switching(Bench):
 
             def verify(logits, warp, proposal, noise):
                 seen.update(logits=logits, proposal=proposal)
-                return Verdict(jnp.minimum(accepted, proposal.count), token, jnp.ones(3, bool))
+                return VerifyResult(jnp.minimum(accepted, proposal.count), token, jnp.ones(3, bool))
 
             state, log = step(leaves, K, verify).round(state)
             return state, log, seen["logits"], seen["proposal"]

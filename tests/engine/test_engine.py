@@ -85,13 +85,13 @@ def order_of(busy: Engine, requests) -> list[str]:
     """When the engine sends a call and when it reads what one did."""
     order, runner = [], busy.runner
     with pytest.MonkeyPatch.context() as patch:
-        carry_out, read = runner.carry_out, runner.read
+        execute, read = runner.execute, runner.read
 
-        def sent(plan, K):
-            order.extend(["send"] * bool(plan.decoding))
-            return carry_out(plan, K)
+        def sent(schedule, K):
+            order.extend(["send"] * bool(schedule.decoding))
+            return execute(schedule, K)
 
-        patch.setattr(runner, "carry_out", sent)
+        patch.setattr(runner, "execute", sent)
         patch.setattr(runner, "read", lambda logs: order.append("read") or read(logs))
         list(busy.run(requests))
     return order

@@ -322,14 +322,14 @@ def test_a_round_beyond_the_pages_is_seen():
     def too_few(active, rounds):
         return scheduler.pages.pages(active.length + rounds)
 
-    with attribute(scheduler.needs, "pages_for", too_few):
+    with attribute(scheduler.requirements, "pages_for", too_few):
         assert [outcome_of(active) for active in serve(engine, REQUESTS)] != expected
 
 
 def test_a_block_beyond_the_pages_is_seen():
     """The slots of a block that reach farther than drafts do need pages, too, since all of them are seen."""
     engine = engine_of("dflash-wide")
-    expected, needs = alone(engine, REQUESTS), engine.scheduler.needs
+    expected, needs = alone(engine, REQUESTS), engine.scheduler.requirements
     with attribute(needs, "_ahead", K):
         assert [outcome_of(active) for active in serve(engine, REQUESTS)] != expected
 
@@ -353,12 +353,12 @@ def test_fewer_drafts_for_want_of_pages_are_seen(monkeypatch):
     engine = engine_of("draft_model", dataclasses.replace(CONFIG, rounds=3))
     expected, scheduler = alone(engine, REQUESTS), engine.scheduler
     assert [outcome_of(active) for active in serve(engine, REQUESTS)] == expected
-    pages_for = scheduler.needs.pages_for
+    pages_for = scheduler.requirements.pages_for
 
     def fewer_when_short(active, rounds):
         return pages_for(active, rounds) - (scheduler.pages.available < 2)
 
-    with attribute(scheduler.needs, "pages_for", fewer_when_short), few_pages(engine, MAX_LEN // P):
+    with attribute(scheduler.requirements, "pages_for", fewer_when_short), few_pages(engine, MAX_LEN // P):
         outcomes = [outcome_of(active) for active in serve(engine, REQUESTS)]
     drafted = [[outcome[3] for outcome in some] for some in (outcomes, expected)]
     assert drafted[0] != drafted[1]

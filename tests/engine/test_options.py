@@ -310,14 +310,14 @@ def test_programs_that_process_run_only_when_somebody_wants_it(monkeypatch):
 @pytest.mark.parametrize("reproducible", [True, False])
 def test_calls_mix_both_kinds_of_requests_only_where_no_seed_is_promised(reproducible, monkeypatch):
     config = dataclasses.replace(CONFIG, reproducible=reproducible)
-    serving, kinds, plan_of = engine("ngram", config=config), [], Scheduler.plan
+    serving, kinds, plan_of = engine("ngram", config=config), [], Scheduler.schedule
 
     def noted(self):
-        plan = plan_of(self)
-        kinds.append({active.request.needs_processing for active in plan.decoding})
-        return plan
+        schedule = plan_of(self)
+        kinds.append({active.request.needs_processing for active in schedule.decoding})
+        return schedule
 
-    monkeypatch.setattr(Scheduler, "plan", noted)
+    monkeypatch.setattr(Scheduler, "schedule", noted)
     both = [SamplingParams(max_tokens=9), SamplingParams(max_tokens=9, logprobs=1)] * 2
     found = texts(serving, both)
     assert [len(text) for text in found] == [9] * 4

@@ -76,18 +76,18 @@ def assert_nothing_is_held(serving: Engine):
 class TestTexts:
     @pytest.mark.parametrize(("method", "K"), [("draft_model", 4), ("draft_model", 1), ("ngram", 3), (None, 0)])
     def test_greedy_texts_are_those_of_the_definition(self, method, K):
-        serving, plans = engine(method, K or 4), []
-        plan = serving.scheduler.plan
+        serving, schedules = engine(method, K or 4), []
+        schedule = serving.scheduler.schedule
 
         def noted():
-            plans.append(plan())
-            return plans[-1]
+            schedules.append(schedule())
+            return schedules[-1]
 
-        with attribute(serving.scheduler, "plan", noted):
+        with attribute(serving.scheduler, "schedule", noted):
             found = serve(serving, mixed(serving, constrained=range(4)))
         assert tokens_of(found) == [greedy_by_definition(prompt, {"grammar": GRAMMAR}, 10) for prompt in PROMPTS]
-        assert any(plan.judging for plan in plans)
-        assert all(plan.judging == plan.drafting and not plan.decoding for plan in plans)
+        assert any(schedule.verifying for schedule in schedules)
+        assert all(schedule.verifying == schedule.drafting and not schedule.decoding for schedule in schedules)
         assert_nothing_is_held(serving)
 
     @pytest.mark.parametrize("seed", [None, 3])
@@ -176,7 +176,7 @@ class TestDrafts:
 
     def test_a_wrong_guess_changes_no_text(self):
         class Guessing(Automaton):
-            def forced(self, most):
+            def jump_forward(self, most):
                 return [LETTERS.index("w")] * most
 
         serving = letters().engine
@@ -298,17 +298,17 @@ class TestBetweenDraftAndJudge:
 
     @pytest.mark.parametrize("others", [(0, 2), (0, 3)], ids=["beside free ones", "beside a constrained one"])
     def test_preemption(self, others):
-        """The youngest request, which is constrained. Another one drafts meanwhile, and its drafts are judged."""
+        """The youngest request, which is constrained. Another one drafts meanwhile, and its drafts are verified."""
         serving, preempted = engine("draft_model"), []
         scheduler = serving.scheduler
         grow = scheduler._grow
 
-        def preempt_what_waits(rounds, plan):
-            seated = sorted((one for one in scheduler.rows if one), key=lambda one: one.seniority)
-            if seated and seated[-1].proposed and seated[-1].num_preemptions < 2:
-                preempted.append(seated[-1])
-                scheduler._preempt(plan)
-            return grow(rounds, plan)
+        def preempt_what_waits(rounds, schedule):
+            in_rows = sorted((active for active in scheduler.rows if active), key=lambda active: active.seniority)
+            if in_rows and in_rows[-1].proposed and in_rows[-1].num_preemptions < 2:
+                preempted.append(in_rows[-1])
+                scheduler._preempt(schedule)
+            return grow(rounds, schedule)
 
         order = (*others, 1)
         with attribute(scheduler, "_grow", preempt_what_waits):

@@ -58,7 +58,7 @@ def engine_of(kind: str, config: EngineConfig = CONFIG, verify: str = "rejection
         config, shards = dataclasses.replace(config, expand_latents=True), []
     how: dict[str, int] = {}
     if "dealt" in shards:
-        config, how, shards = dataclasses.replace(config, max_batch=4), {"deal_from": 0}, shards[:-1]
+        config, how, shards = dataclasses.replace(config, max_batch=4), {"batch_sharded_from": 0}, shards[:-1]
     beside = {"lookup": True, "ngram_min": 1} if plus else {}
     speculation = {"num_draft_tokens": K, "draft_sampling": "sample"} | beside | speculation
     settings, model = Speculation(verify=verify, **speculation), target()

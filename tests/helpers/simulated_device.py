@@ -1,4 +1,4 @@
-"""A device on paper that carries out the plans of a scheduler, and checks whatever it reads and writes.
+"""A device on paper that carries out the schedules of a scheduler, and checks whatever it reads and writes.
 
 Every cache slot holds a mark, which is a digest of the text up to it, and so stands for keys and values that depend on
 that text. Marks are kept apart for target and drafter. A slot that nobody has written for its present holder has
@@ -16,8 +16,8 @@ import numpy as np
 from jspec.config import EngineConfig
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED, ActiveRequest
 from jspec.engine.scheduler.page_pool import PagePool
-from jspec.engine.scheduler.prefill_batching import Segment
-from jspec.engine.scheduler.schedule import Move, Plan
+from jspec.engine.scheduler.prefill_batching import Chunk
+from jspec.engine.scheduler.schedule import Schedule, Swap
 from jspec.engine.scheduler.scheduler import Scheduler
 
 GARBAGE = -1
@@ -80,7 +80,7 @@ class Logs(NamedTuple):
 class WatchedPages(PagePool):
     """Notes what pages were given out for new contents, and how many of the first slots of a page are final.
 
-    A plan registers what its own pass writes, so slots are final only after ``keep_promises``.
+    A schedule registers what its own pass writes, so slots are final only after ``keep_promises``.
     """
 
     def clear(self):
@@ -110,7 +110,7 @@ class WatchedPages(PagePool):
 
 
 class Device:
-    """Carries plans out on marks, and fails an assertion when a program reads or writes what it must not."""
+    """Carries schedules out on marks, and fails an assertion when a program reads or writes what it must not."""
 
     def __init__(
         self,
@@ -132,9 +132,9 @@ class Device:
         self._features: list[ActiveRequest | None] = [None] * config.num_rows  # whose prompt has ended in which row
         self._texts: dict[ActiveRequest, Text] = {}
         # How many tokens of a prompt were read; each preemption begins a reading anew.
-        self._num_read: collections.Counter[tuple[ActiveRequest, int]] = collections.Counter()
+        self._num_prefilled: collections.Counter[tuple[ActiveRequest, int]] = collections.Counter()
         self.holders: collections.Counter[int] = collections.Counter()
-        self.num_read = self.num_padding = self.num_rounds = 0
+        self.num_prefilled = self.num_padding = self.num_rounds = 0
 
     def text(self, active: ActiveRequest) -> Text:
         """What the request has committed on the device."""
@@ -143,23 +143,23 @@ class Device:
             self._texts[active] = Text(request.prompt, request.salt, self._config.max_len)
         return self._texts[active]
 
-    def carry_out(self, plan: Plan, K: int) -> Logs | None:
-        """Do what ``Runner.carry_out`` sends, in its order, with rounds of up to K drafts."""
-        for move in plan.leaving:
+    def execute(self, schedule: Schedule, K: int) -> Logs | None:
+        """Do what ``ModelRunner.execute`` sends, in its order, with rounds of up to K drafts."""
+        for move in schedule.swap_out:
             self._swap_out(move)
         for page in self._pages.renewed:
             for array in (self._target, self._draft, self._origin):
                 array[page * self._pages.page_size : (page + 1) * self._pages.page_size] = GARBAGE
         self._pages.renewed.clear()
         self.holders = collections.Counter(page for active in self._scheduler.under_way for page in active.pages)
-        if plan.segments:
-            self._read_all(plan.segments)
+        if schedule.chunks:
+            self._read_all(schedule.chunks)
         self._pages.keep_promises()
-        for active in plan.entering:
+        for active in schedule.admitted:
             self._admit(active)
-        for move in plan.returning:
+        for move in schedule.swap_in:
             self._swap_in(move)
-        return self._decode(plan, K) if plan.decoding else None
+        return self._decode(schedule, K) if schedule.decoding else None
 
     def _places(self, pages: Sequence[int], start: int, end: int) -> np.ndarray:
         """Where slots ``start .. end - 1`` of a request with these pages are."""
@@ -176,7 +176,7 @@ class Device:
         np.testing.assert_array_equal(self._target[places], text.marks[:target])
         np.testing.assert_array_equal(self._draft[places[:draft]], text.marks[self._ahead : draft + self._ahead])
         if self._config.reproducible:
-            assert (self._origin[places[: active.num_to_read]] == PREFILLED).all()
+            assert (self._origin[places[: active.num_to_prefill]] == PREFILLED).all()
 
     def _may_write(self, active: ActiveRequest, start: int, end: int) -> np.ndarray:
         """Where slots ``start .. end - 1`` are, which must be nobody else's, and not final."""
@@ -189,27 +189,27 @@ class Device:
             assert max(start - index * P, 0) >= final.get(page, 0), "a write to a slot that was promised to be final"
         return places
 
-    def _read_all(self, segments: Sequence[Segment]):
-        bucket = min(n for n in self._config.segment_buckets if n >= len(segments))
+    def _read_all(self, segments: Sequence[Chunk]):
+        bucket = min(n for n in self._config.chunk_buckets if n >= len(segments))
         for segment in segments:
             self._read(segment)
-            self.num_read += segment.length
+            self.num_prefilled += segment.length
             self.num_padding += self._config.chunk - segment.length
         self.num_padding += (bucket - len(segments)) * self._config.chunk
 
-    def _read(self, segment: Segment):
+    def _read(self, segment: Chunk):
         active, start, count = segment
         c, end, text = self._config.chunk, start + count, self.text(active)
         reading = active, active.num_preemptions
-        assert start == self._num_read[reading] + active.num_cached_tokens
+        assert start == self._num_prefilled[reading] + active.num_cached_tokens
         assert start % c == 0
-        assert end == min(start + c, active.num_to_read) > start
+        assert end == min(start + c, active.num_to_prefill) > start
         self._check_reads(active, start, start)
         places = self._may_write(active, start, end)
         self._target[places], self._origin[places] = text.marks[start:end], PREFILLED
         self._draft[places] = text.marks[start + self._ahead : end + self._ahead]
-        self._num_read[reading] += count
-        if end == active.num_to_read:
+        self._num_prefilled[reading] += count
+        if end == active.num_to_prefill:
             assert active.row is not None
             self._features[active.row] = active
 
@@ -223,12 +223,12 @@ class Device:
     def _admit(self, active: ActiveRequest):
         row, length = active.row, len(active.request.prompt)
         assert row is not None
-        assert self._num_read[active, active.num_preemptions] + active.num_cached_tokens == active.num_to_read
-        assert self._features[row] is active or active.num_to_read == 0
+        assert self._num_prefilled[active, active.num_preemptions] + active.num_cached_tokens == active.num_to_prefill
+        assert self._features[row] is active or active.num_to_prefill == 0
         self._may_have(row, active)
         self.rows[row] = Row(active, length, length - 1)
 
-    def _swap_out(self, move: Move):
+    def _swap_out(self, move: Swap):
         active, row, pages = move
         old = self.rows[row]
         assert old is not None
@@ -237,7 +237,7 @@ class Device:
         contents = [array[places] for array in (self._target, self._draft, self._origin)]
         active.saved, self.rows[row] = (old, contents), None
 
-    def _swap_in(self, move: Move):
+    def _swap_in(self, move: Swap):
         active, row, pages = move
         assert len(pages) == active.num_saved_pages
         assert active.pages[: len(pages)] == pages
@@ -249,19 +249,19 @@ class Device:
             array[places] = old
         active.saved, active.num_saved_pages = None, 0
 
-    def _decode(self, plan: Plan, K: int) -> Logs:
+    def _decode(self, schedule: Schedule, K: int) -> Logs:
         rows = []
-        for active in plan.decoding:
+        for active in schedule.decoding:
             assert active.row is not None
             row = self.rows[active.row]
             assert row is not None
             assert row.active is active
-            self._check_room(row, plan.rounds)
+            self._check_room(row, schedule.rounds)
             rows.append(row)
         assert len({id(row) for row in rows}) == len(rows)
         nothing = [-1] * (self._K + 1), 0, -1, -1, STOPPED
         logs = [[nothing] * self._config.rounds for _ in rows]
-        for i in range(plan.rounds):
+        for i in range(schedule.rounds):
             for row, log in zip(rows, logs, strict=True):
                 if row.outcome == LIVE:
                     log[i] = self._round(row, K)

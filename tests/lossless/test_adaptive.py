@@ -35,7 +35,7 @@ class TestAdaptiveSteps(Losslessness):
 
     @classmethod
     def play(cls, run: Run) -> list[Adapted]:
-        with mock.patch.multiple(controller, GAIN=1.0, FIRST_REST=1, LONGEST_REST=1):  # six rounds are all there is
+        with mock.patch.multiple(controller, GAIN=1.0, FIRST_PAUSE=1, LONGEST_PAUSE=1):  # six rounds are all there is
             return play_adaptively(run.program, cls.tables, run.samples, cls.seed, SECONDS)
 
     def test_acceptance_of_every_round(self, played):

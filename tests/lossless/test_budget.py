@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jspec.drafting.block import Block
-from jspec.engine.adaptive.draft_admission import admitted
+from jspec.engine.adaptive.draft_selection import select_drafts
 from jspec.engine.runner import step
 from lossless.head_program import HeadOracle, HeadProgram
 from lossless.judge import FIRST, p_values
@@ -109,7 +109,7 @@ def drawn(proposal):
 def whole_rows(acceptance, count, spare):
     """Drafts ranked by what their whole row is worth: draft 0 by the confidence in draft 1, which follows from draft 0."""
     together = jnp.broadcast_to(jnp.min(acceptance, axis=1, keepdims=True), acceptance.shape)
-    return admitted(together, count, spare)
+    return select_drafts(together, count, spare)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Peeking(Program):
     fault: str = "none"
 
 
-FAULTS = {"drawn": {"confidence_of": drawn}, "whole rows": {"admitted": whole_rows}}
+FAULTS = {"drawn": {"confidence_of": drawn}, "whole rows": {"select_drafts": whole_rows}}
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -74,14 +74,14 @@ def test_drafts_behind_the_cap_that_count_as_refused_are_seen(rule):
         free = dataclasses.replace(state.request, max_drafts=jnp.full_like(state.request.max_drafts, steps.K))
         return propose(self, dataclasses.replace(state, request=free), *rest)
 
-    def verdict(self, state, processing, logits, proposal):
+    def apply_rule(self, state, processing, logits, proposal):
         def refused(accepted, count, noise):
             return jnp.minimum(accepted, state.request.max_drafts)
 
         rule_of = functools.partial(RULES[rule], decide=refused)
         return rule_of(processing.apply(logits, proposal.tokens), state.request.warp, proposal, self._noise(state))
 
-    with attribute(DecodeStep, "_propose", propose_all), attribute(DecodeStep, "_verdict", verdict):
+    with attribute(DecodeStep, "_propose", propose_all), attribute(DecodeStep, "_apply_rule", apply_rule):
         *capped, free = fault_p_values(Program(rule, noise=SameNoise))
     assert max(capped) < LEVEL
     assert free >= LEVEL

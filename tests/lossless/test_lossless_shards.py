@@ -13,8 +13,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jspec.config import Shards
-from jspec.engine.multihost.batch_sharded_verify import Dealing
-from jspec.engine.multihost.shard_map import Spread
+from jspec.engine.multihost.batch_sharded_verify import BatchSharding
+from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.models import flat_params, layers
 from jspec.models.sharding import build_shards, mesh_of, on_every_device
 from jspec.sampling.streams import RoundNoise
@@ -38,14 +38,16 @@ class ShardedProgram(HeadProgram):
 
     def models(self, tables):
         del tables
-        return _models(self.architecture, self.head, Shards(self.shards, deal_from=0 if self.dealt else 1 << 60))
+        return _models(
+            self.architecture, self.head, Shards(self.shards, batch_sharded_from=0 if self.dealt else 1 << 60)
+        )
 
     def over_devices(self, function, gives_state: bool):
         models = self.models(None)
-        spread = Spread.of(*models)
+        spread = ProgramSharding.of(*models)
         assert spread is not None
         places = [jax.tree.map(lambda leaf: leaf.sharding.spec, model) for model in models]
-        return spread.over(function, (*places, spread.state), spread.state if gives_state else PartitionSpec())
+        return spread.shard_map(function, (*places, spread.state), spread.state if gives_state else PartitionSpec())
 
 
 @functools.cache
@@ -83,13 +85,13 @@ class TestSteps(Losslessness):
         """Devices that draw other tokens than their neighbours put keys and values of other texts together."""
         assert self._least(ShardedProgram("rejection", "eagle", shards=2, noise=noise_of_its_own)) < LEVEL
 
-    def test_verdicts_of_other_rows_are_seen(self, monkeypatch):
-        verdicts = Dealing.verdicts
+    def test_results_of_other_rows_are_detected(self, monkeypatch):
+        gather_results = BatchSharding.gather_results
 
-        def rolled(dealing, verdict):
-            return jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), verdicts(dealing, verdict))
+        def rolled(sharding, result):
+            return jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), gather_results(sharding, result))
 
-        monkeypatch.setattr(Dealing, "verdicts", rolled)
+        monkeypatch.setattr(BatchSharding, "gather_results", rolled)
         jax.clear_caches()
         assert self._least(ShardedProgram("rejection", "eagle", dealt=True)) < LEVEL
         jax.clear_caches()

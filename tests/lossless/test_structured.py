@@ -46,15 +46,15 @@ class TestServed(ServedLosslessness):
 
 def test_drafts_that_are_cut_off_where_the_grammar_refuses_one_are_seen():
     """Instead of being rejected. The token there is then drawn from all of p, and not from what the drafter left of it."""
-    judge = DecodeStep.judge
+    verify = DecodeStep.verify
 
     def cut(self, state, proposal, allowed=None):
         flags = allowed[:, : proposal.tokens.shape[1], 0]
         refused = (flags >> proposal.tokens.astype(jnp.uint32)) & 1 == 0
         first = jnp.min(jnp.where(refused, jnp.arange(refused.shape[1])[None], refused.shape[1]), axis=1)
-        return judge(self, state, dataclasses.replace(proposal, count=jnp.minimum(proposal.count, first)), allowed)
+        return verify(self, state, dataclasses.replace(proposal, count=jnp.minimum(proposal.count, first)), allowed)
 
     program = dataclasses.replace(PROGRAMS[0][0], noise=SameNoise)
-    with attribute(DecodeStep, "judge", cut):
+    with attribute(DecodeStep, "verify", cut):
         tallies = served.play(engine_of(program, True), 6_000, seed=92, asks=ASKS)
     assert min(p_values(TestServed.judged(program, tallies)[:2], FIRST)) < LEVEL

@@ -27,7 +27,7 @@ class GrammarConstraint:
         self._newest: list[int] = []  # tokens of the text
         self._ahead: Sequence[int] = ()  # tokens that have to come next, as far as they have been found
 
-    def forced(self, most: int) -> list[int]:
+    def jump_forward(self, most: int) -> list[int]:
         """The tokens of the text that has to come next, as the tokenizer splits it."""
         if len(self._ahead) < most:
             self._ahead = self._forced_tokens()  # perhaps there are more

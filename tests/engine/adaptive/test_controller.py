@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jspec.engine.adaptive.controller import FIRST_REST, LONGEST_REST, PRIOR_ACCEPTANCE, Controller
+from jspec.engine.adaptive.controller import FIRST_PAUSE, LONGEST_PAUSE, PRIOR_ACCEPTANCE, Controller
 
 FREE = {0: 1.0, 1: 1.001, 2: 1.002, 4: 1.004}  # drafts cost next to nothing
 DEAR = {0: 1.0, 1: 2.1, 2: 3.2, 4: 5.4}  # even perfect drafts lose
@@ -76,13 +76,13 @@ def test_rests_double_while_drafts_do_not_pay():
     tries = [i for i, K in enumerate(chosen) if K]
     assert tries[0] == 0  # the prior promises more
     rests = (np.diff(tries) - 1).tolist()
-    assert rests[:5] == [FIRST_REST, 8, 16, 32, LONGEST_REST]
-    assert set(rests[5:]) == {LONGEST_REST}
+    assert rests[:5] == [FIRST_PAUSE, 8, 16, 32, LONGEST_PAUSE]
+    assert set(rests[5:]) == {LONGEST_PAUSE}
 
 
 def test_a_trial_of_drafts_after_a_rest_is_known_as_one():
     controller = controller_of({0: 1.0, 2: 50.0})
-    for _ in range(FIRST_REST + 1):
+    for _ in range(FIRST_PAUSE + 1):
         assert not controller.trying
         controller.choose(ROWS)
     assert controller.trying
@@ -93,13 +93,13 @@ def test_a_trial_of_drafts_after_a_rest_is_known_as_one():
 def test_drafts_come_back_when_the_text_changes():
     controller = controller_of({0: 1.0, 4: 1.5})
     assert play(controller, [0.0] * 4, calls=200)[-1] == 0
-    again = play(controller, [0.9] * 4, calls=LONGEST_REST + 12)
+    again = play(controller, [0.9] * 4, calls=LONGEST_PAUSE + 12)
     assert again[-10:] == [4] * 10
     gone = play(controller, [0.0] * 4, calls=40)
     assert gone[0] == 4
     assert [K for K in gone if K] == [4] * sum(K > 0 for K in gone)
     rest = gone.index(0)
-    assert gone[rest : rest + FIRST_REST + 1] == [0] * FIRST_REST + [4]  # short rests again
+    assert gone[rest : rest + FIRST_PAUSE + 1] == [0] * FIRST_PAUSE + [4]  # short rests again
 
 
 def test_two_that_are_as_good_do_not_alternate():

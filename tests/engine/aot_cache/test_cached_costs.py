@@ -7,9 +7,9 @@ import pytest
 from engines import CONFIG, bigram, drafting, successor_table
 
 from jspec.config import Speculation
-from jspec.engine.aot_cache.costs import kept_or_measured
+from jspec.engine.aot_cache.costs import cached_or_measured
 from jspec.engine.engine import Engine
-from jspec.engine.runner.model_runner import Runner
+from jspec.engine.runner.model_runner import ModelRunner
 
 BUCKETS, LENGTHS = (1, 4), (0, 2)
 SECONDS = {1: {0: 1.0, 2: 1.5}, 4: {0: 2.0, 2: 2.5}}
@@ -32,7 +32,7 @@ class Measurements:
 
 
 def costs(measure, what="eagle", buckets=BUCKETS, lengths=LENGTHS):
-    return kept_or_measured(what, "eagle", dict.fromkeys(buckets, lengths), measure)
+    return cached_or_measured(what, "eagle", dict.fromkeys(buckets, lengths), measure)
 
 
 def test_the_second_start_measures_nothing(folder):
@@ -87,5 +87,5 @@ def test_an_engine_finds_the_costs_of_the_one_before(folder, monkeypatch):
         return engine.controller
 
     first = controller()
-    monkeypatch.setattr(Runner, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(ModelRunner, "measure", lambda *_: pytest.fail("measured again"))
     assert controller().seconds == first.seconds

@@ -27,7 +27,7 @@ from engines import (
 from jspec.compilation_cache import CompilationCacheWarning
 from jspec.config import Shards, Speculation
 from jspec.drafting.methods import drafter_for
-from jspec.engine.aot_cache.executables import DAYS_KEPT, KeptPrograms
+from jspec.engine.aot_cache.executables import DAYS_KEPT, ExecutableCache
 from jspec.engine.engine import Engine
 from jspec.engine.runner.compile import Program, compile_all
 from jspec.models import flat_params
@@ -52,9 +52,9 @@ def traced(monkeypatch) -> list[str]:
     return names
 
 
-def doubled(made_of: object | None = "doubled", name: str = "double", options=None) -> Program:
+def doubled(fingerprint: object | None = "doubled", name: str = "double", options=None) -> Program:
     program = Program(lambda x: 2 * x, 0, options, name)
-    program.kept = KeptPrograms(made_of)
+    program.cache = ExecutableCache(fingerprint)
     return program
 
 
@@ -89,19 +89,19 @@ def test_a_program_out_of_the_cache_of_jax_is_not_kept(folder, traced):
 def test_a_program_that_is_compiled_looks_for_no_file(folder, monkeypatch):
     program = doubled()
     program.compile(SHAPE)
-    monkeypatch.setattr(KeptPrograms, "file", lambda *_: pytest.fail("its name takes longer than a call"))
+    monkeypatch.setattr(ExecutableCache, "file", lambda *_: pytest.fail("its name takes longer than a call"))
     program.compile(SHAPE)
 
 
 @pytest.mark.parametrize(
     ("other", "shape"),
     [
-        ({"made_of": "something else"}, SHAPE),
+        ({"fingerprint": "something else"}, SHAPE),
         ({"name": "twice"}, SHAPE),
         ({"options": {"xla_cpu_enable_fast_math": True}}, SHAPE),
         ({}, jax.ShapeDtypeStruct((4,), jnp.float32)),
         ({}, jax.ShapeDtypeStruct((3,), jnp.int32)),
-        ({"made_of": None}, SHAPE),
+        ({"fingerprint": None}, SHAPE),
     ],
     ids=str,
 )
@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_written_is_told_of(folder):
     jax.config.update("jax_compilation_cache_dir", str(folder / "absent"))
     program = doubled()
     with pytest.warns(CompilationCacheWarning, match="the next start compiles program 'double' again"):
-        program.kept.write(program.file(SHAPE), "double", compiled)
+        program.cache.write(program.file(SHAPE), "double", compiled)
 
 
 def test_without_a_cache_nothing_is_kept(folder, traced):
@@ -198,9 +198,9 @@ def test_an_engine_that_finds_its_programs_writes_the_same_texts(folder, traced,
     ids=str,
 )
 def test_another_engine_does_not_find_them(folder, other):
-    kept, others = (one.runner.programs.admit.kept for one in (engine(), engine(**other)))
+    kept, others = (one.runner.programs.admit.cache for one in (engine(), engine(**other)))
     assert kept.file("x", None, (SHAPE,)) != others.file("x", None, (SHAPE,))
-    assert kept.file("x", None, (SHAPE,)) == engine().runner.programs.admit.kept.file("x", None, (SHAPE,))
+    assert kept.file("x", None, (SHAPE,)) == engine().runner.programs.admit.cache.file("x", None, (SHAPE,))
 
 
 def test_experts_that_are_dealt_in_another_way_are_something_else(folder):
@@ -208,7 +208,7 @@ def test_experts_that_are_dealt_in_another_way_are_something_else(folder):
     in_parts, whole = (engine(shards=Shards(2, by_expert=dealt)).runner for dealt in (False, True))
     shapes = [[(leaf.shape, leaf.sharding) for leaf in runner.leaves[0]] for runner in (in_parts, whole)]
     assert shapes[0] == shapes[1]
-    kept, others = (runner.programs.admit.kept for runner in (in_parts, whole))
+    kept, others = (runner.programs.admit.cache for runner in (in_parts, whole))
     assert kept.file("x", None, (SHAPE,)) != others.file("x", None, (SHAPE,))
 
 
@@ -221,10 +221,10 @@ def their_rule(logits, warp, proposal, noise):
 )
 def test_a_rule_of_others_is_never_found(rule, monkeypatch):
     monkeypatch.setitem(RULES, "theirs", rule)
-    assert engine(Speculation(2)).runner.programs.admit.kept._made_of is not None
+    assert engine(Speculation(2)).runner.programs.admit.cache._fingerprint is not None
     make = drafter_for(TARGET, TARGET, Speculation(2))
     theirs = Engine(target(), draft(), make, "theirs", CONFIG)
-    assert theirs.runner.programs.admit.kept._made_of is None
+    assert theirs.runner.programs.admit.cache._fingerprint is None
 
 
 def test_synthetic_acceptance_is_part_of_the_name(folder, monkeypatch):
@@ -233,11 +233,11 @@ def test_synthetic_acceptance_is_part_of_the_name(folder, monkeypatch):
         settings = Speculation(2, synthetic_acceptance=rate)
         monkeypatch.setitem(RULES, "synthetic", rule_of(settings))
         one = Engine(target(), draft(), drafter_for(TARGET, TARGET, Speculation(2)), "synthetic", CONFIG)
-        names.append(one.runner.programs.admit.kept.file("x", None, (SHAPE,)))
+        names.append(one.runner.programs.admit.cache.file("x", None, (SHAPE,)))
     assert names[0] != names[1] == names[2]
 
 
 def test_the_code_of_others_is_never_found():
     """``drafting`` makes a function, of which nothing tells that it is the same the next time."""
     own = Engine(target(), draft(), drafting("draft_model", Speculation(2)), "rejection", CONFIG)
-    assert own.runner.programs.admit.kept._made_of is None
+    assert own.runner.programs.admit.cache._fingerprint is None

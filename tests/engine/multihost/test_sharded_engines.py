@@ -45,7 +45,7 @@ def dealt() -> jspec.LLM:
     """One whose devices judge one of two rows each."""
 
     def shards(*args):
-        return tuple(one and dataclasses.replace(one, deal_from=0) for one in shards_of(*args))
+        return tuple(one and dataclasses.replace(one, batch_sharded_from=0) for one in shards_of(*args))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jspec.api.shards_of", shards)

@@ -15,8 +15,8 @@ from jspec.drafting.draft_model import DraftModel
 from jspec.engine.request import BROKEN, FULL, LIVE, STOPPED
 from jspec.engine.runner.state import init_state
 from jspec.engine.runner.step import DecodeStep
-from jspec.engine.runner.step_io import RoundLog, Segments
-from jspec.sampling.verify import Verdict
+from jspec.engine.runner.step_io import PrefillInputs, RoundLog
+from jspec.sampling.verify import VerifyResult
 
 K = 4
 PROMPTS = ragged_prompts((1, 6, 24))
@@ -39,7 +39,7 @@ def programs():
 
         def verify(logits, warp, proposal, noise):
             seen.update(logits=logits, proposal=proposal)
-            return Verdict(jnp.minimum(accepted, proposal.count), token, ok)
+            return VerifyResult(jnp.minimum(accepted, proposal.count), token, ok)
 
         state, log = stepping(verify).round(state)
         return state, log, seen["logits"], seen["proposal"]
@@ -55,7 +55,7 @@ def admitted(**settings):
         padded = jnp.zeros(MAX_LEN, jnp.int32).at[: len(prompt)].set(jnp.array(prompt))
         chunk = padded[None, : max(map(len, PROMPTS))]
         first, count = jnp.zeros(1, jnp.int32), jnp.array([len(prompt) - 1])
-        state = programs()[0](state, Segments(jnp.array([row]), chunk, first, count, entry.table[None]))
+        state = programs()[0](state, PrefillInputs(jnp.array([row]), chunk, first, count, entry.table[None]))
         state = entered(state, row, padded, entry)
     return state
 
@@ -160,7 +160,7 @@ def test_the_loop_on_the_device_ends_when_no_row_is_live():
 
     def accept_nothing(logits, warp, proposal, noise):
         jax.debug.callback(lambda: rounds.append(1))
-        return Verdict(jnp.zeros(3, jnp.int32), jnp.full(3, 7, jnp.int32), jnp.ones(3, bool))
+        return VerifyResult(jnp.zeros(3, jnp.int32), jnp.full(3, 7, jnp.int32), jnp.ones(3, bool))
 
     step = stepping(accept_nothing)
     state = admitted(limit=max(map(len, PROMPTS)) + 2)

@@ -21,9 +21,9 @@ def test_how_much_of_a_prompt_is_found(page, chunk, ahead):
     for order, request in enumerate(requests_of(prompts)):
         scheduler.add(active := ActiveRequest(request, order))
         while not active.decoding:
-            scheduler.sent(scheduler.plan())
+            scheduler.dispatched(scheduler.schedule())
         found.append(active.num_cached_tokens)
-        scheduler.leave(active)
+        scheduler.remove(active)
     assert found == cached_tokens(prompts, page, chunk, ahead)
     assert len(set(found)) > 1 or page > 12
 
@@ -37,7 +37,9 @@ class TestPrefixes:
         second, segments = played.arrive([*prompt(22), 2, 2], 3, salt=salt), []
         while not second.decoding:
             segments += played.step().segments
-        assert second.num_cached_tokens == played.scheduler.reading.num_cached_tokens == segments[0].start == found
+        assert (
+            second.num_cached_tokens == played.scheduler.prefill_queue.num_cached_tokens == segments[0].start == found
+        )
         finish(played)
 
     def test_one_token_is_read_at_least(self):
@@ -75,7 +77,7 @@ class TestPrefixes:
             played.arrive([*shared, 50 + i, *range(60, 75)], 8)
         finish(played)
         step = math.lcm(played.config.page_size, played.config.chunk)
-        assert played.scheduler.reading.num_prefill_tokens < 2000 + 8 * (15 + step)
+        assert played.scheduler.prefill_queue.num_prefill_tokens < 2000 + 8 * (15 + step)
         assert played.all[0].num_cached_tokens == 0
         found = {active.num_cached_tokens for active in played.all[1:]}
         assert found == {2000 // step * step}
@@ -84,7 +86,7 @@ class TestPrefixes:
         played = simulation(max_batch=1, num_pages=12, prefill_tokens=10, max_len=60, read_ahead=1)
         first = played.arrive(prompt(45), 3)
         played.step()
-        assert (first.num_read, first.decoding) == (10, False)
+        assert (first.num_prefilled, first.decoding) == (10, False)
         second = played.arrive([*prompt(15), 2, 2], 3)
         played.step()
         assert second.num_cached_tokens == 10
@@ -97,11 +99,11 @@ class TestPrefixes:
         first, second = played.arrive(prompt(45), 3), played.arrive(prompt(45), 3, salt=salt)
         for _ in range(2):
             played.step()
-        assert (first.num_read, second.num_read) == (20, 0 if salt else 10)
+        assert (first.num_prefilled, second.num_prefilled) == (20, 0 if salt else 10)
         played.abort(first)
         assert played.scheduler.pages.cached == (2 if salt else 1)  # the second holds the other one
         played.step()
-        assert (second.num_cached_tokens, second.num_read) == ((0, 10) if salt else (20, 30))
+        assert (second.num_cached_tokens, second.num_prefilled) == ((0, 10) if salt else (20, 30))
         finish(played)
 
     def test_nobody_waits_for_another_text_or_for_a_few_tokens(self):
@@ -109,11 +111,11 @@ class TestPrefixes:
         first, other, same, short = [
             played.arrive(text, 3) for text in (prompt(42), prompt(42, 2), prompt(42), [*prompt(20), 3])
         ]
-        plan = played.step()
-        read = {active: sum(one.length for one in plan.segments if one.active is active) for active in played.all}
+        schedule = played.step()
+        read = {active: sum(one.length for one in schedule.chunks if one.active is active) for active in played.all}
         assert read == {first: 41, other: 15, same: 0, short: 0}
-        assert same.num_read == 0
-        plan = played.step()
+        assert same.num_prefilled == 0
+        schedule = played.step()
         assert (same.num_cached_tokens, short.num_cached_tokens) == (40, 10)
         finish(played)
 
@@ -145,7 +147,7 @@ class TestPrefixes:
         played = simulation(NOTHING, chooses=True, reproducible=False, rounds=20, page_size=2, num_pages=40)
         first = played.arrive(prompt(5), 12)
         for drafts in (K, 0, 0):
-            played.carry_out(played.scheduler.plan(), drafts)
+            played.execute(played.scheduler.schedule(), drafts)
         assert first.outcome == FULL
         second = played.arrive([*first.request.prompt, *first.tokens, 1, 1], 3)
         finish(played)  # the device checks what is read

@@ -28,17 +28,17 @@ class TestEntering:
     def test_a_prompt_is_read_and_decoded_in_one_plan(self):
         played = simulation()
         active = played.arrive(prompt(12), 20)
-        plan = played.step()
-        assert [segment[1:] for segment in plan.segments] == [(0, 5), (5, 5), (10, 1)]  # all but the last token
-        assert (plan.entering, plan.decoding, plan.rounds) == ([active], [active], 1)
+        schedule = played.step()
+        assert [segment[1:] for segment in schedule.chunks] == [(0, 5), (5, 5), (10, 1)]  # all but the last token
+        assert (schedule.admitted, schedule.decoding, schedule.rounds) == ([active], [active], 1)
         assert len(active.pages) == 2  # 12 tokens, a round of K + 1, and K drafts
         assert played.step().rounds == 4
 
     def test_a_prompt_of_one_token_has_nothing_to_read(self):
         played = simulation()
         active = played.arrive([1], 3)
-        plan = played.step()
-        assert (plan.segments, plan.entering, plan.decoding) == ([], [active], [active])
+        schedule = played.step()
+        assert (schedule.chunks, schedule.admitted, schedule.decoding) == ([], [active], [active])
 
     def test_first_come_first_served_within_a_priority(self):
         played = simulation(max_batch=1)
@@ -64,9 +64,9 @@ class TestEntering:
         played = simulation(max_batch=8, num_pages=None, prefill_tokens=10)
         for _ in range(8):
             played.arrive(prompt(11), 3)
-        plans = [played.step() for _ in range(4)]
-        assert [len(plan.segments) for plan in plans] == [2, 2, 2, 2]
-        assert [bool(plan.decoding) for plan in plans] == [False, False, False, True]
+        schedules = [played.step() for _ in range(4)]
+        assert [len(schedule.chunks) for schedule in schedules] == [2, 2, 2, 2]
+        assert [bool(schedule.decoding) for schedule in schedules] == [False, False, False, True]
 
     def test_nobody_who_can_never_enter(self):
         played = simulation(num_pages=2)
@@ -94,8 +94,8 @@ class TestRounds:
         played.step()
         played.step()
         late = played.arrive([1], 3)
-        plan = played.step()
-        assert (plan.entering, plan.rounds, len(plan.decoding)) == ([late], 1, 2)
+        schedule = played.step()
+        assert (schedule.admitted, schedule.rounds, len(schedule.decoding)) == ([late], 1, 2)
 
 
 class TestLeaving:
@@ -104,25 +104,25 @@ class TestLeaving:
         first, second = played.arrive(prompt(), 1), played.arrive(prompt(), 1)
         played.step()
         assert first.outcome == LIVE  # as far as the host knows
-        plan = played.step()
-        assert (plan.entering, second.row, played.scheduler.ending) == ([second], 0, [])
+        schedule = played.step()
+        assert (schedule.admitted, second.row, played.scheduler.ending) == ([second], 0, [])
         assert (first.row, first.pages) == (None, [])  # its last call was read meanwhile
 
     def test_its_pages_are_kept_until_the_host_knows_its_end(self):
         played = simulation(max_batch=1)
         first = played.arrive(prompt(), 1)
         played.step()
-        played.scheduler.plan()
+        played.scheduler.schedule()
         assert (played.scheduler.ending, played.scheduler.rows) == ([first], [None])
         assert played.scheduler.pages.used == len(first.pages) > 0
         assert played.scheduler.under_way == [first]
 
-    @pytest.mark.parametrize("plans", range(6))
-    def test_wherever_it_is(self, plans):
+    @pytest.mark.parametrize("schedules", range(6))
+    def test_wherever_it_is(self, schedules):
         played = simulation(NOTHING, swap_pages=6, num_pages=4, prefill_tokens=5, max_batch=3)
         for _ in range(4):
             played.arrive(prompt(9), 12)
-        for _ in range(plans):
+        for _ in range(schedules):
             played.step()
         for active in played.all:
             played.abort(active)
@@ -164,13 +164,13 @@ class TestPreemption:
         played.arrive(prompt(4), 34)
         played.step()
         young = played.arrive(prompt(23), 15)
-        plans = []
+        schedules = []
         while not young.decoding:
-            plans.append(played.step())
-        starts = [segment.start for plan in plans for segment in plan.segments]
+            schedules.append(played.step())
+        starts = [segment.start for schedule in schedules for segment in schedule.chunks]
         assert young.num_preemptions >= 1
         assert starts.count(0) == 1 + young.num_preemptions
-        assert not any(plan.leaving for plan in plans)
+        assert not any(schedule.swap_out for schedule in schedules)
         finish(played)
 
     def test_nobody_enters_who_could_bring_a_standstill(self):
@@ -198,12 +198,12 @@ class TestFollowing:
     def test_a_call_without_rounds_is_an_error(self):
         played = simulation()
         active = played.arrive(prompt(), 20)
-        plan = played.scheduler.plan()
-        logs = played.device.carry_out(plan, K)
+        schedule = played.scheduler.schedule()
+        logs = played.device.execute(schedule, K)
         assert logs is not None
         logs.rows[0].accepted[:] = [-1] * 4
         with pytest.raises(RuntimeError, match=r"the device made no round, although the requests in rows \[0\]"):
-            played.scheduler.follow([active], plan.rounds, logs)  # pyright: ignore[reportArgumentType]
+            played.scheduler.update([active], schedule.rounds, logs)  # pyright: ignore[reportArgumentType]
 
 
 def request(length: int, max_tokens: int | None, **fields) -> Request:
@@ -225,8 +225,8 @@ def request(length: int, max_tokens: int | None, **fields) -> Request:
 def test_what_can_never_be_served_is_refused(refused, words):
     scheduler = Scheduler(EngineConfig(max_batch=2, max_len=40, page_size=10, num_pages=3), K)
     with pytest.raises(ValueError, match=words):
-        scheduler.needs.check(refused)
-    scheduler.needs.check(request(10, 18))  # 30 slots with K drafts
+        scheduler.requirements.check(refused)
+    scheduler.requirements.check(request(10, 18))  # 30 slots with K drafts
 
 
 def test_has_room():

@@ -1,4 +1,4 @@
-"""A plan that is decided and not sent yet, because a compilation was interrupted: who leaves then takes nobody along."""
+"""A schedule that is decided and not sent yet, because a compilation was interrupted: who leaves then takes nobody along."""
 
 import contextlib
 import dataclasses
@@ -20,7 +20,7 @@ PARAMS = [SamplingParams(temperature=1.0, max_tokens=9, seed=seed) for seed in r
 
 @shared
 def model(num_pages: int | None = None) -> LLM:
-    """Few rounds a call and short passes, so that a request sees many plans."""
+    """Few rounds a call and short passes, so that a request sees many schedules."""
     settings = Speculation(num_draft_tokens=2)
     config = dataclasses.replace(CONFIG, rounds=2, prefill_tokens=16, num_pages=num_pages)
     make = drafting("draft_model", settings)

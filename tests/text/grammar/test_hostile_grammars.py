@@ -81,7 +81,7 @@ def test_without_the_limits_at_a_glance_the_child_is_ended(grammars, monkeypatch
     grammars.limits = GrammarLimits(seconds=60.0, memory=32 * 2**20)
     with pytest.raises(ValueError, match="takes more than 32 MB of memory"):
         grammars.constraint(ENDLESS_TWO, [EOS])
-    assert grammars.constraint(GOOD, [EOS]).forced(1) == []
+    assert grammars.constraint(GOOD, [EOS]).jump_forward(1) == []
 
 
 def test_cpu_time_decides_however_busy_the_machine_is(grammars):
@@ -93,7 +93,7 @@ def test_cpu_time_decides_however_busy_the_machine_is(grammars):
     with pytest.raises(concurrent.futures.TimeoutError):
         compilation.result(1.5)
     process.resume()
-    assert compilation.result(PATIENCE).constraint(V, [EOS]).forced(1) == []
+    assert compilation.result(PATIENCE).constraint(V, [EOS]).jump_forward(1) == []
 
 
 def test_one_that_finds_no_child_free_may_come_again(grammars):
@@ -170,7 +170,7 @@ def test_a_worker_that_is_lost_is_started_again(grammars):
     until(lambda: lost.children())
     (child,) = lost.children()
     lost.kill()
-    assert grammars.constraint(GOOD, [EOS]).forced(1) == []
+    assert grammars.constraint(GOOD, [EOS]).jump_forward(1) == []
     assert worker(grammars).pid != lost.pid
     until(lambda: worker(grammars).children())  # what was tried when it was lost is tried again
     compilation.cancel()
@@ -209,7 +209,7 @@ def test_what_may_come_is_found_before_the_first_request(grammars):
         flags = np.full((5, V // 32), 2**32 - 1, np.uint32)
         started = time.thread_time()
         for _ in range(20):
-            drafts = constraint.forced(4)
+            drafts = constraint.jump_forward(4)
             constraint.allow(drafts, flags)
             constraint.add(drafts)
         return time.thread_time() - started
@@ -247,7 +247,7 @@ def test_a_text_that_spells_a_special_token(grammars):
     constraint, written = grammars.constraint(StructuredOutputsParams(choice=[text]), [EOS]), []
     while not constraint._ended:
         flags = np.full((3, V // 32), 2**32 - 1, np.uint32)
-        drafts = constraint.forced(2)
+        drafts = constraint.jump_forward(2)
         constraint.allow(drafts, flags)
         for place, draft in enumerate(drafts):
             allowed = np.flatnonzero(np.unpackbits(flags[place].view(np.uint8), bitorder="little"))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jspec.engine.adaptive.controller import MEMORY
-from jspec.engine.adaptive.draft_admission import BINS, admitted, nothing_seen
+from jspec.engine.adaptive.draft_selection import BINS, select_drafts, no_stats
 from jspec.sampling.confidence import confidence_of
 from jspec.sampling.distribution import Warp, make_distribution
 from jspec.sampling.verify import Proposal
@@ -33,7 +33,7 @@ def test_the_likeliest_drafts_are_verified(seed, spare):
     rng = np.random.default_rng(seed)
     acceptance = rng.choice([0.01, 0.3, 0.5, 0.9, 0.99], (B, K)).astype(np.float32)  # with ties
     count = rng.integers(0, K + 1, B)
-    verified = admitted(jnp.asarray(acceptance), jnp.asarray(count), jnp.int32(spare))
+    verified = select_drafts(jnp.asarray(acceptance), jnp.asarray(count), jnp.int32(spare))
     np.testing.assert_array_equal(verified, by_hand(acceptance, count, spare))
     assert verified.sum() == min(spare, count.sum())
 
@@ -47,13 +47,13 @@ def test_admission_of_a_draft_depends_on_nothing_behind_it():
         for later in itertools.product(levels, repeat=2 - i):
             changed = acceptance.copy()
             changed[1, i + 1 :] = later
-            seen.add(int(admitted(jnp.asarray(changed), count, jnp.int32(spare))[1]) > i)
+            seen.add(int(select_drafts(jnp.asarray(changed), count, jnp.int32(spare))[1]) > i)
         assert len(seen) == 1
 
 
 def told(rounds, confidence=0.5, rows=1):
     """What is seen of a row after rounds, each a pair of drafts verified and accepted."""
-    seen = nothing_seen(rows, K)
+    seen = no_stats(rows, K)
     sure, live = jnp.full((rows, K), confidence, jnp.float32), jnp.ones(rows, bool)
     for count, accepted in rounds:
         seen = seen.after(sure, jnp.full(rows, count), jnp.full(rows, accepted), live)
@@ -62,7 +62,7 @@ def told(rounds, confidence=0.5, rows=1):
 
 def test_before_anything_is_seen_confidence_decides():
     sure = (jnp.arange(K, dtype=jnp.float32)[None] + 0.5) / BINS
-    np.testing.assert_allclose(nothing_seen(1, K).acceptance(sure), sure, rtol=1e-5)
+    np.testing.assert_allclose(no_stats(1, K).acceptance(sure), sure, rtol=1e-5)
 
 
 def test_a_place_where_drafts_are_refused_is_learnt():
@@ -76,7 +76,7 @@ def test_a_place_where_drafts_are_refused_is_learnt():
 
 
 def test_what_a_confidence_is_worth_is_learnt_from_all_requests():
-    seen, rng = nothing_seen(8, K), np.random.default_rng(2)
+    seen, rng = no_stats(8, K), np.random.default_rng(2)
     for _ in range(200):
         sure = rng.choice([0.2, 0.9], (8, K)).astype(np.float32)
         stands = rng.random((8, K)) < np.where(sure > 0.5, 0.95, 0.3)  # confidences that are too low
@@ -94,7 +94,7 @@ def test_rows_that_take_no_part_change_nothing():
 
 
 def test_confidences_that_are_no_numbers_do_no_harm():
-    seen = nothing_seen(1, K)
+    seen = no_stats(1, K)
     odd = jnp.array([[jnp.nan, jnp.inf, -jnp.inf, 2.0]], jnp.float32)
     assert np.isfinite(seen.acceptance(odd)).all()
     after = seen.after(odd, jnp.array([4]), jnp.array([4]), jnp.ones(1, bool))
@@ -103,7 +103,7 @@ def test_confidences_that_are_no_numbers_do_no_harm():
 
 
 def test_fewer_drafts_than_there_are_places_for():
-    seen = nothing_seen(2, K)
+    seen = no_stats(2, K)
     after = seen.after(jnp.full((2, 2), 0.5), jnp.array([2, 1]), jnp.array([2, 0]), jnp.ones(2, bool))
     np.testing.assert_array_equal(after.of_request[:, 0], [[1, 1, 0, 0], [1, 0, 0, 0]])
     assert after.acceptance(jnp.full((2, 2), 0.5)).shape == (2, 2)
