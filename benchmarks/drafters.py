@@ -55,7 +55,7 @@ class Measured:
     Attributes:
       method: how it drafts.
       num_draft_tokens: K.
-      lengths: way of drafting and rule -> acceptance length, the bonus or correction token included.
+      lengths: way of drafting and rule -> acceptance length, the bonus or recovered token included.
       positions: way of drafting and rule -> share of rounds that accept draft 1 to K.
       expected: rule -> acceptance length by exact expectation over the coins, on the same rounds of sampled drafts.
       rounds_per_second: rounds per second, summed over the 8 rows of a batch at temperature 1, on this machine.
@@ -196,7 +196,7 @@ def markdown(found: Comparison) -> str:
     [`benchmarks/results/`](../../benchmarks/results)."""
     introduction = f"""The shipped family, K = {K}, and two draft heads for it that are not shipped, marked *: a DFlash head
     of two layers, trained with `--loss soft` as the DSpark head was, and three Medusa heads, which give K = 3. An acceptance
-    length is the number of tokens that a round gives, the bonus or correction token included, so plain decoding is at 1.00.
+    length is the number of tokens that a round gives, the bonus or recovered token included, so plain decoding is at 1.00.
     {how["prompts"]} prompts of {how["prompt_tokens"]} tokens are from standard-library files held out of training; each gets
     {how["max_tokens"]} new tokens, without top-k, top-p or min-p. Rounds per second are summed over the 8 rows of a batch on
     this CPU at temperature 1; plain decoding makes {found.plain:.0f}."""

@@ -26,7 +26,7 @@ from benchmarks.programs import Bench, Decoding
 from benchmarks.shapes import SHAPES
 
 BATCHES, DRAFTS = (1, 16, 64, 4), tuple(range(9))  # the most telling batch first
-LENGTHS = (1.5, 2.0, 2.5, 3.0)  # acceptance lengths, the bonus or correction token included
+LENGTHS = (1.5, 2.0, 2.5, 3.0)  # acceptance lengths, the bonus or recovered token included
 ACCEPTANCE = 0.7
 START, NEW, SMALLER = 512, 256, 16
 

@@ -78,7 +78,7 @@ class Recorder:
         self._admit = jax.jit(admit)
 
     def acceptance_lengths(self, texts: Texts) -> tuple[float, float]:
-        """Expected tokens per round under ``rejection`` and ``block``, the bonus or correction token included."""
+        """Expected tokens per round under ``rejection`` and ``block``, the bonus or recovered token included."""
         target, draft = self._models
         state = init_state(self.config, target, self._make(target, draft), self.dtype)
         for row, prompt in enumerate(texts.prompts):

@@ -4,7 +4,7 @@ import dataclasses
 import operator
 from collections.abc import Sequence
 
-# Where a token comes from: an accepted draft; the correction token behind a refused draft; the bonus token behind drafts
+# Where a token comes from: an accepted draft; the recovered token behind a refused draft; the bonus token behind drafts
 # of which none was refused; the target alone, in a round without drafts.
 DRAFT, CORRECTION, BONUS, TARGET = SOURCES = ("draft", "correction", "bonus", "target")
 
@@ -49,7 +49,7 @@ class Stats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per round, the correction or bonus token included: 1.0 for plain decoding."""
+        """Tokens per round, the recovered or bonus token included: 1.0 for plain decoding."""
         return 1.0 + self.num_accepted_draft_tokens / max(self.num_steps, 1)
 
     @property
@@ -84,7 +84,7 @@ class Stats:
         for count, n in zip(drafted, accepted, strict=True):
             histogram[n] += 1
             past_limit += longest_text is not None and length > longest_text and not count
-            length += n + 1  # with the correction or bonus token; only the last round may emit fewer
+            length += n + 1  # with the recovered or bonus token; only the last round may emit fewer
         return Stats(
             num_steps=len(accepted),
             num_draft_tokens=sum(drafted),

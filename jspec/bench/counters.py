@@ -35,7 +35,7 @@ class Counters:
 
     @property
     def acceptance_length(self) -> float:
-        """Tokens of a round that had drafts, the correction or bonus token included."""
+        """Tokens of a round that had drafts, the recovered or bonus token included."""
         return 1 + self.accepted_tokens / self.drafts
 
     @property

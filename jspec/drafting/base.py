@@ -143,7 +143,7 @@ class Setup:
 
 
 class Drafter(Protocol):
-    """A way of proposing tokens: a frozen dataclass with these members."""
+    """Proposes tokens: a frozen dataclass with these members."""
 
     @classmethod
     def build(cls, setup: Setup) -> Self:

@@ -140,9 +140,9 @@ class Loop:
         plan = self.scheduler.schedule()
         now = time.perf_counter()
         for active in self.scheduler.under_way:
-            if active.times.entered != active.times.entered:  # NaN
-                active.times.entered = now
-                self.meter.entered(active)
+            if active.times.admitted != active.times.admitted:  # NaN
+                active.times.admitted = now
+                self.meter.admitted(active)
         way, trying = self.runner.num_draft_tokens, False
         if plan.decoding and not plan.needs_processing:
             way, trying = self._way(plan.decoding)

@@ -126,9 +126,9 @@ class Meter:
         self._reasons = dict.fromkeys(FINISH_REASONS.values(), 0)
         self._counted: dict[int, int] = {}  # order of a request under way -> how many of its rounds are counted
 
-    def entered(self, active: ActiveRequest):
+    def admitted(self, active: ActiveRequest):
         """A request has a row for the first time."""
-        self._queue.add(active.times.entered - active.times.arrived)
+        self._queue.add(active.times.admitted - active.times.arrived)
 
     def called(self, rows: int):
         """A call was sent that decodes so many rows."""

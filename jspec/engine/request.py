@@ -240,6 +240,6 @@ class Times:
     """When something first happened to a request, in seconds of ``time.perf_counter``; NaN if it has not."""
 
     arrived: float
-    entered: float = float("nan")
+    admitted: float = float("nan")
     first_token: float = float("nan")
     newest_token: float = float("nan")

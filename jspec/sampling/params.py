@@ -27,7 +27,7 @@ class SamplingParams:
     The distribution of a token is made from the target's logits in this order: tokens that are not allowed, and bad words,
     are taken out; ``logit_bias`` is added; the repetition penalty multiplies or divides; the frequency and presence
     penalties are subtracted; then it is the softmax of logits / temperature, cut by min-p, then top-k, then top-p (each
-    over what the one before left, ties at a threshold kept), renormalised. Drafts are drawn from the drafter's logits in
+    over what the one before left, ties at a cutoff remain), renormalised. Drafts are drawn from the drafter's logits in
     the same way, and a drafted token counts as text for the tokens after it.
 
     Args:

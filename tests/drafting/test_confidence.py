@@ -1,4 +1,4 @@
-"""What a confidence head says of a draft is known before that draft is drawn."""
+"""The output of a confidence head for a draft is known before that draft is drawn."""
 
 import dataclasses
 

@@ -1,5 +1,6 @@
-"""What ``reproducible=True`` rests on: a compiled program gives a row, or a segment, the same bits in every place and beside
-any neighbours. On a GPU at a size at which products are tiled as those of real models are; elsewhere with small models."""
+"""``reproducible=True`` rests on this: a compiled program gives a row, or a chunk, the same bits in every place and beside
+any others.
+"""
 
 import dataclasses
 import functools
@@ -61,13 +62,13 @@ def texts(engine: Engine, some) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_request_has_one_text_whatever_is_around_it(size):
+def test_a_request_has_one_text_under_any_disturbance(size):
     engine, every = engine_of(size), requests(size)
     alone: dict[int, list[int]] = {}
     for one in every:
         alone |= texts(engine, [one])
         engine.scheduler.pages.forget_prefixes()
-    assert texts(engine, every) == alone  # in other rows, and other segments of a pass
+    assert texts(engine, every) == alone  # in other rows, and other chunks of a pass
     assert engine.metrics().num_cached_tokens == 0
     assert texts(engine, every[::-1]) == alone
     assert engine.metrics().num_cached_tokens > 0

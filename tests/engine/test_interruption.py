@@ -299,7 +299,7 @@ def test_more_tokens_than_any_array_holds_may_be_asked(warm):
 def test_nothing_waits_for_ever(warm, monkeypatch):
     llm, expected = warm
     llm.engine.scheduler.pages.take(llm.engine.scheduler.pages.available)  # as if somebody had lost them
-    with pytest.raises(RuntimeError, match=r"4 requests wait, nobody is under way .* 0 pages are available"):
+    with pytest.raises(RuntimeError, match=r"4 requests wait, none is under way .* 0 pages are available"):
         texts(llm)
     assert texts(llm) == expected
 

@@ -114,5 +114,5 @@ def serve(
 
 
 def outcome_of(active: ActiveRequest) -> tuple:
-    """All that a request's owner learns of how it went: tokens, how it ended, and drafts of every round."""
+    """What a client learns of a request: tokens, how it ended, and drafts of every round."""
     return active.tokens, active.outcome, active.sources, active.drafted, active.accepted

@@ -231,9 +231,9 @@ class FindStop:
         self._find, self._tokens = find, []
 
     def add(self, tokens: Sequence[int]) -> int | None:
-        seen = len(self._tokens)
+        before = len(self._tokens)
         self._tokens += tokens
-        return self._find(self._tokens, seen)
+        return self._find(self._tokens, before)
 
 
 def requests_of(prompts, params=GREEDY, keys=None, find_stop=None, **fields) -> list[Request]:

@@ -1,6 +1,6 @@
-"""The loop of the engine around a scheduler and a device on paper.
+"""The engine's loop around a scheduler and a simulated device.
 
-The host reads a call only after it has sent the next one, as ``Engine._carry_out`` does.
+The host reads a call only after it has sent the next one, as ``Loop`` does.
 """
 
 import collections
@@ -45,7 +45,9 @@ class Simulation:
         self.config, self.K, self.rng = config, K, rng or random.Random(0)
         self.swap_pages = swap_pages
         self.pages = WatchedPages(config.pool_pages - 1, config.page_size, config.prefix_cache, looks_ahead)
-        self.scheduler = scheduler = Scheduler(config, K, looks_ahead, swap_pages, plain_rounds=chooses, pages=self.pages)
+        self.scheduler = scheduler = Scheduler(
+            config, K, looks_ahead, swap_pages, plain_rounds=chooses, pages=self.pages
+        )
         self.device = Device(config, K, looks_ahead, scheduler, self.pages, self.rng, habits, checks_contents)
         self.all: list[ActiveRequest] = []
         self._chooses = chooses

@@ -29,7 +29,7 @@ class Automaton:
         self._grammar, self._completion = grammar, ()
 
     def jump_forward(self, most: int) -> Sequence[int]:
-        return self._grammar.forced_after(self._completion, most)
+        return self._grammar.jump_forward_after(self._completion, most)
 
     def allow(self, drafts: Sequence[int], flags: np.ndarray):
         text = self._completion

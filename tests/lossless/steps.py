@@ -238,8 +238,8 @@ def _prefill(program: Program, target, draft, tokens, request: RequestArrays) ->
 
         def read(state, request):
             row, prompt, length, table = request
-            segment = PrefillInputs(row[None], prompt[None], jnp.zeros(1, jnp.int32), length[None] - 1, table[None])
-            return step.prefill(state, segment), None
+            inputs = PrefillInputs(row[None], prompt[None], jnp.zeros(1, jnp.int32), length[None] - 1, table[None])
+            return step.prefill(state, inputs), None
 
         request, following = state.request, jnp.pad(state.tokens, ((0, 0), (0, 1)))
         rows = jnp.arange(len(state.tokens), dtype=jnp.int32)

@@ -18,8 +18,8 @@ from jspec.engine.multihost.shard_map import ProgramSharding
 from jspec.models import flat_params, layers
 from jspec.models.sharding import build_shards, mesh_of, on_every_device
 from jspec.sampling.streams import RoundNoise
+from lossless.checks import LAST, p_values
 from lossless.head_program import FOUR_HEADS, HEADS, HeadOracle, HeadProgram, head_of, serving, target
-from lossless.judge import LAST, p_values
 from lossless.losslessness import Losslessness, Run
 from lossless.statistics import LEVEL
 
@@ -30,16 +30,17 @@ RULES = ("rejection", "block", "match")
 class ShardedProgram(HeadProgram):
     """``HeadProgram`` with a target in so many shards, and a head that every device has.
 
-    If rows are ``dealt``, each device judges some of them; otherwise all devices judge all."""
+    If ``batch_sharded``, each device verifies some of the rows; otherwise all devices verify all.
+    """
 
     shards: int = 2
-    dealt: bool = False
+    batch_sharded: bool = False
     noise: Callable[..., RoundNoise] = RoundNoise  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def models(self, tables):
         del tables
         return _models(
-            self.architecture, self.head, Shards(self.shards, batch_sharded_from=0 if self.dealt else 1 << 60)
+            self.architecture, self.head, Shards(self.shards, batch_sharded_from=0 if self.batch_sharded else 1 << 60)
         )
 
     def over_devices(self, function, gives_state: bool):
@@ -63,7 +64,7 @@ def noise_of_its_own(key_data, length) -> RoundNoise:
 
 
 ALL = [
-    ShardedProgram(RULES[(i + j) % 3], head, architecture=architecture, shards=shards, dealt=(i + j) % 2 == 0)
+    ShardedProgram(RULES[(i + j) % 3], head, architecture=architecture, shards=shards, batch_sharded=(i + j) % 2 == 0)
     for i, head in enumerate(HEADS)
     for j, (architecture, shards) in enumerate(
         (("LlamaForCausalLM", 2), (FOUR_HEADS, 4), ("Qwen3MoeForCausalLM", 2), ("Glm4MoeLiteForCausalLM", 2))
@@ -71,8 +72,8 @@ ALL = [
 ]
 QUICK = (
     ShardedProgram("rejection", "eagle"),
-    ShardedProgram("block", "eagle", dealt=True),
-    ShardedProgram("rejection", "eagle3", dealt=True),
+    ShardedProgram("block", "eagle", batch_sharded=True),
+    ShardedProgram("rejection", "eagle3", batch_sharded=True),
 )
 
 
@@ -81,7 +82,7 @@ class TestSteps(Losslessness):
     runs = (*(Run(program, 20_000) for program in QUICK), *(Run(program, 100_000, long=True) for program in ALL))
     seed = 79
 
-    def test_noise_of_their_own_is_seen(self):
+    def test_different_noise_on_each_device_is_detected(self):
         """Devices that draw other tokens than their neighbours put keys and values of other texts together."""
         assert self._least(ShardedProgram("rejection", "eagle", shards=2, noise=noise_of_its_own)) < LEVEL
 
@@ -93,11 +94,11 @@ class TestSteps(Losslessness):
 
         monkeypatch.setattr(BatchSharding, "gather_results", rolled)
         jax.clear_caches()
-        assert self._least(ShardedProgram("rejection", "eagle", dealt=True)) < LEVEL
+        assert self._least(ShardedProgram("rejection", "eagle", batch_sharded=True)) < LEVEL
         jax.clear_caches()
 
     @pytest.mark.long
-    def test_sums_that_are_left_out_are_seen(self, monkeypatch):
+    def test_missing_sums_over_shards_are_detected(self, monkeypatch):
         monkeypatch.setattr(layers, "added_up", lambda x, over: x)
         jax.clear_caches()
         assert self._least(ShardedProgram("rejection", "medusa", shards=2)) < LEVEL
@@ -105,13 +106,13 @@ class TestSteps(Losslessness):
 
     def _least(self, program) -> float:
         run = Run(program, 20_000)
-        sampled = [pair for pair in self.judged(program, self.play(run)) if pair[0].ask.warp.temperature]
+        sampled = [pair for pair in self.with_oracles(program, self.play(run)) if pair[0].ask.warp.temperature]
         return min(p_values(sampled, LAST))
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_every_rule_meets_every_number_of_shards(rule):
-    assert {(one.shards, one.dealt) for one in ALL if one.verify == rule} == {
+def test_every_rule_is_tested_with_every_number_of_shards(rule):
+    assert {(one.shards, one.batch_sharded) for one in ALL if one.verify == rule} == {
         (2, False),
         (2, True),
         (4, False),

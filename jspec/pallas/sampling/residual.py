@@ -34,7 +34,7 @@ _LOWEST = -1e4  # stands for log 0 where log 0 - log 0 would be NaN; e^-1e4 is 0
 class Residual(NamedTuple):
     """What the token after i accepted drafts is drawn from, for i = 0 .. K and each of B rows.
 
-    If i < valid, draft i was rejected, and the correction token is drawn from max(w_i p_i - q_i, 0), normalised. If
+    If i < valid, draft i was rejected, and the recovered token is drawn from max(w_i p_i - q_i, 0), normalised. If
     i = valid, no draft was rejected, and the bonus token is drawn from p_i.
 
     Attributes:
@@ -82,7 +82,7 @@ def residual_draw(residual: Residual, masses, at, noise, best):
 
 
 def residual_draw_reference(residual: Residual, masses, at, noise, best):
-    """The token that follows the accepted drafts of each row: the correction token or the bonus token.
+    """The token that follows the accepted drafts of each row: the recovered token or the bonus token.
 
     Args:
       residual: what is drawn from, for every number of accepted drafts.

@@ -1,4 +1,4 @@
-"""Costs of rounds are measured once, kept beside the compiled programs, and found by the next start."""
+"""Costs of rounds are measured once, cached beside executables, and read by later processes."""
 
 import json
 
@@ -35,7 +35,7 @@ def costs(measure, what="eagle", buckets=BUCKETS, lengths=LENGTHS):
     return cached_or_measured(what, "eagle", dict.fromkeys(buckets, lengths), measure)
 
 
-def test_the_second_start_measures_nothing(folder):
+def test_second_process_reads_cached_costs(folder):
     measure = Measurements()
     assert costs(measure) == costs(measure) == SECONDS
     assert measure.count == 1
@@ -43,7 +43,7 @@ def test_the_second_start_measures_nothing(folder):
 
 
 @pytest.mark.parametrize("other", [{"what": "medusa"}, {"buckets": (1, 4, 16)}, {"lengths": (0, 1, 2)}], ids=str)
-def test_what_is_kept_of_something_else_is_not_taken(folder, other):
+def test_costs_of_another_key_are_not_read(folder, other):
     measure = Measurements()
     costs(measure)
     costs(measure, **other)
@@ -63,20 +63,20 @@ def test_a_damaged_file_is_measured_again_and_replaced(folder, damaged):
 
 
 @pytest.mark.parametrize("where", [None, "gs://bucket/cache"])
-def test_without_a_local_folder_nothing_is_kept(folder, where):
+def test_without_a_local_folder_nothing_is_cached(folder, where):
     jax.config.update("jax_compilation_cache_dir", where)
     measure = Measurements()
     assert costs(measure) == costs(measure) == SECONDS
     assert measure.count == 2
 
 
-def test_a_folder_that_cannot_be_written_costs_a_measurement(folder):
+def test_unwritable_folder_means_measuring_again(folder):
     jax.config.update("jax_compilation_cache_dir", str(folder / "absent"))
     measure = Measurements()
     assert costs(measure) == SECONDS
 
 
-def test_an_engine_finds_the_costs_of_the_one_before(folder, monkeypatch):
+def test_engine_reads_the_costs_of_an_earlier_one(folder, monkeypatch):
     settings = Speculation("auto", max_draft_tokens=2)
     table = bigram(successor_table())
 

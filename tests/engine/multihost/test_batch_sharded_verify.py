@@ -1,4 +1,4 @@
-"""Rows that are dealt to devices: which rounds do so, and that each device gets the logits of its own rows."""
+"""Batch-sharded verification: which rounds use it, and that each device gets the logits of its own rows."""
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +64,9 @@ class TestOnShards:
 
 
 @pytest.mark.parametrize(
-    ("rows", "less", "rows_per_device"), [(4, 0, 2), (3, 0, None), (1, 0, None), (4, 1, None)], ids=["even", "odd", "one", "few"]
+    ("rows", "less", "rows_per_device"),
+    [(4, 0, 2), (3, 0, None), (1, 0, None), (4, 1, None)],
+    ids=["even", "odd", "one", "few"],
 )
 def test_rows_are_sharded_if_they_divide_evenly_and_have_enough_logits(rows, less, rows_per_device):
     enough = rows * T * TARGET.vocab_size * 4

@@ -1,4 +1,4 @@
-"""What a prefill pass reads: segments on a grid, packed into programs that they fill, or left to wait for company."""
+"""Prefill batches: chunks on a grid, in programs that they fill, or waiting for others."""
 
 import dataclasses
 import random
@@ -18,7 +18,7 @@ REPRODUCIBLE = EngineConfig(max_batch=64, max_len=1024)
 FAST = EngineConfig(max_batch=64, max_len=1024, reproducible=False, prefill_tokens=2048)
 
 
-def reading(*num_to_prefill: int, num_prefilled: int = 0) -> list[ActiveRequest]:
+def prefilling(*num_to_prefill: int, num_prefilled: int = 0) -> list[ActiveRequest]:
     """Requests of whose prompts so many tokens are to be read."""
     params, key = SamplingParams(max_tokens=1), np.zeros(2, np.uint32)
     return [
@@ -27,8 +27,8 @@ def reading(*num_to_prefill: int, num_prefilled: int = 0) -> list[ActiveRequest]
     ]
 
 
-def places(segments) -> list[tuple[int, int, int]]:
-    return [(active.order, start, count) for active, start, count in segments]
+def places(chunks) -> list[tuple[int, int, int]]:
+    return [(active.order, start, count) for active, start, count in chunks]
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ def places(segments) -> list[tuple[int, int, int]]:
         (19, []),
     ],
 )
-def test_segments_end_at_multiples_of_the_chunk(num_prefilled, expected):
-    assert places(chunks_of(reading(19, num_prefilled=num_prefilled)[0], 8)) == expected
+def test_chunks_end_at_multiples_of_their_size(num_prefilled, expected):
+    assert places(chunks_of(prefilling(19, num_prefilled=num_prefilled)[0], 8)) == expected
 
 
-@pytest.mark.parametrize(("num_held", "segments"), [(0, 16), (3, 64)])
-def test_those_who_wait_for_a_prompt_count_as_being_read(num_held, segments):
+@pytest.mark.parametrize(("num_held", "chunks"), [(0, 16), (3, 64)])
+def test_held_prompts_count_as_prefilling(num_held, chunks):
     """One long prompt beside a dozen texts is read in small passes, but not if others wait for it."""
-    assert len(choose_prefill_batch(reading(4000), 12, 0, FAST, num_held)) == segments
+    assert len(choose_prefill_batch(prefilling(4000), 12, 0, FAST, num_held)) == chunks
 
 
 class TestExpandedLatents:
@@ -61,53 +61,56 @@ class TestExpandedLatents:
         [
             (0, (2000, 500), 16),  # nothing was read before: a full pass
             (2048, (4000, 4000), 16),
-            (2048, (2200, 2200, 2200, 2200), 4),  # 35 pages each, two segments: there is room for 72
+            (2048, (2200, 2200, 2200, 2200), 4),  # 35 pages each, two chunks: there is room for 72
             (1408, (1536,) * 6, 3),  # 24 pages each, and room for 72
             (3968, (4000, 4000), 1),  # 63 pages each
         ],
     )
-    def test_a_pass_has_as_many_segments_as_there_is_room_for(self, num_prefilled, to_read, expected):
-        chosen = choose_prefill_batch(reading(*to_read, num_prefilled=num_prefilled), 0, 0, self.config)
+    def test_batch_fills_the_room_for_pages(self, num_prefilled, to_read, expected):
+        chosen = choose_prefill_batch(prefilling(*to_read, num_prefilled=num_prefilled), 0, 0, self.config)
         assert len(chosen) == expected
         everything = choose_prefill_batch(
-            reading(*to_read, num_prefilled=num_prefilled), 0, 0, dataclasses.replace(self.config, expand_latents=False)
+            prefilling(*to_read, num_prefilled=num_prefilled),
+            0,
+            0,
+            dataclasses.replace(self.config, expand_latents=False),
         )
         assert places(chosen) == places(everything)[:expected]
 
     def test_passes_for_log_probabilities_too(self):
-        prompts = reading(4000, 4000, num_prefilled=3968)
+        prompts = prefilling(4000, 4000, num_prefilled=3968)
         for active in prompts:
             object.__setattr__(active.request.params, "prompt_logprobs", 0)
         assert len(choose_prefill_batch(prompts, 0, 0, self.config)) == 1
 
     def test_everything_is_read_in_the_end(self):
-        prompts = reading(*[4000] * 5, *[100] * 20, num_prefilled=0)
+        prompts = prefilling(*[4000] * 5, *[100] * 20, num_prefilled=0)
         for _ in range(200):
-            segments = choose_prefill_batch(
+            chunks = choose_prefill_batch(
                 [one for one in prompts if one.num_prefilled < one.num_to_prefill], 3, 0, self.config
             )
             ends = {}
-            for active, start, count in segments:
+            for active, start, count in chunks:
                 active.num_prefilled = ends[active.order] = start + count
-            n = next((n for n in self.config.chunk_buckets if n >= len(segments)), 0)
+            n = next((n for n in self.config.chunk_buckets if n >= len(chunks)), 0)
             assert sum(-(-end // 64) for end in ends.values()) <= (self.config.pages_of_prefill(n) or 0)
         assert all(one.num_prefilled == one.num_to_prefill for one in prompts)
 
 
-def test_segments_of_several_prompts_share_a_pass_in_their_order():
-    chosen = choose_prefill_batch(reading(40, 0, 32, 500), 0, 0, REPRODUCIBLE)
+def test_chunks_of_several_prompts_share_a_batch_in_order():
+    chosen = choose_prefill_batch(prefilling(40, 0, 32, 500), 0, 0, REPRODUCIBLE)
     assert places(chosen[:4]) == [(0, 0, 32), (0, 32, 8), (2, 0, 32), (3, 0, 32)]
     assert len(chosen) == 16
 
 
-def test_nobody_waits_while_nothing_decodes():
-    assert len(choose_prefill_batch(reading(10), 0, 0, FAST)) == 1
-    assert len(choose_prefill_batch(reading(10), 0, 0, REPRODUCIBLE)) == 1
-    assert choose_prefill_batch(reading(0), 0, 0, FAST) == []
+def test_no_chunk_waits_while_nothing_decodes():
+    assert len(choose_prefill_batch(prefilling(10), 0, 0, FAST)) == 1
+    assert len(choose_prefill_batch(prefilling(10), 0, 0, REPRODUCIBLE)) == 1
+    assert choose_prefill_batch(prefilling(0), 0, 0, FAST) == []
 
 
 @pytest.mark.parametrize(
-    ("config", "segments", "sent"),
+    ("config", "chunks", "sent"),
     [
         (FAST, 1, 0),  # half of the smallest program
         (FAST, 2, 2),
@@ -119,26 +122,26 @@ def test_nobody_waits_while_nothing_decodes():
         (REPRODUCIBLE, 14, 14),
     ],
 )
-def test_a_pass_fills_its_program_while_others_decode(config, segments, sent):
-    prompts = reading(32 * segments)
+def test_batch_fills_its_program_while_others_decode(config, chunks, sent):
+    prompts = prefilling(32 * chunks)
     assert len(choose_prefill_batch(prompts, 4, 0, config)) == sent
     assert len(choose_prefill_batch(prompts, 4, MOST_CALLS_WAITED - 1, config)) == sent
     assert len(choose_prefill_batch(prompts, 4, MOST_CALLS_WAITED, config)) == (
-        sent or segments
+        sent or chunks
     )  # the few wait no longer
 
 
 def test_rounds_wait_for_few_tokens_while_most_requests_decode():
-    prompts = reading(*[960] * 3)
+    prompts = prefilling(*[960] * 3)
     assert len(choose_prefill_batch(prompts, 11, 0, FAST)) == 64  # 2,048 tokens: many prompts for so few texts
     assert len(choose_prefill_batch(prompts, 12, 0, FAST)) == 16  # 512
-    assert len(choose_prefill_batch(reading(*[960] * 4), 60, 0, FAST)) == 64  # many prompts
+    assert len(choose_prefill_batch(prefilling(*[960] * 4), 60, 0, FAST)) == 64  # many prompts
     long = EngineConfig(max_batch=64, max_len=1024, prefill_tokens=1024)
     assert len(choose_prefill_batch(prompts, 12, 0, long)) == 32  # there is no smaller program
 
 
 def test_nothing_is_read_by_halves_while_all_rows_decode():
-    few, many, long = reading(*[320] * 2), reading(*[320] * 6), reading(960)
+    few, many, long = prefilling(*[320] * 2), prefilling(*[320] * 6), prefilling(960)
     assert choose_prefill_batch(few, 69, 9, FAST) == []  # five are read ahead
     assert len(choose_prefill_batch(many, 69, 0, FAST)) == 60  # enough for a program of 64
     assert len(choose_prefill_batch(few, 68, 0, FAST)) == 16  # few are read ahead, and no program is filled

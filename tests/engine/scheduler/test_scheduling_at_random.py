@@ -1,4 +1,6 @@
-"""The scheduler against a device on paper: whatever comes and goes, no text is damaged, nobody starves, nothing is lost."""
+"""The scheduler against a simulated device, with random arrivals and aborts: no text is damaged, no request starves, and
+no page is lost.
+"""
 
 import dataclasses
 import random
@@ -209,7 +211,7 @@ def check_end(simulation: Simulation):
     coming=arrivals(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_whatever_comes_and_goes(config, K, looks_ahead, chooses, swap_pages, habits, coming, seed):
+def test_random_arrivals_and_aborts_damage_no_text(config, K, looks_ahead, chooses, swap_pages, habits, coming, seed):
     rng = random.Random(seed)
     simulation = Simulation(config, K, looks_ahead, swap_pages, rng, habits, chooses and K > 0)
     play(simulation, coming)
