@@ -11,7 +11,7 @@ from test_ngram import lookup_context
 
 from jspec.config import Speculation
 from jspec.drafting.base import Context, FixedDrafts, Stateless
-from jspec.drafting.lookup import SURE, WithLookup, with_lookup
+from jspec.drafting.lookup import LOOKUP_CONFIDENCE, WithLookup, with_lookup
 from jspec.drafting.ngram import NGram
 from jspec.sampling.params import SamplingParams
 from jspec.sampling.verify import Proposal
@@ -174,4 +174,4 @@ def test_looked_up_drafts_have_the_highest_confidence():
     lengths = jnp.array([len(REPEATING), 3])
     context = lookup_context(jnp.asarray(tokens), lengths, jnp.broadcast_to(K, 2))
     _, proposal = with_lookup(Counting(None), Speculation(K, lookup=True)).propose(jnp.int32(0), context)
-    np.testing.assert_array_equal(proposal.confidence, [[SURE] * K, [0.5] * K])
+    np.testing.assert_array_equal(proposal.confidence, [[LOOKUP_CONFIDENCE] * K, [0.5] * K])

@@ -9,7 +9,7 @@ from engines import CONFIG, bigram, drafting, successor_table
 from jspec.config import Speculation
 from jspec.engine.aot_cache.costs import cached_or_measured
 from jspec.engine.engine import Engine
-from jspec.engine.runner.model_runner import ModelRunner
+from jspec.engine.runner import round_costs
 
 BUCKETS, LENGTHS = (1, 4), (0, 2)
 SECONDS = {1: {0: 1.0, 2: 1.5}, 4: {0: 2.0, 2: 2.5}}
@@ -87,5 +87,5 @@ def test_engine_reads_the_costs_of_an_earlier_one(folder, monkeypatch):
         return engine.controller
 
     first = controller()
-    monkeypatch.setattr(ModelRunner, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(round_costs, "measured", lambda *_: pytest.fail("measured again"))
     assert controller().seconds == first.seconds

@@ -139,7 +139,7 @@ def test_unwritable_folder_is_reported(folder):
     compiled = jax.jit(lambda x: 2 * x).lower(SHAPE).compile()
     jax.config.update("jax_compilation_cache_dir", str(folder / "absent"))
     program = doubled()
-    with pytest.warns(CompilationCacheWarning, match="the next start compiles program 'double' again"):
+    with pytest.warns(CompilationCacheWarning, match="the next process compiles program 'double' again"):
         program.cache.write(program.file(SHAPE), "double", compiled)
 
 
