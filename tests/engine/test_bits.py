@@ -68,7 +68,7 @@ def test_a_request_has_one_text_under_any_disturbance(size):
     for one in every:
         alone |= texts(engine, [one])
         engine.scheduler.pages.forget_prefixes()
-    assert texts(engine, every) == alone  # in other rows, and other chunks of a pass
+    assert texts(engine, every) == alone  # in other rows, and other chunks of a batch
     assert engine.metrics().num_cached_tokens == 0
     assert texts(engine, every[::-1]) == alone
     assert engine.metrics().num_cached_tokens > 0

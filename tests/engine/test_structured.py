@@ -34,7 +34,7 @@ from jspec.engine.request import ABORTED, BROKEN, FAILED, FULL, STOPPED, ActiveR
 from jspec.sampling.params import SamplingParams
 
 PROMPTS = ragged_prompts((3, 9, 5, 12))
-# Two of three tokens may come, and which ones depends on all tokens before. What is jump_forward in state 2 is a guess.
+# Two of three tokens may come, and which ones depends on all tokens before. The jump-forward token of state 2 is a guess.
 GRAMMAR = Grammar(tuple(tuple((v + s) % 3 if (v + s) % 3 else -1 for v in range(V)) for s in range(3)), (-1, -1, 5))
 
 TABLES = (bigram(successor_table() / 4), bigram(successor_table() / 5))

@@ -89,7 +89,7 @@ class Simulation:
         return schedule
 
     def execute(self, schedule: Schedule, K: int | None = None):
-        """Carry a schedule out, with rounds of up to K drafts, and read the call before."""
+        """Execute a schedule, with rounds of up to K drafts, and read the call before."""
         if K is None:
             K = self.rng.randrange(self.K + 1) if self._chooses else self.K
         logs = self.device.execute(schedule, K)

@@ -18,7 +18,7 @@ def marginal(texts: np.ndarray, view: Sequence[int]) -> np.ndarray:
 
 
 def assert_texts(oracle: Oracle, tally: Tally, views=VIEWS):
-    """The joint distribution of completions, marginal through some of their tokens."""
+    """The joint distribution of completions, by marginals over some of their tokens."""
     for view in views:
         assert_follows(marginal(tally.texts, view), marginal(oracle.texts, view), f"tokens {view} of {oracle.ask}")
 

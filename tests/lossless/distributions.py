@@ -41,7 +41,7 @@ class Grammar:
 
     Attributes:
       following: for each state and each token, the next state; -1 if the token may not come.
-      jump_forward: for each state, the token that is drafted without a drafter, or -1.
+      jump_forward: for each state, its jump-forward token, or -1.
     """
 
     following: tuple[tuple[int, ...], ...]
@@ -55,7 +55,7 @@ class Grammar:
         return state
 
     def jump_forward_after(self, completion: History, most: int) -> History:
-        """The jump_forward drafts after a completion."""
+        """The jump-forward tokens after a completion."""
         drafts: History = ()
         while len(drafts) < most and (token := self.jump_forward[self.state(completion + drafts)]) >= 0:
             drafts += (token,)

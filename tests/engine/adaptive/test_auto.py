@@ -54,12 +54,12 @@ class ScriptedController:
 
     trying = False
 
-    def __init__(self, schedule: Iterable[int]):
-        self.script, self.observed = iter(schedule), []
+    def __init__(self, script: Iterable[int]):
+        self.script, self.observed = iter(script), []
 
     def choose(self, rows: int, requests=()) -> int:
         del requests
-        return next(self.schedule)
+        return next(self.script)
 
     def observe(self, K, rounds, accepted, verified):
         del verified
@@ -95,8 +95,8 @@ def table_engine() -> Engine:
     return table_llm(CHEAP).engine
 
 
-def run_with(engine: Engine, schedule: Iterable[int], params=GREEDY) -> tuple[list[ActiveRequest], ScriptedController]:
-    engine.controller = controller = ScriptedController(schedule)
+def run_with(engine: Engine, script: Iterable[int], params=GREEDY) -> tuple[list[ActiveRequest], ScriptedController]:
+    engine.controller = controller = ScriptedController(script)
     return decode(engine, PROMPTS, params, KEYS), controller
 
 
@@ -140,7 +140,7 @@ def test_the_window_of_a_smaller_K_is_caught_up_first(monkeypatch):
 
 
 def test_match_with_coupled_drafts_at_one_width_gives_one_text():
-    """Whatever chooses K: a real controller under costs that make it change its mind, a schedule, or nothing."""
+    """Whatever chooses K: a real controller under costs that make it change its mind, a script, or none."""
     engine = auto_engine("draft_model", "match", 5, draft_sampling="coupled")
     params = SamplingParams(temperature=0.9, max_tokens=40)
     fixed = [tokens_of(run_with(engine, itertools.repeat(K), params)[0]) for K in LENGTHS]
@@ -293,8 +293,8 @@ def test_only_drafts_that_never_pay_are_switched_off():
 class TestCaps:
     """Requests that want fewer drafts than the engine would make."""
 
-    def capped(self, schedule, most) -> tuple[list[ActiveRequest], ScriptedController]:
-        return run_with(table_engine(), schedule, [dataclasses.replace(GREEDY, max_drafts=m) for m in most])
+    def capped(self, script, most) -> tuple[list[ActiveRequest], ScriptedController]:
+        return run_with(table_engine(), script, [dataclasses.replace(GREEDY, max_drafts=m) for m in most])
 
     def test_calls_make_no_more_drafts_than_the_largest_cap(self):
         ended, controller = self.capped(itertools.repeat(2), [0] * len(PROMPTS))

@@ -29,7 +29,7 @@ class TestEntering:
         played = simulation()
         active = played.arrive(prompt(12), 20)
         schedule = played.step()
-        assert [segment[1:] for segment in schedule.chunks] == [(0, 5), (5, 5), (10, 1)]  # all but the last token
+        assert [chunk[1:] for chunk in schedule.chunks] == [(0, 5), (5, 5), (10, 1)]  # all but the last token
         assert (schedule.admitted, schedule.decoding, schedule.rounds) == ([active], [active], 1)
         assert len(active.pages) == 2  # 12 tokens, a round of K + 1, and K drafts
         assert played.step().rounds == 4
@@ -154,7 +154,7 @@ class TestPreemption:
         third, swapped_in = played.arrive([1], 1), []
         while not third.decoding:
             swapped_in += [swap.active for swap in played.step().swap_in]
-        assert set(swapped_in) == {young}  # before anybody else enters
+        assert set(swapped_in) == {young}  # before other admissions
         finish(played)
         assert [len(active.tokens) for active in played.all] == [30, 30, 1]
         assert played.scheduler.num_preemptions == sum(active.num_preemptions for active in played.all) >= 1

@@ -73,7 +73,7 @@ def configs(draw) -> EngineConfig:
 
 @dataclasses.dataclass
 class Before:
-    """Who was where before a schedule was made."""
+    """The requests in rows before a schedule was made."""
 
     in_rows: list[ActiveRequest]
     preemptions: dict[ActiveRequest, int]
