@@ -113,7 +113,7 @@ def test_who_leaves_and_cannot_be_let_go_at_once_is_let_go_by_the_next_step(monk
         raise OSError("not now")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.scheduler, "leave", fail)
+        patch.setattr(engine.scheduler, "remove", fail)
         with pytest.raises(OSError, match="not now"):
             follower.close()
     assert engine.scheduler.unfinished
